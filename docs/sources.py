@@ -1,4 +1,6 @@
-"""Show the source files that pages link to: an MkDocs hook, used by .mkdocs.yml. In the repository the same links lead to the files themselves."""
+"""Show the source files that pages link to: an MkDocs hook, used by .mkdocs.yml. In the repository
+the same links lead to the files themselves.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,19 @@ LINK = re.compile(r"\]\((?:\.\./)+(pipegen/[\w/]+\.py)\)")
 
 def on_files(files: Files, config: Any) -> Files:
     """Add a page for each source file that a page links to."""
-    linked = {path for file in files.documentation_pages() for path in LINK.findall(file.content_string)}
+    linked = {
+        path for file in files.documentation_pages() for path in LINK.findall(file.content_string)
+    }
     for path in sorted(linked):
-        text = f"---\nsearch:\n  exclude: true\n---\n# {path}\n\n````python\n{(ROOT / path).read_text(encoding='utf-8')}````\n"
-        files.append(File.generated(config, f"source/{path}.md", content=text, inclusion=InclusionLevel.NOT_IN_NAV))
+        text = (
+            "---\nsearch:\n  exclude: true\n---\n#"
+            f" {path}\n\n````python\n{(ROOT / path).read_text(encoding='utf-8')}````\n"
+        )
+        files.append(
+            File.generated(
+                config, f"source/{path}.md", content=text, inclusion=InclusionLevel.NOT_IN_NAV
+            )
+        )
     return files
 
 

@@ -1,4 +1,6 @@
-"""The tables of the documentation, made of the code whenever the pages are built, and how pipegen is installed: `python docs/tables.py` writes that."""
+"""The tables of the documentation, made of the code whenever the pages are built, and how pipegen
+is installed: `python docs/tables.py` writes that.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,13 @@ def shown_type(hint: Any) -> str:
         return " or ".join(shown_type(one) for one in get_args(hint) if one is not NoneType)
     if get_origin(hint) is Literal:
         return " or ".join(map(repr, get_args(hint)))
-    return "mapping" if get_origin(hint) is Mapping else str(hint) if get_args(hint) else str(hint.__name__)
+    return (
+        "mapping"
+        if get_origin(hint) is Mapping
+        else str(hint)
+        if get_args(hint)
+        else str(hint.__name__)
+    )
 
 
 def options_table() -> str:
@@ -35,36 +43,72 @@ def options_table() -> str:
     rows = ["| option, its type and default | |", "| --- | --- |"]
     for name, entry in OPTIONS.items():
         kind, default = GROUPS.get(entry.group, GenerationOptions), entry.row.default
-        shown = "" if default is None else f", `{dict(default) if isinstance(default, Mapping) else default!r}`"
+        shown = (
+            ""
+            if default is None
+            else f", `{dict(default) if isinstance(default, Mapping) else default!r}`"
+        )
         full = f"{entry.group}.{name}" if entry.group else name
-        rows.append(f"| `{full}`<br>{shown_type(get_type_hints(kind)[name])}{shown} | {entry.help} |")
+        rows.append(
+            f"| `{full}`<br>{shown_type(get_type_hints(kind)[name])}{shown} | {entry.help} |"
+        )
     return "\n".join(rows)
 
 
 def capabilities_table() -> str:
     """What each engine honours at best."""
     rows = ["| capability | " + " | ".join(ENGINES) + " |", "| --- |" + " --- |" * len(ENGINES)]
-    for name in (*FEATURES, *sorted({option for honours in ENGINES.values() for option in honours} - set(FEATURES))):
+    for name in (
+        *FEATURES,
+        *sorted({option for honours in ENGINES.values() for option in honours} - set(FEATURES)),
+    ):
         label = f"`{name}`: {FEATURES[name]}" if name in FEATURES else f"`{name}`"
-        rows.append(f"| {label} | " + " | ".join("✓" if name in honours else "" for honours in ENGINES.values()) + " |")
+        rows.append(
+            f"| {label} | "
+            + " | ".join("✓" if name in honours else "" for honours in ENGINES.values())
+            + " |"
+        )
     return "\n".join(rows)
 
 
 def keys_table() -> str:
     """The keys that a backend takes in a file."""
     rows = [f"| `type: {kind}` | {words} |" for kind, words in TYPES.items()]
-    rows = ["| type | meaning |", "| --- | --- |", *rows, "", "| key | taken by | meaning |", "| --- | --- | --- |"]
+    rows = [
+        "| type | meaning |",
+        "| --- | --- |",
+        *rows,
+        "",
+        "| key | taken by | meaning |",
+        "| --- | --- | --- |",
+    ]
     rows += [f"| `{name}` | {', '.join(key.takers)} | {key.words} |" for name, key in KEYS.items()]
-    rows += [f"| `{name}` | every type | {words} |" for name, words in help_of(FallbackSettings).items()]
-    rows += ["", "| name | option |", "| --- | --- |", *(f"| `{alias}` | `{name}` |" for alias, name in SERVER_NAMES.items())]
+    rows += [
+        f"| `{name}` | every type | {words} |" for name, words in help_of(FallbackSettings).items()
+    ]
+    rows += [
+        "",
+        "| name | option |",
+        "| --- | --- |",
+        *(f"| `{alias}` | `{name}` |" for alias, name in SERVER_NAMES.items()),
+    ]
     groups: dict[tuple[str, ...], list[str]] = {}
     for name, dialects in passed_on().items():
         groups.setdefault(dialects, []).append(f"`{name}`")
-    rows += ["", "| passed on as they are | |", "| --- | --- |", *(f"| {field_help(dialects)} | {', '.join(names)} |" for dialects, names in groups.items())]
+    rows += [
+        "",
+        "| passed on as they are | |",
+        "| --- | --- |",
+        *(f"| {field_help(dialects)} | {', '.join(names)} |" for dialects, names in groups.items()),
+    ]
     return "\n".join(rows)
 
 
-TABLES: Mapping[str, Callable[[], str]] = {"options.md": options_table, "engines.md": capabilities_table, "config.md": keys_table}
+TABLES: Mapping[str, Callable[[], str]] = {
+    "options.md": options_table,
+    "engines.md": capabilities_table,
+    "config.md": keys_table,
+}
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
@@ -77,7 +121,9 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
 
 
 def with_commands(page: str) -> str:
-    """The page with every command that installs pipegen as it is now: from a clone, or from the Python package index."""
+    """The page with every command that installs pipegen as it is now: from a clone, or from the
+    Python package index.
+    """
     return INSTALLS.sub(lambda found: install_command(found[1]), page)
 
 

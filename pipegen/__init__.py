@@ -1,6 +1,7 @@
 """pipegen: render once, run on any engine, get the same text back, and never lose a request.
 
-Importing this package loads no torch, transformers, vllm or PIL. It loads next to nothing: a public name is imported when it is first used.
+Importing this package loads no torch, transformers, vllm or PIL. It loads next to nothing: a public
+name is imported when it is first used.
 """
 
 import sys
@@ -55,9 +56,23 @@ if typing.TYPE_CHECKING:
     from pipegen.media.folder import images_in
     from pipegen.records.fields import InvalidField, UnknownField
     from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart
-    from pipegen.records.options import ChatTemplateOptions, DecodeOptions, GenerationOptions, StopOptions, StructuredOptions, VlmPreprocessOptions
+    from pipegen.records.options import (
+        ChatTemplateOptions,
+        DecodeOptions,
+        GenerationOptions,
+        StopOptions,
+        StructuredOptions,
+        VlmPreprocessOptions,
+    )
     from pipegen.records.plain import request_from
-    from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy, ScoringRequest, TextGenerationRequest, VlmGenerationRequest
+    from pipegen.records.requests import (
+        GenerationRequest,
+        ImagePolicy,
+        RequestPolicy,
+        ScoringRequest,
+        TextGenerationRequest,
+        VlmGenerationRequest,
+    )
     from pipegen.records.results import Finish, GenerationResult, TokenLogprob
     from pipegen.records.scores import Chosen, Perplexity, Scored
     from pipegen.report.verdict import Verdict
@@ -176,8 +191,9 @@ _HOMES = {
         "pipegen.records.plain": "request_from",
         "pipegen.backends": "GenerationEngine",
         "pipegen.core.errors": (
-            "BackendFailed BadImage CallFailed ContractError GenerationError InternalError InvalidRequest MalformedResponse PluginFailed "
-            "PromptTooLong RateLimited StageFailed TemplateFailed Timeout UnsupportedMultimodal UnsupportedOption UnsupportedPlugin"
+            "BackendFailed BadImage CallFailed ContractError GenerationError InternalError"
+            " InvalidRequest MalformedResponse PluginFailed PromptTooLong RateLimited StageFailed"
+            " TemplateFailed Timeout UnsupportedMultimodal UnsupportedOption UnsupportedPlugin"
         ),
         "pipegen.records.fields": "InvalidField UnknownField",
         "pipegen.jobs.export": "finished_rows",
@@ -189,7 +205,10 @@ _HOMES = {
         "pipegen.io.jsonl": "error_to_plain from_plain to_plain",
         "pipegen.io.tables": "Table TableError read_table",
         "pipegen.records.messages": "ImagePart ImageSource Message TextPart",
-        "pipegen.records.options": "ChatTemplateOptions DecodeOptions GenerationOptions StopOptions StructuredOptions VlmPreprocessOptions",
+        "pipegen.records.options": (
+            "ChatTemplateOptions DecodeOptions GenerationOptions StopOptions StructuredOptions"
+            " VlmPreprocessOptions"
+        ),
         "pipegen.core.fallback": "fallback",
         "pipegen.core.pipe": "Pipe each pure",
         "pipegen.stages.calling": "call",
@@ -199,7 +218,10 @@ _HOMES = {
         "pipegen.records.scores": "Chosen Perplexity Scored",
         "pipegen.report.verdict": "Verdict",
         "pipegen.report.verify": "verify",
-        "pipegen.records.requests": "GenerationRequest ImagePolicy RequestPolicy ScoringRequest TextGenerationRequest VlmGenerationRequest",
+        "pipegen.records.requests": (
+            "GenerationRequest ImagePolicy RequestPolicy ScoringRequest TextGenerationRequest"
+            " VlmGenerationRequest"
+        ),
         "pipegen.drivers.route": "Route attach count_tokens route",
         "pipegen.drivers.samples": "grid samples",
         "pipegen.drivers.scoring": "choose perplexity score scoring",
@@ -213,10 +235,16 @@ _HOMES = {
 """The module of each public name that is no module itself."""
 
 
-_MODULES = {"backends": "pipegen.backends", "plugins": "pipegen.plugins", "ray": "pipegen.jobs.ray", "stages": "pipegen.stages"}
+_MODULES = {
+    "backends": "pipegen.backends",
+    "plugins": "pipegen.plugins",
+    "ray": "pipegen.jobs.ray",
+    "stages": "pipegen.stages",
+}
 """The public names that are modules."""
 
-if not typing.TYPE_CHECKING:  # type checkers see the imports above, and would take any name for one that is there
+# type checkers see the imports above, and would take any name for one that is there
+if not typing.TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
         import importlib
@@ -231,7 +259,9 @@ if not typing.TYPE_CHECKING:  # type checkers see the imports above, and would t
             return value
         if name in _MODULES:
             return importlib.import_module(_MODULES[name])
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__]
+        )
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

@@ -1,4 +1,6 @@
-"""Laws of the check of answers: what an independent checker calls right is never called wrong, and neither is the start of it."""
+"""Laws of the check of answers: what an independent checker calls right is never called wrong, and
+neither is the start of it.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,20 @@ from pipegen.stages.parts.answer_check import wrong_form
 from pipegen.stages.parts.json_check import wrong_in_json
 from pipegen.stages.parts.regex_check import ascii_regex
 
-LEAVES = st.none() | st.booleans() | st.integers(-30, 300) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=6)
-VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(("name", "a", "é", 'q"')), inner, max_size=3))
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-30, 300)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=6)
+)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(("name", "a", "é", 'q"')), inner, max_size=3)
+    ),
+)
 
 
 @st.composite
@@ -30,32 +44,49 @@ def test_a_value_is_judged_as_another_checker_judges_it(form: dict[str, Any], va
 
 
 @given(VALUES, st.data(), st.sampled_from((None, 2)))
-def test_the_start_of_json_is_no_violation_where_the_answer_was_cut(value: Any, data: st.DataObject, indent: int | None) -> None:
+def test_the_start_of_json_is_no_violation_where_the_answer_was_cut(
+    value: Any, data: st.DataObject, indent: int | None
+) -> None:
     text = json.dumps(value, ensure_ascii=data.draw(st.booleans()), indent=indent)
     start = text[: data.draw(st.integers(0, len(text)))]
     assert wrong_form(start, pg.StructuredOptions(json_schema={}), complete=False) == ""
 
 
 @given(forms().filter(lambda form: "json_schema" not in form), st.data())
-def test_what_has_its_form_is_no_violation_and_what_has_not_is_one(form: dict[str, Any], data: st.DataObject) -> None:
+def test_what_has_its_form_is_no_violation_and_what_has_not_is_one(
+    form: dict[str, Any], data: st.DataObject
+) -> None:
     pattern = form.get("regex") or "|".join(map(re.escape, form["choice"]))
-    text = data.draw(st.from_regex(re.compile(pattern, re.ASCII), fullmatch=True) | st.text(max_size=5))
-    right = re.fullmatch(pattern, text, re.ASCII) is not None or re.fullmatch(pattern, f" {text}", re.ASCII) is not None
+    text = data.draw(
+        st.from_regex(re.compile(pattern, re.ASCII), fullmatch=True) | st.text(max_size=5)
+    )
+    right = (
+        re.fullmatch(pattern, text, re.ASCII) is not None
+        or re.fullmatch(pattern, f" {text}", re.ASCII) is not None
+    )
     wrong = wrong_form(text, pg.StructuredOptions(**form))
     assert not (wrong and right)
     assert not (wrong_form(text, pg.StructuredOptions(**form), complete=False) and right)
 
 
-PIECES = st.sampled_from((r"\d", r"\w", r"\s", r"\D", r"\W", r"\S", "[", "]", "[^", "-", "a", r"\]", r"\\", "+", "."))
+PIECES = st.sampled_from(
+    (r"\d", r"\w", r"\s", r"\D", r"\W", r"\S", "[", "]", "[^", "-", "a", r"\]", r"\\", "+", ".")
+)
 
 
 @given(
-    st.lists(PIECES, max_size=8).map("".join).filter(lambda pattern: not re.search(r"\[\[|--", pattern)),
+    st.lists(PIECES, max_size=8)
+    .map("".join)
+    .filter(lambda pattern: not re.search(r"\[\[|--", pattern)),
     st.text(st.characters(codec="utf-8") | st.sampled_from("a1 _-]٢é\n\x1c"), max_size=4),
 )
-def test_a_pattern_written_out_in_ascii_means_what_python_means_by_ascii(pattern: str, text: str) -> None:
+def test_a_pattern_written_out_in_ascii_means_what_python_means_by_ascii(
+    pattern: str, text: str
+) -> None:
     try:
         compiled = re.compile(pattern, re.ASCII)
     except re.error:
         return
-    assert (re.compile(ascii_regex(pattern)).fullmatch(text) is None) is (compiled.fullmatch(text) is None)
+    assert (re.compile(ascii_regex(pattern)).fullmatch(text) is None) is (
+        compiled.fullmatch(text) is None
+    )

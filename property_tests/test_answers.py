@@ -1,4 +1,6 @@
-"""What servers answer is foreign data: whatever is in it, each row gets its slot, with a result that can be written or a typed error."""
+"""What servers answer is foreign data: whatever is in it, each row gets its slot, with a result
+that can be written or a typed error.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,18 @@ pytest.importorskip("aiohttp")
 pytest.importorskip("tenacity")
 
 RECORDED = Path(__file__).parent.parent / "tests" / "backends" / "servers" / "recorded"
-PATHS = {"/v1/chat/completions": "chat", "/inference/v1/generate": "ids", "/v1/completions": "ids", "/generate": "ids"}
+PATHS = {
+    "/v1/chat/completions": "chat",
+    "/inference/v1/generate": "ids",
+    "/v1/completions": "ids",
+    "/generate": "ids",
+}
 
 
 def toy(value: Any) -> Any:
-    """A recorded answer with ids of the toy vocabulary, and without the prompt, which was another."""
+    """A recorded answer with ids of the toy vocabulary, and without the prompt, which was
+    another.
+    """
     if isinstance(value, dict):
         return {name: toy(entry) for name, entry in value.items() if name != "prompt_token_ids"}
     if isinstance(value, list):
@@ -40,12 +49,18 @@ def toy(value: Any) -> Any:
 
 
 def cases() -> Iterator[tuple[str, str, list[Any], bool]]:
-    """The engine, the way to ask, and the recorded answer: one object, or the events of a stream."""
+    """The engine, the way to ask, and the recorded answer: one object, or the events of a
+    stream.
+    """
     for file in sorted(RECORDED.glob("*/*.json")):
         case = json.loads(file.read_text(encoding="utf-8"))
         way = PATHS.get(case["request"]["path"])
         if way is not None and case["status"] == 200 and isinstance(case["body"], str):
-            lines = [line.removeprefix("data: ") for line in case["body"].splitlines() if line.startswith("data: {")]
+            lines = [
+                line.removeprefix("data: ")
+                for line in case["body"].splitlines()
+                if line.startswith("data: {")
+            ]
             yield file.parent.name, way, [toy(json.loads(line)) for line in lines], True
         elif way is not None and case["status"] == 200:
             yield file.parent.name, way, [toy(case["body"])], False
@@ -53,13 +68,36 @@ def cases() -> Iterator[tuple[str, str, list[Any], bool]]:
 
 CASES = list(cases())
 ODD = st.one_of(
-    st.sampled_from([None, True, -1, 0, 2**31, 2**63, 10**400, 0.5, 1e308, "", "stop", "length", "\ud800", "é" * 50]),
+    st.sampled_from(
+        [
+            None,
+            True,
+            -1,
+            0,
+            2**31,
+            2**63,
+            10**400,
+            0.5,
+            1e308,
+            "",
+            "stop",
+            "length",
+            "\ud800",
+            "é" * 50,
+        ]
+    ),
     st.sampled_from([[], {}, [[]], {"a": {}}, [None], "1" * 5000]),
     st.integers(),
     st.text(max_size=5),
     st.sampled_from([60, 70, 300]).map(lambda levels: json.loads("[" * levels + "]" * levels)),
 )
-CHANGES = st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from(["set", "drop", "twice", "wrap", "swap"]), ODD), min_size=1, max_size=4)
+CHANGES = st.lists(
+    st.tuples(
+        st.integers(0, 10**6), st.sampled_from(["set", "drop", "twice", "wrap", "swap"]), ODD
+    ),
+    min_size=1,
+    max_size=4,
+)
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
@@ -100,10 +138,20 @@ def route_for(engine: str, way: str) -> pg.Route:
 
     backends: Any = pg.backends
     if way == "chat":
-        route: pg.Route = backends.openai_server("toy", base_url="http://localhost:9", dialect=engine, retries=0)
+        route: pg.Route = backends.openai_server(
+            "toy", base_url="http://localhost:9", dialect=engine, retries=0
+        )
         return route
     access = access_to("http://localhost:9", default="", variable="NO_SUCH_KEY")
-    return pg.route(ServerEngine({"vllm": VLLM, "sglang": SGLANG}[engine], ToyModel(), access, ServerSettings(retries=0), "toy"))
+    return pg.route(
+        ServerEngine(
+            {"vllm": VLLM, "sglang": SGLANG}[engine],
+            ToyModel(),
+            access,
+            ServerSettings(retries=0),
+            "toy",
+        )
+    )
 
 
 @pytest.fixture
@@ -143,15 +191,26 @@ def written(value: Any) -> bytes:
 @given(
     case=st.sampled_from(CASES),
     changes=CHANGES,
-    options=st.sampled_from([{}, {"logprobs": True}, {"min_new_tokens": 3}, {"max_new_tokens": 2}, {"stop": ("e",)}]),
+    options=st.sampled_from(
+        [{}, {"logprobs": True}, {"min_new_tokens": 3}, {"max_new_tokens": 2}, {"stop": ("e",)}]
+    ),
 )
-def test_any_answer_is_a_result_or_a_typed_error(answering: dict[str, list[bytes]], case: Any, changes: Any, options: Any) -> None:
+def test_any_answer_is_a_result_or_a_typed_error(
+    answering: dict[str, list[bytes]], case: Any, changes: Any, options: Any
+) -> None:
     engine, way, answers, stream = case
     answering["answer"] = [written(answer) for answer in changed(answers, changes)]
     with route_for(engine, way) as route:
-        request, asked = [{"prompt": "Hi"}], pg.GenerationOptions(**{"max_new_tokens": 512, **options})
+        request, asked = (
+            [{"prompt": "Hi"}],
+            pg.GenerationOptions(**{"max_new_tokens": 512, **options}),
+        )
         if stream:
-            slot = next(event.slot for event in pg.stream(route, request, asked) if not isinstance(event, pg.Delta))
+            slot = next(
+                event.slot
+                for event in pg.stream(route, request, asked)
+                if not isinstance(event, pg.Delta)
+            )
         else:
             (slot,) = pg.run(route, request, asked)
     if not pg.is_ok(slot):
@@ -168,7 +227,11 @@ def test_the_recorded_answers_are_read(answering: dict[str, list[bytes]]) -> Non
         with route_for(engine, way) as route:
             options = pg.GenerationOptions(max_new_tokens=512)
             if stream:
-                slot = next(event.slot for event in pg.stream(route, [{"prompt": "Hi"}], options) if not isinstance(event, pg.Delta))
+                slot = next(
+                    event.slot
+                    for event in pg.stream(route, [{"prompt": "Hi"}], options)
+                    if not isinstance(event, pg.Delta)
+                )
             else:
                 (slot,) = pg.run(route, [{"prompt": "Hi"}], options)
             read += pg.is_ok(slot)
@@ -176,12 +239,29 @@ def test_the_recorded_answers_are_read(answering: dict[str, list[bytes]]) -> Non
 
 
 @given(
-    lines=st.lists(st.sampled_from([b"data: {}", b"data:[1]", b"data: a", b": comment", b"", b"", b"event: x", b"\r", b"data: [DONE]"]), max_size=12),
+    lines=st.lists(
+        st.sampled_from(
+            [
+                b"data: {}",
+                b"data:[1]",
+                b"data: a",
+                b": comment",
+                b"",
+                b"",
+                b"event: x",
+                b"\r",
+                b"data: [DONE]",
+            ]
+        ),
+        max_size=12,
+    ),
     cuts=st.lists(st.integers(0, 120), max_size=8),
     end=st.sampled_from([b"\n", b"\r\n"]),
     mark=st.sampled_from([b"", b"\xef\xbb\xbf"]),
 )
-def test_events_do_not_depend_on_how_their_bytes_are_cut(lines: list[bytes], cuts: list[int], end: bytes, mark: bytes) -> None:
+def test_events_do_not_depend_on_how_their_bytes_are_cut(
+    lines: list[bytes], cuts: list[int], end: bytes, mark: bytes
+) -> None:
     from pipegen.backends.http.client import Events
 
     plain = b"".join(line + end for line in lines)
@@ -189,7 +269,11 @@ def test_events_do_not_depend_on_how_their_bytes_are_cut(lines: list[bytes], cut
     whole, cut = Events(), Events()
     edges = sorted({0, len(stream), *(at for at in cuts if at < len(stream))})
     pieces = [stream[start:stop] for start, stop in itertools.pairwise(edges)]
-    assert [event for piece in pieces for event in cut.feed(piece)] == whole.feed(stream) == Events().feed(plain)
+    assert (
+        [event for piece in pieces for event in cut.feed(piece)]
+        == whole.feed(stream)
+        == Events().feed(plain)
+    )
     assert cut.done == whole.done
 
 

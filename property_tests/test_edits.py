@@ -1,7 +1,9 @@
-"""The laws of edited routes: an engine's early exit changes how much is generated, and nothing else.
+"""The laws of edited routes: an engine's early exit changes how much is generated, and nothing
+else.
 
-The engine of the left side ends rows at stop strings and where plugins halt them. That of the right side goes on to the row's end token or its length. For
-every pipe that is made of a route by edits, and all options, both give the same slots.
+The engine of the left side ends rows at stop strings and where plugins halt them. That of the right
+side goes on to the row's end token or its length. For every pipe that is made of a route by edits,
+and all options, both give the same slots.
 """
 
 from __future__ import annotations
@@ -26,16 +28,32 @@ STOPS = st.lists(st.text("abS\n", min_size=1, max_size=3), max_size=3, unique=Tr
 
 def halts_at(brace: str) -> pg.Plugin:
     """Ends a row after its first `brace`."""
-    return pg.Plugin(name="halts", start=lambda: None, feed=lambda state, text: (state, text.index(brace) + 1 if brace in text else None))
+    return pg.Plugin(
+        name="halts",
+        start=lambda: None,
+        feed=lambda state, text: (state, text.index(brace) + 1 if brace in text else None),
+    )
 
 
 def route_of(text: str, *, early: bool) -> Any:
-    """A route whose engine writes the text; without `early`, up to the first id that ends the row."""
+    """A route whose engine writes the text; without `early`, up to the first id that ends the
+    row.
+    """
     engine = FakeEngine(text, server_side_stops=early)
 
     def whole(encoded: Encoded) -> tuple[int, ...]:
-        ids, ends = engine.tokenizer.encode(text), ending_ids(encoded.options, engine.tokenizer, engine.eos_token_ids)
-        last = next((place for place in range(encoded.options.min_new_tokens or 0, len(ids)) if ids[place] in ends), len(ids) - 1)
+        ids, ends = (
+            engine.tokenizer.encode(text),
+            ending_ids(encoded.options, engine.tokenizer, engine.eos_token_ids),
+        )
+        last = next(
+            (
+                place
+                for place in range(encoded.options.min_new_tokens or 0, len(ids))
+                if ids[place] in ends
+            ),
+            len(ids) - 1,
+        )
         return tuple(ids[: last + 1])
 
     engine.script = whole
@@ -53,11 +71,18 @@ def without_the_first_id(raw: Raw) -> Raw:
 
 def with_a_stop(raw: Raw) -> Raw:
     stop = dataclasses.replace(raw.encoded.options.stop or pg.StopOptions(), stop=("b",))
-    return dataclasses.replace(raw, encoded=dataclasses.replace(raw.encoded, options=dataclasses.replace(raw.encoded.options, stop=stop)))
+    return dataclasses.replace(
+        raw,
+        encoded=dataclasses.replace(
+            raw.encoded, options=dataclasses.replace(raw.encoded.options, stop=stop)
+        ),
+    )
 
 
 def upper(decoded: Decoded) -> Decoded:
-    return dataclasses.replace(decoded, text=decoded.text.upper(), raw_text=decoded.raw_text.upper())
+    return dataclasses.replace(
+        decoded, text=decoded.text.upper(), raw_text=decoded.raw_text.upper()
+    )
 
 
 def counted(result: pg.GenerationResult | Decoded) -> pg.GenerationResult | Decoded:
@@ -78,7 +103,10 @@ def inserted(name: str, f: Callable[[Any], Any], after: str) -> Callable[[Any], 
 
 
 EDITS: dict[str, Callable[[Any], Any]] = {
-    **{f"after {place}": inserted(f"after {place}", same, place) for place in ("resolve", "render", "tokenize", "fit", "call", "decode", "stop", "trim")},
+    **{
+        f"after {place}": inserted(f"after {place}", same, place)
+        for place in ("resolve", "render", "tokenize", "fit", "call", "decode", "stop", "trim")
+    },
     "before resolve": lambda pipe: pipe.insert(pg.pure("first", same), before="resolve"),
     "reversed": inserted("reversed", reversed_ids, "call"),
     "without the first": inserted("without the first", without_the_first_id, "call"),
@@ -137,21 +165,31 @@ def shown(slot: Any) -> str:
 
 
 @given(TEXTS, st.booleans(), NAMES, OPTIONS)
-def test_an_early_exit_changes_nothing_in_an_edited_route(text: str, ends: bool, names: list[str], options: dict[str, Any]) -> None:
+def test_an_early_exit_changes_nothing_in_an_edited_route(
+    text: str, ends: bool, names: list[str], options: dict[str, Any]
+) -> None:
     written = text + "<|im_end|>" * ends
     pipes = [edited(route_of(written, early=early), names) for early in (True, False)]
-    requests: list[dict[str, Any]] = [{"prompt": "Hi"}, {"prompt": "Ho", "options": {"max_new_tokens": 3}}]
+    requests: list[dict[str, Any]] = [
+        {"prompt": "Hi"},
+        {"prompt": "Ho", "options": {"max_new_tokens": 3}},
+    ]
     early, whole = (pg.run(pipe, requests, options) for pipe in pipes)
     assert [shown(slot) for slot in early] == [shown(slot) for slot in whole]
 
 
 @settings(max_examples=30)
 @given(TEXTS, NAMES, OPTIONS)
-def test_every_driver_gives_the_slots_of_one_run_of_an_edited_route(text: str, names: list[str], options: dict[str, Any]) -> None:
+def test_every_driver_gives_the_slots_of_one_run_of_an_edited_route(
+    text: str, names: list[str], options: dict[str, Any]
+) -> None:
     pipe = edited(route_of(f"{text}<|im_end|>", early=True), names)
     requests = [{"prompt": "Hi"}, {"prompt": "Ho"}]
     batch = pg.run(pipe, requests, options)
     assert tuple(pg.imap(pipe, requests, options)) == batch
     if all(not pg.is_ok(slot) or isinstance(slot.unwrap(), pg.GenerationResult) for slot in batch):
-        with tempfile.TemporaryDirectory() as folder, pg.job(pipe, requests, folder, options) as job:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            pg.job(pipe, requests, folder, options) as job,
+        ):
             assert tuple(job) == batch

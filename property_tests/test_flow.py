@@ -1,4 +1,6 @@
-"""Continuous feeding: whatever ends when, and however few requests may be in flight, the slots are those of one run."""
+"""Continuous feeding: whatever ends when, and however few requests may be in flight, the slots are
+those of one run.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,17 @@ class Opened:
 
     def _end(self) -> list[tuple[int, Any]]:
         if self.engine.random.random() < self.engine.dies:
-            raise CallFailed(BackendFailed("it died", backend="fed", scope="batch", incident=f"{self.engine.random.random()}"))
-        going = self.engine.random.sample(sorted(self.rows), self.engine.random.randint(0, len(self.rows)))
+            raise CallFailed(
+                BackendFailed(
+                    "it died",
+                    backend="fed",
+                    scope="batch",
+                    incident=f"{self.engine.random.random()}",
+                )
+            )
+        going = self.engine.random.sample(
+            sorted(self.rows), self.engine.random.randint(0, len(self.rows))
+        )
         return [(row, self.engine.generate([self.rows.pop(row)])[0]) for row in going]
 
     def _end_later(self) -> None:
@@ -68,9 +79,23 @@ class Opened:
 class Fed(FakeEngine):
     """A fake engine that is fed while it works."""
 
-    def __init__(self, script: Any, seed: int = 0, *, computes: bool = True, dies: float = 0.0, in_flight: int = 5, name: str = "fed") -> None:
+    def __init__(
+        self,
+        script: Any,
+        seed: int = 0,
+        *,
+        computes: bool = True,
+        dies: float = 0.0,
+        in_flight: int = 5,
+        name: str = "fed",
+    ) -> None:
         super().__init__(script, name=name)
-        self.random, self.computes, self.dies, self.in_flight = random.Random(seed), computes, dies, in_flight
+        self.random, self.computes, self.dies, self.in_flight = (
+            random.Random(seed),
+            computes,
+            dies,
+            in_flight,
+        )
         self.opened: list[Opened] = []
         self.closed_calls: dict[int, bool] = {}
         self.most = 0
@@ -90,13 +115,25 @@ def script(encoded: Any) -> Any:
 def request_of(position: int, number: int) -> dict[str, Any]:
     if number == 6:
         return {"id": str(position), "messages": []}
-    return {"id": str(position), "prompt": f"prompt {number}", "options": {"samples": 1 + number % 3, "temperature": 1.0, "seed": position}}
+    return {
+        "id": str(position),
+        "prompt": f"prompt {number}",
+        "options": {"samples": 1 + number % 3, "temperature": 1.0, "seed": position},
+    }
 
 
 ROUTES: dict[str, Callable[[Any], Any]] = {
     "alone": pg.route,
-    "fallback": lambda engine: pg.fallback(pg.route(engine), pg.route(FakeEngine("second<|im_end|>", name="second")), when=pg.Timeout),
-    "judged": lambda engine: pg.route(engine) >> pg.pure("ask", lambda result: pg.TextGenerationRequest(prompt=result.text)) >> pg.route(engine, name="judge"),
+    "fallback": lambda engine: pg.fallback(
+        pg.route(engine), pg.route(FakeEngine("second<|im_end|>", name="second")), when=pg.Timeout
+    ),
+    "judged": (
+        lambda engine: (
+            pg.route(engine)
+            >> pg.pure("ask", lambda result: pg.TextGenerationRequest(prompt=result.text))
+            >> pg.route(engine, name="judge")
+        )
+    ),
 }
 
 
@@ -119,20 +156,35 @@ async def arriving(items: Sequence[Any], seed: int) -> AsyncIterator[Any]:
     computes=st.booleans(),
     kind=st.sampled_from(sorted(ROUTES)),
 )
-def test_the_slots_are_those_of_one_run(numbers: list[int], in_flight: int | None, seed: int, computes: bool, kind: str) -> None:
+def test_the_slots_are_those_of_one_run(
+    numbers: list[int], in_flight: int | None, seed: int, computes: bool, kind: str
+) -> None:
     requests = [request_of(position, number) for position, number in enumerate(numbers)]
     whole = list(pg.run(ROUTES[kind](FakeEngine(script, name="fed")), requests))
     engine = Fed(script, seed, computes=computes)
     route = ROUTES[kind](engine)
     assert list(pg.imap(route, iter(requests), in_flight=in_flight)) == whole
     keyed = [(number, request) for number, request in enumerate(requests)]
-    assert sorted(pg.imap_keyed(route, keyed, in_flight=in_flight, ordered=False), key=lambda pair: pair[0]) == [*enumerate(whole)]
-    assert asyncio.run(collected(pg.aimap(route, arriving(requests, seed), in_flight=in_flight))) == whole
+    assert sorted(
+        pg.imap_keyed(route, keyed, in_flight=in_flight, ordered=False), key=lambda pair: pair[0]
+    ) == [*enumerate(whole)]
+    assert (
+        asyncio.run(collected(pg.aimap(route, arriving(requests, seed), in_flight=in_flight)))
+        == whole
+    )
     assert all(engine.closed_calls.get(id(call)) for call in engine.opened)
 
 
-@given(count=st.integers(0, 60), in_flight=st.integers(1, 6), seed=st.integers(0, 99), given_out=st.integers(0, 60), computes=st.booleans())
-def test_no_more_is_held_than_said_and_nothing_is_left_behind(count: int, in_flight: int, seed: int, given_out: int, computes: bool) -> None:
+@given(
+    count=st.integers(0, 60),
+    in_flight=st.integers(1, 6),
+    seed=st.integers(0, 99),
+    given_out=st.integers(0, 60),
+    computes=st.booleans(),
+)
+def test_no_more_is_held_than_said_and_nothing_is_left_behind(
+    count: int, in_flight: int, seed: int, given_out: int, computes: bool
+) -> None:
     before, taken = set(threading.enumerate()), 0
 
     def asked() -> Iterator[dict[str, Any]]:
@@ -153,8 +205,14 @@ def test_no_more_is_held_than_said_and_nothing_is_left_behind(count: int, in_fli
 
 
 @pytest.mark.slow
-@given(numbers=st.lists(st.integers(0, 2), min_size=1, max_size=30), in_flight=st.integers(1, 6), seed=st.integers(0, 99))
-def test_an_engine_that_dies_fails_the_rows_in_flight_once_and_the_rest_goes_on(numbers: list[int], in_flight: int, seed: int) -> None:
+@given(
+    numbers=st.lists(st.integers(0, 2), min_size=1, max_size=30),
+    in_flight=st.integers(1, 6),
+    seed=st.integers(0, 99),
+)
+def test_an_engine_that_dies_fails_the_rows_in_flight_once_and_the_rest_goes_on(
+    numbers: list[int], in_flight: int, seed: int
+) -> None:
     requests = [request_of(position, number) for position, number in enumerate(numbers)]
     engine = Fed(script, seed, dies=0.2)
     slots = list(pg.imap(pg.route(engine), requests, in_flight=in_flight))
@@ -167,7 +225,9 @@ def test_an_engine_that_dies_fails_the_rows_in_flight_once_and_the_rest_goes_on(
             assert isinstance(slot.failure(), pg.BackendFailed)
             lost[slot.failure().incident] = lost.get(slot.failure().incident, 0) + 1
     assert all(count <= in_flight for count in lost.values())
-    assert sum(bool(engine.closed_calls.get(id(call))) for call in engine.opened) == len(engine.opened)
+    assert sum(bool(engine.closed_calls.get(id(call))) for call in engine.opened) == len(
+        engine.opened
+    )
 
 
 @pytest.mark.parametrize("isolate", [False, True])
@@ -185,8 +245,15 @@ def test_an_engine_with_a_bug_fails_its_own_request_where_bugs_are_isolated(isol
 
 
 @pytest.mark.slow
-@given(count=st.integers(1, 40), before=st.integers(1, 6), after=st.integers(1, 6), seed=st.integers(0, 99))
-def test_an_engine_that_knows_only_later_what_keeps_it_full_has_as_many_in_flight_from_then_on(count: int, before: int, after: int, seed: int) -> None:
+@given(
+    count=st.integers(1, 40),
+    before=st.integers(1, 6),
+    after=st.integers(1, 6),
+    seed=st.integers(0, 99),
+)
+def test_an_engine_that_knows_only_later_what_keeps_it_full_has_as_many_in_flight_from_then_on(
+    count: int, before: int, after: int, seed: int
+) -> None:
     def opened(wake: Callable[[], object]) -> Opened:
         engine.in_flight = after
         return Fed.open(engine, wake)

@@ -1,4 +1,6 @@
-"""Laws of the Hugging Face engine: its plan of batches, its sampling, and its ids beside those of transformers' own `generate`."""
+"""Laws of the Hugging Face engine: its plan of batches, its sampling, and its ids beside those of
+transformers' own `generate`.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,19 @@ FEW = settings(max_examples=max(5, settings().max_examples // 12))
 @functools.cache
 def engine(family: str, batch_size: int | None = None) -> Any:
     with tempfile.TemporaryDirectory() as root:
-        made = HFEngine(ModelLoadConfig(model=str(write_model(Path(root) / family, family)), dtype="float32", batch_size=batch_size))
-        _ = made._weights.model(), made.eos_token_ids, made.tokenizer, made.image_placeholder and made._checkpoint.image_spec
+        made = HFEngine(
+            ModelLoadConfig(
+                model=str(write_model(Path(root) / family, family)),
+                dtype="float32",
+                batch_size=batch_size,
+            )
+        )
+        _ = (
+            made._weights.model(),
+            made.eos_token_ids,
+            made.tokenizer,
+            made.image_placeholder and made._checkpoint.image_spec,
+        )
     return made
 
 
@@ -56,11 +69,15 @@ def rows(draw_one: st.DrawFn) -> Encoded:
         presence_penalty=choose(st.sampled_from([0.0, 0.0, 1.0])),
         frequency_penalty=choose(st.sampled_from([0.0, 0.0, -0.5])),
         no_repeat_ngram_size=choose(st.sampled_from([0, 0, 2])),
-        stop=StopOptions(stop=choose(st.sampled_from([(), ("e",), ("th", "a b")])), ignore_eos=choose(st.booleans())),
+        stop=StopOptions(
+            stop=choose(st.sampled_from([(), ("e",), ("th", "a b")])),
+            ignore_eos=choose(st.booleans()),
+        ),
     )
 
 
-# --- the plan ------------------------------------------------------------------------------------------------------------------------------------------
+# --- the plan
+# ------------------------------------------------------------------------------------------------------------------------------------------
 
 PROMPTS = st.lists(st.integers(1, 300), max_size=20)
 
@@ -75,7 +92,9 @@ def plan(prompts: list[int], rows: int, tokens: int | None = None) -> list[list[
 
 
 @given(PROMPTS, st.integers(1, 7), st.none() | st.integers(1, 900))
-def test_a_plan_holds_every_prompt_exactly_once_in_groups_that_fit(lengths: list[int], rows: int, tokens: int | None) -> None:
+def test_a_plan_holds_every_prompt_exactly_once_in_groups_that_fit(
+    lengths: list[int], rows: int, tokens: int | None
+) -> None:
     groups = plan(lengths, rows, tokens)
     assert [length for group in groups for length in group] == lengths
     for group in groups:
@@ -89,58 +108,112 @@ def test_a_group_ends_only_where_one_more_row_would_not_do(lengths: list[int], r
     groups = plan(lengths, rows)
     for group, after in itertools.pairwise(groups):
         prompts = [*group, after[0]]
-        assert len(group) == rows or len(prompts) * max(prompts) - sum(prompts) > max(SPARE, sum(prompts[:-1]) // 4)
+        assert len(group) == rows or len(prompts) * max(prompts) - sum(prompts) > max(
+            SPARE, sum(prompts[:-1]) // 4
+        )
 
 
-@given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 300), st.sampled_from([None, None, (1, 2, 2), (1, 8, 8)])), max_size=20))
-def test_the_longest_answers_go_first_then_the_longest_prompts_with_their_images(costs: list[tuple[int, int, tuple[int, int, int] | None]]) -> None:
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 4),
+            st.integers(1, 300),
+            st.sampled_from([None, None, (1, 2, 2), (1, 8, 8)]),
+        ),
+        max_size=20,
+    )
+)
+def test_the_longest_answers_go_first_then_the_longest_prompts_with_their_images(
+    costs: list[tuple[int, int, tuple[int, int, int] | None]],
+) -> None:
     made: list[tuple[tuple[int, int], tuple[int, int]]] = []
     for answer, prompt, grid in costs:
-        images = [] if grid is None else [PreparedImage(width=1, height=1, rgb=bytes(3), digest="", grid=grid, tokens=1)]
-        row = HFRow(0, encoded([3] * prompt, images=images, max_new_tokens=answer), ToyTokenizer(), (), ())
+        images = (
+            []
+            if grid is None
+            else [PreparedImage(width=1, height=1, rgb=bytes(3), digest="", grid=grid, tokens=1)]
+        )
+        row = HFRow(
+            0, encoded([3] * prompt, images=images, max_new_tokens=answer), ToyTokenizer(), (), ()
+        )
         made.append((row.order, (answer, prompt + math.prod(grid or (0,)))))
-    assert [cost for _, cost in sorted(made, key=lambda pair: pair[0])] == sorted((cost for _, cost in made), reverse=True)
+    assert [cost for _, cost in sorted(made, key=lambda pair: pair[0])] == sorted(
+        (cost for _, cost in made), reverse=True
+    )
 
 
-# --- sampling ------------------------------------------------------------------------------------------------------------------------------------------
+# --- sampling
+# ------------------------------------------------------------------------------------------------------------------------------------------
 
-SCORES = st.lists(st.integers(-40, 40), min_size=6, max_size=6, unique=True).map(lambda numbers: [0.53 * number for number in numbers])
+SCORES = st.lists(st.integers(-40, 40), min_size=6, max_size=6, unique=True).map(
+    lambda numbers: [0.53 * number for number in numbers]
+)
 """Apart from each other, so that no score sits on a threshold to the last bit."""
 
 
 @given(SCORES, st.floats(0.1, 3), st.integers(0, 8), st.floats(0.05, 1), st.floats(0, 1))
-def test_the_distribution_is_that_of_transformers_warpers(scores: list[float], temperature: float, top_k: int, top_p: float, min_p: float) -> None:
+def test_the_distribution_is_that_of_transformers_warpers(
+    scores: list[float], temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
     """In vLLM's order: temperature, min_p, top_k, top_p."""
-    warpers: list[Any] = [transformers.TemperatureLogitsWarper(temperature), transformers.MinPLogitsWarper(min_p)]
+    warpers: list[Any] = [
+        transformers.TemperatureLogitsWarper(temperature),
+        transformers.MinPLogitsWarper(min_p),
+    ]
     warpers += [transformers.TopKLogitsWarper(top_k)] if top_k else []
     warpers += [transformers.TopPLogitsWarper(top_p)] if top_p < 1 else []
     table = torch.tensor([scores], dtype=torch.float64)
-    option = resolve(GenerationOptions(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p))
+    option = resolve(
+        GenerationOptions(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    )
     expected = functools.reduce(lambda left, warper: warper(None, left), warpers, table).softmax(-1)
     assert torch.allclose(probabilities(table, [option]), expected, atol=1e-9)
 
 
 @given(SCORES, st.lists(st.integers(0, 5), min_size=1), st.floats(0.2, 3))
-def test_the_repetition_penalty_is_transformers_own(scores: list[float], sequence: list[int], penalty: float) -> None:
-    expected = transformers.RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([sequence]), torch.tensor([scores]))
+def test_the_repetition_penalty_is_transformers_own(
+    scores: list[float], sequence: list[int], penalty: float
+) -> None:
+    expected = transformers.RepetitionPenaltyLogitsProcessor(penalty)(
+        torch.tensor([sequence]), torch.tensor([scores])
+    )
     seen = torch.zeros(1, 6, dtype=torch.bool).index_fill(1, torch.tensor(sequence), True)
-    ours = penalise(torch.tensor([scores]), seen, torch.zeros(1, 6), [resolve(GenerationOptions(repetition_penalty=penalty))])
+    ours = penalise(
+        torch.tensor([scores]),
+        seen,
+        torch.zeros(1, 6),
+        [resolve(GenerationOptions(repetition_penalty=penalty))],
+    )
     assert torch.allclose(ours, expected)
 
 
 @given(st.lists(SCORES, min_size=1, max_size=5), st.data())
-def test_a_rows_distribution_does_not_depend_on_the_rows_beside_it(table: list[list[float]], data: st.DataObject) -> None:
+def test_a_rows_distribution_does_not_depend_on_the_rows_beside_it(
+    table: list[list[float]], data: st.DataObject
+) -> None:
     options = [data.draw(rows()).options for _ in table]
     options = [
-        resolve(GenerationOptions(temperature=option.temperature or 1.0, top_k=option.top_k, top_p=option.top_p, min_p=option.min_p)) for option in options
+        resolve(
+            GenerationOptions(
+                temperature=option.temperature or 1.0,
+                top_k=option.top_k,
+                top_p=option.top_p,
+                min_p=option.min_p,
+            )
+        )
+        for option in options
     ]
     together = probabilities(torch.tensor(table), options)
     for at, (scores, option) in enumerate(zip(table, options, strict=True)):
-        assert torch.allclose(together[at], probabilities(torch.tensor([scores]), [option])[0], atol=1e-6)
+        assert torch.allclose(
+            together[at], probabilities(torch.tensor([scores]), [option])[0], atol=1e-6
+        )
 
 
 @given(st.lists(st.integers(0, 9), min_size=1).filter(any), st.floats(0, 1, exclude_max=True))
-def test_a_token_is_drawn_where_the_summed_probabilities_pass_the_number(weights: list[int], uniform: float) -> None:
+def test_a_token_is_drawn_where_the_summed_probabilities_pass_the_number(
+    weights: list[int], uniform: float
+) -> None:
     chances = torch.tensor([weights], dtype=torch.float64) / sum(weights)
     token = int(draw(chances, [uniform]).item())
     assert weights[token] > 0
@@ -148,18 +221,26 @@ def test_a_token_is_drawn_where_the_summed_probabilities_pass_the_number(weights
     assert sum(weights[: token + 1]) / sum(weights) >= uniform - 1e-9
 
 
-# --- the engine ----------------------------------------------------------------------------------------------------------------------------------------
+# --- the engine
+# ----------------------------------------------------------------------------------------------------------------------------------------
 
 
 @st.composite
 def mixes(choose: st.DrawFn) -> list[Encoded]:
-    """Greedy rows of any lengths, some with the same prompt, some with a stop that their model may meet."""
-    prompts = choose(st.lists(st.lists(st.integers(3, 400), min_size=1, max_size=24), min_size=1, max_size=4))
+    """Greedy rows of any lengths, some with the same prompt, some with a stop that their model may
+    meet.
+    """
+    prompts = choose(
+        st.lists(st.lists(st.integers(3, 400), min_size=1, max_size=24), min_size=1, max_size=4)
+    )
     return [
         encoded(
             choose(st.sampled_from(prompts)),
             max_new_tokens=choose(st.integers(1, 16)),
-            stop=StopOptions(stop=choose(st.sampled_from([(), ("e",), ("th", "a b")])), stop_token_ids=choose(st.sampled_from([(), tuple(range(3, 40))]))),
+            stop=StopOptions(
+                stop=choose(st.sampled_from([(), ("e",), ("th", "a b")])),
+                stop_token_ids=choose(st.sampled_from([(), tuple(range(3, 40))])),
+            ),
         )
         for _ in range(choose(st.integers(1, 9)))
     ]
@@ -168,28 +249,48 @@ def mixes(choose: st.DrawFn) -> list[Encoded]:
 @FEW
 @given(inputs=mixes(), size=st.sampled_from([2, 4]))
 @pytest.mark.parametrize("family", [*FAMILIES, *HYBRIDS])
-def test_greedy_ids_are_those_of_generate_at_batch_1_whoever_comes_and_goes(family: str, inputs: list[Encoded], size: int) -> None:  # B7
+# B7
+def test_greedy_ids_are_those_of_generate_at_batch_1_whoever_comes_and_goes(
+    family: str, inputs: list[Encoded], size: int
+) -> None:
     own = engine(family, size)
     before = own.work
     answers = own.generate(inputs)
     model = own._weights.model()
     for row, slot in zip(inputs, answers, strict=True):
         ids = torch.tensor([row.prompt.token_ids])
-        settings_ = {"do_sample": False, "max_new_tokens": row.options.max_new_tokens, "eos_token_id": list(own.eos_token_ids), "pad_token_id": 0}
+        settings_ = {
+            "do_sample": False,
+            "max_new_tokens": row.options.max_new_tokens,
+            "eos_token_id": list(own.eos_token_ids),
+            "pad_token_id": 0,
+        }
         whole = model.generate(ids, attention_mask=torch.ones_like(ids), **settings_)
         made = slot.unwrap().token_ids
         assert made == tuple(whole[0, ids.shape[1] :].tolist())[: len(made)]
-        assert len(made) == whole.shape[1] - ids.shape[1] or row.options.stop != StopOptions(stop=(), stop_token_ids=())
+        assert len(made) == whole.shape[1] - ids.shape[1] or row.options.stop != StopOptions(
+            stop=(), stop_token_ids=()
+        )
     work = own.work
-    needed = sum(len(slot.unwrap().token_ids) - 1 for slot in answers)  # the first token of a row comes out of reading its prompt
-    assert work.row_steps - before.row_steps == work.needed_row_steps - before.needed_row_steps == needed
-    assert work.prompt_tokens - before.prompt_tokens == sum(map(len, {row.prompt.token_ids for row in inputs}))
+    # the first token of a row comes out of reading its prompt
+    needed = sum(len(slot.unwrap().token_ids) - 1 for slot in answers)
+    assert (
+        work.row_steps - before.row_steps
+        == work.needed_row_steps - before.needed_row_steps
+        == needed
+    )
+    assert work.prompt_tokens - before.prompt_tokens == sum(
+        map(len, {row.prompt.token_ids for row in inputs})
+    )
 
 
 @FEW
 @given(batch=st.lists(rows(), min_size=2, max_size=6), size=st.sampled_from([2, 4]), data=st.data())
 @pytest.mark.parametrize("family", ["qwen3", "gemma3", "qwen3_next"])
-def test_a_row_gets_what_it_gets_alone_in_any_batch_and_any_order(family: str, batch: list[Encoded], size: int, data: st.DataObject) -> None:  # B6, B7, B8
+# B6, B7, B8
+def test_a_row_gets_what_it_gets_alone_in_any_batch_and_any_order(
+    family: str, batch: list[Encoded], size: int, data: st.DataObject
+) -> None:
     own = engine(family, size)
     shuffled = data.draw(st.permutations(range(len(batch))))
     together = own.generate([batch[at] for at in shuffled])
@@ -202,7 +303,10 @@ def test_a_row_gets_what_it_gets_alone_in_any_batch_and_any_order(family: str, b
 def image_files() -> tuple[Any, ...]:
     sizes = ((32, 32), (64, 40), (100, 60))
     sources = [ImageSource(data=image_file(width=width, height=height)) for width, height in sizes]
-    return tuple(engine("qwen3_vl", 2).prepare_image(source, DEFAULTS.preprocess, 0).unwrap() for source in sources)
+    return tuple(
+        engine("qwen3_vl", 2).prepare_image(source, DEFAULTS.preprocess, 0).unwrap()
+        for source in sources
+    )
 
 
 @FEW

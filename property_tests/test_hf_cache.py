@@ -1,4 +1,6 @@
-"""Laws of caches that grow in place: they hold what transformers' own hold, whatever rows come, go and stay."""
+"""Laws of caches that grow in place: they hold what transformers' own hold, whatever rows come, go
+and stay.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def numbers() -> Iterator[float]:
 
 
 def new_columns(fresh: Iterator[float], rows: int, columns: int) -> Any:
-    return torch.tensor([[[[next(fresh), 0.5] for _ in range(columns)] for _ in range(2)] for _ in range(rows)])
+    return torch.tensor(
+        [[[[next(fresh), 0.5] for _ in range(columns)] for _ in range(2)] for _ in range(rows)]
+    )
 
 
 def own_cache() -> Any:
@@ -51,7 +55,9 @@ def read(fresh: Iterator[float], rows: int, columns: int) -> Any:
 
 
 def written_into_the_room(layer: Any, keys: Any) -> None:
-    """A step that is handed all of a layer's room, as compiled ones are: it holds the columns in sight, and zeros beside them."""
+    """A step that is handed all of a layer's room, as compiled ones are: it holds the columns in
+    sight, and zeros beside them.
+    """
     width = layer.keys.shape[-2]
     whole, values, first = layer.room()
     for room, seen in ((whole, layer.keys), (values, layer.values)):
@@ -65,17 +71,27 @@ def written_into_the_room(layer: Any, keys: Any) -> None:
 CHANGES = st.lists(
     st.one_of(
         st.tuples(st.just("step"), st.integers(1, 4), st.booleans()),
-        st.tuples(st.just("keep"), st.lists(st.integers(0, 9), min_size=1, max_size=4), st.integers(0, 3)),
-        st.tuples(st.just("put"), st.sets(st.integers(0, 9), min_size=1, max_size=3), st.integers(1, 9), st.integers(0, 3)),
+        st.tuples(
+            st.just("keep"), st.lists(st.integers(0, 9), min_size=1, max_size=4), st.integers(0, 3)
+        ),
+        st.tuples(
+            st.just("put"),
+            st.sets(st.integers(0, 9), min_size=1, max_size=3),
+            st.integers(1, 9),
+            st.integers(0, 3),
+        ),
         st.tuples(st.just("join"), st.integers(1, 3), st.integers(1, 9)),
     ),
     max_size=12,
 )
 
 
-@example([("step", 1, True), ("put", {0}, 1, 2), ("step", 1, True)], 2, 5, 3)  # columns of a row that has gone lie left of those in sight
+# columns of a row that has gone lie left of those in sight
+@example([("step", 1, True), ("put", {0}, 1, 2), ("step", 1, True)], 2, 5, 3)
 @given(CHANGES, st.integers(1, 3), st.integers(1, 9), st.integers(0, 3))
-def test_a_cache_that_grows_in_place_holds_what_transformers_own_holds(changes: list[Any], rows: int, columns: int, spare: int) -> None:
+def test_a_cache_that_grows_in_place_holds_what_transformers_own_holds(
+    changes: list[Any], rows: int, columns: int, spare: int
+) -> None:
     fresh = numbers()
     own = read(fresh, rows, columns)
     with pytest.MonkeyPatch.context() as patched:
@@ -91,16 +107,29 @@ def test_a_cache_that_grows_in_place_holds_what_transformers_own_holds(changes: 
                         ours.layers[1].update(keys, -keys)
                         updated(own, keys)
                     else:
-                        assert all(torch.equal(seen, expected) for seen, expected in zip(updated(ours, keys), updated(own, keys), strict=True))
+                        assert all(
+                            torch.equal(seen, expected)
+                            for seen, expected in zip(
+                                updated(ours, keys), updated(own, keys), strict=True
+                            )
+                        )
             elif change == "keep":
                 kept, width = [row % rows for row in how[0]], max(1, width - how[1])
                 left, before = ours, [layer.keys.clone() for layer in ours.layers]
                 own, ours = caches.selected(own, kept, width), caches.selected(ours, kept, width)
-                updated(ours, new_columns(fresh, len(kept), 1))  # those that are left do not feel what the copies do
-                assert all(torch.equal(layer.keys, expected) for layer, expected in zip(left.layers, before, strict=True))
+                # those that are left do not feel what the copies do
+                updated(ours, new_columns(fresh, len(kept), 1))
+                assert all(
+                    torch.equal(layer.keys, expected)
+                    for layer, expected in zip(left.layers, before, strict=True)
+                )
                 ours = caches.selected(left, kept, width)
             else:
-                places = sorted({place % rows for place in how[0]}) if change == "put" else list(range(rows, rows + how[0]))
+                places = (
+                    sorted({place % rows for place in how[0]})
+                    if change == "put"
+                    else list(range(rows, rows + how[0]))
+                )
                 other = read(fresh, len(places), how[1])
                 width = max(how[1], width - how[2] if change == "put" else width)
                 caches.put(own, places, copy.deepcopy(other), width)

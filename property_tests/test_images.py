@@ -1,4 +1,6 @@
-"""Laws of images: sizes that the model's own processor keeps, and broken files that are answers and not crashes."""
+"""Laws of images: sizes that the model's own processor keeps, and broken files that are answers and
+not crashes.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,30 @@ POLICY = ImagePolicy(max_source_pixels=4_000_000)
 
 
 def sizes_within(factor: int, low: int, high: int) -> bool:
-    """Whether any size in whole tokens lies within the budget and the aspect limit: by counting them out."""
+    """Whether any size in whole tokens lies within the budget and the aspect limit: by counting
+    them out.
+    """
     least, most = -(-low // factor**2), high // factor**2
-    return any(max(short, -(-least // short)) <= min(LARGEST_ASPECT_RATIO * short, most // short) for short in range(1, math.isqrt(most) + 1))
+    return any(
+        max(short, -(-least // short)) <= min(LARGEST_ASPECT_RATIO * short, most // short)
+        for short in range(1, math.isqrt(most) + 1)
+    )
 
 
 @given(sides(), budgets(), FACTORS)
-@example((41, 8159), (3136, 1_003_520), 28)  # its rounded size is a strip of 291:1, which the processor refuses
+# its rounded size is a strip of 291:1, which the processor refuses
+@example((41, 8159), (3136, 1_003_520), 28)
 @example((100, 300), (500, 500), 28)  # a budget below one token
 @example((48, 32), (9216, 16_384), 32)
-def test_the_processor_keeps_every_size_that_fit_chooses(size: tuple[int, int], budget: tuple[int, int], factor: int) -> None:
-    """Law: smart_resize(fit(size)) == fit(size), with the rule of the installed transformers; and it is the processor's own choice where it keeps that."""
-    smart_resize = pytest.importorskip("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl").smart_resize
+def test_the_processor_keeps_every_size_that_fit_chooses(
+    size: tuple[int, int], budget: tuple[int, int], factor: int
+) -> None:
+    """Law: smart_resize(fit(size)) == fit(size), with the rule of the installed transformers; and
+    it is the processor's own choice where it keeps that.
+    """
+    smart_resize = pytest.importorskip(
+        "transformers.models.qwen2_vl.image_processing_pil_qwen2_vl"
+    ).smart_resize
     (width, height), (low, high) = size, budget
 
     def processor(width: int, height: int) -> tuple[int, int]:
@@ -56,8 +70,12 @@ def test_the_processor_keeps_every_size_that_fit_chooses(size: tuple[int, int], 
 
 
 @given(sides(), budgets(), FACTORS)
-def test_the_area_lies_within_the_budget_whenever_any_size_does(size: tuple[int, int], budget: tuple[int, int], factor: int) -> None:
-    """Law: min_pixels <= w * h <= max_pixels, both sides whole tokens, the longer at most 200 times the shorter."""
+def test_the_area_lies_within_the_budget_whenever_any_size_does(
+    size: tuple[int, int], budget: tuple[int, int], factor: int
+) -> None:
+    """Law: min_pixels <= w * h <= max_pixels, both sides whole tokens, the longer at most 200 times
+    the shorter.
+    """
     low, high = budget
     assume(max(size) <= LARGEST_ASPECT_RATIO * min(size) and sizes_within(factor, low, high))
     width, height = fit(*size, factor=factor, min_pixels=low, max_pixels=high)
@@ -67,19 +85,27 @@ def test_the_area_lies_within_the_budget_whenever_any_size_does(size: tuple[int,
 
 
 @given(sides(), budgets(), FACTORS)
-def test_fit_is_idempotent_and_turns_with_the_image(size: tuple[int, int], budget: tuple[int, int], factor: int) -> None:
-    """Laws: fit(fit(s)) == fit(s); an image on its side (a square has none) gets the size on its side."""
+def test_fit_is_idempotent_and_turns_with_the_image(
+    size: tuple[int, int], budget: tuple[int, int], factor: int
+) -> None:
+    """Laws: fit(fit(s)) == fit(s); an image on its side (a square has none) gets the size on its
+    side.
+    """
     low, high = budget
     assume(max(size) <= LARGEST_ASPECT_RATIO * min(size) and sizes_within(factor, low, high))
     found = fit(*size, factor=factor, min_pixels=low, max_pixels=high)
     assert fit(*found, factor=factor, min_pixels=low, max_pixels=high) == found
     if size[0] != size[1]:
-        assert fit(*reversed(size), factor=factor, min_pixels=low, max_pixels=high) == tuple(reversed(found))
+        assert fit(*reversed(size), factor=factor, min_pixels=low, max_pixels=high) == tuple(
+            reversed(found)
+        )
 
 
 @given(mangled())
 def test_a_mangled_file_is_an_image_or_a_bad_image(data: bytes) -> None:  # P5
-    """Law: every byte string is an upright RGB image or `BadImage`; nothing raises, nothing warns."""
+    """Law: every byte string is an upright RGB image or `BadImage`; nothing raises, nothing
+    warns.
+    """
     slot = open_image(data, POLICY, index=3)
     if is_ok(slot):
         assert slot.unwrap().mode == "RGB"
@@ -90,11 +116,21 @@ def test_a_mangled_file_is_an_image_or_a_bad_image(data: bytes) -> None:  # P5
         assert error.index == 3
 
 
-@given(st.integers(1, 60), st.integers(1, 60), st.sampled_from(("PNG", "TIFF", "BMP", "PPM")), st.integers(1, 8))
-def test_the_digest_is_of_the_pixels_and_not_of_the_file(width: int, height: int, file_format: str, orientation: int) -> None:  # P8
+@given(
+    st.integers(1, 60),
+    st.integers(1, 60),
+    st.sampled_from(("PNG", "TIFF", "BMP", "PPM")),
+    st.integers(1, 8),
+)
+# P8
+def test_the_digest_is_of_the_pixels_and_not_of_the_file(
+    width: int, height: int, file_format: str, orientation: int
+) -> None:
     """Law: lossless files of one image have one digest, stored upright or turned."""
     turned = None if file_format in ("BMP", "PPM") else orientation
     plain = open_image(image_file("PNG", width=width, height=height), POLICY).unwrap()
-    other = open_image(image_file(file_format, width=width, height=height, orientation=turned), POLICY).unwrap()
+    other = open_image(
+        image_file(file_format, width=width, height=height, orientation=turned), POLICY
+    ).unwrap()
     assert other.size == (width, height)
     assert digest(other) == digest(plain)

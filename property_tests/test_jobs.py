@@ -1,4 +1,6 @@
-"""The law of jobs: whatever ends a run, and wherever, a later run gives out the rows of an undisturbed one, and repeats no more than was in flight."""
+"""The law of jobs: whatever ends a run, and wherever, a later run gives out the rows of an
+undisturbed one, and repeats no more than was in flight.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine
 
 RUNS = st.lists(st.tuples(st.integers(0, 12), st.booleans(), st.integers(0, 40)), max_size=5)
-"""How each run ends: after how many rows, by a write that fails or not, and how many bytes are torn from the journal's last line then."""
+"""How each run ends: after how many rows, by a write that fails or not, and how many bytes are torn
+from the journal's last line then.
+"""
 
 
 def script(encoded: Encoded) -> str | pg.GenerationError:
@@ -34,17 +38,29 @@ def script(encoded: Encoded) -> str | pg.GenerationError:
     runs=RUNS,
     in_flight=st.integers(1, 5),
 )
-def test_a_job_gives_what_an_undisturbed_run_gives(prompts: list[int], seed: int, runs: list[tuple[int, bool, int]], in_flight: int) -> None:
+def test_a_job_gives_what_an_undisturbed_run_gives(
+    prompts: list[int], seed: int, runs: list[tuple[int, bool, int]], in_flight: int
+) -> None:
     shuffled = random.Random(seed)
     engine = FakeEngine(script)
-    requests = [{"id": str(position), "prompt": f"prompt {number}"} for position, number in enumerate(prompts)]
-    wanted = {request["id"]: slot for request, slot in zip(requests, pg.run(pg.route(FakeEngine(script)), requests), strict=True)}
+    requests = [
+        {"id": str(position), "prompt": f"prompt {number}"}
+        for position, number in enumerate(prompts)
+    ]
+    wanted = {
+        request["id"]: slot
+        for request, slot in zip(
+            requests, pg.run(pg.route(FakeEngine(script)), requests), strict=True
+        )
+    }
     with tempfile.TemporaryDirectory() as name:
         folder, torn_rows = Path(name) / "job", 0
         for rows, fails, torn in runs:
             order = shuffled.sample(requests, len(requests))
             try:
-                with job(pg.route(engine), order, folder, in_flight=in_flight, retry="none") as running:
+                with job(
+                    pg.route(engine), order, folder, in_flight=in_flight, retry="none"
+                ) as running:
                     for request, slot in zip(order[:rows], running, strict=False):
                         assert slot == wanted[request["id"]] or not pg.is_ok(slot)
                     if fails:
@@ -59,8 +75,12 @@ def test_a_job_gives_what_an_undisturbed_run_gives(prompts: list[int], seed: int
             torn_rows += before.count(b"\n") - before[: size - cut].count(b"\n")
         with job(pg.route(engine), requests, folder, in_flight=in_flight, retry="none") as running:
             slots = list(running)
-        assert [pg.is_ok(slot) and slot for slot in slots] == [pg.is_ok(slot) and slot for slot in wanted.values()]
-        assert [slot.failure().message for slot in slots if not pg.is_ok(slot)] == [slot.failure().message for slot in wanted.values() if not pg.is_ok(slot)]
+        assert [pg.is_ok(slot) and slot for slot in slots] == [
+            pg.is_ok(slot) and slot for slot in wanted.values()
+        ]
+        assert [slot.failure().message for slot in slots if not pg.is_ok(slot)] == [
+            slot.failure().message for slot in wanted.values() if not pg.is_ok(slot)
+        ]
         times = Counter(str(encoded.request.prompt) for call in engine.calls for encoded in call)
         repeated = len(runs) * in_flight
         assert sum(times.values()) <= len(requests) + torn_rows + repeated
@@ -74,14 +94,29 @@ def test_a_job_gives_what_an_undisturbed_run_gives(prompts: list[int], seed: int
     kills=st.lists(st.tuples(st.integers(0, 25), st.integers(0, 300)), max_size=4),
     in_flight=st.integers(1, 4),
 )
-def test_rows_of_several_calls_go_on_in_the_middle(tickets: list[int], samples: int, kills: list[tuple[int, int]], in_flight: int) -> None:
-    """Killed at any answer, and with any bytes of the steps lost: the slots are those of an undisturbed run. Only what was in flight or lost is asked again."""
+def test_rows_of_several_calls_go_on_in_the_middle(
+    tickets: list[int], samples: int, kills: list[tuple[int, int]], in_flight: int
+) -> None:
+    """Killed at any answer, and with any bytes of the steps lost: the slots are those of an
+    undisturbed run. Only what was in flight or lost is asked again.
+    """
     options = {"samples": samples, "seed": 3, "temperature": 1.0}
-    requests = [{"id": str(position), "prompt": f"ticket {number}"} for position, number in enumerate(tickets)]
+    requests = [
+        {"id": str(position), "prompt": f"ticket {number}"}
+        for position, number in enumerate(tickets)
+    ]
 
     def pipe(fuse: Fuse) -> Any:
-        first, last = (pg.route(Rowwise(said, fuse, name=name), name=name) for name in ("rollout", "judge"))
-        return first >> pg.pure("ask", lambda result: pg.TextGenerationRequest(prompt=f"judge {result.text}")) >> last
+        first, last = (
+            pg.route(Rowwise(said, fuse, name=name), name=name) for name in ("rollout", "judge")
+        )
+        return (
+            first
+            >> pg.pure(
+                "ask", lambda result: pg.TextGenerationRequest(prompt=f"judge {result.text}")
+            )
+            >> last
+        )
 
     def said(encoded: Encoded) -> str:
         return f"{encoded.prompt.text} {encoded.options.seed}<|im_end|>"
@@ -91,7 +126,10 @@ def test_rows_of_several_calls_go_on_in_the_middle(tickets: list[int], samples: 
         folder, asked, lost = Path(name) / "job", 0, 0
         for at, torn in kills:
             fuse = Fuse(at)
-            with contextlib.suppress(KeyboardInterrupt), job(pipe(fuse), requests, folder, options, in_flight=in_flight, grace=0) as running:
+            with (
+                contextlib.suppress(KeyboardInterrupt),
+                job(pipe(fuse), requests, folder, options, in_flight=in_flight, grace=0) as running,
+            ):
                 list(running)
             asked += len(fuse.asked)
             lost += len(fuse.asked) - min(at, len(fuse.asked))
@@ -108,4 +146,8 @@ def test_rows_of_several_calls_go_on_in_the_middle(tickets: list[int], samples: 
 
 
 def path_lines(folder: Path) -> list[bytes]:
-    return [line for path in sorted(folder.glob("results-*.jsonl")) for line in path.read_bytes().splitlines()]
+    return [
+        line
+        for path in sorted(folder.glob("results-*.jsonl"))
+        for line in path.read_bytes().splitlines()
+    ]

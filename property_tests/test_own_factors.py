@@ -18,7 +18,13 @@ class LongestRotary(torch.nn.Module):  # type: ignore[misc, name-defined]  # tor
         return angles.cos(), angles.sin()
 
 
-@given(st.integers(1, 5).flatmap(lambda width: st.lists(st.lists(st.integers(0, 20), min_size=width, max_size=width), min_size=1, max_size=6)))
+@given(
+    st.integers(1, 5).flatmap(
+        lambda width: st.lists(
+            st.lists(st.integers(0, 20), min_size=width, max_size=width), min_size=1, max_size=6
+        )
+    )
+)
 def test_a_row_has_the_factors_that_it_has_alone(rows: list[list[int]]) -> None:
     module = LongestRotary()
     use_own_factors(module, 8)

@@ -1,4 +1,6 @@
-"""Random pipelines: routes, fallbacks, judges after rollouts, edits by name, plugins and samples, nested in any way, give one answer by every driver."""
+"""Random pipelines: routes, fallbacks, judges after rollouts, edits by name, plugins and samples,
+nested in any way, give one answer by every driver.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,18 @@ def scripted(salt: str, faults: int) -> Script:
     """Texts and errors that depend on the prompt and the seed alone; `faults` rows in ten fail."""
 
     def answer(encoded: Encoded) -> str | pg.GenerationError:
-        number = int(hashlib.sha256(f"{salt} {encoded.prompt.text} {encoded.options.seed}".encode()).hexdigest(), 16)
+        number = int(
+            hashlib.sha256(
+                f"{salt} {encoded.prompt.text} {encoded.options.seed}".encode()
+            ).hexdigest(),
+            16,
+        )
         if number % 10 < faults:
-            return pg.BackendFailed(f"no {salt}", scope="row") if number % 3 else pg.UnsupportedOption("no", option="seed")
+            return (
+                pg.BackendFailed(f"no {salt}", scope="row")
+                if number % 3
+                else pg.UnsupportedOption("no", option="seed")
+            )
         return f"{salt}{number % 1000}<|im_end|>" if number % 4 else f"{salt} STOP more"
 
     return answer
@@ -40,7 +51,13 @@ def fall_back(first: Any, second: Any, when: Any) -> Any:
 
 
 def judged(first: Any, second: Any) -> Any:
-    return first >> pg.pure(next(NAMES), lambda result: pg.TextGenerationRequest(prompt=f"Right? {result.text}")) >> second
+    return (
+        first
+        >> pg.pure(
+            next(NAMES), lambda result: pg.TextGenerationRequest(prompt=f"Right? {result.text}")
+        )
+        >> second
+    )
 
 
 def edited(pipe: Any, edit: str, at: str) -> Any:
@@ -49,30 +66,49 @@ def edited(pipe: Any, edit: str, at: str) -> Any:
         return pg.attach(pipe, pg.Plugin(name=next(NAMES), trim=str.strip))
     if edit == "fails":
         return pipe >> pg.each(
-            next(NAMES), lambda result: pg.Success(result) if not result.text.endswith("3") else pg.Failure(pg.StageFailed("a 3", stage="own"))
+            next(NAMES),
+            lambda result: (
+                pg.Success(result)
+                if not result.text.endswith("3")
+                else pg.Failure(pg.StageFailed("a 3", stage="own"))
+            ),
         )
     if edit in ("watched", "samples"):
         return pg.watched(pipe, lambda event: None) if edit == "watched" else pg.samples(pipe)
     try:
         return pipe.insert(own, after=at)
-    except pg.InvalidField:  # a fallback is one stage, and of two routes the stages have the same names
+    except pg.InvalidField:
+        # a fallback is one stage, and of two routes the stages have the same names
         return pipe >> own
 
 
-OPTIONS = st.sampled_from((None, None, {"samples": 2, "seed": 3}, {"stop": ["STOP"]}, {"max_new_tokens": 3}))
-WHEN = st.sampled_from((pg.BackendFailed, pg.GenerationError, (pg.UnsupportedOption, pg.StageFailed)))
+OPTIONS = st.sampled_from(
+    (None, None, {"samples": 2, "seed": 3}, {"stop": ["STOP"]}, {"max_new_tokens": 3})
+)
+WHEN = st.sampled_from(
+    (pg.BackendFailed, pg.GenerationError, (pg.UnsupportedOption, pg.StageFailed))
+)
 EDITS = st.sampled_from(("looks", "keeps text", "plugin", "watched", "fails", "samples"))
-ROUTES = st.builds(a_route, st.sampled_from("abc"), st.sampled_from((0, 0, 3, 6)), st.sampled_from("xy"), OPTIONS)
+ROUTES = st.builds(
+    a_route, st.sampled_from("abc"), st.sampled_from((0, 0, 3, 6)), st.sampled_from("xy"), OPTIONS
+)
 
 
 def nested(inner: Any) -> Any:
-    return st.one_of(st.builds(fall_back, inner, inner, WHEN), st.builds(judged, inner, inner), st.builds(edited, inner, EDITS, st.sampled_from(STAGES)))
+    return st.one_of(
+        st.builds(fall_back, inner, inner, WHEN),
+        st.builds(judged, inner, inner),
+        st.builds(edited, inner, EDITS, st.sampled_from(STAGES)),
+    )
 
 
 PIPES = st.recursive(ROUTES, nested, max_leaves=4)
 REQUESTS = st.lists(
     st.builds(
-        lambda prompt, samples, seed: {"prompt": prompt, "options": {"samples": samples, "seed": seed}},
+        lambda prompt, samples, seed: {
+            "prompt": prompt,
+            "options": {"samples": samples, "seed": seed},
+        },
         st.sampled_from(("hi", "ho", "")),
         st.integers(1, 3),
         st.sampled_from((None, 1, 2)),
@@ -102,7 +138,9 @@ def test_the_joined_deltas_of_each_sample_are_its_text(pipe: Any, requests: list
         if isinstance(event, pg.Done):
             done[event.index] = event.slot
         else:
-            shown[event.index, event.sample] = shown.get((event.index, event.sample), "") + event.text
+            shown[event.index, event.sample] = (
+                shown.get((event.index, event.sample), "") + event.text
+            )
     assert tuple(done[index] for index in range(len(requests))) == pg.run(pipe, requests)
     for index, slot in done.items():
         for sample, one in enumerate(slot.unwrap().completions if pg.is_ok(slot) else ()):

@@ -20,14 +20,25 @@ from pipegen.records.requests import FIELDS, misplaced
 from pipegen.testing import strategies
 from pipegen.testing.fake import FakeEngine
 
-checkpoints = st.fixed_dictionaries({}, optional={"do_sample": st.booleans(), "temperature": st.floats(0.1, 2), "top_k": st.integers(1, 50)}).map(immutabledict)
+checkpoints = st.fixed_dictionaries(
+    {},
+    optional={
+        "do_sample": st.booleans(),
+        "temperature": st.floats(0.1, 2),
+        "top_k": st.integers(1, 50),
+    },
+).map(immutabledict)
 
 
 @given(strategies.generation_options(), checkpoints)
-def test_resolving_says_everything_and_resolving_again_changes_nothing(options: pg.GenerationOptions, checkpoint: immutabledict[str, Any]) -> None:  # C8
+# C8
+def test_resolving_says_everything_and_resolving_again_changes_nothing(
+    options: pg.GenerationOptions, checkpoint: immutabledict[str, Any]
+) -> None:
     effective = resolve(options, checkpoint=checkpoint)
     unsaid = {name for name, value in flat_values(effective).items() if value is None}
-    assert unsaid <= {name for name, value in flat_values(resolve()).items() if value is None}  # those that have no default
+    # those that have no default
+    assert unsaid <= {name for name, value in flat_values(resolve()).items() if value is None}
     assert unsaid.isdisjoint({"temperature", "max_new_tokens", "stop", "samples", "control_tokens"})
     assert resolve(effective, checkpoint=checkpoint) == effective
     assert resolve(effective, options) == effective
@@ -36,17 +47,30 @@ def test_resolving_says_everything_and_resolving_again_changes_nothing(options: 
 @given(strategies.generation_options())
 def test_what_was_said_is_kept(options: pg.GenerationOptions) -> None:
     effective = flat_values(resolve(options))
-    said = {name: value for name, value in flat_values(options).items() if value is not None and name != "use_generation_config"}
+    said = {
+        name: value
+        for name, value in flat_values(options).items()
+        if value is not None and name != "use_generation_config"
+    }
     assert {name: effective[name] for name in said} == said
 
 
 def test_asking_for_the_likeliest_tokens_asks_for_logprobs() -> None:
     assert resolve(pg.GenerationOptions(top_logprobs=2)).logprobs is True
-    assert resolve(pg.GenerationOptions(top_logprobs=2), pg.GenerationOptions(logprobs=False)).logprobs is True
+    assert (
+        resolve(pg.GenerationOptions(top_logprobs=2), pg.GenerationOptions(logprobs=False)).logprobs
+        is True
+    )
 
 
-@given(strategies.generation_options(), strategies.generation_options(), strategies.generation_options())
-def test_merging_is_associative(a: pg.GenerationOptions, b: pg.GenerationOptions, c: pg.GenerationOptions) -> None:
+@given(
+    strategies.generation_options(),
+    strategies.generation_options(),
+    strategies.generation_options(),
+)
+def test_merging_is_associative(
+    a: pg.GenerationOptions, b: pg.GenerationOptions, c: pg.GenerationOptions
+) -> None:
     assert merge(merge(a, b), c) == merge(a, merge(b, c))
 
 
@@ -54,7 +78,11 @@ def test_merging_is_associative(a: pg.GenerationOptions, b: pg.GenerationOptions
 def test_merging_is_idempotent_and_saying_nothing_is_neutral(a: pg.GenerationOptions) -> None:
     nothing = pg.GenerationOptions()
     assert merge(a, a) == a
-    assert flat_values(merge(a, nothing) or nothing) == flat_values(merge(nothing, a) or nothing) == flat_values(a)
+    assert (
+        flat_values(merge(a, nothing) or nothing)
+        == flat_values(merge(nothing, a) or nothing)
+        == flat_values(a)
+    )
 
 
 @given(strategies.generation_options())
@@ -85,18 +113,34 @@ def test_every_request_gets_one_slot_in_its_place(requests: list[pg.GenerationRe
     assert len(engine.calls) <= 1
 
 
-@given(strategies.errors(), st.lists(strategies.errors(), max_size=2), st.lists(strategies.errors(), max_size=2))
+@given(
+    strategies.errors(),
+    st.lists(strategies.errors(), max_size=2),
+    st.lists(strategies.errors(), max_size=2),
+)
 def test_histories_join(error: pg.GenerationError, first: list[Any], second: list[Any]) -> None:
     assert error.after(tuple(second)).after(tuple(first)) == error.after(tuple(first + second))
 
 
-OWN = st.text("abcdefghij_", min_size=1, max_size=8).filter(lambda name: misplaced(name) is None and name not in (*FIELDS, "image"))
-FINITE = st.floats(allow_nan=False, allow_infinity=False)  # JSON text has no infinity: there it is its name
-VALUES = st.recursive(st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | FINITE | st.text(max_size=5), st.lists, max_leaves=4)
+OWN = st.text("abcdefghij_", min_size=1, max_size=8).filter(
+    lambda name: misplaced(name) is None and name not in (*FIELDS, "image")
+)
+# JSON text has no infinity: there it is its name
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | FINITE | st.text(max_size=5),
+    st.lists,
+    max_leaves=4,
+)
 
 
-@given(st.dictionaries(OWN, VALUES, max_size=4), st.sampled_from([{"prompt": "Hi"}, {"messages": [{"role": "user", "content": "Hi"}]}]))
-def test_what_is_no_field_is_carried_along_and_changes_nothing(own: dict[str, Any], asked: dict[str, Any]) -> None:
+@given(
+    st.dictionaries(OWN, VALUES, max_size=4),
+    st.sampled_from([{"prompt": "Hi"}, {"messages": [{"role": "user", "content": "Hi"}]}]),
+)
+def test_what_is_no_field_is_carried_along_and_changes_nothing(
+    own: dict[str, Any], asked: dict[str, Any]
+) -> None:
     request = pg.request_from({**own, **asked}).unwrap()
     assert request.metadata == {name: value for name, value in own.items() if value is not None}
     assert request == pg.request_from(asked).unwrap()
@@ -120,7 +164,9 @@ def test_a_table_gives_back_the_columns_that_it_was_given(rows: list[dict[str, A
 
 NEAR = st.recursive(
     st.sampled_from([0, 0.0, -0.0, False, 1, 1.0, True, None, "1", ""]),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("ab"), inner, max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("ab"), inner, max_size=2)
+    ),
     max_leaves=4,
 )
 

@@ -1,4 +1,6 @@
-"""The laws of scores: where continuations begin, and that each token of a text is predicted once."""
+"""The laws of scores: where continuations begin, and that each token of a text is predicted
+once.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ from returns.result import Success
 pytest.importorskip("transformers")
 pytest.importorskip("torch")
 
-from support.small_tokenizers import chatml_tokenizer, instruct_tokenizer, turns_tokenizer, unigram_tokenizer
+from support.small_tokenizers import (
+    chatml_tokenizer,
+    instruct_tokenizer,
+    turns_tokenizer,
+    unigram_tokenizer,
+)
 
 import pipegen as pg
 from pipegen.backends.checkpoint.tokenizers import HFTokenizer
@@ -27,7 +34,12 @@ from pipegen.stages.rendering import render_row
 from pipegen.testing.fake import FakeEngine, ToyRenderer
 from pipegen.testing.prompts import harmless_texts
 
-FAMILIES: dict[str, Callable[[], Any]] = {"chatml": chatml_tokenizer, "instruct": instruct_tokenizer, "turns": turns_tokenizer, "unigram": unigram_tokenizer}
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "chatml": chatml_tokenizer,
+    "instruct": instruct_tokenizer,
+    "turns": turns_tokenizer,
+    "unigram": unigram_tokenizer,
+}
 EMBEDDED = pg.backends.hf("embedded", dtype="float32")
 texts = st.one_of(harmless_texts(()), st.text("ab c\n.,'é", max_size=12))
 
@@ -45,20 +57,29 @@ def as_lm_eval_splits(raw: Any, context: str, continuation: str) -> tuple[list[i
 @given(context=texts, continuation=texts.filter(bool))
 @example(context="The answer is ", continuation="yes")
 @example(context="a", continuation=" b")
-def test_a_continuation_begins_where_lm_eval_says(make: Callable[[], Any], context: str, continuation: str) -> None:
+def test_a_continuation_begins_where_lm_eval_says(
+    make: Callable[[], Any], context: str, continuation: str
+) -> None:
     raw = make()
     tokenizer: Any = HFTokenizer(raw)
     engine = FakeEngine("", tokenizer=tokenizer, eos_tokens=())
     engine.image_placeholder = None
     first = raw("a")["input_ids"][:1] == [raw.bos_token_id]
-    job = ResolvedRequest(request=ScoringRequest(prompt=context, continuation=continuation), options=resolve(GenerationOptions()))
-    rendered = render_row(job, tokenizer, ToyRenderer(), bos_token=raw.bos_token if first else None).unwrap()
+    job = ResolvedRequest(
+        request=ScoringRequest(prompt=context, continuation=continuation),
+        options=resolve(GenerationOptions()),
+    )
+    rendered = render_row(
+        job, tokenizer, ToyRenderer(), bos_token=raw.bos_token if first else None
+    ).unwrap()
     made = join_row(rendered, engine)
     before, own = as_lm_eval_splits(raw, context, continuation)
     if not before or not own:
         assert not is_ok(made)
     else:
-        assert made.map(lambda pair: (list(pair.encoded.prompt.token_ids), list(pair.continuation))) == Success((before, own))
+        assert made.map(
+            lambda pair: (list(pair.encoded.prompt.token_ids), list(pair.continuation))
+        ) == Success((before, own))
         kept = context.rstrip()
         whole = raw(kept + context[len(kept) :] + continuation)["input_ids"]
         assert made.unwrap().joined is (raw.decode(before + own) != raw.decode(whole))
@@ -77,13 +98,29 @@ def test_windows_predict_each_token_once_and_keep_to_their_size(count: int, size
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
-    context=st.lists(st.integers(10, 150), min_size=1, max_size=40), continuation=st.lists(st.integers(10, 150), min_size=1, max_size=12), some=st.booleans()
+    context=st.lists(st.integers(10, 150), min_size=1, max_size=40),
+    continuation=st.lists(st.integers(10, 150), min_size=1, max_size=12),
+    some=st.booleans(),
 )
-def test_the_log_probabilities_of_a_prompt_add_up_to_the_score_of_its_end(context: list[int], continuation: list[int], some: bool) -> None:
+def test_the_log_probabilities_of_a_prompt_add_up_to_the_score_of_its_end(
+    context: list[int], continuation: list[int], some: bool
+) -> None:
     """Whatever is generated after it, and however the prompt and its end are read."""
-    options = {"max_new_tokens": 2 if some else 0, "prompt_logprobs": True, "temperature": 0.5, "seed": 1}
-    noted = pg.run(EMBEDDED, [{"prompt_token_ids": [*context, *continuation]}], options)[0].unwrap().prompt_logprobs or ()
-    scored = pg.score(EMBEDDED, [{"prompt_token_ids": context, "continuation": continuation}])[0].unwrap()
+    options = {
+        "max_new_tokens": 2 if some else 0,
+        "prompt_logprobs": True,
+        "temperature": 0.5,
+        "seed": 1,
+    }
+    noted = (
+        pg.run(EMBEDDED, [{"prompt_token_ids": [*context, *continuation]}], options)[0]
+        .unwrap()
+        .prompt_logprobs
+        or ()
+    )
+    scored = pg.score(EMBEDDED, [{"prompt_token_ids": context, "continuation": continuation}])[
+        0
+    ].unwrap()
     own = [one.logprob for one in noted[len(context) :] if one is not None]
     assert noted[0] is None
     assert math.fsum(own) == pytest.approx(scored.logprob, abs=1e-4 * len(continuation))

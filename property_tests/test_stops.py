@@ -8,7 +8,9 @@ from pipegen.stages.stopping import StopScanner, cut
 from pipegen.testing.texts import chunkings, planted_texts, stop_tuples, texts
 
 
-def by_definition(text: str, stops: tuple[str, ...], after: int = 0) -> tuple[str, str | None, int | None]:
+def by_definition(
+    text: str, stops: tuple[str, ...], after: int = 0
+) -> tuple[str, str | None, int | None]:
     """The rule in its own words: go through the text, and look what has just been completed."""
     for end in range(after + 1, len(text) + 1):
         completed = [stop for stop in stops if text[:end].endswith(stop)]
@@ -18,9 +20,13 @@ def by_definition(text: str, stops: tuple[str, ...], after: int = 0) -> tuple[st
     return text, None, None
 
 
-def scanned(pieces: list[str], stops: tuple[str, ...], passed_over: int = 0) -> tuple[str, str | None]:
+def scanned(
+    pieces: list[str], stops: tuple[str, ...], passed_over: int = 0
+) -> tuple[str, str | None]:
     scanner = StopScanner(stops)
-    shown = "".join(scanner.feed(piece, counts=place >= passed_over).text for place, piece in enumerate(pieces))
+    shown = "".join(
+        scanner.feed(piece, counts=place >= passed_over).text for place, piece in enumerate(pieces)
+    )
     return shown + scanner.finish(), scanner.stop
 
 
@@ -31,7 +37,9 @@ def test_cut_is_the_rule(planted: tuple[str, tuple[str, ...]], after: int) -> No
 
 
 @given(planted_texts())
-def test_the_cut_text_is_a_prefix_and_the_stop_follows_it(planted: tuple[str, tuple[str, ...]]) -> None:
+def test_the_cut_text_is_a_prefix_and_the_stop_follows_it(
+    planted: tuple[str, tuple[str, ...]],
+) -> None:
     text, stops = planted
     kept, stop, end = cut(text, stops)
     assert text.startswith(kept + (stop or ""))
@@ -53,7 +61,9 @@ def test_no_stop_is_left_in_the_text(planted: tuple[str, tuple[str, ...]]) -> No
 
 
 @given(planted_texts(), st.data())
-def test_the_order_of_the_stops_and_their_repetition_are_irrelevant(planted: tuple[str, tuple[str, ...]], data: st.DataObject) -> None:
+def test_the_order_of_the_stops_and_their_repetition_are_irrelevant(
+    planted: tuple[str, tuple[str, ...]], data: st.DataObject
+) -> None:
     text, stops = planted
     shuffled = tuple(data.draw(st.permutations(stops + stops[:1])))
     assert cut(text, shuffled) == cut(text, stops)
@@ -61,7 +71,9 @@ def test_the_order_of_the_stops_and_their_repetition_are_irrelevant(planted: tup
 
 
 @given(planted_texts(min_stops=1), texts())
-def test_more_text_after_a_stop_changes_nothing(planted: tuple[str, tuple[str, ...]], more: str) -> None:
+def test_more_text_after_a_stop_changes_nothing(
+    planted: tuple[str, tuple[str, ...]], more: str
+) -> None:
     text, stops = planted
     text += stops[0]
     assert cut(text + more, stops) == cut(text, stops)
@@ -71,7 +83,9 @@ def test_more_text_after_a_stop_changes_nothing(planted: tuple[str, tuple[str, .
 
 
 @given(planted_texts(), st.data())
-def test_any_chunking_gives_what_cut_gives(planted: tuple[str, tuple[str, ...]], data: st.DataObject) -> None:
+def test_any_chunking_gives_what_cut_gives(
+    planted: tuple[str, tuple[str, ...]], data: st.DataObject
+) -> None:
     text, stops = planted
     assert scanned(data.draw(chunkings(text)), stops) == cut(text, stops)[:2]
 
@@ -82,15 +96,23 @@ def test_a12_the_stop_that_completes_first_wins_in_any_grouping(data: st.DataObj
 
 
 @given(planted_texts(), st.data())
-def test_a19_completions_in_pieces_that_do_not_count_are_passed_over(planted: tuple[str, tuple[str, ...]], data: st.DataObject) -> None:  # A19
+# A19
+def test_a19_completions_in_pieces_that_do_not_count_are_passed_over(
+    planted: tuple[str, tuple[str, ...]], data: st.DataObject
+) -> None:
     text, stops = planted
     pieces = data.draw(chunkings(text))
     passed_over = data.draw(st.integers(0, len(pieces)))
-    assert scanned(pieces, stops, passed_over) == cut(text, stops, after=len("".join(pieces[:passed_over])))[:2]
+    assert (
+        scanned(pieces, stops, passed_over)
+        == cut(text, stops, after=len("".join(pieces[:passed_over])))[:2]
+    )
 
 
 @given(planted_texts(), st.data())
-def test_the_scanner_holds_back_exactly_what_may_still_become_a_stop(planted: tuple[str, tuple[str, ...]], data: st.DataObject) -> None:
+def test_the_scanner_holds_back_exactly_what_may_still_become_a_stop(
+    planted: tuple[str, tuple[str, ...]], data: st.DataObject
+) -> None:
     text, stops = planted
     scanner, seen, shown = StopScanner(stops), "", ""
     counts = data.draw(st.booleans())
@@ -101,12 +123,16 @@ def test_the_scanner_holds_back_exactly_what_may_still_become_a_stop(planted: tu
             assert seen[: len(shown) + len(scan.stop)] == shown + scan.stop
             break
         beginnings = {stop[:length] for stop in stops for length in range(1, len(stop))}
-        may_become_one = next((seen[start:] for start in range(len(seen)) if seen[start:] in beginnings), "")
+        may_become_one = next(
+            (seen[start:] for start in range(len(seen)) if seen[start:] in beginnings), ""
+        )
         assert (shown, scanner.held) == (seen[: len(seen) - len(may_become_one)], may_become_one)
 
 
 @given(planted_texts(min_stops=1), st.data())
-def test_the_scanner_says_where_in_the_piece_the_stop_ends(planted: tuple[str, tuple[str, ...]], data: st.DataObject) -> None:
+def test_the_scanner_says_where_in_the_piece_the_stop_ends(
+    planted: tuple[str, tuple[str, ...]], data: st.DataObject
+) -> None:
     text, stops = planted
     scanner, seen = StopScanner(stops), 0
     for piece in data.draw(chunkings(text + stops[0])):

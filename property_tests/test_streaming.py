@@ -1,4 +1,6 @@
-"""The laws of streaming and of whole routes, over a scripted engine: what is streamed is the batch's text, in any company."""
+"""The laws of streaming and of whole routes, over a scripted engine: what is streamed is the
+batch's text, in any company.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,33 @@ from pipegen.testing.fake import FakeEngine
 from pipegen.testing.toy import ToyTokenizer
 
 TOKENIZER = ToyTokenizer(merges=("ab", "bc", "abc", " a", "STOP", "ST", "ä", "漢"))
-PIECES: tuple[str, ...] = ("a", "b", "c", "ab", "bc", "abc", " ", "\n", "ST", "OP", "STOP", "ä", "漢", "🎈", "<|im_end|>", "<|endoftext|>", "<think>")
+PIECES: tuple[str, ...] = (
+    "a",
+    "b",
+    "c",
+    "ab",
+    "bc",
+    "abc",
+    " ",
+    "\n",
+    "ST",
+    "OP",
+    "STOP",
+    "ä",
+    "漢",
+    "🎈",
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<think>",
+)
 
 scripts: st.SearchStrategy[str] = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
-stops = st.lists(st.sampled_from(("a", "ab", "abc", "bc", "STOP", "OP", "\n", "漢", "<|im_end|>", "c<|im_end|>")), max_size=3).map(tuple)
+stops = st.lists(
+    st.sampled_from(
+        ("a", "ab", "abc", "bc", "STOP", "OP", "\n", "漢", "<|im_end|>", "c<|im_end|>")
+    ),
+    max_size=3,
+).map(tuple)
 
 
 @st.composite
@@ -27,13 +52,18 @@ def said(draw: st.DrawFn) -> pg.GenerationOptions:
         max_new_tokens=most,
         min_new_tokens=draw(st.integers(0, min(most, 6))),
         stop=pg.StopOptions(stop=draw(stops), ignore_eos=draw(st.booleans())),
-        decode=pg.DecodeOptions(strip_whitespace=draw(st.booleans()), skip_special_tokens=draw(st.booleans())),
+        decode=pg.DecodeOptions(
+            strip_whitespace=draw(st.booleans()), skip_special_tokens=draw(st.booleans())
+        ),
         samples=draw(st.sampled_from((1, 1, 1, 2))),
     )
 
 
 def requests_from(rows: list[tuple[str, pg.GenerationOptions]]) -> list[pg.GenerationRequest]:
-    return [pg.TextGenerationRequest(id=str(row), prompt=script or "-", options=options) for row, (script, options) in enumerate(rows)]
+    return [
+        pg.TextGenerationRequest(id=str(row), prompt=script or "-", options=options)
+        for row, (script, options) in enumerate(rows)
+    ]
 
 
 def engine(*, server_side_stops: bool = True) -> FakeEngine:
@@ -64,12 +94,21 @@ def test_joined_deltas_equal_the_batch_text(requests: list[pg.GenerationRequest]
         result = slot.unwrap()
         for sample, completion in enumerate(result.samples or (result,)):
             assert texts[index].get(sample, "") == completion.text
-    assert [event.slot for event in events if isinstance(event, pg.Done)] == list(pg.run(pg.route(engine()), requests))
+    assert [event.slot for event in events if isinstance(event, pg.Done)] == list(
+        pg.run(pg.route(engine()), requests)
+    )
 
 
 @given(batches)
-def test_no_delta_is_empty_and_none_holds_half_a_character(requests: list[pg.GenerationRequest]) -> None:  # A15
-    cut_short = {row for row, slot in enumerate(pg.run(pg.route(engine()), requests)) if "\ufffd" in slot.unwrap().raw_text}
+# A15
+def test_no_delta_is_empty_and_none_holds_half_a_character(
+    requests: list[pg.GenerationRequest],
+) -> None:
+    cut_short = {
+        row
+        for row, slot in enumerate(pg.run(pg.route(engine()), requests))
+        if "\ufffd" in slot.unwrap().raw_text
+    }
     for event in pg.stream(pg.route(engine()), requests):
         if isinstance(event, pg.Delta):
             assert event.text
@@ -82,7 +121,9 @@ def test_astream_and_arun_equal_stream_and_run(requests: list[pg.GenerationReque
         return [event async for event in pg.astream(pg.route(engine()), requests)]
 
     assert asyncio.run(collect()) == list(pg.stream(pg.route(engine()), requests))
-    assert asyncio.run(pg.arun(pg.route(engine()), requests)) == pg.run(pg.route(engine()), requests)
+    assert asyncio.run(pg.arun(pg.route(engine()), requests)) == pg.run(
+        pg.route(engine()), requests
+    )
 
 
 @given(batches)
@@ -94,15 +135,23 @@ def test_a_row_is_the_same_alone_and_in_any_batch(requests: list[pg.GenerationRe
 
 
 @given(batches)
-def test_an_engine_that_overshoots_gives_the_same_results(requests: list[pg.GenerationRequest]) -> None:
-    assert pg.run(pg.route(engine()), requests) == pg.run(pg.route(engine(server_side_stops=False)), requests)
+def test_an_engine_that_overshoots_gives_the_same_results(
+    requests: list[pg.GenerationRequest],
+) -> None:
+    assert pg.run(pg.route(engine()), requests) == pg.run(
+        pg.route(engine(server_side_stops=False)), requests
+    )
 
 
 @given(batches)
 def test_counts_ids_and_texts_agree(requests: list[pg.GenerationRequest]) -> None:
     for slot in pg.run(pg.route(engine(server_side_stops=False)), requests):
         result = slot.unwrap()
-        assert result.completion_tokens == len(result.token_ids) <= (result.options.max_new_tokens or 0)
+        assert (
+            result.completion_tokens
+            == len(result.token_ids)
+            <= (result.options.max_new_tokens or 0)
+        )
         assert result.raw_text == TOKENIZER.decode(result.token_ids)
         if result.finish is pg.Finish.STOP_STRING:
             assert isinstance(result.stop, str)
@@ -110,7 +159,16 @@ def test_counts_ids_and_texts_agree(requests: list[pg.GenerationRequest]) -> Non
 
 
 @given(batches)
-def test_effective_options_sent_again_give_the_same_slot(requests: list[pg.GenerationRequest]) -> None:  # C8
+# C8
+def test_effective_options_sent_again_give_the_same_slot(
+    requests: list[pg.GenerationRequest],
+) -> None:
     first = pg.run(pg.route(engine()), requests)
-    again = pg.run(pg.route(engine()), [dataclasses.replace(request, options=slot.unwrap().options) for request, slot in zip(requests, first, strict=True)])
+    again = pg.run(
+        pg.route(engine()),
+        [
+            dataclasses.replace(request, options=slot.unwrap().options)
+            for request, slot in zip(requests, first, strict=True)
+        ],
+    )
     assert again == first

@@ -1,8 +1,10 @@
 """Laws of the plugins that change a text.
 
-- Loops: the watch halts at the first character at which the text ends in a loop, whatever the pieces; before it there is nothing to trim; the trim leaves
-  a beginning of the text, with nothing left to trim, and the same whether white space was stripped before or not.
-- Reasoning: the parts that a model was made to write come back; the answer of a text without reasoning is that text.
+- Loops: the watch halts at the first character at which the text ends in a loop, whatever the
+  pieces; before it there is nothing to trim; the trim leaves a beginning of the text, with nothing
+  left to trim, and the same whether white space was stripped before or not.
+- Reasoning: the parts that a model was made to write come back; the answer of a text without
+  reasoning is that text.
 - Markers: what follows a marker comes back.
 """
 
@@ -14,9 +16,13 @@ from pipegen.plugins import halt_on_repetition, reasoning_of, strip_prefix
 from pipegen.plugins.repetition import PLAIN
 from pipegen.testing.plugin_suite import check_watch
 
-settings = st.fixed_dictionaries({"ngram": st.integers(1, 6), "count": st.integers(2, 4), "min_length": st.integers(1, 12)})
+settings = st.fixed_dictionaries(
+    {"ngram": st.integers(1, 6), "count": st.integers(2, 4), "min_length": st.integers(1, 12)}
+)
 runs = st.text(alphabet="ab 0", max_size=5)
-looping = st.lists(st.tuples(runs, st.integers(1, 6)), max_size=4).map(lambda parts: "".join(run * times for run, times in parts))
+looping = st.lists(st.tuples(runs, st.integers(1, 6)), max_size=4).map(
+    lambda parts: "".join(run * times for run, times in parts)
+)
 words = st.text(alphabet="ab <\n", max_size=12)
 
 
@@ -27,13 +33,17 @@ def loops(text: str, ngram: int, count: int, min_length: int) -> bool:
         return False
     for length in range(1, ngram + 1):
         whole = max(count * length, min_length)
-        if len(text) >= whole and all(text[-place] == text[-place - length] for place in range(1, whole - length + 1)):
+        if len(text) >= whole and all(
+            text[-place] == text[-place - length] for place in range(1, whole - length + 1)
+        ):
             return True
     return False
 
 
 @given(text=looping, said=settings)
-def test_the_watch_halts_at_the_first_loop_and_the_trim_sees_the_same(text: str, said: dict[str, int]) -> None:
+def test_the_watch_halts_at_the_first_loop_and_the_trim_sees_the_same(
+    text: str, said: dict[str, int]
+) -> None:
     plugin = halt_on_repetition(**said)
     assert plugin.start is not None
     assert plugin.feed is not None
@@ -50,18 +60,31 @@ def test_the_watch_halts_at_the_first_loop_and_the_trim_sees_the_same(text: str,
 
 
 @given(text=looping, said=settings)
-def test_trimmed_text_is_a_beginning_with_nothing_left_to_trim(text: str, said: dict[str, int]) -> None:
+def test_trimmed_text_is_a_beginning_with_nothing_left_to_trim(
+    text: str, said: dict[str, int]
+) -> None:
     trim = halt_on_repetition(**said).trim
     assert trim is not None
     trimmed = trim(text)
     assert text.startswith(trimmed)
     assert trim(trimmed) == trimmed
-    assert trim(text.strip()) == trimmed.strip() if trimmed != text else trim(text.strip()) == text.strip()
+    assert (
+        trim(text.strip()) == trimmed.strip()
+        if trimmed != text
+        else trim(text.strip()) == text.strip()
+    )
     assert (trimmed != text) == loops(text.strip(), **said)
 
 
-@given(reasoning=words, answer=words, opened=st.booleans(), before=st.sampled_from(["", "\n", "<think>", " <think>\n"]))
-def test_reasoning_and_answer_come_back(reasoning: str, answer: str, opened: bool, before: str) -> None:
+@given(
+    reasoning=words,
+    answer=words,
+    opened=st.booleans(),
+    before=st.sampled_from(["", "\n", "<think>", " <think>\n"]),
+)
+def test_reasoning_and_answer_come_back(
+    reasoning: str, answer: str, opened: bool, before: str
+) -> None:
     parts = reasoning_of(f"{before}{reasoning}</think>\n{answer}", opened=opened)
     assert parts == (reasoning.strip(), answer.lstrip(), True)
     unfinished = reasoning_of(f"<think>{reasoning}", opened=opened)
@@ -69,7 +92,11 @@ def test_reasoning_and_answer_come_back(reasoning: str, answer: str, opened: boo
     assert reasoning_of(answer) == (None, answer, True)
 
 
-@given(before=st.text(alphabet=" \n", max_size=3), marker=st.sampled_from(["A:", "A:\n", "AB:"]), answer=words)
+@given(
+    before=st.text(alphabet=" \n", max_size=3),
+    marker=st.sampled_from(["A:", "A:\n", "AB:"]),
+    answer=words,
+)
 def test_what_follows_a_marker_comes_back(before: str, marker: str, answer: str) -> None:
     trim = strip_prefix(("A:", "AB:", "A:\n")).trim
     assert trim is not None

@@ -1,4 +1,6 @@
-"""For every test: no hub, no network, one thread (a busy machine must not decide how long a test takes)."""
+"""For every test: no hub, no network, one thread (a busy machine must not decide how long a test
+takes).
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,23 @@ from support.profiles import pytest_configure
 __all__ = ["collect_ignore", "pytest_configure"]
 
 # Before any test module imports torch or transformers.
-os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false")
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    TRANSFORMERS_OFFLINE="1",
+    HF_HUB_DISABLE_TELEMETRY="1",
+    TOKENIZERS_PARALLELISM="false",
+)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Code for type checkers, which is not run; programs that measure; and real engines, in environments of their own: `nox -s engines`, `nox -s servers`.
-collect_ignore = ["typing", "bench", "engines", "servers", "gpu/device.py", "gpu/everything.py", "gpu/programs.py", "gpu/vllm_arm.py"]
+# Code for type checkers, which is not run; programs that measure; and real engines, in environments
+# of their own: `nox -s engines`, `nox -s servers`.
+collect_ignore = [
+    "typing",
+    "bench",
+    "engines",
+    "servers",
+    "gpu/device.py",
+    "gpu/everything.py",
+    "gpu/programs.py",
+    "gpu/vllm_arm.py",
+]

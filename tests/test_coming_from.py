@@ -1,4 +1,6 @@
-"""The pages for those who come from another library: the program before and the program after print the same. That of vLLM is in tests/engines/."""
+"""The pages for those who come from another library: the program before and the program after print
+the same. That of vLLM is in tests/engines/.
+"""
 
 from __future__ import annotations
 
@@ -47,18 +49,38 @@ def test_a_transformers_pipeline_and_pipegen_print_the_same(folder: Path) -> Non
 
 
 class BatchApi(http.server.BaseHTTPRequestHandler):
-    """As much of the batch API as the page uses. The answers come from pipegen, as they would come from a model there."""
+    """As much of the batch API as the page uses. The answers come from pipegen, as they would come
+    from a model there.
+    """
 
     def do_POST(self) -> None:
         sent = self.rfile.read(int(self.headers["Content-Length"]))
         if self.path == "/v1/files":
-            begin, end = sent.index(b'{"custom_id"'), sent.rindex(b"}") + 1  # the file, within the parts of the form
+            # the file, within the parts of the form
+            begin, end = sent.index(b'{"custom_id"'), sent.rindex(b"}") + 1
             Path("uploaded.jsonl").write_bytes(sent[begin:end] + b"\n")
             self.answer({"id": "file-1", "object": "file"})
         else:
-            command = ["pipegen", "generate", "uploaded.jsonl", "-o", "there.jsonl", "--model", "embedded", "--quiet"]
+            command = [
+                "pipegen",
+                "generate",
+                "uploaded.jsonl",
+                "-o",
+                "there.jsonl",
+                "--model",
+                "embedded",
+                "--quiet",
+            ]
             subprocess.run(command, check=True, timeout=120)
-            self.answer({"id": "batch-1", "object": "batch", "status": "completed", "output_file_id": "file-2", **json.loads(sent)})
+            self.answer(
+                {
+                    "id": "batch-1",
+                    "object": "batch",
+                    "status": "completed",
+                    "output_file_id": "file-2",
+                    **json.loads(sent),
+                }
+            )
 
     def do_GET(self) -> None:
         self.answer(Path("there.jsonl").read_bytes())

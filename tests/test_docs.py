@@ -1,4 +1,6 @@
-"""The documentation is true: its code runs, its tables are those of the code, and every error has its section."""
+"""The documentation is true: its code runs, its tables are those of the code, and every error has
+its section.
+"""
 
 from __future__ import annotations
 
@@ -50,11 +52,14 @@ def reader(tmp_path: Path) -> Iterator[Path]:
     os.chdir(before)
 
 
-RUN_HERE = [page for page in PAGES if "\n## Before\n" not in page.read_text(encoding="utf-8")]  # the others: test_coming_from.py
+# the others: test_coming_from.py
+RUN_HERE = [page for page in PAGES if "\n## Before\n" not in page.read_text(encoding="utf-8")]
 
 
 @pytest.mark.parametrize("page", RUN_HERE, ids=page_id)
-def test_the_python_blocks_of_a_page_run_and_print_what_it_shows(page: Path, reader: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_python_blocks_of_a_page_run_and_print_what_it_shows(
+    page: Path, reader: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What a page's code prints stands in its text blocks."""
     pytest.importorskip("torch")
     sybil = pytest.importorskip("sybil")
@@ -69,12 +74,23 @@ def test_the_python_blocks_of_a_page_run_and_print_what_it_shows(page: Path, rea
 
 def commands_of(page: Path) -> list[str]:
     blocks = CONSOLE.findall(page.read_text(encoding="utf-8"))
-    return [line.removeprefix("$ ") for block in blocks for line in block.splitlines() if line.startswith("$ ")]
+    return [
+        line.removeprefix("$ ")
+        for block in blocks
+        for line in block.splitlines()
+        if line.startswith("$ ")
+    ]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if any(line.startswith("pipegen ") for line in commands_of(page))], ids=page_id)
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if any(line.startswith("pipegen ") for line in commands_of(page))],
+    ids=page_id,
+)
 def test_the_pipegen_commands_of_a_page_work(page: Path, reader: Path) -> None:
-    """Each `$ pipegen ...` in a console block, run in the order of the page; 1 says that some requests failed, as some of the examples should."""
+    """Each `$ pipegen ...` in a console block, run in the order of the page; 1 says that some
+    requests failed, as some of the examples should.
+    """
     pytest.importorskip("torch")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     for command in commands_of(page):
@@ -83,25 +99,42 @@ def test_the_pipegen_commands_of_a_page_work(page: Path, reader: Path) -> None:
                 main(shlex.split(command)[1:])
             assert left.value.code in (0, 1), f"$ {command}"
         elif command.startswith("cat "):
-            done = subprocess.run(["bash", "-o", "pipefail", "-c", command], stdin=subprocess.DEVNULL, env={**os.environ, "PATH": path}, check=False)
+            done = subprocess.run(
+                ["bash", "-o", "pipefail", "-c", command],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PATH": path},
+                check=False,
+            )
             assert done.returncode in (0, 1), f"$ {command}"
 
 
 NAMED = [getattr(pipegen, name) for name in pipegen.__all__]
-ERRORS = [value for value in NAMED if isinstance(value, type) and issubclass(value, GenerationError) and value is not GenerationError]
+ERRORS = [
+    value
+    for value in NAMED
+    if isinstance(value, type)
+    and issubclass(value, GenerationError)
+    and value is not GenerationError
+]
 
 
 @pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
 def test_every_error_has_its_section_with_what_to_do(kind: type[GenerationError]) -> None:
     page = (DOCS / "errors.md").read_text(encoding="utf-8")
-    section = re.search(rf"^### `?{kind.__name__}`?\n(.*?)(?=^##|\Z)", page, re.DOTALL | re.MULTILINE)
+    section = re.search(
+        rf"^### `?{kind.__name__}`?\n(.*?)(?=^##|\Z)", page, re.DOTALL | re.MULTILINE
+    )
     assert section is not None, f"docs/errors.md has no section on {kind.__name__}"
     assert "**When.**" in section.group(1)
     assert "**What to do.**" in section.group(1)
     assert ("can be sent again" in section.group(1)) == kind.retryable
 
 
-@pytest.mark.parametrize("kind", [pipegen.CallFailed, pipegen.ContractError, InvalidField, pipegen.UnknownField], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind",
+    [pipegen.CallFailed, pipegen.ContractError, InvalidField, pipegen.UnknownField],
+    ids=lambda kind: kind.__name__,
+)
 def test_every_exception_is_explained(kind: type[Exception]) -> None:
     assert f"`{kind.__name__}`" in (DOCS / "errors.md").read_text(encoding="utf-8")
 
@@ -126,10 +159,20 @@ def test_a_page_that_is_built_has_the_table_of_the_code(name: str) -> None:
 
 def test_the_tables_have_every_option_setting_and_alias() -> None:
     made: Any = tables()
-    options, engines, config = (made.TABLES[name]() for name in ("options.md", "engines.md", "config.md"))
-    assert [name for name in option_names() if f"{name}`" not in options or f"{name}`" not in engines] == []
-    assert [name for backend in BACKENDS for name in fields_of(backend) if f"| `{name}` |" not in config] == []
-    assert [name for name in (*SERVER_NAMES, *help_of(FallbackSettings)) if f"| `{name}` |" not in config] == []
+    options, engines, config = (
+        made.TABLES[name]() for name in ("options.md", "engines.md", "config.md")
+    )
+    assert [
+        name for name in option_names() if f"{name}`" not in options or f"{name}`" not in engines
+    ] == []
+    assert [
+        name for backend in BACKENDS for name in fields_of(backend) if f"| `{name}` |" not in config
+    ] == []
+    assert [
+        name
+        for name in (*SERVER_NAMES, *help_of(FallbackSettings))
+        if f"| `{name}` |" not in config
+    ] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
@@ -145,8 +188,15 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
 
 
 def test_the_files_that_pages_name_are_there() -> None:
-    own = [page for page in PAGES if page.name != "renderers.md"]  # which names a file of that package
-    named = {path for page in own for path in re.findall(r"\b(?:pipegen|tests|property_tests)/[\w/]+\.py\b", page.read_text(encoding="utf-8"))}
+    # which names a file of that package
+    own = [page for page in PAGES if page.name != "renderers.md"]
+    named = {
+        path
+        for page in own
+        for path in re.findall(
+            r"\b(?:pipegen|tests|property_tests)/[\w/]+\.py\b", page.read_text(encoding="utf-8")
+        )
+    }
     assert len(named) > 20
     assert sorted(path for path in named if "NAME" not in path and not (HERE / path).exists()) == []
 
@@ -161,17 +211,34 @@ def test_the_names_of_pipegen_on_a_page_exist(page: Path) -> None:
             value = getattr(value, part, None)
         return value is not None
 
-    assert [name for name in re.findall(r"\bpg\.(\w+(?:\.\w+)*)", page.read_text(encoding="utf-8")) if not exists(name)] == []
+    assert [
+        name
+        for name in re.findall(r"\bpg\.(\w+(?:\.\w+)*)", page.read_text(encoding="utf-8"))
+        if not exists(name)
+    ] == []
 
 
 def test_every_family_of_laws_has_its_section() -> None:
     families = {path.name for path in (HERE / "property_tests").glob("test_*.py")}
-    assert set(re.findall(r"^## .*`(test_\w+\.py)`", (DOCS / "laws.md").read_text(encoding="utf-8"), re.MULTILINE)) == families
+    assert (
+        set(
+            re.findall(
+                r"^## .*`(test_\w+\.py)`",
+                (DOCS / "laws.md").read_text(encoding="utf-8"),
+                re.MULTILINE,
+            )
+        )
+        == families
+    )
 
 
 def test_the_navigation_holds_every_page() -> None:
     navigation = (HERE / ".mkdocs.yml").read_text(encoding="utf-8")
-    assert [page.name for page in DOCS.rglob("*.md") if page.relative_to(DOCS).as_posix() not in navigation] == []
+    assert [
+        page.name
+        for page in DOCS.rglob("*.md")
+        if page.relative_to(DOCS).as_posix() not in navigation
+    ] == []
 
 
 SHOWN_FIELDS = [
@@ -191,10 +258,18 @@ SHOWN_FIELDS = [
 
 
 @pytest.mark.parametrize("kind", SHOWN_FIELDS, ids=lambda kind: kind.__name__)
-def test_every_field_of_a_result_and_of_the_engine_contract_has_its_sentence(kind: type[Any]) -> None:
-    (body,) = [node.body for node in ast.parse(textwrap.dedent(inspect.getsource(kind))).body if isinstance(node, ast.ClassDef)]
+def test_every_field_of_a_result_and_of_the_engine_contract_has_its_sentence(
+    kind: type[Any],
+) -> None:
+    (body,) = [
+        node.body
+        for node in ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+        if isinstance(node, ast.ClassDef)
+    ]
     said = {
-        ast.unparse(field.target): isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+        ast.unparse(field.target): (
+            isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+        )
         for field, after in zip(body, [*body[1:], None], strict=True)
         if isinstance(field, ast.AnnAssign)
     }
@@ -210,8 +285,16 @@ def docstrings() -> Iterator[tuple[Path, str]]:
 
 
 def test_no_docstring_names_an_internal_code() -> None:
-    assert [(path.name, text) for path, text in docstrings() if re.match(r"(?:[A-Z]\d{1,2}[,:. ]*)+", text)] == []
+    assert [
+        (path.name, text)
+        for path, text in docstrings()
+        if re.match(r"(?:[A-Z]\d{1,2}[,:. ]*)+", text)
+    ] == []
 
 
 def test_images_of_the_documentation_are_of_moderate_size() -> None:
-    assert {path.name: path.stat().st_size for path in (DOCS / "images").iterdir() if path.stat().st_size > 150_000} == {}
+    assert {
+        path.name: path.stat().st_size
+        for path in (DOCS / "images").iterdir()
+        if path.stat().st_size > 150_000
+    } == {}

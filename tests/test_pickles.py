@@ -1,4 +1,6 @@
-"""Every error and exception of pipegen goes through pickle unchanged: work in other processes gives back what it saw."""
+"""Every error and exception of pipegen goes through pickle unchanged: work in other processes gives
+back what it saw.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,11 @@ def every_class() -> dict[str, Any]:
                 raise
             continue  # it needs a package of an extra
         for name, kind in vars(module).items():
-            if inspect.isclass(kind) and kind.__module__ == info.name and issubclass(kind, (BaseException, GenerationError)):
+            if (
+                inspect.isclass(kind)
+                and kind.__module__ == info.name
+                and issubclass(kind, (BaseException, GenerationError))
+            ):
                 found[f"{info.name}.{name}"] = kind
     return found
 
@@ -49,10 +55,21 @@ def example(kind: Any) -> Any:
     """An instance with a value for every parameter."""
     hints = typing.get_type_hints(kind.__init__)
     if issubclass(kind, GenerationError):
-        return kind("words", hint="do", earlier=(InvalidRequest("x"),)) if kind not in _NUMBERED else kind(*_NUMBERED[kind], hint="do")
-    if kind.__init__ in (Exception.__init__, ValueError.__init__, ImportError.__init__) or not hints:
+        return (
+            kind("words", hint="do", earlier=(InvalidRequest("x"),))
+            if kind not in _NUMBERED
+            else kind(*_NUMBERED[kind], hint="do")
+        )
+    if (
+        kind.__init__ in (Exception.__init__, ValueError.__init__, ImportError.__init__)
+        or not hints
+    ):
         return kind("words")
-    parameters = [one for one in inspect.signature(kind).parameters.values() if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    parameters = [
+        one
+        for one in inspect.signature(kind).parameters.values()
+        if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+    ]
     values = {one.name: VALUES[hints[one.name]] for one in parameters}
     return kind(
         *(values[one.name] for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD),
@@ -65,18 +82,36 @@ _NUMBERED: dict[Any, tuple[int, ...]] = {BadImage: (3,), pipegen.PromptTooLong: 
 
 def test_the_classes_are_found() -> None:
     names = {name.rpartition(".")[2] for name in CLASSES}
-    assert {"CallFailed", "ContractError", "InvalidField", "UnknownField", "MissingExtra", "BackendFailed", "PromptTooLong", "NoSuchModel"} <= names
+    assert {
+        "CallFailed",
+        "ContractError",
+        "InvalidField",
+        "UnknownField",
+        "MissingExtra",
+        "BackendFailed",
+        "PromptTooLong",
+        "NoSuchModel",
+    } <= names
 
 
 def is_same(again: Any, original: Any) -> bool:
     kept = (type(again), str(again), repr(again), getattr(again, "__dict__", None))
-    same = kept == (type(original), str(original), repr(original), getattr(original, "__dict__", None))
+    same = kept == (
+        type(original),
+        str(original),
+        repr(original),
+        getattr(original, "__dict__", None),
+    )
     return same and (again == original or not isinstance(original, GenerationError))
 
 
 def test_each_comes_back_from_a_pickle_and_a_copy_as_it_was() -> None:
     originals = {name: example(kind) for name, kind in CLASSES.items()}
-    changed = [name for name, one in originals.items() if not is_same(pickle.loads(pickle.dumps(one)), one) or not is_same(copy.deepcopy(one), one)]
+    changed = [
+        name
+        for name, one in originals.items()
+        if not is_same(pickle.loads(pickle.dumps(one)), one) or not is_same(copy.deepcopy(one), one)
+    ]
     assert changed == []
 
 

@@ -1,4 +1,6 @@
-"""What one request goes through: the counts of CONTRIBUTING.md are those of the code, give or take a tenth."""
+"""What one request goes through: the counts of CONTRIBUTING.md are those of the code, give or take
+a tenth.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,32 @@ import pytest
 pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
-ROW = re.compile(r"^\| (text|server|image error) \|[^|]*\| (\d+) \| (\d+) \| (\d+) \| (\d+) \|", re.MULTILINE)
+ROW = re.compile(
+    r"^\| (text|server|image error) \|[^|]*\| (\d+) \| (\d+) \| (\d+) \| (\d+) \|", re.MULTILINE
+)
 
 
 def test_a_request_goes_through_no_more_files_functions_and_frames_than_are_counted() -> None:
     """In a process of its own: nothing else has filled its caches, and nothing else is profiled."""
     pytest.importorskip("torch")
     pytest.importorskip("aiohttp")
-    printed = subprocess.run([sys.executable, "-m", "support.walk"], cwd=HERE, capture_output=True, text=True, check=True).stdout
-    counted = {name: tuple(map(int, counts)) for name, *counts in ROW.findall((HERE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8"))}
-    walked = {name: tuple(map(int, counts)) for name, *counts in re.findall(r"^(.+?) (\d+) (\d+) (\d+) (\d+)$", printed, re.MULTILINE)}
+    printed = subprocess.run(
+        [sys.executable, "-m", "support.walk"], cwd=HERE, capture_output=True, text=True, check=True
+    ).stdout
+    counted = {
+        name: tuple(map(int, counts))
+        for name, *counts in ROW.findall(
+            (HERE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+        )
+    }
+    walked = {
+        name: tuple(map(int, counts))
+        for name, *counts in re.findall(r"^(.+?) (\d+) (\d+) (\d+) (\d+)$", printed, re.MULTILINE)
+    }
     assert set(walked) == set(counted) == {"text", "server", "image error"}
     for name, counts in walked.items():
         for now, then in zip(counts, counted[name], strict=True):
-            assert then * 9 // 10 <= now <= -(-then * 11 // 10), f"{name}: {counts} files, functions and frames, and CONTRIBUTING.md says {counted[name]}"
+            assert then * 9 // 10 <= now <= -(-then * 11 // 10), (
+                f"{name}: {counts} files, functions and frames, and CONTRIBUTING.md says"
+                f" {counted[name]}"
+            )

@@ -1,12 +1,16 @@
-"""How long a job takes on many replicas of an engine, by the rule that hands out its rows: a simulation with plain events.
+"""How long a job takes on many replicas of an engine, by the rule that hands out its rows: a
+simulation with plain events.
 
     python many_replicas.py                                    # the tables of docs/simulation.md, in about a minute
     python many_replicas.py --replicas 100 --rows 1000000      # a smaller cluster
 
-A replica works on `IN_FLIGHT` rows at a time, and makes a token for each of them every `STEP` seconds. Some replicas are slow, some die and start again, and
-a few are gone for good. A row takes as many steps as it has tokens; lengths are lognormal, and may differ by where in the input a row stands.
+A replica works on `IN_FLIGHT` rows at a time, and makes a token for each of them every `STEP`
+seconds. Some replicas are slow, some die and start again, and a few are gone for good. A row takes
+as many steps as it has tokens; lengths are lognormal, and may differ by where in the input a row
+stands.
 
-Work is counted in tokens. Rows are drawn one by one, and added up in pieces of 64; no event is smaller than a piece.
+Work is counted in tokens. Rows are drawn one by one, and added up in pieces of 64; no event is
+smaller than a piece.
 """
 
 from __future__ import annotations
@@ -27,7 +31,9 @@ RESTART = 180.0
 PIECE = 64
 """Rows that are added up."""
 READ, KEYED = 36e-6, 54e-6
-"""Seconds to read a row and find its shard, and to read it and make its key: `pipegen` on one core (docs/benchmarks.md has the machine)."""
+"""Seconds to read a row and find its shard, and to read it and make its key: `pipegen` on one core
+(docs/benchmarks.md has the machine).
+"""
 RATE = IN_FLIGHT / STEP
 
 
@@ -41,7 +47,9 @@ class World:
     spread: float = 1.0
     """Sigma of the lognormal lengths."""
     by_place: bool = False
-    """Whether the input is a row of 40 data sets, whose rows are longer or shorter on average, by up to three times."""
+    """Whether the input is a row of 40 data sets, whose rows are longer or shorter on average, by
+    up to three times.
+    """
     slow: float = 0.0
     """The share of replicas that run at half speed."""
     deaths: float = 0.0
@@ -65,19 +73,30 @@ class Cluster:
     def __post_init__(self) -> None:
         world, self.random = self.world, np.random.default_rng(self.world.seed)
         count = world.rows // PIECE
-        parts = np.exp(np.linspace(-1, 1, 40) * np.log(3))[self.random.permutation(40)] if world.by_place else np.ones(40)
+        parts = (
+            np.exp(np.linspace(-1, 1, 40) * np.log(3))[self.random.permutation(40)]
+            if world.by_place
+            else np.ones(40)
+        )
         parts *= MEAN / parts.mean()
         sums, self.longest = [], 0.0
         for first in range(0, count, 2**16):
             size = min(2**16, count - first)
-            lengths = np.exp(self.random.standard_normal((size, PIECE), dtype=np.float32) * world.spread - world.spread**2 / 2)
+            lengths = np.exp(
+                self.random.standard_normal((size, PIECE), dtype=np.float32) * world.spread
+                - world.spread**2 / 2
+            )
             means = parts[np.arange(first, first + size) * 40 // count]
             self.longest = max(self.longest, float((lengths.max(axis=1) * means).max()))
             sums.append(lengths.sum(axis=1) * means)
         self.pieces = np.concatenate(sums)
-        self.speeds = np.where(self.random.permutation(world.replicas) < world.slow * world.replicas, 0.5, 1.0)
+        self.speeds = np.where(
+            self.random.permutation(world.replicas) < world.slow * world.replicas, 0.5, 1.0
+        )
         self.ideal = float(self.pieces.sum()) / (RATE * float(self.speeds.sum()))
-        self.gone = set(self.random.permutation(world.replicas)[: round(world.gone * world.replicas)].tolist())
+        self.gone = set(
+            self.random.permutation(world.replicas)[: round(world.gone * world.replicas)].tolist()
+        )
 
     def replica(self, number: int) -> Replica:
         """A replica at the beginning, with its own deaths."""
@@ -89,15 +108,25 @@ class Cluster:
 class Replica:
     """One engine: when it ends what it is given."""
 
-    def __init__(self, rate: float, random: np.random.Generator, deaths: float, leaves: float) -> None:
-        self.rate, self._random, self._deaths, self.leaves, self.now = rate, random, deaths, leaves, 0.0
+    def __init__(
+        self, rate: float, random: np.random.Generator, deaths: float, leaves: float
+    ) -> None:
+        self.rate, self._random, self._deaths, self.leaves, self.now = (
+            rate,
+            random,
+            deaths,
+            leaves,
+            0.0,
+        )
         self._dies = self._next_death()
 
     def _next_death(self) -> float:
         return self.now + self._random.exponential(1 / self._deaths) if self._deaths else np.inf
 
     def work(self, tokens: float) -> float:
-        """Do this next; what is left of it, where the replica is gone before its end. A death costs the restart, and half of each row in flight."""
+        """Do this next; what is left of it, where the replica is gone before its end. A death costs
+        the restart, and half of each row in flight.
+        """
         while self.now < self.leaves:
             if self._dies < self.now:  # it had nothing to do then
                 self._dies = self._next_death()
@@ -116,10 +145,15 @@ class Replica:
 
 
 def static(cluster: Cluster, shares: np.ndarray, read: float) -> float:
-    """Each replica has a share of its own from the beginning. The share of one that is gone goes on with the first that has nothing left to do."""
+    """Each replica has a share of its own from the beginning. The share of one that is gone goes on
+    with the first that has nothing left to do.
+    """
     replicas = [cluster.replica(number) for number in range(len(shares))]
     left = [replica.work(float(share)) for replica, share in zip(replicas, shares, strict=True)]
-    free = sorted((replica.now for replica, rest in zip(replicas, left, strict=True) if not rest), reverse=True)
+    free = sorted(
+        (replica.now for replica, rest in zip(replicas, left, strict=True) if not rest),
+        reverse=True,
+    )
     ends = [max(replica.now, read) for replica in replicas]
     for replica, rest in zip(replicas, left, strict=True):
         if rest:
@@ -135,38 +169,62 @@ def by_range(cluster: Cluster) -> float:
 
 def shares_by_key(cluster: Cluster) -> np.ndarray:
     """Rows by a hash of what they say: whole rows at random; of many rows the sum is normal."""
-    rows = cluster.random.multinomial(cluster.world.rows, [1 / cluster.world.replicas] * cluster.world.replicas)
+    rows = cluster.random.multinomial(
+        cluster.world.rows, [1 / cluster.world.replicas] * cluster.world.replicas
+    )
     mean, deviation = cluster.pieces.mean() / PIECE, float(cluster.pieces.std()) / PIECE**0.5
-    return np.asarray(rows * mean + cluster.random.standard_normal(len(rows)) * np.sqrt(rows) * deviation)
+    return np.asarray(
+        rows * mean + cluster.random.standard_normal(len(rows)) * np.sqrt(rows) * deviation
+    )
 
 
 def by_key(cluster: Cluster) -> float:
-    """Rule 2, `--shard` and `--replicas`: a row belongs to a replica by its key. Each replica reads the whole input."""
-    return static(cluster, shares_by_key(cluster), cluster.world.rows * READ if cluster.world.reading else 0.0)
+    """Rule 2, `--shard` and `--replicas`: a row belongs to a replica by its key. Each replica reads
+    the whole input.
+    """
+    return static(
+        cluster, shares_by_key(cluster), cluster.world.rows * READ if cluster.world.reading else 0.0
+    )
 
 
 def by_key_again(cluster: Cluster, ended: float = 0.9) -> float:
-    """Rule 2, and when nine of ten shards have ended, the others are stopped, and what is left is split anew over all replicas that are there."""
-    shares, read = shares_by_key(cluster), cluster.world.rows * READ if cluster.world.reading else 0.0
+    """Rule 2, and when nine of ten shards have ended, the others are stopped, and what is left is
+    split anew over all replicas that are there.
+    """
+    shares, read = (
+        shares_by_key(cluster),
+        (cluster.world.rows * READ if cluster.world.reading else 0.0),
+    )
     ends = []
     for number, share in enumerate(shares):
         replica = cluster.replica(number)
         ends.append(np.inf if replica.work(float(share)) else max(replica.now, read))
     stop = float(np.sort(ends)[int(ended * len(ends)) - 1])
-    speeds = cluster.speeds * np.array([number not in cluster.gone for number in range(len(shares))])
-    done = [min(float(share), min(stop, cluster.replica(number).leaves) * cluster.speeds[number] * RATE) for number, share in enumerate(shares)]
+    speeds = cluster.speeds * np.array(
+        [number not in cluster.gone for number in range(len(shares))]
+    )
+    done = [
+        min(float(share), min(stop, cluster.replica(number).leaves) * cluster.speeds[number] * RATE)
+        for number, share in enumerate(shares)
+    ]
     left = float(shares.sum() - sum(done)) / np.count_nonzero(speeds)
     return stop + RESTART + max(left / (float(speeds[speeds > 0].min()) * RATE), read)
 
 
-def stealing(cluster: Cluster, rows: int, held: int, dispatch: float = 0.001, read: float | None = None) -> float:
-    """Rule 3, `--ray`: blocks of so many rows in the order of the input. Each replica holds `held` blocks, and gets the next one when one has ended.
+def stealing(
+    cluster: Cluster, rows: int, held: int, dispatch: float = 0.001, read: float | None = None
+) -> float:
+    """Rule 3, `--ray`: blocks of so many rows in the order of the input. Each replica holds `held`
+    blocks, and gets the next one when one has ended.
 
-    One process reads the rows and hands the blocks out, one after another; `dispatch` is its time for a block.
+    One process reads the rows and hands the blocks out, one after another; `dispatch` is its time
+    for a block.
     """
     world = cluster.world
     size = max(1, rows // PIECE)
-    blocks = deque(np.add.reduceat(cluster.pieces, np.arange(0, len(cluster.pieces), size)).tolist())
+    blocks = deque(
+        np.add.reduceat(cluster.pieces, np.arange(0, len(cluster.pieces), size)).tolist()
+    )
     cost = dispatch + rows * ((KEYED if world.reading else 0.0) if read is None else read)
     full = occupancy(rows, held)  # the last rows of a block hold up the next block
     replicas = [cluster.replica(number) for number in range(world.replicas)]
@@ -194,14 +252,22 @@ def stealing(cluster: Cluster, rows: int, held: int, dispatch: float = 0.001, re
 
 @functools.cache
 def occupancy(rows: int, held: int, seed: int = 0) -> float:
-    """The share of a replica's places that is in use, where a block ends with its longest row, and the next one comes only then."""
-    random, heap, waiting = np.random.default_rng(seed), list[tuple[float, int]](), deque[tuple[int, float]]()
+    """The share of a replica's places that is in use, where a block ends with its longest row, and
+    the next one comes only then.
+    """
+    random, heap, waiting = (
+        np.random.default_rng(seed),
+        list[tuple[float, int]](),
+        deque[tuple[int, float]](),
+    )
     left, now, work, block = dict[int, int](), 0.0, 0.0, 0
     total = max(40 * held * rows, 20 * IN_FLIGHT)
 
     def more() -> None:
         nonlocal block
-        waiting.extend((block, float(tokens)) for tokens in MEAN * np.exp(random.standard_normal(rows) - 0.5))
+        waiting.extend(
+            (block, float(tokens)) for tokens in MEAN * np.exp(random.standard_normal(rows) - 0.5)
+        )
         left[block] = rows
         block += 1
 
@@ -230,7 +296,9 @@ RULES: dict[str, Callable[[Cluster], float]] = {
     "blocks of 256": lambda cluster: stealing(cluster, 256, 16 * IN_FLIGHT // 256),
     "blocks of 4096": lambda cluster: stealing(cluster, 4096, 4),
 }
-"""What is compared. A replica holds so many blocks that its engine is never short of rows; see `occupancy`."""
+"""What is compared. A replica holds so many blocks that its engine is never short of rows; see
+`occupancy`.
+"""
 
 
 def worlds(base: World) -> dict[str, World]:
@@ -244,7 +312,11 @@ def worlds(base: World) -> dict[str, World]:
     }
     every = {name: value for changes in each.values() for name, value in changes.items()}
     made = {name: replace(base, **changes) for name, changes in each.items()}  # type: ignore[arg-type]
-    return {**made, "all of these": replace(base, **every), "reading alone": replace(base, reading=True)}  # type: ignore[arg-type]
+    return {
+        **made,
+        "all of these": replace(base, **every),
+        "reading alone": replace(base, reading=True),
+    }  # type: ignore[arg-type]
 
 
 def table(base: World) -> Iterator[tuple[str, dict[str, float]]]:
@@ -260,18 +332,31 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=100_000_000)
     parser.add_argument("--seed", type=int, default=0)
     base = World(**vars(parser.parse_args()))
-    print(f"ideal: {Cluster(base).ideal:,.0f} s\n\n| trouble | {' | '.join(RULES)} |\n| --- |{' --- |' * len(RULES)}")
+    print(
+        f"ideal: {Cluster(base).ideal:,.0f} s\n\n| trouble | {' | '.join(RULES)} |\n| ---"
+        f" |{' --- |' * len(RULES)}"
+    )
     for name, ratios in table(base):
         print(f"| {name} | {' | '.join(f'{ratio:.2f}' for ratio in ratios.values())} |", flush=True)
     times = (1, 2, 4, 8, 16)
-    print(f"\n| rows of a block | {' | '.join(f'{many}x' for many in times)} |\n| --- |{' --- |' * len(times)}")
+    print(
+        f"\n| rows of a block | {' | '.join(f'{many}x' for many in times)} |\n| ---"
+        f" |{' --- |' * len(times)}"
+    )
     for rows in (16, 64, 256, 1024):
-        shares = [f"{occupancy(rows, many * IN_FLIGHT // rows):.2f}" if many * IN_FLIGHT >= rows else "" for many in times]
+        shares = [
+            f"{occupancy(rows, many * IN_FLIGHT // rows):.2f}" if many * IN_FLIGHT >= rows else ""
+            for many in times
+        ]
         print(f"| {rows} | {' | '.join(shares)} |", flush=True)
     print("\n| replicas | key | blocks of 64 |\n| --- | --- | --- |")
     for replicas in (10, 30, 100, 300, 1000):
         cluster = Cluster(replace(base, replicas=replicas, rows=replicas * 20_000, reading=True))
-        print(f"| {replicas} | {by_key(cluster) / cluster.ideal:.2f} | {RULES['blocks of 64'](cluster) / cluster.ideal:.2f} |", flush=True)
+        print(
+            f"| {replicas} | {by_key(cluster) / cluster.ideal:.2f} |"
+            f" {RULES['blocks of 64'](cluster) / cluster.ideal:.2f} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """Stage B: rollouts over tickets, and one reflection over what came of them.
 
-Each line of the input is a ticket, {"id": "T-1", "text": "..."}. Each is judged under three sampling settings, several times with a seed for each, and each
-answer must be a verdict of two lines: `Verdict: pass` (or fail), and `Reason: ...`. Tickets whose prompt is too long are dropped and named. At last one
-long prompt, packed with as many judged tickets as fit into its tokens, asks what to learn from them.
+Each line of the input is a ticket, {"id": "T-1", "text": "..."}. Each is judged under three
+sampling settings, several times with a seed for each, and each answer must be a verdict of two
+lines: `Verdict: pass` (or fail), and `Reason: ...`. Tickets whose prompt is too long are dropped
+and named. At last one long prompt, packed with as many judged tickets as fit into its tokens, asks
+what to learn from them.
 
     python docs/examples/stage_b.py --model embedded docs/examples/tickets.jsonl
 
@@ -31,8 +33,14 @@ SETTINGS = {
     "warm": pg.GenerationOptions(temperature=0.7, top_p=0.95),
     "hot": pg.GenerationOptions(temperature=1.0, top_p=1.0),
 }
-JUDGE = "Judge the ticket. Answer in two lines: `Verdict: pass` or `Verdict: fail`, then `Reason: ` and one sentence."
-REFLECT = "Below are tickets with the verdicts that they got. What rule would have made the verdicts agree? Answer in one sentence."
+JUDGE = (
+    "Judge the ticket. Answer in two lines: `Verdict: pass` or `Verdict: fail`, then `Reason: ` and"
+    " one sentence."
+)
+REFLECT = (
+    "Below are tickets with the verdicts that they got. What rule would have made the verdicts"
+    " agree? Answer in one sentence."
+)
 MARKERS = ("<|im_start|>assistant", "assistant\n", "Assistant:")
 VERDICT = re.compile(r"Verdict: (pass|fail)\nReason: (\S[^\n]*)")
 
@@ -50,7 +58,9 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Rollout:
-    """One answer to one ticket: under which setting, with which seed, and the verdict or why there is none."""
+    """One answer to one ticket: under which setting, with which seed, and the verdict or why there
+    is none.
+    """
 
     ticket: str
     setting: str
@@ -59,25 +69,41 @@ class Rollout:
 
 
 def verdict_of(result: pg.GenerationResult) -> pg.Slot[Verdict]:
-    """The verdict of an answer: exactly two lines, or a failure that shows what there was instead."""
+    """The verdict of an answer: exactly two lines, or a failure that shows what there was
+    instead.
+    """
     found = VERDICT.fullmatch(result.text.strip())
     if found is None:
-        return pg.Failure(pg.StageFailed(f"not a verdict: {result.text!r:.200}", stage="verdict", hint="the answer must be the two lines and nothing else"))
+        return pg.Failure(
+            pg.StageFailed(
+                f"not a verdict: {result.text!r:.200}",
+                stage="verdict",
+                hint="the answer must be the two lines and nothing else",
+            )
+        )
     return pg.Success(Verdict(found[1], found[2]))
 
 
 def judging(route: pg.Route) -> pg.Route:
-    """The route, without the assistant's markers. A job keeps what it answers; the verdict is read from that."""
+    """The route, without the assistant's markers. A job keeps what it answers; the verdict is read
+    from that.
+    """
     return pg.attach(route, pg.plugins.strip_prefix(MARKERS))
 
 
 def request_of(key: str, system: str, text: str) -> pg.TextGenerationRequest:
-    return pg.TextGenerationRequest(id=key, messages=[{"role": "system", "content": system}, {"role": "user", "content": text}])
+    return pg.TextGenerationRequest(
+        id=key, messages=[{"role": "system", "content": system}, {"role": "user", "content": text}]
+    )
 
 
 def cells_of(samples: int, seed: int) -> dict[tuple[str, int], pg.GenerationOptions]:
     """The grid: every setting with every seed, by both."""
-    return {(name, own): replace(setting, seed=own) for name, setting in SETTINGS.items() for own in range(seed, seed + samples)}
+    return {
+        (name, own): replace(setting, seed=own)
+        for name, setting in SETTINGS.items()
+        for own in range(seed, seed + samples)
+    }
 
 
 def rollouts(
@@ -88,16 +114,27 @@ def rollouts(
     batch: int = 32,
     job: Path | None = None,
 ) -> Iterator[Rollout]:
-    """Every ticket in every cell of the grid, in that order; kept in the job's folder, where there is one."""
-    asked = (((key, *cell), request) for key, text in texts.items() for cell, request in pg.grid(request_of(key, JUDGE, text), cells).items())
+    """Every ticket in every cell of the grid, in that order; kept in the job's folder, where there
+    is one.
+    """
+    asked = (
+        ((key, *cell), request)
+        for key, text in texts.items()
+        for cell, request in pg.grid(request_of(key, JUDGE, text), cells).items()
+    )
     how: dict[str, Any] = {"in_flight": 4 * batch}
-    slots = pg.imap_keyed(route, asked, options, **how) if job is None else pg.job_keyed(route, asked, job / "rollouts", options, **how)
+    slots = (
+        pg.imap_keyed(route, asked, options, **how)
+        if job is None
+        else pg.job_keyed(route, asked, job / "rollouts", options, **how)
+    )
     for key, slot in slots:
         yield Rollout(*key, slot.bind(verdict_of))
 
 
 def pack(pieces: Iterable[P], costs: Iterable[int], budget: int) -> tuple[list[P], list[P]]:
-    """The pieces that fit into the budget, taken in their order, and those left out; a piece too large does not keep later ones out.
+    """The pieces that fit into the budget, taken in their order, and those left out; a piece too
+    large does not keep later ones out.
 
     >>> pack("abcd", [3, 9, 2, 1], budget=6)
     (['a', 'c', 'd'], ['b'])
@@ -111,27 +148,50 @@ def pack(pieces: Iterable[P], costs: Iterable[int], budget: int) -> tuple[list[P
     return kept, left
 
 
-def reflection(route: pg.Route, cases: Mapping[str, str], budget: int, job: Path | None = None) -> dict[str, Any]:
-    """One answer to one prompt of at most `budget` tokens. Each case is counted once, by itself; the growing prompt never."""
+def reflection(
+    route: pg.Route, cases: Mapping[str, str], budget: int, job: Path | None = None
+) -> dict[str, Any]:
+    """One answer to one prompt of at most `budget` tokens. Each case is counted once, by itself;
+    the growing prompt never.
+    """
     frame = pg.count_tokens(route, request_of("reflection", REFLECT, "")).unwrap()
     costs = [pg.count_tokens(route, {"prompt": case}).unwrap() for case in cases.values()]
     kept, left = pack(cases, costs, budget - frame)
     asked = request_of("reflection", REFLECT, "".join(cases[key] for key in kept))
     options = pg.GenerationOptions(max_new_tokens=256, max_prompt_tokens=budget)
-    (slot,) = pg.run(route, [asked], options) if job is None else pg.job(route, [asked], job / "reflection", options)
+    (slot,) = (
+        pg.run(route, [asked], options)
+        if job is None
+        else pg.job(route, [asked], job / "reflection", options)
+    )
     record = {"kind": "reflection", "packed": kept, "left_out": left}
     if not pg.is_ok(slot):
         return {**record, "ok": False, "error": pg.error_to_plain(slot.failure())}
-    return {**record, "ok": True, "prompt_tokens": slot.unwrap().prompt_tokens, "text": slot.unwrap().text}
+    return {
+        **record,
+        "ok": True,
+        "prompt_tokens": slot.unwrap().prompt_tokens,
+        "text": slot.unwrap().text,
+    }
 
 
 def cases_of(texts: Mapping[str, str], made: Iterable[Rollout]) -> dict[str, str]:
-    """One piece of text for each ticket with its votes; those that split the rollouts come first."""
+    """One piece of text for each ticket with its votes; those that split the rollouts come
+    first.
+    """
     votes: dict[str, Counter[str]] = defaultdict(Counter)
     for rollout in made:
-        votes[rollout.ticket][rollout.slot.map(lambda answer: answer.verdict).value_or("unreadable")] += 1
+        votes[rollout.ticket][
+            rollout.slot.map(lambda answer: answer.verdict).value_or("unreadable")
+        ] += 1
     split_first = sorted(votes, key=lambda key: max(votes[key].values()) / votes[key].total())
-    return {key: f"Ticket {key}: {texts[key]}\nVotes: {', '.join(f'{n} {word}' for word, n in votes[key].most_common())}\n\n" for key in split_first}
+    return {
+        key: (
+            f"Ticket {key}: {texts[key]}\nVotes:"
+            f" {', '.join(f'{n} {word}' for word, n in votes[key].most_common())}\n\n"
+        )
+        for key in split_first
+    }
 
 
 def is_dropped(rollout: Rollout) -> bool:
@@ -140,7 +200,12 @@ def is_dropped(rollout: Rollout) -> bool:
 
 
 def line_of(rollout: Rollout) -> dict[str, Any]:
-    record = {"kind": "rollout", "ticket": rollout.ticket, "setting": rollout.setting, "seed": rollout.seed}
+    record = {
+        "kind": "rollout",
+        "ticket": rollout.ticket,
+        "setting": rollout.setting,
+        "seed": rollout.seed,
+    }
     if not pg.is_ok(rollout.slot):
         return {**record, "ok": False, "error": pg.error_to_plain(rollout.slot.failure())}
     return {**record, "ok": True, **asdict(rollout.slot.unwrap())}
@@ -152,43 +217,83 @@ def say(line: Mapping[str, Any]) -> None:
 
 @app.command(help=__doc__)
 def main(
-    tickets: Annotated[Path, typer.Argument(help="JSON Lines of tickets: id and text.", exists=True, dir_okay=False)],
+    tickets: Annotated[
+        Path,
+        typer.Argument(help="JSON Lines of tickets: id and text.", exists=True, dir_okay=False),
+    ],
     model: Annotated[str, typer.Option(help="A local folder, a hub name, or `embedded`.")],
-    backend: Annotated[str, typer.Option(help=f"The engine: {' or '.join(pg.backends.BACKENDS)}.")] = "hf",
+    backend: Annotated[
+        str, typer.Option(help=f"The engine: {' or '.join(pg.backends.BACKENDS)}.")
+    ] = "hf",
     samples: Annotated[int, typer.Option(min=1, help="Rollouts for each ticket and setting.")] = 4,
-    seed: Annotated[int, typer.Option(min=0, help="The seed of the first sample; the next has the next.")] = 17,
-    max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Tickets with longer prompts are dropped.")] = 2048,
-    reflection_tokens: Annotated[int, typer.Option(min=1, help="How long the prompt of the reflection may be.")] = 3072,
+    seed: Annotated[
+        int, typer.Option(min=0, help="The seed of the first sample; the next has the next.")
+    ] = 17,
+    max_prompt_tokens: Annotated[
+        int, typer.Option(min=1, help="Tickets with longer prompts are dropped.")
+    ] = 2048,
+    reflection_tokens: Annotated[
+        int, typer.Option(min=1, help="How long the prompt of the reflection may be.")
+    ] = 3072,
     batch: Annotated[int, typer.Option(min=1, help="Rollouts in one batch.")] = 32,
-    job: Annotated[Path | None, typer.Option(help="A folder that keeps what is finished.", file_okay=False)] = None,
+    job: Annotated[
+        Path | None, typer.Option(help="A folder that keeps what is finished.", file_okay=False)
+    ] = None,
 ) -> None:
     try:
-        lines = [strict_json.load(line) for line in tickets.read_text(encoding="utf-8").split("\n") if line.strip()]
+        lines = [
+            strict_json.load(line)
+            for line in tickets.read_text(encoding="utf-8").split("\n")
+            if line.strip()
+        ]
         route = pg.backends.load(pg.ModelLoadConfig(model=model, backend=backend, batch_size=batch))
         judge = judging(route)
         if job is not None:
             job.mkdir(parents=True, exist_ok=True)
-    except (ValueError, ImportError, OSError, pg.CallFailed) as refusal:  # a bad value; a missing extra; a model that cannot be read
+    except (ValueError, ImportError, OSError, pg.CallFailed) as refusal:
+        # a bad value; a missing extra; a model that cannot be read
         raise typer.BadParameter(str(refusal)) from None
     texts, cells = {str(line["id"]): str(line["text"]) for line in lines}, cells_of(samples, seed)
-    options = pg.GenerationOptions(max_new_tokens=96, max_prompt_tokens=max_prompt_tokens, decode=pg.DecodeOptions(strip_whitespace=True))
+    options = pg.GenerationOptions(
+        max_new_tokens=96,
+        max_prompt_tokens=max_prompt_tokens,
+        decode=pg.DecodeOptions(strip_whitespace=True),
+    )
     console = Console(stderr=True)
     dropped: set[str] = set()
     made: list[Rollout] = []
     with route:
         total = len(texts) * len(cells)
-        for rollout in track(rollouts(judge, texts, cells, options, batch, job), "rollouts", total, console=console, disable=not console.is_terminal):
+        for rollout in track(
+            rollouts(judge, texts, cells, options, batch, job),
+            "rollouts",
+            total,
+            console=console,
+            disable=not console.is_terminal,
+        ):
             if not is_dropped(rollout):
                 say(line_of(rollout))
                 made.append(rollout)
             elif rollout.ticket not in dropped:  # once, and not for every cell
                 dropped.add(rollout.ticket)
-                say({"kind": "dropped", "ticket": rollout.ticket, "error": pg.error_to_plain(rollout.slot.failure())})
-                print(f"dropped {rollout.ticket}: {rollout.slot.failure().message}", file=sys.stderr)
+                say(
+                    {
+                        "kind": "dropped",
+                        "ticket": rollout.ticket,
+                        "error": pg.error_to_plain(rollout.slot.failure()),
+                    }
+                )
+                print(
+                    f"dropped {rollout.ticket}: {rollout.slot.failure().message}", file=sys.stderr
+                )
         if made:
             say(reflection(route, cases_of(texts, made), reflection_tokens, job))
     readable = sum(pg.is_ok(rollout.slot) for rollout in made)
-    print(f"{len(texts)} tickets, {len(texts) - len(dropped)} judged: {len(made)} rollouts, {readable} of them verdicts", file=sys.stderr)
+    print(
+        f"{len(texts)} tickets, {len(texts) - len(dropped)} judged: {len(made)} rollouts,"
+        f" {readable} of them verdicts",
+        file=sys.stderr,
+    )
 
 
 if __name__ == "__main__":

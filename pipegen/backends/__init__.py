@@ -1,11 +1,16 @@
-"""Engines. The choice is explicit: `hf(...)` is Hugging Face transformers in this process, `vllm(...)` is vLLM in this process, and `vllm_server(...)`,
-`sglang_server(...)` and `openai_server(...)` are servers that run already. Their keywords are the fields of the records in `pipegen.engines.settings`.
+"""Engines. The choice is explicit: `hf(...)` is Hugging Face transformers in this process,
+`vllm(...)` is vLLM in this process, and `vllm_server(...)`, `sglang_server(...)` and
+`openai_server(...)` are servers that run already. Their keywords are the fields of the records in
+`pipegen.engines.settings`.
 
-Calling one of these loads nothing but (on first need) the tokenizer and the configuration; weights load when the first prompt reaches the engine. Each
-raises `InvalidField` for a bad setting, `UnknownField` with the nearest name for an unknown one, and `MissingExtra` (an ImportError), which says what to
-install, where a package is missing.
+Calling one of these loads nothing but (on first need) the tokenizer and the configuration; weights
+load when the first prompt reaches the engine. Each raises `InvalidField` for a bad setting,
+`UnknownField` with the nearest name for an unknown one, and `MissingExtra` (an ImportError), which
+says what to install, where a package is missing.
 
->>> route = openai_server("tiny", base_url="http://localhost:8000/v1", dialect="vllm")  # doctest: +SKIP
+>>> route = openai_server(
+...     "tiny", base_url="http://localhost:8000/v1", dialect="vllm"
+... )  # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -19,7 +24,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, cast, get_type_hints
 
 from returns.result import Failure
 
-# The packages of the same names bind themselves here when they are first imported: before the functions below, that is, and not over them later.
+# The packages of the same names bind themselves here when they are first imported: before the
+# functions below, that is, and not over them later.
 import pipegen.backends.hf
 import pipegen.backends.vllm  # noqa: F401 - as above
 from pipegen.core import errors
@@ -62,10 +68,20 @@ def _function(backend: str, settings: Callable[P, EngineSettings]) -> Callable[P
 
     kind = cast(type[EngineSettings], settings)
     make.__name__ = make.__qualname__ = backend
-    make.__doc__ = "\n".join([kind.__doc__ or "", "", "Args:", *(f"    {name}: {words}" for name, words in help_of(kind).items())])
+    make.__doc__ = "\n".join(
+        [
+            kind.__doc__ or "",
+            "",
+            "Args:",
+            *(f"    {name}: {words}" for name, words in help_of(kind).items()),
+        ]
+    )
     types, made = get_type_hints(kind), inspect.signature(kind)
-    parameters = [parameter.replace(annotation=types[name]) for name, parameter in made.parameters.items()]
-    make.__signature__ = made.replace(parameters=parameters, return_annotation="Route")  # type: ignore[attr-defined]  # what `help` and `inspect` show
+    parameters = [
+        parameter.replace(annotation=types[name]) for name, parameter in made.parameters.items()
+    ]
+    # what `help` and `inspect` show
+    make.__signature__ = made.replace(parameters=parameters, return_annotation="Route")  # type: ignore[attr-defined]
     return make
 
 
@@ -106,7 +122,9 @@ eval mode, and its weights are used as they are at each call."""
     return cast("_HF[P]", make)
 
 
-def _route_in_memory(model: Any, *, tokenizer: Any = None, processor: Any = None, **settings: Any) -> Route:
+def _route_in_memory(
+    model: Any, *, tokenizer: Any = None, processor: Any = None, **settings: Any
+) -> Route:
     for package in ("torch", "transformers"):
         need(package, "hf", "the Hugging Face engine")
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -116,16 +134,30 @@ def _route_in_memory(model: Any, *, tokenizer: Any = None, processor: Any = None
     from pipegen.drivers.route import route
 
     if not isinstance(model, PreTrainedModel):
-        raise InvalidField(f"hf takes tokenizer and processor with a model of transformers that is in memory, not with {printed(model)}")
+        raise InvalidField(
+            "hf takes tokenizer and processor with a model of transformers that is in memory, not"
+            f" with {printed(model)}"
+        )
     if tokenizer is None:
-        raise InvalidField("hf takes the tokenizer of a model that is in memory, too: hf(model, tokenizer=...)")
+        raise InvalidField(
+            "hf takes the tokenizer of a model that is in memory, too: hf(model, tokenizer=...)"
+        )
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
-        raise InvalidField(f"hf takes a tokenizer of transformers with a model that is in memory, not {printed(tokenizer)}")
+        raise InvalidField(
+            "hf takes a tokenizer of transformers with a model that is in memory, not"
+            f" {printed(tokenizer)}"
+        )
     if processor is not None and not callable(processor):
-        raise InvalidField(f"hf takes a processor of transformers with a model that is in memory, not {printed(processor)}")
+        raise InvalidField(
+            "hf takes a processor of transformers with a model that is in memory, not"
+            f" {printed(processor)}"
+        )
     for name in settings:
         if name not in _IN_MEMORY:
-            raise InvalidField(f"hf takes no {name!r} for a model that is in memory{nearest(name, _IN_MEMORY)}; it takes {', '.join(_IN_MEMORY)}")
+            raise InvalidField(
+                f"hf takes no {name!r} for a model that is in memory{nearest(name, _IN_MEMORY)}; it"
+                f" takes {', '.join(_IN_MEMORY)}"
+            )
     load = ModelLoadConfig(model=f"{type(model).__name__} in memory", **settings)
     try:
         checkpoint = CheckpointInMemory(load, model, tokenizer, processor)
@@ -159,7 +191,10 @@ def route_with(backend: str, settings: EngineSettings) -> Route:
 
     if isinstance(settings, ChatServerSettings):
         return chat_server(openai.DIALECTS[settings.dialect], settings)
-    return token_server({"vllm_server": vllm.VLLM, "sglang_server": sglang.SGLANG}[backend], cast(TokenServerSettings, settings))
+    return token_server(
+        {"vllm_server": vllm.VLLM, "sglang_server": sglang.SGLANG}[backend],
+        cast(TokenServerSettings, settings),
+    )
 
 
 def _route_of(config: ModelLoadConfig) -> Route:
@@ -167,11 +202,14 @@ def _route_of(config: ModelLoadConfig) -> Route:
 
 
 def load(config: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResult]:
-    """The route that a configuration describes; with `fallback_backend`, the fallback from it, for the errors that `fallback_when` names.
+    """The route that a configuration describes; with `fallback_backend`, the fallback from it, for
+    the errors that `fallback_when` names.
 
-    The second engine has the same settings but `engine_kwargs`, which are the first one's; it loads only when a request needs it. Where a package of the
-    first engine is not installed, it answers everything, and results say why (`tried`). `pg.attach` attaches plugins to both. The checkpoint's configuration
-    is read here, but no weights, and no server is asked: a model that cannot be read raises `InvalidField` or `CallFailed` at once, not at the first request.
+    The second engine has the same settings but `engine_kwargs`, which are the first one's; it loads
+    only when a request needs it. Where a package of the first engine is not installed, it answers
+    everything, and results say why (`tried`). `pg.attach` attaches plugins to both. The
+    checkpoint's configuration is read here, but no weights, and no server is asked: a model that
+    cannot be read raises `InvalidField` or `CallFailed` at once, not at the first request.
 
     >>> load(ModelLoadConfig(model="embedded", backend="hff"))
     Traceback (most recent call last):
@@ -179,7 +217,10 @@ def load(config: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResult]:
     pipegen.core.names.InvalidField: ModelLoadConfig.backend takes one of hf, vllm, vllm_server, sglang_server, openai_server, not 'hff'; did you mean 'hf'?
     """
     if not isinstance(config, ModelLoadConfig):
-        raise TypeError(f"a ModelLoadConfig is loaded, not {type(config).__name__}: the functions such as hf(model) take a name")
+        raise TypeError(
+            f"a ModelLoadConfig is loaded, not {type(config).__name__}: the functions such as"
+            " hf(model) take a name"
+        )
 
     def first() -> Route:
         route = _route_of(config)
@@ -189,16 +230,26 @@ def load(config: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResult]:
     return with_fallback(first, config)
 
 
-def with_fallback(first: Callable[[], Route], config: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResult]:
-    """The fallback from a route to the second engine of its configuration; the route itself where there is none.
+def with_fallback(
+    first: Callable[[], Route], config: ModelLoadConfig
+) -> Pipe[GenerationRequest, GenerationResult]:
+    """The fallback from a route to the second engine of its configuration; the route itself where
+    there is none.
 
-    Where a package of the first engine is missing, each request is answered by the second one, after an error that says what to install.
+    Where a package of the first engine is missing, each request is answered by the second one,
+    after an error that says what to install.
     """
     from pipegen.core.fallback import fallback
 
     if config.fallback_backend is None:
         return first()
-    alone = dataclasses.replace(config, backend=config.fallback_backend, fallback_backend=None, fallback_when=FALLBACK_WHEN, engine_kwargs={})
+    alone = dataclasses.replace(
+        config,
+        backend=config.fallback_backend,
+        fallback_backend=None,
+        fallback_when=FALLBACK_WHEN,
+        engine_kwargs={},
+    )
     when: Any = tuple(getattr(errors, str(name)) for name in config.fallback_when)
     primary: Pipe[GenerationRequest, GenerationResult]
     try:
@@ -212,19 +263,31 @@ def _unavailable(backend: str, missing: MissingExtra) -> Pipe[GenerationRequest,
     """A route through an engine whose package is not installed."""
     from pipegen.core.pipe import row_stage
 
-    error = errors.BackendFailed(str(missing), backend=backend, lasting=True, hint="install it, or leave the request to the engine to fall back to")
-    made: Pipe[GenerationRequest, GenerationResult] = row_stage(backend, lambda request: Failure(error), keeps_text=True)
+    error = errors.BackendFailed(
+        str(missing),
+        backend=backend,
+        lasting=True,
+        hint="install it, or leave the request to the engine to fall back to",
+    )
+    made: Pipe[GenerationRequest, GenerationResult] = row_stage(
+        backend, lambda request: Failure(error), keeps_text=True
+    )
     return dataclasses.replace(made, routes=(backend,))
 
 
 class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
-    """A route (or the configuration of one) as an object with two methods, for code that wants one; both give one slot for each request, in order.
+    """A route (or the configuration of one) as an object with two methods, for code that wants one;
+    both give one slot for each request, in order.
 
-    Both names mean `run`, and take requests with images and without, even in one batch: a table has rows of both kinds, vision models answer both, and all
-    that are valid go to the engine in one call. A request with an image at a model that takes none fails in its own slot, with `UnsupportedMultimodal`.
+    Both names mean `run`, and take requests with images and without, even in one batch: a table has
+    rows of both kinds, vision models answer both, and all that are valid go to the engine in one
+    call. A request with an image at a model that takes none fails in its own slot, with
+    `UnsupportedMultimodal`.
 
     >>> from pipegen.core.pipe import pure
-    >>> GenerationEngine(pure("echo", lambda request: request.prompt)).generate_text_batch([{"prompt": "Hi"}])
+    >>> GenerationEngine(pure("echo", lambda request: request.prompt)).generate_text_batch(
+    ...     [{"prompt": "Hi"}]
+    ... )
     (<Success: Hi>,)
     """
 
@@ -237,16 +300,27 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
     ) -> None:
         made = load(route) if isinstance(route, ModelLoadConfig) else route
         if not isinstance(made, Pipe):
-            raise TypeError(f"a GenerationEngine is made of a route or a ModelLoadConfig, not of {type(made).__name__}: ModelLoadConfig(model=...)")
+            raise TypeError(
+                "a GenerationEngine is made of a route or a ModelLoadConfig, not of"
+                f" {type(made).__name__}: ModelLoadConfig(model=...)"
+            )
         self.route, self.image_policy, self.policy = made, image_policy, policy
 
-    def generate_text_batch(self, requests: Iterable[Request], options: Options | None = None) -> Batch[GenerationResult]:
+    def generate_text_batch(
+        self, requests: Iterable[Request], options: Options | None = None
+    ) -> Batch[GenerationResult]:
         """Generate, as `run` does: one slot for each request, in order."""
-        return run(self.route, requests, options, image_policy=self.image_policy, policy=self.policy)
+        return run(
+            self.route, requests, options, image_policy=self.image_policy, policy=self.policy
+        )
 
-    def generate_vlm_batch(self, requests: Iterable[Request], options: Options | None = None) -> Batch[GenerationResult]:
+    def generate_vlm_batch(
+        self, requests: Iterable[Request], options: Options | None = None
+    ) -> Batch[GenerationResult]:
         """The same as `generate_text_batch`, for code that has images."""
-        return run(self.route, requests, options, image_policy=self.image_policy, policy=self.policy)
+        return run(
+            self.route, requests, options, image_policy=self.image_policy, policy=self.policy
+        )
 
     def __exit__(self, *error: object) -> None:
         self.route.__exit__(*error)

@@ -1,7 +1,9 @@
-"""The form of an answer as a grammar. Engines that run in this process are given the same grammar text, so that they leave the same tokens to choose from.
+"""The form of an answer as a grammar. Engines that run in this process are given the same grammar
+text, so that they leave the same tokens to choose from.
 
-The grammar is Lark's, as the library llguidance reads it: the form, and then one of the tokens that end the answer. JSON has no white space between its
-parts (a schema's own `x-guidance` may say otherwise).
+The grammar is Lark's, as the library llguidance reads it: the form, and then one of the tokens that
+end the answer. JSON has no white space between its parts (a schema's own `x-guidance` may say
+otherwise).
 
 >>> from pipegen.records.option_records import StructuredOptions
 >>> text_of(StructuredOptions(choice=("yes", "no")), (2, 5))
@@ -31,14 +33,26 @@ from pipegen.records.options import GenerationOptions, StructuredOptions
 from pipegen.stages.parts.regex_check import ascii_regex, edge_in
 from pipegen.stages.stopping import ending_ids
 
-__all__ = ["cannot_compile", "form_of", "grammar_of", "has_form", "text_of", "unsupported_with_form", "written_out"]
+__all__ = [
+    "cannot_compile",
+    "form_of",
+    "grammar_of",
+    "has_form",
+    "text_of",
+    "unsupported_with_form",
+    "written_out",
+]
 
 
 @functools.lru_cache(maxsize=1024)
 def written_out(form: StructuredOptions) -> StructuredOptions:
-    r"""The form with the same meaning for every engine: in regular expressions, and in those of a schema, classes of characters are those of ASCII.
+    r"""The form with the same meaning for every engine: in regular expressions, and in those of a
+    schema, classes of characters are those of ASCII.
 
-    >>> written_out(StructuredOptions(regex=r"\d{4}")).regex, written_out(StructuredOptions(json_schema={"pattern": r"^\w+$"})).json_schema
+    >>> (
+    ...     written_out(StructuredOptions(regex=r"\d{4}")).regex,
+    ...     written_out(StructuredOptions(json_schema={"pattern": r"^\w+$"})).json_schema,
+    ... )
     ('[0-9]{4}', '{"pattern": "^[0-9A-Za-z_]+$"}')
     """
     if form.regex is not None:
@@ -63,7 +77,10 @@ def _with_ascii(schema: Any) -> Any:
         elif key in _SCHEMAS:
             out[key] = _with_ascii(inner)
         elif key in _MAPS and isinstance(inner, dict):
-            out[key] = {ascii_regex(name) if key == "patternProperties" else name: _with_ascii(part) for name, part in inner.items()}
+            out[key] = {
+                ascii_regex(name) if key == "patternProperties" else name: _with_ascii(part)
+                for name, part in inner.items()
+            }
         else:
             out[key] = inner
     return out
@@ -83,50 +100,88 @@ def form_of(options: GenerationOptions) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def unsupported_with_form(options: GenerationOptions, engine: str, *, masked_here: bool = False) -> UnsupportedOption | None:
+def unsupported_with_form(
+    options: GenerationOptions, engine: str, *, masked_here: bool = False
+) -> UnsupportedOption | None:
     """What an engine cannot honour of a form and what stands beside it; None where all is well.
 
-    `masked_here` says that pipegen itself masks the logits. Then `min_new_tokens` is kept beside a form, and logprobs are the model's own; others take
-    logprobs after the mask.
+    `masked_here` says that pipegen itself masks the logits. Then `min_new_tokens` is kept beside a
+    form, and logprobs are the model's own; others take logprobs after the mask.
     """
     name = next(iter(form_of(options)), None)
     if name is None or options.structured is None:
         return None
     beside = f"{shown(engine)} does not honour {{}} with {name}: "
     if options.min_new_tokens and not masked_here:
-        words = beside.format(f"min_new_tokens={options.min_new_tokens}") + "an answer that is complete before could neither end nor go on"
+        words = (
+            beside.format(f"min_new_tokens={options.min_new_tokens}")
+            + "an answer that is complete before could neither end nor go on"
+        )
         return UnsupportedOption(words, option="min_new_tokens")
     if options.stop is not None and options.stop.ignore_eos:
-        words = beside.format("ignore_eos=True") + "what came after the answer's end would not have its form"
+        words = (
+            beside.format("ignore_eos=True")
+            + "what came after the answer's end would not have its form"
+        )
         return UnsupportedOption(words, option="ignore_eos")
     if options.logprobs and not masked_here:
-        words = beside.format("logprobs=True") + "it takes them among the tokens that the form allows, so they are not the model's own"
+        words = (
+            beside.format("logprobs=True")
+            + "it takes them among the tokens that the form allows, so they are not the model's own"
+        )
         return UnsupportedOption(words, option="logprobs", hint="leave out logprobs, or use hf")
     wrong = _wrong_with(options.structured)
     return cannot_compile(name, wrong) if wrong else None
 
 
-def _spelled_token(options: GenerationOptions, tokenizer: Tokenizer, engine: str) -> UnsupportedOption | None:
-    """The refusal of a choice that holds the text of a control token: llguidance lets the token itself stand for that text."""
+def _spelled_token(
+    options: GenerationOptions, tokenizer: Tokenizer, engine: str
+) -> UnsupportedOption | None:
+    """The refusal of a choice that holds the text of a control token: llguidance lets the token
+    itself stand for that text.
+    """
     choices = form_of(options).get("choice", ())
-    token = next((token for token in tokenizer.special_tokens for choice in choices if token in choice), None)
+    token = next(
+        (token for token in tokenizer.special_tokens for choice in choices if token in choice), None
+    )
     if token is None:
         return None
-    words = f"{shown(engine)} does not honour choice with the text {token!r}: it would be the control token"
+    words = (
+        f"{shown(engine)} does not honour choice with the text {token!r}: it would be the control"
+        " token"
+    )
     return UnsupportedOption(words, option="choice", hint="use choices without that text")
 
 
 TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
-_SCHEMAS = ("items", "prefixItems", "additionalProperties", "contains", "propertyNames", "allOf", "anyOf", "oneOf", "not", "if", "then", "else")
+_SCHEMAS = (
+    "items",
+    "prefixItems",
+    "additionalProperties",
+    "contains",
+    "propertyNames",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "not",
+    "if",
+    "then",
+    "else",
+)
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
 
-_NO_EDGES = r"engines cannot match word boundaries while they generate: write the regular expression without \b and \B"
+_NO_EDGES = (
+    r"engines cannot match word boundaries while they generate: write the regular expression"
+    r" without \b and \B"
+)
 
 
 @functools.lru_cache(maxsize=1024)
 def _wrong_with(form: StructuredOptions) -> str:
-    """What is wrong with a form whichever engine reads it: a type that JSON Schema does not have, the edge of a word. Empty where nothing is, or was found."""
+    """What is wrong with a form whichever engine reads it: a type that JSON Schema does not have,
+    the edge of a word. Empty where nothing is, or was found.
+    """
     if form.regex is not None and edge_in(form.regex):
         return _NO_EDGES
     parts: list[Any] = [json.loads(form.json_schema)] if isinstance(form.json_schema, str) else []
@@ -139,7 +194,10 @@ def _wrong_with(form: StructuredOptions) -> str:
             if not isinstance(kind, str) or kind not in TYPES:
                 return f"Invalid type: {kind if isinstance(kind, str) else json.dumps(kind)}"
         patterns = schema.get("patternProperties")
-        if any(isinstance(one, str) and edge_in(one) for one in (schema.get("pattern"), *(patterns if isinstance(patterns, dict) else ()))):
+        if any(
+            isinstance(one, str) and edge_in(one)
+            for one in (schema.get("pattern"), *(patterns if isinstance(patterns, dict) else ()))
+        ):
             return _NO_EDGES
         for key in _SCHEMAS:
             inner = schema.get(key)
@@ -150,11 +208,18 @@ def _wrong_with(form: StructuredOptions) -> str:
     return ""
 
 
-def grammar_of(options: GenerationOptions, tokenizer: Tokenizer, eos_token_ids: Sequence[int], vocab_size: int | None, engine: str) -> Slot[str | None]:
+def grammar_of(
+    options: GenerationOptions,
+    tokenizer: Tokenizer,
+    eos_token_ids: Sequence[int],
+    vocab_size: int | None,
+    engine: str,
+) -> Slot[str | None]:
     """The grammar of the answer, checked; None where its form is free.
 
-    A complete answer ends with one of the model's end tokens, or with another special token that ends the row. Gives `UnsupportedOption`, which names the
-    option, for a form that llguidance does not take, and where llguidance is not installed.
+    A complete answer ends with one of the model's end tokens, or with another special token that
+    ends the row. Gives `UnsupportedOption`, which names the option, for a form that llguidance does
+    not take, and where llguidance is not installed.
     """
     name = next(iter(form_of(options)), None)
     if name is None or options.structured is None:
@@ -167,12 +232,26 @@ def grammar_of(options: GenerationOptions, tokenizer: Tokenizer, eos_token_ids: 
     if refused is not None:
         return Failure(refused)
     kept = {*eos_token_ids, *tokenizer.special_tokens.values()}
-    ends = tuple(number for number in ending_ids(options, tokenizer, eos_token_ids, vocab_size) if number in kept)
+    ends = tuple(
+        number
+        for number in ending_ids(options, tokenizer, eos_token_ids, vocab_size)
+        if number in kept
+    )
     if not ends:
-        words = f"{shown(engine)} does not honour {name}: the model has no end token, with which a complete answer could end"
+        words = (
+            f"{shown(engine)} does not honour {name}: the model has no end token, with which a"
+            " complete answer could end"
+        )
         return Failure(UnsupportedOption(words, option=name, hint="set one in stop_token_ids"))
-    made = guard(functools.partial(_checked, options.structured, ends), lambda raised: cannot_compile(name, raised.words))
-    return made.bind(lambda checked: Failure(cannot_compile(name, checked[1])) if checked[1] else Success(checked[0]))
+    made = guard(
+        functools.partial(_checked, options.structured, ends),
+        lambda raised: cannot_compile(name, raised.words),
+    )
+    return made.bind(
+        lambda checked: (
+            Failure(cannot_compile(name, checked[1])) if checked[1] else Success(checked[0])
+        )
+    )
 
 
 @functools.lru_cache(maxsize=1024)
@@ -189,11 +268,15 @@ def _by_bytes(form: StructuredOptions) -> Any:
     """The grammar of a form alone, over bytes instead of a model's tokens."""
     from llguidance import LLMatcher, LLTokenizer
 
-    return LLMatcher(LLTokenizer("byte"), LLMatcher.grammar_from_lark(text_of(form, ())), log_level=0)
+    return LLMatcher(
+        LLTokenizer("byte"), LLMatcher.grammar_from_lark(text_of(form, ())), log_level=0
+    )
 
 
 def has_form(form: StructuredOptions, text: str) -> bool:
-    """Whether a whole text has the form. A space that the tokenizer does not show at the very start may be missing."""
+    """Whether a whole text has the form. A space that the tokenizer does not show at the very start
+    may be missing.
+    """
     for answer in (text.encode(), b" " + text.encode()):
         matcher = _by_bytes(form).deep_copy()
         if matcher.try_consume_tokens(list(answer)) == len(answer) and matcher.is_accepting():
@@ -202,10 +285,13 @@ def has_form(form: StructuredOptions, text: str) -> bool:
 
 
 def text_of(form: StructuredOptions, ends: Sequence[int]) -> str:
-    """The grammar of a form, ended by one of these tokens where there are some. Of a regular expression, llguidance says how it is written in a grammar."""
+    """The grammar of a form, ended by one of these tokens where there are some. Of a regular
+    expression, llguidance says how it is written in a grammar.
+    """
     form = written_out(form)
     if form.choice is not None:
-        body = "TEXT\nTEXT: " + " | ".join(map(json.dumps, form.choice))  # a name in capitals is one lexeme, however many texts there are
+        # a name in capitals is one lexeme, however many texts there are
+        body = "TEXT\nTEXT: " + " | ".join(map(json.dumps, form.choice))
     elif form.regex is not None:
         from llguidance import regex_to_lark
 
@@ -222,11 +308,25 @@ def text_of(form: StructuredOptions, ends: Sequence[int]) -> str:
 def cannot_compile(option: str, wrong: str) -> UnsupportedOption:
     """The error for a form that llguidance does not take, in its words.
 
-    >>> cannot_compile("json_schema", "at 2(7): failed to compile JSON schema: Invalid type: no\\n   1 | start: ...").message
+    >>> cannot_compile(
+    ...     "json_schema",
+    ...     "at 2(7): failed to compile JSON schema: Invalid type: no\\n   1 | start: ...",
+    ... ).message
     'json_schema cannot be compiled: Invalid type: no'
-    >>> cannot_compile("regex", 'at 2(7): invalid regex "(" (in regex): regex parse error:\\n (\\n ^\\nerror: unclosed group').message
+    >>> cannot_compile(
+    ...     "regex",
+    ...     'at 2(7): invalid regex "(" (in regex): regex parse error:\\n (\\n ^\\nerror: unclosed group',
+    ... ).message
     'regex cannot be compiled: unclosed group'
     """
     wrong = wrong.partition("\n<state>")[0]
-    found = re.search(r"^error: (.*)", wrong, re.MULTILINE) or re.search(r"failed to compile JSON schema: (.*)", wrong) or re.match(r"(.*)", wrong)
-    return UnsupportedOption(f"{option} cannot be compiled: {found[1] if found else wrong}"[:600], option=option, hint=f"correct {option}, or leave it out")
+    found = (
+        re.search(r"^error: (.*)", wrong, re.MULTILINE)
+        or re.search(r"failed to compile JSON schema: (.*)", wrong)
+        or re.match(r"(.*)", wrong)
+    )
+    return UnsupportedOption(
+        f"{option} cannot be compiled: {found[1] if found else wrong}"[:600],
+        option=option,
+        hint=f"correct {option}, or leave it out",
+    )

@@ -19,13 +19,24 @@ __all__ = ["EngineRow", "newly_done", "other_prompt"]
 
 
 class EngineRow:
-    """A row that is followed token by token; `position` is its index among the call's inputs. With `text`, its tokens come with the text that is final."""
+    """A row that is followed token by token; `position` is its index among the call's inputs. With
+    `text`, its tokens come with the text that is final.
+    """
 
     def __init__(
-        self, position: int, encoded: Encoded, tokenizer: Tokenizer, eos_token_ids: Sequence[int], plugins: Sequence[Plugin], *, text: bool = False
+        self,
+        position: int,
+        encoded: Encoded,
+        tokenizer: Tokenizer,
+        eos_token_ids: Sequence[int],
+        plugins: Sequence[Plugin],
+        *,
+        text: bool = False,
     ) -> None:
         self.position, self.encoded, self.options = position, encoded, encoded.options
-        self.decoder = RowDecoder(encoded.options, tokenizer, eos_token_ids, plugins if encoded.watched else (), text=text)
+        self.decoder = RowDecoder(
+            encoded.options, tokenizer, eos_token_ids, plugins if encoded.watched else (), text=text
+        )
         self.token_ids = self.decoder.token_ids
         """What was generated so far."""
         self.logprobs: list[TokenLogprob] = []
@@ -43,7 +54,13 @@ class EngineRow:
 
     @property
     def done(self) -> bool:
-        return self.decoder.finish is not None or self.error is not None or self.halted is not None or self.dropped or self.aborted
+        return (
+            self.decoder.finish is not None
+            or self.error is not None
+            or self.halted is not None
+            or self.dropped
+            or self.aborted
+        )
 
     def fail(self, error: GenerationError | None) -> None:
         """End the row with this error, unless it has one already, or there is none."""
@@ -56,15 +73,23 @@ class EngineRow:
         else:
             self.fail(grammar.failure())
 
-    def take(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None = None) -> TokensMade | None:
-        """Append tokens, up to the one that ends the row; the event of those that belong to it, if any."""
+    def take(
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None = None
+    ) -> TokensMade | None:
+        """Append tokens, up to the one that ends the row; the event of those that belong to it, if
+        any.
+        """
         began = len(self.token_ids)
         shown = self.decoder.take(token_ids)
         made = tuple(self.token_ids[began:])
         if logprobs is not None:
             self.logprobs += logprobs[: len(made)]
         self.fail(self.decoder.failure)
-        return TokensMade(row=self.position, token_ids=made, text=shown if self._text else None) if made and self.error is None else None
+        return (
+            TokensMade(row=self.position, token_ids=made, text=shown if self._text else None)
+            if made and self.error is None
+            else None
+        )
 
     def slot(self) -> Slot[Raw]:
         """The finished row's answer."""
@@ -73,8 +98,20 @@ class EngineRow:
             self.fail(self.decoder.failure)
         if self.error is not None:
             return Failure(self.error)
-        logprobs, ids = tuple(self.logprobs) if self.options.logprobs else None, tuple(self.token_ids)
-        return Success(Raw(encoded=self.encoded, token_ids=ids, logprobs=logprobs, aborted=self.aborted, halted=self.halted, ending=self.decoder.ending))
+        logprobs, ids = (
+            tuple(self.logprobs) if self.options.logprobs else None,
+            tuple(self.token_ids),
+        )
+        return Success(
+            Raw(
+                encoded=self.encoded,
+                token_ids=ids,
+                logprobs=logprobs,
+                aborted=self.aborted,
+                halted=self.halted,
+                ending=self.decoder.ending,
+            )
+        )
 
 
 def newly_done(rows: Sequence[EngineRow]) -> Iterator[RowDone]:
@@ -85,11 +122,21 @@ def newly_done(rows: Sequence[EngineRow]) -> Iterator[RowDone]:
             yield RowDone(row=row.position, slot=row.slot())
 
 
-def other_prompt(ids: Sequence[int] | None, prompt: Prompt, engine: str, hint: str) -> MalformedResponse | None:
-    """What is wrong where an engine says that it ran another prompt than pipegen's; None where it says nothing, or ran that one."""
+def other_prompt(
+    ids: Sequence[int] | None, prompt: Prompt, engine: str, hint: str
+) -> MalformedResponse | None:
+    """What is wrong where an engine says that it ran another prompt than pipegen's; None where it
+    says nothing, or ran that one.
+    """
     if ids is None or tuple(ids) == prompt.token_ids:
         return None
     pairs = zip(ids, prompt.token_ids, strict=False)
-    first = next((position for position, (seen, wanted) in enumerate(pairs) if seen != wanted), min(len(ids), len(prompt.token_ids)))
-    words = f"{engine} ran a prompt of {len(ids)} tokens, which has {len(prompt.token_ids)} for pipegen; they differ from position {first} on"
+    first = next(
+        (position for position, (seen, wanted) in enumerate(pairs) if seen != wanted),
+        min(len(ids), len(prompt.token_ids)),
+    )
+    words = (
+        f"{engine} ran a prompt of {len(ids)} tokens, which has {len(prompt.token_ids)} for"
+        f" pipegen; they differ from position {first} on"
+    )
     return MalformedResponse(words, hint=f"{hint}; the answer was not used")

@@ -1,13 +1,17 @@
-"""Calls that share the steps of one engine: who calls while another call runs takes part in the same steps.
+"""Calls that share the steps of one engine: who calls while another call runs takes part in the
+same steps.
 
-**Who steps.** Each call has a box; a step puts what it brings into the boxes of the calls that it is for. A synchronous call steps whenever its box is empty.
-Asynchronous calls wait for their boxes while a thread steps for all of them; it ends when none of them waits.
+**Who steps.** Each call has a box; a step puts what it brings into the boxes of the calls that it
+is for. A synchronous call steps whenever its box is empty. Asynchronous calls wait for their boxes
+while a thread steps for all of them; it ends when none of them waits.
 
 **Invariants.**
 
-- The engine is used only under `lock`. Who adds something (`entered`) gets it before the thread's next step.
+- The engine is used only under `lock`. Who adds something (`entered`) gets it before the thread's
+  next step.
 - What a step raises is put into the boxes of all calls that it was for: each of them raises it.
-- What a call leaves is dropped before the next step, or at once where no step is running; the call does not wait for it.
+- What a call leaves is dropped before the next step, or at once where no step is running; the call
+  does not wait for it.
 """
 
 from __future__ import annotations
@@ -29,7 +33,9 @@ E = TypeVar("E")
 
 
 class Box(Generic[E]):
-    """What has come for one call, and was not taken yet. With `least`, an asynchronous call is woken only once so much has come."""
+    """What has come for one call, and was not taken yet. With `least`, an asynchronous call is
+    woken only once so much has come.
+    """
 
     def __init__(self, least: int = 1) -> None:
         self._least = least
@@ -58,7 +64,8 @@ class Box(Generic[E]):
         wake = self._wake
         if wake is not None and self.ready:
             self._wake = None
-            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits there any more
+            # the loop was closed: nobody waits there any more
+            with contextlib.suppress(RuntimeError):
                 wake()
 
     def take(self) -> list[E]:
@@ -102,7 +109,9 @@ class SharedSteps(ABC, Generic[E]):
 
     @abstractmethod
     def _advance(self) -> None:
-        """One step for every call, and what it brings, or raises, put into the boxes; nothing where there is nothing to do."""
+        """One step for every call, and what it brings, or raises, put into the boxes; nothing where
+        there is nothing to do.
+        """
 
     @abstractmethod
     def _drop(self) -> None:
@@ -122,7 +131,9 @@ class SharedSteps(ABC, Generic[E]):
                 self._guard.notify_all()
 
     def step(self, box: Box[E]) -> list[E]:
-        """What is there for the box, after a step where there is nothing (and perhaps nothing then either). Raises as the step does."""
+        """What is there for the box, after a step where there is nothing (and perhaps nothing then
+        either). Raises as the step does.
+        """
         with self.lock:
             if not box.filled:
                 self._step_for_all()
@@ -131,7 +142,9 @@ class SharedSteps(ABC, Generic[E]):
         return box.take()
 
     async def astep(self, box: Box[E]) -> list[E]:
-        """What is there for the box once it is ready; a thread steps while asynchronous calls wait."""
+        """What is there for the box once it is ready; a thread steps while asynchronous calls
+        wait.
+        """
         if not box.ready:
             with self._guard:
                 self._waiting.add(box)
@@ -145,7 +158,9 @@ class SharedSteps(ABC, Generic[E]):
         return box.take()
 
     def leave(self) -> None:
-        """Something was left: it is dropped before the next step, or now where no step is running."""
+        """Something was left: it is dropped before the next step, or now where no step is
+        running.
+        """
         self._left = True
         if self.lock.acquire(blocking=False):
             try:

@@ -18,7 +18,9 @@ R = TypeVar("R")
 
 
 class _Source(Generic[R]):
-    """Rows that are read together: those with equal prompts and images, which one prefill serves."""
+    """Rows that are read together: those with equal prompts and images, which one prefill
+    serves.
+    """
 
     __slots__ = ("arrived", "key", "name", "rows", "waits")
 
@@ -32,12 +34,20 @@ _key = attrgetter("key")
 class Waiting(Generic[R]):
     """Waiting rows, ordered by `key`, smallest first, and those with equal `source` together.
 
-    Where rows go on coming, they are put in order in rounds: those that come wait until fewer than `size` of the rows before them are left. So rows that are
-    alike run side by side. A row with a large key is not passed by for ever: one behind which `overdue` others were put in order is next, with those that
-    are like it.
+    Where rows go on coming, they are put in order in rounds: those that come wait until fewer than
+    `size` of the rows before them are left. So rows that are alike run side by side. A row with a
+    large key is not passed by for ever: one behind which `overdue` others were put in order is
+    next, with those that are like it.
     """
 
-    def __init__(self, size: int, overdue: int, *, key: Callable[[R], Any], source: Callable[[R], Hashable] = id) -> None:
+    def __init__(
+        self,
+        size: int,
+        overdue: int,
+        *,
+        key: Callable[[R], Any],
+        source: Callable[[R], Hashable] = id,
+    ) -> None:
         self._size, self._overdue, self._key_of, self._source_of = size, overdue, key, source
         self._added, self._apart = 0, False
         self._new: list[_Source[R]] = []
@@ -85,18 +95,28 @@ class Waiting(Generic[R]):
         if not places:
             return
         start, before = self._start, len(self._first)
-        for source in [source for place, source in enumerate(self._next(max(places) + 1)) if place in places]:
+        for source in [
+            source for place, source in enumerate(self._next(max(places) + 1)) if place in places
+        ]:
             source.waits = False
             if self._named.get(source.name) is source:
                 del self._named[source.name]
         if self._first:
-            self._first = deque(source for place, source in enumerate(self._first) if place not in places)
-        for index in sorted(((start + place - before) % len(self._sorted) for place in places if place >= before), reverse=True):
+            self._first = deque(
+                source for place, source in enumerate(self._first) if place not in places
+            )
+        for index in sorted(
+            ((start + place - before) % len(self._sorted) for place in places if place >= before),
+            reverse=True,
+        ):
             del self._sorted[index]
 
     def prune(self, done: Callable[[R], bool]) -> None:
         """Drop the rows that are done."""
-        rows, first = [row for source in (*self._sorted, *self._new) for row in source.rows], [row for source in self._first for row in source.rows]
+        rows, first = (
+            [row for source in (*self._sorted, *self._new) for row in source.rows],
+            [row for source in self._first for row in source.rows],
+        )
         self.clear()
         self.add([row for row in rows if not done(row)], apart=self._apart)
         self.add_first([row for row in first if not done(row)])
@@ -125,36 +145,59 @@ class Waiting(Generic[R]):
 
     @property
     def _start(self) -> int:
-        """Where the order begins: at the first, or at the one that has waited longest, where that is overdue."""
+        """Where the order begins: at the first, or at the one that has waited longest, where that
+        is overdue.
+        """
         while self._arrivals and not self._arrivals[0].waits:
             self._arrivals.popleft()
         if not self._arrivals or self._added - self._arrivals[0].arrived < self._overdue:
             return 0
         oldest = self._arrivals[0]
         place = bisect_left(self._sorted, oldest.key, key=_key)
-        return next(index for index in range(place, len(self._sorted)) if self._sorted[index] is oldest)
+        return next(
+            index for index in range(place, len(self._sorted)) if self._sorted[index] is oldest
+        )
 
 
 def beginning(asked: Encoded | ResolvedRequest) -> tuple[Any, ...]:
-    """By what rows are ordered so that those whose prompts begin alike are next to each other: an engine's prefix cache then serves most of them.
+    """By what rows are ordered so that those whose prompts begin alike are next to each other: an
+    engine's prefix cache then serves most of them.
 
-    It is the prompt's ids, or the texts of the messages, with the images where they stand (of a prompt's ids: where the first one stands).
+    It is the prompt's ids, or the texts of the messages, with the images where they stand (of a
+    prompt's ids: where the first one stands).
     """
     if isinstance(asked, Encoded):
         prompt = asked.prompt
         if not prompt.images:
             return (prompt.token_ids,)
         pairs = zip(prompt.token_ids, prompt.compact_token_ids, strict=False)
-        place = next((at for at, (one, other) in enumerate(pairs) if one != other), len(prompt.compact_token_ids))
-        return prompt.token_ids[:place], tuple(image.digest for image in prompt.images), prompt.token_ids[place:]
+        place = next(
+            (at for at, (one, other) in enumerate(pairs) if one != other),
+            len(prompt.compact_token_ids),
+        )
+        return (
+            prompt.token_ids[:place],
+            tuple(image.digest for image in prompt.images),
+            prompt.token_ids[place:],
+        )
     request = asked.request
     parts: list[tuple[int, str | bytes]] = [] if request.prompt is None else [(0, request.prompt)]
     for message in request.messages or ():
         parts.append((0, message.role))
-        for part in (message.content,) if isinstance(message.content, str) else message.content or ():
+        for part in (
+            (message.content,) if isinstance(message.content, str) else message.content or ()
+        ):
             if isinstance(part, ImagePart):
                 source = part.source
-                parts.append((1, b"") if source is None else (1, source.data) if source.data is not None else (2, source.url or source.path or ""))
+                parts.append(
+                    (1, b"")
+                    if source is None
+                    else (
+                        (1, source.data)
+                        if source.data is not None
+                        else (2, source.url or source.path or "")
+                    )
+                )
             else:
                 parts.append((0, part if isinstance(part, str) else part.text))
     return tuple(parts)

@@ -1,6 +1,7 @@
 """The command line: `pipegen generate`, `pipegen demo`, `pipegen doctor`.
 
-Asking for help loads no torch, transformers, vllm or PIL; each command imports what it needs when it runs.
+Asking for help loads no torch, transformers, vllm or PIL; each command imports what it needs when
+it runs.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ def _log_in_lines() -> None:
 
 
 class StreamClosed(BaseException):
-    """A closed standard stream was used. Not an `Exception`: code that probes streams must not catch it."""
+    """A closed standard stream was used. Not an `Exception`: code that probes streams must not
+    catch it.
+    """
 
 
 class _Closed(io.TextIOBase):
@@ -52,7 +55,9 @@ class _Closed(io.TextIOBase):
 
 
 def standard_streams() -> None:
-    """Make any use of a closed stream an error with a message, and keep its number from being used for another file."""
+    """Make any use of a closed stream an error with a message, and keep its number from being used
+    for another file.
+    """
     for number in range(3):
         try:
             os.fstat(number)
@@ -63,11 +68,14 @@ def standard_streams() -> None:
     if sys.stdout is None:
         sys.stdout = _Closed("stdout", "give -o FILE, or let it go to a file, a pipe or a terminal")
     if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # open until the process ends
+        # open until the process ends
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line with these arguments (those of the process, if None) and exit: 0 all good, 1 something failed, 2 bad usage."""
+    """Run the command line with these arguments (those of the process, if None) and exit: 0 all
+    good, 1 something failed, 2 bad usage.
+    """
     from pipegen.cli.app import app
 
     standard_streams()

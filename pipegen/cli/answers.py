@@ -23,7 +23,10 @@ from pipegen.records.results import GenerationResult
 __all__ = ["Answer", "Speaker", "ask", "as_line"]
 
 Message = dict[str, Any]
-NO_ANSWER = "no answer: the tokens ran out while the model was thinking; allow more with max_new_tokens (max_tokens), or leave thinking off"
+NO_ANSWER = (
+    "no answer: the tokens ran out while the model was thinking; allow more with max_new_tokens"
+    " (max_tokens), or leave thinking off"
+)
 
 
 @dataclass
@@ -36,7 +39,11 @@ class Speaker:
 
     def messages(self, prompt: str) -> list[Message]:
         """The conversation with a new prompt."""
-        system = [{"role": "system", "content": self.agent.system_message}] if self.agent.system_message else []
+        system = (
+            [{"role": "system", "content": self.agent.system_message}]
+            if self.agent.system_message
+            else []
+        )
         return [*system, *self.history, {"role": "user", "content": prompt}]
 
 
@@ -76,7 +83,9 @@ class Answer:
 
     @property
     def answered(self) -> bool:
-        """Whether there is an answer: it is finished, and did not end while the model was thinking."""
+        """Whether there is an answer: it is finished, and did not end while the model was
+        thinking.
+        """
         return self.result is not None and not self.note
 
     @property
@@ -91,14 +100,23 @@ class Answer:
         text = result.text if result is not None else self.text
         if apart:
             return apart, text
-        split = reasoning_of(text, opened=result is not None and (result.prompt_text or "").rstrip().endswith("<think>"))
+        split = reasoning_of(
+            text,
+            opened=result is not None and (result.prompt_text or "").rstrip().endswith("<think>"),
+        )
         return split.reasoning or "", split.answer
 
     @property
     def calls(self) -> tuple[str, ...]:
         """The tool calls, as they are shown."""
-        functions = [call.get("function") for call in (self.result.tool_calls if self.result else ())]
-        return tuple(f"{one.get('name')}({one.get('arguments') or ''})" for one in functions if isinstance(one, Mapping))
+        functions = [
+            call.get("function") for call in (self.result.tool_calls if self.result else ())
+        ]
+        return tuple(
+            f"{one.get('name')}({one.get('arguments') or ''})"
+            for one in functions
+            if isinstance(one, Mapping)
+        )
 
     def facts(self) -> dict[str, Any]:
         """`seconds`, `seconds_to_first`, and `tokens_per_second` over the whole time."""
@@ -107,10 +125,19 @@ class Answer:
         seconds = self.ended - self.began
         tokens = self.result.completion_tokens if self.result else 0
         first = None if self.first is None else round(self.first - self.began, 3)
-        return {"seconds": round(seconds, 3), "seconds_to_first": first, "tokens_per_second": round(tokens / max(seconds, 1e-9), 2)}
+        return {
+            "seconds": round(seconds, 3),
+            "seconds_to_first": first,
+            "tokens_per_second": round(tokens / max(seconds, 1e-9), 2),
+        }
 
 
-async def ask(speakers: Sequence[Speaker], prompt: str, began: Callable[[list[Answer]], None], changed: Callable[[Answer], None]) -> list[Answer]:
+async def ask(
+    speakers: Sequence[Speaker],
+    prompt: str,
+    began: Callable[[list[Answer]], None],
+    changed: Callable[[Answer], None],
+) -> list[Answer]:
     """Ask all of them at the same time, and add the turn to the history of those that answered.
 
     began: called with the unfinished answers before the first piece.
@@ -130,7 +157,9 @@ async def ask(speakers: Sequence[Speaker], prompt: str, began: Callable[[list[An
 
 async def _follow(answer: Answer, prompt: str, changed: Callable[[Answer], None]) -> None:
     speaker = answer.speaker
-    async for event in astream(speaker.route, [{"messages": speaker.messages(prompt)}], speaker.agent.backend.options):
+    async for event in astream(
+        speaker.route, [{"messages": speaker.messages(prompt)}], speaker.agent.backend.options
+    ):
         if isinstance(event, Delta):
             answer.take(event)
         else:
@@ -139,11 +168,20 @@ async def _follow(answer: Answer, prompt: str, changed: Callable[[Answer], None]
 
 
 def as_line(answer: Answer, *, brief: bool = True) -> str:
-    """The answer as one line of JSON: `agent`, `model`, the output line of `pipegen generate`, and the times."""
+    """The answer as one line of JSON: `agent`, `model`, the output line of `pipegen generate`, and
+    the times.
+    """
     if answer.slot is None:
         raise ContractError("an answer is written when it is finished")
     values = dissoc(to_plain(answer.slot, brief=brief), "id")
     if values["ok"]:
         reasoning, text = answer.parts()
         values |= {"text": text, "reasoning": reasoning or None}
-    return strict_json.dump({"agent": answer.speaker.agent.id, "model": answer.speaker.agent.backend.model, **values, **answer.facts()})
+    return strict_json.dump(
+        {
+            "agent": answer.speaker.agent.id,
+            "model": answer.speaker.agent.backend.model,
+            **values,
+            **answer.facts(),
+        }
+    )

@@ -16,7 +16,10 @@ __all__ = ["app"]
 
 
 app = typer.Typer(
-    help="Generate text from prompts and images: render once, run on any engine, get the same text back, and never lose a request.",
+    help=(
+        "Generate text from prompts and images: render once, run on any engine, get the same text"
+        " back, and never lose a request."
+    ),
     epilog="Begin with:  pipegen demo",
     no_args_is_help=True,
     add_completion=False,
@@ -35,20 +38,26 @@ IN is a file of JSON Lines, or - for stdin. Each line is one request:
     {"id": "c", "prompt": "Describe the image.", "images": ["images/cat.png"]}
     {"id": "d", "prompt": "1, 2, 3,", "options": {"max_new_tokens": 20}}
 
-A prompt is completed as it is, without a chat template; with images it is short for one user turn. Image paths are relative to the folder
-of IN (for stdin: the current one). A line without an id has its number for one. Blank lines are skipped.
+A prompt is completed as it is, without a chat template; with images it is short for one user turn.
+Image paths are relative to the folder of IN (for stdin: the current one). A line without an id has
+its number for one. Blank lines are skipped.
 
-IN may also be a table: Parquet, Arrow (a file, or a folder of them) or CSV with a column prompt or messages, and images, id, tools, options if they are
-there; --map says which columns have other names. All other columns are carried to OUT. Or a .txt file with one prompt on each line. Or a folder of
-images, searched with its subfolders in natural order, with one --prompt for all of them. Without IN, --prompt is one question (a user's turn).
+IN may also be a table: Parquet, Arrow (a file, or a folder of them) or CSV with a column prompt or
+messages, and images, id, tools, options if they are there; --map says which columns have other
+names. All other columns are carried to OUT. Or a .txt file with one prompt on each line. Or a
+folder of images, searched with its subfolders in natural order, with one --prompt for all of them.
+Without IN, --prompt is one question (a user's turn).
 
-OUT is JSON Lines, Parquet or CSV, by its suffix. Each line is {"id", "ok": true, "text", "finish", ...} or {"id", "ok": false, "error": {"type",
-"message", "hint", ...}}; a table has the columns of IN and such columns. A line that cannot be read is a failed line; the others go on.
+OUT is JSON Lines, Parquet or CSV, by its suffix. Each line is {"id", "ok": true, "text", "finish",
+...} or {"id", "ok": false, "error": {"type", "message", "hint", ...}}; a table has the columns of
+IN and such columns. A line that cannot be read is a failed line; the others go on.
 
-A line with a custom_id and a body is one of an OpenAI batch file, and is answered in that form, as vllm run-batch does.
+A line with a custom_id and a body is one of an OpenAI batch file, and is answered in that form, as
+vllm run-batch does.
 
-Options of a line win over flags, flags over --options, and that over the options of --config. Exit code: 0 all good, 1 some requests failed or ran out of
-tokens while thinking, 2 bad usage, 3 a bug of pipegen's failed a request (the others were answered).
+Options of a line win over flags, flags over --options, and that over the options of --config. Exit
+code: 0 all good, 1 some requests failed or ran out of tokens while thinking, 2 bad usage, 3 a bug
+of pipegen's failed a request (the others were answered).
 """
 
 EXAMPLES = """\b
@@ -74,14 +83,26 @@ def _show_version(asked: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
 ) -> None:
     """Options of the whole program."""
 
 
-@app.command(cls=InSections, help=GENERATE, short_help="Answer every request of a file or folder.", epilog=EXAMPLES)
+@app.command(
+    cls=InSections,
+    help=GENERATE,
+    short_help="Answer every request of a file or folder.",
+    epilog=EXAMPLES,
+)
 @with_flags
-def generate(context: typer.Context, options: dict[str, Any], settings: dict[str, Any], flags: RunFlags) -> None:
+def generate(
+    context: typer.Context, options: dict[str, Any], settings: dict[str, Any], flags: RunFlags
+) -> None:
     from pipegen.cli.generate import Files, run_generate
     from pipegen.cli.on_ray import on_ray
     from pipegen.cli.sources import asked_of
@@ -100,13 +121,32 @@ def generate(context: typer.Context, options: dict[str, Any], settings: dict[str
 
 @app.command(short_help="Write what a job has finished, at any time.")
 def export(
-    job: Annotated[Path, typer.Argument(metavar="JOB", help="The job's folder: OUT.job of `pipegen generate ... -o OUT`.")],
+    job: Annotated[
+        Path,
+        typer.Argument(
+            metavar="JOB", help="The job's folder: OUT.job of `pipegen generate ... -o OUT`."
+        ),
+    ],
     out: Annotated[
-        str | None, typer.Option("--out", "-o", metavar="OUT", help="A .jsonl, .parquet, .arrow, .csv or .tsv file, or - for stdout (the default).")
+        str | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="OUT",
+            help="A .jsonl, .parquet, .arrow, .csv or .tsv file, or - for stdout (the default).",
+        ),
     ] = None,
-    moved: Annotated[str | None, typer.Option("--input", metavar="IN", help="Where the job's input file or folder is now, if it was moved.")] = None,
+    moved: Annotated[
+        str | None,
+        typer.Option(
+            "--input",
+            metavar="IN",
+            help="Where the job's input file or folder is now, if it was moved.",
+        ),
+    ] = None,
 ) -> None:
-    """Write what a job of `pipegen generate` has finished, in the order of its input, and say how many rows are missing.
+    """Write what a job of `pipegen generate` has finished, in the order of its input, and say how
+    many rows are missing.
 
     No engine is loaded, and the job may still run. Exit code: 0 when no row is missing, else 1.
     """
@@ -117,12 +157,16 @@ def export(
 
 @app.command(short_help="See it work, in the terminal and as an HTML page.")
 def demo(
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE|DIR", help="Where the page goes.")] = Path("pipegen-demo.html"),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE|DIR", help="Where the page goes.")
+    ] = Path("pipegen-demo.html"),
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
-    """See it work: the embedded model on a handful of images and prompts, in the terminal and as an HTML page.
+    """See it work: the embedded model on a handful of images and prompts, in the terminal and as an
+    HTML page.
 
-    One image is broken and one prompt is hostile, on purpose. Exit code: 0 when everything came out as it should, else 1.
+    One image is broken and one prompt is hostile, on purpose. Exit code: 0 when everything came out
+    as it should, else 1.
     """
     from pipegen.cli.demo import run_demo
 
@@ -132,22 +176,37 @@ def demo(
 @app.command(short_help="What is installed, and what each engine honours.")
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="Also tell what engines make of this model: its dtype and its length.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Also tell what engines make of this model: its dtype and its length.",
+        ),
+    ] = None,
     engine: Annotated[
         str | None,
-        typer.Option(metavar="vllm", help="With --model: compare vLLM with transformers beyond each window and scaling of positions, on a small model."),
+        typer.Option(
+            metavar="vllm",
+            help=(
+                "With --model: compare vLLM with transformers beyond each window and scaling of"
+                " positions, on a small model."
+            ),
+        ),
     ] = None,
 ) -> None:
-    """What is installed, which engines can run here, what each honours, and what to install for the rest.
+    """What is installed, which engines can run here, what each honours, and what to install for the
+    rest.
 
-    Exit code: 0 when an engine can run here, else 1; also 1 when the engine of --engine gives another text than transformers.
+    Exit code: 0 when an engine can run here, else 1; also 1 when the engine of --engine gives
+    another text than transformers.
     """
     from pipegen.cli.doctor import run_doctor
 
     raise typer.Exit(run_doctor(model, engine, as_json=as_json))
 
 
-CHAT = """Ask the models of a chat file at the same time, and see their answers side by side. A chat file is YAML or JSON:
+CHAT = """Ask the models of a chat file at the same time, and see their answers side by side. A chat
+file is YAML or JSON:
 
 \b
     agents:
@@ -162,12 +221,15 @@ CHAT = """Ask the models of a chat file at the same time, and see their answers 
           api_key: ${MY_KEY}                  # else that of VLLM_API_KEY
           enable_thinking: true
 
-Without a PROMPT, a session: each line (from the terminal, or from stdin) is a prompt, and each model remembers the conversation.
+Without a PROMPT, a session: each line (from the terminal, or from stdin) is a prompt, and each
+model remembers the conversation.
 
---json writes one line for each model: {"agent", "model", "ok", "text", "reasoning", "finish", "tokens_per_second", ...}. --dry-run writes each wire
-request, {"agent", "method", "url", "body"}, and sends nothing.
+--json writes one line for each model: {"agent", "model", "ok", "text", "reasoning", "finish",
+"tokens_per_second", ...}. --dry-run writes each wire request, {"agent", "method", "url", "body"},
+and sends nothing.
 
-Exit code: 0 all answered, 1 some failed or ran out of tokens while thinking, 2 bad usage, 130 interrupted (answers that were whole are shown).
+Exit code: 0 all answered, 1 some failed or ran out of tokens while thinking, 2 bad usage, 130
+interrupted (answers that were whole are shown).
 """
 
 CHAT_EXAMPLES = """\b
@@ -181,10 +243,16 @@ Examples:
 
 @app.command(help=CHAT, short_help="Ask several models, side by side.", epilog=CHAT_EXAMPLES)
 def chat(
-    config: Annotated[Path, typer.Option("--config", "-c", metavar="FILE", help="The chat file, .yaml or .json.")],
+    config: Annotated[
+        Path, typer.Option("--config", "-c", metavar="FILE", help="The chat file, .yaml or .json.")
+    ],
     prompt: Annotated[str | None, typer.Argument(metavar="[PROMPT]", help="What to ask.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each model.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent, and send nothing.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object for each model.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be sent, and send nothing.")
+    ] = False,
 ) -> None:
     from pipegen.cli.chat import run_chat
 
@@ -204,15 +272,20 @@ def schema() -> None:
 @app.command(
     "lm-eval",
     short_help="lm-eval's own command, on any engine of pipegen.",
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "help_option_names": [],
+    },
     add_help_option=False,
 )
 def lm_eval(context: typer.Context) -> None:
-    """lm-eval's own command (`run`, `ls`, `validate`) with its own arguments; a run takes pipegen for its model unless it says another.
+    """lm-eval's own command (`run`, `ls`, `validate`) with its own arguments; a run takes pipegen
+    for its model unless it says another.
 
-    \b
-    pipegen lm-eval --model_args pretrained=Qwen/Qwen3-4B --tasks gsm8k
-    pipegen lm-eval --model_args pretrained=Qwen/Qwen3-4B,backend=vllm_server,base_url=http://localhost:8000 --tasks gsm8k
+    \b pipegen lm-eval --model_args pretrained=Qwen/Qwen3-4B --tasks gsm8k pipegen lm-eval
+    --model_args pretrained=Qwen/Qwen3-4B,backend=vllm_server,base_url=http://localhost:8000 --tasks
+    gsm8k
     """
     from pipegen.cli.lm_eval import run_lm_eval
 

@@ -1,4 +1,6 @@
-"""The commands before and after a run: `pipegen estimate`, `pipegen view`, `pipegen diff` and `pipegen verify`."""
+"""The commands before and after a run: `pipegen estimate`, `pipegen view`, `pipegen diff` and
+`pipegen verify`.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,11 @@ __all__ = ["VerifyFlags", "ViewFlags", "add_commands"]
 
 ESTIMATE = """Count what a run of IN would take: no weights are loaded, and nothing is generated.
 
-It says the exact tokens of the prompts, images included; the longest prompt; requests that do not fit the model, by their ids; the share of the prompt
-tokens that a prefix cache saves; and the most tokens that may be generated (max_new_tokens of each, times its samples). With --price, the most that it
-costs; with --speed, the longest that it takes. IN and all other flags are those of pipegen generate.
+It says the exact tokens of the prompts, images included; the longest prompt; requests that do not
+fit the model, by their ids; the share of the prompt tokens that a prefix cache saves; and the most
+tokens that may be generated (max_new_tokens of each, times its samples). With --price, the most
+that it costs; with --speed, the longest that it takes. IN and all other flags are those of pipegen
+generate.
 
 Exit code: 0 every request has a prompt that fits, 1 some would fail, 2 bad usage.
 """
@@ -36,12 +40,26 @@ def estimate(
     settings: dict[str, Any],
     flags: AskedFlags,
     price: Annotated[
-        str | None, typer.Option("--price", metavar="IN,OUT", help="What a million tokens cost, prompt and generated.", rich_help_panel=FILES)
+        str | None,
+        typer.Option(
+            "--price",
+            metavar="IN,OUT",
+            help="What a million tokens cost, prompt and generated.",
+            rich_help_panel=FILES,
+        ),
     ] = None,
     speed: Annotated[
-        float | None, typer.Option("--speed", metavar="N", help="Tokens that are generated in a second, as a run's summary says.", rich_help_panel=FILES)
+        float | None,
+        typer.Option(
+            "--speed",
+            metavar="N",
+            help="Tokens that are generated in a second, as a run's summary says.",
+            rich_help_panel=FILES,
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.", rich_help_panel=FILES)] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="As JSON.", rich_help_panel=FILES)
+    ] = False,
 ) -> None:
     from pipegen.cli.estimate import price_of, run_estimate
     from pipegen.cli.sources import asked_of
@@ -51,13 +69,16 @@ def estimate(
     raise typer.Exit(run_estimate(flags.source, asked, price_of(price), speed, as_json=as_json))
 
 
-VIEW = """Make a page of RESULTS to look at: one HTML file that holds everything, or a folder of pages beyond 2,000 results.
+VIEW = """Make a page of RESULTS to look at: one HTML file that holds everything, or a folder of
+pages beyond 2,000 results.
 
-It shows prompts, images with the boxes of the answer, texts and raw texts, how each ended, and errors by type with their counts. The page filters by error,
-ending, text and id. With OTHER, results of another run are shown beside them, paired by id, and the words that differ are marked.
+It shows prompts, images with the boxes of the answer, texts and raw texts, how each ended, and
+errors by type with their counts. The page filters by error, ending, text and id. With OTHER,
+results of another run are shown beside them, paired by id, and the words that differ are marked.
 
-RESULTS is what pipegen generate writes: .jsonl or .parquet. Prompts and images come from the rows, else from the input of the run, which OUT.job names;
---input names it where there is no such folder. No script but the page's own can run in it, and it loads nothing.
+RESULTS is what pipegen generate writes: .jsonl or .parquet. Prompts and images come from the rows,
+else from the input of the run, which OUT.job names; --input names it where there is no such folder.
+No script but the page's own can run in it, and it loads nothing.
 
 Exit code: 0, or 2 for bad usage.
 """
@@ -74,14 +95,42 @@ Examples:
 class ViewFlags:
     """The flags of `pipegen view`."""
 
-    results: Annotated[Path, typer.Argument(metavar="RESULTS", help="Results, as generate writes them.")]
-    other: Annotated[Path | None, typer.Argument(metavar="OTHER", help="Results of the same requests, from another run.")] = None
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE|DIR", help="Where the page goes. Default: RESULTS with .html, or with .pages for a folder.")
+    results: Annotated[
+        Path, typer.Argument(metavar="RESULTS", help="Results, as generate writes them.")
+    ]
+    other: Annotated[
+        Path | None,
+        typer.Argument(metavar="OTHER", help="Results of the same requests, from another run."),
     ] = None
-    asked: Annotated[Path | None, typer.Option("--input", metavar="IN", help="The input of the run, for prompts and images.")] = None
-    boxes: Annotated[str, typer.Option("--boxes", metavar="auto|thousandths|pixels|fractions", help="What the numbers of bbox_2d in answers are.")] = "auto"
-    image_root: Annotated[str | None, typer.Option("--image-root", metavar="DIR", help="Image paths start here, and nothing outside is read.")] = None
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE|DIR",
+            help="Where the page goes. Default: RESULTS with .html, or with .pages for a folder.",
+        ),
+    ] = None
+    asked: Annotated[
+        Path | None,
+        typer.Option("--input", metavar="IN", help="The input of the run, for prompts and images."),
+    ] = None
+    boxes: Annotated[
+        str,
+        typer.Option(
+            "--boxes",
+            metavar="auto|thousandths|pixels|fractions",
+            help="What the numbers of bbox_2d in answers are.",
+        ),
+    ] = "auto"
+    image_root: Annotated[
+        str | None,
+        typer.Option(
+            "--image-root",
+            metavar="DIR",
+            help="Image paths start here, and nothing outside is read.",
+        ),
+    ] = None
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False
 
 
@@ -92,21 +141,38 @@ def view(flags: ViewFlags) -> None:
     raise typer.Exit(run_view(flags))
 
 
-DIFF = """For each request the first stage at which its results in A and B differ: prompt ids, grid, options, ids, raw text, text, finish.
+DIFF = """For each request the first stage at which its results in A and B differ: prompt ids, grid,
+options, ids, raw text, text, finish.
 
-What differs is shown with the text around it. Requests are paired by their ids. A last line on stderr counts equal ones, and those that differ at each
-stage. --ignore options compares the texts of runs with different options.
+What differs is shown with the text around it. Requests are paired by their ids. A last line on
+stderr counts equal ones, and those that differ at each stage. --ignore options compares the texts
+of runs with different options.
 
 Exit code: 0 when all are equal, 1 when some differ, 2 bad usage.
 """
 
 
 def diff(
-    first: Annotated[Path, typer.Argument(metavar="A", help="Results, as generate writes them: .jsonl or .parquet.")],
-    second: Annotated[Path, typer.Argument(metavar="B", help="Results of the same requests, from another engine or version.")],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each difference.")] = False,
+    first: Annotated[
+        Path,
+        typer.Argument(metavar="A", help="Results, as generate writes them: .jsonl or .parquet."),
+    ],
+    second: Annotated[
+        Path,
+        typer.Argument(
+            metavar="B", help="Results of the same requests, from another engine or version."
+        ),
+    ],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object for each difference.")
+    ] = False,
     ignore: Annotated[
-        list[str] | None, typer.Option("--ignore", metavar="STAGE", help="A stage that is not compared, such as options; may be given several times.")
+        list[str] | None,
+        typer.Option(
+            "--ignore",
+            metavar="STAGE",
+            help="A stage that is not compared, such as options; may be given several times.",
+        ),
     ] = None,
 ) -> None:
     from pipegen.cli.diff import run_diff
@@ -114,11 +180,13 @@ def diff(
     raise typer.Exit(run_diff(first, second, as_json=as_json, ignore=tuple(ignore or ())))
 
 
-VERIFY = """Ask whether the server at URL serves MODEL right, or whether MODEL made the results in a file.
+VERIFY = """Ask whether the server at URL serves MODEL right, or whether MODEL made the results in a
+file.
 
-Requests go to the server greedily: by chat, where the server renders and fills in its own defaults, and by token ids, where it does neither (vLLM, SGLang).
-A reference scores the answers: MODEL on the Hugging Face engine, in this process, in float32. Answers that are right are then asked back: half as long, with
-stop strings, as streams, and drawn with seeds. A fault is named, with its evidence:
+Requests go to the server greedily: by chat, where the server renders and fills in its own defaults,
+and by token ids, where it does neither (vLLM, SGLang). A reference scores the answers: MODEL on the
+Hugging Face engine, in this process, in float32. Answers that are right are then asked back: half
+as long, with stop strings, as streams, and drawn with seeds. A fault is named, with its evidence:
 
 \b
     template     the server renders the messages to another prompt
@@ -136,11 +204,13 @@ stop strings, as streams, and drawn with seeds. A fault is named, with its evide
     weights      it has other weights
     unknown      it differs, and the cause is not known
 
-IN is a file of requests, as pipegen generate reads them, without options of sampling; without IN a small set is asked. A plain prompt is asked by ids alone.
-The key of the server is read from VLLM_API_KEY, SGLANG_API_KEY or OPENAI_API_KEY.
+IN is a file of requests, as pipegen generate reads them, without options of sampling; without IN a
+small set is asked. A plain prompt is asked by ids alone. The key of the server is read from
+VLLM_API_KEY, SGLANG_API_KEY or OPENAI_API_KEY.
 
-In the place of URL a file of results (.jsonl, .parquet) is read through the reference: for each row, right, template, sampling, weights, unknown or not
-judged. IN is then the file of its requests, by which its prompts are judged.
+In the place of URL a file of results (.jsonl, .parquet) is read through the reference: for each
+row, right, template, sampling, weights, unknown or not judged. IN is then the file of its requests,
+by which its prompts are judged.
 
 Exit code: 0 right, 1 a fault, a failed request, or nothing judged, 2 bad usage.
 """
@@ -157,13 +227,39 @@ Examples:
 class VerifyFlags:
     """The flags of `pipegen verify`."""
 
-    url: Annotated[str, typer.Argument(metavar="URL", help="The server's address, or a file of results.")]
-    source: Annotated[str | None, typer.Argument(metavar="IN", help="Requests, as generate takes them.")] = None
-    model: Annotated[str, typer.Option("--model", "-m", help="What it should serve: a local folder, a hub name, or: embedded.", rich_help_panel=MODEL)]
-    dtype: Annotated[str, typer.Option("--dtype", help="What the reference computes in.", rich_help_panel=MODEL)] = "float32"
-    device: Annotated[str | None, typer.Option("--device", help="Where the reference runs, such as cuda:0.", rich_help_panel=MODEL)] = None
-    revision: Annotated[str | None, typer.Option("--revision", help="The hub's revision.", rich_help_panel=MODEL)] = None
-    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=MODEL)] = False
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="The server's address, or a file of results.")
+    ]
+    source: Annotated[
+        str | None, typer.Argument(metavar="IN", help="Requests, as generate takes them.")
+    ] = None
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model",
+            "-m",
+            help="What it should serve: a local folder, a hub name, or: embedded.",
+            rich_help_panel=MODEL,
+        ),
+    ]
+    dtype: Annotated[
+        str, typer.Option("--dtype", help="What the reference computes in.", rich_help_panel=MODEL)
+    ] = "float32"
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device", help="Where the reference runs, such as cuda:0.", rich_help_panel=MODEL
+        ),
+    ] = None
+    revision: Annotated[
+        str | None, typer.Option("--revision", help="The hub's revision.", rich_help_panel=MODEL)
+    ] = None
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option(
+            "--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=MODEL
+        ),
+    ] = False
     precision: Annotated[
         str | None,
         typer.Option(
@@ -174,19 +270,58 @@ class VerifyFlags:
         ),
     ] = None
     dialect: Annotated[
-        str | None, typer.Option("--dialect", metavar="vllm|sglang|plain", help="Which server it is. Default: as it says.", rich_help_panel="Server")
+        str | None,
+        typer.Option(
+            "--dialect",
+            metavar="vllm|sglang|plain",
+            help="Which server it is. Default: as it says.",
+            rich_help_panel="Server",
+        ),
     ] = None
-    chat_only: Annotated[bool, typer.Option("--chat-only", help="Do not ask by token ids.", rich_help_panel="Server")] = False
+    chat_only: Annotated[
+        bool, typer.Option("--chat-only", help="Do not ask by token ids.", rich_help_panel="Server")
+    ] = False
     served_model_name: Annotated[
-        str | None, typer.Option("--served-model-name", help="The name that the server has for the model.", rich_help_panel="Server")
+        str | None,
+        typer.Option(
+            "--served-model-name",
+            help="The name that the server has for the model.",
+            rich_help_panel="Server",
+        ),
     ] = None
-    timeout: Annotated[float, typer.Option("--timeout", help="Seconds for one request in all.", rich_help_panel="Server")] = 600.0
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="The most tokens of an answer.", rich_help_panel=FILES)] = 32
-    rows: Annotated[int | None, typer.Option("--rows", min=1, help="Ask so many requests at most.", rich_help_panel=FILES)] = None
-    image_root: Annotated[str | None, typer.Option("--image-root", metavar="DIR", help="Image paths start here.", rich_help_panel=FILES)] = None
+    timeout: Annotated[
+        float,
+        typer.Option("--timeout", help="Seconds for one request in all.", rich_help_panel="Server"),
+    ] = 600.0
+    max_new_tokens: Annotated[
+        int,
+        typer.Option(
+            "--max-new-tokens", min=1, help="The most tokens of an answer.", rich_help_panel=FILES
+        ),
+    ] = 32
+    rows: Annotated[
+        int | None,
+        typer.Option("--rows", min=1, help="Ask so many requests at most.", rich_help_panel=FILES),
+    ] = None
+    image_root: Annotated[
+        str | None,
+        typer.Option(
+            "--image-root", metavar="DIR", help="Image paths start here.", rich_help_panel=FILES
+        ),
+    ] = None
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.", rich_help_panel=FILES)] = False
-    summary: Annotated[Path | None, typer.Option("--summary", metavar="FILE", help="Write the verdict to FILE, as JSON.", rich_help_panel=FILES)] = None
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.", rich_help_panel=FILES)] = False
+    summary: Annotated[
+        Path | None,
+        typer.Option(
+            "--summary",
+            metavar="FILE",
+            help="Write the verdict to FILE, as JSON.",
+            rich_help_panel=FILES,
+        ),
+    ] = None
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="No progress.", rich_help_panel=FILES)
+    ] = False
 
 
 @with_flags
@@ -198,7 +333,17 @@ def verify(flags: VerifyFlags) -> None:
 
 def add_commands(app: typer.Typer) -> None:
     """Add these commands to the program."""
-    app.command(cls=InSections, help=ESTIMATE, short_help="Count what a run would take, before it.", epilog=ESTIMATE_EXAMPLES)(estimate)
+    app.command(
+        cls=InSections,
+        help=ESTIMATE,
+        short_help="Count what a run would take, before it.",
+        epilog=ESTIMATE_EXAMPLES,
+    )(estimate)
     app.command(help=VIEW, short_help="A page of results, to look at.", epilog=VIEW_EXAMPLES)(view)
-    app.command(cls=InSections, help=VERIFY, short_help="Is a server, or a file, right for this model?", epilog=VERIFY_EXAMPLES)(verify)
+    app.command(
+        cls=InSections,
+        help=VERIFY,
+        short_help="Is a server, or a file, right for this model?",
+        epilog=VERIFY_EXAMPLES,
+    )(verify)
     app.command(help=DIFF, short_help="Where two files of results differ.")(diff)

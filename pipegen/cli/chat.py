@@ -1,4 +1,6 @@
-"""`pipegen chat`: ask the models of a file at the same time and show their answers side by side; without a prompt, an interactive session."""
+"""`pipegen chat`: ask the models of a file at the same time and show their answers side by side;
+without a prompt, an interactive session.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ P = TypeVar("P", bound=Pipe[Any, Any])
 
 
 def run_chat(file: Path, prompt: str | None, *, as_json: bool, dry_run: bool) -> int:
-    """The exit code: 0 if all answered, 1 if some failed or reached the length limit while thinking, 130 if interrupted."""
+    """The exit code: 0 if all answered, 1 if some failed or reached the length limit while
+    thinking, 130 if interrupted.
+    """
     try:
         chat = read_chat(file)
     except InvalidField as refusal:
@@ -50,10 +54,18 @@ def run_chat(file: Path, prompt: str | None, *, as_json: bool, dry_run: bool) ->
     with contextlib.ExitStack() as stack:
         if dry_run and prompt is not None:
             routes = _opened(chat, stack, lambda backend: backend.first(dry=True))
-            lines = [_dry_line(agent, route, prompt) for agent, route in zip(chat.agents, routes, strict=True)]
+            lines = [
+                _dry_line(agent, route, prompt)
+                for agent, route in zip(chat.agents, routes, strict=True)
+            ]
             print("\n".join(line for line, _ in lines), flush=True)
             return 0 if all(complete for _, complete in lines) else 1
-        speakers = [Speaker(agent, route) for agent, route in zip(chat.agents, _opened(chat, stack, BackendConfig.open), strict=True)]
+        speakers = [
+            Speaker(agent, route)
+            for agent, route in zip(
+                chat.agents, _opened(chat, stack, BackendConfig.open), strict=True
+            )
+        ]
         with asyncio.Runner() as runner:
             turn = _Turn(chat, speakers, runner, as_json=as_json)
             if prompt is None:
@@ -64,7 +76,9 @@ def run_chat(file: Path, prompt: str | None, *, as_json: bool, dry_run: bool) ->
                 return INTERRUPTED
 
 
-def _opened(chat: ChatConfig, stack: contextlib.ExitStack, made: Callable[[BackendConfig], P]) -> list[P]:
+def _opened(
+    chat: ChatConfig, stack: contextlib.ExitStack, made: Callable[[BackendConfig], P]
+) -> list[P]:
     """The routes to the models of the chat; the stack releases them."""
     routes: list[P] = []
     for position, agent in enumerate(chat.agents):
@@ -77,35 +91,58 @@ def _opened(chat: ChatConfig, stack: contextlib.ExitStack, made: Callable[[Backe
 
 
 def _dry_line(agent: Agent, route: Route, prompt: str) -> tuple[str, bool]:
-    """One line of JSON with `agent`, `method`, `url` and `body` (or `error`), and whether there is a request.
+    """One line of JSON with `agent`, `method`, `url` and `body` (or `error`), and whether there is
+    a request.
 
-    For a model in this process, `method` is `call`, `url` is null, and `body` is a line for `pipegen generate`.
+    For a model in this process, `method` is `call`, `url` is null, and `body` is a line for
+    `pipegen generate`.
     """
     messages = Speaker(agent, route).messages(prompt)
     engine: Any = route.engine
     if not hasattr(engine, "prepare"):
         options = without_none(flat_values(agent.backend.options))
-        return strict_json.dump({"agent": agent.id, "method": "call", "url": None, "body": {"messages": messages, "options": options}}), True
+        return (
+            strict_json.dump(
+                {
+                    "agent": agent.id,
+                    "method": "call",
+                    "url": None,
+                    "body": {"messages": messages, "options": options},
+                }
+            ),
+            True,
+        )
     slot = wire_requests(route, [{"messages": messages}], agent.backend.options, stream=True)[0]
     if not is_ok(slot):
         return strict_json.dump({"agent": agent.id, "error": error_to_plain(slot.failure())}), False
     request = slot.unwrap()
     url = engine.sender.access.url(request.path)
-    return strict_json.dump({"agent": agent.id, "method": request.method, "url": url, "body": request.body}), True
+    return (
+        strict_json.dump(
+            {"agent": agent.id, "method": request.method, "url": url, "body": request.body}
+        ),
+        True,
+    )
 
 
 class _Turn:
     """One prompt to all models, shown as the file and the flags say."""
 
-    def __init__(self, chat: ChatConfig, speakers: list[Speaker], runner: asyncio.Runner, *, as_json: bool) -> None:
+    def __init__(
+        self, chat: ChatConfig, speakers: list[Speaker], runner: asyncio.Runner, *, as_json: bool
+    ) -> None:
         from rich.console import Console
 
         self.chat, self.speakers, self.runner, self.as_json = chat, speakers, runner, as_json
         self.console = Console()
-        self.lively = chat.ui.display_type == "rich_terminal" and self.console.is_terminal and not as_json
+        self.lively = (
+            chat.ui.display_type == "rich_terminal" and self.console.is_terminal and not as_json
+        )
 
     def ask(self, prompt: str) -> bool:
-        """Ask, show and log; whether all answered. After an interrupt the answers so far are shown."""
+        """Ask, show and log; whether all answered. After an interrupt the answers so far are
+        shown.
+        """
         answers: list[Answer] = []
         try:
             with _live(self.console, answers, shown=self.lively):
@@ -126,13 +163,20 @@ class _Turn:
 
 @contextlib.contextmanager
 def _live(console: Console, answers: list[Answer], *, shown: bool) -> Iterator[None]:
-    """Draw the answers several times a second while they are generated. The caller draws the final ones."""
+    """Draw the answers several times a second while they are generated. The caller draws the final
+    ones.
+    """
     if not shown:
         yield
         return
     from rich.live import Live
 
-    with Live(console=console, get_renderable=lambda: screen(answers, console, whole=False), refresh_per_second=8, transient=True):
+    with Live(
+        console=console,
+        get_renderable=lambda: screen(answers, console, whole=False),
+        refresh_per_second=8,
+        transient=True,
+    ):
         yield
 
 
@@ -142,7 +186,10 @@ def _session(turn: _Turn) -> int:
         import readline  # noqa: F401
     asks = sys.stdin.isatty()
     if asks:
-        say(f"{len(turn.speakers)} model{'s' if len(turn.speakers) > 1 else ''}; /clear forgets the conversation, Ctrl-D ends")
+        say(
+            f"{len(turn.speakers)} model{'s' if len(turn.speakers) > 1 else ''}; /clear forgets the"
+            " conversation, Ctrl-D ends"
+        )
     all_good = True
     while True:
         try:
@@ -162,11 +209,20 @@ def _session(turn: _Turn) -> int:
 
 
 def _log(prompt: str, answers: list[Answer]) -> None:
-    """Append the turn: a line for the prompt, and one for each answer. Only the owner can read the folder and the file."""
-    lines = [strict_json.dump({"time": datetime.now(UTC).isoformat(timespec="seconds"), "prompt": prompt}), *(as_line(answer) for answer in answers)]
+    """Append the turn: a line for the prompt, and one for each answer. Only the owner can read the
+    folder and the file.
+    """
+    lines = [
+        strict_json.dump(
+            {"time": datetime.now(UTC).isoformat(timespec="seconds"), "prompt": prompt}
+        ),
+        *(as_line(answer) for answer in answers),
+    ]
     try:
         LOG.parent.mkdir(mode=0o700, exist_ok=True)
-        with open(os.open(LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="utf-8") as stream:
+        with open(
+            os.open(LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="utf-8"
+        ) as stream:
             stream.write("".join(f"{line}\n" for line in lines))
     except OSError as refusal:
         say(f"{LOG} cannot be written: {refusal.strerror}")

@@ -1,6 +1,8 @@
-"""`pipegen demo`: the embedded model on a handful of images and prompts, in the terminal and as an HTML page.
+"""`pipegen demo`: the embedded model on a handful of images and prompts, in the terminal and as an
+HTML page.
 
-All requests are one batch, in one engine call. One image is broken and one prompt is hostile on purpose, to show errors and control tokens.
+All requests are one batch, in one engine call. One image is broken and one prompt is hostile on
+purpose, to show errors and control tokens.
 """
 
 from __future__ import annotations
@@ -31,7 +33,17 @@ if TYPE_CHECKING:
 
     from pipegen.drivers.route import Route
 
-__all__ = ["BROKEN", "CASES", "IMAGES", "Case", "Outcome", "page", "pieces_of", "run_cases", "run_demo"]
+__all__ = [
+    "BROKEN",
+    "CASES",
+    "IMAGES",
+    "Case",
+    "Outcome",
+    "page",
+    "pieces_of",
+    "run_cases",
+    "run_demo",
+]
 
 IMAGES = Path(__file__).with_name("sample_images")
 PAGE = Path(__file__).with_name("demo_page.html")
@@ -57,33 +69,99 @@ class Case(NamedTuple):
     @property
     def request(self) -> dict[str, Any]:
         """The request as plain data, as a line of a JSON Lines file has it."""
-        parts = [*({"type": "image", "image": str(IMAGES / name)} for name in self.images), {"type": "text", "text": self.question}]
+        parts = [
+            *({"type": "image", "image": str(IMAGES / name)} for name in self.images),
+            {"type": "text", "text": self.question},
+        ]
         before = [{"role": "system", "content": self.system}] if self.system else []
-        return {"id": self.title, "messages": [*before, {"role": "user", "content": parts}], "options": {"max_new_tokens": 160, **self.options}}
+        return {
+            "id": self.title,
+            "messages": [*before, {"role": "user", "content": parts}],
+            "options": {"max_new_tokens": 160, **self.options},
+        }
 
 
 CASES = (
-    Case("An image in words", "A vision-language model reads the image.", "Describe the image.", ("shapes.png",)),
-    Case("Objects as JSON", "The boxes are drawn from the answer; its numbers are thousandths of the sides.", "Return JSON.", ("shapes.png",)),
-    Case("Another shape of image", "Resized once, to a size that the model keeps.", "Return JSON.", ("wide.png",)),
-    Case("Two images, one question", "Any number of images, in message order.", "Describe the images.", ("pair.png", "one.png")),
-    Case("Thinking", "The template's switch is on for this request alone.", "How many shapes are there?", ("pair.png",), options={"enable_thinking": True}),
-    Case("A question in text", "Text and images are in the same batch.", "What is 7 + 8?"),
-    Case("A system prompt that matters", "It asks for capitals.", "What is the capital of Japan?", system="Answer in upper case."),
-    Case("A stop", "It ends before the empty line.", "Write a poem.", options={"stop": ["\n\n"]}, finish=Finish.STOP_STRING),
     Case(
-        "Two stops", "The one that completes first wins.", "List the days of the week.", options={"stop": ["Sunday", ", Thursday"]}, finish=Finish.STOP_STRING
+        "An image in words",
+        "A vision-language model reads the image.",
+        "Describe the image.",
+        ("shapes.png",),
     ),
-    Case("Four samples", "Drawn with one seed: the same four each time.", "Pick a color.", options={"samples": 4, "temperature": 1.0, "seed": 4}),
-    Case("A hostile prompt", "What looks like a control token in a user's words stays plain text.", HOSTILE, shows_prompt=True),
-    Case("A broken image", "It fails alone, in its own place; no other row is affected.", "Describe the image.", (BROKEN,), fails_with=BadImage),
+    Case(
+        "Objects as JSON",
+        "The boxes are drawn from the answer; its numbers are thousandths of the sides.",
+        "Return JSON.",
+        ("shapes.png",),
+    ),
+    Case(
+        "Another shape of image",
+        "Resized once, to a size that the model keeps.",
+        "Return JSON.",
+        ("wide.png",),
+    ),
+    Case(
+        "Two images, one question",
+        "Any number of images, in message order.",
+        "Describe the images.",
+        ("pair.png", "one.png"),
+    ),
+    Case(
+        "Thinking",
+        "The template's switch is on for this request alone.",
+        "How many shapes are there?",
+        ("pair.png",),
+        options={"enable_thinking": True},
+    ),
+    Case("A question in text", "Text and images are in the same batch.", "What is 7 + 8?"),
+    Case(
+        "A system prompt that matters",
+        "It asks for capitals.",
+        "What is the capital of Japan?",
+        system="Answer in upper case.",
+    ),
+    Case(
+        "A stop",
+        "It ends before the empty line.",
+        "Write a poem.",
+        options={"stop": ["\n\n"]},
+        finish=Finish.STOP_STRING,
+    ),
+    Case(
+        "Two stops",
+        "The one that completes first wins.",
+        "List the days of the week.",
+        options={"stop": ["Sunday", ", Thursday"]},
+        finish=Finish.STOP_STRING,
+    ),
+    Case(
+        "Four samples",
+        "Drawn with one seed: the same four each time.",
+        "Pick a color.",
+        options={"samples": 4, "temperature": 1.0, "seed": 4},
+    ),
+    Case(
+        "A hostile prompt",
+        "What looks like a control token in a user's words stays plain text.",
+        HOSTILE,
+        shows_prompt=True,
+    ),
+    Case(
+        "A broken image",
+        "It fails alone, in its own place; no other row is affected.",
+        "Describe the image.",
+        (BROKEN,),
+        fails_with=BadImage,
+    ),
 )
 """The demo, in order."""
 
 
 @record
 class Outcome:
-    """The result of one case, with the pieces of prompt and answer: each text, and whether it is a control token."""
+    """The result of one case, with the pieces of prompt and answer: each text, and whether it is a
+    control token.
+    """
 
     case: Case
     slot: Slot[GenerationResult]
@@ -92,22 +170,34 @@ class Outcome:
 
     @property
     def good(self) -> bool:
-        """Whether the error or the finish is as expected, whatever the text, and no control token of the prompt came from a user's words."""
+        """Whether the error or the finish is as expected, whatever the text, and no control token
+        of the prompt came from a user's words.
+        """
         case, slot = self.case, self.slot
         if not is_ok(slot):
             return case.fails_with is not None and isinstance(slot.failure(), case.fails_with)
         turns = sum(text == "<|im_start|>" for text, control in self.prompt if control)
-        return case.fails_with is None and slot.unwrap().finish is case.finish and turns == len(case.request["messages"]) + 1
+        return (
+            case.fails_with is None
+            and slot.unwrap().finish is case.finish
+            and turns == len(case.request["messages"]) + 1
+        )
 
 
 def pieces_of(route: Route, token_ids: Sequence[int]) -> tuple[tuple[str, bool], ...]:
-    """The text of the ids in pieces: plain text, and control tokens (a run of one token as `<token> x n`)."""
+    """The text of the ids in pieces: plain text, and control tokens (a run of one token as `<token>
+    x n`).
+    """
     control = frozenset(route.engine.tokenizer.control_tokens.values())
     pieces: list[tuple[str, bool]] = []
-    for kind, run in groupby(token_ids, key=lambda token_id: token_id if token_id in control else None):
+    for kind, run in groupby(
+        token_ids, key=lambda token_id: token_id if token_id in control else None
+    ):
         ids = list(run)
         text = route.engine.tokenizer.decode(ids if kind is None else ids[:1])
-        pieces.append((text if kind is None or len(ids) == 1 else f"{text} x {len(ids)}", kind is not None))
+        pieces.append(
+            (text if kind is None or len(ids) == 1 else f"{text} x {len(ids)}", kind is not None)
+        )
     return tuple(pieces)
 
 
@@ -120,18 +210,30 @@ def run_cases(route: Route) -> tuple[Outcome, ...]:
             if isinstance(event, Delta):
                 characters += len(event.text)
                 begun.add(event.index)
-                moved(characters, f"{len(begun)} of {len(CASES)} answers begun, {characters} characters")
+                moved(
+                    characters,
+                    f"{len(begun)} of {len(CASES)} answers begun, {characters} characters",
+                )
             else:
                 slots.append(event.slot)
     outcomes = []
     for case, slot in zip(CASES, slots, strict=True):
         ids = (slot.unwrap().prompt_token_ids, slot.unwrap().token_ids) if is_ok(slot) else ((), ())
-        outcomes.append(Outcome(case=case, slot=slot, prompt=pieces_of(route, ids[0]), answer=pieces_of(route, ids[1])))
+        outcomes.append(
+            Outcome(
+                case=case,
+                slot=slot,
+                prompt=pieces_of(route, ids[0]),
+                answer=pieces_of(route, ids[1]),
+            )
+        )
     return tuple(outcomes)
 
 
 def run_demo(out: Path, *, show: bool) -> int:
-    """Run the demo, print the results, write the page. The exit code: 0 if all results are as expected, else 1."""
+    """Run the demo, print the results, write the page. The exit code: 0 if all results are as
+    expected, else 1.
+    """
     from rich.console import Console
 
     from pipegen.cli.run_flags import AskedFlags
@@ -156,8 +258,16 @@ def run_demo(out: Path, *, show: bool) -> int:
         target.write_text(page(outcomes, seconds), encoding="utf-8")
     except OSError as refusal:
         refuse(f"{target} cannot be written: {refusal.strerror}", "--out")
-    console.print(f"\n{good} of {len(outcomes)} came out as expected, the broken image and the hostile prompt included ({seconds:.1f} s).", markup=False)
-    console.print(f"The page with images and boxes: {printable(str(target.resolve()))}", markup=False, soft_wrap=True)
+    console.print(
+        f"\n{good} of {len(outcomes)} came out as expected, the broken image and the hostile prompt"
+        f" included ({seconds:.1f} s).",
+        markup=False,
+    )
+    console.print(
+        f"The page with images and boxes: {printable(str(target.resolve()))}",
+        markup=False,
+        soft_wrap=True,
+    )
     if show:
         import webbrowser
 
@@ -170,21 +280,40 @@ def _print(console: Console, outcome: Outcome) -> None:
     from rich.text import Text
 
     case, slot = outcome.case, outcome.slot
-    question = " ".join([*(f"[{name}]" for name in case.images), printable(case.question).replace("\n", "\\n")])
-    console.print(Text.assemble(("\n" + case.title, "bold"), ("" if outcome.good else "  NOT AS EXPECTED", "bold red")))
+    question = " ".join(
+        [*(f"[{name}]" for name in case.images), printable(case.question).replace("\n", "\\n")]
+    )
+    console.print(
+        Text.assemble(
+            ("\n" + case.title, "bold"), ("" if outcome.good else "  NOT AS EXPECTED", "bold red")
+        )
+    )
     if case.system:
         console.print(Text(f"  system: {case.system}", "dim"))
     console.print(Text(f"  {question}", "dim"))
     if not is_ok(slot):
         error = slot.failure()
-        console.print(Text.assemble(("  " + type(error).__name__, "bold red"), f": {printable(error.message)}"))
+        console.print(
+            Text.assemble(
+                ("  " + type(error).__name__, "bold red"), f": {printable(error.message)}"
+            )
+        )
         console.print(Text(f"  hint: {printable(error.hint)}", "dim"))
         return
     result = slot.unwrap()
     for sample in result.samples or (result,):
-        console.print(Text.assemble(("  > ", "green"), printable(sample.text).replace("\n", "\n    ")), soft_wrap=True)
+        console.print(
+            Text.assemble(("  > ", "green"), printable(sample.text).replace("\n", "\n    ")),
+            soft_wrap=True,
+        )
     stop = f" at {result.stop!r}" if result.stop is not None else ""
-    console.print(Text(f"  finish: {result.finish.value}{stop} · {result.prompt_tokens} prompt tokens, {result.completion_tokens} generated", "dim"))
+    console.print(
+        Text(
+            f"  finish: {result.finish.value}{stop} · {result.prompt_tokens} prompt tokens,"
+            f" {result.completion_tokens} generated",
+            "dim",
+        )
+    )
 
 
 def page(outcomes: Sequence[Outcome], seconds: float) -> str:
@@ -194,7 +323,10 @@ def page(outcomes: Sequence[Outcome], seconds: float) -> str:
         f"{len(outcomes)} requests in one batch",
         f"{len(results)} answers, {len(outcomes) - len(results)} error",
         f"{sum(result.prompt_tokens for result in results)} prompt tokens",
-        f"{sum(sample.completion_tokens for result in results for sample in result.samples or (result,))} generated",
+        (
+            f"{sum(sample.completion_tokens for result in results for sample in result.samples or (result,))}"
+            " generated"
+        ),
         f"{seconds:.1f} s on this machine",
     )
     chips = "".join(f"<li>{safe(fact)}</li>" for fact in facts)
@@ -221,27 +353,52 @@ def _images(outcome: Outcome, result: GenerationResult | None) -> str:
     if not outcome.case.images:
         return ""
     drawn = "".join(
-        f'<div class="box" style="left:{box.left:g}%;top:{box.top:g}%;width:{box.width:g}%;height:{box.height:g}%"><span>{safe(box.label)}</span></div>'
-        for box in (boxes_in(result.text, (1, 1), "thousandths") if result and len(outcome.case.images) == 1 else ())
+        '<div class="box"'
+        f' style="left:{box.left:g}%;top:{box.top:g}%;width:{box.width:g}%;height:{box.height:g}%"><span>{safe(box.label)}</span></div>'
+        for box in (
+            boxes_in(result.text, (1, 1), "thousandths")
+            if result and len(outcome.case.images) == 1
+            else ()
+        )
     )
-    return '<div class="images">' + "".join(_image(name, drawn) for name in outcome.case.images) + "</div>\n"
+    return (
+        '<div class="images">'
+        + "".join(_image(name, drawn) for name in outcome.case.images)
+        + "</div>\n"
+    )
 
 
 def _image(name: str, drawn: str) -> str:
     if name == BROKEN:
-        return f'<figure class="missing"><div>&#x26A0;</div><figcaption>{safe(name)}: half of the file is missing</figcaption></figure>'
+        return (
+            f'<figure class="missing"><div>&#x26A0;</div><figcaption>{safe(name)}: half of the file'
+            " is missing</figcaption></figure>"
+        )
     data = base64.b64encode((IMAGES / name).read_bytes()).decode()
     kind = mimetypes.guess_type(name)[0] or "image/png"
     image = f'<img alt="{safe(name)}" src="data:{kind};base64,{data}">'
-    return f'<figure><div class="frame">{image}{drawn}</div><figcaption>{safe(name)}</figcaption></figure>'
+    return (
+        "<figure><div"
+        f' class="frame">{image}{drawn}</div><figcaption>{safe(name)}</figcaption></figure>'
+    )
 
 
 def _answer(outcome: Outcome, result: GenerationResult) -> str:
-    texts = "".join(f'<pre class="text">{safe(sample.text)}</pre>' for sample in result.samples or (result,))
-    facts = [("finish", result.finish.value)] + ([("stop", repr(result.stop))] if result.stop is not None else [])
-    facts += [("prompt tokens", str(result.prompt_tokens)), ("generated", str(result.completion_tokens)), ("thinking", str(result.thinking))]
+    texts = "".join(
+        f'<pre class="text">{safe(sample.text)}</pre>' for sample in result.samples or (result,)
+    )
+    facts = [("finish", result.finish.value)] + (
+        [("stop", repr(result.stop))] if result.stop is not None else []
+    )
+    facts += [
+        ("prompt tokens", str(result.prompt_tokens)),
+        ("generated", str(result.completion_tokens)),
+        ("thinking", str(result.thinking)),
+    ]
     facts += [("grid", " x ".join(map(str, grid))) for grid in result.image_grid_thw if grid]
-    rows = "".join(f"<div><dt>{safe(name)}</dt><dd>{safe(value)}</dd></div>" for name, value in facts)
+    rows = "".join(
+        f"<div><dt>{safe(name)}</dt><dd>{safe(value)}</dd></div>" for name, value in facts
+    )
     opened = " open" if outcome.case.shows_prompt else ""
     return f"""{texts}
 <dl>{rows}</dl>
@@ -250,7 +407,10 @@ def _answer(outcome: Outcome, result: GenerationResult) -> str:
 
 
 def _pieces(pieces: Sequence[tuple[str, bool]]) -> str:
-    return "".join(f'<span class="token">{safe(text)}</span>' if control else safe(text) for text, control in pieces)
+    return "".join(
+        f'<span class="token">{safe(text)}</span>' if control else safe(text)
+        for text, control in pieces
+    )
 
 
 def _error(outcome: Outcome) -> str:

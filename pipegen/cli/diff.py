@@ -22,10 +22,15 @@ __all__ = ["run_diff"]
 
 
 def run_diff(first: Path, second: Path, *, as_json: bool, ignore: tuple[str, ...] = ()) -> int:
-    """Print where the results differ, and a summary on stderr. The exit code: 0 if all are equal, else 1."""
+    """Print where the results differ, and a summary on stderr. The exit code: 0 if all are equal,
+    else 1.
+    """
     for stage in ignore:
         if stage not in STAGES:
-            refuse(f"takes one of {', '.join(STAGES)}, not {stage!r}{nearest(stage, STAGES)}", "--ignore")
+            refuse(
+                f"takes one of {', '.join(STAGES)}, not {stage!r}{nearest(stage, STAGES)}",
+                "--ignore",
+            )
     compared = list(compare(_read(first, "A"), _read(second, "B"), ignore=frozenset(ignore)))
     for name, difference in compared:
         if difference is None:
@@ -33,9 +38,18 @@ def run_diff(first: Path, second: Path, *, as_json: bool, ignore: tuple[str, ...
         if as_json:
             print(strict_json.dump({"id": name, **difference._asdict()}))
         else:
-            print(printable(f"{name}: {difference.stage}\n  A {difference.first}\n  B {difference.second}"))
+            print(
+                printable(
+                    f"{name}: {difference.stage}\n  A {difference.first}\n  B {difference.second}"
+                )
+            )
     counts = summary(compared)
-    say(", ".join(f"{count} {stage}" if stage in ("requests", "equal") else f"{count} differ at {stage}" for stage, count in counts.items()))
+    say(
+        ", ".join(
+            f"{count} {stage}" if stage in ("requests", "equal") else f"{count} differ at {stage}"
+            for stage, count in counts.items()
+        )
+    )
     return 0 if counts["equal"] == counts["requests"] else 1
 
 

@@ -1,4 +1,6 @@
-"""`pipegen doctor`: what is installed, which engines can run here, what each honours, and what to install for the rest."""
+"""`pipegen doctor`: what is installed, which engines can run here, what each honours, and what to
+install for the rest.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,12 @@ PACKAGES = (
 
 
 def examine(model: str | None = None, engine: str | None = None) -> dict[str, Any]:
-    """All that the doctor sees, as plain data. Imports torch, where it is installed, to ask for its devices.
+    """All that the doctor sees, as plain data. Imports torch, where it is installed, to ask for its
+    devices.
 
-    With a model, also what engines make of it; with the engine `vllm`, whether that gives the text of transformers (see `_same_text`). Raises
-    `FileNotFoundError`, `OSError`, `ValueError`, `MissingExtra`, `CallFailed` or `TemplateFailed` where the model cannot be read.
+    With a model, also what engines make of it; with the engine `vllm`, whether that gives the text
+    of transformers (see `_same_text`). Raises `FileNotFoundError`, `OSError`, `ValueError`,
+    `MissingExtra`, `CallFailed` or `TemplateFailed` where the model cannot be read.
     """
     missing = {name: _missing(row.extra) for name, row in ENGINE_LIST.items()}
     extras = {name: _missing(name) for name in ("hf", "peft", "online", "structured")}
@@ -47,17 +51,36 @@ def examine(model: str | None = None, engine: str | None = None) -> dict[str, An
         "packages": {name: _version(name) for name in PACKAGES},
         "devices": _devices(),
         "engines": {
-            name: {"runs": not absent, "missing": absent, "install": install_command(ENGINE_LIST[name].extra) if absent else None}
+            name: {
+                "runs": not absent,
+                "missing": absent,
+                "install": install_command(ENGINE_LIST[name].extra) if absent else None,
+            }
             for name, absent in missing.items()
         },
         "extras": {name: absent for name, absent in extras.items() if absent},
-        "features": {name: {"what": words, "engines": [engine for engine in ENGINES if name in ENGINES[engine]]} for name, words in FEATURES.items()},
-        "options": {name: [engine for engine in ENGINES if name in ENGINES[engine]] for name in option_names()},
-    } | ({} if model is None else {"model": _model(model) | ({} if engine is None else {"same_text": _same_text(model)})})
+        "features": {
+            name: {
+                "what": words,
+                "engines": [engine for engine in ENGINES if name in ENGINES[engine]],
+            }
+            for name, words in FEATURES.items()
+        },
+        "options": {
+            name: [engine for engine in ENGINES if name in ENGINES[engine]]
+            for name in option_names()
+        },
+    } | (
+        {}
+        if model is None
+        else {"model": _model(model) | ({} if engine is None else {"same_text": _same_text(model)})}
+    )
 
 
 def _model(name: str) -> dict[str, Any]:
-    """What every engine in this process makes of a checkpoint where nothing else is asked; all its files are read, of the weights the headers."""
+    """What every engine in this process makes of a checkpoint where nothing else is asked; all its
+    files are read, of the weights the headers.
+    """
     from pipegen.backends.checkpoint.checkpoint import Checkpoint
     from pipegen.engines.settings import ModelLoadConfig
 
@@ -79,7 +102,9 @@ def _model(name: str) -> dict[str, Any]:
 
 
 def _same_text(name: str) -> dict[str, Any]:
-    """Whether vLLM and transformers give the same text beyond each length that the model's configuration names; vLLM starts once, in this process."""
+    """Whether vLLM and transformers give the same text beyond each length that the model's
+    configuration names; vLLM starts once, in this process.
+    """
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     need("vllm", "vllm", "the vLLM engine")
@@ -95,14 +120,25 @@ def _same_text(name: str) -> dict[str, Any]:
         differs = check_lengths(checkpoint)
     except CannotCheck as unknown:
         return {"engine": "vllm", "lengths": lengths, "same": None, "because": str(unknown)}
-    return {"engine": "vllm", "lengths": lengths, "same": differs is None, "because": None if differs is None else in_words(differs, "vllm")}
+    return {
+        "engine": "vllm",
+        "lengths": lengths,
+        "same": differs is None,
+        "because": None if differs is None else in_words(differs, "vllm"),
+    }
 
 
 def _render_one(checkpoint: Checkpoint) -> None:
     """Raise `TemplateFailed` where the model's chat template is broken, whatever the messages."""
     if checkpoint.renderer.template is None:
         return
-    error = call_template(checkpoint.renderer, [{"role": "user", "content": "Hi"}], template=None, variables={"add_generation_prompt": True}, probes=True)
+    error = call_template(
+        checkpoint.renderer,
+        [{"role": "user", "content": "Hi"}],
+        template=None,
+        variables={"add_generation_prompt": True},
+        probes=True,
+    )
     if not is_ok(error) and error.failure().hint != TemplateFailed.default_hint:
         raise error.failure()
 
@@ -120,7 +156,11 @@ def _needs(extra: str) -> tuple[str, ...]:
         requirements = metadata.requires(DISTRIBUTION) or ()
     except metadata.PackageNotFoundError:
         return ()
-    return tuple(one.split(";")[0].strip() for one in requirements if re.search(rf"extra\s*==\s*['\"]{extra}['\"]", one))
+    return tuple(
+        one.split(";")[0].strip()
+        for one in requirements
+        if re.search(rf"extra\s*==\s*['\"]{extra}['\"]", one)
+    )
 
 
 def _missing(extra: str) -> list[str]:
@@ -142,7 +182,8 @@ def _missing(extra: str) -> list[str]:
 
 def _takes(versions: str, version: str) -> bool:
     try:
-        from packaging.specifiers import SpecifierSet  # comes with transformers; without it, being there has to be enough
+        # comes with transformers; without it, being there has to be enough
+        from packaging.specifiers import SpecifierSet
     except ModuleNotFoundError:
         return True
     return SpecifierSet(versions).contains(version, prereleases=True)
@@ -154,21 +195,31 @@ def _devices() -> list[str]:
         return []
     import torch
 
-    devices = [f"cuda:{index} ({torch.cuda.get_device_name(index)})" for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    devices = (
+        [
+            f"cuda:{index} ({torch.cuda.get_device_name(index)})"
+            for index in range(torch.cuda.device_count())
+        ]
+        if torch.cuda.is_available()
+        else []
+    )
     if torch.backends.mps.is_available():
         devices.append("mps")
     return [*devices, f"cpu ({torch.get_num_threads()} threads)"]
 
 
 def run_doctor(model: str | None, engine: str | None = None, *, as_json: bool) -> int:
-    """Print what `examine` sees. The exit code: 0 when an engine can run here (and the model can be read, and the engine gives its text), else 1."""
+    """Print what `examine` sees. The exit code: 0 when an engine can run here (and the model can be
+    read, and the engine gives its text), else 1.
+    """
     if engine not in (None, "vllm"):
         refuse(f"takes vllm, not {engine!r}", "--engine")
     if engine is not None and model is None:
         refuse("goes with --model", "--engine")
     try:
         seen = examine(model, engine)
-    except (ImportError, OSError, ValueError, CallFailed, TemplateFailed) as error:  # of the model alone
+    except (ImportError, OSError, ValueError, CallFailed, TemplateFailed) as error:
+        # of the model alone
         reason = error.error if isinstance(error, CallFailed) else error
         print(f"pipegen doctor: {reason}", file=sys.stderr)
         return 1
@@ -186,7 +237,12 @@ def _of_text(seen: dict[str, Any]) -> str:
         return f"{seen['engine']}: not checked against transformers: {seen['because']}"
     beyond = ", ".join(f"{tokens} tokens ({name})" for name, tokens in seen["lengths"].items())
     where = f", also beyond {beyond}" if beyond else ""
-    return f"{seen['engine']}: the log probabilities of transformers on a small model of its kind{where}" if seen["same"] else str(seen["because"])
+    return (
+        f"{seen['engine']}: the log probabilities of transformers on a small model of its"
+        f" kind{where}"
+        if seen["same"]
+        else str(seen["because"])
+    )
 
 
 def _show(seen: dict[str, Any]) -> None:
@@ -195,31 +251,66 @@ def _show(seen: dict[str, Any]) -> None:
     from rich.table import Table
 
     console = Console(file=sys.stdout, highlight=False)
-    console.print(f"[bold]pipegen {seen['pipegen']}[/]  ·  Python {seen['python']}  ·  {seen['platform']}")
-    installed = ", ".join(f"{name} {version}" for name, version in seen["packages"].items() if version)
+    console.print(
+        f"[bold]pipegen {seen['pipegen']}[/]  ·  Python {seen['python']}  ·  {seen['platform']}"
+    )
+    installed = ", ".join(
+        f"{name} {version}" for name, version in seen["packages"].items() if version
+    )
     absent = ", ".join(name for name, version in seen["packages"].items() if not version)
-    console.print(f"\n[bold]Installed[/]      {installed}\n[bold]Not installed[/]  {absent or 'nothing is missing'}", soft_wrap=True)
-    console.print(f"[bold]Devices[/]        {', '.join(seen['devices']) or 'none: torch is not installed'}\n", soft_wrap=True)
+    console.print(
+        f"\n[bold]Installed[/]      {installed}\n[bold]Not installed[/] "
+        f" {absent or 'nothing is missing'}",
+        soft_wrap=True,
+    )
+    console.print(
+        f"[bold]Devices[/]        {', '.join(seen['devices']) or 'none: torch is not installed'}\n",
+        soft_wrap=True,
+    )
     for name, engine in seen["engines"].items():
-        verdict = "[green]can run here[/]" if engine["runs"] else f"[red]cannot run here[/]: {'; '.join(engine['missing'])}"
+        verdict = (
+            "[green]can run here[/]"
+            if engine["runs"]
+            else f"[red]cannot run here[/]: {'; '.join(engine['missing'])}"
+        )
         console.print(f"[bold]{shown(name)}[/] ({name})  {verdict}", soft_wrap=True)
     console.print(
         "embedded  "
-        + ("comes with pipegen, on Hugging Face transformers" if seen["engines"]["hf"]["runs"] else "comes with pipegen, and needs Hugging Face transformers")
+        + (
+            "comes with pipegen, on Hugging Face transformers"
+            if seen["engines"]["hf"]["runs"]
+            else "comes with pipegen, and needs Hugging Face transformers"
+        )
     )
     for extra, problems in seen["extras"].items():
-        console.print(f"To get {extra}: [bold]{escape(install_hint(extra))}[/]  ({'; '.join(problems)})", soft_wrap=True)
+        console.print(
+            f"To get {extra}: [bold]{escape(install_hint(extra))}[/]  ({'; '.join(problems)})",
+            soft_wrap=True,
+        )
     if "model" in seen:
-        facts = ", ".join(f"{name} {value}" for name, value in seen["model"].items() if name not in ("name", "same_text") and value is not None)
+        facts = ", ".join(
+            f"{name} {value}"
+            for name, value in seen["model"].items()
+            if name not in ("name", "same_text") and value is not None
+        )
         console.print(f"[bold]{escape(seen['model']['name'])}[/]  {facts}", soft_wrap=True)
         if "same_text" in seen["model"]:
             console.print(escape(_of_text(seen["model"]["same_text"])), soft_wrap=True)
-    table = Table(title="\nWhat each engine honours", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table = Table(
+        title="\nWhat each engine honours",
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        pad_edge=False,
+    )
     table.add_column("")
     for engine in ENGINES:
         table.add_column(shown(engine), justify="center")
     for name, feature in seen["features"].items():
-        table.add_row(f"{name} [dim]({feature['what']})[/]", *("yes" if engine in feature["engines"] else "-" for engine in ENGINES))
+        table.add_row(
+            f"{name} [dim]({feature['what']})[/]",
+            *("yes" if engine in feature["engines"] else "-" for engine in ENGINES),
+        )
     for name, engines in seen["options"].items():
         table.add_row(name, *("yes" if engine in engines else "-" for engine in ENGINES))
     # One row for one line, however narrow the terminal: it is what people search with grep.

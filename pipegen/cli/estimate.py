@@ -31,28 +31,52 @@ def price_of(text: str | None) -> tuple[float, float] | None:
     try:
         prompt, generated = (float(part) for part in text.split(","))
     except ValueError:
-        refuse(f"takes two prices for a million tokens, prompt and generated, such as 0.15,0.60, not {text!r}", "--price")
+        refuse(
+            "takes two prices for a million tokens, prompt and generated, such as 0.15,0.60, not"
+            f" {text!r}",
+            "--price",
+        )
     if not (0 <= prompt < 1e12 and 0 <= generated < 1e12):
         refuse(f"takes prices of at least 0, not {text!r}", "--price")
     return prompt, generated
 
 
-def run_estimate(source: str | None, asked: Asked, price: tuple[float, float] | None, speed: float | None, *, as_json: bool) -> int:
+def run_estimate(
+    source: str | None,
+    asked: Asked,
+    price: tuple[float, float] | None,
+    speed: float | None,
+    *,
+    as_json: bool,
+) -> int:
     """Print the estimate. The exit code: 0 if every request has a prompt that fits, else 1."""
     if source is None and asked.question.prompt is None:
-        refuse("say what would be asked: IN, a file or a folder, or --prompt with one question", "IN")
+        refuse(
+            "say what would be asked: IN, a file or a folder, or --prompt with one question", "IN"
+        )
     if speed is not None and not 0 < speed < 1e12:
         refuse(f"takes tokens a second, above 0, not {speed}", "--speed")
     estimate = Estimate()
     with contextlib.ExitStack() as stack:
-        opened = open_source(source, asked.question._replace(overwrite=True), asked.images, asked.columns, stack)
+        opened = open_source(
+            source, asked.question._replace(overwrite=True), asked.images, asked.columns, stack
+        )
         route = stack.enter_context(attached(open_route(asked.load), asked.plugins))
         try:
             while batch := list(islice(opened.items, _TOGETHER)):
-                made = prepared(route, prepare_batch([item.slot for item in batch], asked.options, asked.images, asked.policy))
+                made = prepared(
+                    route,
+                    prepare_batch(
+                        [item.slot for item in batch], asked.options, asked.images, asked.policy
+                    ),
+                )
                 for item, (slot, samples) in zip(batch, made, strict=True):
                     if not is_ok(slot) and getattr(slot.failure(), "option", None) == "token_ids":
-                        refuse(f"{slot.failure().message}: take --backend hf, or a token server, with the same model", "--backend")
+                        refuse(
+                            f"{slot.failure().message}: take --backend hf, or a token server, with"
+                            " the same model",
+                            "--backend",
+                        )
                     estimate.add(str(item.origin.id), slot, samples)
         except TableError as refusal:
             refuse(str(refusal), "IN")
@@ -67,23 +91,55 @@ def in_words(plain: dict[str, Any]) -> str:
     if plain["longest_prompt"] is not None:
         longest = plain["longest_prompt"]
         rows += [
-            ("prompt tokens", f"{plain['prompt_tokens']:,}, {plain['mean_prompt_tokens']:,} a request"),
+            (
+                "prompt tokens",
+                f"{plain['prompt_tokens']:,}, {plain['mean_prompt_tokens']:,} a request",
+            ),
             ("longest prompt", f"{longest['tokens']:,} ({longest['id']})"),
         ]
     if plain["images"]:
-        rows.append(("images", f"{plain['images']:,}, with {plain['image_tokens']:,} of the prompt tokens"))
-    rows.append(("shared prefixes", f"{plain['shared_prefix_share']:.1%} of the prompt tokens: a prefix cache saves {plain['shared_prefix_tokens']:,}"))
-    rows.append(("generated tokens", f"at most {plain['most_completion_tokens']:,} (max_new_tokens of each)"))
+        rows.append(
+            ("images", f"{plain['images']:,}, with {plain['image_tokens']:,} of the prompt tokens")
+        )
+    rows.append(
+        (
+            "shared prefixes",
+            (
+                f"{plain['shared_prefix_share']:.1%} of the prompt tokens: a prefix cache saves"
+                f" {plain['shared_prefix_tokens']:,}"
+            ),
+        )
+    )
+    rows.append(
+        (
+            "generated tokens",
+            f"at most {plain['most_completion_tokens']:,} (max_new_tokens of each)",
+        )
+    )
     if "most_cost" in plain:
-        rows.append(("cost", f"at most {plain['most_cost']:,.2f}, of it {plain['prompt_cost']:,.2f} for the prompts"))
+        rows.append(
+            (
+                "cost",
+                (
+                    f"at most {plain['most_cost']:,.2f}, of it {plain['prompt_cost']:,.2f} for the"
+                    " prompts"
+                ),
+            )
+        )
     if "most_seconds" in plain:
         rows.append(("time", f"at most {shown_time(plain['most_seconds'])}"))
     lines = [f"{name:<17} {value}" for name, value in rows]
     if plain["failed"]:
         lines.append(f"{plain['failed']:,} would fail:")
-        lines += [f"  {found['count']:,} {kind}, the first is {found['first']}" for kind, found in plain["errors"].items()]
+        lines += [
+            f"  {found['count']:,} {kind}, the first is {found['first']}"
+            for kind, found in plain["errors"].items()
+        ]
     if plain["too_long"]:
-        counts = [(one["id"], "not counted" if one["tokens"] is None else f"{one['tokens']:,}") for one in plain["too_long"][:_SHOWN]]
+        counts = [
+            (one["id"], "not counted" if one["tokens"] is None else f"{one['tokens']:,}")
+            for one in plain["too_long"][:_SHOWN]
+        ]
         listed = ", ".join(f"{name} ({tokens})" for name, tokens in counts)
         lines.append(f"  too long: {listed}" + (", ..." if len(plain["too_long"]) > _SHOWN else ""))
     return "\n".join(lines)

@@ -1,4 +1,6 @@
-"""`pipegen export JOB`: what a job of `pipegen generate` has finished, in the order of its input, at any time."""
+"""`pipegen export JOB`: what a job of `pipegen generate` has finished, in the order of its input,
+at any time.
+"""
 
 from __future__ import annotations
 
@@ -72,21 +74,38 @@ def run_export(folder: Path, out: str | None, moved: str | None = None) -> int:
             refuse(f"{folder} is a job of one question, which has no input", "--input")
         command = command._replace(source=os.path.abspath(moved))
     form = form_of(out)
-    images = ImagePolicy(root=command.image_root, allow_http=command.allow_http, allowed_hosts=tuple(command.allowed_hosts))
+    images = ImagePolicy(
+        root=command.image_root,
+        allow_http=command.allow_http,
+        allowed_hosts=tuple(command.allowed_hosts),
+    )
     images = within(images, command.source, command.prompt)
-    known = {field.name for field in fields(RequestPolicy)}  # an earlier version of pipegen had more
-    policy = RequestPolicy(**{name: value for name, value in command.policy.items() if name in known})
+    # an earlier version of pipegen had more
+    known = {field.name for field in fields(RequestPolicy)}
+    policy = RequestPolicy(
+        **{name: value for name, value in command.policy.items() if name in known}
+    )
     written = missing = 0
     try:
         with contextlib.ExitStack() as stack:
             asked = Question(command.prompt, command.system, tuple(command.images), overwrite=True)
             columns = Columns(dict(command.columns), frozenset(command.kept))
-            source = open_source(command.source, asked, images, columns, stack, "JOB" if moved is None else "--input")
+            source = open_source(
+                command.source, asked, images, columns, stack, "JOB" if moved is None else "--input"
+            )
             if out not in (None, "-"):
                 remove_stale(Path(out or "").absolute().parent)
-            stream: BinaryIO = sys.stdout.buffer if out in (None, "-") else stack.enter_context(new_file(Path(out or "")))
-            make = stack.enter_context(results_to(stream, form, source, command.model, brief=command.brief))
-            for origin, slot in finished_rows(folder, source.items, image_policy=images, policy=policy):
+            stream: BinaryIO = (
+                sys.stdout.buffer
+                if out in (None, "-")
+                else stack.enter_context(new_file(Path(out or "")))
+            )
+            make = stack.enter_context(
+                results_to(stream, form, source, command.model, brief=command.brief)
+            )
+            for origin, slot in finished_rows(
+                folder, source.items, image_policy=images, policy=policy
+            ):
                 if slot is None:
                     missing += 1
                     continue
@@ -95,5 +114,8 @@ def run_export(folder: Path, out: str | None, moved: str | None = None) -> int:
     except (JournalError, TableError, OSError) as refusal:
         say(words_of(refusal))
         return 1
-    say(f"{written} of {written + missing} rows are finished" + (f"; {missing} are missing: run the job's command again" if missing else ""))
+    say(
+        f"{written} of {written + missing} rows are finished"
+        + (f"; {missing} are missing: run the job's command again" if missing else "")
+    )
     return 1 if missing else 0

@@ -23,9 +23,24 @@ from pipegen.records.fields import InvalidField, help_of
 from pipegen.records.option_table import OPTIONS
 from pipegen.records.options import GROUPS, GenerationOptions, options_from
 
-__all__ = ["InSections", "SETTING_FLAGS", "flag_of", "options_of_flags", "setting_values", "unescape", "with_flags"]
+__all__ = [
+    "InSections",
+    "SETTING_FLAGS",
+    "flag_of",
+    "options_of_flags",
+    "setting_values",
+    "unescape",
+    "with_flags",
+]
 
-_PANELS = {"": "Sampling and length", "stop": "Stops", "chat": "Prompt and chat template", "decode": "Answer", "structured": "Answer", "preprocess": "Images"}
+_PANELS = {
+    "": "Sampling and length",
+    "stop": "Stops",
+    "chat": "Prompt and chat template",
+    "decode": "Answer",
+    "structured": "Answer",
+    "preprocess": "Images",
+}
 _SECRETS = ("api_key", "headers")
 """Settings without a flag: a command line is no place for a key."""
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
@@ -37,17 +52,26 @@ def flag_of(name: str) -> str:
 
 
 def unescape(text: str) -> str:
-    r"""A stop as it is meant: `\n`, `\t`, `\r`, `\\` and `\uXXXX` are read; any other backslash stays as it is.
+    r"""A stop as it is meant: `\n`, `\t`, `\r`, `\\` and `\uXXXX` are read; any other backslash
+    stays as it is.
 
     >>> unescape(r"\boxed{\\n}")
     '\\boxed{\\n}'
     """
-    return re.sub(r"\\(?:u([0-9a-fA-F]{4})|([ntr\\]))", lambda found: chr(int(found[1], 16)) if found[1] else _ESCAPES[found[2]], text)
+    return re.sub(
+        r"\\(?:u([0-9a-fA-F]{4})|([ntr\\]))",
+        lambda found: chr(int(found[1], 16)) if found[1] else _ESCAPES[found[2]],
+        text,
+    )
 
 
 def _kind(hint: Any) -> Any:
     """What a field takes, without `None`, and without what its check makes of other types."""
-    parts = [part for part in get_args(hint) if part is not type(None)] if get_origin(hint) not in (tuple, Literal) and get_args(hint) else [hint]
+    parts = (
+        [part for part in get_args(hint) if part is not type(None)]
+        if get_origin(hint) not in (tuple, Literal) and get_args(hint)
+        else [hint]
+    )
     return next((part for part in parts if part is str), parts[0])
 
 
@@ -62,23 +86,57 @@ def _flag(name: str, hint: Any, words: str, default: Any, panel: str) -> inspect
         words += "" if default is None else f" Default: {'yes' if default else 'no'}."
     elif get_origin(kind) is tuple:
         item = get_args(kind)[0]
-        taken, settings["metavar"], words = list[item], f"<{item.__name__}>", f"{words} May be given several times."  # type: ignore[valid-type]
+        taken = list[item]  # type: ignore[valid-type]
+        settings["metavar"] = f"<{item.__name__}>"
+        words += " May be given several times."
     else:
         taken = kind if kind in (int, float) else str
-        settings["metavar"] = "|".join(get_args(kind)) if get_origin(kind) is Literal else "JSON" if _is_json(hint) else None
-        words += "" if default is None or isinstance(default, (Mapping, tuple)) else f" Default: {default}."
+        settings["metavar"] = (
+            "|".join(get_args(kind))
+            if get_origin(kind) is Literal
+            else "JSON"
+            if _is_json(hint)
+            else None
+        )
+        words += (
+            ""
+            if default is None or isinstance(default, (Mapping, tuple))
+            else f" Default: {default}."
+        )
     option = typer.Option(flag, help=words, **settings)
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[taken | None, option])
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[taken | None, option],
+    )
 
 
 def _is_json(hint: Any) -> bool:
-    return any(isinstance(get_origin(part), type) and issubclass(get_origin(part), Mapping) for part in (hint, *get_args(hint)))
+    return any(
+        isinstance(get_origin(part), type) and issubclass(get_origin(part), Mapping)
+        for part in (hint, *get_args(hint))
+    )
 
 
 def _option_flags() -> Mapping[str, inspect.Parameter]:
-    types = {name: hint for kind in (GenerationOptions, *GROUPS.values()) for name, hint in get_type_hints(kind).items()}  # of `stop`, that in its group
+    # of `stop`, that in its group
+    types = {
+        name: hint
+        for kind in (GenerationOptions, *GROUPS.values())
+        for name, hint in get_type_hints(kind).items()
+    }
     escapes = {"stop": r" \n, \t, \r, \\ and \u000a are read as in JSON."}
-    return {name: _flag(name, types[name], entry.help + escapes.get(name, ""), entry.row.default, _PANELS[entry.group]) for name, entry in OPTIONS.items()}
+    return {
+        name: _flag(
+            name,
+            types[name],
+            entry.help + escapes.get(name, ""),
+            entry.row.default,
+            _PANELS[entry.group],
+        )
+        for name, entry in OPTIONS.items()
+    }
 
 
 def _setting_flags() -> Mapping[str, inspect.Parameter]:
@@ -96,36 +154,68 @@ OPTION_FLAGS, SETTING_FLAGS = _option_flags(), _setting_flags()
 
 
 def with_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the flags of its argument `flags`, a dataclass, whose fields they are: it gets them as that.
+    """Give a command the flags of its argument `flags`, a dataclass, whose fields they are: it gets
+    them as that.
 
-    For an argument `options` or `settings` it has a flag for each of these; those that are set reach it by name.
+    For an argument `options` or `settings` it has a flag for each of these; those that are set
+    reach it by name.
     """
     own = inspect.signature(command, eval_str=True)
-    groups = {name: flags for name, flags in (("options", OPTION_FLAGS), ("settings", SETTING_FLAGS)) if name in own.parameters}
+    groups = {
+        name: flags
+        for name, flags in (("options", OPTION_FLAGS), ("settings", SETTING_FLAGS))
+        if name in own.parameters
+    }
     kind: type[Any] = own.parameters["flags"].annotation
     hints, missing = get_type_hints(kind, include_extras=True), inspect.Parameter.empty
-    defaults = {field.name: missing if field.default is dataclasses.MISSING else field.default for field in dataclasses.fields(kind)}
-    fields = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name]) for name, default in defaults.items()]
+    defaults = {
+        field.name: missing if field.default is dataclasses.MISSING else field.default
+        for field in dataclasses.fields(kind)
+    }
+    fields = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name]
+        )
+        for name, default in defaults.items()
+    ]
 
     @functools.wraps(command)
     def flagged(**values: Any) -> None:
-        given = {group: {name: values.pop(name, None) for name in flags} for group, flags in groups.items()}
-        chosen = {group: {name: value for name, value in entries.items() if value not in (None, [], ())} for group, entries in given.items()}
+        given = {
+            group: {name: values.pop(name, None) for name in flags}
+            for group, flags in groups.items()
+        }
+        chosen = {
+            group: {name: value for name, value in entries.items() if value not in (None, [], ())}
+            for group, entries in given.items()
+        }
         command(**chosen, flags=kind(**{name: values.pop(name) for name in defaults}), **values)
 
     parameters = [
         *fields,
-        *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for name, parameter in own.parameters.items() if name not in (*groups, "flags")),
+        *(
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for name, parameter in own.parameters.items()
+            if name not in (*groups, "flags")
+        ),
         *(parameter for flags in groups.values() for parameter in flags.values()),
     ]
-    flagged.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
+    # what typer reads
+    flagged.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     flagged.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return flagged
 
 
 def setting_values(flags: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that flags set, JSON read. Raises `typer.BadParameter`, which names the flag."""
-    return {name: _loaded(name, value) if get_args(SETTING_FLAGS[name].annotation)[1].metavar == "JSON" else value for name, value in flags.items()}
+    return {
+        name: (
+            _loaded(name, value)
+            if get_args(SETTING_FLAGS[name].annotation)[1].metavar == "JSON"
+            else value
+        )
+        for name, value in flags.items()
+    }
 
 
 def _loaded(name: str, given: str) -> Any:
@@ -143,7 +233,9 @@ def options_of_flags(flags: Mapping[str, Any]) -> GenerationOptions:
             values[name] = _value(name, given)
             options_from({name: values[name]}, flag_of(name))
         except (InvalidField, strict_json.NotStrict) as refusal:
-            raise typer.BadParameter(str(refusal).removeprefix(f"{flag_of(name)}: "), param_hint=flag_of(name)) from None
+            raise typer.BadParameter(
+                str(refusal).removeprefix(f"{flag_of(name)}: "), param_hint=flag_of(name)
+            ) from None
     try:
         return options_from(values, "flags")
     except InvalidField as refusal:
@@ -170,7 +262,9 @@ def _with_values(arguments: list[str]) -> Iterator[str]:
     """
     for place, argument in enumerate(arguments):
         yield argument
-        if argument in _VALUES and not _VALUES[argument].fullmatch((arguments[place + 1 :] or [""])[0]):
+        if argument in _VALUES and not _VALUES[argument].fullmatch(
+            (arguments[place + 1 :] or [""])[0]
+        ):
             yield ""
 
 
@@ -187,7 +281,9 @@ class InSections(TyperCommand):
         for parameter in self.get_params(ctx):
             shown = parameter.get_help_record(ctx)
             if shown is not None:
-                sections.setdefault(getattr(parameter, "rich_help_panel", None) or "Options", []).append(shown)
+                sections.setdefault(
+                    getattr(parameter, "rich_help_panel", None) or "Options", []
+                ).append(shown)
         for name, rows in sections.items():
             with formatter.section(name):
                 formatter.write_dl(rows)

@@ -1,4 +1,6 @@
-"""`pipegen generate`: requests in, one line or sidecar out for each, in order, in constant memory."""
+"""`pipegen generate`: requests in, one line or sidecar out for each, in order, in constant
+memory.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,18 @@ from returns.result import Failure
 from pipegen.cli.export import Command, note_command
 from pipegen.cli.inputs import Origin, sidecar_exists
 from pipegen.cli.on_ray import OnRay, Stops, ray_slots
-from pipegen.cli.outputs import Make, Tally, check_columns, form_of, results_to, say, say_shared, words_of, write_sidecar, write_summary
+from pipegen.cli.outputs import (
+    Make,
+    Tally,
+    check_columns,
+    form_of,
+    results_to,
+    say,
+    say_shared,
+    words_of,
+    write_sidecar,
+    write_summary,
+)
 from pipegen.cli.plugins import attached
 from pipegen.cli.progress import Meter, is_shown, progress, tells
 from pipegen.cli.replicas import Child, check_parts, child_of_environment, replica_slots
@@ -58,7 +71,9 @@ class Files(RunFlags):
 
     asked: Asked
     part: tuple[int, int] | None = None
-    """The shard: which part of the requests is asked, and of how many parts. 1 of 4 is the first."""
+    """The shard: which part of the requests is asked, and of how many parts. 1 of 4 is the
+    first.
+    """
     command: tuple[str, ...] = ()
     """The arguments of the process, for replicas."""
     child: Child | None = None
@@ -68,19 +83,35 @@ class Files(RunFlags):
 
     @property
     def job(self) -> Path | None:
-        """Where finished rows are kept. None for what is no job: input from stdin, output to stdout, to a device or to a pipe."""
+        """Where finished rows are kept. None for what is no job: input from stdin, output to
+        stdout, to a device or to a pipe.
+        """
         out = None if self.out in (None, "-") else Path(self.out or "")
-        return None if out is None or self.source == "-" or (out.exists() and not out.is_file()) else Path(f"{out}.job")
+        return (
+            None
+            if out is None or self.source == "-" or (out.exists() and not out.is_file())
+            else Path(f"{out}.job")
+        )
 
 
 def run_generate(files: Files) -> int:
     """Run it and give back the exit code.
 
-    0 all good, 1 requests or samples failed, had no answer or could not be written, 3 a bug of pipegen's failed a request; 130 and 141 as shells have it.
+    0 all good, 1 requests or samples failed, had no answer or could not be written, 3 a bug of
+    pipegen's failed a request; 130 and 141 as shells have it.
     """
     child = child_of_environment()
     if child is not None:
-        files = replace(files, child=child, part=child.shard, replicas=None, quiet=True, summary=None, restart=False, overwrite=False)
+        files = replace(
+            files,
+            child=child,
+            part=child.shard,
+            replicas=None,
+            quiet=True,
+            summary=None,
+            restart=False,
+            overwrite=False,
+        )
     meter = Meter(Tally())
     finished = False
     try:
@@ -90,9 +121,15 @@ def run_generate(files: Files) -> int:
             code = _generate(files, meter, ending)
         finished = True
     except KeyboardInterrupt:
-        goes_on = f"the same command goes on, and `pipegen export {files.job}` writes what is finished"
+        goes_on = (
+            f"the same command goes on, and `pipegen export {files.job}` writes what is finished"
+        )
         if child is None:
-            say("interrupted; what was written is kept" if files.job is None else f"interrupted; {goes_on}")
+            say(
+                "interrupted; what was written is kept"
+                if files.job is None
+                else f"interrupted; {goes_on}"
+            )
         code = INTERRUPTED
     except (JournalError, TableError, OSError) as refusal:
         say(words_of(refusal))
@@ -101,14 +138,19 @@ def run_generate(files: Files) -> int:
         left = 0 if meter.total is None else meter.total - meter.tally.done
         say(meter.tally.summary(meter.seconds, meter.loading, max(0, left)))
         if finished and files.part is not None:
-            say(f"shard {files.part[0]}/{files.part[1]} is done; once the others are, `pipegen export {files.job} -o {files.out}` writes all rows")
+            say(
+                f"shard {files.part[0]}/{files.part[1]} is done; once the others are, `pipegen"
+                f" export {files.job} -o {files.out}` writes all rows"
+            )
     if finished and child is not None:
         child.tell(meter, ended=True)
     return write_summary(files.summary, meter.plain(), code)
 
 
 class _Ending:
-    """What Ctrl-C and SIGTERM do. The first stops a job that runs: its rows in flight have some time to end. The second, and any without a job, ends it all."""
+    """What Ctrl-C and SIGTERM do. The first stops a job that runs: its rows in flight have some
+    time to end. The second, and any without a job, ends it all.
+    """
 
     def __init__(self, files: Files) -> None:
         self._files, self._again = files, False
@@ -120,7 +162,10 @@ class _Ending:
 
     def _begun(self) -> None:
         if self._files.child is None:
-            say(f"ending: the rows in flight have {self._files.grace:g} seconds; interrupt again to end at once")
+            say(
+                f"ending: the rows in flight have {self._files.grace:g} seconds; interrupt again to"
+                " end at once"
+            )
 
     def __call__(self, number: int, frame: object) -> None:
         again, self._again = self._again, True
@@ -148,45 +193,88 @@ def _terminable(files: Files) -> Iterator[_Ending]:
 def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
     tally, given = meter.tally, files.asked
     with contextlib.ExitStack() as stack:
-        question = given.question._replace(sidecar=files.sidecar, overwrite=files.overwrite or files.job is not None)
+        question = given.question._replace(
+            sidecar=files.sidecar, overwrite=files.overwrite or files.job is not None
+        )
         source = open_source(files.source, question, given.images, given.columns, stack)
         check_columns(source, files.out)
         total = source.total() if is_shown(not files.quiet) else None
-        meter.total = None if files.part is not None or (files.quiet and files.summary is None) else source.rows()
+        meter.total = (
+            None
+            if files.part is not None or (files.quiet and files.summary is None)
+            else source.rows()
+        )
         several = files.replicas is not None
-        route = None if several else stack.enter_context(attached(open_routes(given.load), given.plugins))
-        moved = stack.enter_context(progress(meter.total if several else total, meter, shown=not files.quiet))
+        route = (
+            None
+            if several
+            else stack.enter_context(attached(open_routes(given.load), given.plugins))
+        )
+        moved = stack.enter_context(
+            progress(meter.total if several else total, meter, shown=not files.quiet)
+        )
         if files.child is not None:
             moved = files.child.moved(meter)
-        if route is not None and (not files.quiet or files.summary is not None or files.child is not None):
+        if route is not None and (
+            not files.quiet or files.summary is not None or files.child is not None
+        ):
             route = watched(route, tells(moved, meter))
         asked: Iterator[tuple[Origin, Slot[GenerationRequest]]] = source.items
         if files.part is not None:
-            asked = cast("Generator[tuple[Origin, Slot[GenerationRequest]], None, None]", shard_keyed(asked, *files.part, image_policy=given.images))
+            asked = cast(
+                "Generator[tuple[Origin, Slot[GenerationRequest]], None, None]",
+                shard_keyed(asked, *files.part, image_policy=given.images),
+            )
 
         def again() -> Iterator[tuple[Origin, Slot[GenerationRequest]]]:
             return open_source(files.source, question, given.images, given.columns, stack).items
 
-        settings: dict[str, Any] = {"in_flight": files.in_flight, "image_policy": given.images, "policy": given.policy}
+        settings: dict[str, Any] = {
+            "in_flight": files.in_flight,
+            "image_policy": given.images,
+            "policy": given.policy,
+        }
         try:
             if route is not None and files.job is None:
                 stream = _open_out(files, stack)
-                slots = ((origin, slot, False) for origin, slot in imap_keyed(route, asked, given.options, **settings, isolate_bugs=True))
+                slots = (
+                    (origin, slot, False)
+                    for origin, slot in imap_keyed(
+                        route, asked, given.options, **settings, isolate_bugs=True
+                    )
+                )
             else:
-                if files.part is None and not (files.restart or files.overwrite):  # which is refused then
+                # which is refused then
+                if files.part is None and not (files.restart or files.overwrite):
                     say_shared(files.job or Path())
                 if route is None:
                     rows = replica_slots(asked, files, meter, moved, ending.stops)
                 elif files.on_ray is not None:
-                    rows = ray_slots(files, files.on_ray, route, again, meter, moved, ending.stops, _begun)
+                    rows = ray_slots(
+                        files, files.on_ray, route, again, meter, moved, ending.stops, _begun
+                    )
                 else:
                     rows = _job_slots(route, asked, files, settings, ending, tally)
                 slots = stack.enter_context(contextlib.closing(rows))
                 remove_stale(Path(files.out or "").absolute().parent)
-                stream = stack.enter_context(new_file(Path(files.out or ""))) if files.part is None else None
-            make = None if stream is None else stack.enter_context(results_to(stream, form_of(files.out), source, given.load.model, brief=files.brief))
+                stream = (
+                    stack.enter_context(new_file(Path(files.out or "")))
+                    if files.part is None
+                    else None
+                )
+            make = (
+                None
+                if stream is None
+                else stack.enter_context(
+                    results_to(
+                        stream, form_of(files.out), source, given.load.model, brief=files.brief
+                    )
+                )
+            )
             stack.callback(gc.unfreeze)
-            gc.freeze()  # what has been loaded stays to the end: the collector need not go through it again and again
+            # what has been loaded stays to the end: the collector need not go through it again and
+            # again
+            gc.freeze()
             for origin, slot, reused in slots:
                 kept, write = _finished(slot, origin, make, files, reused=reused)
                 if files.job is not None:  # which keeps the row, whatever becomes of its line
@@ -196,7 +284,10 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
                         write()
                     except OSError as refusal:
                         if files.job is not None:
-                            raise JournalError(f"{files.out} cannot be written: {refusal.strerror}; what is finished is kept in {files.job}") from refusal
+                            raise JournalError(
+                                f"{files.out} cannot be written: {refusal.strerror}; what is"
+                                f" finished is kept in {files.job}"
+                            ) from refusal
                         return _unwritable(stream, refusal, files)
                 if files.job is None:
                     tally.count(kept, origin.id, reused=reused)
@@ -207,13 +298,24 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
 
 
 def _job_slots(
-    route: Any, asked: Iterator[tuple[Origin, Slot[GenerationRequest]]], files: Files, settings: dict[str, Any], ending: _Ending, tally: Tally
+    route: Any,
+    asked: Iterator[tuple[Origin, Slot[GenerationRequest]]],
+    files: Files,
+    settings: dict[str, Any],
+    ending: _Ending,
+    tally: Tally,
 ) -> Generator[tuple[Origin, Slot[GenerationResult], bool], None, None]:
-    """The places and slots of the job, each with whether it was finished before. Raises `KeyboardInterrupt` where a signal has stopped it.
+    """The places and slots of the job, each with whether it was finished before. Raises
+    `KeyboardInterrupt` where a signal has stopped it.
 
     Rows that are kept and not given out, since the job ends before, are counted.
     """
-    settings = {**settings, "retry": files.retry, "restart": files.restart or files.overwrite, "grace": files.grace}
+    settings = {
+        **settings,
+        "retry": files.retry,
+        "restart": files.restart or files.overwrite,
+        "grace": files.grace,
+    }
     if not files.overwrite:  # those of finished rows are the job's own
         settings["refuse"] = lambda origin: sidecar_exists(origin.sidecar)
     with (
@@ -238,30 +340,70 @@ def _job_slots(
 def _begun(job: Job[Any] | Run, files: Files) -> None:
     """Keep the command in the job's folder, and say how much was finished before."""
     load, question, _, images, policy, columns, _ = files.asked
-    source, kept = None if files.source is None else os.path.abspath(files.source), sorted(columns.kept)
+    source, kept = (
+        None if files.source is None else os.path.abspath(files.source),
+        sorted(columns.kept),
+    )
     more = (images.allow_http, images.allowed_hosts, asdict(policy))
-    command = Command(source, question.prompt, question.system, files.image_root, load.model, files.brief, columns.fields, kept, question.images, *more)
+    command = Command(
+        source,
+        question.prompt,
+        question.system,
+        files.image_root,
+        load.model,
+        files.brief,
+        columns.fields,
+        kept,
+        question.images,
+        *more,
+    )
     note_command(files.job or Path(), command)
     if job.before and not files.quiet:
         alike, others = job.made_before
-        these = {0: "none was made with these settings", 1: "1 was made with these settings and is reused"}
-        words = [these.get(alike, f"{alike} were made with these settings and are reused")] if others else []
+        these = {
+            0: "none was made with these settings",
+            1: "1 was made with these settings and is reused",
+        }
+        words = (
+            [these.get(alike, f"{alike} were made with these settings and are reused")]
+            if others
+            else []
+        )
         words += [f"{count} with {what}" for count, what in others[:_OTHERS]]
-        words += [f"{sum(count for count, _ in others[_OTHERS:])} with others"] if len(others) > _OTHERS else []
+        words += (
+            [f"{sum(count for count, _ in others[_OTHERS:])} with others"]
+            if len(others) > _OTHERS
+            else []
+        )
         say("; ".join([f"{files.job}: {job.before} finished before", *words]))
 
 
 def _finished(
     slot: Slot[GenerationResult], origin: Origin, make: Make | None, files: Files, *, reused: bool
 ) -> tuple[Slot[GenerationResult], Callable[[], object] | None]:
-    """The slot with its sidecar written, and what writes its line. A bug in the making of either fails the slot."""
+    """The slot with its sidecar written, and what writes its line. A bug in the making of either
+    fails the slot.
+    """
 
     def kept() -> tuple[Slot[GenerationResult], Callable[[], object] | None]:
-        file = None if reused and origin.sidecar is not None and origin.sidecar.exists() else origin.sidecar
-        written = slot if file is None else write_sidecar(file, slot, origin.id, brief=files.brief, overwrite=files.overwrite)
+        file = (
+            None
+            if reused and origin.sidecar is not None and origin.sidecar.exists()
+            else origin.sidecar
+        )
+        written = (
+            slot
+            if file is None
+            else write_sidecar(file, slot, origin.id, brief=files.brief, overwrite=files.overwrite)
+        )
         return written, make and make(origin, written, False)
 
-    made = guard(kept, lambda raised: InternalError(f"pipegen has a bug: {raised.words}", incident=raised.incident))
+    made = guard(
+        kept,
+        lambda raised: InternalError(
+            f"pipegen has a bug: {raised.words}", incident=raised.incident
+        ),
+    )
     if is_ok(made):
         return made.unwrap()
     failed: Slot[GenerationResult] = Failure(made.failure())
@@ -269,7 +411,9 @@ def _finished(
 
 
 def _unwritable(out: BinaryIO, refusal: OSError, files: Files) -> int:
-    """What to do when a line could not be written. A reader that has gone is no news; its pipe must not be flushed again at exit."""
+    """What to do when a line could not be written. A reader that has gone is no news; its pipe must
+    not be flushed again at exit.
+    """
     if isinstance(refusal, BrokenPipeError):
         if out is sys.stdout.buffer:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -300,16 +444,32 @@ def _check(files: Files) -> None:
     elif files.source != "-" and not os.path.exists(files.source):
         refuse_missing(files.source)
     elif files.source == "-" or not is_image_folder(files.source, files.prompt):
-        for flag, value in (("--prompt", files.prompt), ("--system", files.system), ("--sidecar", files.sidecar)):
+        for flag, value in (
+            ("--prompt", files.prompt),
+            ("--system", files.system),
+            ("--sidecar", files.sidecar),
+        ):
             if value is not None:
                 refuse("goes with a folder of images; each line of a file says its own", flag)
     elif files.prompt is None:
         refuse(f"{files.source} is a folder of images: say what to ask of them", "--prompt")
     options = files.asked.options
     if files.sidecar == "txt" and options is not None and (options.samples or 1) > 1:
-        refuse("a .txt sidecar holds one answer; take --sidecar json, or -o alone", "--sidecar", "--samples")
+        refuse(
+            "a .txt sidecar holds one answer; take --sidecar json, or -o alone",
+            "--sidecar",
+            "--samples",
+        )
     if files.on_ray is not None and (files.job is None or files.part is not None):
-        refuse("takes a file as IN and a file as OUT" if files.job is None else "splits the rows itself", "--ray", *(["--shard"] if files.part else []))
+        refuse(
+            (
+                "takes a file as IN and a file as OUT"
+                if files.job is None
+                else "splits the rows itself"
+            ),
+            "--ray",
+            *(["--shard"] if files.part else []),
+        )
     if files.part is not None or files.replicas is not None:
         check_parts(files)
     if files.out not in (None, "-"):
@@ -326,7 +486,12 @@ def _check_out(out: Path, files: Files) -> None:
             refuse(f"{out} is what is read; it would be lost", "--out")
     if out.is_dir():
         refuse(f"{out} is a folder; give a file in it", "--out")
-    if out.is_file() and out.stat().st_size and not files.overwrite and not (Path(f"{out}.job") / SETTINGS).is_file():
+    if (
+        out.is_file()
+        and out.stat().st_size
+        and not files.overwrite
+        and not (Path(f"{out}.job") / SETTINGS).is_file()
+    ):
         refuse(f"{out} exists already; --overwrite replaces it", "--out")
     if not out.parent.is_dir():
         refuse(f"there is no folder {out.parent}", "--out")

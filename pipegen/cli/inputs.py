@@ -1,4 +1,6 @@
-"""Read requests one at a time: from the lines of a file, the rows of a table, or the images of a folder."""
+"""Read requests one at a time: from the lines of a file, the rows of a table, or the images of a
+folder.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,17 @@ from pipegen.media.folder import images_in
 from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart
 from pipegen.records.requests import GenerationRequest, VlmGenerationRequest
 
-__all__ = ["Item", "Origin", "from_csv", "from_folder", "from_lines", "from_table", "from_text", "one_question", "with_system"]
+__all__ = [
+    "Item",
+    "Origin",
+    "from_csv",
+    "from_folder",
+    "from_lines",
+    "from_table",
+    "from_text",
+    "one_question",
+    "with_system",
+]
 
 
 class Origin(NamedTuple):
@@ -47,7 +59,9 @@ class Item(NamedTuple):
 
 
 def from_lines(lines: Iterable[Line], columns: Columns) -> Iterator[Item]:
-    """The requests of JSON Lines or of a JSON array, in pipegen's format or that of OpenAI batch files."""
+    """The requests of JSON Lines or of a JSON array, in pipegen's format or that of OpenAI batch
+    files.
+    """
     for line in lines:
         unread = Origin(str(line.number), line.end)
         yield _guarded(partial(_from_line, line, columns), f"{line.what} {line.number}", unread)
@@ -55,7 +69,12 @@ def from_lines(lines: Iterable[Line], columns: Columns) -> Iterator[Item]:
 
 def _guarded(make: Callable[[], Item], where: str, unread: Origin) -> Item:
     """The item, or one that failed with what foreign data made raise."""
-    made = guard(make, lambda raised: InvalidRequest(f"{where}: it cannot be read: {raised.words}", incident=raised.incident))
+    made = guard(
+        make,
+        lambda raised: InvalidRequest(
+            f"{where}: it cannot be read: {raised.words}", incident=raised.incident
+        ),
+    )
     return made.unwrap() if is_ok(made) else Item(unread, Failure(made.failure()))
 
 
@@ -66,10 +85,16 @@ def _from_line(line: Line, columns: Columns) -> Item:
     values = read.unwrap()
     if is_batch(values):
         slot = request_from_batch(values, f"{line.what} {line.number}")
-        name = values["custom_id"] if isinstance(values["custom_id"], str) and values["custom_id"] else str(line.number)
+        name = (
+            values["custom_id"]
+            if isinstance(values["custom_id"], str) and values["custom_id"]
+            else str(line.number)
+        )
         url = values["url"] if values.get("url") in ENDPOINTS else CHAT
         return Item(Origin(name, line.end, batch=url, row=Row(values)), slot)
-    return _from_values(columns.request(values), line.number, line.what, Origin("", line.end, row=Row(values)))
+    return _from_values(
+        columns.request(values), line.number, line.what, Origin("", line.end, row=Row(values))
+    )
 
 
 def _from_values(values: Mapping[str, Any], number: int, what: str, origin: Origin) -> Item:
@@ -78,14 +103,26 @@ def _from_values(values: Mapping[str, Any], number: int, what: str, origin: Orig
 
 
 def from_table(table: Table, columns: Columns) -> Iterator[Item]:
-    """The requests of a table of Arrow's. Only the columns that fields are read from become Python values."""
+    """The requests of a table of Arrow's. Only the columns that fields are read from become Python
+    values.
+    """
     number = 0
     wanted = columns.reads(table.schema.names)
     for block in table.blocks():
-        for index, values in enumerate(python_rows(block.batch.select([name for name in wanted if name in block.batch.schema.names]))):
+        for index, values in enumerate(
+            python_rows(
+                block.batch.select([name for name in wanted if name in block.batch.schema.names])
+            )
+        ):
             number += 1
             origin = Origin(str(number), number, row=Row(None, block, index))
-            yield _guarded(partial(_from_values, columns.request(without_nulls(values)), number, "row", origin), f"row {number}", origin)
+            yield _guarded(
+                partial(
+                    _from_values, columns.request(without_nulls(values)), number, "row", origin
+                ),
+                f"row {number}",
+                origin,
+            )
 
 
 def from_csv(path: str, columns: Columns) -> Iterator[Item]:
@@ -95,7 +132,11 @@ def from_csv(path: str, columns: Columns) -> Iterator[Item]:
         if isinstance(values, str):
             yield Item(origin, Failure(InvalidRequest(f"row {number}: {values}")))
         else:
-            yield _guarded(partial(_from_values, columns.request(values), number, "row", origin), f"row {number}", origin)
+            yield _guarded(
+                partial(_from_values, columns.request(values), number, "row", origin),
+                f"row {number}",
+                origin,
+            )
 
 
 def from_text(stream: BinaryIO) -> Iterator[Item]:
@@ -104,7 +145,10 @@ def from_text(stream: BinaryIO) -> Iterator[Item]:
         try:
             text = (line.data or b"").decode().rstrip("\r\n")
         except UnicodeDecodeError as refusal:
-            yield Item(Origin(str(line.number), line.end), Failure(InvalidRequest(f"line {line.number}: not UTF-8: {refusal.reason}")))
+            yield Item(
+                Origin(str(line.number), line.end),
+                Failure(InvalidRequest(f"line {line.number}: not UTF-8: {refusal.reason}")),
+            )
             continue
         values = {"prompt": text}
         yield _from_values(values, line.number, "line", Origin("", line.end, row=Row(values)))
@@ -112,19 +156,35 @@ def from_text(stream: BinaryIO) -> Iterator[Item]:
 
 def one_question(prompt: str, images: Sequence[str]) -> Iterator[Item]:
     """One question to the model, with images or without, as a user's turn."""
-    content: Any = [*({"type": "image", "image": image} for image in images), {"type": "text", "text": prompt}] if images else prompt
+    content: Any = (
+        [*({"type": "image", "image": image} for image in images), {"type": "text", "text": prompt}]
+        if images
+        else prompt
+    )
     _, slot = request_from_row({"messages": [{"role": "user", "content": content}]}, 1, "request")
-    yield Item(Origin("1", 1, row=Row({"prompt": prompt, **({"images": list(images)} if images else {})})), slot)
+    yield Item(
+        Origin("1", 1, row=Row({"prompt": prompt, **({"images": list(images)} if images else {})})),
+        slot,
+    )
 
 
 def with_system(items: Iterator[Item], system: str | None) -> Iterator[Item]:
     """The items with a system message first in each request, unless it has one.
 
-    >>> hi = Item(Origin("1", 0), Success(GenerationRequest(messages=[{"role": "user", "content": "Hi"}])))
+    >>> hi = Item(
+    ...     Origin("1", 0), Success(GenerationRequest(messages=[{"role": "user", "content": "Hi"}]))
+    ... )
     >>> next(with_system(iter([hi]), "Be brief.")).slot.unwrap().messages[0].content
     'Be brief.'
     """
-    return items if system is None else (item._replace(slot=item.slot.bind(partial(with_system_message, system))) for item in items)
+    return (
+        items
+        if system is None
+        else (
+            item._replace(slot=item.slot.bind(partial(with_system_message, system)))
+            for item in items
+        )
+    )
 
 
 def from_folder(folder: Path, prompt: str, sidecar: str | None, overwrite: bool) -> Iterator[Item]:
@@ -141,10 +201,23 @@ def from_folder(folder: Path, prompt: str, sidecar: str | None, overwrite: bool)
                 before = (image.parent, {})
             taken = before[1].setdefault(beside, image)
             if taken != image:
-                request = Failure(InvalidRequest(f"{beside.name} is the sidecar of {taken.name} already", hint="give the images different names"))
+                request = Failure(
+                    InvalidRequest(
+                        f"{beside.name} is the sidecar of {taken.name} already",
+                        hint="give the images different names",
+                    )
+                )
             elif not overwrite and (exists := sidecar_exists(beside)) is not None:
                 request = Failure(exists)
-        yield Item(Origin(image.relative_to(folder).as_posix(), number, beside, row=Row({"image": os.path.abspath(image)})), request)
+        yield Item(
+            Origin(
+                image.relative_to(folder).as_posix(),
+                number,
+                beside,
+                row=Row({"image": os.path.abspath(image)}),
+            ),
+            request,
+        )
 
 
 def sidecar_exists(file: Path | None) -> InvalidRequest | None:
@@ -155,5 +228,8 @@ def sidecar_exists(file: Path | None) -> InvalidRequest | None:
 
 
 def _request(folder: Path, image: Path, prompt: str) -> GenerationRequest:
-    question = Message(role="user", content=(ImagePart(source=ImageSource(path=os.path.abspath(image))), TextPart(text=prompt)))
+    question = Message(
+        role="user",
+        content=(ImagePart(source=ImageSource(path=os.path.abspath(image))), TextPart(text=prompt)),
+    )
     return VlmGenerationRequest(id=image.relative_to(folder).as_posix(), messages=(question,))

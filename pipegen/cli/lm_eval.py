@@ -15,7 +15,8 @@ __all__ = ["arguments", "run_lm_eval"]
 
 
 def arguments(given: Sequence[str]) -> list[str]:
-    """lm-eval's arguments: of a run, with `--model pipegen` and `--batch_size auto` where neither they nor a `--config` say another.
+    """lm-eval's arguments: of a run, with `--model pipegen` and `--batch_size auto` where neither
+    they nor a `--config` say another.
 
     >>> arguments(["--tasks", "gsm8k"])
     ['run', '--tasks', 'gsm8k', '--model', 'pipegen', '--batch_size', 'auto']
@@ -27,13 +28,17 @@ def arguments(given: Sequence[str]) -> list[str]:
         return [*given]
     kept = [*given] if given and given[0] == "run" else ["run", *given]
     for names, value in ((("--model", "-M"), "pipegen"), (("--batch_size", "-b"), "auto")):
-        if not any(one in ("--config", "-C") for one in kept) and not any(one in names or one.partition("=")[0] in names for one in kept):
+        if not any(one in ("--config", "-C") for one in kept) and not any(
+            one in names or one.partition("=")[0] in names for one in kept
+        ):
             kept += [names[0], value]
     return kept
 
 
 def run_lm_eval(given: Sequence[str]) -> None:
-    """Run it; it ends the program where lm-eval does. Where lm-eval is not installed, the message says how to install it."""
+    """Run it; it ends the program where lm-eval does. Where lm-eval is not installed, the message
+    says how to install it.
+    """
     try:
         need("lm_eval", "evals", "lm-eval")
     except MissingExtra as missing:

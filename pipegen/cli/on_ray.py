@@ -1,7 +1,9 @@
-"""`pipegen generate --ray`: the same job on replicas of the engine, which Ray starts on the machines of a cluster.
+"""`pipegen generate --ray`: the same job on replicas of the engine, which Ray starts on the
+machines of a cluster.
 
-This process reads the input and makes the keys, and hands out the rows that the journal does not have. Each replica writes what it finishes to a file of its
-own in the job's folder. At the end OUT is written from there, in the order of the input, as without Ray.
+This process reads the input and makes the keys, and hands out the rows that the journal does not
+have. Each replica writes what it finishes to a file of its own in the job's folder. At the end OUT
+is written from there, in the order of the input, as without Ray.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ __all__ = ["OnRay", "Stops", "on_ray", "ray_slots", "route_there"]
 class Stops(Protocol):
     """What a signal stops."""
 
-    def stop(self, grace: float | None = None, begun: Callable[[], object] = lambda: None) -> None: ...
+    def stop(
+        self, grace: float | None = None, begun: Callable[[], object] = lambda: None
+    ) -> None: ...
 
 
 class OnRay(NamedTuple):
@@ -57,22 +61,37 @@ class OnRay(NamedTuple):
     """Those of one replica. None: one, where the cluster has any and the engine is not a server."""
 
 
-def on_ray(address: str | None, replicas: int | None, gpus: float | None, load: Callable[[], Load], plugins: Sequence[str]) -> OnRay | None:
-    """What the flags set; an empty address is none. `load` sets up the model as the flags do: keys of servers do not travel."""
+def on_ray(
+    address: str | None,
+    replicas: int | None,
+    gpus: float | None,
+    load: Callable[[], Load],
+    plugins: Sequence[str],
+) -> OnRay | None:
+    """What the flags set; an empty address is none. `load` sets up the model as the flags do: keys
+    of servers do not travel.
+    """
     if address is None:
         if gpus is not None:
             refuse("takes --ray too", "--gpus-per-replica")
         return None
     if address.startswith("ray://"):
         refuse(
-            "takes HOST:PORT of a cluster that this machine is a part of; from elsewhere, send the command there: ray job submit -- pipegen generate ...",
+            "takes HOST:PORT of a cluster that this machine is a part of; from elsewhere, send the"
+            " command there: ray job submit -- pipegen generate ...",
             "--ray",
         )
-    return OnRay(partial(route_there, os.getcwd(), load, tuple(plugins)), address or None, replicas, gpus)
+    return OnRay(
+        partial(route_there, os.getcwd(), load, tuple(plugins)), address or None, replicas, gpus
+    )
 
 
-def route_there(folder: str, load: Callable[[], Load], plugins: Sequence[str]) -> Pipe[GenerationRequest, GenerationResult]:
-    """The route that flags set, made in another process: relative paths start where the command was given, and keys of servers are read there."""
+def route_there(
+    folder: str, load: Callable[[], Load], plugins: Sequence[str]
+) -> Pipe[GenerationRequest, GenerationResult]:
+    """The route that flags set, made in another process: relative paths start where the command was
+    given, and keys of servers are read there.
+    """
     if os.path.isdir(folder):
         os.chdir(folder)
     return attached(open_routes(load()), plugins_of(plugins))
@@ -88,20 +107,37 @@ def ray_slots(
     stops: Callable[[Stops | None], object],
     begun: Callable[[Run, Files], object],
 ) -> Generator[tuple[Origin, Slot[GenerationResult], bool], None, None]:
-    """The origins and slots of the job, each with whether it was finished before: once all are, or the run was stopped.
+    """The origins and slots of the job, each with whether it was finished before: once all are, or
+    the run was stopped.
 
     route: as this process has it: it tells what the keys are made of, and loads no weights.
     opened: opens the input. It is read twice: to hand out what is missing, and to write it all.
     stops: called with what a signal is to stop.
 
-    While replicas work, the meter shows their counts; then those of what is written. Raises `KeyboardInterrupt` where the run was stopped, `JournalError` where
-    a row was not answered, and what an actor raised where none can go on.
+    While replicas work, the meter shows their counts; then those of what is written. Raises
+    `KeyboardInterrupt` where the run was stopped, `JournalError` where a row was not answered, and
+    what an actor raised where none can go on.
     """
     given, written, again = files.asked, meter.tally, retry_of(files.retry)
-    run = Run(route, files.job or Path(), given.options, files.retry, "", restart=files.restart or files.overwrite)
+    run = Run(
+        route,
+        files.job or Path(),
+        given.options,
+        files.retry,
+        "",
+        restart=files.restart or files.overwrite,
+    )
 
     def rows(finished: Finished, which: Again) -> Iterator[Row[Origin]]:
-        return rows_of(opened(), finished, Keys(run.settings), given.options, given.images, given.policy, again=which)
+        return rows_of(
+            opened(),
+            finished,
+            Keys(run.settings),
+            given.options,
+            given.images,
+            given.policy,
+            again=which,
+        )
 
     def counted(tally: Tally) -> None:
         meter.tally = tally
@@ -116,14 +152,25 @@ def ray_slots(
             for row in rows(finished, retry_of("none")):
                 slot = None if row.kept is None else row.kept()
                 if is_ok(row.request) and slot is None:
-                    raise JournalError(f"{row.name.id} was not answered: it, or an image of it, was changed while the job ran; run the same command again")
+                    raise JournalError(
+                        f"{row.name.id} was not answered: it, or an image of it, was changed while"
+                        " the job ran; run the same command again"
+                    )
                 reused = row.key is not None and kept_slot(before, row.key, None, again) is not None
                 meter.tally = written
                 yield row.name, Failure(row.request.failure()) if slot is None else slot, reused
 
 
-def _answer(files: Files, on: OnRay, rows: Iterator[Row[Origin]], counted: Callable[[Tally], object], stops: Callable[[Stops | None], object]) -> None:
-    """Hand out the rows that are not finished, until there is none. Ray is started for the first one."""
+def _answer(
+    files: Files,
+    on: OnRay,
+    rows: Iterator[Row[Origin]],
+    counted: Callable[[Tally], object],
+    stops: Callable[[Stops | None], object],
+) -> None:
+    """Hand out the rows that are not finished, until there is none. Ray is started for the first
+    one.
+    """
     from pipegen.jobs.ray_actors import BLOCK_ROWS, Actors, blocks_of, connect
 
     tally, given = Tally(), files.asked
@@ -149,9 +196,16 @@ def _answer(files: Files, on: OnRay, rows: Iterator[Row[Origin]], counted: Calla
     except (ConnectionError, MissingExtra) as refusal:
         refuse(str(refusal), "--ray")
     replicas, gpus = _size(on, here=runs_here(given.load))
-    how = {"retry": files.retry, "in_flight": files.in_flight, "image_policy": given.images, "policy": given.policy}
+    how = {
+        "retry": files.retry,
+        "in_flight": files.in_flight,
+        "image_policy": given.images,
+        "policy": given.policy,
+    }
     folder = (files.job or Path()).absolute()
-    with contextlib.closing(Actors(on.make, given.options, folder, how, replicas=replicas, gpus=gpus, tell=say)) as actors:
+    with contextlib.closing(
+        Actors(on.make, given.options, folder, how, replicas=replicas, gpus=gpus, tell=say)
+    ) as actors:
         stops(actors)
         counted(tally)
         for counts in actors.counts(chain([first], blocks)):
@@ -174,5 +228,8 @@ def _size(on: OnRay, *, here: bool) -> tuple[int, float]:
     there = float(itself().cluster_resources().get("GPU", 0.0))
     gpus = on.gpus if on.gpus is not None else 1.0 if here and there else 0.0
     if gpus > there:
-        say(f"--gpus-per-replica {gpus:g}: the cluster has {there:g} GPUs now; replicas wait until there are more")
+        say(
+            f"--gpus-per-replica {gpus:g}: the cluster has {there:g} GPUs now; replicas wait until"
+            " there are more"
+        )
     return on.replicas or max(1, int(there // gpus) if gpus else 1), gpus

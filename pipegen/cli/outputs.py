@@ -31,7 +31,18 @@ from pipegen.records.plain import carried
 from pipegen.records.results import GenerationResult
 from pipegen.report.gallery import printable
 
-__all__ = ["Make", "Tally", "check_columns", "form_of", "results_to", "say", "say_shared", "words_of", "write_sidecar", "write_summary"]
+__all__ = [
+    "Make",
+    "Tally",
+    "check_columns",
+    "form_of",
+    "results_to",
+    "say",
+    "say_shared",
+    "words_of",
+    "write_sidecar",
+    "write_summary",
+]
 
 
 def say(text: str) -> None:
@@ -40,18 +51,27 @@ def say(text: str) -> None:
 
 
 def say_shared(folder: Path) -> None:
-    """Say so where other processes run the job already: they do not share what they are asking for."""
+    """Say so where other processes run the job already: they do not share what they are asking
+    for.
+    """
     others = writers_of(folder)
     if others:
         who = "another process runs" if others == 1 else f"{others} other processes run"
-        say(f"{folder}: {who} this job now, and rows are asked twice; wait for its end, or give each command a part of the rows (--shard I/N)")
+        say(
+            f"{folder}: {who} this job now, and rows are asked twice; wait for its end, or give"
+            " each command a part of the rows (--shard I/N)"
+        )
 
 
 def words_of(refusal: Exception) -> str:
-    """What to say of a file that cannot be read or written. Raises an `OSError` that is about no file."""
+    """What to say of a file that cannot be read or written. Raises an `OSError` that is about no
+    file.
+    """
     if isinstance(refusal, OSError) and refusal.filename is None:
         raise refusal
-    return f"{refusal.filename}: {refusal.strerror}" if isinstance(refusal, OSError) else str(refusal)
+    return (
+        f"{refusal.filename}: {refusal.strerror}" if isinstance(refusal, OSError) else str(refusal)
+    )
 
 
 OUT_SUFFIXES = {
@@ -65,12 +85,15 @@ OUT_SUFFIXES = {
 
 
 Make = Callable[[Origin, Slot[GenerationResult], bool], Callable[[], object]]
-"""Makes the line or the row of a result, and returns what writes it, which raises `OSError`, and `TableError` for a value that its column does not take. The
-third argument is whether a line is bare: without metadata."""
+"""Makes the line or the row of a result, and returns what writes it, which raises `OSError`, and
+`TableError` for a value that its column does not take. The third argument is whether a line is
+bare: without metadata."""
 
 
 @contextlib.contextmanager
-def results_to(stream: BinaryIO, form: str, source: Source, model: str, *, brief: bool) -> Iterator[Make]:
+def results_to(
+    stream: BinaryIO, form: str, source: Source, model: str, *, brief: bool
+) -> Iterator[Make]:
     """Results in a form of `OUT_SUFFIXES`. What is written is whole when the block is left."""
 
     def row(origin: Origin, slot: Slot[GenerationResult], bare: bool) -> Callable[[], object]:
@@ -80,15 +103,28 @@ def results_to(stream: BinaryIO, form: str, source: Source, model: str, *, brief
         if origin.batch is not None:
             values = batch_line(slot, str(origin.id), model, origin.batch)
         else:
-            values = to_plain(slot, origin.id, brief=brief, metadata=None if bare else carried(source.columns.request(origin.row.values)))
+            values = to_plain(
+                slot,
+                origin.id,
+                brief=brief,
+                metadata=None if bare else carried(source.columns.request(origin.row.values)),
+            )
         return partial(_write_line, stream, strict_json.dump(values).encode() + b"\n")
 
     if form in (".parquet", ".arrow"):
         out = parquet_out if form == ".parquet" else arrow_out
-        with out(stream, source.schema(), source.columns, model=model, brief=brief, folder=source.folder) as write:
+        with out(
+            stream, source.schema(), source.columns, model=model, brief=brief, folder=source.folder
+        ) as write:
             yield row
     elif form:
-        with csv_out(stream, source.names(), source.columns, source.folder, delimiter="\t" if form == ".tsv" else ",") as write:
+        with csv_out(
+            stream,
+            source.names(),
+            source.columns,
+            source.folder,
+            delimiter="\t" if form == ".tsv" else ",",
+        ) as write:
             yield row
     else:
         yield line
@@ -100,7 +136,9 @@ def check_columns(source: Source, out: str | None) -> None:
     blocks = iter(()) if source.table is None else source.table.blocks()
     try:
         if form in (".parquet", ".arrow"):
-            AnswerTable(source.schema(), source.columns, source.folder, model="", brief=True, form=form).check(blocks)
+            AnswerTable(
+                source.schema(), source.columns, source.folder, model="", brief=True, form=form
+            ).check(blocks)
         else:
             strict_json.dump([thaw(block.rows, readable) for block in islice(blocks, 1)])
     except (TableError, TypeError, ValueError, RecursionError) as refusal:
@@ -113,7 +151,9 @@ def _write_line(stream: BinaryIO, line: bytes) -> None:
 
 
 def write_summary(file: Path | None, plain: Mapping[str, Any], code: int) -> int:
-    """Write the counts of a run and its exit code, where there is a file for them. Returns the exit code: at least 1 where they cannot be written."""
+    """Write the counts of a run and its exit code, where there is a file for them. Returns the exit
+    code: at least 1 where they cannot be written.
+    """
     if file is None:
         return code
     try:
@@ -128,21 +168,36 @@ def write_summary(file: Path | None, plain: Mapping[str, Any], code: int) -> int
 def form_of(out: str | None) -> str:
     """The form of OUT, by its suffix. Another suffix is bad usage."""
     if out is not None and "://" in out and not Path(out).parent.is_dir():
-        refuse(f"{out} is an address, and OUT is a file of this machine: write it here, and copy it from here", "--out")
+        refuse(
+            f"{out} is an address, and OUT is a file of this machine: write it here, and copy it"
+            " from here",
+            "--out",
+        )
     suffix = "" if out in (None, "-") else Path(out or "").suffix.lower()
     if suffix not in OUT_SUFFIXES:
-        refuse(f"{out} ends with {suffix}: OUT is JSON Lines (.jsonl), Parquet (.parquet), Arrow (.arrow), CSV (.csv) or TSV (.tsv)", "--out")
+        refuse(
+            f"{out} ends with {suffix}: OUT is JSON Lines (.jsonl), Parquet (.parquet), Arrow"
+            " (.arrow), CSV (.csv) or TSV (.tsv)",
+            "--out",
+        )
     return OUT_SUFFIXES[suffix]
 
 
-def write_sidecar(file: Path, slot: Slot[GenerationResult], name: LineId, *, brief: bool, overwrite: bool) -> Slot[GenerationResult]:
-    """Write an answer beside its image: the text as `.txt`, or the whole line as `.json`; nothing for a failed slot.
+def write_sidecar(
+    file: Path, slot: Slot[GenerationResult], name: LineId, *, brief: bool, overwrite: bool
+) -> Slot[GenerationResult]:
+    """Write an answer beside its image: the text as `.txt`, or the whole line as `.json`; nothing
+    for a failed slot.
 
     Returns the slot, or `InvalidRequest` if the file cannot be written.
     """
     if not is_ok(slot):
         return slot
-    body = slot.unwrap().text if file.suffix == ".txt" else strict_json.dump(to_plain(slot, name, brief=brief)) + "\n"
+    body = (
+        slot.unwrap().text
+        if file.suffix == ".txt"
+        else strict_json.dump(to_plain(slot, name, brief=brief)) + "\n"
+    )
     if not overwrite and (exists := sidecar_exists(file)) is not None:
         return Failure(exists)
     try:
@@ -150,7 +205,12 @@ def write_sidecar(file: Path, slot: Slot[GenerationResult], name: LineId, *, bri
             stream.write(body.encode())
     except (JournalError, OSError) as refusal:
         why = refusal.strerror if isinstance(refusal, OSError) else str(refusal).rpartition(": ")[2]
-        return Failure(InvalidRequest(f"the sidecar {file.name} cannot be written: {why}", hint="free some space, or make the folder writable"))
+        return Failure(
+            InvalidRequest(
+                f"the sidecar {file.name} cannot be written: {why}",
+                hint="free some space, or make the folder writable",
+            )
+        )
     return slot
 
 
@@ -200,7 +260,9 @@ class Tally:
             self.succeeded += 1
             self.fell_back += bool(result.tried)
             self.lost_samples += len(result.failed_samples)
-            self.unanswered += sum(sample.thinking_unfinished for sample in result.samples or (result,))
+            self.unanswered += sum(
+                sample.thinking_unfinished for sample in result.samples or (result,)
+            )
             generated = sum(sample.completion_tokens for sample in result.samples or (result,))
             self.prompt_tokens += result.prompt_tokens
             self.completion_tokens += generated
@@ -221,26 +283,57 @@ class Tally:
     def add(self, other: Tally) -> None:
         """Add the counts of another part of the run."""
         for name, value in vars(other).items():
-            setattr(self, name, {**value, **self.first} if name == "first" else getattr(self, name) + value)
+            setattr(
+                self,
+                name,
+                {**value, **self.first} if name == "first" else getattr(self, name) + value,
+            )
 
     def summary(self, seconds: float, loading: float = 0.0, left: int = 0) -> str:
-        """A summary of the run, so many seconds of which were spent on loading; `left` requests were not answered.
+        """A summary of the run, so many seconds of which were spent on loading; `left` requests
+        were not answered.
 
-        >>> Tally(succeeded=2, prompt_tokens=30, completion_tokens=9, made_tokens=9).summary(1.5, loading=1.0)
+        >>> Tally(succeeded=2, prompt_tokens=30, completion_tokens=9, made_tokens=9).summary(
+        ...     1.5, loading=1.0
+        ... )
         '2 requests in 1.5 s (loading 1.0 s): 2 succeeded, 0 failed; 30 prompt tokens, 9 generated (18.0/s)'
         """
-        outcome = f"{self.succeeded} succeeded, {self.failed} failed; {self.prompt_tokens} prompt tokens, {self.completion_tokens} generated"
-        outcome += f" ({self.made_tokens / (seconds - loading):,.1f}/s)" if self.made_tokens and seconds - loading > 0.05 else ""
+        outcome = (
+            f"{self.succeeded} succeeded, {self.failed} failed; {self.prompt_tokens} prompt tokens,"
+            f" {self.completion_tokens} generated"
+        )
+        outcome += (
+            f" ({self.made_tokens / (seconds - loading):,.1f}/s)"
+            if self.made_tokens and seconds - loading > 0.05
+            else ""
+        )
         outcome += f"; {self.fell_back} by fallback" if self.fell_back else ""
         outcome += f"; {self.reused} finished before" if self.reused else ""
         if self.lost_samples:
-            outcome += f"; {self.lost_samples} sample{'' if self.lost_samples == 1 else 's'} failed beside others that succeeded"
+            outcome += (
+                f"; {self.lost_samples} sample{'' if self.lost_samples == 1 else 's'} failed beside"
+                " others that succeeded"
+            )
         if self.unanswered:
-            outcome += f"; {self.unanswered} without an answer: the tokens ran out while the model was thinking (max_new_tokens)"
+            outcome += (
+                f"; {self.unanswered} without an answer: the tokens ran out while the model was"
+                " thinking (max_new_tokens)"
+            )
         outcome += f"; {left} more were not answered" if left else ""
         loaded = f" (loading {loading:.1f} s)" if loading >= 0.1 else ""
-        lines = [f"{self.done} request{'' if self.done == 1 else 's'} in {seconds:.1f} s{loaded}: {outcome}"]
+        lines = [
+            (
+                f"{self.done} request{'' if self.done == 1 else 's'} in {seconds:.1f} s{loaded}:"
+                f" {outcome}"
+            )
+        ]
         if self.bugs:
-            lines.append(f"pipegen has a bug, which failed {self.bugs} of them: please report it, with the traceback above")
-        lines += [f"  {times} {kind}, the first is {self.first[kind]}" for kind, times in self.errors.most_common()]
+            lines.append(
+                f"pipegen has a bug, which failed {self.bugs} of them: please report it, with the"
+                " traceback above"
+            )
+        lines += [
+            f"  {times} {kind}, the first is {self.first[kind]}"
+            for kind, times in self.errors.most_common()
+        ]
         return "\n".join(lines)

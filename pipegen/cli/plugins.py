@@ -1,4 +1,5 @@
-"""Plugins by flag: `--plugin NAME` or `--plugin NAME:ARGUMENT=VALUE,...`, one of those in `pipegen.plugins`.
+"""Plugins by flag: `--plugin NAME` or `--plugin NAME:ARGUMENT=VALUE,...`, one of those in
+`pipegen.plugins`.
 
 >>> [plugin.name for plugin in plugins_of(["balanced_json:max_objects=2", "split_reasoning"])]
 ['balanced_json', 'split_reasoning']
@@ -35,7 +36,12 @@ def makers() -> Mapping[str, Callable[..., Plugin]]:
     ['balanced_json', 'forbid_repeated_objects', 'halt_on_repetition', 'split_reasoning', 'strip_prefix']
     """
     named = {name: getattr(plugins, name) for name in plugins.__all__ if name not in _OBJECTS}
-    return {name: function for name, function in named.items() if inspect.isfunction(function) and inspect.signature(function).return_annotation == "Plugin"}
+    return {
+        name: function
+        for name, function in named.items()
+        if inspect.isfunction(function)
+        and inspect.signature(function).return_annotation == "Plugin"
+    }
 
 
 def plugins_of(flags: Sequence[str]) -> tuple[Plugin, ...]:
@@ -44,7 +50,9 @@ def plugins_of(flags: Sequence[str]) -> tuple[Plugin, ...]:
 
 
 def attached(route: P, added: Sequence[Plugin]) -> P:
-    """The route with the plugins attached, to each of its engines. One that does not support them is bad usage, found before anything is loaded."""
+    """The route with the plugins attached, to each of its engines. One that does not support them
+    is bad usage, found before anything is loaded.
+    """
     try:
         return attach(route, *added) if added else route
     except (UnsupportedPlugin, BackendFailed) as error:
@@ -71,7 +79,9 @@ def _plugin(flag: str) -> Plugin:
 
 
 def _arguments(text: str, name: str) -> dict[str, Any]:
-    """`a=1,b=[2, 3],c=word` as a mapping: values are JSON if possible, else text up to the next comma."""
+    """`a=1,b=[2, 3],c=word` as a mapping: values are JSON if possible, else text up to the next
+    comma.
+    """
     arguments: dict[str, Any] = {}
     while text:
         argument, equals, rest = text.partition("=")

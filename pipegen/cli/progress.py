@@ -1,4 +1,5 @@
-"""How far a run is: a bar on stderr where that is a terminal, elsewhere a line now and then; and its rates at the end.
+"""How far a run is: a bar on stderr where that is a terminal, elsewhere a line now and then; and
+its rates at the end.
 
 >>> short(950), short(12_345), short(2_000_000), shown_time(3725)
 ('950', '12.3k', '2.0M', '1:02:05')
@@ -73,7 +74,11 @@ class Meter:
     @property
     def loading(self) -> float:
         """Seconds until the engine's first token or answer."""
-        return 0.0 if self.called is None else (self.clock() if self.working is None else self.working) - self.called
+        return (
+            0.0
+            if self.called is None
+            else (self.clock() if self.working is None else self.working) - self.called
+        )
 
     @property
     def seconds(self) -> float:
@@ -84,7 +89,14 @@ class Meter:
         """How far the run is, in words that fit beside a bar of 80 columns."""
         tally = self.tally
         done = tally.done
-        parts = [f"{short(done)}/{short(self.total)} done" if self.total is not None else f"{short(done)} done", f"{short(tally.failed)} failed"]
+        parts = [
+            (
+                f"{short(done)}/{short(self.total)} done"
+                if self.total is not None
+                else f"{short(done)} done"
+            ),
+            f"{short(tally.failed)} failed",
+        ]
         if self.working is None:
             return ", ".join([*parts, "loading"] if self.called is not None else parts)
         worked = self.clock() - self.working
@@ -105,7 +117,9 @@ class Meter:
             say(f"{shown_time(now - self.began)}: {self.words()}")
 
     def plain(self) -> dict[str, Any]:
-        """The run's counts, times and rates as plain data. Rates are of what was asked in this run, without the time of loading."""
+        """The run's counts, times and rates as plain data. Rates are of what was asked in this run,
+        without the time of loading.
+        """
         tally, seconds, loading = self.tally, self.seconds, self.loading
         done, worked = tally.done, max(seconds - loading, 1e-9)
         return {
@@ -124,7 +138,10 @@ class Meter:
             "requests_a_second": round((done - tally.reused) / worked, 3),
             "prompt_tokens_a_second": round(tally.made_prompt_tokens / worked, 1),
             "tokens_a_second": round(tally.made_tokens / worked, 1),
-            "errors": {kind: {"count": count, "first": tally.first[kind]} for kind, count in tally.errors.most_common()},
+            "errors": {
+                kind: {"count": count, "first": tally.first[kind]}
+                for kind, count in tally.errors.most_common()
+            },
         }
 
 
@@ -134,21 +151,43 @@ def is_shown(wanted: bool) -> bool:
 
 
 @contextlib.contextmanager
-def progress(total: int | None, meter: Meter | None = None, *, shown: bool = True) -> Iterator[Moved]:
-    """A progress bar over `total` units (None if unknown). Call the result with the units done so far and a text. The bar never goes back.
+def progress(
+    total: int | None, meter: Meter | None = None, *, shown: bool = True
+) -> Iterator[Moved]:
+    """A progress bar over `total` units (None if unknown). Call the result with the units done so
+    far and a text. The bar never goes back.
 
     Without a terminal, lines of the meter, if there is one, are shown in its place.
     """
     if not is_shown(shown):
-        yield (lambda done, text: None) if meter is None or not shown else (lambda done, text: meter.tell())
+        yield (
+            (lambda done, text: None)
+            if meter is None or not shown
+            else (lambda done, text: meter.tell())
+        )
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        SpinnerColumn,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
 
-    columns = [SpinnerColumn(), BarColumn(bar_width=8), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False)]
+    columns = [
+        SpinnerColumn(),
+        BarColumn(bar_width=8),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False),
+    ]
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("preparing", total=total)
-        yield lambda done, text: bar.update(task, completed=max(done or 0, bar.tasks[task].completed), description=text)
+        yield lambda done, text: bar.update(
+            task, completed=max(done or 0, bar.tasks[task].completed), description=text
+        )
 
 
 def tells(moved: Moved, meter: Meter) -> Callable[[Progress], None]:

@@ -1,4 +1,6 @@
-"""The flags of `pipegen generate`, and those of them that `pipegen estimate` takes too. `with_flags` makes the flags of a command of them."""
+"""The flags of `pipegen generate`, and those of them that `pipegen estimate` takes too.
+`with_flags` makes the flags of a command of them.
+"""
 
 from __future__ import annotations
 
@@ -22,91 +24,275 @@ class AskedFlags:
 
     source: Annotated[
         str | None,
-        typer.Argument(metavar="IN", help="A .jsonl, .json, .parquet, .arrow, .csv, .tsv or .txt file, or - for stdin, or a folder of images or tables."),
+        typer.Argument(
+            metavar="IN",
+            help=(
+                "A .jsonl, .json, .parquet, .arrow, .csv, .tsv or .txt file, or - for stdin, or a"
+                " folder of images or tables."
+            ),
+        ),
     ] = None
-    model: Annotated[str | None, typer.Option("--model", "-m", help="A local folder, a hub name, or: embedded.", rich_help_panel=MODEL)] = None
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", "-m", help="A local folder, a hub name, or: embedded.", rich_help_panel=MODEL
+        ),
+    ] = None
     config: Annotated[
-        Path | None, typer.Option("--config", "-c", metavar="FILE", help="A chat file, in place of --model and its flags.", rich_help_panel=MODEL)
+        Path | None,
+        typer.Option(
+            "--config",
+            "-c",
+            metavar="FILE",
+            help="A chat file, in place of --model and its flags.",
+            rich_help_panel=MODEL,
+        ),
     ] = None
-    agent: Annotated[str | None, typer.Option("--agent", metavar="ID", help="Which of the chat file's models.", rich_help_panel=MODEL)] = None
-    backend: Annotated[str, typer.Option("--backend", help=f"The engine, as in chat files: {', '.join(TYPES)}.", rich_help_panel=MODEL)] = "hf"
+    agent: Annotated[
+        str | None,
+        typer.Option(
+            "--agent", metavar="ID", help="Which of the chat file's models.", rich_help_panel=MODEL
+        ),
+    ] = None
+    backend: Annotated[
+        str,
+        typer.Option(
+            "--backend",
+            help=f"The engine, as in chat files: {', '.join(TYPES)}.",
+            rich_help_panel=MODEL,
+        ),
+    ] = "hf"
     plugin: Annotated[
         list[str] | None,
         typer.Option(
             "--plugin",
             metavar="NAME[:ARG=VALUE,...]",
-            help="Attach a plugin, such as balanced_json:max_objects=2; may be given several times.",
+            help=(
+                "Attach a plugin, such as balanced_json:max_objects=2; may be given several times."
+            ),
             rich_help_panel=MODEL,
         ),
     ] = None
     columns: Annotated[
         list[str] | None,
-        typer.Option("--map", metavar="FIELD=COLUMN,...", help="Columns that have other names, such as prompt=question,id=uid.", rich_help_panel=FILES),
+        typer.Option(
+            "--map",
+            metavar="FIELD=COLUMN,...",
+            help="Columns that have other names, such as prompt=question,id=uid.",
+            rich_help_panel=FILES,
+        ),
     ] = None
-    options_file: Annotated[Path | None, typer.Option("--options", metavar="FILE", help="Generation options as .json or .yaml.", rich_help_panel=FILES)] = None
+    options_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--options",
+            metavar="FILE",
+            help="Generation options as .json or .yaml.",
+            rich_help_panel=FILES,
+        ),
+    ] = None
     image_root: Annotated[
         str | None,
-        typer.Option("--image-root", metavar="DIR", help="Image paths start here, and nothing outside is read. Default: IN's folder.", rich_help_panel=FILES),
+        typer.Option(
+            "--image-root",
+            metavar="DIR",
+            help="Image paths start here, and nothing outside is read. Default: IN's folder.",
+            rich_help_panel=FILES,
+        ),
     ] = None
-    allow_http: Annotated[bool, typer.Option("--allow-http", help="Fetch images from http and https URLs.", rich_help_panel=FILES)] = False
+    allow_http: Annotated[
+        bool,
+        typer.Option(
+            "--allow-http", help="Fetch images from http and https URLs.", rich_help_panel=FILES
+        ),
+    ] = False
     allow_host: Annotated[
-        list[str] | None, typer.Option("--allow-host", metavar="HOST", help="Fetch from this host though its address is private.", rich_help_panel=FILES)
+        list[str] | None,
+        typer.Option(
+            "--allow-host",
+            metavar="HOST",
+            help="Fetch from this host though its address is private.",
+            rich_help_panel=FILES,
+        ),
     ] = None
     limit: Annotated[
-        list[str] | None, typer.Option("--limit", metavar="NAME=N", help="Raise what a request may ask for, such as max_samples=5000.", rich_help_panel=FILES)
+        list[str] | None,
+        typer.Option(
+            "--limit",
+            metavar="NAME=N",
+            help="Raise what a request may ask for, such as max_samples=5000.",
+            rich_help_panel=FILES,
+        ),
     ] = None
-    prompt: Annotated[str | None, typer.Option("--prompt", help="What to ask of each image; without IN, the one question.", rich_help_panel=FOLDER)] = None
-    image: Annotated[list[str] | None, typer.Option("--image", help="An image of the one question; may be given several times.", rich_help_panel=FOLDER)] = None
-    system: Annotated[str | None, typer.Option("--system", help="The system prompt that goes before.", rich_help_panel=FOLDER)] = None
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            "--prompt",
+            help="What to ask of each image; without IN, the one question.",
+            rich_help_panel=FOLDER,
+        ),
+    ] = None
+    image: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--image",
+            help="An image of the one question; may be given several times.",
+            rich_help_panel=FOLDER,
+        ),
+    ] = None
+    system: Annotated[
+        str | None,
+        typer.Option(
+            "--system", help="The system prompt that goes before.", rich_help_panel=FOLDER
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunFlags(AskedFlags):
     """What is written, and how it is run."""
 
-    fallback: Annotated[str | None, typer.Option("--fallback", help="The engine that takes over what --backend cannot do.", rich_help_panel=MODEL)] = None
+    fallback: Annotated[
+        str | None,
+        typer.Option(
+            "--fallback",
+            help="The engine that takes over what --backend cannot do.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None
     fallback_when: Annotated[
         list[str] | None,
         typer.Option(
             "--fallback-when",
             metavar="ERROR",
-            help="The errors with which it takes over; may be given several times. Default: UnsupportedMultimodal, UnsupportedOption, UnsupportedPlugin.",
+            help=(
+                "The errors with which it takes over; may be given several times. Default:"
+                " UnsupportedMultimodal, UnsupportedOption, UnsupportedPlugin."
+            ),
             rich_help_panel=MODEL,
         ),
     ] = None
     out: Annotated[
         str | None,
-        typer.Option("--out", "-o", metavar="OUT", help="A .jsonl, .parquet, .arrow, .csv or .tsv file, or - for stdout (the default).", rich_help_panel=FILES),
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="OUT",
+            help="A .jsonl, .parquet, .arrow, .csv or .tsv file, or - for stdout (the default).",
+            rich_help_panel=FILES,
+        ),
     ] = None
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT, and sidecars, where they exist.", rich_help_panel=FILES)] = False
-    restart: Annotated[bool, typer.Option("--restart", help="Ask all rows again: those that OUT.job holds are removed.", rich_help_panel=FILES)] = False
+    overwrite: Annotated[
+        bool,
+        typer.Option(
+            "--overwrite",
+            help="Replace OUT, and sidecars, where they exist.",
+            rich_help_panel=FILES,
+        ),
+    ] = False
+    restart: Annotated[
+        bool,
+        typer.Option(
+            "--restart",
+            help="Ask all rows again: those that OUT.job holds are removed.",
+            rich_help_panel=FILES,
+        ),
+    ] = False
     retry: Annotated[
-        str, typer.Option("--retry", metavar="retryable|all|none|TYPE", help="Which failed rows of OUT.job are asked again.", rich_help_panel=FILES)
+        str,
+        typer.Option(
+            "--retry",
+            metavar="retryable|all|none|TYPE",
+            help="Which failed rows of OUT.job are asked again.",
+            rich_help_panel=FILES,
+        ),
     ] = "retryable"
-    brief: Annotated[bool, typer.Option("--brief", help="Leave token ids and log probabilities out of OUT.", rich_help_panel=FILES)] = False
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary.", rich_help_panel=FILES)] = False
+    brief: Annotated[
+        bool,
+        typer.Option(
+            "--brief",
+            help="Leave token ids and log probabilities out of OUT.",
+            rich_help_panel=FILES,
+        ),
+    ] = False
+    quiet: Annotated[
+        bool,
+        typer.Option("--quiet", "-q", help="No progress and no summary.", rich_help_panel=FILES),
+    ] = False
     summary: Annotated[
-        Path | None, typer.Option("--summary", metavar="FILE", help="Write counts, times and rates of the run to FILE, as JSON.", rich_help_panel=FILES)
+        Path | None,
+        typer.Option(
+            "--summary",
+            metavar="FILE",
+            help="Write counts, times and rates of the run to FILE, as JSON.",
+            rich_help_panel=FILES,
+        ),
     ] = None
     grace: Annotated[
-        float, typer.Option("--grace", metavar="SECONDS", min=0, help="Time for rows in flight to end at Ctrl-C; 0 ends at once.", rich_help_panel=FILES)
+        float,
+        typer.Option(
+            "--grace",
+            metavar="SECONDS",
+            min=0,
+            help="Time for rows in flight to end at Ctrl-C; 0 ends at once.",
+            rich_help_panel=FILES,
+        ),
     ] = 5.0
     in_flight: Annotated[
-        int | None, typer.Option("--in-flight", min=1, help="Requests in flight at a time. Default: as many as keep the engine full.", rich_help_panel=FILES)
+        int | None,
+        typer.Option(
+            "--in-flight",
+            min=1,
+            help="Requests in flight at a time. Default: as many as keep the engine full.",
+            rich_help_panel=FILES,
+        ),
     ] = None
     sidecar: Annotated[
-        str | None, typer.Option("--sidecar", metavar="txt|json", help="Write each answer beside its image: a.png, a.txt.", rich_help_panel=FOLDER)
+        str | None,
+        typer.Option(
+            "--sidecar",
+            metavar="txt|json",
+            help="Write each answer beside its image: a.png, a.txt.",
+            rich_help_panel=FOLDER,
+        ),
     ] = None
     shard: Annotated[
         str | None,
-        typer.Option("--shard", metavar="I/N", help="Ask only part I of N, 1/N to N/N, and keep its rows in OUT.job. See also: export.", rich_help_panel=MANY),
+        typer.Option(
+            "--shard",
+            metavar="I/N",
+            help=(
+                "Ask only part I of N, 1/N to N/N, and keep its rows in OUT.job. See also: export."
+            ),
+            rich_help_panel=MANY,
+        ),
     ] = None
     replicas: Annotated[
-        int | None, typer.Option("--replicas", metavar="N", min=1, help="Run N processes, each on its own part of the GPUs.", rich_help_panel=MANY)
+        int | None,
+        typer.Option(
+            "--replicas",
+            metavar="N",
+            min=1,
+            help="Run N processes, each on its own part of the GPUs.",
+            rich_help_panel=MANY,
+        ),
     ] = None
     ray: Annotated[
-        str | None, typer.Option("--ray", metavar="[ADDRESS]", help="Run on the Ray cluster at ADDRESS, on this one, or on this machine.", rich_help_panel=MANY)
+        str | None,
+        typer.Option(
+            "--ray",
+            metavar="[ADDRESS]",
+            help="Run on the Ray cluster at ADDRESS, on this one, or on this machine.",
+            rich_help_panel=MANY,
+        ),
     ] = None
     gpus_per_replica: Annotated[
-        float | None, typer.Option("--gpus-per-replica", metavar="K", min=0, help="GPUs of each. Default: one, where there are any.", rich_help_panel=MANY)
+        float | None,
+        typer.Option(
+            "--gpus-per-replica",
+            metavar="K",
+            min=0,
+            help="GPUs of each. Default: one, where there are any.",
+            rich_help_panel=MANY,
+        ),
     ] = None

@@ -19,28 +19,48 @@ if TYPE_CHECKING:
 __all__ = ["plain", "screen", "under"]
 
 NARROWEST = 32
-"""The least width of a column in characters; answers that do not fit side by side go into further rows."""
+"""The least width of a column in characters; answers that do not fit side by side go into further
+rows.
+"""
 
 
 def under(answer: Answer) -> str:
-    """The line below an answer: its tokens, its speed, how it ended, and the engine; of a fallback, what went wrong before it."""
+    """The line below an answer: its tokens, its speed, how it ended, and the engine; of a fallback,
+    what went wrong before it.
+    """
     result, facts, asked = answer.result, answer.facts(), shown(answer.speaker.agent.backend.type)
     if answer.slot is None:
         return "…" if answer.first is None else "writing…"
     if result is None:
         return f"failed after {facts['seconds']:.1f} s · {asked}"
     count = result.completion_tokens
-    facts_shown = [f"{count} token{'' if count == 1 else 's'}", f"{facts['tokens_per_second']:.1f}/s", result.finish.value]
+    facts_shown = [
+        f"{count} token{'' if count == 1 else 's'}",
+        f"{facts['tokens_per_second']:.1f}/s",
+        result.finish.value,
+    ]
     facts_shown += [f"one of {len(result.samples)}"] if len(result.samples) > 1 else []
-    facts_shown += [f"first {facts['seconds_to_first']:.1f} s"] if facts["seconds_to_first"] is not None else []
-    facts_shown += [f"{type(result.tried[-1]).__name__} of {asked}", shown(result.route)] if result.tried else [asked]
+    facts_shown += (
+        [f"first {facts['seconds_to_first']:.1f} s"]
+        if facts["seconds_to_first"] is not None
+        else []
+    )
+    facts_shown += (
+        [f"{type(result.tried[-1]).__name__} of {asked}", shown(result.route)]
+        if result.tried
+        else [asked]
+    )
     return " · ".join(facts_shown)
 
 
 def name_of(agent: Agent) -> str:
     """The agent's name on the screen: the engine's name if its id is only its type."""
     kind = agent.backend.type
-    return shown(kind) + agent.id.removeprefix(kind) if re.fullmatch(rf"{kind}(-\d+)?", agent.id) else agent.id
+    return (
+        shown(kind) + agent.id.removeprefix(kind)
+        if re.fullmatch(rf"{kind}(-\d+)?", agent.id)
+        else agent.id
+    )
 
 
 def plain(answer: Answer) -> str:
@@ -49,7 +69,9 @@ def plain(answer: Answer) -> str:
     head = f"{name_of(agent)} ({agent.backend.model})"
     error = answer.error
     if error is not None:
-        return printable(f"{head}\n{type(error).__name__}: {error.message}\n{error.hint}\n[{under(answer)}]\n")
+        return printable(
+            f"{head}\n{type(error).__name__}: {error.message}\n{error.hint}\n[{under(answer)}]\n"
+        )
     reasoning, text = answer.parts()
     thought = f"[reasoning]\n{reasoning}\n[answer]\n" if reasoning else ""
     shown = "\n".join((answer.note or text, *(f"[tool call] {call}" for call in answer.calls)))
@@ -70,7 +92,14 @@ def screen(answers: Sequence[Answer], console: Console, *, whole: bool) -> Rende
     bodies = [list(_text(answer).wrap(console, width))[first:] for answer in answers]
     for row in range(0, len(answers), across):
         tallest = max(len(body) for body in bodies[row : row + across])
-        table.add_row(*(_panel(answer, body, tallest) for answer, body in zip(answers[row : row + across], bodies[row : row + across], strict=True)))
+        table.add_row(
+            *(
+                _panel(answer, body, tallest)
+                for answer, body in zip(
+                    answers[row : row + across], bodies[row : row + across], strict=True
+                )
+            )
+        )
     return table
 
 
@@ -79,10 +108,20 @@ def _panel(answer: Answer, body: list[Text], tallest: int) -> Panel:
     from rich.text import Text
 
     agent = answer.speaker.agent
-    title = Text.assemble((printable(name_of(agent)), "bold"), " ", (printable(agent.backend.model), "dim"))
+    title = Text.assemble(
+        (printable(name_of(agent)), "bold"), " ", (printable(agent.backend.model), "dim")
+    )
     border = "blue" if answer.error is None else "red"
     below = Text(under(answer), style="dim")
-    return Panel(Text("\n").join(body), title=title, title_align="left", subtitle=below, subtitle_align="left", border_style=border, height=tallest + 2)
+    return Panel(
+        Text("\n").join(body),
+        title=title,
+        title_align="left",
+        subtitle=below,
+        subtitle_align="left",
+        border_style=border,
+        height=tallest + 2,
+    )
 
 
 def _text(answer: Answer) -> Text:
@@ -90,8 +129,16 @@ def _text(answer: Answer) -> Text:
 
     error = answer.error
     if error is not None:
-        return Text.assemble((printable(f"{type(error).__name__}: {error.message}"), "red"), "\n", (printable(error.hint), "dim"))
+        return Text.assemble(
+            (printable(f"{type(error).__name__}: {error.message}"), "red"),
+            "\n",
+            (printable(error.hint), "dim"),
+        )
     reasoning, text = answer.parts()
     calls = "".join(f"\n[tool call] {call}" for call in answer.calls)
     shown = (answer.note, "red") if answer.note else printable((text.strip() + calls).lstrip())
-    return Text.assemble((printable(reasoning.strip()), "dim italic"), "\n\n", shown) if reasoning else Text.assemble(shown)
+    return (
+        Text.assemble((printable(reasoning.strip()), "dim italic"), "\n\n", shown)
+        if reasoning
+        else Text.assemble(shown)
+    )

@@ -1,4 +1,6 @@
-"""What IN is: a file of lines, a table, a text file, a folder, one question or stdin, each as requests one at a time."""
+"""What IN is: a file of lines, a table, a text file, a folder, one question or stdin, each as
+requests one at a time.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,16 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from pipegen.cli.inputs import Item, from_csv, from_folder, from_lines, from_table, from_text, one_question, with_system
+from pipegen.cli.inputs import (
+    Item,
+    from_csv,
+    from_folder,
+    from_lines,
+    from_table,
+    from_text,
+    one_question,
+    with_system,
+)
 from pipegen.cli.plugins import plugins_of
 from pipegen.cli.run_flags import AskedFlags
 from pipegen.cli.usage import Load, images_of, policy_of, refuse, run_options
@@ -30,7 +41,16 @@ from pipegen.records.requests import ImagePolicy, RequestPolicy
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Asked", "Question", "Source", "asked_of", "is_image_folder", "open_source", "refuse_missing", "within"]
+__all__ = [
+    "Asked",
+    "Question",
+    "Source",
+    "asked_of",
+    "is_image_folder",
+    "open_source",
+    "refuse_missing",
+    "within",
+]
 
 
 class Question(NamedTuple):
@@ -62,9 +82,17 @@ def asked_of(flags: AskedFlags, load: Load, options: dict[str, Any]) -> Asked:
     """What the flags set; of the options those that are flags."""
     return Asked(
         load,
-        Question(flags.prompt, load.system if flags.system is None else flags.system, tuple(flags.image or ())),
+        Question(
+            flags.prompt,
+            load.system if flags.system is None else flags.system,
+            tuple(flags.image or ()),
+        ),
         run_options(options, flags.options_file, load),
-        within(images_of(flags.image_root, flags.allow_http, flags.allow_host or ()), flags.source, flags.prompt),
+        within(
+            images_of(flags.image_root, flags.allow_http, flags.allow_host or ()),
+            flags.source,
+            flags.prompt,
+        ),
         policy_of(flags.limit or ()),
         columns_of(flags.columns or ()),
         plugins_of(flags.plugin or ()),
@@ -77,7 +105,9 @@ class Source(NamedTuple):
     items: Iterator[Item]
     columns: Columns
     kinds: Callable[[], dict[str, str]]
-    """The columns of the input and what they hold, where a file does not say it: the input is read once for it."""
+    """The columns of the input and what they hold, where a file does not say it: the input is read
+    once for it.
+    """
     total: Callable[[], int | None] = lambda: None
     """How much there is to read, in the units of `Origin.read`: None where unknown."""
     rows: Callable[[], int | None] = lambda: None
@@ -96,7 +126,9 @@ class Source(NamedTuple):
 
 
 def columns_of(maps: Sequence[str]) -> Columns:
-    """The columns of `--map prompt=question,id=uid`; `metadata=seed` carries a column along that has another's name."""
+    """The columns of `--map prompt=question,id=uid`; `metadata=seed` carries a column along that
+    has another's name.
+    """
     fields: dict[str, str] = {}
     kept: set[str] = set()
     for entry in (part for text in maps for part in text.split(",")):
@@ -104,7 +136,11 @@ def columns_of(maps: Sequence[str]) -> Columns:
         if not (field and equals and column):
             refuse(f"takes FIELD=COLUMN, such as prompt=question, not {entry!r}", "--map")
         if field not in TARGETS:
-            refuse(f"{field!r} is no field of a request{nearest(field, TARGETS)}; one of {', '.join(TARGETS)}", "--map")
+            refuse(
+                f"{field!r} is no field of a request{nearest(field, TARGETS)}; one of"
+                f" {', '.join(TARGETS)}",
+                "--map",
+            )
         if field in fields:
             refuse(f"says two columns for {field}", "--map")
         if field == "metadata":
@@ -114,7 +150,14 @@ def columns_of(maps: Sequence[str]) -> Columns:
     return Columns(fields, frozenset(kept))
 
 
-def open_source(source: str | None, asked: Question, images: ImagePolicy, columns: Columns, stack: contextlib.ExitStack, flag: str = "IN") -> Source:
+def open_source(
+    source: str | None,
+    asked: Question,
+    images: ImagePolicy,
+    columns: Columns,
+    stack: contextlib.ExitStack,
+    flag: str = "IN",
+) -> Source:
     """Open an input: a wrong one is bad usage, of that flag."""
     try:
         opened = _opened(source, asked, images, columns, stack)
@@ -137,54 +180,108 @@ def refuse_missing(source: str) -> NoReturn:
 
 
 def within(images: ImagePolicy, source: str | None, prompt: str | None = None) -> ImagePolicy:
-    """The policy for images that are named in IN: where no root is set, only files below its folder are read; of stdin or a pipe, below the working directory.
+    """The policy for images that are named in IN: where no root is set, only files below its folder
+    are read; of stdin or a pipe, below the working directory.
 
     Images that a flag names, and those of a folder of images, may be anywhere.
     """
     if images.root is not None or source is None or is_image_folder(source, prompt):
         return images
-    pipe = source == "-" or (os.path.exists(source) and not os.path.isdir(source) and not os.path.isfile(source))
+    pipe = source == "-" or (
+        os.path.exists(source) and not os.path.isdir(source) and not os.path.isfile(source)
+    )
     path = os.path.abspath("." if pipe else source)
     return replace(images, root=path if os.path.isdir(path) else os.path.dirname(path))
 
 
 def is_image_folder(source: str, prompt: str | None) -> bool:
-    """Whether IN is a folder of images, each of which is asked the prompt; without a prompt, a folder that holds tables is none."""
+    """Whether IN is a folder of images, each of which is asked the prompt; without a prompt, a
+    folder that holds tables is none.
+    """
     return os.path.isdir(source) and (prompt is not None or not is_table(source))
 
 
-def _opened(source: str | None, asked: Question, images: ImagePolicy, columns: Columns, stack: contextlib.ExitStack) -> Source:
+def _opened(
+    source: str | None,
+    asked: Question,
+    images: ImagePolicy,
+    columns: Columns,
+    stack: contextlib.ExitStack,
+) -> Source:
     if source is None:
         kinds = {"prompt": "string", **({"images": "string"} if asked.images else {})}
-        return Source(one_question(asked.prompt or "", asked.images), columns, lambda: kinds, lambda: 1, lambda: 1)
+        return Source(
+            one_question(asked.prompt or "", asked.images),
+            columns,
+            lambda: kinds,
+            lambda: 1,
+            lambda: 1,
+        )
     if source == "-":
-        return Source(from_lines(lines_of(sys.stdin.buffer), columns), columns, partial(refuse, "a table as OUT takes a file as IN", "--out"))
+        return Source(
+            from_lines(lines_of(sys.stdin.buffer), columns),
+            columns,
+            partial(refuse, "a table as OUT takes a file as IN", "--out"),
+        )
     refuse_address(source)
     path = Path(source)
     if is_image_folder(source, asked.prompt):
         if next(images_in(path), None) is None:
-            raise TableError(f"{source} holds no images ({', '.join(sorted(SUFFIXES))}){'' if is_table(path) else ' and no tables (.parquet, .arrow)'}")
+            raise TableError(
+                f"{source} holds no images"
+                f" ({', '.join(sorted(SUFFIXES))}){'' if is_table(path) else ' and no tables (.parquet, .arrow)'}"
+            )
         count = cache(lambda: _count(images_in(path)))
-        return Source(from_folder(path, asked.prompt or "", asked.sidecar, asked.overwrite), columns, lambda: {"image": "string"}, count, count)
+        return Source(
+            from_folder(path, asked.prompt or "", asked.sidecar, asked.overwrite),
+            columns,
+            lambda: {"image": "string"},
+            count,
+            count,
+        )
     shown = Path(os.path.abspath(images.root or "."))
     if is_table(path):
         table = read_table(path)
         columns.check(table.schema.names, path)
-        return Source(from_table(table, columns), columns, dict, lambda: table.count, lambda: table.count, shown, table)
+        return Source(
+            from_table(table, columns),
+            columns,
+            dict,
+            lambda: table.count,
+            lambda: table.count,
+            shown,
+            table,
+        )
     form = form_of(path)
     if form.kind in ("csv", "tsv"):
         names = csv_header(path)
         columns.check(names, path)
         count = cache(lambda: _count(csv_rows(source)))
-        return Source(from_csv(source, columns), columns, lambda: dict.fromkeys(names, "string"), count, count, shown)
+        return Source(
+            from_csv(source, columns),
+            columns,
+            lambda: dict.fromkeys(names, "string"),
+            count,
+            count,
+            shown,
+        )
     rows = cache(partial(_records, path))
     if form.packed or is_array(path):
         rows()  # a file that is cut off is refused before anything is asked
     stream = stack.enter_context(open_bytes(path))
     size = None if form.packed else os.fstat(stream.fileno()).st_size or None
     if form.kind == "text":
-        return Source(from_text(stream), columns, lambda: {"prompt": "string"}, lambda: size, rows, shown)
-    return Source(from_lines(records_of(path, stream), columns), columns, lambda: column_kinds(line_values(path)), lambda: size, rows, shown)
+        return Source(
+            from_text(stream), columns, lambda: {"prompt": "string"}, lambda: size, rows, shown
+        )
+    return Source(
+        from_lines(records_of(path, stream), columns),
+        columns,
+        lambda: column_kinds(line_values(path)),
+        lambda: size,
+        rows,
+        shown,
+    )
 
 
 def _records(path: Path) -> int | None:

@@ -31,7 +31,18 @@ if TYPE_CHECKING:
     from pipegen.records.requests import GenerationRequest
     from pipegen.records.results import GenerationResult
 
-__all__ = ["Load", "images_of", "load_of", "open_route", "open_routes", "policy_of", "refuse", "run_options", "runs_here", "shard_of"]
+__all__ = [
+    "Load",
+    "images_of",
+    "load_of",
+    "open_route",
+    "open_routes",
+    "policy_of",
+    "refuse",
+    "run_options",
+    "runs_here",
+    "shard_of",
+]
 
 
 class Load(NamedTuple):
@@ -58,23 +69,40 @@ def refuse(message: str, *flags: str) -> NoReturn:
 
 
 def run_options(flags: dict[str, Any], file: Path | None, load: Load) -> GenerationOptions | None:
-    """The options of the whole run: flags win over the options file, which wins over the chat file."""
+    """The options of the whole run: flags win over the options file, which wins over the chat
+    file.
+    """
     options = options_of_flags(flags) if flags else None
     try:
         options = options if file is None else merge(options, read_options(file))
     except InvalidField as refusal:
         refuse(str(refusal), "--options")
     try:
-        return merge(options, load.backend.options) if load.backend.options != GenerationOptions() else options
+        return (
+            merge(options, load.backend.options)
+            if load.backend.options != GenerationOptions()
+            else options
+        )
     except InvalidField as refusal:
         refuse(f"with the options of the chat file: {refusal}", "--config")
 
 
-def load_of(flags: AskedFlags, settings: Mapping[str, Any], fallback: str | None = None, when: Sequence[str] | None = None) -> Load:
-    """What the flags set to run on: a model of a chat file, or a model with the settings of its engine."""
+def load_of(
+    flags: AskedFlags,
+    settings: Mapping[str, Any],
+    fallback: str | None = None,
+    when: Sequence[str] | None = None,
+) -> Load:
+    """What the flags set to run on: a model of a chat file, or a model with the settings of its
+    engine.
+    """
     config, agent, model, backend = flags.config, flags.agent, flags.model, flags.backend
     if config is not None:
-        for name, value in {"model": model, "backend": None if backend == "hf" else backend, **settings}.items():
+        for name, value in {
+            "model": model,
+            "backend": None if backend == "hf" else backend,
+            **settings,
+        }.items():
             if value is not None:
                 refuse("goes with --model: the chat file sets it, or leaves it out", flag_of(name))
         load = _agent_of(config, agent)
@@ -82,28 +110,50 @@ def load_of(flags: AskedFlags, settings: Mapping[str, Any], fallback: str | None
     if agent is not None:
         refuse("takes --config FILE too", "--agent")
     if model is None:
-        refuse("say which model to ask: --model NAME (a folder, a hub name, or embedded), or --config FILE", "--model")
+        refuse(
+            "say which model to ask: --model NAME (a folder, a hub name, or embedded), or --config"
+            " FILE",
+            "--model",
+        )
     if backend.lower() not in TYPES:
-        refuse(f"takes one of {', '.join(TYPES)}, not {backend!r}{nearest(backend, TYPES)}", "--backend")
+        refuse(
+            f"takes one of {', '.join(TYPES)}, not {backend!r}{nearest(backend, TYPES)}",
+            "--backend",
+        )
     values: dict[str, Any] = {"type": backend.lower(), "model": model, **setting_values(settings)}
     if backend.lower() == "vllm" and not fields_of("vllm").keys() >= settings.keys():
         values.setdefault("base_url", None)  # what only a server takes asks for one
     for name in settings:  # each is tried alone first, so that the refusal names its flag
-        _backend_of({key: value for key, value in values.items() if key in ("type", "model", "base_url", name)}, flag_of(name))
+        _backend_of(
+            {
+                key: value
+                for key, value in values.items()
+                if key in ("type", "model", "base_url", name)
+            },
+            flag_of(name),
+        )
     made = _backend_of(values, "--backend")
-    if "server_limit" not in settings and "server_limit" in fields_of(made.backend):  # the help of --max-new-tokens names the default that holds without a file
+    # the help of --max-new-tokens names the default that holds without a file
+    if "server_limit" not in settings and "server_limit" in fields_of(made.backend):
         made = _backend_of({**values, "server_limit": False}, "--backend")
     return Load(_with_fallback(made, fallback, when))
 
 
-def _with_fallback(backend: BackendConfig, fallback: str | None, when: Sequence[str] | None) -> BackendConfig:
+def _with_fallback(
+    backend: BackendConfig, fallback: str | None, when: Sequence[str] | None
+) -> BackendConfig:
     """The backend with what flags say of the engine that takes over; they win over a chat file."""
-    given: dict[str, Any] = {"fallback_backend": fallback, "fallback_when": tuple(when or ()) or None}
+    given: dict[str, Any] = {
+        "fallback_backend": fallback,
+        "fallback_when": tuple(when or ()) or None,
+    }
     try:
         return dataclasses.replace(backend, **without_none(given))
     except InvalidField as refusal:
         name, _, words = str(refusal).removeprefix("BackendConfig.").partition(" ")
-        refuse(words.replace("fallback_backend", "--fallback"), flag_of(name.removesuffix("_backend")))
+        refuse(
+            words.replace("fallback_backend", "--fallback"), flag_of(name.removesuffix("_backend"))
+        )
 
 
 def _backend_of(values: Mapping[str, Any], flag: str) -> BackendConfig:
@@ -122,7 +172,9 @@ def _agent_of(file: Path, name: str | None) -> Load:
     if name is None and len(agents) > 1:
         refuse(f"{file} holds {', '.join(agents)}: choose one", "--agent")
     if name is not None and name not in agents:
-        refuse(f"{file} holds no {name!r}, only {', '.join(agents)}{nearest(name, agents)}", "--agent")
+        refuse(
+            f"{file} holds no {name!r}, only {', '.join(agents)}{nearest(name, agents)}", "--agent"
+        )
     agent = agents[name] if name is not None else next(iter(agents.values()))
     return Load(agent.backend, agent.system_message, "--config")
 
@@ -145,7 +197,10 @@ def policy_of(limits: Sequence[str]) -> RequestPolicy:
     for limit in limits:
         name, _, number = limit.partition("=")
         if not number.isdecimal():
-            refuse(f"takes a name and a whole number, such as max_samples=5000, not {limit!r}", "--limit")
+            refuse(
+                f"takes a name and a whole number, such as max_samples=5000, not {limit!r}",
+                "--limit",
+            )
         values[name] = int(number)
     try:
         return RequestPolicy(**values)
@@ -158,16 +213,26 @@ def shard_of(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
     i, n = map(int, found.groups()) if found else (0, 0)
     if not 1 <= i <= n:
-        refuse(f"takes I/N, such as 2/4; the parts of 4 are 1/4, 2/4, 3/4 and 4/4. It is not {text!r:.40}", "--shard")
+        refuse(
+            "takes I/N, such as 2/4; the parts of 4 are 1/4, 2/4, 3/4 and 4/4. It is not"
+            f" {text!r:.40}",
+            "--shard",
+        )
     return i, n
 
 
 def open_route(load: Load, *, falls_back: bool = False) -> Route:
-    """The route to the model, with the light facts of its checkpoint read (no weights): a model that is not there is bad usage.
+    """The route to the model, with the light facts of its checkpoint read (no weights): a model
+    that is not there is bad usage.
 
-    So is a package that is missing, unless another engine takes over (`falls_back`): then `MissingExtra` raises, and stderr has its words.
+    So is a package that is missing, unless another engine takes over (`falls_back`): then
+    `MissingExtra` raises, and stderr has its words.
     """
-    named = f"{shown(load.backend.type)}: " if load.flag == "--config" or not runs_here(load) else f"{load.model!r} cannot be used: "
+    named = (
+        f"{shown(load.backend.type)}: "
+        if load.flag == "--config" or not runs_here(load)
+        else f"{load.model!r} cannot be used: "
+    )
     try:
         route = load.backend.first()
         if runs_here(load):
@@ -178,8 +243,15 @@ def open_route(load: Load, *, falls_back: bool = False) -> Route:
             raise
         refuse(f"{named}{refusal}", load.flag if load.flag == "--config" else "--model")
     except InvalidField as refusal:
-        setting = re.match(r"ModelLoadConfig\.(\w+): ", str(refusal)) if load.flag == "--backend" else None
-        refuse(str(refusal)[setting.end() :] if setting else str(refusal), flag_of(setting[1]) if setting else load.flag)
+        setting = (
+            re.match(r"ModelLoadConfig\.(\w+): ", str(refusal))
+            if load.flag == "--backend"
+            else None
+        )
+        refuse(
+            str(refusal)[setting.end() :] if setting else str(refusal),
+            flag_of(setting[1]) if setting else load.flag,
+        )
     except CallFailed as failure:
         refuse(f"{named}{_reason(failure)}", load.flag if load.flag == "--config" else "--model")
     return route
@@ -196,7 +268,9 @@ def open_routes(load: Load) -> Pipe[GenerationRequest, GenerationResult]:
     config = load.backend.load_config
     flags = ("--fallback",) if load.flag == "--backend" else ("--fallback", load.flag)
     try:
-        return backends.with_fallback(partial(open_route, load, falls_back=config.fallback_backend is not None), config)
+        return backends.with_fallback(
+            partial(open_route, load, falls_back=config.fallback_backend is not None), config
+        )
     except (InvalidField, ImportError) as refusal:
         refuse(str(refusal), *flags)
     except CallFailed as failure:

@@ -42,16 +42,34 @@ _SHOWN = 3
 """How many failed requests are shown."""
 
 
-_SETTINGS = ("dialect", "chat_only", "precision", "max_new_tokens", "revision", "trust_remote_code", "dtype", "device", "served_model_name", "timeout")
+_SETTINGS = (
+    "dialect",
+    "chat_only",
+    "precision",
+    "max_new_tokens",
+    "revision",
+    "trust_remote_code",
+    "dtype",
+    "device",
+    "served_model_name",
+    "timeout",
+)
 """The flags that `pg.verify` takes by the same names."""
 
 
 def run_verify(flags: VerifyFlags) -> int:
-    """Ask or read, judge, and print the verdict. The exit code: 0 where the server, or the file, is right, else 1."""
-    for flag, value, taken in (("--precision", flags.precision, get_args(Precision)), ("--dialect", flags.dialect, get_args(Dialect))):
+    """Ask or read, judge, and print the verdict. The exit code: 0 where the server, or the file, is
+    right, else 1.
+    """
+    for flag, value, taken in (
+        ("--precision", flags.precision, get_args(Precision)),
+        ("--dialect", flags.dialect, get_args(Dialect)),
+    ):
         if value is not None and value not in taken:
             refuse(f"takes one of {', '.join(taken)}, not {value!r}", flag)
-    is_file = "://" not in flags.url and (Path(flags.url).suffix.lower() in _FILES or Path(flags.url).exists())
+    is_file = "://" not in flags.url and (
+        Path(flags.url).suffix.lower() in _FILES or Path(flags.url).exists()
+    )
     try:
         right, plain, words = _of_file(flags) if is_file else _of_server(flags)
     except (NoSuchModel, ImportError) as refusal:  # a missing extra is an ImportError
@@ -72,19 +90,27 @@ def _of_server(flags: VerifyFlags) -> tuple[bool, dict[str, Any], str]:
     settings: dict[str, Any] = {name: getattr(flags, name) for name in _SETTINGS}
     images = within(images_of(flags.image_root, False, ()), flags.source)
     with contextlib.ExitStack() as stack:
-        asked: list[Slot[GenerationRequest]] | list[dict[str, Any]] | None = None if flags.rows is None else [*itertools.islice(prompts(), flags.rows)]
+        asked: list[Slot[GenerationRequest]] | list[dict[str, Any]] | None = (
+            None if flags.rows is None else [*itertools.islice(prompts(), flags.rows)]
+        )
         if flags.source is not None:
             asked = [item.slot for item in _requests(flags, images, stack)]
         total = None if asked is None else len(asked)
         moved = stack.enter_context(progress(total, shown=not flags.quiet))
-        settings["tell"] = lambda done, words: moved(done, f"{done}{'' if total is None else f'/{total}'} {words}")
+        settings["tell"] = lambda done, words: moved(
+            done, f"{done}{'' if total is None else f'/{total}'} {words}"
+        )
         verdict = verify(flags.url, flags.model, asked, image_policy=images, **settings)
     return verdict.right, verdict.plain(), in_words(verdict)
 
 
 def _requests(flags: VerifyFlags, images: ImagePolicy, stack: contextlib.ExitStack) -> list[Item]:
     try:
-        return [*itertools.islice(open_source(flags.source, Question(), images, Columns(), stack).items, flags.rows)]
+        return [
+            *itertools.islice(
+                open_source(flags.source, Question(), images, Columns(), stack).items, flags.rows
+            )
+        ]
     except TableError as refusal:
         refuse(str(refusal), "IN")
 
@@ -95,16 +121,31 @@ def _of_file(flags: VerifyFlags) -> tuple[bool, dict[str, Any], str]:
 
     images = images_of(flags.image_root, False, ())
     file = Path(flags.url)
-    checkpoint: dict[str, Any] = {"revision": flags.revision, "trust_remote_code": flags.trust_remote_code}
+    checkpoint: dict[str, Any] = {
+        "revision": flags.revision,
+        "trust_remote_code": flags.trust_remote_code,
+    }
     with contextlib.ExitStack() as stack:
-        asked = {str(item.origin.id): item.slot for item in _requests(flags, images, stack)} if flags.source is not None else {}
+        asked = (
+            {str(item.origin.id): item.slot for item in _requests(flags, images, stack)}
+            if flags.source is not None
+            else {}
+        )
         slots = [*itertools.islice(_results(file), flags.rows)]
-        reference = stack.enter_context(backends.hf(flags.model, dtype=flags.dtype, device=flags.device, **checkpoint))
-        precision: Any = flags.precision or Checkpoint(ModelLoadConfig(model=flags.model, **checkpoint)).dtype
+        reference = stack.enter_context(
+            backends.hf(flags.model, dtype=flags.dtype, device=flags.device, **checkpoint)
+        )
+        precision: Any = (
+            flags.precision or Checkpoint(ModelLoadConfig(model=flags.model, **checkpoint)).dtype
+        )
         moved = stack.enter_context(progress(len(slots), shown=not flags.quiet))
 
         def noise(chosen: Precision, rows: Any) -> float | None:
-            return noise_of(chosen, rows, flags.model, device=flags.device, **checkpoint) if flags.dtype == "float32" else None
+            return (
+                noise_of(chosen, rows, flags.model, device=flags.device, **checkpoint)
+                if flags.dtype == "float32"
+                else None
+            )
 
         found = verify_results(
             slots,
@@ -133,12 +174,25 @@ def _results(file: Path) -> Iterator[tuple[str, Slot[GenerationResult]]]:
 
 def of_file_in_words(found: Recorded, file: Path) -> str:
     """The verdict on a file for a reader."""
-    counts = ", ".join(f"{count:,} {kind}" for kind, count in sorted(found.counts.items(), key=lambda pair: -pair[1])) or "no rows"
+    counts = (
+        ", ".join(
+            f"{count:,} {kind}"
+            for kind, count in sorted(found.counts.items(), key=lambda pair: -pair[1])
+        )
+        or "no rows"
+    )
     wrong = found.whole or not set(found.counts) <= {"right", "not judged"}
-    lines = [f"{'right' if found.right else 'not right' if wrong else 'not known'}: {file} by {found.model}: {counts}"]
+    lines = [
+        (
+            f"{'right' if found.right else 'not right' if wrong else 'not known'}: {file} by"
+            f" {found.model}: {counts}"
+        )
+    ]
     if found.spread is not None:
         explained = f"{found.precision} explains {found.most_spread:.2g}"
-        lines.append(f"log probabilities differ by {found.spread:.2g} (root of the mean square); {explained}")
+        lines.append(
+            f"log probabilities differ by {found.spread:.2g} (root of the mean square); {explained}"
+        )
     if found.whole:
         lines.append(f"all rows together: {found.whole}")
     for kind, words in ROW_KINDS.items():
@@ -153,20 +207,44 @@ def in_words(verdict: Verdict) -> str:
     """The verdict for a reader."""
     ways = " and ".join(f"by {way}" for way in verdict.ways) or "none judged"
     lines = [
-        f"{'right' if verdict.right else 'not right' if verdict.faults else 'not known'}: {verdict.model} at {verdict.url} ({verdict.dialect}), {ways}",
-        f"{verdict.prompts:,} requests, {verdict.answers:,} answers; the reference would have written {verdict.agreeing:,} of them, token for token",
+        (
+            f"{'right' if verdict.right else 'not right' if verdict.faults else 'not known'}:"
+            f" {verdict.model} at {verdict.url} ({verdict.dialect}), {ways}"
+        ),
+        (
+            f"{verdict.prompts:,} requests, {verdict.answers:,} answers; the reference would have"
+            f" written {verdict.agreeing:,} of them, token for token"
+        ),
     ]
     if verdict.asked_again:
-        lines.append(f"{verdict.asked_again:,} requests more, about answers that came: cut short, with stop strings, as streams, with seeds")
+        lines.append(
+            f"{verdict.asked_again:,} requests more, about answers that came: cut short, with stop"
+            " strings, as streams, with seeds"
+        )
     if verdict.spread is not None:
-        lines.append(f"log probabilities differ by {verdict.spread:.2g} (root of the mean square); {verdict.precision} explains {verdict.most_spread:.2g}")
+        lines.append(
+            f"log probabilities differ by {verdict.spread:.2g} (root of the mean square);"
+            f" {verdict.precision} explains {verdict.most_spread:.2g}"
+        )
     if verdict.margin:
-        lines.append(f"the largest margin where another token was chosen is {verdict.margin:.2g}; {verdict.precision} explains {verdict.most_margin:.2g}")
+        lines.append(
+            f"the largest margin where another token was chosen is {verdict.margin:.2g};"
+            f" {verdict.precision} explains {verdict.most_margin:.2g}"
+        )
     for fault in verdict.faults:
-        lines += [f"{fault.kind}: {fault.words}", f"  in {fault.answers:,} of {fault.of:,} answers by {fault.first.way}, first in {fault.first.id}:"]
+        lines += [
+            f"{fault.kind}: {fault.words}",
+            (
+                f"  in {fault.answers:,} of {fault.of:,} answers by {fault.first.way}, first in"
+                f" {fault.first.id}:"
+            ),
+        ]
         lines += [f"  {fault.example}", f"  evidence: {fault.evidence}"]
     if verdict.too_long:
-        lines.append(f"{verdict.too_long:,} requests are too long for the model or the server, and are not judged")
+        lines.append(
+            f"{verdict.too_long:,} requests are too long for the model or the server, and are not"
+            " judged"
+        )
     lines += [f"not judged: {words}" for words in verdict.not_judged]
     for name, way, error in verdict.failed[:_SHOWN]:
         lines.append(f"failed by {way}: {name}: {type(error).__name__}: {error.message}")

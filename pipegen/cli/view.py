@@ -43,7 +43,9 @@ _SAMPLES = 16
 
 
 def run_view(flags: ViewFlags, rows: int = PAGE_ROWS) -> int:
-    """Write the page, or a folder of pages where there are more than `rows` results. The exit code is 0."""
+    """Write the page, or a folder of pages where there are more than `rows` results. The exit code
+    is 0.
+    """
     if flags.boxes not in get_args(Scale):
         refuse(f"takes one of {', '.join(get_args(Scale))}, not {flags.boxes!r}", "--boxes")
     images = images_of(flags.image_root, False, ())
@@ -73,7 +75,10 @@ def run_view(flags: ViewFlags, rows: int = PAGE_ROWS) -> int:
         import webbrowser
 
         webbrowser.open((out if pages == 1 else out / names[0]).absolute().as_uri())
-    say(f"{out if pages == 1 else out / names[0]}: {count} results" + (f" on {pages} pages" if pages > 1 else ""))
+    say(
+        f"{out if pages == 1 else out / names[0]}: {count} results"
+        + (f" on {pages} pages" if pages > 1 else "")
+    )
     return 0
 
 
@@ -92,7 +97,12 @@ def _overview(flags: ViewFlags) -> tuple[Overview, int]:
         against = others.get(entry.id)
         differing += against is None or against.outcome != entry.outcome
     name = None if flags.other is None else flags.other.name
-    return Overview(flags.results.name, kinds, frozenset(errors), name, differing if name is not None else 0), count
+    return (
+        Overview(
+            flags.results.name, kinds, frozenset(errors), name, differing if name is not None else 0
+        ),
+        count,
+    )
 
 
 def _by_id(path: Path | None) -> dict[str, Entry]:
@@ -109,7 +119,12 @@ def _cards(flags: ViewFlags, images: ImagePolicy) -> Iterator[str]:
             request, metadata = asked.of(entry.id, values)
             prompt = values.get("prompt_text") or ("" if request is None else _prompt(request))
             sources = () if request is None else request.sources
-            figures = [_figure(source, entry, cast("Scale", flags.boxes), asked.images, alone=len(sources) == 1) for source in sources]
+            figures = [
+                _figure(
+                    source, entry, cast("Scale", flags.boxes), asked.images, alone=len(sources) == 1
+                )
+                for source in sources
+            ]
             yield card(entry, str(prompt), figures, metadata, others.get(entry.id), compared=names)
 
 
@@ -119,11 +134,30 @@ def _entry(values: Mapping[str, Any]) -> Entry:
     if not values.get("ok"):
         error = values.get("error")
         error = error if isinstance(error, Mapping) else {}
-        return Entry(name, str(error.get("type")), False, error=(str(error.get("message") or ""), str(error.get("hint") or "")))
+        return Entry(
+            name,
+            str(error.get("type")),
+            False,
+            error=(str(error.get("message") or ""), str(error.get("hint") or "")),
+        )
     samples = values.get("samples")
-    texts = [one.get("text") for one in samples if isinstance(one, Mapping)][:_SAMPLES] if isinstance(samples, list) and samples else [values.get("text")]
-    shown_facts = (("prompt tokens", "prompt_tokens"), ("generated", "completion_tokens"), ("stop", "stop"), ("margin", "margin"), ("route", "route"))
-    facts = tuple((label, str(values[key])) for label, key in shown_facts if values.get(key) not in (None, "", 0))
+    texts = (
+        [one.get("text") for one in samples if isinstance(one, Mapping)][:_SAMPLES]
+        if isinstance(samples, list) and samples
+        else [values.get("text")]
+    )
+    shown_facts = (
+        ("prompt tokens", "prompt_tokens"),
+        ("generated", "completion_tokens"),
+        ("stop", "stop"),
+        ("margin", "margin"),
+        ("route", "route"),
+    )
+    facts = tuple(
+        (label, str(values[key]))
+        for label, key in shown_facts
+        if values.get(key) not in (None, "", 0)
+    )
     calls = values.get("tool_calls")
     facts += (("tool calls", str(calls)),) if calls else ()
     return Entry(
@@ -138,7 +172,9 @@ def _entry(values: Mapping[str, Any]) -> Entry:
 
 
 class _Asked:
-    """The requests of the results: of the rows themselves, or of the input of the run, which is read beside them."""
+    """The requests of the results: of the rows themselves, or of the input of the run, which is
+    read beside them.
+    """
 
     def __init__(self, flags: ViewFlags, images: ImagePolicy, stack: contextlib.ExitStack) -> None:
         self.images = images
@@ -147,25 +183,43 @@ class _Asked:
         job = Path(f"{flags.results}.job")
         if flags.asked is not None:
             self.images = within(images, str(flags.asked))
-            self._items = open_source(str(flags.asked), Question(None), self.images, Columns(), stack, "--input").items
+            self._items = open_source(
+                str(flags.asked), Question(None), self.images, Columns(), stack, "--input"
+            ).items
         elif (job / "command.json").is_file():
             command = command_in(job)
             self._columns = Columns(dict(command.columns), frozenset(command.kept))
-            if command.source is None or os.path.exists(command.source):  # it may be gone, and the answers are there still
-                asked = Question(command.prompt, command.system, tuple(command.images), overwrite=True)
+            # it may be gone, and the answers are there still
+            if command.source is None or os.path.exists(command.source):
+                asked = Question(
+                    command.prompt, command.system, tuple(command.images), overwrite=True
+                )
                 root = command.image_root if images.root is None else images.root
                 self.images = within(replace(images, root=root), command.source, command.prompt)
-                self._items = open_source(command.source, asked, self.images, self._columns, stack).items
+                self._items = open_source(
+                    command.source, asked, self.images, self._columns, stack
+                ).items
         self._passed: dict[str, Item] = {}
 
-    def of(self, name: str, values: Mapping[str, Any]) -> tuple[GenerationRequest | None, Mapping[str, Any]]:
+    def of(
+        self, name: str, values: Mapping[str, Any]
+    ) -> tuple[GenerationRequest | None, Mapping[str, Any]]:
         """The request of a result, and what was carried along with it."""
         row = values.get("row")
         metadata = values.get("metadata")
         if isinstance(row, Mapping):
             own = self._columns.request(row)
-            _, slot = request_from_row({key: value for key, value in own.items() if key in ("messages", "prompt", "images", "image")}, 1)
-            return (slot.unwrap() if is_ok(slot) else None), {key: value for key, value in carried(own).items() if value is not None}
+            _, slot = request_from_row(
+                {
+                    key: value
+                    for key, value in own.items()
+                    if key in ("messages", "prompt", "images", "image")
+                },
+                1,
+            )
+            return (slot.unwrap() if is_ok(slot) else None), {
+                key: value for key, value in carried(own).items() if value is not None
+            }
         found = self._passed.pop(name, None)
         while found is None:
             item = next(self._items, None)
@@ -186,13 +240,24 @@ def _prompt(request: GenerationRequest) -> str:
     for message in plain_messages(request.messages):
         content = message["content"]
         parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
-        turns.append(f"{message['role']}: " + "".join(part["text"] if part["type"] == "text" else "[image] " for part in parts))
+        turns.append(
+            f"{message['role']}: "
+            + "".join(part["text"] if part["type"] == "text" else "[image] " for part in parts)
+        )
     return "\n".join(turns)
 
 
-def _figure(source: ImageSource, entry: Entry, scale: Scale, images: ImagePolicy, *, alone: bool) -> Figure:
+def _figure(
+    source: ImageSource, entry: Entry, scale: Scale, images: ImagePolicy, *, alone: bool
+) -> Figure:
     """An image of the request, small, with the boxes of the answer where it is the only one."""
-    name = Path(source.path).name if source.path is not None else "" if source.data is not None else shown(source.url or "")
+    name = (
+        Path(source.path).name
+        if source.path is not None
+        else ""
+        if source.data is not None
+        else shown(source.url or "")
+    )
     loaded = load_sources(VlmGenerationRequest(prompt="", images=[source]), images)
     if not is_ok(loaded):
         return Figure(loaded.failure().message, None)
@@ -200,8 +265,12 @@ def _figure(source: ImageSource, entry: Entry, scale: Scale, images: ImagePolicy
     if not is_ok(opened):
         return Figure(opened.failure().message, None)
     image = opened.unwrap()
-    boxes = boxes_in(entry.texts[0], image.size, scale) if alone and entry.ok and entry.texts else ()
+    boxes = (
+        boxes_in(entry.texts[0], image.size, scale) if alone and entry.ok and entry.texts else ()
+    )
     image.thumbnail((_SIDE, _SIDE))
     data = io.BytesIO()
     image.save(data, "JPEG", quality=85)
-    return Figure(name, f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}", boxes)
+    return Figure(
+        name, f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}", boxes
+    )

@@ -1,4 +1,6 @@
-"""Files that say what to do: generation options, and the models of a chat. JSON or YAML, checked strictly."""
+"""Files that say what to do: generation options, and the models of a chat. JSON or YAML, checked
+strictly.
+"""
 
 from pipegen.config.backend import BackendConfig, backend_from
 from pipegen.config.chat import Agent, ChatConfig, ChatUi, chat_from, read_chat

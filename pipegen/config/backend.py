@@ -1,7 +1,10 @@
-"""One backend of a file: which engine, which model, how it is reached, and the generation options, flat beside these.
+"""One backend of a file: which engine, which model, how it is reached, and the generation options,
+flat beside these.
 
 >>> place = Place("chat.yaml")
->>> backend = backend_from({"type": "vllm", "model": "Qwen/Qwen3-4B", "base_url": None, "top_k": 50}, place)
+>>> backend = backend_from(
+...     {"type": "vllm", "model": "Qwen/Qwen3-4B", "base_url": None, "top_k": 50}, place
+... )
 >>> backend.backend, backend.settings.dialect, backend.options.top_k
 ('openai_server', 'vllm', 50)
 >>> backend_from({"type": "hf", "model": "embedded", "temprature": 1}, place)
@@ -23,9 +26,23 @@ from pipegen.config.files import Place
 from pipegen.config.generation import is_option, options_beside
 from pipegen.config.keys import KEYS, TYPES, keys_of, legacy_key_hint
 from pipegen.config.secret import expanded, provider_variables
-from pipegen.engines.settings import SETTINGS, FallbackSettings, ModelLoadConfig, config_of, nearest_setting
+from pipegen.engines.settings import (
+    SETTINGS,
+    FallbackSettings,
+    ModelLoadConfig,
+    config_of,
+    nearest_setting,
+)
 from pipegen.records.engine_list import BACKENDS
-from pipegen.records.fields import InvalidField, UnknownField, checks_of, non_empty_string, one_of, record, taken_instead
+from pipegen.records.fields import (
+    InvalidField,
+    UnknownField,
+    checks_of,
+    non_empty_string,
+    one_of,
+    record,
+    taken_instead,
+)
 from pipegen.records.option_table import SERVER_NAMES
 from pipegen.records.options import GenerationOptions, option_names
 from pipegen.records.secret import masked
@@ -46,13 +63,17 @@ _FALLBACK = checks_of(FallbackSettings)
 
 @record
 class BackendConfig(FallbackSettings):
-    """A backend as a file describes it, with the engine that takes over for it, where there is one."""
+    """A backend as a file describes it, with the engine that takes over for it, where there is
+    one.
+    """
 
     type: Annotated[str, one_of(*TYPES)]
     backend: str
     """The function of `pipegen.backends` that makes it."""
     settings: Any
-    """That function's arguments, as the record of its settings; no repr shows the key and the headers among them."""
+    """That function's arguments, as the record of its settings; no repr shows the key and the
+    headers among them.
+    """
     options: GenerationOptions
 
     @property
@@ -62,14 +83,21 @@ class BackendConfig(FallbackSettings):
 
     @property
     def load_config(self) -> ModelLoadConfig:
-        """What the second engine is made of: the settings that every engine may have, and when it takes over."""
-        return dataclasses.replace(config_of(self.settings, self.backend), fallback_backend=self.fallback_backend, fallback_when=self.fallback_when)
+        """What the second engine is made of: the settings that every engine may have, and when it
+        takes over.
+        """
+        return dataclasses.replace(
+            config_of(self.settings, self.backend),
+            fallback_backend=self.fallback_backend,
+            fallback_when=self.fallback_when,
+        )
 
     def open(self) -> Pipe[GenerationRequest, GenerationResult]:
-        """The route to it, or with `fallback_backend` the fallback from it, as `pipegen.backends.load` makes it.
+        """The route to it, or with `fallback_backend` the fallback from it, as
+        `pipegen.backends.load` makes it.
 
-        Its options are for what requests, and the options of a run, leave open. Nothing is loaded or asked yet; raises as the functions of
-        `pipegen.backends` do.
+        Its options are for what requests, and the options of a run, leave open. Nothing is loaded
+        or asked yet; raises as the functions of `pipegen.backends` do.
         """
         from pipegen.backends import with_fallback
         from pipegen.drivers.route import with_options
@@ -79,7 +107,8 @@ class BackendConfig(FallbackSettings):
     def first(self, *, dry: bool = False) -> Route:
         """The route to it alone, without the engine that takes over. Raises as `open` does.
 
-        `dry` is for looking at what would be sent: the model has its name in the file, where a run asks the server for the name that it knows it by.
+        `dry` is for looking at what would be sent: the model has its name in the file, where a run
+        asks the server for the name that it knows it by.
         """
         from pipegen.backends import route_with
 
@@ -90,21 +119,46 @@ class BackendConfig(FallbackSettings):
 
 
 def backend_from(values: Any, place: Place) -> BackendConfig:
-    """The backend of plain data. Raises `InvalidField` and `UnknownField` with the place and what the key takes, or the nearest key."""
+    """The backend of plain data. Raises `InvalidField` and `UnknownField` with the place and what
+    the key takes, or the nearest key.
+    """
     if not isinstance(values, Mapping):
-        raise InvalidField(f"{place}: takes a mapping such as {{type: hf, model: embedded}}, not {type(values).__name__}")
+        raise InvalidField(
+            f"{place}: takes a mapping such as {{type: hf, model: embedded}}, not"
+            f" {type(values).__name__}"
+        )
     for name in ("type", "model"):
         if values.get(name) is None:
             raise InvalidField(f"{place}: takes {name} too")
-    kind = _checked("type", values["type"], one_of(*TYPES), place, "; another server that speaks OpenAI's is type openai with its base_url")
+    kind = _checked(
+        "type",
+        values["type"],
+        one_of(*TYPES),
+        place,
+        "; another server that speaks OpenAI's is type openai with its base_url",
+    )
     model = _expanded("model", _checked("model", values["model"], non_empty_string, place), place)
     backend = _backend_of(kind, values)
     known = keys_of(backend)
-    takes_over = {name: _checked(name, values[name], check, place) for name, check in _FALLBACK.items() if values.get(name) is not None}
-    entries = {name: value for name, value in values.items() if name not in ("type", "model", *_FALLBACK)}
-    settings = {name: _checked(name, value, known[name].check, place) for name, value in entries.items() if name in known and value is not None}
-    beside = {name: value for name, value in entries.items() if name not in known and is_option(name)}
-    others = {name: value for name, value in entries.items() if name not in known and name not in beside}
+    takes_over = {
+        name: _checked(name, values[name], check, place)
+        for name, check in _FALLBACK.items()
+        if values.get(name) is not None
+    }
+    entries = {
+        name: value for name, value in values.items() if name not in ("type", "model", *_FALLBACK)
+    }
+    settings = {
+        name: _checked(name, value, known[name].check, place)
+        for name, value in entries.items()
+        if name in known and value is not None
+    }
+    beside = {
+        name: value for name, value in entries.items() if name not in known and is_option(name)
+    }
+    others = {
+        name: value for name, value in entries.items() if name not in known and name not in beside
+    }
     if "base_url" in known:
         _settle_access(settings, entries, place)
         settings.setdefault("server_limit", True)
@@ -112,59 +166,97 @@ def backend_from(values: Any, place: Place) -> BackendConfig:
         _settle_dialect(kind, settings, place)
     for name in others:
         if name not in fields_of(settings.get("dialect")):
-            raise UnknownField(f"{place.at(name)}: {_unknown(name, kind, settings.get('dialect'), known, values)}")
+            raise UnknownField(
+                f"{place.at(name)}: {_unknown(name, kind, settings.get('dialect'), known, values)}"
+            )
     extra = with_fields(others, entries.get("extra_body") or {}, place)
     options, extra = options_beside(beside, extra, place, settings.get("dialect"))
     if "extra_body" in known:
         settings["extra_body"] = extra
     made = SETTINGS[backend](model=model, **settings)
     try:
-        return BackendConfig(type=kind, backend=backend, settings=made, options=options, **takes_over)
+        return BackendConfig(
+            type=kind, backend=backend, settings=made, options=options, **takes_over
+        )
     except InvalidField as refusal:
         name, _, words = str(refusal).removeprefix("BackendConfig.").partition(" ")
         raise InvalidField(f"{place.at(name)}: {words}") from None
 
 
 def _backend_of(kind: str, entries: Mapping[str, Any]) -> str:
-    return kind if kind in BACKENDS and not (kind == "vllm" and "base_url" in entries) else "openai_server"
+    return (
+        kind
+        if kind in BACKENDS and not (kind == "vllm" and "base_url" in entries)
+        else "openai_server"
+    )
 
 
 def _settle_dialect(kind: str, settings: dict[str, Any], place: Place) -> None:
-    """Whose extensions a chat server takes: that of its type, else what the file says, else of the engine whose port it listens on."""
+    """Whose extensions a chat server takes: that of its type, else what the file says, else of the
+    engine whose port it listens on.
+    """
     dialect, base_url = settings.get("dialect"), settings.get("base_url")
     if kind in ("vllm", "sglang"):
         if dialect not in (None, kind):
-            raise InvalidField(f"{place.at('dialect')}: type {kind!r} speaks its own dialect; take type openai for another")
+            raise InvalidField(
+                f"{place.at('dialect')}: type {kind!r} speaks its own dialect; take type openai for"
+                " another"
+            )
         settings["dialect"] = kind
     elif dialect is None:
-        settings["dialect"] = "vllm" if base_url is None else _PORTS.get(urlsplit(base_url).port or 0, "plain")
+        settings["dialect"] = (
+            "vllm" if base_url is None else _PORTS.get(urlsplit(base_url).port or 0, "plain")
+        )
 
 
 def _checked(name: str, value: Any, check: Any, place: Place, more: str = "") -> Any:
     try:
         return check(value)
     except ValueError as refusal:
-        shown = "the value that is set" if name in ("api_key", "headers", "base_url") else f"{masked(value)!r:.200}"
+        shown = (
+            "the value that is set"
+            if name in ("api_key", "headers", "base_url")
+            else f"{masked(value)!r:.200}"
+        )
         raise InvalidField(f"{place.at(name)}: {taken_instead(refusal, shown)}{more}") from None
 
 
-def _unknown(name: str, kind: str, dialect: str | None, known: Mapping[str, Any], beside: Mapping[str, Any]) -> str:
+def _unknown(
+    name: str, kind: str, dialect: str | None, known: Mapping[str, Any], beside: Mapping[str, Any]
+) -> str:
     if name in KEYS and kind == "vllm":
-        return "type 'vllm' takes this key " + ("only without base_url" if "base_url" in known else "only with base_url (null is the port on this machine)")
+        return "type 'vllm' takes this key " + (
+            "only without base_url"
+            if "base_url" in known
+            else "only with base_url (null is the port on this machine)"
+        )
     if name in KEYS:
-        takers = [other for other in TYPES if not {_backend_of(other, {}), _backend_of(other, {"base_url": ""})}.isdisjoint(KEYS[name].takers)]
+        takers = [
+            other
+            for other in TYPES
+            if not {_backend_of(other, {}), _backend_of(other, {"base_url": ""})}.isdisjoint(
+                KEYS[name].takers
+            )
+        ]
         return f"type {kind!r} takes no such key; {', '.join(takers)} do"
     if name in ("id", "system_message"):
         return f"{name} goes beside backend, not into it"
     why = legacy_key_hint(name, beside) or field_words(name, kind, dialect)
     if why:
         return why
-    near = nearest_setting(name, ("type", "model", *_FALLBACK, *known, *option_names(), *SERVER_NAMES, *fields_of(dialect)))
-    return f"type {kind!r} takes no such key{near}" + ("" if dialect is None else "; a field that only the server knows goes into extra_body")
+    near = nearest_setting(
+        name,
+        ("type", "model", *_FALLBACK, *known, *option_names(), *SERVER_NAMES, *fields_of(dialect)),
+    )
+    return f"type {kind!r} takes no such key{near}" + (
+        "" if dialect is None else "; a field that only the server knows goes into extra_body"
+    )
 
 
 def _settle_access(settings: dict[str, Any], entries: Mapping[str, Any], place: Place) -> None:
-    """The address, the model's name, the key and the headers with `${NAME}` read; a provider's own key where none is set."""
+    """The address, the model's name, the key and the headers with `${NAME}` read; a provider's own
+    key where none is set.
+    """
     from pipegen.backends.http.access import addresses_of
 
     for name in ("base_url", "served_model_name"):
@@ -173,13 +265,18 @@ def _settle_access(settings: dict[str, Any], entries: Mapping[str, Any], place: 
     try:
         addresses_of(settings.get("base_url"), "")
     except InvalidField as refusal:
-        raise InvalidField(f"{place.at('base_url')}: {str(refusal).removeprefix('base_url ')}") from None
+        raise InvalidField(
+            f"{place.at('base_url')}: {str(refusal).removeprefix('base_url ')}"
+        ) from None
     key = _expanded("api_key", entries.get("api_key") or "", place)
     variables = provider_variables(settings.get("base_url"))
     if not key and variables:  # a provider is sent its own key, never that of another
         key = next((os.environ[name] for name in variables if os.environ.get(name)), NO_KEY)
     settings["api_key"] = key or None
-    settings["headers"] = {name: _expanded("headers", value, place) for name, value in (entries.get("headers") or {}).items()}
+    settings["headers"] = {
+        name: _expanded("headers", value, place)
+        for name, value in (entries.get("headers") or {}).items()
+    }
 
 
 def _expanded(name: str, value: str, place: Place) -> str:

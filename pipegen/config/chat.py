@@ -1,14 +1,14 @@
 """Chat files: one or several models that answer the same prompt.
 
     agents:
-      - id: qwen
-        system_message: Be brief.
-        backend: {type: vllm, model: Qwen/Qwen3-4B, base_url: "http://localhost:8000/v1", enable_thinking: true}
+      - id: qwen system_message: Be brief. backend: {type: vllm, model: Qwen/Qwen3-4B, base_url:
+        "http://localhost:8000/v1", enable_thinking: true}
       - id: tiny
         backend: {type: hf, model: embedded, max_new_tokens: 64}
     ui: {display_type: rich_terminal, logging_enabled: false}
 
-`backend: {...}` alone is short for one agent. Whatever is unknown is refused, with its place and the nearest name.
+`backend: {...}` alone is short for one agent. Whatever is unknown is refused, with its place and
+the nearest name.
 """
 
 from __future__ import annotations
@@ -30,7 +30,17 @@ from pipegen.core.errors import InvalidRequest
 from pipegen.core.functional import without_none
 from pipegen.core.pipe import row_stage
 from pipegen.core.slots import Slot
-from pipegen.records.fields import InvalidField, UnknownField, boolean, checks_of, nearest, non_empty_string, one_of, record, taken_instead
+from pipegen.records.fields import (
+    InvalidField,
+    UnknownField,
+    boolean,
+    checks_of,
+    nearest,
+    non_empty_string,
+    one_of,
+    record,
+    taken_instead,
+)
 from pipegen.records.messages import Message
 from pipegen.records.requests import GenerationRequest
 
@@ -49,10 +59,13 @@ class Agent:
 
     id: Annotated[str, non_empty_string, "Its name on the screen and in the output."]
     backend: BackendConfig
-    system_message: Annotated[str | None, non_empty_string, "The system message before the first prompt."] = None
+    system_message: Annotated[
+        str | None, non_empty_string, "The system message before the first prompt."
+    ] = None
 
     def open(self) -> Pipe[GenerationRequest, GenerationResult]:
-        """The route to it, with all that the file says: its system message before messages without one, its options, and the engine that takes over.
+        """The route to it, with all that the file says: its system message before messages without
+        one, its options, and the engine that takes over.
 
         As `BackendConfig.open`, which knows no system message. Raises as that does.
         """
@@ -61,31 +74,61 @@ class Agent:
         pipe = self.backend.open()
         if self.system_message is None:
             return pipe
-        stage = row_stage("system_message", partial(with_system_message, self.system_message), keeps_text=True)
+        stage = row_stage(
+            "system_message", partial(with_system_message, self.system_message), keeps_text=True
+        )
         text = json.dumps(self.system_message).encode()
-        return pipe.with_parts((dataclasses.replace(stage, version=blake2b(text, digest_size=6).hexdigest()), *pipe.parts))
+        return pipe.with_parts(
+            (
+                dataclasses.replace(stage, version=blake2b(text, digest_size=6).hexdigest()),
+                *pipe.parts,
+            )
+        )
 
 
 def with_system_message(system: str, request: GenerationRequest) -> Slot[GenerationRequest]:
-    """The request with a system message first, unless it has one; `InvalidRequest` for one without messages.
+    """The request with a system message first, unless it has one; `InvalidRequest` for one without
+    messages.
 
-    >>> with_system_message("Be brief.", GenerationRequest(messages=[{"role": "user", "content": "Hi"}])).unwrap().messages[0].content
+    >>> with_system_message(
+    ...     "Be brief.", GenerationRequest(messages=[{"role": "user", "content": "Hi"}])
+    ... ).unwrap().messages[0].content
     'Be brief.'
     """
     if request.messages is None:
-        message = "the chat file has a system_message, which goes before messages, and this request has none"
-        return Failure(InvalidRequest(message, hint="write the prompt as messages, or take system_message out of the chat file"))
+        message = (
+            "the chat file has a system_message, which goes before messages, and this request has"
+            " none"
+        )
+        return Failure(
+            InvalidRequest(
+                message,
+                hint="write the prompt as messages, or take system_message out of the chat file",
+            )
+        )
     if request.messages[0].role in ("system", "developer"):
         return Success(request)
-    return Success(dataclasses.replace(request, messages=(Message(role="system", content=system), *request.messages)))
+    return Success(
+        dataclasses.replace(
+            request, messages=(Message(role="system", content=system), *request.messages)
+        )
+    )
 
 
 @record
 class ChatUi:
     """How answers are shown."""
 
-    display_type: Annotated[str, one_of("rich_terminal", "simple"), "Side by side, or one after the other as plain text."] = "rich_terminal"
-    logging_enabled: Annotated[bool, boolean, "Append each prompt and its answers to `.pipegen/chat.jsonl` in the current folder."] = False
+    display_type: Annotated[
+        str,
+        one_of("rich_terminal", "simple"),
+        "Side by side, or one after the other as plain text.",
+    ] = "rich_terminal"
+    logging_enabled: Annotated[
+        bool,
+        boolean,
+        "Append each prompt and its answers to `.pipegen/chat.jsonl` in the current folder.",
+    ] = False
 
 
 @record
@@ -97,7 +140,9 @@ class ChatConfig:
 
 
 def read_chat(path: str | os.PathLike[str]) -> ChatConfig:
-    """The chat of a `.yaml`, `.yml` or `.json` file. Raises `InvalidField` and `UnknownField` with the file, the line and the way to the entry."""
+    """The chat of a `.yaml`, `.yml` or `.json` file. Raises `InvalidField` and `UnknownField` with
+    the file, the line and the way to the entry.
+    """
     values, place = read_plain(path, "a chat file")
     return chat_from(values, place)
 
@@ -113,7 +158,10 @@ def chat_from(values: Any, place: Place | None = None) -> ChatConfig:
     entries = _mapping(values, place, ("agents", "agent", "backend", "id", "system_message", "ui"))
     given = [name for name in ("agents", "agent", "backend") if name in entries]
     if len(given) != 1:
-        raise InvalidField(f"{place}: takes one of agents, agent and backend, {'not ' + ' and '.join(given) if given else 'and holds none of them'}")
+        raise InvalidField(
+            f"{place}: takes one of agents, agent and backend,"
+            f" {'not ' + ' and '.join(given) if given else 'and holds none of them'}"
+        )
     if given != ["backend"] and ("system_message" in entries or "id" in entries):
         raise InvalidField(f"{place}: id and system_message go with each of the {given[0]}")
     if given == ["agents"]:
@@ -129,14 +177,24 @@ def _agents(values: Any, place: Place) -> tuple[Agent, ...]:
     if not isinstance(values, (list, tuple)) or not values:
         raise InvalidField(f"{place}: takes a list of at least one agent")
     agents = [_agent(one, place.at(position)) for position, one in enumerate(values)]
-    named = [agent.id if one.get("id") is not None else None for agent, one in zip(agents, values, strict=True)]
+    named = [
+        agent.id if one.get("id") is not None else None
+        for agent, one in zip(agents, values, strict=True)
+    ]
     for position, name in enumerate(named):
         if name is not None and name in named[:position]:
-            raise InvalidField(f"{place.at(position)}: the id {name!r} is that of agents[{named.index(name)}] already")
+            raise InvalidField(
+                f"{place.at(position)}: the id {name!r} is that of agents[{named.index(name)}]"
+                " already"
+            )
     taken = {name for name in named if name is not None}
     for position, agent in enumerate(agents):
         if named[position] is None:  # the type is its name; the next of the type is its second
-            free = next(name for number in count(1) if (name := agent.id if number == 1 else f"{agent.id}-{number}") not in taken)
+            free = next(
+                name
+                for number in count(1)
+                if (name := agent.id if number == 1 else f"{agent.id}-{number}") not in taken
+            )
             agents[position] = dataclasses.replace(agent, id=free)
             taken.add(free)
     return tuple(agents)
@@ -152,7 +210,9 @@ def _ui(values: Any, place: Place) -> ChatUi:
     entries = dict(_mapping(values, place, ("display_type", "type", "logging_enabled")))
     if "type" in entries:  # a name that many files of the original system use for it
         if "display_type" in entries:
-            raise InvalidField(f"{place.at('type')}: means the same as display_type, which is set too")
+            raise InvalidField(
+                f"{place.at('type')}: means the same as display_type, which is set too"
+            )
         entries["display_type"] = entries.pop("type")
     return _made(ChatUi, without_none(entries), place)
 
@@ -164,15 +224,26 @@ def _made(kind: type[R], entries: Mapping[str, Any], place: Place) -> R:
             try:
                 checks[name](value)
             except ValueError as refusal:
-                quotes = "; put it in quotes" if checks[name] is non_empty_string and isinstance(value, (bool, int, float)) else ""
-                raise InvalidField(f"{place.at(name)}: {taken_instead(refusal, f'{value!r:.200}')}{quotes}") from None
+                quotes = (
+                    "; put it in quotes"
+                    if checks[name] is non_empty_string and isinstance(value, (bool, int, float))
+                    else ""
+                )
+                raise InvalidField(
+                    f"{place.at(name)}: {taken_instead(refusal, f'{value!r:.200}')}{quotes}"
+                ) from None
     return kind(**entries)
 
 
 def _mapping(values: Any, place: Place, known: Iterable[str]) -> Mapping[str, Any]:
     if not isinstance(values, Mapping):
-        raise InvalidField(f"{place}: takes a mapping with {', '.join(known)}, not {type(values).__name__}")
+        raise InvalidField(
+            f"{place}: takes a mapping with {', '.join(known)}, not {type(values).__name__}"
+        )
     for name in values:
         if name not in known:
-            raise UnknownField(f"{place.at(name)}: {legacy_key_hint(name, values) or f'there is no such key here{nearest(str(name), known)}'}")
+            raise UnknownField(
+                f"{place.at(name)}:"
+                f" {legacy_key_hint(name, values) or f'there is no such key here{nearest(str(name), known)}'}"
+            )
     return values

@@ -1,4 +1,5 @@
-"""The fields of a chat server's requests beside the keys of its backend in a file, and are passed on as they are.
+"""The fields of a chat server's requests beside the keys of its backend in a file, and are passed
+on as they are.
 
 >>> with_fields({"logit_bias": {"7": 1}}, {"a": 2}, Place("chat.yaml"))
 {'a': 2, 'logit_bias': {'7': 1}}
@@ -32,7 +33,9 @@ def passed_on() -> Mapping[str, tuple[str, ...]]:
 
 
 def fields_of(dialect: str | None) -> Collection[str]:
-    """The fields that a server of this dialect is passed; none for an engine that is no chat server (None)."""
+    """The fields that a server of this dialect is passed; none for an engine that is no chat server
+    (None).
+    """
     return [name for name, dialects in passed_on().items() if dialect in dialects]
 
 
@@ -61,12 +64,18 @@ def field_help(dialects: Iterable[str]) -> str:
     >>> field_help(["vllm", "sglang"])
     "a field of vLLM's and SGLang's chat requests"
     """
-    *others, last = [f"{'OpenAI' if dialect == 'plain' else shown(dialect)}'s" for dialect in dialects]
+    *others, last = [
+        f"{'OpenAI' if dialect == 'plain' else shown(dialect)}'s" for dialect in dialects
+    ]
     return f"a field of {', '.join(others)}{' and ' if others else ''}{last} chat requests"
 
 
-def with_fields(fields: Mapping[str, Any], extra: Mapping[str, Any], place: Place) -> dict[str, Any]:
-    """`extra_body` with the fields beside it. `null` says nothing. Raises `InvalidField` where the two contradict each other."""
+def with_fields(
+    fields: Mapping[str, Any], extra: Mapping[str, Any], place: Place
+) -> dict[str, Any]:
+    """`extra_body` with the fields beside it. `null` says nothing. Raises `InvalidField` where the
+    two contradict each other.
+    """
     from pipegen.backends.servers.chat_fields import REMOVED
 
     out = dict(extra)
@@ -79,9 +88,15 @@ def with_fields(fields: Mapping[str, Any], extra: Mapping[str, Any], place: Plac
             raise InvalidField(f"{place.at(name)}: takes {refusal}") from None
         if name in REMOVED:
             before = out.get("structured_outputs")
-            out["structured_outputs"] = {REMOVED[name]: value, **(before if isinstance(before, Mapping) else {})}
+            out["structured_outputs"] = {
+                REMOVED[name]: value,
+                **(before if isinstance(before, Mapping) else {}),
+            }
             continue
         if name in extra and freeze(extra[name]) != freeze(value):
-            raise InvalidField(f"{place.at('extra_body', name)}: {name} is {extra[name]!r:.80} here, and {value!r:.80} elsewhere")
+            raise InvalidField(
+                f"{place.at('extra_body', name)}: {name} is {extra[name]!r:.80} here, and"
+                f" {value!r:.80} elsewhere"
+            )
         out[name] = value
     return out

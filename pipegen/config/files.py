@@ -1,7 +1,8 @@
 """Plain data from JSON and YAML files, with the place of every entry.
 
-Loading is safe: no tags that make objects, no key twice, no aliases (by which a short file could hold endless data), no endless nesting, a limit on the
-length. An error names the file, and in YAML with the line.
+Loading is safe: no tags that make objects, no key twice, no aliases (by which a short file could
+hold endless data), no endless nesting, a limit on the length. An error names the file, and in YAML
+with the line.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ Path_ = tuple[str | int, ...]
 
 
 class Place(NamedTuple):
-    """Where an entry is: the file, the way to it through mappings and lists, and the lines that are known.
+    """Where an entry is: the file, the way to it through mappings and lists, and the lines that are
+    known.
 
     >>> print(Place("chat.yaml", {("agents", 0): 3}).at("agents", 0))
     chat.yaml line 3: agents[0]
@@ -45,19 +47,32 @@ class Place(NamedTuple):
         return self._replace(path=self.path + steps)
 
     def line(self) -> str:
-        """The file, and the line where it is known: the entry's own, or that of the nearest entry around it."""
-        known = next((self.lines[self.path[:end]] for end in range(len(self.path), 0, -1) if self.path[:end] in self.lines), None)
+        """The file, and the line where it is known: the entry's own, or that of the nearest entry
+        around it.
+        """
+        known = next(
+            (
+                self.lines[self.path[:end]]
+                for end in range(len(self.path), 0, -1)
+                if self.path[:end] in self.lines
+            ),
+            None,
+        )
         return self.file if known is None else f"{self.file} line {known}"
 
     def __str__(self) -> str:
-        way = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in self.path).removeprefix(".")
+        way = "".join(
+            f"[{step}]" if isinstance(step, int) else f".{step}" for step in self.path
+        ).removeprefix(".")
         return f"{self.line()}: {way}" if way else self.line()
 
 
 def read_plain(path: str | os.PathLike[str], what: str) -> tuple[Any, Place]:
-    """The value of a `.json`, `.yaml` or `.yml` file, and its place; an empty YAML file is an empty mapping.
+    """The value of a `.json`, `.yaml` or `.yml` file, and its place; an empty YAML file is an empty
+    mapping.
 
-    `what` names the kind of file in refusals. Raises `InvalidField`, also when the file cannot be read.
+    `what` names the kind of file in refusals. Raises `InvalidField`, also when the file cannot be
+    read.
     """
     file = Path(path)
     text = _text(file, what)
@@ -78,11 +93,15 @@ def _text(file: Path, what: str) -> str:
     except OSError as refusal:
         raise InvalidField(f"{file}: cannot be read: {refusal.strerror}") from None
     if len(data) > MAX_FILE_BYTES:
-        raise InvalidField(f"{file}: is longer than the {MAX_FILE_BYTES} bytes that {what} may have")
+        raise InvalidField(
+            f"{file}: is longer than the {MAX_FILE_BYTES} bytes that {what} may have"
+        )
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as refusal:
-        raise InvalidField(f"{file}: not UTF-8: byte 0x{data[refusal.start]:02x} at position {refusal.start}") from None
+        raise InvalidField(
+            f"{file}: not UTF-8: byte 0x{data[refusal.start]:02x} at position {refusal.start}"
+        ) from None
 
 
 def _yaml(file: Path, text: str, what: str) -> tuple[Any, Place]:
@@ -98,15 +117,20 @@ def _yaml(file: Path, text: str, what: str) -> tuple[Any, Place]:
     except yaml.MarkedYAMLError as refusal:
         line = f" line {refusal.problem_mark.line + 1}" if refusal.problem_mark else ""
         raise InvalidField(f"{file}{line}: not YAML: {refusal.problem}") from None
-    except (yaml.YAMLError, RecursionError, ValueError) as refusal:  # an unprintable character; endless nesting; a date that is none; NaN
+    except (yaml.YAMLError, RecursionError, ValueError) as refusal:
+        # an unprintable character; endless nesting; a date that is none; NaN
         if isinstance(refusal, InvalidField):
             raise
-        raise InvalidField(f"{file}: not YAML that is taken here: {str(refusal).splitlines()[0]}") from None
+        raise InvalidField(
+            f"{file}: not YAML that is taken here: {str(refusal).splitlines()[0]}"
+        ) from None
     return values, Place(str(file), lines)
 
 
 def _lines(file: Path, root: yaml.Node, what: str) -> Mapping[Path_, int]:
-    """The line of every entry. Keys that occur twice or are no strings are refused, and anchors and aliases."""
+    """The line of every entry. Keys that occur twice or are no strings are refused, and anchors and
+    aliases.
+    """
     import yaml
 
     lines: dict[Path_, int] = {}
@@ -115,7 +139,10 @@ def _lines(file: Path, root: yaml.Node, what: str) -> Mapping[Path_, int]:
     while left:
         node, path = left.pop()
         if id(node) in seen:
-            raise InvalidField(f"{file} line {node.start_mark.line + 1}: anchors and aliases are not taken in {what}")
+            raise InvalidField(
+                f"{file} line {node.start_mark.line + 1}: anchors and aliases are not taken in"
+                f" {what}"
+            )
         seen.add(id(node))
         if isinstance(node, yaml.MappingNode):
             keys = set[Hashable]()
@@ -139,16 +166,28 @@ def _lines(file: Path, root: yaml.Node, what: str) -> Mapping[Path_, int]:
 
 
 def _trap(node: yaml.Node) -> str:
-    """What readers of YAML understand differently, or JSON does not have, and what to write instead; the value itself may be a key and is not shown."""
+    """What readers of YAML understand differently, or JSON does not have, and what to write
+    instead; the value itself may be a key and is not shown.
+    """
     import yaml
 
     kind = node.tag.removeprefix("tag:yaml.org,2002:")
     if kind not in ("map", "seq", "str", "int", "float", "bool", "null"):
-        return "a date in YAML: write it in quotes" if kind == "timestamp" else f"the tag {node.tag!r:.200} is not taken"
+        return (
+            "a date in YAML: write it in quotes"
+            if kind == "timestamp"
+            else f"the tag {node.tag!r:.200} is not taken"
+        )
     if not isinstance(node, yaml.ScalarNode) or node.style is not None:
         return ""
     if kind in ("int", "float") and (":" in node.value or _OCTAL.fullmatch(node.value)):
-        return "a number with a leading zero or a colon, which YAML reads by another base: write it plainly, or in quotes where it is text"
+        return (
+            "a number with a leading zero or a colon, which YAML reads by another base: write it"
+            " plainly, or in quotes where it is text"
+        )
     if kind == "str" and _TEXT_NUMBER.fullmatch(node.value):
-        return "YAML takes this number for text: write it as 0.001 or 1.0e-3, or in quotes where it is text"
+        return (
+            "YAML takes this number for text: write it as 0.001 or 1.0e-3, or in quotes where it is"
+            " text"
+        )
     return ""

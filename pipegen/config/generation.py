@@ -1,6 +1,12 @@
-"""Generation options in files: an options file, and those of a backend: under pipegen's names or a server's, in the template's variables, in `extra_body`.
+"""Generation options in files: an options file, and those of a backend: under pipegen's names or a
+server's, in the template's variables, in `extra_body`.
 
->>> options, extra = options_beside({"max_tokens": 9}, {"chat_template_kwargs": {"enable_thinking": True}, "top_k": 5}, Place("chat.yaml"), "vllm")
+>>> options, extra = options_beside(
+...     {"max_tokens": 9},
+...     {"chat_template_kwargs": {"enable_thinking": True}, "top_k": 5},
+...     Place("chat.yaml"),
+...     "vllm",
+... )
 >>> options.max_new_tokens, options.chat.enable_thinking, options.top_k, extra
 (9, True, 5, {'chat_template_kwargs': {'enable_thinking': True}})
 """
@@ -15,15 +21,28 @@ from pipegen.config.files import Place, read_plain
 from pipegen.records.engine_list import DIALECTS
 from pipegen.records.fields import InvalidField
 from pipegen.records.option_table import OPTIONS, SERVER_NAMES, server_fields
-from pipegen.records.options import GROUPS, GenerationOptions, flat_values, in_our_words, merge, options_from
+from pipegen.records.options import (
+    GROUPS,
+    GenerationOptions,
+    flat_values,
+    in_our_words,
+    merge,
+    options_from,
+)
 
 __all__ = ["is_option", "not_in_extra_body", "options_beside", "read_options"]
 
 
 def _chat_fields(dialect: str) -> tuple[str, ...]:
     """The fields of a chat server's requests that are options."""
-    rows = [entry.row for entry in OPTIONS.values() if dialect != "plain" or DIALECTS["plain"] in entry.row.engines]
-    return tuple(field for row in rows for field in server_fields(row) if field != "chat_template_kwargs")
+    rows = [
+        entry.row
+        for entry in OPTIONS.values()
+        if dialect != "plain" or DIALECTS["plain"] in entry.row.engines
+    ]
+    return tuple(
+        field for row in rows for field in server_fields(row) if field != "chat_template_kwargs"
+    )
 
 
 def is_option(name: str) -> bool:
@@ -36,7 +55,8 @@ def is_option(name: str) -> bool:
 
 
 def not_in_extra_body(*, chat: bool) -> tuple[str, ...]:
-    """The fields that the `extra_body` of a chat server, or of one asked by token ids, must not hold: pipegen says them itself.
+    """The fields that the `extra_body` of a chat server, or of one asked by token ids, must not
+    hold: pipegen says them itself.
 
     >>> "top_k" in not_in_extra_body(chat=True), "top_k" in not_in_extra_body(chat=False)
     (False, True)
@@ -47,10 +67,11 @@ def not_in_extra_body(*, chat: bool) -> tuple[str, ...]:
 
 
 def read_options(path: str | os.PathLike[str]) -> GenerationOptions:
-    """The options of a `.json`, `.yaml` or `.yml` file: one mapping, flat (`strip_whitespace: true`) or nested (`decode: {strip_whitespace: true}`).
+    """The options of a `.json`, `.yaml` or `.yml` file: one mapping, flat (`strip_whitespace:
+    true`) or nested (`decode: {strip_whitespace: true}`).
 
-    Nothing in it is ignored. Raises `InvalidField` (`UnknownField` for an unknown name, with the nearest one), which names the file and the place in it, also
-    when the file cannot be read.
+    Nothing in it is ignored. Raises `InvalidField` (`UnknownField` for an unknown name, with the
+    nearest one), which names the file and the place in it, also when the file cannot be read.
     """
     values, place = read_plain(path, "an options file")
     if not isinstance(values, dict):
@@ -60,32 +81,47 @@ def read_options(path: str | os.PathLike[str]) -> GenerationOptions:
     return options_from(values, place.line())
 
 
-def options_beside(entries: Mapping[str, Any], extra: Mapping[str, Any], place: Place, dialect: str | None) -> tuple[GenerationOptions, dict[str, Any]]:
+def options_beside(
+    entries: Mapping[str, Any], extra: Mapping[str, Any], place: Place, dialect: str | None
+) -> tuple[GenerationOptions, dict[str, Any]]:
     """The options under pipegen's names, and what is left of `extra_body`.
 
-    An option in the `extra_body` of a chat server is that option, so that results tell the truth of it. Raises `InvalidField`, which names the
-    place, for a value that an option does not take, and where two places contradict each other.
+    An option in the `extra_body` of a chat server is that option, so that results tell the truth of
+    it. Raises `InvalidField`, which names the place, for a value that an option does not take, and
+    where two places contradict each other.
     """
     values = dict(_renamed(entries, place))
     if dialect is not None and isinstance(values.get("stop"), str):  # as chat servers take it
         values["stop"] = [values["stop"]]
     variables = values.get("template_kwargs")
     if isinstance(variables, Mapping):
-        values["template_kwargs"] = {name: value for name, value in variables.items() if name != "enable_thinking"}
+        values["template_kwargs"] = {
+            name: value for name, value in variables.items() if name != "enable_thinking"
+        }
     for given in entries:  # one by one: so each refusal has its place
         name = SERVER_NAMES.get(given, given)
         options_from({name: values[name]}, str(place.at(given)))
     options = options_from(values, str(place))
-    options = _with(options, "enable_thinking", _thinking(variables, place.at("chat_template_kwargs")), place.at("chat_template_kwargs"))
-    if dialect == "plain" and options.chat is not None and options.chat.enable_thinking is False:  # what it would do is not known: silence is no answer
-        words = "a plain server has no switch for thinking: set its dialect (vllm or sglang), or put into extra_body what it takes"
+    options = _with(
+        options,
+        "enable_thinking",
+        _thinking(variables, place.at("chat_template_kwargs")),
+        place.at("chat_template_kwargs"),
+    )
+    # what it would do is not known: silence is no answer
+    if dialect == "plain" and options.chat is not None and options.chat.enable_thinking is False:
+        words = (
+            "a plain server has no switch for thinking: set its dialect (vllm or sglang), or put"
+            " into extra_body what it takes"
+        )
         raise InvalidField(f"{place.at('enable_thinking')}: {words}")
     if dialect is not None:
         return _lifted(options, extra, place.at("extra_body"), dialect)
     for field in extra:
         if field in not_in_extra_body(chat=False):
             raise InvalidField(
-                f"{place.at('extra_body', field)}: a server asked by token ids has no such field; options go beside the other keys of the backend"
+                f"{place.at('extra_body', field)}: a server asked by token ids has no such field;"
+                " options go beside the other keys of the backend"
             )
     return options, dict(extra)
 
@@ -100,8 +136,12 @@ def _renamed(entries: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
     return values
 
 
-def _lifted(options: GenerationOptions, extra: Mapping[str, Any], place: Place, dialect: str) -> tuple[GenerationOptions, dict[str, Any]]:
-    """What `extra_body` says of options moves there, but for names by which pipegen would not send them."""
+def _lifted(
+    options: GenerationOptions, extra: Mapping[str, Any], place: Place, dialect: str
+) -> tuple[GenerationOptions, dict[str, Any]]:
+    """What `extra_body` says of options moves there, but for names by which pipegen would not send
+    them.
+    """
     left = dict(extra)
     for field in extra:
         if field in not_in_extra_body(chat=True):
@@ -109,15 +149,24 @@ def _lifted(options: GenerationOptions, extra: Mapping[str, Any], place: Place, 
         name, value = SERVER_NAMES.get(field, field), extra[field]
         if value is None or field not in _chat_fields(dialect):
             continue
-        lifted = [value] if field == "stop" and isinstance(value, str) else in_our_words(name, value)
+        lifted = (
+            [value] if field == "stop" and isinstance(value, str) else in_our_words(name, value)
+        )
         options = _with(options, name, lifted, place.at(field))
         if field != "max_completion_tokens":
             del left[field]
     variables = extra.get("chat_template_kwargs")
     if variables is not None and not isinstance(variables, Mapping):
-        raise InvalidField(f"{place.at('chat_template_kwargs')}: takes a mapping, not {variables!r:.200}")
+        raise InvalidField(
+            f"{place.at('chat_template_kwargs')}: takes a mapping, not {variables!r:.200}"
+        )
     if dialect != "plain":
-        options = _with(options, "enable_thinking", _thinking(variables, place.at("chat_template_kwargs")), place.at("chat_template_kwargs"))
+        options = _with(
+            options,
+            "enable_thinking",
+            _thinking(variables, place.at("chat_template_kwargs")),
+            place.at("chat_template_kwargs"),
+        )
     return options, left
 
 
@@ -134,5 +183,7 @@ def _thinking(variables: Any, place: Place) -> bool | None:
     """What a template's variables say of thinking."""
     value = variables.get("enable_thinking") if isinstance(variables, Mapping) else None
     if value is not None and type(value) is not bool:
-        raise InvalidField(f"{place.at('enable_thinking')}: takes True or False, not {value!r:.200}")
+        raise InvalidField(
+            f"{place.at('enable_thinking')}: takes True or False, not {value!r:.200}"
+        )
     return value

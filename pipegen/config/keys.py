@@ -1,4 +1,6 @@
-"""The keys that a backend takes in a file, besides the generation options: the settings of its engine."""
+"""The keys that a backend takes in a file, besides the generation options: the settings of its
+engine.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,43 @@ TYPES: Mapping[str, str] = {
 """What `type` takes."""
 _TOOLS, _TEAM = "pipegen has no tools of its own", "pipegen asks each model once, by itself"
 _FOREIGN: Mapping[str, str] = {
-    **dict.fromkeys(("cwd", "mcp_servers", "custom_tools", "allowed_tools", "exclude_tools", "upload_files", "permission_mode"), _TOOLS),
-    **dict.fromkeys(("enable_web_search", "enable_code_interpreter", "enable_code_execution", "enable_mcp_command_line"), _TOOLS),
-    **dict.fromkeys(("enable_image_generation", "enable_audio_generation", "enable_video_generation", "enable_file_generation"), _TOOLS),
+    **dict.fromkeys(
+        (
+            "cwd",
+            "mcp_servers",
+            "custom_tools",
+            "allowed_tools",
+            "exclude_tools",
+            "upload_files",
+            "permission_mode",
+        ),
+        _TOOLS,
+    ),
+    **dict.fromkeys(
+        (
+            "enable_web_search",
+            "enable_code_interpreter",
+            "enable_code_execution",
+            "enable_mcp_command_line",
+        ),
+        _TOOLS,
+    ),
+    **dict.fromkeys(
+        (
+            "enable_image_generation",
+            "enable_audio_generation",
+            "enable_video_generation",
+            "enable_file_generation",
+        ),
+        _TOOLS,
+    ),
     "command_line_execution_mode": _TOOLS,
     **dict.fromkeys(("orchestrator", "timeout_settings", "memory", "display"), _TEAM),
-    **dict.fromkeys(("text", "reasoning"), "this is of OpenAI's Responses, and pipegen speaks Chat Completions, which takes reasoning_effort"),
+    **dict.fromkeys(
+        ("text", "reasoning"),
+        "this is of OpenAI's Responses, and pipegen speaks Chat Completions, which takes"
+        " reasoning_effort",
+    ),
 }
 """Keys of the original system that have nothing here to act on, and why."""
 
@@ -56,7 +89,9 @@ def _keys() -> Mapping[str, Key]:
     for backend in BACKENDS:
         checks, words = checks_of(SETTINGS[backend]), help_of(SETTINGS[backend])
         for name in fields_of(backend):
-            keys[name] = Key(checks[name], words[name], (*(keys[name].takers if name in keys else ()), backend))
+            keys[name] = Key(
+                checks[name], words[name], (*(keys[name].takers if name in keys else ()), backend)
+            )
     return keys
 
 
@@ -64,7 +99,8 @@ KEYS: Mapping[str, Key] = _keys()
 
 
 def legacy_key_hint(name: str, beside: Iterable[str]) -> str:
-    """Why a key of the original system is not taken, with those beside it that are not either; empty for any other key.
+    """Why a key of the original system is not taken, with those beside it that are not either;
+    empty for any other key.
 
     >>> legacy_key_hint("cwd", ["model", "cwd", "mcp_servers"])
     'pipegen has no tools of its own: take it out, and mcp_servers'

@@ -1,6 +1,8 @@
-"""The JSON Schema of chat files, for editors: made from the tables and records that the files are read with.
+"""The JSON Schema of chat files, for editors: made from the tables and records that the files are
+read with.
 
-`pipegen schema` prints it. A first line such as `# yaml-language-server: $schema=chat.schema.json` makes an editor complete and check a file.
+`pipegen schema` prints it. A first line such as `# yaml-language-server: $schema=chat.schema.json`
+makes an editor complete and check a file.
 
 >>> schema()["$defs"]["hf"]["properties"]["temperature"]["minimum"]
 0
@@ -25,13 +27,23 @@ from pipegen.records.options import GROUPS, GenerationOptions, StopOptions
 __all__ = ["schema"]
 
 _NAMED: Mapping[str, Any] = {
-    "type": {"enum": list(TYPES), "description": "; ".join(f"{name}: {words}" for name, words in TYPES.items())},
-    "model": {"type": "string", "minLength": 1, "description": "A local folder, a hub name, or the name that the server knows it by."},
+    "type": {
+        "enum": list(TYPES),
+        "description": "; ".join(f"{name}: {words}" for name, words in TYPES.items()),
+    },
+    "model": {
+        "type": "string",
+        "minLength": 1,
+        "description": "A local folder, a hub name, or the name that the server knows it by.",
+    },
 }
 """What every backend says."""
 _TAKES_OVER: Mapping[str, Any] = {
     "if": {"required": ["fallback_when"], "properties": {"fallback_when": {"type": "array"}}},
-    "then": {"required": ["fallback_backend"], "properties": {"fallback_backend": {"type": "string"}}},
+    "then": {
+        "required": ["fallback_backend"],
+        "properties": {"fallback_backend": {"type": "string"}},
+    },
 }
 """`fallback_when` goes with `fallback_backend`."""
 _ANY: Mapping[str, Any] = {"type": ["array", "boolean", "number", "object", "string", "null"]}
@@ -39,16 +51,32 @@ _ANY: Mapping[str, Any] = {"type": ["array", "boolean", "number", "object", "str
 
 def schema() -> dict[str, Any]:
     """The schema of a chat file (draft 7, which editors know)."""
-    agent = {"id": _optional(_described({"type": "string", "minLength": 1}, help_of(Agent)["id"])), "system_message": _fields(Agent)["system_message"]}
+    agent = {
+        "id": _optional(_described({"type": "string", "minLength": 1}, help_of(Agent)["id"])),
+        "system_message": _fields(Agent)["system_message"],
+    }
     backend = {"$ref": "#/$defs/backend"}
     own = [{"required": ["id"]}, {"required": ["system_message"]}]
     agents = {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/agent"}}
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "pipegen chat",
-        "description": "One or several models that answer the same prompt: pipegen chat --config FILE.",
-        **_object({"agents": agents, "agent": {"$ref": "#/$defs/agent"}, "backend": backend, **agent, "ui": {"$ref": "#/$defs/ui"}}),
-        "oneOf": [{"required": ["backend"]}, *({"required": [name], "not": {"anyOf": own}} for name in ("agents", "agent"))],
+        "description": (
+            "One or several models that answer the same prompt: pipegen chat --config FILE."
+        ),
+        **_object(
+            {
+                "agents": agents,
+                "agent": {"$ref": "#/$defs/agent"},
+                "backend": backend,
+                **agent,
+                "ui": {"$ref": "#/$defs/ui"},
+            }
+        ),
+        "oneOf": [
+            {"required": ["backend"]},
+            *({"required": [name], "not": {"anyOf": own}} for name in ("agents", "agent")),
+        ],
         "$defs": {
             "agent": {**_object({**agent, "backend": backend}), "required": ["backend"]},
             "ui": {
@@ -57,20 +85,44 @@ def schema() -> dict[str, Any]:
             },
             "backend": _backend(),
             **{backend: {**_object(_backend_keys(backend)), **_TAKES_OVER} for backend in BACKENDS},
-            **{_field(dialects): _described(_ANY, field_help(dialects)) for dialects in dict.fromkeys(passed_on().values())},
+            **{
+                _field(dialects): _described(_ANY, field_help(dialects))
+                for dialects in dict.fromkeys(passed_on().values())
+            },
         },
     }
 
 
 def _backend() -> dict[str, Any]:
     """Which keys each type takes."""
-    served = {"if": {"required": ["base_url"]}, "then": {"$ref": "#/$defs/openai_server"}, "else": {"$ref": "#/$defs/vllm"}}
+    served = {
+        "if": {"required": ["base_url"]},
+        "then": {"$ref": "#/$defs/openai_server"},
+        "else": {"$ref": "#/$defs/vllm"},
+    }
     own: list[dict[str, Any]] = []
-    by_type = [_of(kind, {"$ref": f"#/$defs/{kind if kind in BACKENDS else 'openai_server'}"}) for kind in TYPES if kind != "vllm"]
+    by_type = [
+        _of(kind, {"$ref": f"#/$defs/{kind if kind in BACKENDS else 'openai_server'}"})
+        for kind in TYPES
+        if kind != "vllm"
+    ]
     for name in ("vllm", "sglang"):
         foreign = [field for field, dialects in passed_on().items() if name not in dialects]
-        own.append(_of(name, {"properties": {"dialect": {"enum": [name, None]}}, "propertyNames": {"not": {"enum": foreign}}}))
-    return {"type": "object", "properties": _NAMED, "required": ["type", "model"], "allOf": [*by_type, _of("vllm", served), *own]}
+        own.append(
+            _of(
+                name,
+                {
+                    "properties": {"dialect": {"enum": [name, None]}},
+                    "propertyNames": {"not": {"enum": foreign}},
+                },
+            )
+        )
+    return {
+        "type": "object",
+        "properties": _NAMED,
+        "required": ["type", "model"],
+        "allOf": [*by_type, _of("vllm", served), *own],
+    }
 
 
 def _of(kind: str, rule: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,16 +131,31 @@ def _of(kind: str, rule: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _backend_keys(backend: str) -> dict[str, Any]:
-    own = {name: _optional(_described(schema_of(key.check), key.words)) for name, key in keys_of(backend).items()}
+    own = {
+        name: _optional(_described(schema_of(key.check), key.words))
+        for name, key in keys_of(backend).items()
+    }
     own |= _fields(FallbackSettings)
-    own["fallback_backend"] = {**own["fallback_backend"], "enum": [name for name in own["fallback_backend"]["enum"] if name != backend]}
+    own["fallback_backend"] = {
+        **own["fallback_backend"],
+        "enum": [name for name in own["fallback_backend"]["enum"] if name != backend],
+    }
     if "extra_body" in own:
-        own["extra_body"] |= {"propertyNames": {"not": {"enum": list(not_in_extra_body(chat=backend == "openai_server"))}}}
+        own["extra_body"] |= {
+            "propertyNames": {
+                "not": {"enum": list(not_in_extra_body(chat=backend == "openai_server"))}
+            }
+        }
     if backend != "openai_server":
         return {**_NAMED, **own, **_options()}
     options = _options()
     options["stop"]["anyOf"].append({"type": "string", "minLength": 1})
-    return {**_NAMED, **own, **options, **{name: {"$ref": f"#/$defs/{_field(dialects)}"} for name, dialects in passed_on().items()}}
+    return {
+        **_NAMED,
+        **own,
+        **options,
+        **{name: {"$ref": f"#/$defs/{_field(dialects)}"} for name, dialects in passed_on().items()},
+    }
 
 
 def _field(dialects: Iterable[str]) -> str:
@@ -97,14 +164,19 @@ def _field(dialects: Iterable[str]) -> str:
 
 
 def _options() -> dict[str, Any]:
-    """The generation options: flat, in their groups, and by the names that servers have for them."""
+    """The generation options: flat, in their groups, and by the names that servers have for
+    them.
+    """
     flat = _fields(GenerationOptions)
     for name, kind in GROUPS.items():
         flat |= _fields(kind)
         if name != "stop":
             flat[name] = _object(_fields(kind))
     stops = _fields(StopOptions)
-    flat["stop"] = {"anyOf": [stops["stop"], _object(stops)], "description": stops["stop"]["description"]}
+    flat["stop"] = {
+        "anyOf": [stops["stop"], _object(stops)],
+        "description": stops["stop"]["description"],
+    }
     flat["top_k"] = {**flat["top_k"], "minimum": -1}  # the engines' word for all, which is 0 here
     return flat | {alias: flat[name] for alias, name in SERVER_NAMES.items()}
 
@@ -112,7 +184,11 @@ def _options() -> dict[str, Any]:
 def _fields(kind: type[Any]) -> dict[str, Any]:
     """The fields of a record that have a check with a schema."""
     words, checks = help_of(kind), checks_of(kind)
-    return {f.name: _optional(_described(schema_of(checks[f.name]), words[f.name])) for f in dataclasses.fields(kind) if schema_of(checks.get(f.name) or int)}
+    return {
+        f.name: _optional(_described(schema_of(checks[f.name]), words[f.name]))
+        for f in dataclasses.fields(kind)
+        if schema_of(checks.get(f.name) or int)
+    }
 
 
 def _object(properties: Mapping[str, Any]) -> dict[str, Any]:

@@ -52,7 +52,8 @@ _BARE = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]*")
 
 
 def expanded(text: str) -> str:
-    """The text with each `${NAME}` replaced by that environment variable. Raises `ValueError`, which names the variable, where one is not set.
+    """The text with each `${NAME}` replaced by that environment variable. Raises `ValueError`,
+    which names the variable, where one is not set.
 
     Those that name a server's own key may be missing; they are then empty.
 
@@ -71,15 +72,29 @@ def expanded(text: str) -> str:
     if _BARE.fullmatch(text):
         raise ValueError("a variable of the environment is written ${NAME}")
     if "${" in _VARIABLE.sub("", text):
-        raise ValueError("takes ${NAME} with a name of letters, digits and underscores, and nothing else between the braces")
+        raise ValueError(
+            "takes ${NAME} with a name of letters, digits and underscores, and nothing else between"
+            " the braces"
+        )
     return _VARIABLE.sub(value, text)
 
 
 def provider_variables(base_url: str | None) -> tuple[str, ...]:
-    """The environment variables that hold the key of a public provider, by the server's host; none for any other host.
+    """The environment variables that hold the key of a public provider, by the server's host; none
+    for any other host.
 
-    >>> provider_variables("https://api.cerebras.ai/v1"), provider_variables("https://cerebras.ai.example.org/v1")
+    >>> (
+    ...     provider_variables("https://api.cerebras.ai/v1"),
+    ...     provider_variables("https://cerebras.ai.example.org/v1"),
+    ... )
     (('CEREBRAS_API_KEY',), ())
     """
     host = urlsplit(base_url or "").hostname or ""
-    return next((names for domain, names in _PROVIDERS.items() if host == domain or host.endswith(f".{domain}")), ())
+    return next(
+        (
+            names
+            for domain, names in _PROVIDERS.items()
+            if host == domain or host.endswith(f".{domain}")
+        ),
+        (),
+    )

@@ -1,7 +1,9 @@
-"""What performs a call, as protocols: the one that every backend satisfies, and those that say what more it can do.
+"""What performs a call, as protocols: the one that every backend satisfies, and those that say what
+more it can do.
 
-A driver asks `isinstance(backend, StreamBackend)` and takes the plain way where it is not: a backend without `agenerate` works in a thread, one without
-`stream` answers all at once, and one without `open` is called with all the rows that wait for it (see `BatchCall`).
+A driver asks `isinstance(backend, StreamBackend)` and takes the plain way where it is not: a
+backend without `agenerate` works in a thread, one without `stream` answers all at once, and one
+without `open` is called with all the rows that wait for it (see `BatchCall`).
 """
 
 from __future__ import annotations
@@ -13,7 +15,16 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 from pipegen.core.errors import ContractError
 from pipegen.core.slots import Slot
 
-__all__ = ["AsyncBackend", "AsyncStreamBackend", "Backend", "BatchCall", "FedBackend", "OpenCall", "StreamBackend", "require_backend"]
+__all__ = [
+    "AsyncBackend",
+    "AsyncStreamBackend",
+    "Backend",
+    "BatchCall",
+    "FedBackend",
+    "OpenCall",
+    "StreamBackend",
+    "require_backend",
+]
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -30,7 +41,9 @@ class Backend(Protocol[Asked_contra, Answer_co]):
     def name(self) -> str: ...
 
     def generate(self, inputs: Sequence[Asked_contra]) -> Sequence[Slot[Answer_co]]:
-        """One slot for each input, in order. Raises `CallFailed` when the whole call failed; any other exception is a bug and comes through."""
+        """One slot for each input, in order. Raises `CallFailed` when the whole call failed; any
+        other exception is a bug and comes through.
+        """
         ...
 
 
@@ -39,7 +52,9 @@ class StreamBackend(Protocol[Asked_contra]):
     """Also tells of what it makes as it comes."""
 
     def stream(self, inputs: Sequence[Asked_contra]) -> Iterator[Any]:
-        """The events of `pipegen.engines.protocol`: those of each row in order, and one `RowDone` for each row. Raises as `generate` does."""
+        """The events of `pipegen.engines.protocol`: those of each row in order, and one `RowDone`
+        for each row. Raises as `generate` does.
+        """
         ...
 
 
@@ -62,11 +77,15 @@ class AsyncStreamBackend(Protocol[Asked_contra]):
 
 
 class OpenCall(Protocol[Asked_contra, Answer_co]):
-    """A call to which rows may be added while it runs. Who opened it closes it; one thread at a time uses it."""
+    """A call to which rows may be added while it runs. Who opened it closes it; one thread at a
+    time uses it.
+    """
 
     @property
     def side_by_side(self) -> int:
-        """How many rows a step advances at most; 0 where rows end by themselves, and `wake` is called when one has."""
+        """How many rows a step advances at most; 0 where rows end by themselves, and `wake` is
+        called when one has.
+        """
         ...
 
     def add(self, inputs: Sequence[tuple[int, Asked_contra]]) -> None:
@@ -74,7 +93,9 @@ class OpenCall(Protocol[Asked_contra, Answer_co]):
         ...
 
     def step(self) -> Sequence[tuple[int, Slot[Answer_co]]]:
-        """The rows that have ended. Where none has, some work is done first; a call whose rows end by themselves never waits. Raises as `generate` does."""
+        """The rows that have ended. Where none has, some work is done first; a call whose rows end
+        by themselves never waits. Raises as `generate` does.
+        """
         ...
 
     def close(self) -> None:
@@ -97,7 +118,9 @@ class FedBackend(Protocol[Asked_contra, Answer_co]):
 
 
 class BatchCall(Generic[A, B]):
-    """An open call of a backend that takes no rows while it works: each step is one call of it, with all rows that wait."""
+    """An open call of a backend that takes no rows while it works: each step is one call of it,
+    with all rows that wait.
+    """
 
     side_by_side = sys.maxsize
 
@@ -109,11 +132,16 @@ class BatchCall(Generic[A, B]):
         self._waiting.extend(inputs)
 
     def step(self) -> Sequence[tuple[int, Slot[B]]]:
-        """The answers of all rows that wait. Raises `ContractError` where the backend gives another number of them."""
+        """The answers of all rows that wait. Raises `ContractError` where the backend gives another
+        number of them.
+        """
         rows, self._waiting = self._waiting, []
         answers = self._backend.generate([asked for _, asked in rows]) if rows else ()
         if len(answers) != len(rows):
-            raise ContractError(f"engine {self._backend.name} returned {len(answers)} outputs for {len(rows)} inputs")
+            raise ContractError(
+                f"engine {self._backend.name} returned {len(answers)} outputs for {len(rows)}"
+                " inputs"
+            )
         return [(number, slot) for (number, _), slot in zip(rows, answers, strict=True)]
 
     def close(self) -> None:
@@ -121,6 +149,13 @@ class BatchCall(Generic[A, B]):
 
 
 def require_backend(stage: str, backend: Any) -> None:
-    """Raise `TypeError` unless that is what the stage can be bound to, such as for a route in the place of its engine."""
-    if not isinstance(getattr(backend, "name", None), str) or not callable(getattr(backend, "generate", None)):
-        raise TypeError(f"{stage} is bound to an engine, not to {type(backend).__name__}: route.engine is the engine of a route")
+    """Raise `TypeError` unless that is what the stage can be bound to, such as for a route in the
+    place of its engine.
+    """
+    if not isinstance(getattr(backend, "name", None), str) or not callable(
+        getattr(backend, "generate", None)
+    ):
+        raise TypeError(
+            f"{stage} is bound to an engine, not to {type(backend).__name__}: route.engine is the"
+            " engine of a route"
+        )

@@ -1,12 +1,14 @@
 """Whose bug is it: the stage that raised, on the exception itself, as a note (PEP 678).
 
-The exception of a bug raises as it is. On its way out of a pipe it gets one note: which stage raised, and at which slot of the batch. The driver, which knows
-the requests, puts the request's name into it. So a traceback names both, and where bugs are isolated the note says whether the stage is pipegen's own.
+The exception of a bug raises as it is. On its way out of a pipe it gets one note: which stage
+raised, and at which slot of the batch. The driver, which knows the requests, puts the request's
+name into it. So a traceback names both, and where bugs are isolated the note says whether the stage
+is pipegen's own.
 
 >>> from returns.result import Success
 >>> from pipegen.core.pipe import each
 >>> try:
-...     each("root", lambda n: Success(n ** 0.5)).apply((Success(4), Success("x")))
+...     each("root", lambda n: Success(n**0.5)).apply((Success(4), Success("x")))
 ... except TypeError as raised:
 ...     print(raised.__notes__[0])
 raised by the stage 'root' at slot 1 of the batch; pg.each('root', ..., catch=(TypeError,)) fails such a request alone
@@ -31,15 +33,33 @@ class StageNote(str):
     catch: str
     """The type that `catch` of the stage would have to list; empty where it takes none."""
     row: int | None
-    """The slot, in the batch of the pipe that the exception has come to; None where the stage works on all of them at once."""
+    """The slot, in the batch of the pipe that the exception has come to; None where the stage works
+    on all of them at once.
+    """
     request: str
     """The request in words; empty until a driver has named it."""
 
-    def __new__(cls, stage: str, internal: bool, catch: str = "", row: int | None = None, request: str = "") -> StageNote:
+    def __new__(
+        cls, stage: str, internal: bool, catch: str = "", row: int | None = None, request: str = ""
+    ) -> StageNote:
         where = request or (f"slot {row} of the batch" if row is not None else "")
-        advice = f"; pg.each({stage!r}, ..., catch=({catch},)) fails such a request alone" if catch else ""
-        self = super().__new__(cls, f"raised by the stage {stage!r}{' of pipegen' if internal else ''}{f' at {where}' if where else ''}{advice}")
-        self.stage, self.internal, self.catch, self.row, self.request = stage, internal, catch, row, request
+        advice = (
+            f"; pg.each({stage!r}, ..., catch=({catch},)) fails such a request alone"
+            if catch
+            else ""
+        )
+        self = super().__new__(
+            cls,
+            "raised by the stage"
+            f" {stage!r}{' of pipegen' if internal else ''}{f' at {where}' if where else ''}{advice}",
+        )
+        self.stage, self.internal, self.catch, self.row, self.request = (
+            stage,
+            internal,
+            catch,
+            row,
+            request,
+        )
         return self
 
     def __getnewargs__(self) -> Any:  # what pickle calls `__new__` with
@@ -52,28 +72,37 @@ def note_of(raised: BaseException) -> StageNote | None:
 
 
 def blamed(raised: Exception, note: StageNote, *, unless_noted: bool = False) -> None:
-    """Put the note on an exception. A note whose request no driver has named gives way to it, or with `unless_noted` stays: the inner stage knows better."""
+    """Put the note on an exception. A note whose request no driver has named gives way to it, or
+    with `unless_noted` stays: the inner stage knows better.
+    """
     notes = _notes(raised)
     if not (unless_noted and any(map(_pending, notes))):
         # Not `add_note`: an exception that is a frozen dataclass refuses it.
-        BaseException.__setattr__(raised, "__notes__", [*(one for one in notes if not _pending(one)), note])
+        BaseException.__setattr__(
+            raised, "__notes__", [*(one for one in notes if not _pending(one)), note]
+        )
 
 
 def raisable(raised: Exception) -> Exception:
-    """The exception as it may leave a stage: in the place of a `StopIteration`, which would end the generator that runs the stage, a `RuntimeError`.
+    """The exception as it may leave a stage: in the place of a `StopIteration`, which would end the
+    generator that runs the stage, a `RuntimeError`.
 
     >>> raisable(StopIteration())
     RuntimeError('StopIteration was raised: there was no next one; next(iterator, default) gives a default')
     """
     if not isinstance(raised, StopIteration):
         return raised
-    error = RuntimeError("StopIteration was raised: there was no next one; next(iterator, default) gives a default")
+    error = RuntimeError(
+        "StopIteration was raised: there was no next one; next(iterator, default) gives a default"
+    )
     error.__cause__ = raised
     return error
 
 
 def moved(raised: Exception, rows: Sequence[int] | Callable[[int], int]) -> None:
-    """The batch in which the stage worked is a part of another one: count the slot as that does. `rows` says which slot each is there."""
+    """The batch in which the stage worked is a part of another one: count the slot as that does.
+    `rows` says which slot each is there.
+    """
     note = note_of(raised)
     if note is not None and _pending(note) and note.row is not None:
         row = rows(note.row) if callable(rows) else rows[note.row]

@@ -1,11 +1,17 @@
-"""The border with foreign code and foreign data: whatever they raise fails their own row, and nothing else.
+"""The border with foreign code and foreign data: whatever they raise fails their own row, and
+nothing else.
 
-Foreign code is decoders, plugins, templates and tokenizers; foreign data is requests and servers' answers. Every call of the one, and every reading of the
-other, goes through `guard`: any `Exception` becomes a typed error with an incident, and its traceback goes to the log. The code in between is
-pipegen's own: there only `EXHAUSTED` is caught, since one row may be too large or nested too deep for it, and a bug raises.
+Foreign code is decoders, plugins, templates and tokenizers; foreign data is requests and servers'
+answers. Every call of the one, and every reading of the other, goes through `guard`: any
+`Exception` becomes a typed error with an incident, and its traceback goes to the log. The code in
+between is pipegen's own: there only `EXHAUSTED` is caught, since one row may be too large or nested
+too deep for it, and a bug raises.
 
 >>> from pipegen.core.errors import PluginFailed
->>> slot = guard(lambda: 1 // 0, lambda raised: PluginFailed(f"it raised {raised.words}", incident=raised.incident))
+>>> slot = guard(
+...     lambda: 1 // 0,
+...     lambda raised: PluginFailed(f"it raised {raised.words}", incident=raised.incident),
+... )
 >>> slot.failure().message, len(slot.failure().incident)
 ('it raised ZeroDivisionError: integer division or modulo by zero', 12)
 """
@@ -20,7 +26,16 @@ from returns.result import Failure, Result, Success
 
 from pipegen.core.errors import GenerationError
 
-__all__ = ["EXHAUSTED", "Raised", "TokenizerFailed", "attempt", "guard", "guard_slot", "of_tokenizer", "report"]
+__all__ = [
+    "EXHAUSTED",
+    "Raised",
+    "TokenizerFailed",
+    "attempt",
+    "guard",
+    "guard_slot",
+    "of_tokenizer",
+    "report",
+]
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -35,7 +50,9 @@ class TokenizerFailed(Exception):
 
 
 EXHAUSTED: tuple[type[Exception], ...] = (MemoryError, RecursionError, TokenizerFailed)
-"""What any code may raise for one row: it is too large, nested too deep, or more than its tokenizer can do."""
+"""What any code may raise for one row: it is too large, nested too deep, or more than its tokenizer
+can do.
+"""
 
 
 class Raised(NamedTuple):
@@ -61,16 +78,27 @@ def report(raised: BaseException, *, traced: bool = True) -> Raised:
     if not traced:
         return Raised(words, "")
     seen = Raised(words, os.urandom(6).hex())
-    logging.getLogger("pipegen").error("incident %s: %s", seen.incident, seen.words, exc_info=(type(raised), raised, raised.__traceback__))
+    logging.getLogger("pipegen").error(
+        "incident %s: %s",
+        seen.incident,
+        seen.words,
+        exc_info=(type(raised), raised, raised.__traceback__),
+    )
     return seen
 
 
 def guard(
-    work: Callable[[], T], failed: Callable[[Raised], E], *, known: tuple[type[Exception], ...] = (), only: tuple[type[Exception], ...] = (Exception,)
+    work: Callable[[], T],
+    failed: Callable[[Raised], E],
+    *,
+    known: tuple[type[Exception], ...] = (),
+    only: tuple[type[Exception], ...] = (Exception,),
 ) -> Result[T, E]:
-    """What `work` gives; where it raises one of `only`, the error that `failed` makes of it. What ends the program (Ctrl-C, exit) comes through.
+    """What `work` gives; where it raises one of `only`, the error that `failed` makes of it. What
+    ends the program (Ctrl-C, exit) comes through.
 
-    Exceptions of the kinds `known` say all there is to know in their words: of them nothing is logged, and the incident is empty.
+    Exceptions of the kinds `known` say all there is to know in their words: of them nothing is
+    logged, and the incident is empty.
 
     >>> guard(lambda: 3, lambda raised: GenerationError(raised.words))
     <Success: 3>
@@ -79,7 +107,8 @@ def guard(
 
 
 def attempt(work: Callable[[], T]) -> Result[T, Exception]:
-    """What `work` gives, or the exception that it raised: for one that is to be raised later, or elsewhere.
+    """What `work` gives, or the exception that it raised: for one that is to be raised later, or
+    elsewhere.
 
     >>> attempt(lambda: 1 // 0)
     <Failure: integer division or modulo by zero>
@@ -91,7 +120,8 @@ def attempt(work: Callable[[], T]) -> Result[T, Exception]:
 
 
 def of_tokenizer(call: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
-    """What a tokenizer's method gives. Whatever it raises is `TokenizerFailed`, one of `EXHAUSTED`, which fails the current row.
+    """What a tokenizer's method gives. Whatever it raises is `TokenizerFailed`, one of `EXHAUSTED`,
+    which fails the current row.
 
     >>> of_tokenizer(bytes.decode, b"\\xff")
     Traceback (most recent call last):
@@ -117,6 +147,8 @@ def guard_slot(
     try:
         return work()
     except BaseException as raised:
-        if not isinstance(raised, (*known, *only)) and not (type(raised).__name__ == _PANIC and Exception in only):
+        if not isinstance(raised, (*known, *only)) and not (
+            type(raised).__name__ == _PANIC and Exception in only
+        ):
             raise
         return Failure(failed(report(raised, traced=not isinstance(raised, known))))

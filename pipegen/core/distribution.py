@@ -1,6 +1,7 @@
 """The name under which pipegen is installed, its version, and how to install what an engine needs.
 
-On the Python package index the name `pipegen` is another project's. This distribution is `pipegen-lm`; what is imported is `pipegen`.
+On the Python package index the name `pipegen` is another project's. This distribution is
+`pipegen-lm`; what is imported is `pipegen`.
 
 >>> install_command("hf")
 'pip install ".[hf]"'
@@ -12,7 +13,9 @@ __all__ = ["DISTRIBUTION", "SOURCE", "install_command", "install_hint", "version
 
 DISTRIBUTION = "pipegen-lm"
 SOURCE = "."
-"""What pip installs from: a clone, until pipegen-lm is released. A release puts DISTRIBUTION here and runs `python docs/tables.py`."""
+"""What pip installs from: a clone, until pipegen-lm is released. A release puts DISTRIBUTION here
+and runs `python docs/tables.py`.
+"""
 
 
 def install_command(extra: str) -> str:
@@ -30,7 +33,9 @@ def install_hint(extra: str) -> str:
 
 
 def version() -> str:
-    """The version of the installed distribution; in a source tree that is not installed, that of its pyproject.toml; else `0+unknown`."""
+    """The version of the installed distribution; in a source tree that is not installed, that of
+    its pyproject.toml; else `0+unknown`.
+    """
     from importlib import metadata
 
     try:
@@ -44,7 +49,9 @@ def _source_version() -> str | None:
     from pathlib import Path
 
     try:
-        project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        project = tomllib.loads(
+            (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+        )["project"]
     except (OSError, ValueError, KeyError):
         return None
     return str(project.get("version")) if project.get("name") == DISTRIBUTION else None

@@ -1,4 +1,6 @@
-"""The only code that performs calls: it takes a pipe from call to call, and knows nothing of what travels."""
+"""The only code that performs calls: it takes a pipe from call to call, and knows nothing of what
+travels.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,20 @@ from pipegen.core.joining import Joined, counted
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch, Slot
 
-__all__ = ["Returned", "Started", "adrive", "advance", "afinish", "answers_of", "await_answers", "begin", "begin_each", "drive", "failed", "finish"]
+__all__ = [
+    "Returned",
+    "Started",
+    "adrive",
+    "advance",
+    "afinish",
+    "answers_of",
+    "await_answers",
+    "begin",
+    "begin_each",
+    "drive",
+    "failed",
+    "finish",
+]
 
 B = TypeVar("B")
 
@@ -22,7 +37,10 @@ B = TypeVar("B")
 def answers_of(wanted: Call, answers: Sequence[Slot[Any]]) -> Sequence[Slot[Any]]:
     """The engine's answers, checked: one for each input. Raises `ContractError` otherwise."""
     if len(answers) != len(wanted.inputs):
-        raise ContractError(f"engine {wanted.backend.name} returned {len(answers)} outputs for {len(wanted.inputs)} inputs")
+        raise ContractError(
+            f"engine {wanted.backend.name} returned {len(answers)} outputs for {len(wanted.inputs)}"
+            " inputs"
+        )
     return answers
 
 
@@ -53,13 +71,17 @@ class Started(NamedTuple):
 
 
 def begin(pipe: Pipe[Any, Any], batch: Batch[Any]) -> Started:
-    """Let a pipe work until it wants its first call; nothing is called yet, so this may be done ahead of time and in another thread."""
+    """Let a pipe work until it wants its first call; nothing is called yet, so this may be done
+    ahead of time and in another thread.
+    """
     running = counted(pipe, batch)
     return Started(running, advance(running))
 
 
 def begin_each(pipe: Pipe[Any, Any], batch: Batch[Any]) -> list[Started]:
-    """As `begin` for each slot alone. What stands before the first call is done for all of them together, which costs less."""
+    """As `begin` for each slot alone. What stands before the first call is done for all of them
+    together, which costs less.
+    """
     if not isinstance(pipe.steps, Joined):
         return [begin(pipe, (slot,)) for slot in batch]
     return [Started(running, advance(running)) for running in pipe.steps.one_by_one(batch)]

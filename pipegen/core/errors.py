@@ -1,8 +1,10 @@
 """What can go wrong with one request, as data.
 
-Errors are frozen, picklable, comparable records that travel in a request's own slot. They are exceptions too, so that `slot.unwrap()` shows the
-message and the hint, and `raise slot.failure()` works; pipegen itself raises none of them but in `attach`. Two more exceptions are for the two other
-kinds of trouble: `CallFailed` is how a backend says that a whole call failed, `ContractError` says that somebody's code broke a promise (a bug).
+Errors are frozen, picklable, comparable records that travel in a request's own slot. They are
+exceptions too, so that `slot.unwrap()` shows the message and the hint, and `raise slot.failure()`
+works; pipegen itself raises none of them but in `attach`. Two more exceptions are for the two other
+kinds of trouble: `CallFailed` is how a backend says that a whole call failed, `ContractError` says
+that somebody's code broke a promise (a bug).
 
 >>> PromptTooLong(10, 4).message
 'the prompt has 10 tokens; the limit is 4'
@@ -47,7 +49,9 @@ _OF_EXCEPTIONS = ("__cause__", "__context__", "__notes__", "__suppress_context__
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def _error(cls: type[E]) -> type[E]:
-    """A frozen dataclass that can be raised: its fields never change, what Python keeps on exceptions may."""
+    """A frozen dataclass that can be raised: its fields never change, what Python keeps on
+    exceptions may.
+    """
     made = dataclass(frozen=True, slots=True)(cls)
 
     def set_attribute(self: Any, name: str, value: Any) -> None:
@@ -55,7 +59,8 @@ def _error(cls: type[E]) -> type[E]:
             raise FrozenInstanceError(f"cannot assign to field {name!r}")
         RuntimeError.__setattr__(self, name, value)
 
-    setattr(made, "__setattr__", set_attribute)  # noqa: B010 - type checkers take no assignment to it
+    # type checkers take no assignment to it
+    setattr(made, "__setattr__", set_attribute)  # noqa: B010
     return made
 
 
@@ -63,8 +68,10 @@ def _error(cls: type[E]) -> type[E]:
 class GenerationError(RuntimeError):
     """Why one request got no result.
 
-    `message` says what was seen, `hint` what to do about it, `earlier` holds the errors of the routes tried before, oldest first. `incident` is the id
-    under which the log of the logger `pipegen` holds the traceback; empty where nothing was logged. Two errors that differ in it alone are equal.
+    `message` says what was seen, `hint` what to do about it, `earlier` holds the errors of the
+    routes tried before, oldest first. `incident` is the id under which the log of the logger
+    `pipegen` holds the traceback; empty where nothing was logged. Two errors that differ in it
+    alone are equal.
     """
 
     message: str = ""
@@ -92,7 +99,10 @@ class GenerationError(RuntimeError):
         return f"{self.message} (hint: {self.hint})"
 
     def __reduce__(self) -> Any:
-        return _made_again, (type(self), {each.name: getattr(self, each.name) for each in fields(self)})
+        return _made_again, (
+            type(self),
+            {each.name: getattr(self, each.name) for each in fields(self)},
+        )
 
     def after(self, earlier: tuple[GenerationError, ...]) -> Self:
         """The same error, with `earlier` put before its history.
@@ -104,7 +114,9 @@ class GenerationError(RuntimeError):
 
     def with_fields(self, **values: Any) -> Self:
         """The same error with other values of its fields, whatever arguments its class takes."""
-        return _made_again(type(self), {**{each.name: getattr(self, each.name) for each in fields(self)}, **values})
+        return _made_again(
+            type(self), {**{each.name: getattr(self, each.name) for each in fields(self)}, **values}
+        )
 
 
 def _made_again(kind: type[E], values: dict[str, Any]) -> E:
@@ -119,7 +131,10 @@ def _made_again(kind: type[E], values: dict[str, Any]) -> E:
 class UnsupportedMultimodal(GenerationError):
     """An image was sent to an engine or a model that takes none, or more of them than it takes."""
 
-    default_hint: ClassVar[str] = "send it to a vision model, or catch it with fallback(first, second, when=UnsupportedMultimodal)"
+    default_hint: ClassVar[str] = (
+        "send it to a vision model, or catch it with fallback(first, second,"
+        " when=UnsupportedMultimodal)"
+    )
 
 
 @_error
@@ -127,7 +142,10 @@ class UnsupportedOption(GenerationError):
     """An option that this engine cannot honour; it is refused, never ignored."""
 
     option: str = field(default="", kw_only=True)
-    default_hint: ClassVar[str] = "leave the option out, or choose an engine that honours it: `pipegen doctor` prints the table"
+    default_hint: ClassVar[str] = (
+        "leave the option out, or choose an engine that honours it: `pipegen doctor` prints the"
+        " table"
+    )
 
 
 @_error
@@ -135,34 +153,55 @@ class UnsupportedPlugin(GenerationError):
     """A plugin needs something that this engine or this request does not offer."""
 
     plugin: str = field(default="", kw_only=True)
-    default_hint: ClassVar[str] = "attach the plugin to an engine with the capabilities it requires, such as hf"
+    default_hint: ClassVar[str] = (
+        "attach the plugin to an engine with the capabilities it requires, such as hf"
+    )
 
 
 @_error
 class PromptTooLong(GenerationError):
-    """The prompt, or the prompt with the room asked for the answer, is longer than the model takes (both counted in tokens; None where not known)."""
+    """The prompt, or the prompt with the room asked for the answer, is longer than the model takes
+    (both counted in tokens; None where not known).
+    """
 
     message: str = field(default="", kw_only=True)
     prompt_tokens: int | None = field(default=None, kw_only=False)
     limit: int | None = field(default=None, kw_only=False)
-    default_hint: ClassVar[str] = 'shorten the prompt, lower max_new_tokens, or set on_overflow="clip"'
+    default_hint: ClassVar[str] = (
+        'shorten the prompt, lower max_new_tokens, or set on_overflow="clip"'
+    )
 
     def _describe(self) -> str:
         if self.limit is None or self.prompt_tokens is None:
-            counted = "" if self.prompt_tokens is None else f", which has {self.prompt_tokens} tokens,"
-            return f"the prompt{counted} is longer than the model takes{'' if self.limit is None else f'; the limit is {self.limit} tokens'}"
+            counted = (
+                "" if self.prompt_tokens is None else f", which has {self.prompt_tokens} tokens,"
+            )
+            return (
+                f"the prompt{counted} is longer than the model"
+                f" takes{'' if self.limit is None else f'; the limit is {self.limit} tokens'}"
+            )
         if self.prompt_tokens == self.limit:
-            return f"the prompt has {self.prompt_tokens} tokens and leaves no room for an answer; the limit for both is {self.limit}"
+            return (
+                f"the prompt has {self.prompt_tokens} tokens and leaves no room for an answer; the"
+                f" limit for both is {self.limit}"
+            )
         return f"the prompt has {self.prompt_tokens} tokens; the limit is {self.limit}"
 
     def _advise(self) -> str:
-        full = self.limit is not None and self.prompt_tokens is not None and self.prompt_tokens >= self.limit
-        return "shorten the prompt" if full else self.default_hint  # no room is gained by asking for less
+        full = (
+            self.limit is not None
+            and self.prompt_tokens is not None
+            and self.prompt_tokens >= self.limit
+        )
+        # no room is gained by asking for less
+        return "shorten the prompt" if full else self.default_hint
 
 
 @_error
 class BadImage(GenerationError):
-    """The image at position `index` of the request (counted from 0, in message order) cannot be used."""
+    """The image at position `index` of the request (counted from 0, in message order) cannot be
+    used.
+    """
 
     message: str = field(default="", kw_only=True)
     index: int = field(default=0, kw_only=False)
@@ -183,7 +222,9 @@ class InvalidRequest(GenerationError):
 class TemplateFailed(GenerationError):
     """The chat template raised while it rendered the messages."""
 
-    default_hint: ClassVar[str] = "check the messages against what the model's chat template expects"
+    default_hint: ClassVar[str] = (
+        "check the messages against what the model's chat template expects"
+    )
 
 
 class _UnlessLasting:
@@ -197,8 +238,9 @@ class _UnlessLasting:
 class BackendFailed(GenerationError):
     """The engine failed: for one row (`scope="row"`) or for the whole call (`scope="batch"`).
 
-    All slots of one failed call carry the same `incident`. A `lasting` failure comes again until a setting is corrected (a key, an address): it is not
-    `retryable`, though a job asks for the row again the next time.
+    All slots of one failed call carry the same `incident`. A `lasting` failure comes again until a
+    setting is corrected (a key, an address): it is not `retryable`, though a job asks for the row
+    again the next time.
 
     >>> BackendFailed("busy").retryable, BackendFailed("no such key", lasting=True).retryable
     (True, False)
@@ -213,7 +255,11 @@ class BackendFailed(GenerationError):
     def _advise(self) -> str:
         if self.lasting:
             return "correct the setting that the message names"
-        return "look for the incident in the log; the request can be sent again" if self.incident else self.default_hint
+        return (
+            "look for the incident in the log; the request can be sent again"
+            if self.incident
+            else self.default_hint
+        )
 
 
 @_error
@@ -226,7 +272,9 @@ class Timeout(GenerationError):
 
 @_error
 class RateLimited(GenerationError):
-    """The server gets more requests than it takes; `retry_after` is in seconds, None when it did not say."""
+    """The server gets more requests than it takes; `retry_after` is in seconds, None when it did
+    not say.
+    """
 
     retry_after: float | None = field(default=None, kw_only=True)
     retryable: ClassVar[bool] = True
@@ -235,7 +283,9 @@ class RateLimited(GenerationError):
 
 @_error
 class MalformedResponse(GenerationError):
-    """The engine answered with something that its protocol does not allow; the message names the place."""
+    """The engine answered with something that its protocol does not allow; the message names the
+    place.
+    """
 
     default_hint: ClassVar[str] = "report it with the engine's version; the answer was not used"
 
@@ -250,9 +300,11 @@ class PluginFailed(GenerationError):
 
 @_error
 class StageFailed(GenerationError):
-    """A stage raised an exception that `each(..., catch=...)` lists, or ran out of memory or of recursion depth.
+    """A stage raised an exception that `each(..., catch=...)` lists, or ran out of memory or of
+    recursion depth.
 
-    Where bugs are isolated, as in a job, so does any other exception of a stage that is not pipegen's own; `incident` is then set.
+    Where bugs are isolated, as in a job, so does any other exception of a stage that is not
+    pipegen's own; `incident` is then set.
     """
 
     stage: str = field(default="", kw_only=True)
@@ -261,17 +313,26 @@ class StageFailed(GenerationError):
 
 @_error
 class InternalError(GenerationError):
-    """A bug of pipegen's. Only a job and the command line make it, where one row must not end the others; elsewhere the bug's own exception raises."""
+    """A bug of pipegen's. Only a job and the command line make it, where one row must not end the
+    others; elsewhere the bug's own exception raises.
+    """
 
-    default_hint: ClassVar[str] = "report it, with the traceback that the log has under the incident"
+    default_hint: ClassVar[str] = (
+        "report it, with the traceback that the log has under the incident"
+    )
 
 
 class CallFailed(Exception):
-    """Raised by a backend when a whole call failed: every slot of the call gets `error`. Raises `TypeError` for an error that is none of pipegen's."""
+    """Raised by a backend when a whole call failed: every slot of the call gets `error`. Raises
+    `TypeError` for an error that is none of pipegen's.
+    """
 
     def __init__(self, error: GenerationError) -> None:
         if not isinstance(error, GenerationError):
-            raise TypeError(f"CallFailed takes a GenerationError, such as BackendFailed(message, backend=name), not {error!r:.80}")
+            raise TypeError(
+                "CallFailed takes a GenerationError, such as BackendFailed(message, backend=name),"
+                f" not {error!r:.80}"
+            )
         super().__init__(error)
         self.error = error
 
@@ -280,4 +341,6 @@ class CallFailed(Exception):
 
 
 class ContractError(Exception):
-    """Somebody's code broke a promise, such as an engine that returned 3 outputs for 4 inputs. It is a bug, and it raises."""
+    """Somebody's code broke a promise, such as an engine that returned 3 outputs for 4 inputs. It
+    is a bug, and it raises.
+    """

@@ -20,20 +20,26 @@ __all__ = ["When", "fallback"]
 A = TypeVar("A")
 B = TypeVar("B")
 
-When: TypeAlias = type[GenerationError] | tuple[type[GenerationError], ...] | Callable[[GenerationError], bool]
+When: TypeAlias = (
+    type[GenerationError] | tuple[type[GenerationError], ...] | Callable[[GenerationError], bool]
+)
 """Which errors a fallback takes: a type of error, several, or a function of the error."""
 
 
 def fallback(first: Pipe[A, B], second: Pipe[A, B], *, when: When) -> Pipe[A, B]:
-    """Run `first`; what fails there with an error that `when` takes goes through `second`, in one call.
+    """Run `first`; what fails there with an error that `when` takes goes through `second`, in one
+    call.
 
-    The last error keeps its own type and the errors before it go to `.earlier`; a result says what was tried before in `.tried`. Requests that came
-    in failed, and those whose error does not qualify, are not tried again. A second route of the same name gets another one (`hf` and `hf-2`), so that a
-    result says which it came from. Raises `TypeError` for what is no pipe, and for a `when` that no error can meet.
+    The last error keeps its own type and the errors before it go to `.earlier`; a result says what
+    was tried before in `.tried`. Requests that came in failed, and those whose error does not
+    qualify, are not tried again. A second route of the same name gets another one (`hf` and
+    `hf-2`), so that a result says which it came from. Raises `TypeError` for what is no pipe, and
+    for a `when` that no error can meet.
 
     >>> from pipegen.core.errors import InvalidRequest, Timeout
     >>> from pipegen.core.pipe import each
-    >>> a = each("a", lambda n: Failure(Timeout("slow"))); b = each("b", lambda n: Success(n))
+    >>> a = each("a", lambda n: Failure(Timeout("slow")))
+    ... b = each("b", lambda n: Success(n))
     >>> fallback(a, b, when=Timeout).apply((Success(1),))
     (<Success: 1>,)
     >>> fallback(a, b, when=InvalidRequest).apply((Success(1),))[0].failure().message
@@ -41,11 +47,23 @@ def fallback(first: Pipe[A, B], second: Pipe[A, B], *, when: When) -> Pipe[A, B]
     """
     for route in (first, second):
         if not isinstance(route, Pipe):
-            raise TypeError(f"a fallback is made of two routes or other pipes, not of {type(route).__name__}: pg.route(engine) makes a route of an engine")
+            raise TypeError(
+                f"a fallback is made of two routes or other pipes, not of {type(route).__name__}:"
+                " pg.route(engine) makes a route of an engine"
+            )
     kinds = when if isinstance(when, tuple) else (when,) if isinstance(when, type) else ()
-    if not all(isinstance(kind, type) and issubclass(kind, GenerationError) for kind in kinds) or not (isinstance(when, tuple) or callable(when)):
-        raise TypeError(f"when takes a type of GenerationError, a tuple of them, or a function of the error, not {when!r:.200}")
-    second = second.rebound(Rebinding(route=_another_name(set(first.routes)))) if not set(first.routes).isdisjoint(second.routes) else second
+    if not all(
+        isinstance(kind, type) and issubclass(kind, GenerationError) for kind in kinds
+    ) or not (isinstance(when, tuple) or callable(when)):
+        raise TypeError(
+            "when takes a type of GenerationError, a tuple of them, or a function of the error,"
+            f" not {when!r:.200}"
+        )
+    second = (
+        second.rebound(Rebinding(route=_another_name(set(first.routes))))
+        if not set(first.routes).isdisjoint(second.routes)
+        else second
+    )
     name = f"fallback({first.name}, {second.name})"
 
     def qualifies(row: int, error: GenerationError) -> bool:
@@ -60,7 +78,11 @@ def fallback(first: Pipe[A, B], second: Pipe[A, B], *, when: When) -> Pipe[A, B]
 
     def steps(batch: Batch[A]) -> Steps[B]:
         tried = yield from counted(first, batch)
-        again = [row for row in live_rows(batch) if not isinstance(tried[row], Success) and qualifies(row, tried[row].failure())]
+        again = [
+            row
+            for row in live_rows(batch)
+            if not isinstance(tried[row], Success) and qualifies(row, tried[row].failure())
+        ]
         if not again:
             return tried
 
@@ -68,7 +90,9 @@ def fallback(first: Pipe[A, B], second: Pipe[A, B], *, when: When) -> Pipe[A, B]
             return replace(wanted, rows=tuple((again[row], sample) for row, sample in wanted.rows))
 
         try:
-            retried = yield from relayed(counted(second, tuple(batch[row] for row in again)), in_the_batch)
+            retried = yield from relayed(
+                counted(second, tuple(batch[row] for row in again)), in_the_batch
+            )
         except Exception as raised:
             moved(raised, again)
             raise
@@ -89,8 +113,13 @@ def fallback(first: Pipe[A, B], second: Pipe[A, B], *, when: When) -> Pipe[A, B]
         opens=sampling is not None,
         closes=sampling is not None,
         routes=first.routes + second.routes,
-        among=lambda before, after: fallback(first.placed(before, after), second.placed(before, after), when=when),
-        version=f"({first.stages} | {second.stages}) when {', '.join(sorted(kind.__name__ for kind in kinds)) or getattr(when, '__qualname__', '')}",
+        among=lambda before, after: fallback(
+            first.placed(before, after), second.placed(before, after), when=when
+        ),
+        version=(
+            f"({first.stages} | {second.stages}) when"
+            f" {', '.join(sorted(kind.__name__ for kind in kinds)) or getattr(when, '__qualname__', '')}"
+        ),
         rebind=lambda new: fallback(first.rebound(new), second.rebound(new), when=when),
     )
 
@@ -101,7 +130,11 @@ def _another_name(taken: set[str]) -> Callable[[str], str]:
     def another(name: str) -> str:
         stem, dash, number = name.rpartition("-")
         base = stem if dash and stem in taken and number.isdecimal() else name
-        named = next(named for named in (name, *(f"{base}-{count}" for count in range(2, len(taken) + 3))) if named not in taken)
+        named = next(
+            named
+            for named in (name, *(f"{base}-{count}" for count in range(2, len(taken) + 3)))
+            if named not in taken
+        )
         taken.add(named)
         return named
 
@@ -109,7 +142,9 @@ def _another_name(taken: set[str]) -> Callable[[str], str]:
 
 
 def _remember(slot: Slot[Any], earlier: tuple[GenerationError, ...]) -> Slot[Any]:
-    """Put the errors of earlier routes into a slot's history: `.earlier` of an error, `.tried` of a record that has it."""
+    """Put the errors of earlier routes into a slot's history: `.earlier` of an error, `.tried` of a
+    record that has it.
+    """
     if not isinstance(slot, Success):
         return Failure(slot.failure().after(earlier))
     value = slot.unwrap()

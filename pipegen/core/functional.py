@@ -1,4 +1,5 @@
-"""The functions of toolz that pipegen uses, with types. toolz is imported when the first of them is called: importing it costs more than pipegen.
+"""The functions of toolz that pipegen uses, with types. toolz is imported when the first of them is
+called: importing it costs more than pipegen.
 
 >>> list(partition_all(2, "abc")), list(unique("abca")), dissoc({"a": 1, "b": 2}, "b")
 ([('a', 'b'), ('c',)], ['a', 'b', 'c'], {'a': 1})

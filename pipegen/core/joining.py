@@ -1,8 +1,11 @@
-"""Stages one after another: what goes row by row, how samples are honoured, and what of a call may be shown.
+"""Stages one after another: what goes row by row, how samples are honoured, and what of a call may
+be shown.
 
-Where a stage that opens comes before one that closes, a request that asks for samples becomes as many rows. Between two stages that ask an engine each
-row goes its own way: a request that is made of an answer is made of each sample's answer. After the last stage that closes, the rows of each request are
-put together in its one slot. Where no stage closes, nothing is expanded, and the stage that opens refuses samples.
+Where a stage that opens comes before one that closes, a request that asks for samples becomes as
+many rows. Between two stages that ask an engine each row goes its own way: a request that is made
+of an answer is made of each sample's answer. After the last stage that closes, the rows of each
+request are put together in its one slot. Where no stage closes, nothing is expanded, and the stage
+that opens refuses samples.
 """
 
 from __future__ import annotations
@@ -29,7 +32,9 @@ B = TypeVar("B")
 
 
 def counted(pipe: Pipe[A, B], batch: Batch[A]) -> Steps[B]:
-    """The steps of a pipe, which may be anybody's. Raises `ContractError` unless it returns one slot for each that went in."""
+    """The steps of a pipe, which may be anybody's. Raises `ContractError` unless it returns one
+    slot for each that went in.
+    """
     if isinstance(pipe.steps, Joined):
         return (yield from pipe.steps(batch))
     return (yield from _alone(pipe, batch, lambda wanted: wanted))
@@ -40,11 +45,22 @@ def _alone(stage: Pipe[A, B], batch: Batch[A], change: Callable[[Call], Call]) -
     try:
         steps = stage.steps(batch)
         if not isinstance(steps, Generator):
-            raise ContractError(f"the steps of the stage {stage.name!r} gave {type(steps).__name__}, not a generator: {_PLAIN}")
-        return _matching(stage, len(batch), (yield from relayed(steps, functools.partial(_placed, stage, change))))
+            raise ContractError(
+                f"the steps of the stage {stage.name!r} gave {type(steps).__name__}, not a"
+                f" generator: {_PLAIN}"
+            )
+        return _matching(
+            stage,
+            len(batch),
+            (yield from relayed(steps, functools.partial(_placed, stage, change))),
+        )
     except Exception as raised:  # noqa: BLE001 - it raises again
         bug = raisable(raised)
-        blamed(bug, StageNote(stage.name, stage.internal, row=0 if len(batch) == 1 else None), unless_noted=True)
+        blamed(
+            bug,
+            StageNote(stage.name, stage.internal, row=0 if len(batch) == 1 else None),
+            unless_noted=True,
+        )
         raise bug  # noqa: B904 - it is `raised`, or has it as its cause
 
 
@@ -53,19 +69,34 @@ _PLAIN = "pg.each(name, function) makes a stage of a plain function"
 
 def _placed(stage: Pipe[Any, Any], change: Callable[[Call], Call], wanted: Any) -> Call:
     if not isinstance(wanted, Call):
-        raise ContractError(f"the stage {stage.name!r} yielded {type(wanted).__name__}, not a Call: {_PLAIN}")
+        raise ContractError(
+            f"the stage {stage.name!r} yielded {type(wanted).__name__}, not a Call: {_PLAIN}"
+        )
     return change(wanted)
 
 
 def _matching(stage: Pipe[Any, B], count: int, slots: Batch[B]) -> Batch[B]:
     """What a stage returned, which is a slot for each that went in."""
     if not isinstance(slots, (tuple, list)):
-        raise ContractError(f"{stage.name} gave {type(slots).__name__}, not a tuple of slots: a stage gives back one slot for each it gets")
+        raise ContractError(
+            f"{stage.name} gave {type(slots).__name__}, not a tuple of slots: a stage gives back"
+            " one slot for each it gets"
+        )
     if len(slots) != count:
-        raise ContractError(f"{stage.name} gave {len(slots)} slots for {count}: a stage gives back one slot for each it gets")
-    wrong = () if stage.internal else [type(slot).__name__ for slot in slots if not isinstance(slot, (Success, Failure))]
+        raise ContractError(
+            f"{stage.name} gave {len(slots)} slots for {count}: a stage gives back one slot for"
+            " each it gets"
+        )
+    wrong = (
+        ()
+        if stage.internal
+        else [type(slot).__name__ for slot in slots if not isinstance(slot, (Success, Failure))]
+    )
     if wrong:
-        raise ContractError(f"{stage.name} gave {wrong[0]} in the place of a slot: wrap it in Success(...) or Failure(...)")
+        raise ContractError(
+            f"{stage.name} gave {wrong[0]} in the place of a slot: wrap it in Success(...) or"
+            " Failure(...)"
+        )
     return slots
 
 
@@ -92,7 +123,9 @@ class RowStage(NamedTuple):
 
 
 def row_by_row(stages: Sequence[RowStage], batch: Batch[Any]) -> Batch[Any]:
-    """Each row through all the stages before the next one begins; what lies between two stages is gone by then."""
+    """Each row through all the stages before the next one begins; what lies between two stages is
+    gone by then.
+    """
 
     def through(row: int, slot: Slot[Any]) -> Slot[Any]:
         for name, takes, do, internal in stages:
@@ -104,7 +137,9 @@ def row_by_row(stages: Sequence[RowStage], batch: Batch[Any]) -> Batch[Any]:
             try:
                 slot = do(value)
             except Exception as raised:  # noqa: BLE001 - it raises again
-                catch = "" if internal or isinstance(raised, ContractError) else type(raised).__name__
+                catch = (
+                    "" if internal or isinstance(raised, ContractError) else type(raised).__name__
+                )
                 bug = raisable(raised)
                 blamed(bug, StageNote(name, internal, catch, row))
                 raise bug  # noqa: B904 - it is `raised`, or has it as its cause
@@ -114,7 +149,9 @@ def row_by_row(stages: Sequence[RowStage], batch: Batch[Any]) -> Batch[Any]:
 
 
 def _taken(stage: Pipe[Any, Any], batch: Batch[Any]) -> Batch[Any]:
-    """The batch. Raises `ContractError` where a stage before this one was removed, or gives something else than what this one takes."""
+    """The batch. Raises `ContractError` where a stage before this one was removed, or gives
+    something else than what this one takes.
+    """
     for row, slot in enumerate(batch):
         if isinstance(slot, Success) and not isinstance(slot.unwrap(), stage.takes):
             raise _wrong_record(stage.name, stage.takes, slot.unwrap(), row)
@@ -122,8 +159,13 @@ def _taken(stage: Pipe[Any, Any], batch: Batch[Any]) -> Batch[Any]:
 
 
 def _wrong_record(name: str, takes: type[Any], value: Any, row: int) -> ContractError:
-    """The error of a stage that is given what it does not take: who put the pipe together has to change it, whosever the stage is."""
-    error = ContractError(f"the stage {name!r} takes {takes.__name__}, and was given {type(value).__name__} by the stages before it")
+    """The error of a stage that is given what it does not take: who put the pipe together has to
+    change it, whosever the stage is.
+    """
+    error = ContractError(
+        f"the stage {name!r} takes {takes.__name__}, and was given {type(value).__name__} by the"
+        " stages before it"
+    )
     blamed(error, StageNote(name, internal=False, row=row))
     return error
 
@@ -134,7 +176,9 @@ class _Turn:
 
     stage: Pipe[Any, Any]
     rows: tuple[RowStage, ...]
-    """What the stages do to a row, where they look at each alone; `stage` is then the last of them."""
+    """What the stages do to a row, where they look at each alone; `stage` is then the last of
+    them.
+    """
     expands: bool
     asks_later: bool
     """Whether a stage that opens comes later."""
@@ -147,8 +191,19 @@ def _plan(parts: tuple[Pipe[Any, Any], ...]) -> tuple[_Turn, ...]:
     rows: list[RowStage] = []
     for place, part in enumerate(parts):
         rest = parts[place + 1 :]
-        ends = part.row is None or part.opens or part.closes or not rest or rest[0].row is None or rest[0].opens
-        rows += [RowStage(part.name, part.takes, part.row, part.internal)] if part.row is not None else []
+        ends = (
+            part.row is None
+            or part.opens
+            or part.closes
+            or not rest
+            or rest[0].row is None
+            or rest[0].opens
+        )
+        rows += (
+            [RowStage(part.name, part.takes, part.row, part.internal)]
+            if part.row is not None
+            else []
+        )
         if ends:
             closes_later = any(later.closes for later in rest)
             turns.append(
@@ -177,15 +232,20 @@ class Joined:
         return self._from(0, batch, _Samples())
 
     def one_by_one(self, batch: Batch[Any]) -> list[Steps[Any]]:
-        """The steps of each request alone. The stages that come first and make no calls work for all of them together: one stage after another costs less
-        than one request after another, whose templates and tokenizers push each other out of the processor's caches.
+        """The steps of each request alone. The stages that come first and make no calls work for
+        all of them together: one stage after another costs less than one request after another,
+        whose templates and tokenizers push each other out of the processor's caches.
         """
         first, slots = 0, batch
         for turn in self._turns:
             stage = turn.stage
             if stage.closes:
                 break
-            if turn.expands and stage.sampling is not None and any(stage.sampling.count(slot) != 1 for slot in slots):
+            if (
+                turn.expands
+                and stage.sampling is not None
+                and any(stage.sampling.count(slot) != 1 for slot in slots)
+            ):
                 break
             if turn.rows:
                 slots = row_by_row(turn.rows, slots)
@@ -205,12 +265,16 @@ class Joined:
                 if turn.rows:
                     batch = row_by_row(turn.rows, batch)
                 else:
-                    batch = yield from _alone(stage, _taken(stage, batch), functools.partial(samples.placed, turn))
+                    batch = yield from _alone(
+                        stage, _taken(stage, batch), functools.partial(samples.placed, turn)
+                    )
             except Exception as raised:
                 moved(raised, samples.request_of)
                 raise
             if stage.closes and stage.sampling is not None:
-                batch = samples.end(batch, stage.sampling, whole=stage.opens, last=not turn.asks_later)
+                batch = samples.end(
+                    batch, stage.sampling, whole=stage.opens, last=not turn.asks_later
+                )
         return batch
 
 
@@ -220,24 +284,39 @@ class _Samples:
     rows: list[Row] | None = None
     """Of each slot its request and its sample; None while every request has one slot."""
     requests: Sequence[Slot[Any] | None] = ()
-    """Of each request what the last stage that opens was given; None where that was several rows already."""
+    """Of each request what the last stage that opens was given; None where that was several rows
+    already.
+    """
     before: Batch[Any] | None = None
     """Of each slot the answer that its request was made of, once there is one."""
 
     def begin(self, batch: Batch[Any], rule: Sampling, *, expands: bool) -> Batch[Any]:
         """Before a stage that opens: the batch with each request in as many rows as it asks for."""
-        self.requests = batch if self.rows is None else [slots[0] if len(slots) == 1 else None for slots in self._grouped(batch, self.rows)]
+        self.requests = (
+            batch
+            if self.rows is None
+            else [
+                slots[0] if len(slots) == 1 else None for slots in self._grouped(batch, self.rows)
+            ]
+        )
         if not expands:
             return batch
         counts = [rule.count(slot) for slot in batch]
         if all(count == 1 for count in counts):
             return batch
-        return self._spread([[rule.sample(slot, sample, count) for sample in range(count)] for slot, count in zip(batch, counts, strict=True)])
+        return self._spread(
+            [
+                [rule.sample(slot, sample, count) for sample in range(count)]
+                for slot, count in zip(batch, counts, strict=True)
+            ]
+        )
 
     def _spread(self, groups: Sequence[Sequence[Slot[Any]]]) -> Batch[Any]:
         """A batch of each slot's rows. Their numbers count all the rows of a request."""
         if any(len(group) > 1 for group in groups):
-            requests = range(len(groups)) if self.rows is None else [request for request, _ in self.rows]
+            requests = (
+                range(len(groups)) if self.rows is None else [request for request, _ in self.rows]
+            )
             seen: dict[int, int] = {}
             rows: list[Row] = []
             for request, group in zip(requests, groups, strict=True):
@@ -246,16 +325,22 @@ class _Samples:
                     seen[request] = rows[-1][1] + 1
             self.rows = rows
             if self.before is not None:
-                self.before = tuple(slot for slot, group in zip(self.before, groups, strict=True) for _ in group)
+                self.before = tuple(
+                    slot for slot, group in zip(self.before, groups, strict=True) for _ in group
+                )
         return tuple(slot for group in groups for slot in group)
 
     def end(self, batch: Batch[Any], rule: Sampling, *, whole: bool, last: bool) -> Batch[Any]:
-        """After a stage that closes: the batch with the rows of each request in its one slot, unless a stage to come asks an engine again.
+        """After a stage that closes: the batch with the rows of each request in its one slot,
+        unless a stage to come asks an engine again.
 
-        `whole` says that the stage has put rows of its own together. What it made of a request's only row stays as it is: it alone knows with which options.
+        `whole` says that the stage has put rows of its own together. What it made of a request's
+        only row stays as it is: it alone knows with which options.
         """
         if self.before is not None:
-            batch = tuple(rule.link(slot, before) for slot, before in zip(batch, self.before, strict=True))
+            batch = tuple(
+                rule.link(slot, before) for slot, before in zip(batch, self.before, strict=True)
+            )
         made = [] if self.rows is None else self._grouped(batch, self.rows)
         if whole and (self.rows is not None or not last):
             batch = self._spread([rule.completions(slot) for slot in batch])
@@ -264,7 +349,10 @@ class _Samples:
             return batch
         groups, self.rows = self._grouped(batch, self.rows), None
         gathered = zip(made, groups, self.requests, strict=True)
-        return tuple(own[0] if whole and len(own) == 1 else rule.gather(group, request) for own, group, request in gathered)
+        return tuple(
+            own[0] if whole and len(own) == 1 else rule.gather(group, request)
+            for own, group, request in gathered
+        )
 
     def _grouped(self, batch: Batch[Any], rows: Sequence[Row]) -> list[list[Slot[Any]]]:
         """The slots of each request."""

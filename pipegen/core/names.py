@@ -14,7 +14,9 @@ __all__ = ["InvalidField", "nearest"]
 
 
 class InvalidField(ValueError):
-    """A record was given a value that its field does not take, or a pipe a name that it cannot have."""
+    """A record was given a value that its field does not take, or a pipe a name that it cannot
+    have.
+    """
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

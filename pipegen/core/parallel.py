@@ -30,7 +30,8 @@ def parallel(work: Callable[[A], B], items: Sequence[A]) -> list[B]:
 
 
 async def read_in_thread(events: Generator[A, None, None], see: Callable[[A], object]) -> None:
-    """Read events to their end in a thread, each given to `see` there. Where the caller is cancelled, they are closed when the next one comes.
+    """Read events to their end in a thread, each given to `see` there. Where the caller is
+    cancelled, they are closed when the next one comes.
 
     >>> import asyncio
     >>> seen: list[int] = []

@@ -1,7 +1,8 @@
 """Slots: how a batch carries its errors.
 
-A slot is a `Result` of the package `returns`: `Success(value)` or `Failure(GenerationError)`. A batch is a tuple of slots. N requests go in, N slots
-come out, in the same order; a failed slot passes every later stage untouched, the same object.
+A slot is a `Result` of the package `returns`: `Success(value)` or `Failure(GenerationError)`. A
+batch is a tuple of slots. N requests go in, N slots come out, in the same order; a failed slot
+passes every later stage untouched, the same object.
 
 >>> from returns.result import Failure, Success
 >>> from pipegen.core.errors import InvalidRequest
@@ -63,7 +64,8 @@ def live_rows(batch: Iterable[Slot[Any]]) -> tuple[int, ...]:
 
 
 def refill(batch: Batch[A], answers: Sequence[Slot[B]]) -> Batch[B]:
-    """The batch with its live slots replaced, in order, by `answers`; failed slots stay the same objects.
+    """The batch with its live slots replaced, in order, by `answers`; failed slots stay the same
+    objects.
 
     Raises `ContractError` unless there is exactly one answer for each live slot.
 
@@ -74,10 +76,16 @@ def refill(batch: Batch[A], answers: Sequence[Slot[B]]) -> Batch[B]:
     """
     rows = live_rows(batch)
     if len(rows) != len(answers):
-        raise ContractError(f"{len(answers)} answers for {len(rows)} live slots: a stage or an engine must give back one slot for each it gets")
+        raise ContractError(
+            f"{len(answers)} answers for {len(rows)} live slots: a stage or an engine must give"
+            " back one slot for each it gets"
+        )
     out: list[Any] = list(batch)
     for row, answer in zip(rows, answers, strict=True):
         if not isinstance(answer, (Success, Failure)):
-            raise ContractError(f"answer {row} is {type(answer).__name__}, not a Result: wrap it in Success(...) or Failure(...)")
+            raise ContractError(
+                f"answer {row} is {type(answer).__name__}, not a Result: wrap it in Success(...) or"
+                " Failure(...)"
+            )
         out[row] = answer
     return tuple(out)

@@ -1,4 +1,6 @@
-"""A batch through a pipe: `run` and `arun` take N requests and give N slots; `pipegen.drivers.mapping` goes on to any number."""
+"""A batch through a pipe: `run` and `arun` take N requests and give N slots;
+`pipegen.drivers.mapping` goes on to any number.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ from pipegen.core.errors import InvalidRequest
 from pipegen.core.parallel import parallel
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch, Slot, is_ok
-from pipegen.drivers.arguments import Options, check_run, check_settings, require_iterable, slot_of_request
+from pipegen.drivers.arguments import (
+    Options,
+    check_run,
+    check_settings,
+    require_iterable,
+    slot_of_request,
+)
 from pipegen.drivers.naming import Naming
 from pipegen.media.source import load_sources
 from pipegen.records.allowed import allowed
@@ -29,11 +37,16 @@ B = TypeVar("B")
 
 
 def prepare_batch(
-    requests: Iterable[Request], options: Options | None = None, image_policy: ImagePolicy | None = None, policy: RequestPolicy | None = None
+    requests: Iterable[Request],
+    options: Options | None = None,
+    image_policy: ImagePolicy | None = None,
+    policy: RequestPolicy | None = None,
 ) -> Batch[GenerationRequest]:
-    """Make the batch that a route starts from: records made of plain data, the run's options merged in, what they ask for allowed, images read.
+    """Make the batch that a route starts from: records made of plain data, the run's options merged
+    in, what they ask for allowed, images read.
 
-    A request's own options win over those of the run. Raises `TypeError` for arguments of other kinds.
+    A request's own options win over those of the run. Raises `TypeError` for arguments of other
+    kinds.
     """
     require_iterable(requests)
     chosen = check_settings(options, image_policy, policy)
@@ -41,22 +54,35 @@ def prepare_batch(
 
     batch = [admitted(request, chosen, allows) for request in requests]
     sourced = [place for place, slot in enumerate(batch) if is_ok(slot) and slot.unwrap().sources]
-    for place, slot in zip(sourced, parallel(lambda place: loaded(batch[place], reads), sourced), strict=True):
+    for place, slot in zip(
+        sourced, parallel(lambda place: loaded(batch[place], reads), sourced), strict=True
+    ):
         batch[place] = slot
     return tuple(batch)
 
 
-def admitted(request: Request, options: GenerationOptions | None, policy: RequestPolicy) -> Slot[GenerationRequest]:
-    """The record of a request, with the run's options merged in and what it asks for allowed; or why it is none. Reads no image."""
-    return guard_slot(lambda: _admit(request, options, policy), lambda raised: unreadable("request", raised))
+def admitted(
+    request: Request, options: GenerationOptions | None, policy: RequestPolicy
+) -> Slot[GenerationRequest]:
+    """The record of a request, with the run's options merged in and what it asks for allowed; or
+    why it is none. Reads no image.
+    """
+    return guard_slot(
+        lambda: _admit(request, options, policy), lambda raised: unreadable("request", raised)
+    )
 
 
 def loaded(asked: Slot[GenerationRequest], policy: ImagePolicy) -> Slot[GenerationRequest]:
     """The request with its images read."""
-    return guard_slot(lambda: asked.bind(lambda request: load_sources(request, policy)), lambda raised: unreadable("request: its images", raised))
+    return guard_slot(
+        lambda: asked.bind(lambda request: load_sources(request, policy)),
+        lambda raised: unreadable("request: its images", raised),
+    )
 
 
-def _admit(request: Request, options: GenerationOptions | None, policy: RequestPolicy) -> Slot[GenerationRequest]:
+def _admit(
+    request: Request, options: GenerationOptions | None, policy: RequestPolicy
+) -> Slot[GenerationRequest]:
     made = record_of(request)
     if not is_ok(made):
         return made
@@ -71,17 +97,26 @@ def record_of(request: Any) -> Slot[GenerationRequest]:
     return Success(request) if isinstance(request, GenerationRequest) else request_from(request)
 
 
-def merged_into(request: GenerationRequest, options: GenerationOptions | None) -> Slot[GenerationRequest]:
-    """The request with the options for what its own leave open; `InvalidRequest` where the two contradict each other."""
+def merged_into(
+    request: GenerationRequest, options: GenerationOptions | None
+) -> Slot[GenerationRequest]:
+    """The request with the options for what its own leave open; `InvalidRequest` where the two
+    contradict each other.
+    """
     if options is None:
         return Success(request)
     try:
         return Success(altered(request, options=_merged(request.options, options)))
     except InvalidField as refusal:
-        return Failure(InvalidRequest(f"options of the request and of the run contradict each other: {refusal}"))
+        return Failure(
+            InvalidRequest(
+                f"options of the request and of the run contradict each other: {refusal}"
+            )
+        )
 
 
-_merged = functools.lru_cache(maxsize=1024)(merge)  # the requests of a run have few distinct options
+# the requests of a run have few distinct options
+_merged = functools.lru_cache(maxsize=1024)(merge)
 
 
 def run(
@@ -92,9 +127,11 @@ def run(
     image_policy: ImagePolicy | None = None,
     policy: RequestPolicy | None = None,
 ) -> Batch[B]:
-    """Generate for a batch: N requests in, N slots out, in order, with one engine call for all of them that are valid.
+    """Generate for a batch: N requests in, N slots out, in order, with one engine call for all of
+    them that are valid.
 
-    `image_policy` says which image sources may be read, `policy` what a request may ask for. An empty batch calls no engine and loads nothing.
+    `image_policy` says which image sources may be read, `policy` what a request may ask for. An
+    empty batch calls no engine and loads nothing.
 
     >>> from pipegen.core.pipe import pure
     >>> run(pure("prompt", lambda request: request.prompt), [{"prompt": "Hi"}])

@@ -1,4 +1,6 @@
-"""One call as events, whatever the backend offers: one that does not stream tells of every row at the end, one that is not asynchronous works in a thread."""
+"""One call as events, whatever the backend offers: one that does not stream tells of every row at
+the end, one that is not asynchronous works in a thread.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,22 @@ Event: TypeAlias = TokensMade | TextMade | RowDone
 
 
 def events_of(backend: Backend[Any, Any], inputs: Sequence[Any]) -> Generator[Event, None, None]:
-    """What the backend tells of while it answers. Raises `ContractError` where it answers another number of rows, and as the backend does."""
+    """What the backend tells of while it answers. Raises `ContractError` where it answers another
+    number of rows, and as the backend does.
+    """
     if isinstance(backend, StreamBackend):
         yield from backend.stream(inputs) if inputs else ()
         return
     yield from _all_done(backend, inputs, backend.generate(inputs) if inputs else ())
 
 
-def _all_done(backend: Backend[Any, Any], inputs: Sequence[Any], answers: Sequence[Slot[Any]]) -> Generator[RowDone, None, None]:
+def _all_done(
+    backend: Backend[Any, Any], inputs: Sequence[Any], answers: Sequence[Slot[Any]]
+) -> Generator[RowDone, None, None]:
     if len(answers) != len(inputs):
-        raise ContractError(f"engine {backend.name} returned {len(answers)} outputs for {len(inputs)} inputs")
+        raise ContractError(
+            f"engine {backend.name} returned {len(answers)} outputs for {len(inputs)} inputs"
+        )
     for row, slot in enumerate(answers):
         yield RowDone(row=row, slot=slot)
 
@@ -48,7 +56,8 @@ async def aevents_of(backend: Backend[Any, Any], inputs: Sequence[Any]) -> Async
             coming = asyncio.ensure_future(asyncio.to_thread(next, events, None))
             try:
                 event = await asyncio.shield(coming)
-            finally:  # a thread cannot be cancelled: a running engine is waited for, and closed only then
+            finally:
+                # a thread cannot be cancelled: a running engine is waited for, and closed only then
                 await asyncio.wait([coming])
             if event is None:
                 return

@@ -1,16 +1,22 @@
-"""Continuous feeding: each request runs as a small pipe of its own, and all their calls of one engine are merged into one call that is fed while it runs.
+"""Continuous feeding: each request runs as a small pipe of its own, and all their calls of one
+engine are merged into one call that is fed while it runs.
 
-Such a pipe is a *unit*. Units are taken from the input and run up to their first call, some of them together, which costs less. The call's rows are added
-to the open call of that engine. When the last row of a unit's call has ended, the unit goes on to its next call, or to its end. So no request waits for
-another one, and an engine has rows to work on as long as there is input.
+Such a pipe is a *unit*. Units are taken from the input and run up to their first call, some of them
+together, which costs less. The call's rows are added to the open call of that engine. When the last
+row of a unit's call has ended, the unit goes on to its next call, or to its end. So no request
+waits for another one, and an engine has rows to work on as long as there is input.
 
-**Bounds.** At most `in_flight` units run at a time; by default, as many as the engine says keep it full. Slots are given out in the order of the input: at
-most `REORDER` times as many units may have ended and wait for slower ones before them, and no input is taken while so many do. No more units are prepared
-while the images of those in flight take `HELD_BYTES`. So memory depends on these bounds, and not on the length of the input.
+**Bounds.** At most `in_flight` units run at a time; by default, as many as the engine says keep it
+full. Slots are given out in the order of the input: at most `REORDER` times as many units may have
+ended and wait for slower ones before them, and no input is taken while so many do. No more units
+are prepared while the images of those in flight take `HELD_BYTES`. So memory depends on these
+bounds, and not on the length of the input.
 
-**Ending early.** `close` ends everything at once. `drain` takes no more input, and gives what is in flight some seconds to end.
+**Ending early.** `close` ends everything at once. `drain` takes no more input, and gives what is in
+flight some seconds to end.
 
-**Threads.** Stages, and engines of this process, run in the thread that asks for the next slot. Images are read and resized on a few other threads.
+**Threads.** Stages, and engines of this process, run in the thread that asks for the next slot.
+Images are read and resized on a few other threads.
 """
 
 from __future__ import annotations
@@ -53,7 +59,9 @@ REORDER = 8
 TOGETHER = 64
 """Requests that are prepared together."""
 SLOW_INPUT, PATIENCE = 0.002, 0.02
-"""The seconds that an input may take for each request, and for a few at least. Of a slower one no more are taken at once than the engines work on."""
+"""The seconds that an input may take for each request, and for a few at least. Of a slower one no
+more are taken at once than the engines work on.
+"""
 HELD_BYTES = 512 * 2**20
 """Bytes of the images of requests in flight, beyond which no more are prepared."""
 
@@ -61,11 +69,11 @@ HELD_BYTES = 512 * 2**20
 class Flow(Generic[K]):
     """The slots of any number of requests; see the module.
 
-    take: gives the next key and request, or why there is none.
-    finished: is called with each slot as soon as there is one, before its turn.
-    isolate_bugs: a bug fails its own request, and does not raise (see `pipegen.drivers.isolation`).
-    kept: answers that are not asked for again.
-    admits: whether requests are taken as they come; otherwise they are admitted already (see `pipegen.drivers.batch`).
+    take: gives the next key and request, or why there is none. finished: is called with each slot
+    as soon as there is one, before its turn. isolate_bugs: a bug fails its own request, and does
+    not raise (see `pipegen.drivers.isolation`). kept: answers that are not asked for again. admits:
+    whether requests are taken as they come; otherwise they are admitted already (see
+    `pipegen.drivers.batch`).
     """
 
     def __init__(
@@ -90,7 +98,9 @@ class Flow(Generic[K]):
         self._ordered, self._isolates, self._finished = ordered, isolate_bugs, finished
         self._kept, self._admits, self._clock = kept, admits, clock
         self._turns: deque[Unit[K]] = deque()
-        """The units to be given out: all that were taken where they are ordered, else those that have ended."""
+        """The units to be given out: all that were taken where they are ordered, else those that
+        have ended.
+        """
         self._units: dict[int, Unit[K]] = {}
         """The units in flight."""
         self._waiting = 0
@@ -103,7 +113,9 @@ class Flow(Generic[K]):
         self._preparing: dict[Future[Started], Unit[K]] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._asleep = threading.Lock()
-        """Free when there is something to look at since the last wait. Unlike an event, a signal handler may free it wherever it interrupts this thread."""
+        """Free when there is something to look at since the last wait. Unlike an event, a signal
+        handler may free it wherever it interrupts this thread.
+        """
         self._until: float | None = None
         """When the flow is drained, the time at which that ends."""
         self._most_wait = -1.0
@@ -112,7 +124,9 @@ class Flow(Generic[K]):
         """Whether no more work is wanted."""
 
     def wake(self) -> None:
-        """Let a thread that waits within `round` look again: a row has ended, there is a request, or the flow is to be closed. A signal handler may call it."""
+        """Let a thread that waits within `round` look again: a row has ended, there is a request,
+        or the flow is to be closed. A signal handler may call it.
+        """
         with contextlib.suppress(RuntimeError):  # it is awake
             self._asleep.release()
 
@@ -123,7 +137,9 @@ class Flow(Generic[K]):
 
     @property
     def exhausted(self) -> bool:
-        """Whether all requests were taken and given out. Raises what the input raised, once all before it was given out."""
+        """Whether all requests were taken and given out. Raises what the input raised, once all
+        before it was given out.
+        """
         if self._more or self._units or self._waiting:
             return False
         if self._input_error is not None:
@@ -131,7 +147,9 @@ class Flow(Generic[K]):
         return True
 
     def slots(self) -> Generator[tuple[K, Slot[Any]], None, None]:
-        """The keys and slots of all requests. Bugs raise when their turn comes, those of an engine at once."""
+        """The keys and slots of all requests. Bugs raise when their turn comes, those of an engine
+        at once.
+        """
         try:
             while not self.exhausted:
                 yield from self.round()
@@ -139,7 +157,9 @@ class Flow(Generic[K]):
             self.close()
 
     def round(self) -> Iterator[tuple[K, Slot[Any]]]:
-        """Take requests for which there is room, let the engines work for one step, and give out the slots whose turn has come."""
+        """Take requests for which there is room, let the engines work for one step, and give out
+        the slots whose turn has come.
+        """
         self._fill()
         if not (self._turns and self._turns[0].ended):
             self._work()
@@ -151,10 +171,12 @@ class Flow(Generic[K]):
             yield unit.key, unit.slot  # type: ignore[misc]  # one of the two is there
 
     def drain(self, seconds: float) -> None:
-        """Take no more requests, and let those in flight end for so many seconds. Only `finished` is called with them.
+        """Take no more requests, and let those in flight end for so many seconds. Only `finished`
+        is called with them.
 
-        A step of an engine is not interrupted. An engine that takes no rows while it works is not called again. Drained again, a flow has no more time than
-        it had. A bug of an engine raises: its rows are not run again.
+        A step of an engine is not interrupted. An engine that takes no rows while it works is not
+        called again. Drained again, a flow has no more time than it had. A bug of an engine raises:
+        its rows are not run again.
         """
         self._more = False
         end = self._clock() + seconds
@@ -167,7 +189,9 @@ class Flow(Generic[K]):
     @property
     def _ends(self) -> bool:
         """Whether something in flight would end without a new call."""
-        return bool(self._preparing) or any(feed.rows and not isinstance(feed.call, BatchCall) for feed in self._feeds.values())
+        return bool(self._preparing) or any(
+            feed.rows and not isinstance(feed.call, BatchCall) for feed in self._feeds.values()
+        )
 
     def close(self) -> None:
         """End all that is in flight."""
@@ -186,7 +210,11 @@ class Flow(Generic[K]):
     def _fill(self) -> None:
         together: list[Unit[K]] = []
         taken, waited = 0, 0.0
-        while self._more and self.room > 0 and not (waited >= max(PATIENCE, taken * SLOW_INPUT) and self._enough):
+        while (
+            self._more
+            and self.room > 0
+            and not (waited >= max(PATIENCE, taken * SLOW_INPUT) and self._enough)
+        ):
             began = self._clock()
             given = attempt(self._take)
             taken, waited = taken + 1, waited + self._clock() - began
@@ -199,7 +227,8 @@ class Flow(Generic[K]):
                 self._more = request is NoRequest.NOW
                 break
             together += self._taken(*request)
-            if len(together) == TOGETHER or self._limits == {}:  # the first one tells which engine there is, and so how many may be taken
+            # the first one tells which engine there is, and so how many may be taken
+            if len(together) == TOGETHER or self._limits == {}:
                 self._begin(together)
                 together = []
         self._begin(together)
@@ -207,7 +236,9 @@ class Flow(Generic[K]):
     @property
     def _enough(self) -> bool:
         """Whether there are as many requests as the engines work on at a time."""
-        return len(self._units) >= max((feed.call.side_by_side for feed in self._feeds.values()), default=0)
+        return len(self._units) >= max(
+            (feed.call.side_by_side for feed in self._feeds.values()), default=0
+        )
 
     @property
     def _takes_more(self) -> bool:
@@ -218,10 +249,16 @@ class Flow(Generic[K]):
     def room(self) -> int:
         """How many requests may be taken now."""
         crowded = self._bytes >= HELD_BYTES or len(self._preparing) >= 4 * WORKERS
-        return 0 if (crowded and self._units) or self._waiting >= REORDER * self._limit else self._limit - len(self._units)
+        return (
+            0
+            if (crowded and self._units) or self._waiting >= REORDER * self._limit
+            else self._limit - len(self._units)
+        )
 
     def _taken(self, key: K, request: Any) -> list[Unit[K]]:
-        """The request as a unit to be prepared; none where it has images: another thread reads and prepares it."""
+        """The request as a unit to be prepared; none where it has images: another thread reads and
+        prepares it.
+        """
         asked = admitted(request, self._options, self._allows) if self._admits else request
         unit = Unit(key, asked, self._requests)
         self._requests += 1
@@ -237,7 +274,9 @@ class Flow(Generic[K]):
         return []
 
     def _begin(self, units: Sequence[Unit[K]]) -> None:
-        """Prepare units together; one by one where a stage raises, since the bug is of one of them."""
+        """Prepare units together; one by one where a stage raises, since the bug is of one of
+        them.
+        """
         begun = attempt(lambda: begin_each(self._pipe, tuple([unit.asked for unit in units])))
         if is_ok(begun):
             for unit, started in zip(units, begun.unwrap(), strict=True):
@@ -247,7 +286,9 @@ class Flow(Generic[K]):
             self._advance(unit, functools.partial(begin, self._pipe, (unit.asked,)))
 
     def _work(self) -> None:
-        """Let prepared units go on, and each engine of this process work for one step; wait where nothing else is to be done."""
+        """Let prepared units go on, and each engine of this process work for one step; wait where
+        nothing else is to be done.
+        """
         prepared = [future for future in self._preparing if future.done()]
         for future in prepared:
             self._advance(self._preparing.pop(future), future.result)
@@ -260,7 +301,9 @@ class Flow(Generic[K]):
             self._asleep.acquire(timeout=self._most_wait)
 
     def _awaits_more(self, feed: Feed) -> bool:
-        """Whether an engine with nothing to work on begins with more rows: those that are being prepared, or, where it takes none later, all others."""
+        """Whether an engine with nothing to work on begins with more rows: those that are being
+        prepared, or, where it takes none later, all others.
+        """
         if self._until is not None and isinstance(feed.call, BatchCall):
             return True
         if not feed.call.side_by_side or len(feed.new) < len(feed.rows):
@@ -321,13 +364,19 @@ class Flow(Generic[K]):
         self._end(unit, None)
 
     def _follow(self, unit: Unit[K], started: Started) -> None:
-        """A unit has come to its next call, or to its end: add its rows to what its engine works on, or keep its slot."""
+        """A unit has come to its next call, or to its end: add its rows to what its engine works
+        on, or keep its slot.
+        """
         unit.started, step = started, started.step
         if isinstance(step, Returned):
             self._end(unit, step.batch[0])
             return
         unit.calls += 1
-        unit.answers = [None] * len(step.inputs) if self._kept is None else list(self._kept.of(unit.key, unit.calls, step))
+        unit.answers = (
+            [None] * len(step.inputs)
+            if self._kept is None
+            else list(self._kept.of(unit.key, unit.calls, step))
+        )
         unit.missing = unit.answers.count(None)
         if not unit.missing:
             self._go_on(unit, unit.started.running)
@@ -346,9 +395,15 @@ class Flow(Generic[K]):
         backend = wanted.backend
         feed = self._feeds.get(id(backend))
         if feed is None:
-            feed = self._feeds[id(backend)] = Feed(backend, backend.open(self.wake) if isinstance(backend, FedBackend) else BatchCall(backend))
-        if self._limits is not None:  # it is asked again, since an engine may know better once it has started
-            self._limits[id(backend)] = IN_FLIGHT if isinstance(feed.call, BatchCall) else feed.backend.in_flight
+            feed = self._feeds[id(backend)] = Feed(
+                backend,
+                backend.open(self.wake) if isinstance(backend, FedBackend) else BatchCall(backend),
+            )
+        # it is asked again, since an engine may know better once it has started
+        if self._limits is not None:
+            self._limits[id(backend)] = (
+                IN_FLIGHT if isinstance(feed.call, BatchCall) else feed.backend.in_flight
+            )
             self._limit = max(self._limits.values())
         return feed
 
@@ -364,11 +419,15 @@ class Flow(Generic[K]):
             self._finished(unit.key, slot)
 
     def _isolate(self, feed: Feed, bug: Exception) -> None:
-        """An engine has raised: the units that it worked on are run again, in halves, down to the one that makes it raise; or it raises here."""
+        """An engine has raised: the units that it worked on are run again, in halves, down to the
+        one that makes it raise; or it raises here.
+        """
         if not self._isolates or isinstance(bug, MissingExtra) or self._until is not None:
             raise bug
         units = list({id(unit): unit for unit, _ in feed.rows.values()}.values())
-        for unit, slot in zip(units, isolated(self._pipe, [unit.asked for unit in units], bug), strict=True):
+        for unit, slot in zip(
+            units, isolated(self._pipe, [unit.asked for unit in units], bug), strict=True
+        ):
             if unit.started is not None:
                 unit.started.running.close()
             self._end(unit, slot)

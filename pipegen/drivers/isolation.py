@@ -1,4 +1,6 @@
-"""A batch of which a bug raised: the requests are run again in halves, so that the bug fails one of them alone."""
+"""A batch of which a bug raised: the requests are run again in halves, so that the bug fails one of
+them alone.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,11 @@ __all__ = ["isolated"]
 
 
 def isolated(pipe: Pipe[Any, Any], batch: Sequence[Slot[Any]], bug: Exception) -> Batch[Any]:
-    """The slots of requests of which a bug raised in the run of all: run again in halves, down to the one that raises, which fails.
+    """The slots of requests of which a bug raised in the run of all: run again in halves, down to
+    the one that raises, which fails.
 
-    It fails with `StageFailed` where the bug is in a stage of the user's, and with `InternalError` otherwise. A package that is missing is no bug of a
-    request: that comes through.
+    It fails with `StageFailed` where the bug is in a stage of the user's, and with `InternalError`
+    otherwise. A package that is missing is no bug of a request: that comes through.
     """
     if len(batch) == 1:
         named(bug, lambda _: request_words(batch[0]))
@@ -46,7 +49,12 @@ def _error_of(bug: Exception) -> GenerationError:
     seen, note = report(bug), note_of(bug)
     if note is None or note.internal:
         return InternalError(f"pipegen has a bug: {seen.words}", incident=seen.incident)
-    return StageFailed(f"the stage {note.stage!r} raised {seen.words}", stage=note.stage, hint=_hint(note, bug), incident=seen.incident)
+    return StageFailed(
+        f"the stage {note.stage!r} raised {seen.words}",
+        stage=note.stage,
+        hint=_hint(note, bug),
+        incident=seen.incident,
+    )
 
 
 def _hint(note: StageNote, bug: Exception) -> str:
@@ -54,4 +62,7 @@ def _hint(note: StageNote, bug: Exception) -> str:
         return "correct the stage; the message says what is expected of it"
     if not note.catch:
         return "correct the stage; the log has the traceback under the incident"
-    return f"correct the stage, or list what it raises on bad data: pg.each({note.stage!r}, ..., catch=({note.catch},))"
+    return (
+        f"correct the stage, or list what it raises on bad data: pg.each({note.stage!r}, ...,"
+        f" catch=({note.catch},))"
+    )

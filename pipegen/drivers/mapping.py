@@ -1,6 +1,7 @@
 """Any number of requests, fed to the engine as it has room for them; see `pipegen.drivers.flow`.
 
-`imap` and `aimap` give the slots; `imap_keyed` and `aimap_keyed` give each with its request's key, so that nothing has to be zipped together again.
+`imap` and `aimap` give the slots; `imap_keyed` and `aimap_keyed` give each with its request's key,
+so that nothing has to be zipped together again.
 """
 
 from __future__ import annotations
@@ -36,14 +37,16 @@ def imap(
     policy: RequestPolicy | None = None,
     isolate_bugs: bool = False,
 ) -> Iterator[Slot[B]]:
-    """Generate for any number of requests: slots come in order, and the engine is fed while it works.
+    """Generate for any number of requests: slots come in order, and the engine is fed while it
+    works.
 
-    The input is taken as there is room: at most `in_flight` requests run at a time. By default, these are as many as keep the engine full, which
-    it tells. Slots that end before their turn wait, up to 8 times as many; then no request is taken until the slow one before them has ended. With
-    `ordered=False` slots come as they end (`imap_keyed` says whose they are).
+    The input is taken as there is room: at most `in_flight` requests run at a time. By default,
+    these are as many as keep the engine full, which it tells. Slots that end before their turn
+    wait, up to 8 times as many; then no request is taken until the slow one before them has ended.
+    With `ordered=False` slots come as they end (`imap_keyed` says whose they are).
 
-    With `isolate_bugs`, as a job wants it, a bug does not raise: its request alone fails, with `StageFailed` where it is in a stage of
-    your own, and with `InternalError` otherwise.
+    With `isolate_bugs`, as a job wants it, a bug does not raise: its request alone fails, with
+    `StageFailed` where it is in a stage of your own, and with `InternalError` otherwise.
 
     >>> from pipegen.core.pipe import pure
     >>> endless = ({"prompt": str(n)} for n in range(10**9))
@@ -52,7 +55,13 @@ def imap(
     """
     require_iterable(requests)
     keyed = ((None, request) for request in requests)
-    how: dict[str, Any] = {"in_flight": in_flight, "ordered": ordered, "image_policy": image_policy, "policy": policy, "isolate_bugs": isolate_bugs}
+    how: dict[str, Any] = {
+        "in_flight": in_flight,
+        "ordered": ordered,
+        "image_policy": image_policy,
+        "policy": policy,
+        "isolate_bugs": isolate_bugs,
+    }
     for _, slot in imap_keyed(route, keyed, options, **how):
         yield slot
 
@@ -68,10 +77,11 @@ def imap_keyed(
     policy: RequestPolicy | None = None,
     isolate_bugs: bool = False,
 ) -> Iterator[tuple[K, Slot[B]]]:
-    """As `imap`, for pairs of a key and a request: gives pairs of that key and the slot, failed ones too.
+    """As `imap`, for pairs of a key and a request: gives pairs of that key and the slot, failed
+    ones too.
 
-    A key is whatever the caller knows a request by: an id, a row of a table, an image and its folder, the request itself. No engine sees it, and keys
-    may repeat.
+    A key is whatever the caller knows a request by: an id, a row of a table, an image and its
+    folder, the request itself. No engine sees it, and keys may repeat.
 
     >>> from pipegen.core.pipe import pure
     >>> asked = [(("T-1", "hot"), {"prompt": "Hi"}), (("T-2", "hot"), {"messages": []})]
@@ -80,7 +90,13 @@ def imap_keyed(
     ('T-1', 'hot') Hi
     ('T-2', 'hot') failed
     """
-    how: dict[str, Any] = {"in_flight": in_flight, "ordered": ordered, "image_policy": image_policy, "policy": policy, "isolate_bugs": isolate_bugs}
+    how: dict[str, Any] = {
+        "in_flight": in_flight,
+        "ordered": ordered,
+        "image_policy": image_policy,
+        "policy": policy,
+        "isolate_bugs": isolate_bugs,
+    }
     pairs(requests)
     yield from flow_of(route, _taken_from(iter(requests)), options, **how).slots()
 
@@ -95,11 +111,15 @@ def flow_of(
     policy: RequestPolicy | None,
     **how: Any,
 ) -> Flow[K]:
-    """The flow of these requests. Raises as `run` does for arguments of other kinds, and `ValueError` for a number that makes no sense."""
+    """The flow of these requests. Raises as `run` does for arguments of other kinds, and
+    `ValueError` for a number that makes no sense.
+    """
     chosen = check_run(route, options, image_policy, policy)
     if in_flight is not None and (type(in_flight) is not int or in_flight < 1):
         raise ValueError(f"in_flight takes a whole number of at least 1, not {in_flight!r}")
-    return Flow(route, take, chosen, in_flight=in_flight, image_policy=image_policy, policy=policy, **how)
+    return Flow(
+        route, take, chosen, in_flight=in_flight, image_policy=image_policy, policy=policy, **how
+    )
 
 
 def _taken_from(requests: Iterator[tuple[K, Any]]) -> Callable[[], tuple[K, Any] | NoRequest]:
@@ -123,14 +143,22 @@ async def aimap(
     policy: RequestPolicy | None = None,
     isolate_bugs: bool = False,
 ) -> AsyncIterator[Slot[B]]:
-    """As `imap`, for asynchronous code; `requests` may be asynchronous too. Stages and engines work in a thread."""
+    """As `imap`, for asynchronous code; `requests` may be asynchronous too. Stages and engines work
+    in a thread.
+    """
     require_iterable(requests, asynchronous=True)
 
     async def keyed() -> AsyncIterator[tuple[None, Request]]:
         async for request in _asynchronous(requests):
             yield None, request
 
-    how: dict[str, Any] = {"in_flight": in_flight, "ordered": ordered, "image_policy": image_policy, "policy": policy, "isolate_bugs": isolate_bugs}
+    how: dict[str, Any] = {
+        "in_flight": in_flight,
+        "ordered": ordered,
+        "image_policy": image_policy,
+        "policy": policy,
+        "isolate_bugs": isolate_bugs,
+    }
     async for _, slot in aimap_keyed(route, keyed(), options, **how):
         yield slot
 
@@ -149,7 +177,13 @@ async def aimap_keyed(
     """As `imap_keyed`, for asynchronous code; `requests` may be asynchronous too."""
     import asyncio  # half of what `import pipegen` would cost
 
-    how: dict[str, Any] = {"in_flight": in_flight, "ordered": ordered, "image_policy": image_policy, "policy": policy, "isolate_bugs": isolate_bugs}
+    how: dict[str, Any] = {
+        "in_flight": in_flight,
+        "ordered": ordered,
+        "image_policy": image_policy,
+        "policy": policy,
+        "isolate_bugs": isolate_bugs,
+    }
     pairs(requests, asynchronous=True)
     loop, wanted, arrived = asyncio.get_running_loop(), asyncio.Event(), deque[Any]()
 
@@ -210,7 +244,8 @@ async def aimap_keyed(
         flow.closed = True
         flow.wake()
         if working is not None:
-            await asyncio.wait([working])  # a thread cannot be cancelled: it ends after the running step
+            # a thread cannot be cancelled: it ends after the running step
+            await asyncio.wait([working])
         await asyncio.to_thread(flow.close)
 
 

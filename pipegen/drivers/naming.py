@@ -1,4 +1,6 @@
-"""The request at which a stage raised, in the note that the exception of a bug has (see `pipegen.core.blame`)."""
+"""The request at which a stage raised, in the note that the exception of a bug has (see
+`pipegen.core.blame`).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _BEGINNING = 60
 
 
 class Naming:
-    """While it is entered, an exception of a stage is given the name of its request in this batch. A class, since `contextlib` sets fields of exceptions."""
+    """While it is entered, an exception of a stage is given the name of its request in this batch.
+    A class, since `contextlib` sets fields of exceptions.
+    """
 
     def __init__(self, batch: Batch[Any]) -> None:
         self._batch = batch
@@ -26,16 +30,32 @@ class Naming:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        raised: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         if isinstance(raised, Exception):
-            named(raised, lambda row: f"one of {len(self._batch)} requests" if row is None else request_words(self._batch[row], row))
+            named(
+                raised,
+                lambda row: (
+                    f"one of {len(self._batch)} requests"
+                    if row is None
+                    else request_words(self._batch[row], row)
+                ),
+            )
 
 
 def request_words(slot: Slot[Any], index: int | None = None) -> str:
-    """A request by its id; by its index, where that is known, and the beginning of its prompt, where it has no id.
+    """A request by its id; by its index, where that is known, and the beginning of its prompt,
+    where it has no id.
 
     >>> from returns.result import Success
-    >>> request_words(Success(GenerationRequest(id="T-1", prompt="Hi"))), request_words(Success(GenerationRequest(prompt="Hi")), 3)
+    >>> (
+    ...     request_words(Success(GenerationRequest(id="T-1", prompt="Hi"))),
+    ...     request_words(Success(GenerationRequest(prompt="Hi")), 3),
+    ... )
     ("request 'T-1'", "request 3 ('Hi')")
     """
     request = slot.unwrap() if is_ok(slot) else None
@@ -49,10 +69,18 @@ def request_words(slot: Slot[Any], index: int | None = None) -> str:
 def _beginning(request: GenerationRequest) -> str:
     if request.prompt_token_ids is not None:
         return f"ids {', '.join(map(str, request.prompt_token_ids[:8]))}{', ...' if len(request.prompt_token_ids) > 8 else ''}"
-    texts = [request.prompt or ""] if request.messages is None else [_text(message.content) for message in request.messages if message.role == "user"]
+    texts = (
+        [request.prompt or ""]
+        if request.messages is None
+        else [_text(message.content) for message in request.messages if message.role == "user"]
+    )
     text = next((text for text in reversed(texts) if text), "")
     return repr(text[:_BEGINNING] + ("..." if len(text) > _BEGINNING else ""))
 
 
 def _text(content: Any) -> str:
-    return content if isinstance(content, str) else " ".join(part.text for part in content or () if isinstance(part, TextPart))
+    return (
+        content
+        if isinstance(content, str)
+        else " ".join(part.text for part in content or () if isinstance(part, TextPart))
+    )

@@ -30,7 +30,9 @@ P = TypeVar("P", bound=Pipe[Any, Any])
 
 
 class Progress(NamedTuple):
-    """How far a call is: of its `rows` (a request has as many as it has samples) `done` are done, and `tokens` tokens were made."""
+    """How far a call is: of its `rows` (a request has as many as it has samples) `done` are done,
+    and `tokens` tokens were made.
+    """
 
     engine: str
     rows: int
@@ -39,10 +41,12 @@ class Progress(NamedTuple):
 
 
 def watched(pipe: P, tell: Callable[[Progress], object], *, every: float = 0.1) -> P:
-    """The same pipe, whose calls tell how far they are: at their start, then as tokens come, at most once in `every` seconds, and at their end.
+    """The same pipe, whose calls tell how far they are: at their start, then as tokens come, at
+    most once in `every` seconds, and at their end.
 
-    Engines that answer a call all at once tell of its start and its end only. `tell` is called from the thread that the engine works in; what it raises
-    is a bug and comes through. Raises `TypeError` for what is no pipe or no function.
+    Engines that answer a call all at once tell of its start and its end only. `tell` is called from
+    the thread that the engine works in; what it raises is a bug and comes through. Raises
+    `TypeError` for what is no pipe or no function.
 
     >>> from pipegen.drivers.batch import run
     >>> from pipegen.drivers.route import route
@@ -52,11 +56,16 @@ def watched(pipe: P, tell: Callable[[Progress], object], *, every: float = 0.1) 
     Progress(engine='fake', rows=1, done=1, tokens=16)
     """
     if not isinstance(pipe, Pipe) or not callable(tell):
-        raise TypeError(f"watched takes a pipe and a function of its progress, such as watched(route, print), not {pipe!r:.80} and {tell!r:.80}")
+        raise TypeError(
+            "watched takes a pipe and a function of its progress, such as watched(route, print),"
+            f" not {pipe!r:.80} and {tell!r:.80}"
+        )
     return pipe.with_parts(_watched(part, tell, every) for part in pipe.parts)
 
 
-def _watched(part: Pipe[Any, Any], tell: Callable[[Progress], object], every: float) -> Pipe[Any, Any]:
+def _watched(
+    part: Pipe[Any, Any], tell: Callable[[Progress], object], every: float
+) -> Pipe[Any, Any]:
     if part.row is not None:
         return part  # it calls nothing
 
@@ -64,7 +73,8 @@ def _watched(part: Pipe[Any, Any], tell: Callable[[Progress], object], every: fl
 
     def watch(wanted: Call) -> Call:
         engine = wanted.backend
-        if id(engine) not in known:  # one for each engine: rows of one engine are merged into one call
+        # one for each engine: rows of one engine are merged into one call
+        if id(engine) not in known:
             kind = _WatchedFed if isinstance(engine, FedBackend) else _Watched
             known[id(engine)] = engine, kind(engine, tell, every)
         return replace(wanted, backend=known[id(engine)][1])
@@ -75,20 +85,29 @@ def _watched(part: Pipe[Any, Any], tell: Callable[[Progress], object], every: fl
     def among(before: Parts, after: Parts) -> Pipe[Any, Any]:
         return _watched(part.placed(before, after), tell, every)
 
-    return replace(part, steps=lambda batch: relayed(part.steps(batch), watch), among=among, rebind=rebind)
+    return replace(
+        part, steps=lambda batch: relayed(part.steps(batch), watch), among=among, rebind=rebind
+    )
 
 
 class _Count:
     """What a call has made so far: reported at its start, at its end, and at intervals."""
 
     def __init__(self, engine: str, tell: Callable[[Progress], object], every: float) -> None:
-        self._now, self._tell, self._every, self._told = Progress(engine, 0, 0, 0), tell, every, -every
+        self._now, self._tell, self._every, self._told = (
+            Progress(engine, 0, 0, 0),
+            tell,
+            every,
+            -every,
+        )
         self._slots: dict[int, Slot[Any]] = {}
 
     def add(self, rows: int = 0, done: int = 0, tokens: int = 0, *, ends: bool = False) -> None:
         """Count more, and report it if the call `ends` or the last report is long ago."""
         before = self._now
-        self._now = Progress(before.engine, before.rows + rows, before.done + done, before.tokens + tokens)
+        self._now = Progress(
+            before.engine, before.rows + rows, before.done + done, before.tokens + tokens
+        )
         if ends or time.monotonic() - self._told >= self._every:
             self._told = time.monotonic()
             try:
@@ -105,20 +124,34 @@ class _Count:
             self.add(tokens=len(event.token_ids))
 
     def end(self, slots: Sequence[Slot[Any]] | None = None) -> Sequence[Slot[Any]]:
-        """Tell of the end, and give the answers: those of the rows that were seen, unless they come all at once."""
+        """Tell of the end, and give the answers: those of the rows that were seen, unless they come
+        all at once.
+        """
         answers = [self._slots[row] for row in sorted(self._slots)] if slots is None else slots
-        self.add(done=len(answers) - self._now.done, tokens=max(0, _tokens(answers) - self._now.tokens), ends=True)
+        self.add(
+            done=len(answers) - self._now.done,
+            tokens=max(0, _tokens(answers) - self._now.tokens),
+            ends=True,
+        )
         return answers
 
 
 def _tokens(slots: Iterable[Slot[Any]]) -> int:
-    return sum(len(slot.unwrap().token_ids) for slot in slots if isinstance(slot, Success) and hasattr(slot.unwrap(), "token_ids"))
+    return sum(
+        len(slot.unwrap().token_ids)
+        for slot in slots
+        if isinstance(slot, Success) and hasattr(slot.unwrap(), "token_ids")
+    )
 
 
 class _Watched:
-    """The backend of a call, for the drivers: it tells how far `generate` is. Streams are shown as they come, so they report nothing more."""
+    """The backend of a call, for the drivers: it tells how far `generate` is. Streams are shown as
+    they come, so they report nothing more.
+    """
 
-    def __init__(self, engine: Backend[Any, Any], tell: Callable[[Progress], object], every: float) -> None:
+    def __init__(
+        self, engine: Backend[Any, Any], tell: Callable[[Progress], object], every: float
+    ) -> None:
         self._engine, self._tell, self._every = engine, tell, every
 
     @property
@@ -156,7 +189,9 @@ class _Watched:
 
     @property
     def _by_stream(self) -> bool:
-        """Whether the engine's `generate` is its `stream`, read to the end: then it costs nothing to read that."""
+        """Whether the engine's `generate` is its `stream`, read to the end: then it costs nothing
+        to read that.
+        """
         return isinstance(self._engine, GeneratesByStream) and self._engine.generates_by_stream
 
     def _count(self, inputs: Sequence[Any]) -> _Count:
@@ -197,7 +232,9 @@ class _WatchedCall:
     def step(self) -> Sequence[tuple[int, Slot[Any]]]:
         ended = self._call.step()
         self._open -= len(ended)
-        self._count.add(done=len(ended), tokens=_tokens(slot for _, slot in ended), ends=not self._open)
+        self._count.add(
+            done=len(ended), tokens=_tokens(slot for _, slot in ended), ends=not self._open
+        )
         return ended
 
     def close(self) -> None:

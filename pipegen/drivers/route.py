@@ -2,7 +2,8 @@
 
     resolve >> render >> tokenize >> fit >> call >> decode >> stop >> trim
 
-Everything but `call` is shared by all engines, which is why their texts agree. Stages are inserted, replaced and removed by name.
+Everything but `call` is shared by all engines, which is why their texts agree. Stages are inserted,
+replaced and removed by name.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ P = TypeVar("P", bound=Pipe[Any, Any])
 class Route(Pipe[GenerationRequest, GenerationResult]):
     """A pipe from request to result that owns its engine.
 
-    As a context manager it releases the engine on exit. Weights load on first need: a route that no slot needs never loads.
+    As a context manager it releases the engine on exit. Weights load on first need: a route that no
+    slot needs never loads.
 
     >>> from pipegen.core.pipe import pure
     >>> from pipegen.testing.fake import FakeEngine
@@ -61,21 +63,27 @@ class Route(Pipe[GenerationRequest, GenerationResult]):
     """The engine, a `TokenEngine` or a `TextEngine`."""
 
     def with_options(self, options: Options) -> Self:
-        """The route with options of its own, for what its requests leave open: of several routes in one pipe, each has those that it is given here.
+        """The route with options of its own, for what its requests leave open: of several routes in
+        one pipe, each has those that it is given here.
 
-        The options of a run are for the requests that it is handed, and so for the first route of a pipe. Raises as `run` does for bad options.
+        The options of a run are for the requests that it is handed, and so for the first route of a
+        pipe. Raises as `run` does for bad options.
         """
         return with_options(self, options)
 
     def rebound(self, new: Rebinding) -> Self:
         """The same route, bound to another engine or name."""
         made: Any = Pipe.rebound(self, new)
-        own: Self = dataclasses.replace(made, engine=new.engine(self.engine), name=made.routes[0] if made.routes else made.name)
+        own: Self = dataclasses.replace(
+            made, engine=new.engine(self.engine), name=made.routes[0] if made.routes else made.name
+        )
         return own
 
 
 def with_options(pipe: P, options: Options) -> P:
-    """The pipe with options for what its requests leave open; see `Route.with_options`. Without any, the pipe itself."""
+    """The pipe with options for what its requests leave open; see `Route.with_options`. Without
+    any, the pipe itself.
+    """
     chosen = check_settings(options, None)
     if not _shown(chosen):
         return pipe
@@ -83,34 +91,69 @@ def with_options(pipe: P, options: Options) -> P:
     def merged(request: GenerationRequest) -> Slot[GenerationRequest]:
         return merged_into(request, chosen)
 
-    return pipe.with_parts((row_stage(f"options({_shown(chosen)})", merged, keeps_text=True), *pipe.parts))
+    return pipe.with_parts(
+        (row_stage(f"options({_shown(chosen)})", merged, keeps_text=True), *pipe.parts)
+    )
 
 
 def _shown(options: GenerationOptions | None) -> str:
     """Options as a part of a name: others have another."""
     import hashlib
 
-    values = {} if options is None else {name: repr(value) for name, value in flat_values(options).items() if value is not None}
-    short = {name: value if len(value) <= 60 else hashlib.sha256(value.encode("utf-8", "surrogatepass")).hexdigest()[:16] for name, value in values.items()}
+    values = (
+        {}
+        if options is None
+        else {
+            name: repr(value) for name, value in flat_values(options).items() if value is not None
+        }
+    )
+    short = {
+        name: (
+            value
+            if len(value) <= 60
+            else hashlib.sha256(value.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        )
+        for name, value in values.items()
+    }
     return ", ".join(f"{name}={value}" for name, value in short.items())
 
 
 def route(engine: Engine, *, name: str | None = None) -> Route:
-    """The route through an engine. It is named after it, unless `name` says otherwise, and results carry that name."""
-    if not isinstance(getattr(engine, "name", None), str) or not callable(getattr(engine, "generate", None)):
-        raise TypeError(f"a route is made of an engine, not {type(engine).__name__}: pg.backends.hf(model) makes the route of a model")
+    """The route through an engine. It is named after it, unless `name` says otherwise, and results
+    carry that name.
+    """
+    if not isinstance(getattr(engine, "name", None), str) or not callable(
+        getattr(engine, "generate", None)
+    ):
+        raise TypeError(
+            f"a route is made of an engine, not {type(engine).__name__}: pg.backends.hf(model)"
+            " makes the route of a model"
+        )
     absent = missing_members(engine)
     if absent:
-        raise TypeError(f"the engine {engine.name!r} has no {', '.join(absent)}: pipegen.engines.protocol says what an engine has")
+        raise TypeError(
+            f"the engine {engine.name!r} has no {', '.join(absent)}: pipegen.engines.protocol says"
+            " what an engine has"
+        )
     if name is not None and (not isinstance(name, str) or not name):
         raise TypeError(f"the name of a route is a text that is not empty, not {name!r:.80}")
     whole: Pipe[GenerationRequest, GenerationResult]
     if takes_tokens(engine):
-        asked, answered = resolve(engine) >> render(engine) >> tokenize(engine) >> fit(engine), decode(engine) >> stop(engine) >> trim(engine, name)
+        asked, answered = (
+            resolve(engine) >> render(engine) >> tokenize(engine) >> fit(engine),
+            decode(engine) >> stop(engine) >> trim(engine, name),
+        )
         whole = asked >> call(engine) >> answered
     else:
         whole = resolve(engine) >> call(engine) >> trim(engine, name)
-    return Route(engine.name if name is None else name, whole.steps, whole.keeps_text, whole.owns, routes=whole.routes, engine=engine)
+    return Route(
+        engine.name if name is None else name,
+        whole.steps,
+        whole.keeps_text,
+        whole.owns,
+        routes=whole.routes,
+        engine=engine,
+    )
 
 
 def count_tokens(
@@ -121,20 +164,33 @@ def count_tokens(
     image_policy: ImagePolicy | None = None,
     policy: RequestPolicy | None = None,
 ) -> Slot[int]:
-    """How many tokens the request's prompt has on this route, images included, or why it has none. Calls no engine.
+    """How many tokens the request's prompt has on this route, images included, or why it has none.
+    Calls no engine.
 
-    Of a pipe of your own, all stages before its call are run but `fit`. Raises `TypeError` for a pipe that does not call an engine itself, such as a fallback.
+    Of a pipe of your own, all stages before its call are run but `fit`. Raises `TypeError` for a
+    pipe that does not call an engine itself, such as a fallback.
 
     >>> from pipegen.testing.fake import FakeEngine
     >>> count_tokens(route(FakeEngine("")), {"prompt": "Hi"})
     <Success: 2>
     """
-    calls = [place for place, part in enumerate(of.parts) if part.backend is not None] if isinstance(of, Pipe) else []
+    calls = (
+        [place for place, part in enumerate(of.parts) if part.backend is not None]
+        if isinstance(of, Pipe)
+        else []
+    )
     if not calls:
-        raise TypeError(f"tokens are counted on a route through one engine, not on {_what(of)}: hand over one of the routes of a fallback")
+        raise TypeError(
+            f"tokens are counted on a route through one engine, not on {_what(of)}: hand over one"
+            " of the routes of a fallback"
+        )
     backend: Any = of.parts[calls[0]].backend
     hint = "count on the route of an engine that takes token ids, such as hf, with the same model"
-    refused = UnsupportedOption(f"{shown(backend.name)} does not tell how many tokens a prompt has", option="token_ids", hint=hint)
+    refused = UnsupportedOption(
+        f"{shown(backend.name)} does not tell how many tokens a prompt has",
+        option="token_ids",
+        hint=hint,
+    )
     if isinstance(of, Route) and "token_ids" not in of.engine.capabilities.honours:
         return Failure(refused)
     start: Pipe[GenerationRequest, Any] = identity()
@@ -143,7 +199,9 @@ def count_tokens(
     one = tuple(SAMPLING.sample(slot, 0, SAMPLING.count(slot)) for slot in batch)
 
     def length(made: Any) -> Slot[int]:
-        return Success(len(made.prompt.token_ids)) if isinstance(made, Encoded) else Failure(refused)
+        return (
+            Success(len(made.prompt.token_ids)) if isinstance(made, Encoded) else Failure(refused)
+        )
 
     return prepare.apply(one)[0].bind(length)
 
@@ -153,11 +211,13 @@ def _what(of: object) -> str:
 
 
 def attach(to: P, *plugins: Plugin) -> P:
-    """The route with plugins attached, in that order, after those it has; a pipe of several routes, such as a fallback, gets them on every one.
+    """The route with plugins attached, in that order, after those it has; a pipe of several routes,
+    such as a fallback, gets them on every one.
 
-    Decided before any weights load, and all or nothing. The new route shares the engine's weights. Raises `UnsupportedPlugin` for the first plugin that
-    an engine cannot take, that it has already, or that trims where no stage does, `BackendFailed` where an engine's model cannot be read, and `TypeError`
-    for what is no plugin, or a pipe without an engine.
+    Decided before any weights load, and all or nothing. The new route shares the engine's weights.
+    Raises `UnsupportedPlugin` for the first plugin that an engine cannot take, that it has already,
+    or that trims where no stage does, `BackendFailed` where an engine's model cannot be read, and
+    `TypeError` for what is no plugin, or a pipe without an engine.
 
     >>> from pipegen.plugins import balanced_json, strip_prefix
     >>> from pipegen.testing.fake import FakeEngine
@@ -169,7 +229,10 @@ def attach(to: P, *plugins: Plugin) -> P:
         raise TypeError(f"plugins are attached to a route, not to {_what(to)}")
     for plugin in plugins:
         if not isinstance(plugin, Plugin):
-            raise TypeError(f"plugins are attached, not {type(plugin).__name__}: attach(route, one, another), such as pg.plugins.balanced_json()")
+            raise TypeError(
+                f"plugins are attached, not {type(plugin).__name__}: attach(route, one, another),"
+                " such as pg.plugins.balanced_json()"
+            )
     made: dict[int, Any] = {}
 
     def attached(engine: Any) -> Any:
@@ -179,11 +242,19 @@ def attach(to: P, *plugins: Plugin) -> P:
 
     new = to.rebound(Rebinding(engine=attached))
     if not made:
-        raise TypeError(f"{to.name} has no stage that is bound to an engine: plugins are attached to engines")
+        raise TypeError(
+            f"{to.name} has no stage that is bound to an engine: plugins are attached to engines"
+        )
     for plugin in plugins:
         if plugin.trim is not None and not to.routes:
-            words = f"plugin {plugin.name!r} trims the text, and none of the stages of {to.name} does"
-            raise UnsupportedPlugin(words, plugin=plugin.name, hint="end the pipe with pg.stages.trim(engine), or trim in a stage of your own")
+            words = (
+                f"plugin {plugin.name!r} trims the text, and none of the stages of {to.name} does"
+            )
+            raise UnsupportedPlugin(
+                words,
+                plugin=plugin.name,
+                hint="end the pipe with pg.stages.trim(engine), or trim in a stage of your own",
+            )
     return new
 
 
@@ -195,14 +266,25 @@ def _with_plugins(engine: Engine, plugins: tuple[Plugin, ...]) -> Engine:
             raise failure.error from failure
         if any(_same(plugin, other) for other in engine.plugins):
             words = f"plugin {plugin.name!r} is attached to {shown(engine.name)} already"
-            raise UnsupportedPlugin(words, plugin=plugin.name, hint="attach it once; one with other arguments may come after it")
+            raise UnsupportedPlugin(
+                words,
+                plugin=plugin.name,
+                hint="attach it once; one with other arguments may come after it",
+            )
         if absent:
-            words = f"plugin {plugin.name!r} needs {', '.join(absent)}, which {shown(engine.name)} does not offer"
+            words = (
+                f"plugin {plugin.name!r} needs {', '.join(absent)}, which {shown(engine.name)} does"
+                " not offer"
+            )
             raise UnsupportedPlugin(words, plugin=plugin.name)
         engine = engine.with_plugin(plugin)
     return engine
 
 
 def _same(plugin: Plugin, other: Plugin) -> bool:
-    """Whether two plugins do the same: those that ship, and others that have a version, say by it what they do."""
-    return plugin == other or ((plugin.name, plugin.version) == (other.name, other.version) and bool(plugin.version))
+    """Whether two plugins do the same: those that ship, and others that have a version, say by it
+    what they do.
+    """
+    return plugin == other or (
+        (plugin.name, plugin.version) == (other.name, other.version) and bool(plugin.version)
+    )

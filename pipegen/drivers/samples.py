@@ -1,4 +1,5 @@
-"""Several completions for one prompt: `samples=n` expands a request into n rows and puts their results together again; `grid` does it for options.
+"""Several completions for one prompt: `samples=n` expands a request into n rows and puts their
+results together again; `grid` does it for options.
 
 The rows share one prompt, and a route renders and encodes equal prompts of a batch once.
 """
@@ -29,22 +30,34 @@ Point: TypeAlias = GenerationOptions | Mapping[str, Any]
 """One point of a grid."""
 
 
-def samples(pipe: Pipe[GenerationRequest, GenerationResult]) -> Pipe[GenerationRequest, GenerationResult]:
-    """Let a pipe without `pg.stages.trim` honour `samples`: each request is expanded into as many rows, and their results are put together in its one slot.
+def samples(
+    pipe: Pipe[GenerationRequest, GenerationResult],
+) -> Pipe[GenerationRequest, GenerationResult]:
+    """Let a pipe without `pg.stages.trim` honour `samples`: each request is expanded into as many
+    rows, and their results are put together in its one slot.
 
-    The slot holds the first completion, with all of them, in order, in `.samples`. Those that failed are in `.failed_samples`, with their numbers; the
-    slot itself fails, with the error of the first, only where no sample came through. Routes honour samples by themselves. Raises `TypeError` for what is
-    no pipe.
+    The slot holds the first completion, with all of them, in order, in `.samples`. Those that
+    failed are in `.failed_samples`, with their numbers; the slot itself fails, with the error of
+    the first, only where no sample came through. Routes honour samples by themselves. Raises
+    `TypeError` for what is no pipe.
     """
     if not isinstance(pipe, Pipe):
-        raise TypeError(f"samples takes a pipe, not {type(pipe).__name__}: pg.route(engine) makes a route of an engine")
+        raise TypeError(
+            f"samples takes a pipe, not {type(pipe).__name__}: pg.route(engine) makes a route of an"
+            " engine"
+        )
     first, last = _stage(opens=True), _stage(closes=True)
     return pipe.with_parts((first, *pipe.parts, last))
 
 
 def _stage(*, opens: bool = False, closes: bool = False) -> Pipe[Any, Any]:
     """A stage that changes nothing, at which requests become rows or rows are put together."""
-    return dataclasses.replace(row_stage("samples", Success, keeps_text=True), sampling=SAMPLING, opens=opens, closes=closes)
+    return dataclasses.replace(
+        row_stage("samples", Success, keeps_text=True),
+        sampling=SAMPLING,
+        opens=opens,
+        closes=closes,
+    )
 
 
 @overload
@@ -62,31 +75,55 @@ def grid(  # type: ignore[overload-overlap]  # as above
     request: Iterable[Request], options: Mapping[K, Point]
 ) -> dict[tuple[int, K], Any]: ...
 @overload
-def grid(request: Mapping[str, Any] | Slot[GenerationRequest] | Iterable[Request], options: Iterable[Point]) -> tuple[Any, ...]: ...
-def grid(request: Request | Iterable[Request], options: Mapping[Any, Point] | Iterable[Point]) -> dict[Any, Any] | tuple[Any, ...]:
-    """The same request once for each of the options, which win over the request's own; a route renders and encodes its prompt once.
+def grid(
+    request: Mapping[str, Any] | Slot[GenerationRequest] | Iterable[Request],
+    options: Iterable[Point],
+) -> tuple[Any, ...]: ...
+def grid(
+    request: Request | Iterable[Request], options: Mapping[Any, Point] | Iterable[Point]
+) -> dict[Any, Any] | tuple[Any, ...]:
+    """The same request once for each of the options, which win over the request's own; a route
+    renders and encodes its prompt once.
 
-    A request is what `run` takes: a record, plain data, or a slot. What is no request, or has failed, is a failed slot at each point. Options with labels
-    give requests with the same labels, which `imap_keyed` takes to the answers. Of several requests, each comes at all points before the next one, and the
-    labels are pairs of a request's position and the label. Raises `InvalidField` for options that are none.
+    A request is what `run` takes: a record, plain data, or a slot. What is no request, or has
+    failed, is a failed slot at each point. Options with labels give requests with the same labels,
+    which `imap_keyed` takes to the answers. Of several requests, each comes at all points before
+    the next one, and the labels are pairs of a request's position and the label. Raises
+    `InvalidField` for options that are none.
 
-    >>> hot_and_cold = grid({"prompt": "Hi"}, [{"temperature": 0.0}, {"temperature": 1.0, "seed": 3}])
+    >>> hot_and_cold = grid(
+    ...     {"prompt": "Hi"}, [{"temperature": 0.0}, {"temperature": 1.0, "seed": 3}]
+    ... )
     >>> [request.options.temperature for request in hot_and_cold]
     [0.0, 1.0]
-    >>> labelled = grid({"prompt": "Hi"}, {"cold": {"temperature": 0.0}, "hot": {"temperature": 1.0}})
+    >>> labelled = grid(
+    ...     {"prompt": "Hi"}, {"cold": {"temperature": 0.0}, "hot": {"temperature": 1.0}}
+    ... )
     >>> [(label, request.options.temperature) for label, request in labelled.items()]
     [('cold', 0.0), ('hot', 1.0)]
-    >>> [request.prompt for request in grid([{"prompt": "Hi"}, {"prompt": "Ho"}], [{"seed": 1}, {"seed": 2}])]
+    >>> [
+    ...     request.prompt
+    ...     for request in grid([{"prompt": "Hi"}, {"prompt": "Ho"}], [{"seed": 1}, {"seed": 2}])
+    ... ]
     ['Hi', 'Hi', 'Ho', 'Ho']
     """
-    if isinstance(request, (str, bytes)) or not isinstance(request, (GenerationRequest, Mapping, Result, Iterable)):
-        raise InvalidField(f'grid takes a request such as {{"prompt": "..."}}, or several, not {printed(request)}')
+    if isinstance(request, (str, bytes)) or not isinstance(
+        request, (GenerationRequest, Mapping, Result, Iterable)
+    ):
+        raise InvalidField(
+            f'grid takes a request such as {{"prompt": "..."}}, or several, not {printed(request)}'
+        )
     if not isinstance(options, Iterable) or isinstance(options, (str, bytes)):
-        raise InvalidField(f"grid takes a list or a mapping of options, not one {type(options).__name__}")
+        raise InvalidField(
+            f"grid takes a list or a mapping of options, not one {type(options).__name__}"
+        )
     points = options if isinstance(options, Mapping) else [*options]
     for point in points.values() if isinstance(points, Mapping) else points:
         if not isinstance(point, (GenerationOptions, Mapping)):
-            raise InvalidField(f"grid takes GenerationOptions or a mapping of options for each point, not {printed(point)}")
+            raise InvalidField(
+                "grid takes GenerationOptions or a mapping of options for each point, not"
+                f" {printed(point)}"
+            )
     if isinstance(request, (GenerationRequest, Mapping, Result)):
         record = record_of(request)
         if isinstance(points, Mapping):
@@ -94,11 +131,19 @@ def grid(request: Request | Iterable[Request], options: Mapping[Any, Point] | It
         return tuple(_at(point, record) for point in points)
     records = [record_of(one) for one in request]
     if isinstance(points, Mapping):
-        return {(position, label): _at(point, record) for position, record in enumerate(records) for label, point in points.items()}
+        return {
+            (position, label): _at(point, record)
+            for position, record in enumerate(records)
+            for label, point in points.items()
+        }
     return tuple(_at(point, record) for record in records for point in points)
 
 
 def _at(point: Point, record: Slot[GenerationRequest]) -> Any:
     """The request with these options, or the slot of one that has failed."""
     options = options_from(point) if isinstance(point, Mapping) else point
-    return dataclasses.replace(record.unwrap(), options=merge(options, record.unwrap().options)) if is_ok(record) else record
+    return (
+        dataclasses.replace(record.unwrap(), options=merge(options, record.unwrap().options))
+        if is_ok(record)
+        else record
+    )

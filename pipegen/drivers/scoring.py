@@ -1,11 +1,16 @@
-"""Scores through a route: how likely its model finds given continuations, given choices and whole texts.
+"""Scores through a route: how likely its model finds given continuations, given choices and whole
+texts.
 
-The pipe is that of a route, but for its call and what comes after it: `scoring(route)` joins each context with its continuation, has the engine score them,
-and sums up. So requests fail in their slots as they do in `run`, and every driver takes it: `pg.imap(pg.scoring(route), requests)`.
+The pipe is that of a route, but for its call and what comes after it: `scoring(route)` joins each
+context with its continuation, has the engine score them, and sums up. So requests fail in their
+slots as they do in `run`, and every driver takes it: `pg.imap(pg.scoring(route), requests)`.
 
 >>> from pipegen.drivers.route import route
 >>> from pipegen.testing.fake import FakeEngine
->>> made, refused = score(route(FakeEngine("")), [{"prompt": "Hi", "continuation": "!"}, {"prompt": "", "continuation": "!"}])
+>>> made, refused = score(
+...     route(FakeEngine("")),
+...     [{"prompt": "Hi", "continuation": "!"}, {"prompt": "", "continuation": "!"}],
+... )
 >>> made.unwrap().tokens, made.unwrap().token_ids, refused.failure().message
 (1, (33,), 'the context is empty, and the first token of a sequence has no log probability')
 """
@@ -38,18 +43,30 @@ from pipegen.stages.parts.length import check_length
 __all__ = ["choose", "continued_by", "perplexity", "rolling", "score", "scoring"]
 
 
-def scoring(route: Route, *, empty_context: EmptyContext = "refuse") -> Pipe[GenerationRequest, Scored]:
-    """The pipe that scores requests with a `continuation` on the engine of a route: `ScoringRequest`, or plain data of that shape.
+def scoring(
+    route: Route, *, empty_context: EmptyContext = "refuse"
+) -> Pipe[GenerationRequest, Scored]:
+    """The pipe that scores requests with a `continuation` on the engine of a route:
+    `ScoringRequest`, or plain data of that shape.
 
-    `empty_context` says what the first token of an empty context is scored after: "refuse" fails the request, "bos" is the model's BOS (its end token where
-    it has none), and a number is the id of that token. Stages that were inserted into the route before `tokenize` stay. Raises `TypeError` for what is no
-    route through one engine (`pg.fallback` joins two such pipes), and for a stage of one's own after `tokenize`, which is for generated text.
+    `empty_context` says what the first token of an empty context is scored after: "refuse" fails
+    the request, "bos" is the model's BOS (its end token where it has none), and a number is the id
+    of that token. Stages that were inserted into the route before `tokenize` stay. Raises
+    `TypeError` for what is no route through one engine (`pg.fallback` joins two such pipes), and
+    for a stage of one's own after `tokenize`, which is for generated text.
     """
     if not isinstance(route, Route):
         what = route.name if isinstance(route, Pipe) else type(route).__name__
-        raise TypeError(f"a route through one engine scores, not {what}: fallback(scoring(first), scoring(second), when=...) joins two")
-    if empty_context not in ("refuse", "bos") and (type(empty_context) is not int or empty_context < 0):
-        raise TypeError(f'empty_context takes "refuse", "bos" or a token id, not {empty_context!r:.80}')
+        raise TypeError(
+            f"a route through one engine scores, not {what}: fallback(scoring(first),"
+            " scoring(second), when=...) joins two"
+        )
+    if empty_context not in ("refuse", "bos") and (
+        type(empty_context) is not int or empty_context < 0
+    ):
+        raise TypeError(
+            f'empty_context takes "refuse", "bos" or a token id, not {empty_context!r:.80}'
+        )
     engine = route.engine
     pipe: Pipe[GenerationRequest, Any] = resolve_scoring(engine)
     if takes_tokens(engine):
@@ -64,13 +81,22 @@ def _before(route: Route) -> Pipe[GenerationRequest, Any]:
     """The stages of a route up to its prompts as text."""
     names = [part.name for part in route.parts]
     if "tokenize" not in names or "resolve" not in names:
-        raise TypeError(f"the route {route.name!r} has no stage 'resolve' or 'tokenize' in whose place its requests could be scored")
+        raise TypeError(
+            f"the route {route.name!r} has no stage 'resolve' or 'tokenize' in whose place its"
+            " requests could be scored"
+        )
     place = names.index("tokenize")
     own = next((name for name in names[place + 1 :] if name not in _DROPPED), None)
     if own is not None:
-        raise TypeError(f"the route {route.name!r} has the stage {own!r} after 'tokenize', which a score does not go through: take it out with remove")
+        raise TypeError(
+            f"the route {route.name!r} has the stage {own!r} after 'tokenize', which a score does"
+            " not go through: take it out with remove"
+        )
     start: Pipe[GenerationRequest, Any] = identity()
-    kept = start.with_parts(resolve_scoring(route.engine) if part.name == "resolve" else part for part in route.parts[:place])
+    kept = start.with_parts(
+        resolve_scoring(route.engine) if part.name == "resolve" else part
+        for part in route.parts[:place]
+    )
     return dataclasses.replace(kept, owns=route.owns)
 
 
@@ -86,10 +112,20 @@ def _sum_up(engine: Any, name: str) -> Pipe[TokenScores, Scored]:
         continued = scores.continued
         prompt, ids = continued.encoded.prompt, continued.continuation
         if not len(scores.logprobs) == len(scores.likeliest) == len(ids):
-            raise ContractError(f"engine {engine.name} gave {len(scores.logprobs)} log probabilities of {len(ids)} tokens")
-        wrong = next((place for place, value in enumerate(scores.logprobs) if math.isnan(value)), None)
+            raise ContractError(
+                f"engine {engine.name} gave {len(scores.logprobs)} log probabilities of {len(ids)}"
+                " tokens"
+            )
+        wrong = next(
+            (place for place, value in enumerate(scores.logprobs) if math.isnan(value)), None
+        )
         if wrong is not None:
-            return Failure(MalformedResponse(f"the log probability of token {wrong} of the continuation (id {ids[wrong]}) is not a number"))
+            return Failure(
+                MalformedResponse(
+                    f"the log probability of token {wrong} of the continuation (id {ids[wrong]}) is"
+                    " not a number"
+                )
+            )
         text = engine.tokenizer.decode(ids) if continued.text is None else continued.text
         return Success(
             Scored(
@@ -111,7 +147,11 @@ def _sum_up(engine: Any, name: str) -> Pipe[TokenScores, Scored]:
             )
         )
 
-    return dataclasses.replace(row_stage("sum_up", summed), routes=(name,), rebind=lambda new: _sum_up(new.engine(engine), new.route(name)))
+    return dataclasses.replace(
+        row_stage("sum_up", summed),
+        routes=(name,),
+        rebind=lambda new: _sum_up(new.engine(engine), new.route(name)),
+    )
 
 
 def score(
@@ -123,17 +163,26 @@ def score(
     image_policy: ImagePolicy | None = None,
     policy: RequestPolicy | None = None,
 ) -> Batch[Scored]:
-    """How likely the model finds given continuations: N requests in, N slots out, in order, with one engine call.
+    """How likely the model finds given continuations: N requests in, N slots out, in order, with
+    one engine call.
 
-    A request is as for `pg.run`, with a `continuation` (text or ids). What contexts share is read once. Of the options those of the prompt count: the chat
-    template's and the images'. Errors and arguments are those of `run` and `scoring`; `pipegen.stages.joining` has the rule of how both texts are encoded.
+    A request is as for `pg.run`, with a `continuation` (text or ids). What contexts share is read
+    once. Of the options those of the prompt count: the chat template's and the images'. Errors and
+    arguments are those of `run` and `scoring`; `pipegen.stages.joining` has the rule of how both
+    texts are encoded.
 
     >>> from pipegen.drivers.route import route
     >>> from pipegen.testing.fake import FakeEngine
     >>> score(route(FakeEngine("")), [{"prompt": "a", "continuation": "bc"}])[0].unwrap().token_ids
     (98, 99)
     """
-    return run(scoring(route, empty_context=empty_context), requests, options, image_policy=image_policy, policy=policy)
+    return run(
+        scoring(route, empty_context=empty_context),
+        requests,
+        options,
+        image_policy=image_policy,
+        policy=policy,
+    )
 
 
 def choose(
@@ -146,7 +195,8 @@ def choose(
     image_policy: ImagePolicy | None = None,
     policy: RequestPolicy | None = None,
 ) -> Slot[Chosen]:
-    """The scores of several continuations of one request, and the best: by the sum, by token and by byte. One that fails fails the whole.
+    """The scores of several continuations of one request, and the best: by the sum, by token and by
+    byte. One that fails fails the whole.
 
     A choice is taken as it is: after a plain prompt, a word usually begins with a space.
 
@@ -159,11 +209,21 @@ def choose(
     if isinstance(choices, (str, bytes)):
         raise TypeError("choices are a list of texts or of ids, not one text")
     pipe = scoring(route, empty_context=empty_context)
-    slots = run(pipe, [continued_by(request, choice) for choice in choices], options, image_policy=image_policy, policy=policy)
+    slots = run(
+        pipe,
+        [continued_by(request, choice) for choice in choices],
+        options,
+        image_policy=image_policy,
+        policy=policy,
+    )
     failed = next((slot for slot in slots if not is_ok(slot)), None)
     if not slots:
         return Failure(InvalidRequest("there are no choices: give at least one"))
-    return Success(Chosen(choices=tuple(slot.unwrap() for slot in slots))) if failed is None else Failure(failed.failure())
+    return (
+        Success(Chosen(choices=tuple(slot.unwrap() for slot in slots)))
+        if failed is None
+        else Failure(failed.failure())
+    )
 
 
 def continued_by(request: Request, choice: Any) -> Slot[GenerationRequest]:
@@ -173,7 +233,9 @@ def continued_by(request: Request, choice: Any) -> Slot[GenerationRequest]:
     if isinstance(request, GenerationRequest):
         named = ("id", "messages", "prompt", "prompt_token_ids", "tools", "options")
         request = {name: getattr(request, name) for name in named}
-    return request_from({**request, "continuation": choice} if isinstance(request, Mapping) else request)
+    return request_from(
+        {**request, "continuation": choice} if isinstance(request, Mapping) else request
+    )
 
 
 PERPLEXITY_WINDOW = 2048
@@ -187,14 +249,20 @@ def perplexity(
     window: int | None = None,
     empty_context: EmptyContext = "bos",
 ) -> Batch[Perplexity]:
-    """The log probability of whole texts; each token is predicted once, after as much of the text before it as the model takes.
+    """The log probability of whole texts; each token is predicted once, after as much of the text
+    before it as the model takes.
 
-    A text that is longer than `window` (the engine's own limit, unless it is lower) is predicted in rolling windows: each goes on where the last one ended,
-    and the last one is as long as the others and predicts what is left. The first token comes after the token that `empty_context` names.
+    A text that is longer than `window` (the engine's own limit, unless it is lower) is predicted in
+    rolling windows: each goes on where the last one ended, and the last one is as long as the
+    others and predicts what is left. The first token comes after the token that `empty_context`
+    names.
 
     >>> from pipegen.drivers.route import route
     >>> from pipegen.testing.fake import FakeEngine
-    >>> [made.unwrap().windows for made in perplexity(route(FakeEngine("")), ["abc", "abcdef"], window=4)]
+    >>> [
+    ...     made.unwrap().windows
+    ...     for made in perplexity(route(FakeEngine("")), ["abc", "abcdef"], window=4)
+    ... ]
     [1, 2]
     """
     if isinstance(texts, (str, bytes)):
@@ -208,11 +276,26 @@ def perplexity(
         return tuple([Failure(error) for _ in kept])
     first = first_token(engine) if empty_context == "bos" else empty_context
     if not isinstance(first, int):
-        return tuple([Failure(InvalidRequest("the model has neither a BOS nor an end token", hint="set empty_context to a token id")) for _ in kept])
+        return tuple(
+            [
+                Failure(
+                    InvalidRequest(
+                        "the model has neither a BOS nor an end token",
+                        hint="set empty_context to a token id",
+                    )
+                )
+                for _ in kept
+            ]
+        )
     limit = PERPLEXITY_WINDOW + 1 if engine.longest_scored is None else engine.longest_scored
     size = limit - 1 if window is None else min(window, limit - 1)
     asked = [_windows(text, engine, first, size) for text in kept]
-    rows = [ScoringRequest(prompt_token_ids=before, continuation=own) for slot in asked if is_ok(slot) for before, own in slot.unwrap()]
+    rows = [
+        ScoringRequest(prompt_token_ids=before, continuation=own)
+        for slot in asked
+        if is_ok(slot)
+        for before, own in slot.unwrap()
+    ]
     answers = iter(run(pipe, rows))
 
     def whole(text: str, windows: Slot[list[_Window]]) -> Slot[Perplexity]:
@@ -231,14 +314,18 @@ def _windows(text: Any, engine: TokenEngine, first: int, size: int) -> Slot[list
     too_long = check_length(text, engine.tokenizer, None)
     if too_long is not None:
         return Failure(too_long)
-    encoded = guard(lambda: engine.tokenizer.encode(text), lambda raised: InvalidRequest(f"the text cannot be encoded: {raised.words}"))
+    encoded = guard(
+        lambda: engine.tokenizer.encode(text),
+        lambda raised: InvalidRequest(f"the text cannot be encoded: {raised.words}"),
+    )
     if not is_ok(encoded):
         return Failure(encoded.failure())
     return Success([*rolling(encoded.unwrap(), first, size)])
 
 
 def rolling(ids: Sequence[int], first: int, size: int) -> Iterator[_Window]:
-    """Each id predicted once: pairs of the ids before and those that are predicted, at most `size` + 1 together; the first comes after `first`.
+    """Each id predicted once: pairs of the ids before and those that are predicted, at most `size`
+    + 1 together; the first comes after `first`.
 
     >>> [*rolling((1, 2, 3, 4, 5, 6), 0, 4)]
     [((0,), (1, 2, 3, 4)), ((2, 3, 4), (5, 6))]
@@ -255,5 +342,11 @@ def _whole(text: str, windows: Sequence[Slot[Scored]]) -> Slot[Perplexity]:
     if failed is not None:
         return Failure(failed.failure())
     scored = [slot.unwrap() for slot in windows]
-    counts = {"tokens": sum(one.tokens for one in scored), "words": len(text.split()), "bytes": len(text.encode("utf-8", "surrogatepass"))}
-    return Success(Perplexity(logprob=math.fsum(one.logprob for one in scored), windows=len(scored), **counts))
+    counts = {
+        "tokens": sum(one.tokens for one in scored),
+        "words": len(text.split()),
+        "bytes": len(text.encode("utf-8", "surrogatepass")),
+    }
+    return Success(
+        Perplexity(logprob=math.fsum(one.logprob for one in scored), windows=len(scored), **counts)
+    )

@@ -1,7 +1,8 @@
 """Streaming: text as it comes, through the same route.
 
-`stream` yields `Delta`s and, last for each request, `Done` with the slot. The joined deltas of a request are the text of its result, whatever the
-chunking: what a plugin or a stage after the call may still change is held back until it is final. A stage before the call changes nothing of that. Of
+`stream` yields `Delta`s and, last for each request, `Done` with the slot. The joined deltas of a
+request are the text of its result, whatever the chunking: what a plugin or a stage after the call
+may still change is held back until it is final. A stage before the call changes nothing of that. Of
 several calls one after another, the last one's text is streamed.
 """
 
@@ -51,16 +52,24 @@ class Done:
 
 
 class _Deltas:
-    """What has been shown of each row, and what may be shown now. Does no input or output, so it serves both drivers."""
+    """What has been shown of each row, and what may be shown now. Does no input or output, so it
+    serves both drivers.
+    """
 
     def __init__(self) -> None:
         self.shown: dict[Row, str] = {}
         self.answered: dict[Row, Slot[Any]] = {}
 
     def open(self, wanted: Call) -> Call:
-        """Start a call without the rows that have shown text already: those are never tried again, their answer stands."""
+        """Start a call without the rows that have shown text already: those are never tried again,
+        their answer stands.
+        """
         fresh = [place for place, row in enumerate(wanted.rows) if not self.shown.get(row)]
-        self.wanted = replace(wanted, inputs=tuple(wanted.inputs[place] for place in fresh), rows=tuple(wanted.rows[place] for place in fresh))
+        self.wanted = replace(
+            wanted,
+            inputs=tuple(wanted.inputs[place] for place in fresh),
+            rows=tuple(wanted.rows[place] for place in fresh),
+        )
         self.decoders: dict[int, Any] = {}
         self.slots: list[Slot[Any] | None] = [None] * len(fresh)
         return self.wanted
@@ -90,13 +99,18 @@ class _Deltas:
     def close(self, wanted: Call) -> Sequence[Slot[Any]]:
         """The answers to the call as the pipe wanted it."""
         if any(slot is None for slot in self.slots):
-            raise ContractError(f"engine {wanted.backend.name} ended its stream without an answer for every row")
+            raise ContractError(
+                f"engine {wanted.backend.name} ended its stream without an answer for every row"
+            )
         return self._answers(wanted, [slot for slot in self.slots if slot is not None])
 
     def failed(self, wanted: Call, failure: CallFailed) -> Sequence[Slot[Any]]:
         """The answers to a call that failed on the way: rows that were finished keep theirs."""
         broken = failed(self.wanted, failure)
-        return self._answers(wanted, [slot if slot is not None else broken[row] for row, slot in enumerate(self.slots)])
+        return self._answers(
+            wanted,
+            [slot if slot is not None else broken[row] for row, slot in enumerate(self.slots)],
+        )
 
     def _answers(self, wanted: Call, slots: Sequence[Slot[Any]]) -> Sequence[Slot[Any]]:
         self.answered.update(zip(self.wanted.rows, slots, strict=True))
@@ -112,7 +126,10 @@ class _Deltas:
                     completion = completed.unwrap()
                     shown = self.shown.get((index, sample), "")
                     if not completion.text.startswith(shown):
-                        raise ContractError(f"the streamed text of request {index} is not how its result begins: a stage changed text that it said it keeps")
+                        raise ContractError(
+                            f"the streamed text of request {index} is not how its result begins: a"
+                            " stage changed text that it said it keeps"
+                        )
                     if len(completion.text) > len(shown):
                         yield Delta(index=index, sample=sample, text=completion.text[len(shown) :])
             yield Done(index=index, slot=slot)
@@ -128,8 +145,9 @@ def stream(
 ) -> Iterator[Delta | Done]:
     """Generate for a batch and yield text as it comes; the slots are those of `run`.
 
-    A fallback within the route takes a request over only before its first delta. `Done` comes for all requests of the batch once the engine has
-    finished the last of them: to have each as soon as it ends, stream them one by one.
+    A fallback within the route takes a request over only before its first delta. `Done` comes for
+    all requests of the batch once the engine has finished the last of them: to have each as soon as
+    it ends, stream them one by one.
     """
     chosen = check_run(route, options, image_policy, policy)
     batch = prepare_batch(requests, chosen, image_policy, policy)

@@ -1,4 +1,6 @@
-"""What a flow works on: units, each one request on its way, and the open calls of engines that are fed with their rows."""
+"""What a flow works on: units, each one request on its way, and the open calls of engines that are
+fed with their rows.
+"""
 
 from __future__ import annotations
 
@@ -29,21 +31,38 @@ class NoRequest(Enum):
 
 
 class KeptAnswers(Protocol[K_contra]):
-    """Answers to single calls that outlive the process. `number` counts the calls of a request, from 1."""
+    """Answers to single calls that outlive the process. `number` counts the calls of a request,
+    from 1.
+    """
 
     def of(self, key: K_contra, number: int, call: Call) -> Sequence[Slot[Any] | None]:
         """For each input of the call its answer, or None where none is kept."""
         ...
 
-    def keep(self, key: K_contra, number: int, call: Call, answers: Mapping[int, Slot[Any]]) -> None:
-        """Keep answers to a call, by the places of their inputs: the request has not ended with them."""
+    def keep(
+        self, key: K_contra, number: int, call: Call, answers: Mapping[int, Slot[Any]]
+    ) -> None:
+        """Keep answers to a call, by the places of their inputs: the request has not ended with
+        them.
+        """
         ...
 
 
 class Unit(Generic[K]):
     """One request on its way."""
 
-    __slots__ = ("answers", "asked", "bug", "bytes", "calls", "key", "missing", "number", "slot", "started")
+    __slots__ = (
+        "answers",
+        "asked",
+        "bug",
+        "bytes",
+        "calls",
+        "key",
+        "missing",
+        "number",
+        "slot",
+        "started",
+    )
 
     def __init__(self, key: K, asked: Slot[GenerationRequest], number: int) -> None:
         self.key, self.asked, self.number = key, asked, number
@@ -67,7 +86,9 @@ class Unit(Generic[K]):
 
 
 class Feed:
-    """The open call of one engine, the rows to be added next, and to which unit and place each row belongs."""
+    """The open call of one engine, the rows to be added next, and to which unit and place each row
+    belongs.
+    """
 
     def __init__(self, backend: Any, call: OpenCall[Any, Any]) -> None:
         self.backend, self.call = backend, call
@@ -79,4 +100,8 @@ def image_bytes(asked: Any) -> int:
     """What the images of a call's input take, in bytes: as pixels, or as they came."""
     if isinstance(asked, Encoded):
         return sum([len(image.rgb) for image in asked.prompt.images])
-    return sum(len(source.data or b"") for source in asked.request.sources) if isinstance(asked, ResolvedRequest) else 0
+    return (
+        sum(len(source.data or b"") for source in asked.request.sources)
+        if isinstance(asked, ResolvedRequest)
+        else 0
+    )

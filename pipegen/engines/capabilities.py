@@ -1,7 +1,7 @@
 """What an engine can do, as data.
 
-A capability is a word: `images`, `stream`, `logits`, ... or the flat name of an option. An engine's `Capabilities` say which it has; preflight, `attach`
-and `pipegen doctor` read the same table.
+A capability is a word: `images`, `stream`, `logits`, ... or the flat name of an option. An engine's
+`Capabilities` say which it has; preflight, `attach` and `pipegen doctor` read the same table.
 
 >>> missing({"images"}, Capabilities(engine="x", honours=frozenset({"seed"})))
 ('images',)
@@ -22,17 +22,36 @@ Capability = str
 _FEATURES: Mapping[Capability, tuple[str, frozenset[str]]] = {
     "images": ("takes images", frozenset(ENGINE_LIST)),
     "stream": ("yields text as it comes", frozenset(ENGINE_LIST)),
-    "token_ids": ("takes and returns token ids, so that prompt, text and finish are pipegen's own", TOKEN_ENGINES),
-    "repeatable": ("a seeded row gives the same result again, in any batch", TOKEN_ENGINES - {"sglang_server"}),
-    "watch": ("can be stopped by a plugin of any engine: at the exact token, or by chat at the exact character", frozenset(ENGINE_LIST)),
+    "token_ids": (
+        "takes and returns token ids, so that prompt, text and finish are pipegen's own",
+        TOKEN_ENGINES,
+    ),
+    "repeatable": (
+        "a seeded row gives the same result again, in any batch",
+        TOKEN_ENGINES - {"sglang_server"},
+    ),
+    "watch": (
+        (
+            "can be stopped by a plugin of any engine: at the exact token, or by chat at the exact"
+            " character"
+        ),
+        frozenset(ENGINE_LIST),
+    ),
     "stopping_criteria": ("takes Hugging Face StoppingCriteria", frozenset({"hf"})),
     "logits_processor": ("takes Hugging Face LogitsProcessors", frozenset({"hf"})),
 }
 FEATURES: Mapping[Capability, str] = {name: words for name, (words, _) in _FEATURES.items()}
 """The capabilities that are not options."""
-_HONOURED = {name: engines for name, (_, engines) in _FEATURES.items()} | {name: entry.row.engines for name, entry in OPTIONS.items()}
-ENGINES: Mapping[str, frozenset[Capability]] = {engine: frozenset(name for name, by in _HONOURED.items() if engine in by) for engine in ENGINE_LIST}
-"""What each engine honours at best; a text-only model takes `images` away. `images` also needs a vision model."""
+_HONOURED = {name: engines for name, (_, engines) in _FEATURES.items()} | {
+    name: entry.row.engines for name, entry in OPTIONS.items()
+}
+ENGINES: Mapping[str, frozenset[Capability]] = {
+    engine: frozenset(name for name, by in _HONOURED.items() if engine in by)
+    for engine in ENGINE_LIST
+}
+"""What each engine honours at best; a text-only model takes `images` away. `images` also needs a
+vision model.
+"""
 
 
 @record

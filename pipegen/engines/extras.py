@@ -14,7 +14,8 @@ class MissingExtra(ImportError):
 
 
 def need(package: str, extra: str, purpose: str) -> None:
-    """Make sure that `package` can be imported. Raises `MissingExtra` with the command that installs it.
+    """Make sure that `package` can be imported. Raises `MissingExtra` with the command that
+    installs it.
 
     >>> need("json", "hf", "loading a model")
     >>> need("no_such_package", "peft", "a LoRA adapter")
@@ -23,4 +24,6 @@ def need(package: str, extra: str, purpose: str) -> None:
     pipegen.engines.extras.MissingExtra: a LoRA adapter needs the package no_such_package: pip install ".[peft]" (in your clone of pipegen)
     """
     if importlib.util.find_spec(package) is None:
-        raise MissingExtra(f"{purpose} needs the package {package}: {install_hint(extra)}", name=package)
+        raise MissingExtra(
+            f"{purpose} needs the package {package}: {install_hint(extra)}", name=package
+        )

@@ -1,7 +1,8 @@
 """A plugin is a value: what it needs of an engine, and up to three things that it does.
 
-`feed` watches the text of one row as it comes and may halt it; it is engine-neutral, incremental and pure: state in, state out. `trim` is a pure
-function on the finished text. `logits_processor` and `stopping_criteria` are for Hugging Face engines only.
+`feed` watches the text of one row as it comes and may halt it; it is engine-neutral, incremental
+and pure: state in, state out. `trim` is a pure function on the finished text. `logits_processor`
+and `stopping_criteria` are for Hugging Face engines only.
 
 >>> shout = Plugin(name="shout", trim=str.upper)
 >>> shout.trim("abc")
@@ -26,13 +27,19 @@ class RowContext:
     """What an engine tells a hook about the one row that it is made for."""
 
     prompt_length: int
-    """Tokens of the prompt; the ids that the hook is called with begin with them, and there is no padding."""
+    """Tokens of the prompt; the ids that the hook is called with begin with them, and there is no
+    padding.
+    """
     tokenizer: Tokenizer
     """The engine's own, to read the row's ids as text."""
 
 
 def _capabilities(value: Any) -> Any:
-    if isinstance(value, str) or not isinstance(value, Collection) or not all(isinstance(name, str) for name in value):
+    if (
+        isinstance(value, str)
+        or not isinstance(value, Collection)
+        or not all(isinstance(name, str) for name in value)
+    ):
         raise ValueError("capabilities, such as {'watch'}")
     return frozenset(value)
 
@@ -43,21 +50,33 @@ class Plugin:
 
     name: Annotated[str, non_empty_string]
     requires: Annotated[frozenset[Capability], _capabilities] = frozenset()
-    """Capabilities that the engine must have, besides those that its own hooks imply (see `needs`)."""
+    """Capabilities that the engine must have, besides those that its own hooks imply (see
+    `needs`).
+    """
     start: Callable[[], Any] | None = None
     """Make the state for a new row."""
     feed: Callable[[Any, str], tuple[Any, int | None]] | None = None
-    """`feed(state, new_text)` gives the next state, and how many characters of `new_text` still belong to the answer if the row halts there."""
+    """`feed(state, new_text)` gives the next state, and how many characters of `new_text` still
+    belong to the answer if the row halts there.
+    """
     trim: Callable[[str], str] | None = None
     logits_processor: Callable[[RowContext], Any] | None = None
-    """`logits_processor(context)` makes a fresh `LogitsProcessor` for one row; it sees that row alone, without padding."""
+    """`logits_processor(context)` makes a fresh `LogitsProcessor` for one row; it sees that row
+    alone, without padding.
+    """
     stopping_criteria: Callable[[RowContext], Any] | None = None
-    """`stopping_criteria(context)` makes a fresh `StoppingCriteria` for one row; it sees that row alone, without padding."""
+    """`stopping_criteria(context)` makes a fresh `StoppingCriteria` for one row; it sees that row
+    alone, without padding.
+    """
 
     version: str = ""
-    """What the plugin does, for the keys of a job's rows: another version asks all rows again. Those that ship say their arguments."""
+    """What the plugin does, for the keys of a job's rows: another version asks all rows again.
+    Those that ship say their arguments.
+    """
     refuses: Callable[[GenerationRequest], str | None] | None = None
-    """Why the plugin does not fit one request, or None where it does; such a request alone fails."""
+    """Why the plugin does not fit one request, or None where it does; such a request alone
+    fails.
+    """
 
     def check_all(self) -> None:
         for name in ("start", "feed", "trim", "logits_processor", "stopping_criteria", "refuses"):
@@ -70,5 +89,11 @@ class Plugin:
     @property
     def needs(self) -> frozenset[Capability]:
         """Everything the plugin requires of an engine."""
-        hooks = {"watch": self.feed, "logits_processor": self.logits_processor, "stopping_criteria": self.stopping_criteria}
-        return self.requires | {capability for capability, hook in hooks.items() if hook is not None}
+        hooks = {
+            "watch": self.feed,
+            "logits_processor": self.logits_processor,
+            "stopping_criteria": self.stopping_criteria,
+        }
+        return self.requires | {
+            capability for capability, hook in hooks.items() if hook is not None
+        }

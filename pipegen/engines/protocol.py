@@ -1,8 +1,9 @@
 """What an engine is to the rest of pipegen.
 
-A `Backend` performs calls. An engine also knows its model, and there are two kinds: a `TokenEngine` takes and gives token ids, so that pipegen renders,
-tokenises, decodes and cuts for it; a `TextEngine` takes messages and gives text, as a chat server does. All but the calls works before (and without)
-loading weights.
+A `Backend` performs calls. An engine also knows its model, and there are two kinds: a `TokenEngine`
+takes and gives token ids, so that pipegen renders, tokenises, decodes and cuts for it; a
+`TextEngine` takes messages and gives text, as a chat server does. All but the calls works before
+(and without) loading weights.
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 from immutabledict import immutabledict
 from typing_extensions import TypeIs
 
-from pipegen.core.backend import AsyncBackend, AsyncStreamBackend, Backend, StreamBackend, require_backend
+from pipegen.core.backend import (
+    AsyncBackend,
+    AsyncStreamBackend,
+    Backend,
+    StreamBackend,
+    require_backend,
+)
 from pipegen.core.slots import Slot
 from pipegen.engines.capabilities import Capabilities
 from pipegen.engines.plugin import Plugin
@@ -55,7 +62,9 @@ class TokensMade:
     row: int
     token_ids: tuple[int, ...]
     text: str | None = None
-    """The text that is final with them; None where the engine does not decode, and who reads the stream does."""
+    """The text that is final with them; None where the engine does not decode, and who reads the
+    stream does.
+    """
 
 
 @record
@@ -68,7 +77,9 @@ class RowDone:
 
 @record
 class TextMade:
-    """While a call streams, on an engine that decodes by itself: row `row` brought this text, which is final, and this reasoning."""
+    """While a call streams, on an engine that decodes by itself: row `row` brought this text, which
+    is final, and this reasoning.
+    """
 
     row: int
     text: str
@@ -77,7 +88,9 @@ class TextMade:
 
 @runtime_checkable
 class GeneratesByStream(Protocol):
-    """An engine whose `generate` is its `stream`, read to the end: to read that instead costs nothing."""
+    """An engine whose `generate` is its `stream`, read to the end: to read that instead costs
+    nothing.
+    """
 
     @property
     def generates_by_stream(self) -> bool: ...
@@ -100,26 +113,34 @@ class DependsOn(Protocol):
 
     @property
     def depends_on(self) -> Mapping[str, Any]:
-        """All that its answers depend on, besides a request and its options, as plain data without secrets: `model`, and the settings that change answers.
+        """All that its answers depend on, besides a request and its options, as plain data without
+        secrets: `model`, and the settings that change answers.
 
-        Values are resolved, and what is the default is left out; so `auto` and what it stands for are equal, and so are engines that compute the same.
-        None is the value of what only a server could say, and has not.
+        Values are resolved, and what is the default is left out; so `auto` and what it stands for
+        are equal, and so are engines that compute the same. None is the value of what only a server
+        could say, and has not.
         """
         ...
 
 
 def answers_depend_on(backend: Any) -> Mapping[str, Any]:
-    """What the answers of a backend depend on: by its `depends_on`, else by its `identity`, else by its name."""
+    """What the answers of a backend depend on: by its `depends_on`, else by its `identity`, else by
+    its name.
+    """
     if isinstance(backend, DependsOn):
         return backend.depends_on
     return {"model": backend.identity if isinstance(backend, Answers) else backend.name}
 
 
 class TokenEngine(Backend[Encoded, Raw], Protocol):
-    """An engine that takes and gives token ids. It streams, and may be asynchronous (`AsyncBackend`, `AsyncStreamBackend`)."""
+    """An engine that takes and gives token ids. It streams, and may be asynchronous
+    (`AsyncBackend`, `AsyncStreamBackend`).
+    """
 
     def stream(self, inputs: Sequence[Encoded]) -> Iterator[TokensMade | RowDone]:
-        """Tokens of each row in order, and one `RowDone` for each row. Raises `CallFailed` as `generate` does."""
+        """Tokens of each row in order, and one `RowDone` for each row. Raises `CallFailed` as
+        `generate` does.
+        """
         ...
 
     @property
@@ -127,7 +148,9 @@ class TokenEngine(Backend[Encoded, Raw], Protocol):
 
     @property
     def identity(self) -> str:
-        """Which model answers, by its content: the same on every engine and machine, another for other weights. A job's finished rows are kept by it."""
+        """Which model answers, by its content: the same on every engine and machine, another for
+        other weights. A job's finished rows are kept by it.
+        """
         ...
 
     @property
@@ -156,8 +179,12 @@ class TokenEngine(Backend[Encoded, Raw], Protocol):
         """The checkpoint's own generation settings."""
         ...
 
-    def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
-        """Decode, turn and resize one image (whose bytes are loaded) as this model wants it; pure."""
+    def prepare_image(
+        self, source: ImageSource, options: VlmPreprocessOptions, index: int
+    ) -> Slot[PreparedImage]:
+        """Decode, turn and resize one image (whose bytes are loaded) as this model wants it;
+        pure.
+        """
         ...
 
     def with_plugin(self, plugin: Plugin) -> TokenEngine:
@@ -178,11 +205,15 @@ class ScoresTokens(Protocol):
 
     @property
     def longest_scored(self) -> int | None:
-        """The most tokens that context and continuation may have together; None where the engine names no limit."""
+        """The most tokens that context and continuation may have together; None where the engine
+        names no limit.
+        """
         ...
 
     def score(self, inputs: Sequence[Continued]) -> Sequence[Slot[TokenScores]]:
-        """One slot for each input, in order, whatever rows it shares a call with. Raises as `generate` does."""
+        """One slot for each input, in order, whatever rows it shares a call with. Raises as
+        `generate` does.
+        """
         ...
 
 
@@ -200,7 +231,9 @@ class SettlesItself(Protocol):
     """What a `TextEngine` does that a `TokenEngine` leaves to the stages."""
 
     def resolve(self, request: GenerationRequest) -> Slot[ResolvedRequest]:
-        """The request with its effective options, or why the engine's own rendering cannot honour them; pure."""
+        """The request with its effective options, or why the engine's own rendering cannot honour
+        them; pure.
+        """
         ...
 
     def result(self, answer: Any, route: str) -> Slot[GenerationResult]:
@@ -212,7 +245,9 @@ class TextEngine(SettlesItself, Backend[ResolvedRequest, Any], Protocol):
     """An engine that takes messages and gives text: it renders, tokenises and decodes by itself."""
 
     def stream(self, inputs: Sequence[ResolvedRequest]) -> Iterator[TextMade | RowDone]:
-        """Text of each row in order, and one `RowDone` for each row. Raises `CallFailed` as `generate` does."""
+        """Text of each row in order, and one `RowDone` for each row. Raises `CallFailed` as
+        `generate` does.
+        """
         ...
 
     @property
@@ -244,18 +279,36 @@ def takes_tokens(engine: Engine) -> TypeIs[TokenEngine]:
 
 
 def require_token_engine(stage: str, engine: Any) -> None:
-    """Raise `TypeError` unless that is an engine that takes token ids, which the stages around its call are bound to."""
+    """Raise `TypeError` unless that is an engine that takes token ids, which the stages around its
+    call are bound to.
+    """
     require_backend(stage, engine)
     if not takes_tokens(engine):
-        raise TypeError(f"{engine.name} renders and decodes by itself, so it has no stage {stage}: its stages are resolve, call and trim")
+        raise TypeError(
+            f"{engine.name} renders and decodes by itself, so it has no stage {stage}: its stages"
+            " are resolve, call and trim"
+        )
 
 
 _ALL = ("capabilities", "plugins")
-_TOKENS = ("tokenizer", "renderer", "eos_token_ids", "bos_token", "image_placeholder", "generation_config")
+_TOKENS = (
+    "tokenizer",
+    "renderer",
+    "eos_token_ids",
+    "bos_token",
+    "image_placeholder",
+    "generation_config",
+)
 
 
 def missing_members(engine: Any) -> tuple[str, ...]:
-    """What the stages ask of an engine in every run and this one does not have. Nothing is read: that may load a model's configuration."""
+    """What the stages ask of an engine in every run and this one does not have. Nothing is read:
+    that may load a model's configuration.
+    """
     kind, own = type(engine), getattr(engine, "__dict__", {})
     names = (*_ALL, *_TOKENS) if takes_tokens(engine) else _ALL
-    return () if hasattr(kind, "__getattr__") else tuple(name for name in names if name not in own and not hasattr(kind, name))
+    return (
+        ()
+        if hasattr(kind, "__getattr__")
+        else tuple(name for name in names if name not in own and not hasattr(kind, name))
+    )

@@ -1,7 +1,9 @@
-"""The settings of every kind of engine: each is declared here once, with its type, its check, its default and one line of help.
+"""The settings of every kind of engine: each is declared here once, with its type, its check, its
+default and one line of help.
 
-The functions of `pipegen.backends`, `ModelLoadConfig`, the flags of the command line, the keys of chat files and their JSON Schema are made of these
-records. Each setting also says what of the answers it `Changes`: a job's rows are known by the settings that change their answers.
+The functions of `pipegen.backends`, `ModelLoadConfig`, the flags of the command line, the keys of
+chat files and their JSON Schema are made of these records. Each setting also says what of the
+answers it `Changes`: a job's rows are known by the settings that change their answers.
 
 >>> HFSettings("embedded", batch_size=8).batch_size
 8
@@ -65,9 +67,17 @@ __all__ = [
 PathOrName: TypeAlias = str | os.PathLike[str]
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _DTYPE = one_of("auto", *_DTYPES, *_DTYPES.values())
-_ELSEWHERE = {"torch_dtype": "dtype", "fallback": "fallback_backend", **dict.fromkeys(("load_in_8bit", "load_in_4bit", "quantization_config"), "engine_kwargs")}
+_ELSEWHERE = {
+    "torch_dtype": "dtype",
+    "fallback": "fallback_backend",
+    **dict.fromkeys(("load_in_8bit", "load_in_4bit", "quantization_config"), "engine_kwargs"),
+}
 """Other names for a setting: those of other libraries, and that of a flag."""
-_ERRORS = tuple(name for name in errors.__all__ if isinstance(kind := getattr(errors, name), type) and issubclass(kind, errors.GenerationError))
+_ERRORS = tuple(
+    name
+    for name in errors.__all__
+    if isinstance(kind := getattr(errors, name), type) and issubclass(kind, errors.GenerationError)
+)
 
 
 def _dtype(value: Any) -> Any:
@@ -86,7 +96,9 @@ def _key(value: Any) -> Any:
 
 
 def _headers(value: Any) -> Any:
-    if not isinstance(value, Mapping) or not all(isinstance(one, (str, Secret)) for one in value.values()):
+    if not isinstance(value, Mapping) or not all(
+        isinstance(one, (str, Secret)) for one in value.values()
+    ):
         raise ValueError("a mapping of strings")
     return secretive({"headers": value})["headers"]
 
@@ -94,7 +106,9 @@ def _headers(value: Any) -> Any:
 def _error(value: Any) -> Any:
     name = value.__name__ if isinstance(value, type) else value
     if name not in _ERRORS:
-        raise ValueError(f"the name of an error{nearest(name, _ERRORS) if isinstance(name, str) else ''}")
+        raise ValueError(
+            f"the name of an error{nearest(name, _ERRORS) if isinstance(name, str) else ''}"
+        )
     return name
 
 
@@ -106,16 +120,28 @@ with_schema(_error, {"enum": list(_ERRORS)})
 
 
 def nearest_setting(name: str, known: Collection[str]) -> str:
-    """`; did you mean 'dtype'?` for a name that others have for a setting, else for the nearest of the known ones; or nothing."""
-    return f"; did you mean {_ELSEWHERE[name]!r}?" if _ELSEWHERE.get(name, "") in known else nearest(name, known)
+    """`; did you mean 'dtype'?` for a name that others have for a setting, else for the nearest of
+    the known ones; or nothing.
+    """
+    return (
+        f"; did you mean {_ELSEWHERE[name]!r}?"
+        if _ELSEWHERE.get(name, "") in known
+        else nearest(name, known)
+    )
 
 
 class Changes(enum.Enum):
     """What of the answers another value of a setting changes."""
 
     ANSWERS = "the value is part of the key of a job's rows, where it is not the default"
-    MODEL = "it says which model answers: that is part of the key, by its content where its files are here, and not by how it is called"
-    NOTHING = "it only says where, how fast and how often the same is computed or asked: it is no part of the key"
+    MODEL = (
+        "it says which model answers: that is part of the key, by its content where its files are"
+        " here, and not by how it is called"
+    )
+    NOTHING = (
+        "it only says where, how fast and how often the same is computed or asked: it is no part of"
+        " the key"
+    )
 
 
 @record
@@ -126,15 +152,24 @@ class EngineSettings:
     rows: ClassVar[str] = "batch_size"
     """The setting that `batch_size` of `ModelLoadConfig` is."""
     unchanging: ClassVar[frozenset[str]] = frozenset()
-    """The entries of `engine_kwargs` or `extra_body` that change nothing of the answers; every other entry changes them."""
-    model: Annotated[PathOrName, path, Changes.MODEL, "A local folder, a hub name, or `embedded`; for a chat server, the name that it has there."] = (
-        dataclasses.field(kw_only=False)
-    )
+    """The entries of `engine_kwargs` or `extra_body` that change nothing of the answers; every
+    other entry changes them.
+    """
+    model: Annotated[
+        PathOrName,
+        path,
+        Changes.MODEL,
+        "A local folder, a hub name, or `embedded`; for a chat server, the name that it has there.",
+    ] = dataclasses.field(kw_only=False)
 
     @classmethod
     def _hint_for(cls, name: str) -> str:
         known = help_of(cls)
-        return nearest_setting(name, known) or ("; arguments of the engine itself go to engine_kwargs" if "engine_kwargs" in known else "")
+        return nearest_setting(name, known) or (
+            "; arguments of the engine itself go to engine_kwargs"
+            if "engine_kwargs" in known
+            else ""
+        )
 
 
 @record
@@ -143,10 +178,15 @@ class CheckpointSettings(EngineSettings):
 
     __slots__ = ()
     variant: Annotated[
-        Literal["auto", "text", "vlm"], one_of("auto", "text", "vlm"), Changes.ANSWERS, "Load it as a text or as a vision model; `auto` finds out."
+        Literal["auto", "text", "vlm"],
+        one_of("auto", "text", "vlm"),
+        Changes.ANSWERS,
+        "Load it as a text or as a vision model; `auto` finds out.",
     ] = "auto"
     revision: Annotated[str | None, non_empty_string, Changes.MODEL, "The hub's revision."] = None
-    trust_remote_code: Annotated[bool, boolean, Changes.ANSWERS, "Run code that comes with the model."] = False
+    trust_remote_code: Annotated[
+        bool, boolean, Changes.ANSWERS, "Run code that comes with the model."
+    ] = False
 
 
 @record
@@ -154,16 +194,28 @@ class WeightSettings(CheckpointSettings):
     """How weights are loaded in this process."""
 
     __slots__ = ()
-    dtype: Annotated[str, _dtype, Changes.ANSWERS, "`auto` (the checkpoint's own), `bfloat16`, `float16` or `float32`."] = "auto"
-    adapter: Annotated[PathOrName | None, path, Changes.MODEL, "A LoRA adapter: folder or hub name (needs peft)."] = None
-    engine_kwargs: Annotated[Mapping[str, Any], secretive, Changes.ANSWERS, "Further arguments of the engine. Keys and tokens among them are not shown."] = (
-        immutabledict()
-    )
+    dtype: Annotated[
+        str,
+        _dtype,
+        Changes.ANSWERS,
+        "`auto` (the checkpoint's own), `bfloat16`, `float16` or `float32`.",
+    ] = "auto"
+    adapter: Annotated[
+        PathOrName | None, path, Changes.MODEL, "A LoRA adapter: folder or hub name (needs peft)."
+    ] = None
+    engine_kwargs: Annotated[
+        Mapping[str, Any],
+        secretive,
+        Changes.ANSWERS,
+        "Further arguments of the engine. Keys and tokens among them are not shown.",
+    ] = immutabledict()
 
 
 @record
 class HFSettings(WeightSettings):
-    """Hugging Face transformers, in this process: the safe default. `engine_kwargs` go to `from_pretrained`."""
+    """Hugging Face transformers, in this process: the safe default. `engine_kwargs` go to
+    `from_pretrained`.
+    """
 
     unchanging: ClassVar[frozenset[str]] = frozenset(
         [
@@ -180,25 +232,45 @@ class HFSettings(WeightSettings):
         ]
     )
 
-    device: Annotated[str | None, non_empty_string, Changes.NOTHING, "Such as `cuda:0` or `cpu`."] = None
-    device_map: Annotated[str | None, non_empty_string, Changes.NOTHING, "Such as `auto`: spread the model over devices."] = None
-    attn_implementation: Annotated[str | None, non_empty_string, Changes.ANSWERS, "Such as `sdpa` or `eager`."] = None
-    batch_size: Annotated[int | None, integer(low=1), Changes.NOTHING, "Rows that run side by side. Default: 32."] = None
-    compile: Annotated[bool, boolean, Changes.NOTHING, "Compile the steps with `torch.compile`: for long jobs."] = False
+    device: Annotated[
+        str | None, non_empty_string, Changes.NOTHING, "Such as `cuda:0` or `cpu`."
+    ] = None
+    device_map: Annotated[
+        str | None,
+        non_empty_string,
+        Changes.NOTHING,
+        "Such as `auto`: spread the model over devices.",
+    ] = None
+    attn_implementation: Annotated[
+        str | None, non_empty_string, Changes.ANSWERS, "Such as `sdpa` or `eager`."
+    ] = None
+    batch_size: Annotated[
+        int | None, integer(low=1), Changes.NOTHING, "Rows that run side by side. Default: 32."
+    ] = None
+    compile: Annotated[
+        bool, boolean, Changes.NOTHING, "Compile the steps with `torch.compile`: for long jobs."
+    ] = False
     image_memory_bytes: Annotated[
         int | None,
         integer(low=0),
         Changes.NOTHING,
-        "Memory for images made ready ahead or kept for when they come again, in bytes; 0 is none. Default: 256 MiB.",
+        "Memory for images made ready ahead or kept for when they come again, in bytes; 0 is none."
+        " Default: 256 MiB.",
     ] = None
     prefix_memory_bytes: Annotated[
-        int | None, integer(low=0), Changes.NOTHING, "Memory for prefixes that several prompts share, in bytes; 0 reads every prompt whole. Default: 1 GiB."
+        int | None,
+        integer(low=0),
+        Changes.NOTHING,
+        "Memory for prefixes that several prompts share, in bytes; 0 reads every prompt whole."
+        " Default: 1 GiB.",
     ] = None
 
 
 @record
 class VLLMSettings(WeightSettings):
-    """vLLM, in this process, without a server. What is None is left to vLLM; `engine_kwargs` are further arguments of its `EngineArgs`."""
+    """vLLM, in this process, without a server. What is None is left to vLLM; `engine_kwargs` are
+    further arguments of its `EngineArgs`.
+    """
 
     rows: ClassVar[str] = "max_num_seqs"
     unchanging: ClassVar[frozenset[str]] = frozenset(
@@ -216,22 +288,43 @@ class VLLMSettings(WeightSettings):
             "swap_space",
         ]
     )
-    tensor_parallel_size: Annotated[int | None, integer(low=1), Changes.NOTHING, "GPUs that share the model."] = None
-    gpu_memory_utilization: Annotated[float | None, number(above=0, high=1), Changes.NOTHING, "The share of the GPU's memory that vLLM takes."] = None
-    kv_cache_memory_bytes: Annotated[int | None, integer(low=1), Changes.NOTHING, "Memory for the cache, in bytes."] = None
-    kv_cache_dtype: Annotated[str | None, non_empty_string, Changes.ANSWERS, "The type of the cache's entries, such as `fp8` (less memory, other answers)."] = (
-        None
-    )
-    max_model_len: Annotated[int | None, integer(low=1), Changes.ANSWERS, "Prompt and answer together, in tokens."] = None
-    max_num_seqs: Annotated[int | None, integer(low=1), Changes.NOTHING, "Rows that run side by side."] = None
+    tensor_parallel_size: Annotated[
+        int | None, integer(low=1), Changes.NOTHING, "GPUs that share the model."
+    ] = None
+    gpu_memory_utilization: Annotated[
+        float | None,
+        number(above=0, high=1),
+        Changes.NOTHING,
+        "The share of the GPU's memory that vLLM takes.",
+    ] = None
+    kv_cache_memory_bytes: Annotated[
+        int | None, integer(low=1), Changes.NOTHING, "Memory for the cache, in bytes."
+    ] = None
+    kv_cache_dtype: Annotated[
+        str | None,
+        non_empty_string,
+        Changes.ANSWERS,
+        "The type of the cache's entries, such as `fp8` (less memory, other answers).",
+    ] = None
+    max_model_len: Annotated[
+        int | None, integer(low=1), Changes.ANSWERS, "Prompt and answer together, in tokens."
+    ] = None
+    max_num_seqs: Annotated[
+        int | None, integer(low=1), Changes.NOTHING, "Rows that run side by side."
+    ] = None
     enforce_eager: Annotated[bool | None, boolean, Changes.NOTHING, "No CUDA graphs."] = None
-    enable_prefix_caching: Annotated[bool | None, boolean, Changes.NOTHING, "Share the cache of equal beginnings."] = None
-    limit_mm_per_prompt: Annotated[Mapping[str, Any] | None, mapping, Changes.ANSWERS, "Images in one request: `{image: 4}`."] = None
+    enable_prefix_caching: Annotated[
+        bool | None, boolean, Changes.NOTHING, "Share the cache of equal beginnings."
+    ] = None
+    limit_mm_per_prompt: Annotated[
+        Mapping[str, Any] | None, mapping, Changes.ANSWERS, "Images in one request: `{image: 4}`."
+    ] = None
     check_lengths: Annotated[
         bool | None,
         boolean,
         Changes.NOTHING,
-        "Compare vLLM with transformers beyond each window and scaling first, on a small model. Default: where vLLM is in this process.",
+        "Compare vLLM with transformers beyond each window and scaling first, on a small model."
+        " Default: where vLLM is in this process.",
     ] = None
 
 
@@ -241,50 +334,114 @@ class ServerSettings:
 
     rows: ClassVar[str] = "max_in_flight"
     unchanging: ClassVar[frozenset[str]] = frozenset(
-        ["cache_salt", "metadata", "priority", "prompt_cache_key", "request_id", "rid", "safety_identifier", "user"]
+        [
+            "cache_salt",
+            "metadata",
+            "priority",
+            "prompt_cache_key",
+            "request_id",
+            "rid",
+            "safety_identifier",
+            "user",
+        ]
     )
     base_url: Annotated[
-        str | None, _address, Changes.MODEL, "The server's address, with or without `/v1`; without it, the engine's own port on this machine."
+        str | None,
+        _address,
+        Changes.MODEL,
+        "The server's address, with or without `/v1`; without it, the engine's own port on this"
+        " machine.",
     ] = None
     api_key: Annotated[
-        str | Secret | None, _key, Changes.NOTHING, "The key, in files best as `${NAME}` from the environment; else that of the engine's variable."
+        str | Secret | None,
+        _key,
+        Changes.NOTHING,
+        "The key, in files best as `${NAME}` from the environment; else that of the engine's"
+        " variable.",
     ] = None
-    headers: Annotated[Mapping[str, Any], _headers, Changes.NOTHING, "Further HTTP headers; in files `${NAME}` is read from the environment."] = immutabledict()
-    timeout: Annotated[float, number(above=0), Changes.NOTHING, "Seconds for one request in all: waits, attempts, and the whole answer or stream."] = 600.0
+    headers: Annotated[
+        Mapping[str, Any],
+        _headers,
+        Changes.NOTHING,
+        "Further HTTP headers; in files `${NAME}` is read from the environment.",
+    ] = immutabledict()
+    timeout: Annotated[
+        float,
+        number(above=0),
+        Changes.NOTHING,
+        "Seconds for one request in all: waits, attempts, and the whole answer or stream.",
+    ] = 600.0
     max_in_flight: Annotated[
-        int, integer(low=1), Changes.NOTHING, "Requests at the server at a time, at most; fewer while it answers that there are too many."
+        int,
+        integer(low=1),
+        Changes.NOTHING,
+        "Requests at the server at a time, at most; fewer while it answers that there are too"
+        " many.",
     ] = 256
-    retries: Annotated[int, integer(low=0), Changes.NOTHING, "How often one request is sent again at most, where that is safe."] = 3
+    retries: Annotated[
+        int,
+        integer(low=0),
+        Changes.NOTHING,
+        "How often one request is sent again at most, where that is safe.",
+    ] = 3
     batch_budget: Annotated[
-        float | None, number(above=0), Changes.NOTHING, "Seconds for a whole call, attempts and waits and all. Without it there is no limit."
+        float | None,
+        number(above=0),
+        Changes.NOTHING,
+        "Seconds for a whole call, attempts and waits and all. Without it there is no limit.",
     ] = None
     served_model_name: Annotated[
-        str | None, non_empty_string, Changes.MODEL, "The name that the server has for the model; read from `/v1/models` where it is not set."
+        str | None,
+        non_empty_string,
+        Changes.MODEL,
+        "The name that the server has for the model; read from `/v1/models` where it is not set.",
     ] = None
     server_limit: Annotated[
-        bool, boolean, Changes.ANSWERS, "If no option sets the length of an answer, the server's own limit holds, not pipegen's default."
+        bool,
+        boolean,
+        Changes.ANSWERS,
+        "If no option sets the length of an answer, the server's own limit holds, not pipegen's"
+        " default.",
     ] = False
-    extra_body: Annotated[Mapping[str, Any], secretive, Changes.ANSWERS, "Merged into the body of each request, deeply; `None` takes a key away."] = (
-        immutabledict()
-    )
+    extra_body: Annotated[
+        Mapping[str, Any],
+        secretive,
+        Changes.ANSWERS,
+        "Merged into the body of each request, deeply; `None` takes a key away.",
+    ] = immutabledict()
 
 
 @record
 class TokenServerSettings(ServerSettings, CheckpointSettings):
-    """A server that runs already, token ids in and out. `model` is the checkpoint whose tokenizer, template and processor are used here."""
+    """A server that runs already, token ids in and out. `model` is the checkpoint whose tokenizer,
+    template and processor are used here.
+    """
 
 
 @record
 class ChatServerSettings(ServerSettings, EngineSettings):
-    """The chat completions of any server like OpenAI's: the server renders the messages, and pipegen cuts the text."""
+    """The chat completions of any server like OpenAI's: the server renders the messages, and
+    pipegen cuts the text.
+    """
 
     dialect: Annotated[
-        Literal["vllm", "sglang", "plain"], one_of("vllm", "sglang", "plain"), Changes.ANSWERS, "Whose fields beyond OpenAI's own the server takes."
+        Literal["vllm", "sglang", "plain"],
+        one_of("vllm", "sglang", "plain"),
+        Changes.ANSWERS,
+        "Whose fields beyond OpenAI's own the server takes.",
     ] = "plain"
-    separate_reasoning: Annotated[bool | None, boolean, Changes.ANSWERS, "Ask SGLang for the reasoning apart from the answer."] = None
+    separate_reasoning: Annotated[
+        bool | None, boolean, Changes.ANSWERS, "Ask SGLang for the reasoning apart from the answer."
+    ] = None
 
 
-SETTINGS: Mapping[str, type[Any]] = dict(zip(BACKENDS, (HFSettings, VLLMSettings, TokenServerSettings, TokenServerSettings, ChatServerSettings), strict=True))
+SETTINGS: Mapping[str, type[Any]] = dict(
+    zip(
+        BACKENDS,
+        (HFSettings, VLLMSettings, TokenServerSettings, TokenServerSettings, ChatServerSettings),
+        strict=True,
+    )
+)
 """The settings of each function of `pipegen.backends`."""
 
 
@@ -297,22 +454,41 @@ class FallbackSettings:
     """The engine that takes over for a first one, whose name is the field `backend`."""
 
     __slots__ = ()
-    fallback_backend: Annotated[str | None, one_of(*BACKENDS), Changes.ANSWERS, "The engine that takes over what the first one cannot do."] = None
-    fallback_when: Annotated[tuple[str | type[errors.GenerationError], ...], tuple_of(_error), Changes.ANSWERS, _WHEN] = FALLBACK_WHEN
+    fallback_backend: Annotated[
+        str | None,
+        one_of(*BACKENDS),
+        Changes.ANSWERS,
+        "The engine that takes over what the first one cannot do.",
+    ] = None
+    fallback_when: Annotated[
+        tuple[str | type[errors.GenerationError], ...], tuple_of(_error), Changes.ANSWERS, _WHEN
+    ] = FALLBACK_WHEN
 
     def check_all(self: Any) -> None:
-        """Check the fields against each other, and against `backend` of the record that inherits these."""
+        """Check the fields against each other, and against `backend` of the record that inherits
+        these.
+        """
         if self.fallback_backend == self.backend:
-            raise InvalidField(f"{type(self).__name__}.fallback_backend takes another engine than the first one, {self.backend!r}")
+            raise InvalidField(
+                f"{type(self).__name__}.fallback_backend takes another engine than the first one,"
+                f" {self.backend!r}"
+            )
         if self.fallback_backend is None and self.fallback_when != FALLBACK_WHEN:
             raise InvalidField(f"{type(self).__name__}.fallback_when takes fallback_backend too")
 
 
 @record
 class ModelLoadConfig(FallbackSettings, HFSettings):
-    """Which model to load, on which engine, and how: the settings of `hf`, and in `engine_kwargs` those that other engines have."""
+    """Which model to load, on which engine, and how: the settings of `hf`, and in `engine_kwargs`
+    those that other engines have.
+    """
 
-    backend: Annotated[str, non_empty_string, Changes.MODEL, "One of `pipegen.backends.BACKENDS`; a server's address is in `engine_kwargs`."] = "hf"
+    backend: Annotated[
+        str,
+        non_empty_string,
+        Changes.MODEL,
+        "One of `pipegen.backends.BACKENDS`; a server's address is in `engine_kwargs`.",
+    ] = "hf"
 
 
 _ROUTING = ("backend", "fallback_backend", "fallback_when", "engine_kwargs", "batch_size")
@@ -320,17 +496,26 @@ _ROUTING = ("backend", "fallback_backend", "fallback_when", "engine_kwargs", "ba
 
 def fields_of(backend: str) -> Mapping[str, dataclasses.Field[Any]]:
     """The settings of a function of `pipegen.backends`, besides the model."""
-    return {field.name: field for field in dataclasses.fields(SETTINGS[backend]) if field.name != "model"}
+    return {
+        field.name: field
+        for field in dataclasses.fields(SETTINGS[backend])
+        if field.name != "model"
+    }
 
 
 def settings_of(config: ModelLoadConfig) -> Any:
-    """The settings that a configuration has for its backend: the fields of the same name, and `engine_kwargs`.
+    """The settings that a configuration has for its backend: the fields of the same name, and
+    `engine_kwargs`.
 
-    Raises `InvalidField` for a backend that does not exist, for a field that is not for this one, and for a key, which has its place in the environment;
-    `UnknownField` with the nearest name for one of `engine_kwargs` that a server does not take.
+    Raises `InvalidField` for a backend that does not exist, for a field that is not for this one,
+    and for a key, which has its place in the environment; `UnknownField` with the nearest name for
+    one of `engine_kwargs` that a server does not take.
     """
     if config.backend not in SETTINGS:
-        raise InvalidField(f"ModelLoadConfig.backend takes one of {', '.join(BACKENDS)}, not {config.backend!r}{nearest(config.backend, BACKENDS)}")
+        raise InvalidField(
+            f"ModelLoadConfig.backend takes one of {', '.join(BACKENDS)}, not"
+            f" {config.backend!r}{nearest(config.backend, BACKENDS)}"
+        )
     kind, known = SETTINGS[config.backend], fields_of(config.backend)
     values: dict[str, Any] = {"model": config.model}
     if "engine_kwargs" in known:
@@ -338,9 +523,15 @@ def settings_of(config: ModelLoadConfig) -> Any:
     else:
         for name, value in config.engine_kwargs.items():
             if name in ("api_key", "headers"):
-                raise InvalidField(f"ModelLoadConfig.engine_kwargs takes no {name}: set the environment variable, or call {config.backend}")
+                raise InvalidField(
+                    f"ModelLoadConfig.engine_kwargs takes no {name}: set the environment variable,"
+                    f" or call {config.backend}"
+                )
             if name not in known:
-                raise UnknownField(f"ModelLoadConfig.engine_kwargs: {config.backend} takes no {name!r}{nearest(name, known)}")
+                raise UnknownField(
+                    f"ModelLoadConfig.engine_kwargs: {config.backend} takes no"
+                    f" {name!r}{nearest(name, known)}"
+                )
             values[name] = revealed(value)
     if config.batch_size is not None:
         values.setdefault(kind.rows, config.batch_size)
@@ -350,7 +541,10 @@ def settings_of(config: ModelLoadConfig) -> Any:
             continue
         if field.name not in known and field.name != "model":
             takers = ", ".join(backend for backend in BACKENDS if field.name in fields_of(backend))
-            raise InvalidField(f"ModelLoadConfig.{field.name} is not for backend {config.backend!r}, but for {takers}")
+            raise InvalidField(
+                f"ModelLoadConfig.{field.name} is not for backend {config.backend!r}, but for"
+                f" {takers}"
+            )
         values[field.name] = value
     return kind(**values)
 
@@ -362,30 +556,56 @@ def changes_of(kind: type) -> Mapping[str, Changes | None]:
     >>> changes_of(HFSettings)["batch_size"].name, changes_of(HFSettings)["dtype"].name
     ('NOTHING', 'ANSWERS')
     """
-    return {name: next((extra for extra in extras if isinstance(extra, Changes)), None) for name, extras in metadata_of(kind).items()}
+    return {
+        name: next((extra for extra in extras if isinstance(extra, Changes)), None)
+        for name, extras in metadata_of(kind).items()
+    }
 
 
 def that_change_answers(settings: Any) -> dict[str, Any]:
-    """The settings whose values change the answers, where they are not the default, as plain data. Of a secret there is a digest.
+    """The settings whose values change the answers, where they are not the default, as plain data.
+    Of a secret there is a digest.
 
-    Entries of `engine_kwargs` are beside the other settings: some settings may be given in either place.
+    Entries of `engine_kwargs` are beside the other settings: some settings may be given in either
+    place.
 
-    >>> that_change_answers(VLLMSettings("m", max_num_seqs=8, kv_cache_dtype="fp8", engine_kwargs={"quantization": "fp8", "swap_space": 1}))
+    >>> that_change_answers(
+    ...     VLLMSettings(
+    ...         "m",
+    ...         max_num_seqs=8,
+    ...         kv_cache_dtype="fp8",
+    ...         engine_kwargs={"quantization": "fp8", "swap_space": 1},
+    ...     )
+    ... )
     {'kv_cache_dtype': 'fp8', 'quantization': 'fp8'}
-    >>> that_change_answers(ChatServerSettings("m", extra_body={"user": "me", "seed_token": "s", "n": {"b": 1, "a": None}}))
+    >>> that_change_answers(
+    ...     ChatServerSettings(
+    ...         "m", extra_body={"user": "me", "seed_token": "s", "n": {"b": 1, "a": None}}
+    ...     )
+    ... )
     {'extra_body': {'n': {'a': None, 'b': 1}, 'seed_token': 'secret a27592ee'}}
     """
     kind: Any = type(settings)
     changes = changes_of(kind)
-    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(kind) if changes[field.name] is Changes.ANSWERS}
+    values = {
+        field.name: getattr(settings, field.name)
+        for field in dataclasses.fields(kind)
+        if changes[field.name] is Changes.ANSWERS
+    }
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}
     values |= values.pop("engine_kwargs", {})
     if "extra_body" in values:
-        values["extra_body"] = {name: value for name, value in values["extra_body"].items() if name not in kind.unchanging}
+        values["extra_body"] = {
+            name: value
+            for name, value in values["extra_body"].items()
+            if name not in kind.unchanging
+        }
     return {
         name: _without_secrets(value)
         for name, value in sorted(values.items())
-        if name not in kind.unchanging and changes.get(name) is not Changes.NOTHING and value not in (None, "auto", {}, defaults.get(name))
+        if name not in kind.unchanging
+        and changes.get(name) is not Changes.NOTHING
+        and value not in (None, "auto", {}, defaults.get(name))
     }
 
 
@@ -394,18 +614,29 @@ def _without_secrets(value: Any) -> Any:
     if isinstance(value, Secret):
         from hashlib import blake2b  # importing pipegen loads no hashlib
 
-        return f"secret {blake2b(value.reveal().encode('utf-8', 'surrogatepass'), digest_size=4).hexdigest()}"
+        return (
+            "secret"
+            f" {blake2b(value.reveal().encode('utf-8', 'surrogatepass'), digest_size=4).hexdigest()}"
+        )
     if isinstance(value, Mapping):
         return {name: _without_secrets(value[name]) for name in sorted(value)}
-    return [_without_secrets(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+    return (
+        [_without_secrets(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+    )
 
 
 def config_of(settings: EngineSettings, backend: str) -> ModelLoadConfig:
-    """The configuration that an engine of this process, or the reader of a checkpoint, is given: an engine's own settings are in its `engine_kwargs`."""
+    """The configuration that an engine of this process, or the reader of a checkpoint, is given: an
+    engine's own settings are in its `engine_kwargs`.
+    """
     shared = {field.name for field in dataclasses.fields(ModelLoadConfig)}
     values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
     kept = {name: value for name, value in values.items() if name in shared}
     if backend in IN_PROCESS:
-        own = {name: value for name, value in values.items() if name not in shared and value is not None}
+        own = {
+            name: value
+            for name, value in values.items()
+            if name not in shared and value is not None
+        }
         kept["engine_kwargs"] = {**own, **kept["engine_kwargs"]}
     return ModelLoadConfig(backend=backend, **kept)

@@ -1,4 +1,6 @@
-"""What the stages need of a tokenizer and of a chat template, as protocols; adapters for real ones live with the engines."""
+"""What the stages need of a tokenizer and of a chat template, as protocols; adapters for real ones
+live with the engines.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ __all__ = ["Renderer", "SpellsAlone", "Tokenizer"]
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """Text to ids and back. Nothing here adds tokens of its own or cleans text up. Two tokenizers are equal only if they are the same object."""
+    """Text to ids and back. Nothing here adds tokens of its own or cleans text up. Two tokenizers
+    are equal only if they are the same object.
+    """
 
     def __hash__(self) -> int: ...
 
@@ -21,7 +25,9 @@ class Tokenizer(Protocol):
 
     @property
     def control_tokens(self) -> Mapping[str, int]:
-        """Every added token that `encode` would recognise inside a text, special or not: its text and id."""
+        """Every added token that `encode` would recognise inside a text, special or not: its text
+        and id.
+        """
         ...
 
     @property
@@ -34,26 +40,36 @@ class Tokenizer(Protocol):
         ...
 
     def encode_plain(self, text: str, *, first: bool) -> tuple[int, ...]:
-        """Ids of the text in which control tokens stay plain text; `first` says that it stands at the very start of the prompt."""
+        """Ids of the text in which control tokens stay plain text; `first` says that it stands at
+        the very start of the prompt.
+        """
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of the ids, special tokens included. An incomplete character at the end shows as U+FFFD."""
+        """The text of the ids, special tokens included. An incomplete character at the end shows as
+        U+FFFD.
+        """
         ...
 
 
 @runtime_checkable
 class SpellsAlone(Protocol):
-    """What a tokenizer may know beyond `Tokenizer`. Without it every token of a row with stop strings is looked at."""
+    """What a tokenizer may know beyond `Tokenizer`. Without it every token of a row with stop
+    strings is looked at.
+    """
 
     def piece(self, token_id: int) -> str | None:
-        """What the token adds to the text after any other that is not empty, whole characters; None if that may depend on its neighbours."""
+        """What the token adds to the text after any other that is not empty, whole characters; None
+        if that may depend on its neighbours.
+        """
         ...
 
 
 @runtime_checkable
 class Renderer(Protocol):
-    """Messages to a prompt, by the owner of the chat template. Hashable, since what is found out about a template is remembered."""
+    """Messages to a prompt, by the owner of the chat template. Hashable, since what is found out
+    about a template is remembered.
+    """
 
     def __hash__(self) -> int: ...
 
@@ -62,6 +78,13 @@ class Renderer(Protocol):
         """The chat template's source, or None where the checkpoint has none."""
         ...
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]], template: str | None, variables: Mapping[str, Any]) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]],
+        template: str | None,
+        variables: Mapping[str, Any],
+    ) -> str:
         """Call the template once. Whatever the template raises comes through."""
         ...

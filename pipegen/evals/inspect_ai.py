@@ -1,11 +1,14 @@
 """inspect on any engine: a `ModelAPI`, registered by an entry point.
 
     inspect eval task.py --model pipegen/Qwen/Qwen3-4B
-    inspect eval task.py --model pipegen/Qwen/Qwen3-4B -M backend=vllm_server --model-base-url http://localhost:8000
+    inspect eval task.py --model pipegen/Qwen/Qwen3-4B -M backend=vllm_server --model-base-url
+        http://localhost:8000
 
-Samples that run at the same time share the engine's batches. Messages, images and tools go into the request as they are; what inspect asks that an engine
-cannot give is an error that names it, never ignored. Tool calls are read from `<tool_call>{"name", "arguments"}</tool_call>`, as Qwen and Hermes models
-write them, or are those that a chat server found; reasoning is what stands in `<think>`, or what a server returned apart.
+Samples that run at the same time share the engine's batches. Messages, images and tools go into the
+request as they are; what inspect asks that an engine cannot give is an error that names it, never
+ignored. Tool calls are read from `<tool_call>{"name", "arguments"}</tool_call>`, as Qwen and Hermes
+models write them, or are those that a chat server found; reasoning is what stands in `<think>`, or
+what a server returned apart.
 """
 
 # inspect need not be installed where types are checked.
@@ -47,20 +50,44 @@ __all__ = ["PipegenAPI"]
 MAX_TOKENS = 2048
 """What inspect's own local providers generate at most by default."""
 _SENT = {
-    **{name: name for name in ("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed", "logprobs", "top_logprobs")},
+    **{
+        name: name
+        for name in (
+            "temperature",
+            "top_p",
+            "top_k",
+            "frequency_penalty",
+            "presence_penalty",
+            "seed",
+            "logprobs",
+            "top_logprobs",
+        )
+    },
     "stop_seqs": "stop",
     "num_choices": "samples",
 }
 """The settings of a generation, each with the option that it is."""
-_REFUSED = ("best_of", "logit_bias", "reasoning_effort", "reasoning_tokens", "effort", "verbosity", "modalities", "extra_body", "extra_headers")
+_REFUSED = (
+    "best_of",
+    "logit_bias",
+    "reasoning_effort",
+    "reasoning_tokens",
+    "effort",
+    "verbosity",
+    "modalities",
+    "extra_body",
+    "extra_headers",
+)
 _STOPS = {pg.Finish.LENGTH: "max_tokens", pg.Finish.ABORTED: "unknown"}
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 
 
-class PipegenAPI(ModelAPI):  # type: ignore[misc]  # inspect's types are not there where types are checked
+# inspect's types are not there where types are checked
+class PipegenAPI(ModelAPI):  # type: ignore[misc]
     """A route as inspect's model.
 
-    backend: an engine of `pg.backends`; `enable_thinking`: the template's switch; other model arguments (`-M`) are the engine's settings.
+    backend: an engine of `pg.backends`; `enable_thinking`: the template's switch; other model
+    arguments (`-M`) are the engine's settings.
     """
 
     def __init__(
@@ -76,8 +103,16 @@ class PipegenAPI(ModelAPI):  # type: ignore[misc]  # inspect's types are not the
     ) -> None:
         super().__init__(model_name, base_url, api_key, [], config)
         if backend not in pg.backends.BACKENDS:
-            raise pg.InvalidField(f"-M backend takes one of {', '.join(pg.backends.BACKENDS)}, not {backend!r}{nearest(str(backend), pg.backends.BACKENDS)}")
-        given = {**settings, **without_none({"base_url": base_url, "api_key": api_key if base_url is not None else None})}
+            raise pg.InvalidField(
+                f"-M backend takes one of {', '.join(pg.backends.BACKENDS)}, not"
+                f" {backend!r}{nearest(str(backend), pg.backends.BACKENDS)}"
+            )
+        given = {
+            **settings,
+            **without_none(
+                {"base_url": base_url, "api_key": api_key if base_url is not None else None}
+            ),
+        }
         self.route: pg.Route = getattr(pg.backends, backend)(model_name, **given)
         self.engine: Any = self.route.engine
         self.thinking = enable_thinking
@@ -100,63 +135,134 @@ class PipegenAPI(ModelAPI):  # type: ignore[misc]  # inspect's types are not the
         self.engine.close()
 
     async def count_tokens(self, input: Any, config: Any = None) -> int:
-        """As the engine counts them, template and images included; by inspect's own estimate where it does not tell."""
+        """As the engine counts them, template and images included; by inspect's own estimate where
+        it does not tell.
+        """
         messages = input if isinstance(input, list) else []
-        request = {"messages": [_message(message) for message in messages]} if messages else {"prompt": input or ""}
-        counted = await asyncio.to_thread(pg.count_tokens, self.route, request, image_policy=_IMAGES)
-        return counted.unwrap() if pg.is_ok(counted) else int(await super().count_tokens(input, config))
+        request = (
+            {"messages": [_message(message) for message in messages]}
+            if messages
+            else {"prompt": input or ""}
+        )
+        counted = await asyncio.to_thread(
+            pg.count_tokens, self.route, request, image_policy=_IMAGES
+        )
+        return (
+            counted.unwrap()
+            if pg.is_ok(counted)
+            else int(await super().count_tokens(input, config))
+        )
 
-    async def generate(self, input: Sequence[Any], tools: Sequence[Any], tool_choice: Any, config: Any) -> ModelOutput:
-        """One answer, or as many as `num_choices`; none for a prompt that is too long, as inspect expects. Raises the request's `GenerationError`."""
+    async def generate(
+        self, input: Sequence[Any], tools: Sequence[Any], tool_choice: Any, config: Any
+    ) -> ModelOutput:
+        """One answer, or as many as `num_choices`; none for a prompt that is too long, as inspect
+        expects. Raises the request's `GenerationError`.
+        """
         request = self._request(input, tools, tool_choice, config)
         (slot,) = await pg.arun(self.route, [request], image_policy=_IMAGES)
         if not pg.is_ok(slot):
             if isinstance(slot.failure(), pg.PromptTooLong):
-                return ModelOutput.from_content(self.model_name, str(slot.failure()), stop_reason="model_length")
+                return ModelOutput.from_content(
+                    self.model_name, str(slot.failure()), stop_reason="model_length"
+                )
             raise slot.failure()
-        return self._output(slot.unwrap(), wants_tools=bool(tools) and tool_choice != "none", forced=_forced(tools, tool_choice) is not None)
+        return self._output(
+            slot.unwrap(),
+            wants_tools=bool(tools) and tool_choice != "none",
+            forced=_forced(tools, tool_choice) is not None,
+        )
 
-    def _request(self, messages: Sequence[Any], tools: Sequence[Any], tool_choice: Any, config: Any) -> dict[str, Any]:
+    def _request(
+        self, messages: Sequence[Any], tools: Sequence[Any], tool_choice: Any, config: Any
+    ) -> dict[str, Any]:
         for name in _REFUSED:
             if getattr(config, name, None) not in (None, [], {}):
-                raise pg.UnsupportedOption(f"pipegen does not honour inspect's {name}={getattr(config, name)!r:.80}", option=name, hint="leave it out")
+                raise pg.UnsupportedOption(
+                    f"pipegen does not honour inspect's {name}={getattr(config, name)!r:.80}",
+                    option=name,
+                    hint="leave it out",
+                )
         if (config.prompt_logprobs or 0) > 1:
-            words = f"pipegen gives the likeliest token in each place of the prompt, not {config.prompt_logprobs}"
+            words = (
+                "pipegen gives the likeliest token in each place of the prompt, not"
+                f" {config.prompt_logprobs}"
+            )
             raise pg.UnsupportedOption(words, option="prompt_logprobs", hint="ask for 1")
         options: dict[str, Any] = {ours: getattr(config, theirs) for theirs, ours in _SENT.items()}
-        options |= {"max_new_tokens": config.max_tokens, "enable_thinking": self.thinking, "prompt_logprobs": config.prompt_logprobs is not None or None}
+        options |= {
+            "max_new_tokens": config.max_tokens,
+            "enable_thinking": self.thinking,
+            "prompt_logprobs": config.prompt_logprobs is not None or None,
+        }
         if self._clips:
             options["on_overflow"] = "clip"
         if config.response_schema is not None:
-            options["json_schema"] = json.dumps(config.response_schema.json_schema.model_dump(exclude_none=True))
+            options["json_schema"] = json.dumps(
+                config.response_schema.json_schema.model_dump(exclude_none=True)
+            )
         forced = _forced(tools, tool_choice)
         options |= {} if forced is None else {"json_schema": json.dumps(forced)}
         asked = [_tool(tool) for tool in tools] if tool_choice != "none" else []
-        return {"messages": [_message(message) for message in messages], "options": without_none(options), **({"tools": asked} if asked else {})}
+        return {
+            "messages": [_message(message) for message in messages],
+            "options": without_none(options),
+            **({"tools": asked} if asked else {}),
+        }
 
     @property
     def _clips(self) -> bool:
-        """Whether pipegen knows the prompt's length: then an answer may have what is left of the model's, as inspect expects."""
+        """Whether pipegen knows the prompt's length: then an answer may have what is left of the
+        model's, as inspect expects.
+        """
         return "on_overflow" in self.engine.capabilities.honours
 
-    def _output(self, result: pg.GenerationResult, *, wants_tools: bool, forced: bool = False) -> ModelOutput:
+    def _output(
+        self, result: pg.GenerationResult, *, wants_tools: bool, forced: bool = False
+    ) -> ModelOutput:
         done = [slot.unwrap() for slot in result.completions if pg.is_ok(slot)]
         made = sum(one.completion_tokens for one in done)
-        usage = ModelUsage(input_tokens=result.prompt_tokens, output_tokens=made, total_tokens=result.prompt_tokens + made)
-        return ModelOutput(model=self.model_name, choices=[self._choice(one, wants_tools=wants_tools, forced=forced) for one in done], usage=usage)
+        usage = ModelUsage(
+            input_tokens=result.prompt_tokens,
+            output_tokens=made,
+            total_tokens=result.prompt_tokens + made,
+        )
+        return ModelOutput(
+            model=self.model_name,
+            choices=[self._choice(one, wants_tools=wants_tools, forced=forced) for one in done],
+            usage=usage,
+        )
 
-    def _choice(self, result: pg.GenerationResult, *, wants_tools: bool, forced: bool) -> ChatCompletionChoice:
+    def _choice(
+        self, result: pg.GenerationResult, *, wants_tools: bool, forced: bool
+    ) -> ChatCompletionChoice:
         opened = (result.prompt_text or "").rstrip().endswith("<think>")
         split = reasoning_of(result.text, opened=opened)
-        reasoning, text = (split.reasoning, split.answer) if result.reasoning is None else (result.reasoning, result.text)
+        reasoning, text = (
+            (split.reasoning, split.answer)
+            if result.reasoning is None
+            else (result.reasoning, result.text)
+        )
         calls = [_served_call(call) for call in result.tool_calls] or (
-            [_call(found) for found in ([text] if forced else _CALL.findall(text))] if wants_tools else []
+            [_call(found) for found in ([text] if forced else _CALL.findall(text))]
+            if wants_tools
+            else []
         )
         if calls and not result.tool_calls:
             text = "" if forced else _CALL.sub("", text).strip()
-        content: Any = text if not reasoning else [ContentReasoning(reasoning=reasoning), ContentText(text=text)]
-        stop = "model_length" if result.finish is pg.Finish.LENGTH and result.clipped_from is not None else _STOPS.get(result.finish, "stop")
-        message = ChatMessageAssistant(content=content, tool_calls=calls or None, model=self.model_name, source="generate")
+        content: Any = (
+            text
+            if not reasoning
+            else [ContentReasoning(reasoning=reasoning), ContentText(text=text)]
+        )
+        stop = (
+            "model_length"
+            if result.finish is pg.Finish.LENGTH and result.clipped_from is not None
+            else _STOPS.get(result.finish, "stop")
+        )
+        message = ChatMessageAssistant(
+            content=content, tool_calls=calls or None, model=self.model_name, source="generate"
+        )
         return ChatCompletionChoice(
             message=message,
             stop_reason="tool_calls" if calls and stop == "stop" else stop,
@@ -170,7 +276,11 @@ class PipegenAPI(ModelAPI):  # type: ignore[misc]  # inspect's types are not the
             return None
 
         def named(token_id: int, logprob: float) -> dict[str, Any]:
-            text = self.engine.tokenizer.decode((token_id,)) if hasattr(self.engine, "tokenizer") else str(token_id)
+            text = (
+                self.engine.tokenizer.decode((token_id,))
+                if hasattr(self.engine, "tokenizer")
+                else str(token_id)
+            )
             return {"token": text, "logprob": logprob, "bytes": [*text.encode()]}
 
         def entry(one: pg.TokenLogprob) -> Logprob:
@@ -193,13 +303,38 @@ def _message(message: Any) -> dict[str, Any]:
     """One turn in the OpenAI form."""
     if message.role == "tool":
         failed = f"Error: {message.error.message}\n" if message.error is not None else ""
-        return {"role": "tool", "content": failed + message.text, **without_none({"tool_call_id": message.tool_call_id, "name": message.function})}
+        return {
+            "role": "tool",
+            "content": failed + message.text,
+            **without_none({"tool_call_id": message.tool_call_id, "name": message.function}),
+        }
     if message.role != "assistant":
-        return {"role": message.role, "content": message.content if isinstance(message.content, str) else [_part(part) for part in message.content]}
+        return {
+            "role": message.role,
+            "content": (
+                message.content
+                if isinstance(message.content, str)
+                else [_part(part) for part in message.content]
+            ),
+        }
     parts = [] if isinstance(message.content, str) else message.content
-    thought = "\n".join(part.reasoning for part in parts if isinstance(part, ContentReasoning) and not part.redacted)
-    calls = [{"id": call.id, "type": "function", "function": {"name": call.function, "arguments": dict(call.arguments)}} for call in message.tool_calls or ()]
-    return {"role": "assistant", "content": message.text, **({"reasoning_content": thought} if thought else {}), **({"tool_calls": calls} if calls else {})}
+    thought = "\n".join(
+        part.reasoning for part in parts if isinstance(part, ContentReasoning) and not part.redacted
+    )
+    calls = [
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.function, "arguments": dict(call.arguments)},
+        }
+        for call in message.tool_calls or ()
+    ]
+    return {
+        "role": "assistant",
+        "content": message.text,
+        **({"reasoning_content": thought} if thought else {}),
+        **({"tool_calls": calls} if calls else {}),
+    }
 
 
 def _part(part: Any) -> dict[str, Any]:
@@ -207,22 +342,32 @@ def _part(part: Any) -> dict[str, Any]:
         return {"type": "text", "text": part.text}
     if isinstance(part, ContentImage):
         return {"type": "image", "image": part.image}
-    raise pg.UnsupportedMultimodal(f"pipegen takes text and images, not inspect's content of type {part.type!r}")
+    raise pg.UnsupportedMultimodal(
+        f"pipegen takes text and images, not inspect's content of type {part.type!r}"
+    )
 
 
 def _tool(tool: Any) -> dict[str, Any]:
     parameters = tool.parameters.model_dump(exclude_none=True)
-    return {"type": "function", "function": {"name": tool.name, "description": tool.description, "parameters": parameters}}
+    return {
+        "type": "function",
+        "function": {"name": tool.name, "description": tool.description, "parameters": parameters},
+    }
 
 
 def _forced(tools: Sequence[Any], tool_choice: Any) -> dict[str, Any] | None:
-    """The JSON Schema of an answer that is a call of the tool, or of any of them, where inspect asks for one."""
+    """The JSON Schema of an answer that is a call of the tool, or of any of them, where inspect
+    asks for one.
+    """
     if not (tool_choice == "any" or isinstance(tool_choice, ToolFunction)):
         return None
     calls = [
         {
             "type": "object",
-            "properties": {"name": {"const": tool.name}, "arguments": tool.parameters.model_dump(exclude_none=True)},
+            "properties": {
+                "name": {"const": tool.name},
+                "arguments": tool.parameters.model_dump(exclude_none=True),
+            },
             "required": ["name", "arguments"],
             "additionalProperties": False,
         }
@@ -235,7 +380,9 @@ def _forced(tools: Sequence[Any], tool_choice: Any) -> dict[str, Any] | None:
 
 
 def _call(written: str) -> ToolCall:
-    """A tool call from its JSON; one that cannot be read carries why, which inspect tells the model."""
+    """A tool call from its JSON; one that cannot be read carries why, which inspect tells the
+    model.
+    """
     name, arguments, error = "unknown", {}, None
     try:
         held = json.loads(written)
@@ -244,13 +391,20 @@ def _call(written: str) -> ToolCall:
         if not isinstance(arguments, dict):
             raise TypeError(f"arguments take an object, not {type(arguments).__name__}")
     except (ValueError, KeyError, TypeError, RecursionError) as refusal:
-        arguments, error = {}, f"the tool call {written.strip()!r:.200} cannot be read: {refusal!r:.200}"
-    return ToolCall(id=f"call_{uuid.uuid4().hex[:12]}", function=name, arguments=arguments, parse_error=error)
+        arguments, error = (
+            {},
+            f"the tool call {written.strip()!r:.200} cannot be read: {refusal!r:.200}",
+        )
+    return ToolCall(
+        id=f"call_{uuid.uuid4().hex[:12]}", function=name, arguments=arguments, parse_error=error
+    )
 
 
 def _served_call(call: Mapping[str, Any]) -> ToolCall:
     """A tool call that a server found, in the OpenAI form."""
     function = call.get("function") or {}
-    made = _call(json.dumps({"name": function.get("name"), "arguments": function.get("arguments") or {}}))
+    made = _call(
+        json.dumps({"name": function.get("name"), "arguments": function.get("arguments") or {}})
+    )
     made.id = str(call.get("id") or made.id)
     return made

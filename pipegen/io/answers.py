@@ -4,7 +4,11 @@
 >>> from pipegen.records.options import resolve
 >>> from pipegen.records.requests import GenerationRequest
 >>> from pipegen.records.results import Prompt
->>> asked = Encoded(request=GenerationRequest(prompt="Hi"), options=resolve(), prompt=Prompt(token_ids=(72,), compact_token_ids=(72,)))
+>>> asked = Encoded(
+...     request=GenerationRequest(prompt="Hi"),
+...     options=resolve(),
+...     prompt=Prompt(token_ids=(72,), compact_token_ids=(72,)),
+... )
 >>> answer = Raw(encoded=asked, token_ids=(66, 257))
 >>> answer_from(answer_to_plain(answer), asked) == answer
 True
@@ -39,20 +43,37 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
 """How fields are read whose type JSON does not have."""
 
 
-_KINDS: Mapping[str, tuple[type[Any], str]] = {"tokens": (Raw, "encoded"), "text": (ChatOutput, "job")}
+_KINDS: Mapping[str, tuple[type[Any], str]] = {
+    "tokens": (Raw, "encoded"),
+    "text": (ChatOutput, "job"),
+}
 """The answers that have a plain form, each with its field for what was asked."""
 _OF_ENDING = ("finish", "stop", "length", "watched")
 """The fields of an ending; the others are those of the answer, and of what was asked."""
 
 
 def answer_to_plain(answer: Any) -> dict[str, Any] | None:
-    """The answer as JSON data; None where it is of an engine of one's own that answers in another form."""
+    """The answer as JSON data; None where it is of an engine of one's own that answers in another
+    form.
+    """
     for name, (kind, asked) in _KINDS.items():
         if type(answer) is kind:
-            fields = {f.name: getattr(answer, f.name) for f in dataclasses.fields(kind) if f.name not in (asked, "ending")}
-            if isinstance(answer, Raw) and answer.ending is not None and answer.ending.is_about(answer):
-                fields["ending"] = immutabledict({name: getattr(answer.ending, name) for name in _OF_ENDING})
-            values: dict[str, Any] = strict_json.plain({"answer": name, **{field: _plain(value) for field, value in fields.items()}})
+            fields = {
+                f.name: getattr(answer, f.name)
+                for f in dataclasses.fields(kind)
+                if f.name not in (asked, "ending")
+            }
+            if (
+                isinstance(answer, Raw)
+                and answer.ending is not None
+                and answer.ending.is_about(answer)
+            ):
+                fields["ending"] = immutabledict(
+                    {name: getattr(answer.ending, name) for name in _OF_ENDING}
+                )
+            values: dict[str, Any] = strict_json.plain(
+                {"answer": name, **{field: _plain(value) for field, value in fields.items()}}
+            )
             return values
     return None
 
@@ -68,11 +89,19 @@ def _plain(value: Any) -> Any:
 
 
 def answer_from(values: Mapping[str, Any], asked: Any) -> Any:
-    """The answer that `answer_to_plain` was given, to this row. Raises `KeyError`, `TypeError` or `ValueError` for other data."""
+    """The answer that `answer_to_plain` was given, to this row. Raises `KeyError`, `TypeError` or
+    `ValueError` for other data.
+    """
     fields = dict(values)
     kind, name = _KINDS[fields.pop("answer")]
     ending = fields.pop("ending", None)
-    answer = kind(**{name: asked}, **{field: _READ[field](value) if field in _READ and value is not None else value for field, value in fields.items()})
+    answer = kind(
+        **{name: asked},
+        **{
+            field: _READ[field](value) if field in _READ and value is not None else value
+            for field, value in fields.items()
+        },
+    )
     if ending is None:
         return answer
     how = {**ending, "finish": Finish(ending["finish"]), "watched": tuple(ending["watched"])}

@@ -1,7 +1,8 @@
 """The values of Arrow as Python's, none of them changed.
 
-Python has no type for some times: nanoseconds, years after 9999, time zones that it does not know. Such a value is the whole number that Arrow stores, which
-Arrow takes back; or text, where it is to be read. Text that is not UTF-8 is its bytes.
+Python has no type for some times: nanoseconds, years after 9999, time zones that it does not know.
+Such a value is the whole number that Arrow stores, which Arrow takes back; or text, where it is to
+be read. Text that is not UTF-8 is its bytes.
 """
 
 from __future__ import annotations
@@ -67,7 +68,13 @@ def _in_microseconds(kind: pa.DataType) -> pa.DataType:
 
     if getattr(kind, "unit", "") != "ns":
         return kind
-    return pa.timestamp("us", kind.tz) if pa.types.is_timestamp(kind) else pa.time64("us") if pa.types.is_time64(kind) else pa.duration("us")
+    return (
+        pa.timestamp("us", kind.tz)
+        if pa.types.is_timestamp(kind)
+        else pa.time64("us")
+        if pa.types.is_time64(kind)
+        else pa.duration("us")
+    )
 
 
 def _value(scalar: pa.Scalar, text: bool) -> Any:
@@ -79,7 +86,9 @@ def _value(scalar: pa.Scalar, text: bool) -> Any:
     if _is_time(kind):
         return _time(scalar.value, kind, text)
     if pa.types.is_struct(kind):
-        return {kind.field(index).name: _value(scalar[index], text) for index in range(kind.num_fields)}
+        return {
+            kind.field(index).name: _value(scalar[index], text) for index in range(kind.num_fields)
+        }
     if pa.types.is_map(kind):
         return [(_value(entry[0], text), _value(entry[1], text)) for entry in scalar.values]
     if isinstance(scalar, pa.ListScalar):  # every kind of list
@@ -100,7 +109,9 @@ def _time(count: int, kind: pa.DataType, text: bool) -> Any:
 
     nanoseconds = count % 1000 if _in_nanoseconds(kind) else 0
     try:
-        value = pa.scalar(count // 1000 if _in_nanoseconds(kind) else count, _in_microseconds(kind)).as_py()
+        value = pa.scalar(
+            count // 1000 if _in_nanoseconds(kind) else count, _in_microseconds(kind)
+        ).as_py()
     except (pa.ArrowException, ValueError, OverflowError, KeyError):
         value = None
     if value is not None and not nanoseconds:
@@ -108,13 +119,21 @@ def _time(count: int, kind: pa.DataType, text: bool) -> Any:
     if not text:
         return count
     unit = getattr(kind, "unit", "days" if pa.types.is_date32(kind) else "ms")
-    return _long_text(value, nanoseconds) if value is not None else f"{count} {unit}{'' if pa.types.is_duration(kind) else ' since 1970-01-01'}"
+    return (
+        _long_text(value, nanoseconds)
+        if value is not None
+        else f"{count} {unit}{'' if pa.types.is_duration(kind) else ' since 1970-01-01'}"
+    )
 
 
 def _long_text(value: Any, nanoseconds: int) -> str:
     """A time with three digits more than Python's types have.
 
-    >>> _long_text(dt.datetime(2026, 1, 2), 7), _long_text(dt.time(1), 7), _long_text(dt.timedelta(0), 7)
+    >>> (
+    ...     _long_text(dt.datetime(2026, 1, 2), 7),
+    ...     _long_text(dt.time(1), 7),
+    ...     _long_text(dt.timedelta(0), 7),
+    ... )
     ('2026-01-02 00:00:00.000000007', '01:00:00.000000007', '0:00:00.000000007')
     """
     digits = f"{nanoseconds:03}"

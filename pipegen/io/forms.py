@@ -1,4 +1,5 @@
-"""What a file is, by the end of its name: Parquet, Arrow, CSV, TSV, JSON Lines, a JSON array or text; and its bytes, unpacked.
+"""What a file is, by the end of its name: Parquet, Arrow, CSV, TSV, JSON Lines, a JSON array or
+text; and its bytes, unpacked.
 
 >>> form_of("requests.JSONL.gz"), form_of("data.pq"), form_of("requests")
 (Form(kind='lines', packed='.gz'), Form(kind='parquet', packed=''), Form(kind='lines', packed=''))
@@ -64,7 +65,8 @@ class Form(NamedTuple):
 
 
 def form_of(path: str | os.PathLike[str]) -> Form:
-    """The form of a file; one without a suffix is JSON Lines. Raises `TableError` for another suffix, with those that are read.
+    """The form of a file; one without a suffix is JSON Lines. Raises `TableError` for another
+    suffix, with those that are read.
 
     >>> form_of("a.xlsx")
     Traceback (most recent call last):
@@ -76,18 +78,30 @@ def form_of(path: str | os.PathLike[str]) -> Form:
     suffix = Path(path.stem).suffix.lower() if packed else path.suffix.lower()
     kind = _KINDS.get(suffix)
     if kind in ("parquet", "arrow") and packed:
-        raise TableError(f"{path} is a table in a packed file: unpack it first, and give the {suffix} file")
+        raise TableError(
+            f"{path} is a table in a packed file: unpack it first, and give the {suffix} file"
+        )
     if kind is not None:
         return Form(kind, packed)
     if suffix in _OFFICE:
-        raise TableError(f"{path} is a workbook, which is not read: save the sheet as CSV (UTF-8), and give the .csv file")
+        raise TableError(
+            f"{path} is a workbook, which is not read: save the sheet as CSV (UTF-8), and give the"
+            " .csv file"
+        )
     if suffix in _ARCHIVES:
-        raise TableError(f"{path} is an archive, which is not read: unpack it, and give the file that is in it. {_READ} are read")
-    raise TableError(f"{path} ends with {suffix}, which is not read: {_READ} are; a file without a suffix is JSON Lines")
+        raise TableError(
+            f"{path} is an archive, which is not read: unpack it, and give the file that is in it."
+            f" {_READ} are read"
+        )
+    raise TableError(
+        f"{path} ends with {suffix}, which is not read: {_READ} are; a file without a suffix is"
+        " JSON Lines"
+    )
 
 
 def refuse_address(path: str | os.PathLike[str]) -> None:
-    """Raise `TableError` for an address such as `s3://bucket/a.parquet`, with the command that fetches it: files are read from this machine.
+    """Raise `TableError` for an address such as `s3://bucket/a.parquet`, with the command that
+    fetches it: files are read from this machine.
 
     >>> refuse_address("s3://bucket/a.parquet")
     Traceback (most recent call last):
@@ -100,8 +114,13 @@ def refuse_address(path: str | os.PathLike[str]) -> None:
         scheme = found[1].lower()
         shown = re.sub(r"//[^/@]*@", "//", text).partition("?")[0]  # without a password or a key
         if scheme == "file":
-            raise TableError(f"{shown} is an address: give the path alone, such as {text[found.end() :]}")
-        raise TableError(f"{shown} is an address, and files are read from this machine. Fetch it first{_command(scheme, shown)}")
+            raise TableError(
+                f"{shown} is an address: give the path alone, such as {text[found.end() :]}"
+            )
+        raise TableError(
+            f"{shown} is an address, and files are read from this machine. Fetch it"
+            f" first{_command(scheme, shown)}"
+        )
 
 
 def _command(scheme: str, address: str) -> str:
@@ -110,16 +129,29 @@ def _command(scheme: str, address: str) -> str:
     hub = re.match(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?/(.+)", address)
     if hub is not None:
         version = f" --revision {shlex.quote(hub[2])}" if hub[2] else ""
-        return f": hf download {shlex.quote(hub[1])} {shlex.quote(hub[3])} --repo-type dataset{version} --local-dir ."
-    fetch = {"hf": "hf download USER/NAME --repo-type dataset --local-dir .", "s3": f"aws s3 cp {quoted} ."}
-    fetch |= dict.fromkeys(("gs", "gcs"), f"gcloud storage cp {quoted} .") | dict.fromkeys(("http", "https"), f"curl -LO {quoted}")
-    return f": {fetch[scheme]}" if scheme in fetch else ", with the tool of its storage, and give the file"
+        return (
+            f": hf download {shlex.quote(hub[1])} {shlex.quote(hub[3])} --repo-type"
+            f" dataset{version} --local-dir ."
+        )
+    fetch = {
+        "hf": "hf download USER/NAME --repo-type dataset --local-dir .",
+        "s3": f"aws s3 cp {quoted} .",
+    }
+    fetch |= dict.fromkeys(("gs", "gcs"), f"gcloud storage cp {quoted} .") | dict.fromkeys(
+        ("http", "https"), f"curl -LO {quoted}"
+    )
+    return (
+        f": {fetch[scheme]}"
+        if scheme in fetch
+        else ", with the tool of its storage, and give the file"
+    )
 
 
 def open_bytes(path: str | os.PathLike[str]) -> BinaryIO:
     """The bytes of a file of lines, CSV or text, unpacked while they are read.
 
-    Raises `OSError` as `open` does, `TableError` where the file begins as another form does, or is cut off, and `MissingExtra` for .zst without pyarrow.
+    Raises `OSError` as `open` does, `TableError` where the file begins as another form does, or is
+    cut off, and `MissingExtra` for .zst without pyarrow.
     """
     packed = form_of(path).packed
     raw: io.RawIOBase = _Unpacked(path, packed) if packed else io.FileIO(path)
@@ -150,7 +182,9 @@ class _Unpacked(io.RawIOBase):
         try:
             count: int = self._inner.readinto(buffer)
         except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as refusal:
-            raise TableError(f"{self._path} cannot be unpacked: it is cut off or damaged ({refusal})") from None
+            raise TableError(
+                f"{self._path} cannot be unpacked: it is cut off or damaged ({refusal})"
+            ) from None
         return count
 
     def close(self) -> None:
@@ -164,4 +198,10 @@ def _unpacker(path: str | os.PathLike[str], packed: str) -> Any:
         import pyarrow as pa
 
         return pa.CompressedInputStream(pa.PythonFile(io.FileIO(path), "r"), "zstd")
-    return gzip.open(path) if packed == ".gz" else bz2.open(path) if packed == ".bz2" else lzma.open(path)
+    return (
+        gzip.open(path)
+        if packed == ".gz"
+        else bz2.open(path)
+        if packed == ".bz2"
+        else lzma.open(path)
+    )

@@ -1,4 +1,5 @@
-"""Requests in JSON files: the lines of JSON Lines, or the items of an array, one at a time, whatever the length of the file.
+"""Requests in JSON files: the lines of JSON Lines, or the items of an array, one at a time,
+whatever the length of the file.
 
 >>> import io
 >>> [line.data for line in items_of(io.BytesIO(b'[{"a": "],"}, [1, 2],\\n{}]'))]
@@ -25,12 +26,16 @@ _PIECE = 2**16
 
 
 def records_of(path: str | os.PathLike[str], stream: BinaryIO) -> Iterator[Line]:
-    """The lines of a file that `open_bytes` opened, or the items of its array. Raises `TableError` where an array is cut off."""
+    """The lines of a file that `open_bytes` opened, or the items of its array. Raises `TableError`
+    where an array is cut off.
+    """
     return items_of(stream, name=str(path)) if is_array(path) else lines_of(stream)
 
 
 def is_array(path: str | os.PathLike[str]) -> bool:
-    """Whether the file is a JSON array, by its suffix and its first character. Raises `TableError` for a .json file that is neither that nor JSON Lines."""
+    """Whether the file is a JSON array, by its suffix and its first character. Raises `TableError`
+    for a .json file that is neither that nor JSON Lines.
+    """
     if form_of(path).kind != "json" or not os.path.isfile(path):
         return False
     with open_bytes(path) as stream:
@@ -40,12 +45,18 @@ def is_array(path: str | os.PathLike[str]) -> bool:
     if first.data is None:  # a line that is too long is a row that fails
         return False
     if not is_ok(values_of_line(first)):
-        raise TableError(f'{path} is neither a JSON array, such as [{{"prompt": "Hi"}}, ...], nor JSON Lines, with an object on each line')
+        raise TableError(
+            f'{path} is neither a JSON array, such as [{{"prompt": "Hi"}}, ...], nor JSON Lines,'
+            " with an object on each line"
+        )
     return False
 
 
-def items_of(stream: BinaryIO, limit: int = MAX_LINE_BYTES, name: str = "the file") -> Iterator[Line]:
-    """The items of a JSON array, as they are written: whether each is JSON is not looked at. Items longer than `limit` bytes are not kept in memory.
+def items_of(
+    stream: BinaryIO, limit: int = MAX_LINE_BYTES, name: str = "the file"
+) -> Iterator[Line]:
+    """The items of a JSON array, as they are written: whether each is JSON is not looked at. Items
+    longer than `limit` bytes are not kept in memory.
 
     Raises `TableError` where the array does not end, or something comes after it.
     """
@@ -82,7 +93,9 @@ def _skip_bracket(stream: BinaryIO) -> int:
 
 
 def _cut(stream: BinaryIO) -> Iterator[tuple[bytes, bytes]]:
-    """The text of an array behind its bracket, in pieces; with each the mark that ends its item, a comma or a bracket, or nothing where the item goes on."""
+    """The text of an array behind its bracket, in pieces; with each the mark that ends its item, a
+    comma or a bracket, or nothing where the item goes on.
+    """
     depth, quoted, escaped = 0, False, False
     while piece := stream.read(_PIECE):
         start = position = 0

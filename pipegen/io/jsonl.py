@@ -1,8 +1,9 @@
 """JSON Lines in and out: requests from lines, results and errors to plain data and back.
 
-A result is `{"id", "ok": true, "text", ...}` with every field of `GenerationResult`, an error `{"id", "ok": false, "error": {"type", "message", "hint",
-...}}`. The options are the effective ones, so a request with `{"options": line["options"]}` repeats the call. A score is `{"id", "ok": true, "logprob", ...}`
-with every field of `Scored`.
+A result is `{"id", "ok": true, "text", ...}` with every field of `GenerationResult`, an error
+`{"id", "ok": false, "error": {"type", "message", "hint", ...}}`. The options are the effective
+ones, so a request with `{"options": line["options"]}` repeats the call. A score is `{"id", "ok":
+true, "logprob", ...}` with every field of `Scored`.
 
 >>> from returns.result import Failure
 >>> from pipegen.core.errors import PromptTooLong
@@ -62,25 +63,40 @@ BRIEF = ("prompt_token_ids", "token_ids", "logprobs", "prompt_logprobs")
 
 
 def to_plain(
-    slot: Slot[GenerationResult] | Slot[Scored], id: LineId | None = None, *, brief: bool = False, metadata: Mapping[str, Any] | None = None
+    slot: Slot[GenerationResult] | Slot[Scored],
+    id: LineId | None = None,
+    *,
+    brief: bool = False,
+    metadata: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A slot as JSON data. `id` replaces the result's own id; `brief` leaves out token ids and log probabilities (of a score, the ids of its context).
+    """A slot as JSON data. `id` replaces the result's own id; `brief` leaves out token ids and log
+    probabilities (of a score, the ids of its context).
 
-    `metadata` is added: what was carried along with the request. Of its values those that JSON has no form for become text, bytes as base64.
+    `metadata` is added: what was carried along with the request. Of its values those that JSON has
+    no form for become text, bytes as base64.
 
     >>> to_plain(Failure(errors.Timeout("slow")), "a", metadata={"label": 1})["metadata"]
     {'label': 1}
     """
     if not isinstance(slot, Result):
-        raise TypeError(f"to_plain takes a slot, not {type(slot).__name__}: Success(result) is a slot")
+        raise TypeError(
+            f"to_plain takes a slot, not {type(slot).__name__}: Success(result) is a slot"
+        )
     more = {"metadata": thaw(metadata, readable)} if metadata else {}
     if not is_ok(slot):
         return {"id": id, "ok": False, "error": error_to_plain(slot.failure()), **more}
     held: object = slot.unwrap()
     if not isinstance(held, (GenerationResult, Scored)):
-        raise TypeError(f"to_plain takes a slot of a GenerationResult or Scored, not of {type(held).__name__}")
+        raise TypeError(
+            f"to_plain takes a slot of a GenerationResult or Scored, not of {type(held).__name__}"
+        )
     result = _result(held, brief) if isinstance(held, GenerationResult) else _scored(held, brief)
-    return {"id": result.pop("id") if id is None else id, "ok": True, **dissoc(result, "id"), **more}
+    return {
+        "id": result.pop("id") if id is None else id,
+        "ok": True,
+        **dissoc(result, "id"),
+        **more,
+    }
 
 
 def readable(value: Any) -> Any:
@@ -99,11 +115,18 @@ def from_plain(values: Mapping[str, Any]) -> Slot[GenerationResult]: ...
 @overload
 def from_plain(values: Mapping[str, Any], kind: type[T]) -> Slot[T]: ...
 def from_plain(values: Mapping[str, Any], kind: Any = GenerationResult) -> Slot[Any]:
-    """The slot that `to_plain` was given, without metadata: of a result, or of the score where `kind` is `Scored`. Raises `InvalidField` for other data."""
+    """The slot that `to_plain` was given, without metadata: of a result, or of the score where
+    `kind` is `Scored`. Raises `InvalidField` for other data.
+    """
     if not isinstance(values, Mapping):
         raise InvalidField(f"a line's values are a mapping, not {type(values).__name__}")
     if values.get("ok") is True:
-        return Success(_read({name: value for name, value in values.items() if name not in ("ok", "metadata")}, kind))
+        return Success(
+            _read(
+                {name: value for name, value in values.items() if name not in ("ok", "metadata")},
+                kind,
+            )
+        )
     if values.get("ok") is False:
         return Failure(error_from(values.get("error")))
     raise InvalidField(f"ok takes true or false, not {values.get('ok')!r:.200}")
@@ -117,18 +140,30 @@ def error_to_plain(error: GenerationError) -> dict[str, Any]:
     >>> plain["type"], plain["limit"]
     ('PromptTooLong', 4)
     """
-    fields = {f.name: getattr(error, f.name) for f in dataclasses.fields(error) if f.name not in ("incident", "lasting") or getattr(error, f.name)}
+    fields = {
+        f.name: getattr(error, f.name)
+        for f in dataclasses.fields(error)
+        if f.name not in ("incident", "lasting") or getattr(error, f.name)
+    }
     earlier = [error_to_plain(one) for one in fields.pop("earlier")]
-    return {"type": type(error).__name__, **strict_json.plain(fields), **({"earlier": earlier} if earlier else {})}
+    return {
+        "type": type(error).__name__,
+        **strict_json.plain(fields),
+        **({"earlier": earlier} if earlier else {}),
+    }
 
 
 _ERRORS: Mapping[str, type[GenerationError]] = {
-    kind.__name__: kind for kind in (getattr(errors, name) for name in errors.__all__) if issubclass(kind, GenerationError)
+    kind.__name__: kind
+    for kind in (getattr(errors, name) for name in errors.__all__)
+    if issubclass(kind, GenerationError)
 }
 
 
 def error_from(values: Any) -> GenerationError:
-    """The error that `error_to_plain` was given. Raises `InvalidField` for an unknown type or field."""
+    """The error that `error_to_plain` was given. Raises `InvalidField` for an unknown type or
+    field.
+    """
     if not isinstance(values, Mapping):
         raise InvalidField(f"error takes a mapping with a 'type', not {type(values).__name__}")
     fields = dict(values)
@@ -141,20 +176,29 @@ def error_from(values: Any) -> GenerationError:
             raise InvalidField(f"{kind} has no field {name!r:.200}{nearest(name, known)}")
     if isinstance(fields.get("retry_after"), (str, int)):
         fields["retry_after"] = float(fields["retry_after"])
-    return _ERRORS[kind](**{**fields, "earlier": tuple(error_from(one) for one in fields.get("earlier", ()))})
+    return _ERRORS[kind](
+        **{**fields, "earlier": tuple(error_from(one) for one in fields.get("earlier", ()))}
+    )
 
 
 def _result(result: GenerationResult, brief: bool) -> dict[str, Any]:
-    fields = {name: getattr(result, name) for name in names_of(result) if not (brief and name in BRIEF)}
+    fields = {
+        name: getattr(result, name) for name in names_of(result) if not (brief and name in BRIEF)
+    }
     fields["finish"] = result.finish.value
     fields["options"] = _options(result.options)
     fields["tried"] = [error_to_plain(error) for error in result.tried]
     fields["previous"] = None if result.previous is None else _result(result.previous, brief)
     fields["samples"] = [_result(sample, brief) for sample in result.samples]
-    fields["failed_samples"] = [{"sample": sample, "error": error_to_plain(error)} for sample, error in result.failed_samples]
+    fields["failed_samples"] = [
+        {"sample": sample, "error": error_to_plain(error)}
+        for sample, error in result.failed_samples
+    ]
     for name in ("logprobs", "prompt_logprobs"):
         if fields.get(name) is not None:
-            fields[name] = [one and {name: getattr(one, name) for name in names_of(one)} for one in fields[name]]
+            fields[name] = [
+                one and {name: getattr(one, name) for name in names_of(one)} for one in fields[name]
+            ]
     values: dict[str, Any] = strict_json.plain(fields)
     return values
 
@@ -165,20 +209,29 @@ def _options(options: GenerationOptions) -> dict[str, Any]:
 
 
 def _scored(scored: Scored, brief: bool) -> dict[str, Any]:
-    fields = {f.name: getattr(scored, f.name) for f in dataclasses.fields(scored) if not (brief and f.name == "prompt_token_ids")}
-    values: dict[str, Any] = strict_json.plain({**fields, "tried": [error_to_plain(error) for error in scored.tried]})
+    fields = {
+        f.name: getattr(scored, f.name)
+        for f in dataclasses.fields(scored)
+        if not (brief and f.name == "prompt_token_ids")
+    }
+    values: dict[str, Any] = strict_json.plain(
+        {**fields, "tried": [error_to_plain(error) for error in scored.tried]}
+    )
     return values
 
 
 def logprobs_from(values: Any) -> tuple[TokenLogprob, ...]:
-    """The log probabilities of their plain form. Raises `KeyError`, `TypeError` or `ValueError` for other data."""
+    """The log probabilities of their plain form. Raises `KeyError`, `TypeError` or `ValueError` for
+    other data.
+    """
     tops = ([(token_id, float(logprob)) for token_id, logprob in one["top"]] for one in values)
     return tuple(
         TokenLogprob(
             token_id=one["token_id"],
             logprob=float(one["logprob"]),
             top=tuple(top),
-            margin=None if one.get("margin") is None else float(one["margin"]),  # lines of older versions have none
+            # lines of older versions have none
+            margin=None if one.get("margin") is None else float(one["margin"]),
             text=one.get("text"),
             top_texts=tuple(one.get("top_texts", ())),
         )
@@ -212,7 +265,9 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "tried": lambda errors: tuple(error_from(error) for error in errors),
     "previous": lambda result: _read(result, GenerationResult),
     "samples": lambda samples: tuple(_read(sample, GenerationResult) for sample in samples),
-    "failed_samples": lambda failed: tuple((one["sample"], error_from(one["error"])) for one in failed),
+    "failed_samples": lambda failed: tuple(
+        (one["sample"], error_from(one["error"])) for one in failed
+    ),
     "logprobs": logprobs_from,
     "prompt_logprobs": prompt_logprobs_from,
     "margin": float,
@@ -229,14 +284,21 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
 
 
 _REQUIRED: Mapping[type[Any], tuple[str, ...]] = {
-    kind: tuple(f.name for f in dataclasses.fields(kind) if f.default is f.default_factory is dataclasses.MISSING) for kind in (GenerationResult, Scored)
+    kind: tuple(
+        f.name
+        for f in dataclasses.fields(kind)
+        if f.default is f.default_factory is dataclasses.MISSING
+    )
+    for kind in (GenerationResult, Scored)
 }
 
 
 def _read(values: Mapping[str, Any], kind: type[T]) -> T:
     missing = [name for name in _REQUIRED[kind] if name not in values]
     if missing:
-        raise InvalidField(f"a {'result' if kind is GenerationResult else 'score'} takes {', '.join(missing)} too")
+        raise InvalidField(
+            f"a {'result' if kind is GenerationResult else 'score'} takes {', '.join(missing)} too"
+        )
     fields = dict(values)
     for name, value in values.items():
         if value is not None and name in _READ:
@@ -245,12 +307,16 @@ def _read(values: Mapping[str, Any], kind: type[T]) -> T:
             except InvalidField:
                 raise
             except (KeyError, TypeError, ValueError) as refusal:
-                raise InvalidField(f"{name} does not have the form of a result's: {refusal}") from None
+                raise InvalidField(
+                    f"{name} does not have the form of a result's: {refusal}"
+                ) from None
     return kind(**fields)
 
 
 class Line(NamedTuple):
-    """A line of a file: its number, from 1; its bytes, None if it is too long; the offset of its end; and what messages call it."""
+    """A line of a file: its number, from 1; its bytes, None if it is too long; the offset of its
+    end; and what messages call it.
+    """
 
     number: int
     data: bytes | None
@@ -259,7 +325,8 @@ class Line(NamedTuple):
 
 
 def lines_of(stream: BinaryIO, limit: int = MAX_LINE_BYTES) -> Iterator[Line]:
-    """The lines of a stream that are not blank. Lines longer than `limit` bytes are not kept in memory.
+    """The lines of a stream that are not blank. Lines longer than `limit` bytes are not kept in
+    memory.
 
     >>> import io
     >>> [line.data for line in lines_of(io.BytesIO(b"one\\n\\nthree, too long\\nfour"), limit=6)]
@@ -282,7 +349,9 @@ def lines_of(stream: BinaryIO, limit: int = MAX_LINE_BYTES) -> Iterator[Line]:
             yield Line(number, data, end)
 
 
-def request_from_row(values: Mapping[str, Any], number: int, what: str = "row") -> tuple[LineId, Slot[GenerationRequest]]:
+def request_from_row(
+    values: Mapping[str, Any], number: int, what: str = "row"
+) -> tuple[LineId, Slot[GenerationRequest]]:
     """The request of plain data, or `InvalidRequest`, with its id: its number where it has none.
 
     >>> request_from_row({"id": 1.5, "prompt": "Hi"}, 3)
@@ -290,7 +359,12 @@ def request_from_row(values: Mapping[str, Any], number: int, what: str = "row") 
     """
     given = values.get("id")
     if not (given is None or type(given) is int or (type(given) is str and given)):
-        return str(number), Failure(InvalidRequest(f"{what} {number}: id takes a string that is not empty or a whole number, not {given!r:.200}"))
+        return str(number), Failure(
+            InvalidRequest(
+                f"{what} {number}: id takes a string that is not empty or a whole number, not"
+                f" {given!r:.200}"
+            )
+        )
     name = str(number) if given is None else given
     return name, request_from({**values, "id": str(name)}, f"{what} {number}")
 
@@ -303,13 +377,28 @@ def values_of_line(line: Line) -> Slot[dict[str, Any]]:
     """
     line_name = f"{line.what} {line.number}"
     if line.data is None:
-        return Failure(InvalidRequest(f"{line_name}: longer than {MAX_LINE_BYTES} bytes", hint="give images as paths instead of data URLs"))
+        return Failure(
+            InvalidRequest(
+                f"{line_name}: longer than {MAX_LINE_BYTES} bytes",
+                hint="give images as paths instead of data URLs",
+            )
+        )
     try:
         values = strict_json.load(line.data.decode())
     except UnicodeDecodeError as refusal:
-        return Failure(InvalidRequest(f"{line_name}: not UTF-8: byte 0x{line.data[refusal.start]:02x} at position {refusal.start}"))
+        return Failure(
+            InvalidRequest(
+                f"{line_name}: not UTF-8: byte 0x{line.data[refusal.start]:02x} at position"
+                f" {refusal.start}"
+            )
+        )
     except strict_json.NotStrict as refusal:
         return Failure(InvalidRequest(f"{line_name}: not JSON: {refusal}"))
     if not isinstance(values, dict):
-        return Failure(InvalidRequest(f'{line_name}: takes an object such as {{"prompt": "Hi"}}, not {type(values).__name__}'))
+        return Failure(
+            InvalidRequest(
+                f'{line_name}: takes an object such as {{"prompt": "Hi"}}, not'
+                f" {type(values).__name__}"
+            )
+        )
     return Success(values)

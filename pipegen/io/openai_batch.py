@@ -1,6 +1,12 @@
-"""The format of OpenAI batch files, as `vllm run-batch` reads and writes it: requests with a `custom_id` and a `body`, answers with a `response`.
+"""The format of OpenAI batch files, as `vllm run-batch` reads and writes it: requests with a
+`custom_id` and a `body`, answers with a `response`.
 
->>> values = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}}
+>>> values = {
+...     "custom_id": "a",
+...     "method": "POST",
+...     "url": "/v1/chat/completions",
+...     "body": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5},
+... }
 >>> is_batch(values), request_from_batch(values, "line 1").unwrap().options.max_new_tokens
 (True, 5)
 """
@@ -15,7 +21,14 @@ from typing import Any
 
 from returns.result import Failure
 
-from pipegen.core.errors import BackendFailed, GenerationError, InternalError, InvalidRequest, RateLimited, Timeout
+from pipegen.core.errors import (
+    BackendFailed,
+    GenerationError,
+    InternalError,
+    InvalidRequest,
+    RateLimited,
+    Timeout,
+)
 from pipegen.core.slots import Slot, is_ok
 from pipegen.io.jsonl import error_to_plain
 from pipegen.records.fields import nearest
@@ -31,7 +44,17 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ENDPOINTS = (CHAT, COMPLETIONS)
 _RENAMED: Mapping[str, str] = {**SERVER_NAMES, "chat_template": "template"}
 _SETTLED: Mapping[str, Any] = {
-    **dict.fromkeys(("stream", "echo", "include_stop_str_in_output", "use_beam_search", "return_token_ids", "add_special_tokens"), False),
+    **dict.fromkeys(
+        (
+            "stream",
+            "echo",
+            "include_stop_str_in_output",
+            "use_beam_search",
+            "return_token_ids",
+            "add_special_tokens",
+        ),
+        False,
+    ),
     **dict.fromkeys(("parallel_tool_calls", "include_reasoning"), True),
     "best_of": 1,
     "length_penalty": 1,
@@ -41,9 +64,17 @@ _SETTLED: Mapping[str, Any] = {
     "tool_choice": "auto",
 }
 """Fields that are accepted only with the value that a server uses by default."""
-_NOTES = (*("model", "user", "metadata", "store", "safety_identifier", "service_tier"), *("request_id", "priority", "cache_salt", "prompt_cache_key"))
+_NOTES = (
+    *("model", "user", "metadata", "store", "safety_identifier", "service_tier"),
+    *("request_id", "priority", "cache_salt", "prompt_cache_key"),
+)
 """Fields that do not affect what is generated. The run chooses the model."""
-_FORMS: Mapping[str, str] = {"json": "json_schema", "json_schema": "json_schema", "regex": "regex", "choice": "choice"}
+_FORMS: Mapping[str, str] = {
+    "json": "json_schema",
+    "json_schema": "json_schema",
+    "regex": "regex",
+    "choice": "choice",
+}
 """The keys of vLLM's `structured_outputs`, and the options that they set."""
 
 
@@ -53,20 +84,38 @@ def is_batch(values: Mapping[str, Any]) -> bool:
 
 
 def request_from_batch(values: Mapping[str, Any], where: str) -> Slot[GenerationRequest]:
-    """The request of a line of a batch file, or `InvalidRequest`, whose message begins with `where`.
+    """The request of a line of a batch file, or `InvalidRequest`, whose message begins with
+    `where`.
 
-    >>> request_from_batch({"custom_id": "a", "url": "/v1/embeddings", "body": {}}, "line 1").failure().message
+    >>> request_from_batch(
+    ...     {"custom_id": "a", "url": "/v1/embeddings", "body": {}}, "line 1"
+    ... ).failure().message
     "line 1: url takes '/v1/chat/completions' or '/v1/completions', not '/v1/embeddings'"
     """
-    unknown = next((name for name in values if name not in ("custom_id", "method", "url", "body")), None)
+    unknown = next(
+        (name for name in values if name not in ("custom_id", "method", "url", "body")), None
+    )
     if unknown is not None:
-        return _refused(f"{where}: there is no field {unknown!r} in a batch file's line{nearest(unknown, ('custom_id', 'method', 'url', 'body'))}")
+        return _refused(
+            f"{where}: there is no field {unknown!r} in a batch file's"
+            f" line{nearest(unknown, ('custom_id', 'method', 'url', 'body'))}"
+        )
     name, body, url = values["custom_id"], values["body"], values.get("url")
-    if not isinstance(name, str) or not name or not isinstance(body, Mapping) or values.get("method", "POST") != "POST":
-        return _refused(f"{where}: takes a custom_id that is not empty, a body that is an object, and the method POST")
+    if (
+        not isinstance(name, str)
+        or not name
+        or not isinstance(body, Mapping)
+        or values.get("method", "POST") != "POST"
+    ):
+        return _refused(
+            f"{where}: takes a custom_id that is not empty, a body that is an object, and the"
+            " method POST"
+        )
     if url not in ENDPOINTS:
         return _refused(f"{where}: url takes {CHAT!r} or {COMPLETIONS!r}, not {url!r:.200}")
-    fields = {field: value for field, value in body.items() if value is not None and field not in _NOTES}
+    fields = {
+        field: value for field, value in body.items() if value is not None and field not in _NOTES
+    }
     for field, neutral in _SETTLED.items():
         if field in fields and fields.pop(field) != neutral:
             return _refused(f"{where}: body.{field}={body[field]!r:.80} is not supported here")
@@ -78,13 +127,23 @@ def request_from_batch(values: Mapping[str, Any], where: str) -> Slot[Generation
         request["prompt_token_ids"] = request.pop("prompt")
     forms = fields.pop("structured_outputs", {})
     if not isinstance(forms, Mapping) or not set(forms) <= set(_FORMS):
-        return _refused(f"{where}: body.structured_outputs takes one of {', '.join(_FORMS)} here, not {forms!r:.80}")
+        return _refused(
+            f"{where}: body.structured_outputs takes one of {', '.join(_FORMS)} here, not"
+            f" {forms!r:.80}"
+        )
     fields |= {_FORMS[name]: value for name, value in forms.items() if value is not None}
     form = fields.pop("response_format", None)
-    if isinstance(form, Mapping) and form.get("type") == "json_schema" and isinstance(form.get("json_schema"), Mapping):
+    if (
+        isinstance(form, Mapping)
+        and form.get("type") == "json_schema"
+        and isinstance(form.get("json_schema"), Mapping)
+    ):
         fields["json_schema"] = form["json_schema"].get("schema")
     elif form not in (None, {"type": "text"}):
-        return _refused(f"{where}: body.response_format takes the type 'text' or 'json_schema' here, not {form!r:.80}")
+        return _refused(
+            f"{where}: body.response_format takes the type 'text' or 'json_schema' here, not"
+            f" {form!r:.80}"
+        )
     options, refusal = _options(fields, where, chat=url == CHAT)
     return _refused(refusal) if refusal else request_from({**request, "options": options}, where)
 
@@ -99,7 +158,13 @@ def _options(fields: Mapping[str, Any], where: str, *, chat: bool) -> tuple[dict
     for field, value in fields.items():
         name = _RENAMED.get(field, field)
         if name not in option_names():
-            return {}, f"{where}: body.{field} is not supported here{nearest(field, (*_RENAMED, *option_names()))}"
+            return (
+                {},
+                (
+                    f"{where}: body.{field} is not supported"
+                    f" here{nearest(field, (*_RENAMED, *option_names()))}"
+                ),
+            )
         if name in options and options[name] != value:
             return {}, f"{where}: body.{field} contradicts another name of {name}"
         options[name] = in_our_words(name, value)
@@ -107,15 +172,30 @@ def _options(fields: Mapping[str, Any], where: str, *, chat: bool) -> tuple[dict
         options["stop"] = [options["stop"]]
     if not chat and "logprobs" in options:  # a completion's `logprobs` is the number of top tokens
         options |= {"logprobs": True, "top_logprobs": options["logprobs"]}
-    thinking = options.get("template_kwargs", {}).get("enable_thinking") if isinstance(options.get("template_kwargs"), Mapping) else None
+    thinking = (
+        options.get("template_kwargs", {}).get("enable_thinking")
+        if isinstance(options.get("template_kwargs"), Mapping)
+        else None
+    )
     if thinking is not None:
-        options["template_kwargs"] = {name: value for name, value in options["template_kwargs"].items() if name != "enable_thinking"}
+        options["template_kwargs"] = {
+            name: value
+            for name, value in options["template_kwargs"].items()
+            if name != "enable_thinking"
+        }
         options["enable_thinking"] = thinking
     return options, ""
 
 
-def batch_line(slot: Slot[GenerationResult], custom_id: str, model: str, url: str = CHAT, clock: Callable[[], float] = time.time) -> dict[str, Any]:
-    """The output line for a line of a batch file, as `vllm run-batch` writes it: a response, or a status and an error.
+def batch_line(
+    slot: Slot[GenerationResult],
+    custom_id: str,
+    model: str,
+    url: str = CHAT,
+    clock: Callable[[], float] = time.time,
+) -> dict[str, Any]:
+    """The output line for a line of a batch file, as `vllm run-batch` writes it: a response, or a
+    status and an error.
 
     >>> from pipegen.core.errors import PromptTooLong
     >>> line = batch_line(Failure(PromptTooLong(10, 4)), "a", "m")
@@ -127,13 +207,29 @@ def batch_line(slot: Slot[GenerationResult], custom_id: str, model: str, url: st
     response = {"status_code": 200, "request_id": f"pipegen-batch-{name}", "body": None}
     if not is_ok(slot):
         error, kind = slot.failure(), error_to_plain(slot.failure())["type"]
-        fields = {"message": error.message, "type": kind, "param": None, "code": _status(error), "hint": error.hint}
-        # vLLM writes the server's error here, OpenAI a code and a message: this has the keys of both.
-        return {**line, "response": {**response, "status_code": _status(error)}, "error": {"code": kind, "message": error.message, "error": fields}}
+        fields = {
+            "message": error.message,
+            "type": kind,
+            "param": None,
+            "code": _status(error),
+            "hint": error.hint,
+        }
+        # vLLM writes the server's error here, OpenAI a code and a message: this has the keys of
+        # both.
+        return {
+            **line,
+            "response": {**response, "status_code": _status(error)},
+            "error": {"code": kind, "message": error.message, "error": fields},
+        }
     result = slot.unwrap()
     answers = [(index, one.unwrap()) for index, one in enumerate(result.completions) if is_ok(one)]
     tokens = sum(answer.completion_tokens for _, answer in answers)
-    usage = {"prompt_tokens": result.prompt_tokens, "total_tokens": result.prompt_tokens + tokens, "completion_tokens": tokens, "prompt_tokens_details": None}
+    usage = {
+        "prompt_tokens": result.prompt_tokens,
+        "total_tokens": result.prompt_tokens + tokens,
+        "completion_tokens": tokens,
+        "prompt_tokens_details": None,
+    }
     body = {
         "id": f"{'chatcmpl' if url == CHAT else 'cmpl'}-{name}",
         "object": "chat.completion" if url == CHAT else "text_completion",
@@ -150,17 +246,39 @@ def batch_line(slot: Slot[GenerationResult], custom_id: str, model: str, url: st
 def _status(error: GenerationError) -> int:
     if isinstance(error, RateLimited):
         return 429
-    return 504 if isinstance(error, Timeout) else 500 if error.retryable or isinstance(error, (BackendFailed, InternalError)) else 400
+    return (
+        504
+        if isinstance(error, Timeout)
+        else 500
+        if error.retryable or isinstance(error, (BackendFailed, InternalError))
+        else 400
+    )
 
 
 def _choice(result: GenerationResult, index: int, url: str) -> dict[str, Any]:
     calls = [dict(call) for call in result.tool_calls]
     finish = "tool_calls" if calls else "length" if result.finish == Finish.LENGTH else "stop"
-    ended = {"finish_reason": "abort" if result.finish == Finish.ABORTED else finish, "stop_reason": result.stop}
+    ended = {
+        "finish_reason": "abort" if result.finish == Finish.ABORTED else finish,
+        "stop_reason": result.stop,
+    }
     if url == COMPLETIONS:
-        return {"index": index, "text": result.text, "logprobs": _completion_logprobs(result), **ended}
-    message = {"role": "assistant", "content": result.text, **dict.fromkeys(("refusal", "annotations", "audio", "function_call"))}
-    message |= {**({"tool_calls": calls} if calls else {}), "reasoning": result.reasoning, "reasoning_content": result.reasoning}
+        return {
+            "index": index,
+            "text": result.text,
+            "logprobs": _completion_logprobs(result),
+            **ended,
+        }
+    message = {
+        "role": "assistant",
+        "content": result.text,
+        **dict.fromkeys(("refusal", "annotations", "audio", "function_call")),
+    }
+    message |= {
+        **({"tool_calls": calls} if calls else {}),
+        "reasoning": result.reasoning,
+        "reasoning_content": result.reasoning,
+    }
     return {"index": index, "message": message, "logprobs": _logprobs(result), **ended}
 
 
@@ -170,7 +288,12 @@ def _logprobs(result: GenerationResult) -> dict[str, Any] | None:
         return None
     return {
         "content": [
-            {**_token(one.text, one.token_id, one.logprob), "top_logprobs": [_token(text, *top) for text, top in zip(_tops(one), one.top, strict=True)]}
+            {
+                **_token(one.text, one.token_id, one.logprob),
+                "top_logprobs": [
+                    _token(text, *top) for text, top in zip(_tops(one), one.top, strict=True)
+                ],
+            }
             for one in result.logprobs
         ]
     }
@@ -178,7 +301,11 @@ def _logprobs(result: GenerationResult) -> dict[str, Any] | None:
 
 def _token(text: str | None, token_id: int, logprob: float) -> dict[str, Any]:
     """A token; the bytes of a part of a character are not known."""
-    return {"token": _name(text, token_id), "logprob": logprob, "bytes": None if text is None or "\ufffd" in text else list(text.encode())}
+    return {
+        "token": _name(text, token_id),
+        "logprob": logprob,
+        "bytes": None if text is None or "\ufffd" in text else list(text.encode()),
+    }
 
 
 def _name(text: str | None, token_id: int) -> str:
@@ -191,7 +318,9 @@ def _tops(one: TokenLogprob) -> Sequence[str | None]:
 
 
 def _completion_logprobs(result: GenerationResult) -> dict[str, Any] | None:
-    """The same for a completion, with the offsets of the tokens. Likeliest tokens of one text are one entry, with the greater of their log probabilities."""
+    """The same for a completion, with the offsets of the tokens. Likeliest tokens of one text are
+    one entry, with the greater of their log probabilities.
+    """
     if result.logprobs is None:
         return None
     names = [_name(one.text, one.token_id) for one in result.logprobs]
@@ -199,5 +328,11 @@ def _completion_logprobs(result: GenerationResult) -> dict[str, Any] | None:
         "text_offset": [0, *accumulate(map(len, names))][: len(names)],
         "tokens": names,
         "token_logprobs": [one.logprob for one in result.logprobs],
-        "top_logprobs": [{_name(text, top[0]): top[1] for text, top in reversed([*zip(_tops(one), one.top, strict=True)])} for one in result.logprobs],
+        "top_logprobs": [
+            {
+                _name(text, top[0]): top[1]
+                for text, top in reversed([*zip(_tops(one), one.top, strict=True)])
+            }
+            for one in result.logprobs
+        ],
     }

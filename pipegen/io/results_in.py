@@ -1,4 +1,5 @@
-"""Results in: the lines or rows that `pipegen generate` wrote, each in the form of `to_plain`, whatever the file is.
+"""Results in: the lines or rows that `pipegen generate` wrote, each in the form of `to_plain`,
+whatever the file is.
 
 A row of Parquet or Arrow also has `row`: the columns of its input.
 """
@@ -20,14 +21,22 @@ __all__ = ["results_in"]
 
 
 def results_in(path: Path) -> Iterator[dict[str, Any]]:
-    """The results of a file, in its order. Raises `TableError`, which names the file and the line, for what is none, and `OSError`."""
+    """The results of a file, in its order. Raises `TableError`, which names the file and the line,
+    for what is none, and `OSError`.
+    """
     kind = form_of(path).kind
     if kind in ("csv", "tsv", "text"):
-        raise TableError(f"{path}: results are read from JSON Lines, Parquet and Arrow files: pipegen export JOB -o results.jsonl writes them")
+        raise TableError(
+            f"{path}: results are read from JSON Lines, Parquet and Arrow files: pipegen export JOB"
+            " -o results.jsonl writes them"
+        )
     if kind in ("parquet", "arrow"):
         table = read_table(path)
         if not {"ok", "text", "finish_reason"} <= set(table.schema.names):
-            raise TableError(f"{path}: not results of pipegen generate: it has no columns ok, text and finish_reason")
+            raise TableError(
+                f"{path}: not results of pipegen generate: it has no columns ok, text and"
+                " finish_reason"
+            )
         yield from map(partial(_from_row, answer_columns(brief=False).names), table)
         return
     with open_bytes(path) as stream:
@@ -35,30 +44,59 @@ def results_in(path: Path) -> Iterator[dict[str, Any]]:
             try:
                 values = strict_json.load((line.data or b"").decode())
             except (strict_json.NotStrict, UnicodeDecodeError) as refusal:
-                raise TableError(f"{path}: not results of pipegen generate: line {line.number}: {refusal}") from None
+                raise TableError(
+                    f"{path}: not results of pipegen generate: line {line.number}: {refusal}"
+                ) from None
             if isinstance(values, dict) and "custom_id" in values and "response" in values:
                 values = _from_batch(values)
             if not isinstance(values, dict) or not isinstance(values.get("id"), (str, int)):
-                raise TableError(f"{path} line {line.number}: takes a result with an id, as pipegen generate writes it")
+                raise TableError(
+                    f"{path} line {line.number}: takes a result with an id, as pipegen generate"
+                    " writes it"
+                )
             yield values
 
 
 def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
-    more: dict[str, Any] = {"id": row.get("id"), "ok": bool(row.get("ok")), "row": {name: value for name, value in row.items() if name not in answer}}
+    more: dict[str, Any] = {
+        "id": row.get("id"),
+        "ok": bool(row.get("ok")),
+        "row": {name: value for name, value in row.items() if name not in answer},
+    }
     if not more["ok"]:
         error = dict(row.get("error") or {})
         return {**more, "error": {**error, "type": error.get("type") or "InternalError"}}
-    values = {name: row[name] for name in ("text", "stop", "raw_text", "reasoning", "prompt_token_ids", "token_ids") if row.get(name) is not None}
+    values = {
+        name: row[name]
+        for name in ("text", "stop", "raw_text", "reasoning", "prompt_token_ids", "token_ids")
+        if row.get(name) is not None
+    }
     usage = row.get("usage") or {}
-    more |= {"finish": row.get("finish_reason"), "prompt_tokens": usage.get("prompt_tokens") or 0, "completion_tokens": usage.get("completion_tokens") or 0}
+    more |= {
+        "finish": row.get("finish_reason"),
+        "prompt_tokens": usage.get("prompt_tokens") or 0,
+        "completion_tokens": usage.get("completion_tokens") or 0,
+    }
     options = strict_json.load(row["options"]) if row.get("options") else {}
     calls = strict_json.load(row["tool_calls"]) if row.get("tool_calls") else []
     samples = [
-        {"text": one["text"] or "", "raw_text": one["text"] or "", "finish": one["finish_reason"], "options": options}
+        {
+            "text": one["text"] or "",
+            "raw_text": one["text"] or "",
+            "finish": one["finish_reason"],
+            "options": options,
+        }
         for one in row.get("samples") or ()
         if one["text"] is not None
     ]
-    return {**more, "raw_text": "", **values, "options": options, "tool_calls": calls, "samples": samples}
+    return {
+        **more,
+        "raw_text": "",
+        **values,
+        "options": options,
+        "tool_calls": calls,
+        "samples": samples,
+    }
 
 
 def _from_batch(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,11 +104,27 @@ def _from_batch(values: Mapping[str, Any]) -> dict[str, Any]:
     if values.get("error"):
         error = values["error"]
         inner = error.get("error") or {}
-        return {"id": values["custom_id"], "ok": False, "error": {"type": error.get("code"), "message": error.get("message"), "hint": inner.get("hint", "")}}
+        return {
+            "id": values["custom_id"],
+            "ok": False,
+            "error": {
+                "type": error.get("code"),
+                "message": error.get("message"),
+                "hint": inner.get("hint", ""),
+            },
+        }
     body = values["response"].get("body") or {}
     choice = (body.get("choices") or [{}])[0]
     message = choice.get("message") or {}
     usage = body.get("usage") or {}
     text = choice.get("text", message.get("content")) or ""
     counts = {name: usage.get(name, 0) for name in ("prompt_tokens", "completion_tokens")}
-    return {"id": values["custom_id"], "ok": True, "text": text, "raw_text": text, "finish": choice.get("finish_reason"), **counts, "options": {}}
+    return {
+        "id": values["custom_id"],
+        "ok": True,
+        "text": text,
+        "raw_text": text,
+        "finish": choice.get("finish_reason"),
+        **counts,
+        "options": {},
+    }

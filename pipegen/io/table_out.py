@@ -1,7 +1,8 @@
 """Tables out: one row for each slot, with the columns of the input before those of the answer.
 
-The schema is fixed before the first row. Parquet and Arrow have nested columns, and images as `datasets` shows them; CSV and TSV have flat ones. What a
-form cannot hold is refused before the first row too.
+The schema is fixed before the first row. Parquet and Arrow have nested columns, and images as
+`datasets` shows them; CSV and TSV have flat ones. What a form cannot hold is refused before the
+first row too.
 
 | column | what it is |
 | --- | --- |
@@ -46,13 +47,33 @@ from pipegen.records.results import GenerationResult
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["AnswerTable", "CSV_COLUMNS", "TableOut", "Write", "answer_columns", "array_of", "arrow_out", "csv_out", "parquet_out"]
+__all__ = [
+    "AnswerTable",
+    "CSV_COLUMNS",
+    "TableOut",
+    "Write",
+    "answer_columns",
+    "array_of",
+    "arrow_out",
+    "csv_out",
+    "parquet_out",
+]
 
 GROUP_ROWS, GROUP_BYTES = 2000, 32 * 2**20
 """How many rows, and bytes (about), are written together."""
 Write = Callable[[Row, LineId, Slot[GenerationResult]], None]
 """Writes one row: what it was made of, its id, and its slot."""
-CSV_COLUMNS = ("ok", "text", "finish_reason", "stop", "prompt_tokens", "completion_tokens", "error_type", "error_message", "error_hint")
+CSV_COLUMNS = (
+    "ok",
+    "text",
+    "finish_reason",
+    "stop",
+    "prompt_tokens",
+    "completion_tokens",
+    "error_type",
+    "error_message",
+    "error_hint",
+)
 
 
 @functools.lru_cache(maxsize=64)  # most results of a run share theirs
@@ -75,11 +96,21 @@ def answer_columns(*, brief: bool) -> pa.Schema:
         ("raw_text", text),
         ("reasoning", text),
         ("tool_calls", text),
-        ("samples", pa.list_(pa.struct([("text", text), ("finish_reason", text), ("completion_tokens", count)]))),
+        (
+            "samples",
+            pa.list_(
+                pa.struct([("text", text), ("finish_reason", text), ("completion_tokens", count)])
+            ),
+        ),
         ("model", text),
         ("options", text),
     ]
-    ids = [("prompt_token_ids", pa.list_(count)), ("token_ids", pa.list_(count)), ("tokens", pa.list_(text)), ("logprobs", pa.list_(pa.float64()))]
+    ids = [
+        ("prompt_token_ids", pa.list_(count)),
+        ("token_ids", pa.list_(count)),
+        ("tokens", pa.list_(text)),
+        ("logprobs", pa.list_(pa.float64())),
+    ]
     ids.append(("prompt_logprobs", pa.list_(pa.float64())))
     return pa.schema(columns if brief else [*columns, *ids])
 
@@ -89,15 +120,38 @@ def _answer(slot: Slot[GenerationResult], model: str, *, brief: bool) -> tuple[A
     if not is_ok(slot):
         error = slot.failure()
         failure = {"type": type(error).__name__, "message": error.message, "hint": error.hint}
-        return (False, None, None, None, None, failure, None, None, None, None, model, None, *(() if brief else (None,) * 5))
+        return (
+            False,
+            None,
+            None,
+            None,
+            None,
+            failure,
+            None,
+            None,
+            None,
+            None,
+            model,
+            None,
+            *(() if brief else (None,) * 5),
+        )
     result = slot.unwrap()
     samples = [_sample(one) for one in result.completions] if result.samples else None
     ids: tuple[Any, ...] = ()
     if not brief:
         logprobs = result.logprobs
-        own: tuple[Any, ...] = (None, None) if logprobs is None else ([one.text for one in logprobs], [one.logprob for one in logprobs])
+        own: tuple[Any, ...] = (
+            (None, None)
+            if logprobs is None
+            else ([one.text for one in logprobs], [one.logprob for one in logprobs])
+        )
         before = result.prompt_logprobs
-        ids = (result.prompt_token_ids, result.token_ids, *own, None if before is None else [one and one.logprob for one in before])
+        ids = (
+            result.prompt_token_ids,
+            result.token_ids,
+            *own,
+            None if before is None else [one and one.logprob for one in before],
+        )
     return (
         True,
         result.text,
@@ -117,17 +171,33 @@ def _answer(slot: Slot[GenerationResult], model: str, *, brief: bool) -> tuple[A
 
 def _sample(slot: Slot[GenerationResult]) -> dict[str, Any]:
     if not is_ok(slot):
-        return {"text": None, "finish_reason": type(slot.failure()).__name__, "completion_tokens": 0}
-    return {"text": slot.unwrap().text, "finish_reason": slot.unwrap().finish.value, "completion_tokens": slot.unwrap().completion_tokens}
+        return {
+            "text": None,
+            "finish_reason": type(slot.failure()).__name__,
+            "completion_tokens": 0,
+        }
+    return {
+        "text": slot.unwrap().text,
+        "finish_reason": slot.unwrap().finish.value,
+        "completion_tokens": slot.unwrap().completion_tokens,
+    }
 
 
 class TableOut:
-    """What tables have in common: the columns of the input under their names in the output, and where images of it start.
+    """What tables have in common: the columns of the input under their names in the output, and
+    where images of it start.
 
     folder: where relative paths of images start.
     """
 
-    def __init__(self, names: Sequence[str], columns: Columns, folder: str | os.PathLike[str] | None, *, answer: Sequence[str]) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        columns: Columns,
+        folder: str | os.PathLike[str] | None,
+        *,
+        answer: Sequence[str],
+    ) -> None:
         self.columns, self.folder = columns, folder
         self.own_id = columns.column_of("id") == "id" and "id" in names
         taken = {*answer, *(() if self.own_id else ("id",))}
@@ -138,7 +208,11 @@ class TableOut:
                 shown = f"input_{shown}"
             taken.add(shown)
             self.names[name] = shown
-        self.images = {column for field in ("image", "images") if (column := columns.column_of(field)) is not None and column in names}
+        self.images = {
+            column
+            for field in ("image", "images")
+            if (column := columns.column_of(field)) is not None and column in names
+        }
 
     def stored(self, value: Any) -> dict[str, Any] | None:
         """An image as data sets store it: `{"bytes", "path"}`; None where it is none."""
@@ -147,9 +221,19 @@ class TableOut:
         except InvalidField:
             return None
         if source.data is not None:
-            return {"bytes": source.data, "path": value.get("path") if isinstance(value, Mapping) else None}
+            return {
+                "bytes": source.data,
+                "path": value.get("path") if isinstance(value, Mapping) else None,
+            }
         if source.path is not None:
-            return {"bytes": None, "path": os.path.join(self.folder, source.path) if self.folder is not None else source.path}
+            return {
+                "bytes": None,
+                "path": (
+                    os.path.join(self.folder, source.path)
+                    if self.folder is not None
+                    else source.path
+                ),
+            }
         head, _, body = (source.url or "").partition(",")
         if head[:5].lower() == "data:" and head.endswith(";base64"):
             with contextlib.suppress(ValueError):
@@ -161,16 +245,30 @@ class TableOut:
         if isinstance(value, str) and value.startswith("["):
             with contextlib.suppress(strict_json.NotStrict):
                 value = strict_json.load(value)
-        return None if value is None else [self.stored(one) for one in (value if isinstance(value, (list, tuple)) else [value])]
+        return (
+            None
+            if value is None
+            else [
+                self.stored(one) for one in (value if isinstance(value, (list, tuple)) else [value])
+            ]
+        )
 
 
 @contextlib.contextmanager
 def parquet_out(
-    stream: BinaryIO, schema: pa.Schema, columns: Columns, *, model: str, brief: bool = False, folder: str | os.PathLike[str] | None = None
+    stream: BinaryIO,
+    schema: pa.Schema,
+    columns: Columns,
+    *,
+    model: str,
+    brief: bool = False,
+    folder: str | os.PathLike[str] | None = None,
 ) -> Iterator[Write]:
-    """A function that writes a row of a Parquet file. `schema` is that of the input. The file is whole when the block is left.
+    """A function that writes a row of a Parquet file. `schema` is that of the input. The file is
+    whole when the block is left.
 
-    Raises `TableError` for a column or a value that Parquet does not take, and `OSError` as the stream does.
+    Raises `TableError` for a column or a value that Parquet does not take, and `OSError` as the
+    stream does.
     """
     need("pyarrow", "data", "a Parquet file")
     import pyarrow.parquet as pq
@@ -182,7 +280,13 @@ def parquet_out(
 
 @contextlib.contextmanager
 def arrow_out(
-    stream: BinaryIO, schema: pa.Schema, columns: Columns, *, model: str, brief: bool = False, folder: str | os.PathLike[str] | None = None
+    stream: BinaryIO,
+    schema: pa.Schema,
+    columns: Columns,
+    *,
+    model: str,
+    brief: bool = False,
+    folder: str | os.PathLike[str] | None = None,
 ) -> Iterator[Write]:
     """As `parquet_out`, for an Arrow file."""
     need("pyarrow", "data", "an Arrow file")
@@ -201,7 +305,9 @@ def _written(table: AnswerTable, writer: Any) -> Iterator[Write]:
         try:
             writer.write_table(table.taken())
         except pa.ArrowException as refusal:
-            raise TableError(f"a value cannot be written: {str(refusal).splitlines()[0]:.200}") from None
+            raise TableError(
+                f"a value cannot be written: {str(refusal).splitlines()[0]:.200}"
+            ) from None
 
     def write(row: Row, name: LineId, slot: Slot[GenerationResult]) -> None:
         if table.add(row, name, slot):
@@ -212,16 +318,19 @@ def _written(table: AnswerTable, writer: Any) -> Iterator[Write]:
         if table.rows:
             put()
     except BaseException:
-        with contextlib.suppress(OSError, pa.ArrowException):  # report what raised, not what follows from it
+        # report what raised, not what follows from it
+        with contextlib.suppress(OSError, pa.ArrowException):
             writer.close()
         raise
     writer.close()
 
 
 class AnswerTable(TableOut):
-    """Rows with their answers that become one table of Arrow's, and its schema. Rows without an id have their number for one where they are `numbered`.
+    """Rows with their answers that become one table of Arrow's, and its schema. Rows without an id
+    have their number for one where they are `numbered`.
 
-    form: that of the file which is written, `.parquet` or `.arrow`; empty where none is. Raises `TableError` for a column that it cannot hold.
+    form: that of the file which is written, `.parquet` or `.arrow`; empty where none is. Raises
+    `TableError` for a column that it cannot hold.
     """
 
     def __init__(
@@ -256,24 +365,48 @@ class AnswerTable(TableOut):
 
         name = self.names[field.name]
         if field.name not in self.images:
-            metadata = {key: value for key, value in (field.metadata or {}).items() if not key.startswith(b"PARQUET:")}
-            return pa.field(name, written_kind(field.name, field.type, self.form) if self.form else field.type, metadata=metadata)
-        return pa.field(name, self._image if self.columns.column_of("image") == field.name else pa.list_(self._image))
+            metadata = {
+                key: value
+                for key, value in (field.metadata or {}).items()
+                if not key.startswith(b"PARQUET:")
+            }
+            return pa.field(
+                name,
+                written_kind(field.name, field.type, self.form) if self.form else field.type,
+                metadata=metadata,
+            )
+        return pa.field(
+            name,
+            self._image if self.columns.column_of("image") == field.name else pa.list_(self._image),
+        )
 
     def _metadata(self, schema: pa.Schema, fields: Sequence[pa.Field]) -> dict[bytes, bytes] | None:
         """What makes `datasets` show the images, and what it knew of the input's columns."""
         import pyarrow as pa
 
         features: dict[str, Any] = {}
-        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # no JSON, or not of this form
+        # no JSON, or not of this form
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
             known = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-            features = {self.names[name]: feature for name, feature in known.items() if name in self.names}
+            features = {
+                self.names[name]: feature for name, feature in known.items() if name in self.names
+            }
         image = {"_type": "Image"}
         for name in self.images:
             shown = self.names[name]
             (kind,) = (field.type for field in fields if field.name == shown)
-            features[shown] = image if kind == self._image else {"feature": image, "_type": "List"} if pa.types.is_list(kind) else image
-        return {b"huggingface": json.dumps({"info": {"features": features}}).encode()} if features else None
+            features[shown] = (
+                image
+                if kind == self._image
+                else {"feature": image, "_type": "List"}
+                if pa.types.is_list(kind)
+                else image
+            )
+        return (
+            {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
+            if features
+            else None
+        )
 
     def add(self, row: Row, name: LineId, slot: Slot[GenerationResult]) -> bool:
         """Keep a row; whether there are enough to be written."""
@@ -284,8 +417,12 @@ class AnswerTable(TableOut):
         if row.block is not None:
             self.bytes += row.block.bytes_a_row
         else:
-            self.bytes += sum(len(value) for value in row.values.values() if isinstance(value, (str, bytes)))
-        self.bytes += 2 * len(values[1] or "") + (0 if self.brief or values[-4] is None else 8 * len(values[-4]))
+            self.bytes += sum(
+                len(value) for value in row.values.values() if isinstance(value, (str, bytes))
+            )
+        self.bytes += 2 * len(values[1] or "") + (
+            0 if self.brief or values[-4] is None else 8 * len(values[-4])
+        )
         return len(self.rows) >= GROUP_ROWS or self.bytes >= GROUP_BYTES
 
     def taken(self) -> pa.Table:
@@ -295,27 +432,47 @@ class AnswerTable(TableOut):
         columns = [array_of("id", list(map(str, self.ids)), pa.string())] if self._adds_id else []
         columns += self._inputs()
         answer = self.schema.names[len(columns) :]
-        columns += [array_of(name, values, self.schema.field(name).type) for name, values in zip(answer, zip(*self.answers, strict=True), strict=True)]
+        columns += [
+            array_of(name, values, self.schema.field(name).type)
+            for name, values in zip(answer, zip(*self.answers, strict=True), strict=True)
+        ]
         made = pa.Table.from_arrays(columns, schema=self.schema)
         self.rows, self.ids, self.answers, self.bytes = [], [], [], 0.0
         return made
 
     def _inputs(self) -> list[Any]:
         """The input's columns: those of Arrow as they were read."""
-        runs = [(block, list(rows)) for block, rows in groupby(self.rows, key=lambda row: row.block)]  # rows that were read together
+        # rows that were read together
+        runs = [
+            (block, list(rows)) for block, rows in groupby(self.rows, key=lambda row: row.block)
+        ]
         named = self.own_id and self.numbered
-        return [self._named(self._column(field, runs)) if named and field.name == "id" else self._column(field, runs) for field in self.input]
+        return [
+            (
+                self._named(self._column(field, runs))
+                if named and field.name == "id"
+                else self._column(field, runs)
+            )
+            for field in self.input
+        ]
 
     def _named(self, column: Any) -> Any:
         """The input's ids; a row that has none has its number for one, as elsewhere."""
         import pyarrow as pa
 
         kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-        text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+        text = (
+            pa.types.is_string(kind)
+            or pa.types.is_large_string(kind)
+            or pa.types.is_string_view(kind)
+        )
         if not column.null_count or not (text or pa.types.is_integer(kind)):
             return column
         numbers = [str(name) if text else int(name) for name in self.ids]
-        names = [number if name is None else name for name, number in zip(column.to_pylist(), numbers, strict=True)]
+        names = [
+            number if name is None else name
+            for name, number in zip(column.to_pylist(), numbers, strict=True)
+        ]
         return pa.chunked_array([array_of("id", names, column.type)])
 
     def _column(self, field: pa.Field, runs: Sequence[tuple[Block | None, Sequence[Row]]]) -> Any:
@@ -326,7 +483,9 @@ class AnswerTable(TableOut):
         for block, rows in runs:
             if block is not None and field.name in block.batch.schema.names:
                 pieces = _pieces(block.batch.column(field.name), [row.index for row in rows])
-                if pieces[0].type == wanted and not (field.name in self.images and any(map(_by_path, pieces))):
+                if pieces[0].type == wanted and not (
+                    field.name in self.images and any(map(_by_path, pieces))
+                ):
                     chunks += pieces
                     continue
                 values = [value for piece in pieces for value in python_values(piece)]
@@ -334,50 +493,84 @@ class AnswerTable(TableOut):
                 values = [row.values.get(field.name) if block is None else None for row in rows]
             if field.name in self.images:
                 values = [self.all_stored(value) for value in values]
-                values = values if pa.types.is_list(wanted) else [value[0] if value else None for value in values]
+                values = (
+                    values
+                    if pa.types.is_list(wanted)
+                    else [value[0] if value else None for value in values]
+                )
             chunks.append(array_of(field.name, values, wanted))
         return pa.chunked_array(chunks, type=wanted)
 
     def check(self, blocks: Iterable[Block]) -> None:
-        """Raise `TableError` where a value would not be written as it is: the first block is tried, and of columns that depend on each value all are."""
+        """Raise `TableError` where a value would not be written as it is: the first block is tried,
+        and of columns that depend on each value all are.
+        """
         carried = [field for field in self.input if field.name not in self.images]
         for block in blocks:
             rows = [Row(None, block, index) for index in range(block.batch.num_rows)]
             for field in carried:
-                if field.name in block.batch.schema.names and not is_held(self._column(field, [(block, rows)]), self.form):
-                    raise TableError(f"the column {field.name!r} holds {field.type}, and a {self.form} file would not hold its values as they are: {OTHERWISE}")
+                if field.name in block.batch.schema.names and not is_held(
+                    self._column(field, [(block, rows)]), self.form
+                ):
+                    raise TableError(
+                        f"the column {field.name!r} holds {field.type}, and a {self.form} file"
+                        f" would not hold its values as they are: {OTHERWISE}"
+                    )
             carried = [field for field in carried if depends_on_values(field.type, self.form)]
             if not carried:
                 return
 
 
 def _pieces(column: Any, indexes: Sequence[int]) -> list[Any]:
-    """The values at these places, as slices: not every type of Arrow's can be gathered in another way."""
-    starts = [place for place, index in enumerate(indexes) if place == 0 or index != indexes[place - 1] + 1]
-    return [column.slice(indexes[start], end - start) for start, end in zip(starts, [*starts[1:], len(indexes)], strict=True)]
+    """The values at these places, as slices: not every type of Arrow's can be gathered in another
+    way.
+    """
+    starts = [
+        place
+        for place, index in enumerate(indexes)
+        if place == 0 or index != indexes[place - 1] + 1
+    ]
+    return [
+        column.slice(indexes[start], end - start)
+        for start, end in zip(starts, [*starts[1:], len(indexes)], strict=True)
+    ]
 
 
 def _by_path(images: Any) -> bool:
     """Whether some of a column's stored images have no bytes: their paths may be relative ones."""
     import pyarrow as pa
 
-    return bool((images.flatten() if pa.types.is_list(images.type) else images).field("bytes").null_count)
+    return bool(
+        (images.flatten() if pa.types.is_list(images.type) else images).field("bytes").null_count
+    )
 
 
 def array_of(name: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Python's values as a column of this type. Raises `TableError`, which names the column, where one does not fit, or the type takes none."""
+    """Python's values as a column of this type. Raises `TableError`, which names the column, where
+    one does not fit, or the type takes none.
+    """
     import pyarrow as pa
 
-    if pa.types.is_string(kind) and not all(value is None or type(value) is str for value in values):
-        values = [value if value is None or isinstance(value, str) else _as_text(value) for value in values]
+    if pa.types.is_string(kind) and not all(
+        value is None or type(value) is str for value in values
+    ):
+        values = [
+            value if value is None or isinstance(value, str) else _as_text(value)
+            for value in values
+        ]
     try:
         return pa.array(values, kind)
     except UnicodeEncodeError:  # half of a character
-        return pa.array([value and value.encode(errors="replace").decode() for value in values], kind)
+        return pa.array(
+            [value and value.encode(errors="replace").decode() for value in values], kind
+        )
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as refusal:
         with contextlib.suppress(pa.ArrowException, TypeError, ValueError, OverflowError):
             return _cast(values, kind)
-        raise TableError(f"the column {name!r} holds {kind}, and a value does not fit: {str(refusal).splitlines()[0]:.200}") from None
+        raise TableError(
+            f"the column {name!r} holds {kind}, and a value does not fit:"
+            f" {str(refusal).splitlines()[0]:.200}"
+        ) from None
 
 
 def _cast(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
@@ -396,10 +589,21 @@ def _as_text(value: Any) -> str:
 
 
 @contextlib.contextmanager
-def csv_out(stream: BinaryIO, names: Sequence[str], columns: Columns, folder: str | os.PathLike[str] | None = None, *, delimiter: str = ",") -> Iterator[Write]:
-    """As `parquet_out`, for CSV, or TSV by its delimiter: nested values are JSON text, an image is its path, and of several samples the first counts."""
+def csv_out(
+    stream: BinaryIO,
+    names: Sequence[str],
+    columns: Columns,
+    folder: str | os.PathLike[str] | None = None,
+    *,
+    delimiter: str = ",",
+) -> Iterator[Write]:
+    """As `parquet_out`, for CSV, or TSV by its delimiter: nested values are JSON text, an image is
+    its path, and of several samples the first counts.
+    """
     table = TableOut(names, columns, folder, answer=CSV_COLUMNS)
-    text = io.TextIOWrapper(stream, encoding="utf-8", errors="replace", newline="", write_through=True)
+    text = io.TextIOWrapper(
+        stream, encoding="utf-8", errors="replace", newline="", write_through=True
+    )
     lines = csv.writer(text, delimiter=delimiter, lineterminator="\n")
     lines.writerow([*(() if table.own_id else ("id",)), *table.names.values(), *CSV_COLUMNS])
 
@@ -409,7 +613,13 @@ def csv_out(stream: BinaryIO, names: Sequence[str], columns: Columns, folder: st
             value = paths if len(paths) > 1 else paths[0] if paths else None
         if isinstance(value, (list, tuple, Mapping)):
             return _as_text(value)
-        return str(value).lower() if isinstance(value, bool) else None if value is None else readable(value)
+        return (
+            str(value).lower()
+            if isinstance(value, bool)
+            else None
+            if value is None
+            else readable(value)
+        )
 
     def write(row: Row, name: LineId, slot: Slot[GenerationResult]) -> None:
         own = [cell(column, row.values.get(column)) for column in table.names]
@@ -426,6 +636,26 @@ def csv_out(stream: BinaryIO, names: Sequence[str], columns: Columns, folder: st
 def _flat(slot: Slot[GenerationResult]) -> tuple[Any, ...]:
     if not is_ok(slot):
         error = slot.failure()
-        return ("false", None, None, None, None, None, type(error).__name__, error.message, error.hint)
+        return (
+            "false",
+            None,
+            None,
+            None,
+            None,
+            None,
+            type(error).__name__,
+            error.message,
+            error.hint,
+        )
     result = slot.unwrap()
-    return ("true", result.text, result.finish.value, result.stop, result.prompt_tokens, result.completion_tokens, None, None, None)
+    return (
+        "true",
+        result.text,
+        result.finish.value,
+        result.stop,
+        result.prompt_tokens,
+        result.completion_tokens,
+        None,
+        None,
+        None,
+    )

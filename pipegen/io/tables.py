@@ -1,7 +1,9 @@
-"""Tables in: the rows of Parquet and Arrow files and of folders of them as plain data, a few at a time.
+"""Tables in: the rows of Parquet and Arrow files and of folders of them as plain data, a few at a
+time.
 
-A row is a request (see `request_from`): columns named as its fields are its fields, and all others are carried along to the output. `Columns` says which
-columns have other names. Folders such as `lang=en` are columns too, as in Hive.
+A row is a request (see `request_from`): columns named as its fields are its fields, and all others
+are carried along to the output. `Columns` says which columns have other names. Folders such as
+`lang=en` are columns too, as in Hive.
 
 >>> Columns({"prompt": "question"}).request({"question": "Is it so?", "label": 1})
 {'label': 1, 'prompt': 'Is it so?'}
@@ -28,7 +30,18 @@ from pipegen.records.requests import FIELDS, misplaced
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ARROW", "Columns", "PARQUET", "Row", "Table", "TableError", "is_table", "read_table", "tables_in", "without_nulls"]
+__all__ = [
+    "ARROW",
+    "Columns",
+    "PARQUET",
+    "Row",
+    "Table",
+    "TableError",
+    "is_table",
+    "read_table",
+    "tables_in",
+    "without_nulls",
+]
 
 _ROWS, _BYTES = 1024, 8 * 2**20
 """The most rows, and bytes (about), that are read at a time."""
@@ -42,7 +55,9 @@ _ROWS_OF = {"csv": "CSV", "tsv": "TSV", "lines": "JSON Lines"}
 
 
 class Columns(NamedTuple):
-    """Which columns of a table are the fields of a request, where their names differ: `{"prompt": "question"}`."""
+    """Which columns of a table are the fields of a request, where their names differ: `{"prompt":
+    "question"}`.
+    """
 
     fields: Mapping[str, str] = {}
     """For a field of requests, its column."""
@@ -54,7 +69,11 @@ class Columns(NamedTuple):
         if not self.fields and not self.kept:
             return values
         aside = self._aside(values)
-        named = {name: value for name, value in values.items() if name not in aside and name not in self.fields.values()}
+        named = {
+            name: value
+            for name, value in values.items()
+            if name not in aside and name not in self.fields.values()
+        }
         own = named.pop("metadata", None)
         metadata = {name: values[name] for name in aside if values[name] is not None}
         metadata |= own if isinstance(own, Mapping) else {} if own is None else {"metadata": own}
@@ -70,23 +89,44 @@ class Columns(NamedTuple):
         listed = f"its columns are {', '.join(names)}"[:500] if names else "it has no columns"
         for column in (*self.fields.values(), *self.kept):
             if column not in names:
-                raise TableError(f"{path} has no column {column!r}{nearest(column, names) or f': {listed}'}")
+                raise TableError(
+                    f"{path} has no column {column!r}{nearest(column, names) or f': {listed}'}"
+                )
         if not any(self.column_of(field) in names for field in _PROMPTS):
-            raise TableError(f"{path} has no column {' or '.join(_PROMPTS[:2])}; say which one it is: --map prompt=COLUMN. {listed[0].upper()}{listed[1:]}")
+            raise TableError(
+                f"{path} has no column {' or '.join(_PROMPTS[:2])}; say which one it is: --map"
+                f" prompt=COLUMN. {listed[0].upper()}{listed[1:]}"
+            )
         for name in names:
-            hint = None if name in TARGETS or name in self.kept or name in self.fields.values() else misplaced(name)
+            hint = (
+                None
+                if name in TARGETS or name in self.kept or name in self.fields.values()
+                else misplaced(name)
+            )
             if hint is not None:
-                raise TableError(f"{path} has a column {name!r}{hint}. --map metadata={name} carries it along")
+                raise TableError(
+                    f"{path} has a column {name!r}{hint}. --map metadata={name} carries it along"
+                )
 
     def reads(self, names: Sequence[str]) -> list[str]:
         """Those of the columns that fields are read from."""
         aside = self._aside(dict.fromkeys(names))
-        return [name for name in names if name not in aside and (name in TARGETS or name in self.fields.values())]
+        return [
+            name
+            for name in names
+            if name not in aside and (name in TARGETS or name in self.fields.values())
+        ]
 
     def _aside(self, values: Mapping[str, Any]) -> list[str]:
-        """Columns that would be fields, and are carried along: another column is the field, or they are wanted so."""
+        """Columns that would be fields, and are carried along: another column is the field, or they
+        are wanted so.
+        """
         taken = self.fields.values()
-        return [name for name in values if name in self.kept or (name in self.fields and name not in taken)]
+        return [
+            name
+            for name in values
+            if name in self.kept or (name in self.fields and name not in taken)
+        ]
 
 
 class Block:
@@ -113,17 +153,27 @@ class Block:
 
 
 class Row:
-    """One row of a table, with its values; those of Arrow are also where they were read, unchanged."""
+    """One row of a table, with its values; those of Arrow are also where they were read,
+    unchanged.
+    """
 
     __slots__ = ("_values", "block", "index")
 
-    def __init__(self, values: dict[str, Any] | None = None, block: Block | None = None, index: int = 0) -> None:
+    def __init__(
+        self, values: dict[str, Any] | None = None, block: Block | None = None, index: int = 0
+    ) -> None:
         self._values, self.block, self.index = values, block, index
 
     @property
     def values(self) -> dict[str, Any]:
         """Each column's value."""
-        return self._values if self._values is not None else {} if self.block is None else self.block.rows[self.index]
+        return (
+            self._values
+            if self._values is not None
+            else {}
+            if self.block is None
+            else self.block.rows[self.index]
+        )
 
 
 class Part(NamedTuple):
@@ -142,7 +192,10 @@ class Table:
 
     def __init__(self, parts: Sequence[Part], schema: pa.Schema) -> None:
         self.parts, self.schema = parts, schema
-        self.folders = [schema.field(name) for name in dict.fromkeys(name for part in parts for name in part.folders)]
+        self.folders = [
+            schema.field(name)
+            for name in dict.fromkeys(name for part in parts for name in part.folders)
+        ]
         self.count = sum(part.rows for part in parts)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -170,7 +223,13 @@ class Table:
         columns = list(batch.columns)
         for field in self.folders:
             text = part.folders.get(field.name)
-            columns.append(pa.array([None if text is None else int(text) if pa.types.is_int64(field.type) else text] * batch.num_rows, field.type))
+            columns.append(
+                pa.array(
+                    [None if text is None else int(text) if pa.types.is_int64(field.type) else text]
+                    * batch.num_rows,
+                    field.type,
+                )
+            )
         return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*batch.schema, *self.folders]))
 
 
@@ -181,19 +240,27 @@ def is_table(path: str | os.PathLike[str]) -> bool:
 
 
 def tables_in(folder: Path) -> list[Path]:
-    """The Parquet and Arrow files of a folder and its subfolders, in the order of their names; hidden ones are left out."""
+    """The Parquet and Arrow files of a folder and its subfolders, in the order of their names;
+    hidden ones are left out.
+    """
     return [path for path in _files_in(folder) if path.suffix.lower() in (*PARQUET, *ARROW)]
 
 
 def _files_in(folder: Path) -> Iterator[Path]:
-    return (path for path in sorted(folder.rglob("*")) if not any(part.startswith((".", "_")) for part in path.relative_to(folder).parts))
+    return (
+        path
+        for path in sorted(folder.rglob("*"))
+        if not any(part.startswith((".", "_")) for part in path.relative_to(folder).parts)
+    )
 
 
 def read_table(path: str | os.PathLike[str]) -> Table:
-    """The rows of a Parquet or Arrow file, or of a folder of them, as mappings: requests for `imap`. Rows are read as they are asked for.
+    """The rows of a Parquet or Arrow file, or of a folder of them, as mappings: requests for
+    `imap`. Rows are read as they are asked for.
 
-    Subfolders such as `lang=en` are a column `lang`: of whole numbers where all its values are, else of text. A time that Python has no type for, such as one
-    in nanoseconds, is the whole number that Arrow stores.
+    Subfolders such as `lang=en` are a column `lang`: of whole numbers where all its values are,
+    else of text. A time that Python has no type for, such as one in nanoseconds, is the whole
+    number that Arrow stores.
 
     Raises `TableError` where it is no such file, and `MissingExtra` without pyarrow.
 
@@ -206,7 +273,10 @@ def read_table(path: str | os.PathLike[str]) -> Table:
     path = Path(path)
     paths = tables_in(path) if path.is_dir() else [path]
     if not paths or not is_table(path):
-        raise TableError(f"{path} is no Parquet or Arrow file ({', '.join((*PARQUET, *ARROW))}), and no folder of them")
+        raise TableError(
+            f"{path} is no Parquet or Arrow file ({', '.join((*PARQUET, *ARROW))}), and no folder"
+            " of them"
+        )
     need("pyarrow", "data", "reading tables")
     import pyarrow as pa
 
@@ -221,7 +291,9 @@ def read_table(path: str | os.PathLike[str]) -> Table:
 
 
 def _refuse_others(folder: Path) -> None:
-    """Raise `TableError` for a folder that holds rows of another form too: they would be left out."""
+    """Raise `TableError` for a folder that holds rows of another form too: they would be left
+    out.
+    """
     for path in _files_in(folder):
         with contextlib.suppress(TableError):  # no file of rows
             kind = form_of(path).kind
@@ -230,21 +302,30 @@ def _refuse_others(folder: Path) -> None:
     else:
         return
     raise TableError(
-        f"{folder} holds tables, and {path.relative_to(folder)}, which is {_ROWS_OF[kind]}: give a folder of Parquet and Arrow files alone, or one file"
+        f"{folder} holds tables, and {path.relative_to(folder)}, which is {_ROWS_OF[kind]}: give a"
+        " folder of Parquet and Arrow files alone, or one file"
     )
 
 
 def _part(path: Path, top: Path) -> Part:
     with _opened(path) as (schema, rows, batches):
-        twice = _twice(schema.names) or next((_twice_within(field.type) for field in schema if _twice_within(field.type)), None)
+        twice = _twice(schema.names) or next(
+            (_twice_within(field.type) for field in schema if _twice_within(field.type)), None
+        )
         if twice is not None:
             raise TableError(f"{path} has two columns {twice!r}: give them different names")
         count = sum(batch.num_rows for batch in batches) if rows is None else rows
     pairs = [folder.partition("=") for folder in path.relative_to(top).parent.parts]
-    folders = {unquote(name): None if value == _NO_VALUE else unquote(value) for name, equals, value in pairs if name and equals}
+    folders = {
+        unquote(name): None if value == _NO_VALUE else unquote(value)
+        for name, equals, value in pairs
+        if name and equals
+    }
     for name in folders:
         if name in schema.names:
-            raise TableError(f"{path} has a column {name!r}, and is in a folder {name}=...: rename one of them")
+            raise TableError(
+                f"{path} has a column {name!r}, and is in a folder {name}=...: rename one of them"
+            )
     return Part(path, schema, count, folders)
 
 
@@ -254,7 +335,10 @@ def _with_columns(schema: pa.Schema, parts: Sequence[Part]) -> pa.Schema:
 
     for name in dict.fromkeys(name for part in parts for name in part.folders):
         if name in schema.names:
-            raise TableError(f"a file has a column {name!r}, and others are in folders {name}=...: rename one of them")
+            raise TableError(
+                f"a file has a column {name!r}, and others are in folders {name}=...: rename one of"
+                " them"
+            )
         texts = [part.folders[name] for part in parts if part.folders.get(name) is not None]
         whole = bool(texts) and all(_WHOLE.fullmatch(text or "") for text in texts)
         schema = schema.append(pa.field(name, pa.int64() if whole else pa.string()))
@@ -272,8 +356,12 @@ def _twice_within(kind: pa.DataType) -> str | None:
 
     if pa.types.is_map(kind):
         return _twice_within(kind.key_type) or _twice_within(kind.item_type)
-    fields = [] if pa.types.is_union(kind) else [kind.field(index) for index in range(kind.num_fields)]
-    return _twice(field.name for field in fields) or next((_twice_within(field.type) for field in fields if _twice_within(field.type)), None)
+    fields = (
+        [] if pa.types.is_union(kind) else [kind.field(index) for index in range(kind.num_fields)]
+    )
+    return _twice(field.name for field in fields) or next(
+        (_twice_within(field.type) for field in fields if _twice_within(field.type)), None
+    )
 
 
 def without_nulls(values: dict[str, Any]) -> dict[str, Any]:
@@ -282,24 +370,35 @@ def without_nulls(values: dict[str, Any]) -> dict[str, Any]:
     >>> without_nulls({"messages": [{"role": "user", "content": "Hi", "name": None}]})
     {'messages': [{'role': 'user', 'content': 'Hi'}]}
     """
-    return {name: _dense(value) if isinstance(value, (list, dict)) else value for name, value in values.items()}
+    return {
+        name: _dense(value) if isinstance(value, (list, dict)) else value
+        for name, value in values.items()
+    }
 
 
 def _dense(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _dense(entry) if isinstance(entry, (list, dict)) else entry for name, entry in value.items() if entry is not None}
+        return {
+            name: _dense(entry) if isinstance(entry, (list, dict)) else entry
+            for name, entry in value.items()
+            if entry is not None
+        }
     return [_dense(entry) if isinstance(entry, (list, dict)) else entry for entry in value]
 
 
 def _words(refusal: Exception) -> str:
-    message = refusal.strerror if isinstance(refusal, OSError) and refusal.strerror else str(refusal)
+    message = (
+        refusal.strerror if isinstance(refusal, OSError) and refusal.strerror else str(refusal)
+    )
     message = re.sub(r"^.*Detail: \[errno \d+\] ", "", message)  # Arrow's words around the system's
     return message.splitlines()[0][:300] if message else type(refusal).__name__
 
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[tuple[pa.Schema, int | None, Iterator[pa.RecordBatch]]]:
-    """The columns of a file, how many rows it has, where it says so, and the rows, a few at a time."""
+    """The columns of a file, how many rows it has, where it says so, and the rows, a few at a
+    time.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -310,7 +409,10 @@ def _opened(path: Path) -> Iterator[tuple[pa.Schema, int | None, Iterator[pa.Rec
     with pa.memory_map(str(path)) as source:
         try:
             whole = pa.ipc.open_file(source)
-            schema, batches = whole.schema, (whole.get_batch(index) for index in range(whole.num_record_batches))
+            schema, batches = (
+                whole.schema,
+                (whole.get_batch(index) for index in range(whole.num_record_batches)),
+            )
         except pa.ArrowInvalid:  # the stream format, which `datasets` writes
             source.seek(0)
             stream = pa.ipc.open_stream(source)
@@ -321,10 +423,14 @@ def _opened(path: Path) -> Iterator[tuple[pa.Schema, int | None, Iterator[pa.Rec
 def _parquet_batches(file: Any) -> Iterator[pa.RecordBatch]:
     groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
     size = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=1.0)
-    yield from file.iter_batches(batch_size=max(1, min(_ROWS, int(_BYTES / max(1.0, size)))), use_threads=False)
+    yield from file.iter_batches(
+        batch_size=max(1, min(_ROWS, int(_BYTES / max(1.0, size)))), use_threads=False
+    )
 
 
 def _cut(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        size = max(1, min(_ROWS, int(_BYTES * batch.num_rows / max(1, batch.get_total_buffer_size()))))
+        size = max(
+            1, min(_ROWS, int(_BYTES * batch.num_rows / max(1, batch.get_total_buffer_size())))
+        )
         yield from (batch.slice(start, size) for start in range(0, batch.num_rows, size))

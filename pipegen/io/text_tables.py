@@ -32,7 +32,8 @@ _EXACT = 2**53
 
 
 def csv_rows(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """The rows of a CSV or TSV file with a header, each with its number: the cells as text, empty ones as None. A row that has too many cells is what is wrong.
+    """The rows of a CSV or TSV file with a header, each with its number: the cells as text, empty
+    ones as None. A row that has too many cells is what is wrong.
 
     Raises `TableError` where the file is no CSV.
     """
@@ -42,7 +43,11 @@ def csv_rows(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]
         if len(cells) > len(header):
             yield number, f"it has {len(cells)} cells, and the header has {len(header)}"
         else:
-            yield number, dict.fromkeys(header) | {name: cell for name, cell in zip(header, cells, strict=False) if cell}
+            yield (
+                number,
+                dict.fromkeys(header)
+                | {name: cell for name, cell in zip(header, cells, strict=False) if cell},
+            )
 
 
 def csv_header(path: str | os.PathLike[str]) -> list[str]:
@@ -55,13 +60,18 @@ def _cells(path: str | os.PathLike[str]) -> Iterator[list[str]]:
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CELL))
     tabs = form_of(path).kind == "tsv"
     try:
-        with open_bytes(path) as packed, io.TextIOWrapper(packed, newline="", encoding="utf-8-sig") as stream:
+        with (
+            open_bytes(path) as packed,
+            io.TextIOWrapper(packed, newline="", encoding="utf-8-sig") as stream,
+        ):
             reader = csv.reader(stream, delimiter="\t" if tabs else ",", strict=True)
             lines = _told(reader, path)
             header = next(lines, [])
             twice = next((name for name in header if header.count(name) > 1), None)
             if not header or twice is not None:
-                raise TableError(f"{path} has " + ("no header" if twice is None else f"two columns {twice!r}"))
+                raise TableError(
+                    f"{path} has " + ("no header" if twice is None else f"two columns {twice!r}")
+                )
             yield header
             yield from lines
     except UnicodeDecodeError as refusal:
@@ -69,23 +79,30 @@ def _cells(path: str | os.PathLike[str]) -> Iterator[list[str]]:
 
 
 def _told(reader: Any, path: str | os.PathLike[str]) -> Iterator[list[str]]:
-    """The lines of a CSV reader. Raises `TableError` for one that is none, with its number: a quote that is not closed would take the rows behind it along."""
+    """The lines of a CSV reader. Raises `TableError` for one that is none, with its number: a quote
+    that is not closed would take the rows behind it along.
+    """
     try:
         yield from reader
     except csv.Error as refusal:
-        advice = "a cell that begins with a quote ends with one, and a quote within it is written twice"
+        advice = (
+            "a cell that begins with a quote ends with one, and a quote within it is written twice"
+        )
         raise TableError(f"{path}, up to line {reader.line_num}: {refusal}; {advice}") from None
 
 
 def line_values(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """The objects of a file of JSON Lines, or of a JSON array; none for a line that holds another thing."""
+    """The objects of a file of JSON Lines, or of a JSON array; none for a line that holds another
+    thing.
+    """
     with open_bytes(path) as stream:
         for line in records_of(path, stream):
             yield values_of_line(line).value_or({})
 
 
 def column_kinds(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """What the columns of rows hold that say no types: bool, int64, double or string; what is nested, mixed or too large is JSON text, a string too.
+    """What the columns of rows hold that say no types: bool, int64, double or string; what is
+    nested, mixed or too large is JSON text, a string too.
 
     >>> column_kinds([{"a": 1, "b": True, "c": [1]}, {"a": 2.5, "b": None, "d": "x"}])
     {'a': 'double', 'b': 'bool', 'c': 'string', 'd': 'string'}

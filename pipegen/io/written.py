@@ -1,7 +1,9 @@
-"""Which types of Arrow's a file can hold. Libraries differ in it, so a column is written, read back, and compared.
+"""Which types of Arrow's a file can hold. Libraries differ in it, so a column is written, read
+back, and compared.
 
-A type that a form does not have is written as a plainer one that holds the same values, such as the strings of a dictionary. Where there is none, the column is
-refused: an interval or a union in Parquet.
+A type that a form does not have is written as a plainer one that holds the same values, such as the
+strings of a dictionary. Where there is none, the column is refused: an interval or a union in
+Parquet.
 """
 
 from __future__ import annotations
@@ -24,14 +26,18 @@ OTHERWISE = "write .jsonl or .arrow, or leave the column out"
 
 @functools.lru_cache(maxsize=1024)
 def written_kind(name: str, kind: pa.DataType, form: str) -> pa.DataType:
-    """The type that a column of a file of this form has: its own, or a plainer one of the same values. Raises `TableError` where there is none."""
+    """The type that a column of a file of this form has: its own, or a plainer one of the same
+    values. Raises `TableError` where there is none.
+    """
     import pyarrow as pa
 
     # An Arrow file has one dictionary for a column; rows that are written in groups have several.
     for candidate in [_plain(kind, views=True)] if form == ".arrow" else [kind, _plain(kind)]:
         if is_held(pa.chunked_array([pa.nulls(1, candidate)]), form):
             return candidate
-    raise TableError(f"the column {name!r} holds {kind}, which a {form} file cannot hold: {OTHERWISE}")
+    raise TableError(
+        f"the column {name!r} holds {kind}, which a {form} file cannot hold: {OTHERWISE}"
+    )
 
 
 def is_held(column: pa.ChunkedArray, form: str) -> bool:
@@ -56,10 +62,14 @@ def is_held(column: pa.ChunkedArray, form: str) -> bool:
 
 
 def depends_on_values(kind: pa.DataType, form: str) -> bool:
-    """Whether a file holds some values of the type, and others not: Parquet has no seconds, and stores milliseconds, of which 64 bits are fewer years."""
+    """Whether a file holds some values of the type, and others not: Parquet has no seconds, and
+    stores milliseconds, of which 64 bits are fewer years.
+    """
     import pyarrow as pa
 
-    return form == ".parquet" and holds_time(kind, lambda time: pa.types.is_date64(time) or getattr(time, "unit", "") == "s")
+    return form == ".parquet" and holds_time(
+        kind, lambda time: pa.types.is_date64(time) or getattr(time, "unit", "") == "s"
+    )
 
 
 def _values(column: pa.ChunkedArray) -> str:
@@ -68,7 +78,9 @@ def _values(column: pa.ChunkedArray) -> str:
 
 
 def _plain(kind: Any, *, views: bool = False) -> pa.DataType:
-    """The type without dictionaries; and without views, fixed sizes and lengths of runs, unless these may stay."""
+    """The type without dictionaries; and without views, fixed sizes and lengths of runs, unless
+    these may stay.
+    """
     import pyarrow as pa
 
     def inner(field: Any) -> Any:
@@ -83,8 +95,15 @@ def _plain(kind: Any, *, views: bool = False) -> pa.DataType:
     if pa.types.is_fixed_size_list(kind):
         return pa.list_(inner(kind.value_field), kind.list_size if views else -1)
     lists = [(pa.types.is_list, pa.list_), (pa.types.is_large_list, pa.large_list)]
-    lists += [(pa.types.is_list_view, pa.list_view if views else pa.list_), (pa.types.is_large_list_view, pa.large_list_view if views else pa.large_list)]
+    lists += [
+        (pa.types.is_list_view, pa.list_view if views else pa.list_),
+        (pa.types.is_large_list_view, pa.large_list_view if views else pa.large_list),
+    ]
     for fits, make in lists:
         if fits(kind):
             return make(inner(kind.value_field))
-    return kind if views else {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)
+    return (
+        kind
+        if views
+        else {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)
+    )

@@ -1,1 +1,3 @@
-"""Work that outlives a process: what is finished is on disk, and the same job goes on where it stopped."""
+"""Work that outlives a process: what is finished is on disk, and the same job goes on where it
+stopped.
+"""

@@ -1,4 +1,5 @@
-"""The rows of a job in the order of its input, at any time: finished ones with their slots, the others without.
+"""The rows of a job in the order of its input, at any time: finished ones with their slots, the
+others without.
 
 No engine is needed: the folder says which model and options the rows are of.
 """
@@ -28,12 +29,17 @@ K = TypeVar("K")
 
 
 def finished_rows(
-    folder: str | os.PathLike[str], requests: Iterable[tuple[K, Request]], *, image_policy: ImagePolicy | None = None, policy: RequestPolicy | None = None
+    folder: str | os.PathLike[str],
+    requests: Iterable[tuple[K, Request]],
+    *,
+    image_policy: ImagePolicy | None = None,
+    policy: RequestPolicy | None = None,
 ) -> Iterator[tuple[K, Slot[Any] | None]]:
-    """For each pair of a key and a request of the job, in order: the key, and the slot (of a result, or of a score); None where the request is not finished.
+    """For each pair of a key and a request of the job, in order: the key, and the slot (of a
+    result, or of a score); None where the request is not finished.
 
-    The options are those of the job's last run. A request that is refused before it is asked has its error. Raises `JournalError` where the folder is no
-    job's.
+    The options are those of the job's last run. A request that is refused before it is asked has
+    its error. Raises `JournalError` where the folder is no job's.
     """
     pairs(requests)
     try:
@@ -45,7 +51,24 @@ def finished_rows(
     try:
         options = options_from(settings["options"])
     except InvalidField as refusal:
-        raise JournalError(f"{Path(folder) / SETTINGS} is damaged, or of a later version of pipegen: {refusal}") from refusal
+        raise JournalError(
+            f"{Path(folder) / SETTINGS} is damaged, or of a later version of pipegen: {refusal}"
+        ) from refusal
     with Finished(folder) as finished:
-        for row in rows_of(requests, finished, Keys(settings), options, image_policy, policy, again=retry_of("none")):
-            yield row.name, (row.kept and row.kept()) if is_ok(row.request) else Failure(row.request.failure())
+        for row in rows_of(
+            requests,
+            finished,
+            Keys(settings),
+            options,
+            image_policy,
+            policy,
+            again=retry_of("none"),
+        ):
+            yield (
+                row.name,
+                (
+                    (row.kept and row.kept())
+                    if is_ok(row.request)
+                    else Failure(row.request.failure())
+                ),
+            )

@@ -1,6 +1,8 @@
-"""With which settings the rows of a job were made: those of this run, and those of the runs before, which `job.json` holds by their marks.
+"""With which settings the rows of a job were made: those of this run, and those of the runs before,
+which `job.json` holds by their marks.
 
-The end of a row's key is the mark of the settings that it was made with (see `pipegen.jobs.keys`). So what was finished is counted without reading it.
+The end of a row's key is the mark of the settings that it was made with (see `pipegen.jobs.keys`).
+So what was finished is counted without reading it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,13 @@ from pipegen.core.errors import CallFailed
 from pipegen.core.pipe import Pipe, Rebinding
 from pipegen.core.slots import is_ok
 from pipegen.engines.protocol import Answers, answers_depend_on
-from pipegen.jobs.journal import Finished, JournalError, SettingsDamaged, read_settings, write_settings
+from pipegen.jobs.journal import (
+    Finished,
+    JournalError,
+    SettingsDamaged,
+    read_settings,
+    write_settings,
+)
 from pipegen.jobs.keys import SHARED_MARK, mark_of
 from pipegen.records import strict_json
 from pipegen.records.options import GenerationOptions, flat_values, options_from, resolve
@@ -36,23 +44,43 @@ class Made(NamedTuple):
     """How many rows were finished when a run began, and with which settings they were made."""
 
     alike: int
-    """Those that were made with the settings of this run: they are reused. Where no run had others, these are all, those with options of their own too."""
+    """Those that were made with the settings of this run: they are reused. Where no run had others,
+    these are all, those with options of their own too.
+    """
     others: tuple[tuple[int, str], ...]
     """The others: how many, and with what, in words."""
 
 
-def settings_of(route: Pipe[Any, Any], options: GenerationOptions | None, version: str) -> dict[str, Any]:
-    """What all rows of a run have in common, as plain data for `job.json`. Raises `GenerationError` where an engine's model cannot be read."""
+def settings_of(
+    route: Pipe[Any, Any], options: GenerationOptions | None, version: str
+) -> dict[str, Any]:
+    """What all rows of a run have in common, as plain data for `job.json`. Raises `GenerationError`
+    where an engine's model cannot be read.
+    """
     try:
         engines = [engine for engine in _engines_of(route) if isinstance(engine, Answers)]
         depends = [dict(answers_depend_on(engine)) for engine in engines]
     except CallFailed as failure:
         raise failure.error from failure
-    later = {engine: f"engine {number}: " for number, engine in enumerate(map(id, engines), 1) if number > 1}
-    plugins = [later.get(id(engine), "") + f"{plugin.name} {plugin.version}".strip() for engine in engines for plugin in engine.plugins]
-    own = {} if options is None else {name: value for name, value in flat_values(options).items() if value is not None}
+    later = {
+        engine: f"engine {number}: "
+        for number, engine in enumerate(map(id, engines), 1)
+        if number > 1
+    }
+    plugins = [
+        later.get(id(engine), "") + f"{plugin.name} {plugin.version}".strip()
+        for engine in engines
+        for plugin in engine.plugins
+    ]
+    own = (
+        {}
+        if options is None
+        else {name: value for name, value in flat_values(options).items() if value is not None}
+    )
     return {
-        "engines": [engine for number, engine in enumerate(depends) if engine not in depends[:number]],
+        "engines": [
+            engine for number, engine in enumerate(depends) if engine not in depends[:number]
+        ],
         "pipeline": route.stages,
         "plugins": plugins,
         "version": version,
@@ -61,17 +89,23 @@ def settings_of(route: Pipe[Any, Any], options: GenerationOptions | None, versio
 
 
 def _engines_of(route: Pipe[Any, Any]) -> list[Any]:
-    """The engines that a pipe owns, and those that only a stage of it is bound to, such as a `pg.call` in the place of the route's own."""
+    """The engines that a pipe owns, and those that only a stage of it is bound to, such as a
+    `pg.call` in the place of the route's own.
+    """
     engines: dict[int, Any] = {id(engine): engine for engine in route.owns}
     route.rebound(Rebinding(engine=lambda engine: engines.setdefault(id(engine), engine)))
     return [*engines.values()]
 
 
-def note_run(folder: Path, settings: dict[str, Any], *, rows: int = 0) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
-    """Write the settings of a run to `job.json`, beside those of the runs before; give them, and what `job.json` held, None where there was none.
+def note_run(
+    folder: Path, settings: dict[str, Any], *, rows: int = 0
+) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
+    """Write the settings of a run to `job.json`, beside those of the runs before; give them, and
+    what `job.json` held, None where there was none.
 
-    What only a server could say, and has not, is as the last run had it. A damaged `job.json` beside finished rows is written anew, with a warning: a row's
-    key holds with what it was made. Raises `JournalError`.
+    What only a server could say, and has not, is as the last run had it. A damaged `job.json`
+    beside finished rows is written anew, with a warning: a row's key holds with what it was made.
+    Raises `JournalError`.
 
     rows: how many rows of the folder are finished.
     """
@@ -80,12 +114,27 @@ def note_run(folder: Path, settings: dict[str, Any], *, rows: int = 0) -> tuple[
         write_settings(folder, {**settings, "runs": {mark_of(settings): settings}})
         return settings, None
     runs, earlier = dict(before.get("runs", {})), _has_earlier(before)
-    settings = {**settings, "engines": _settled(settings["engines"], [run["engines"] for run in reversed(runs.values())])}
+    settings = {
+        **settings,
+        "engines": _settled(
+            settings["engines"], [run["engines"] for run in reversed(runs.values())]
+        ),
+    }
     mark = mark_of(settings)
-    if mark not in runs or strict_json.dump({name: before.get(name) for name in settings}) != strict_json.dump(settings):  # to Python 1 is equal to true
+    # to Python 1 is equal to true
+    if mark not in runs or strict_json.dump(
+        {name: before.get(name) for name in settings}
+    ) != strict_json.dump(settings):
         runs.pop(mark, None)
         runs = dict([*runs.items()][1 - _RUNS :])
-        write_settings(folder, {**settings, "runs": {**runs, mark: settings}, **({"earlier": True} if earlier else {})})
+        write_settings(
+            folder,
+            {
+                **settings,
+                "runs": {**runs, mark: settings},
+                **({"earlier": True} if earlier else {}),
+            },
+        )
     return settings, before
 
 
@@ -95,46 +144,88 @@ def _read(folder: Path, settings: Mapping[str, Any], rows: int) -> Mapping[str, 
     except SettingsDamaged as damaged:
         if not rows:
             raise JournalError(f"{damaged}; give another folder") from damaged
-        _log.warning("%s: it is written anew, and finished rows with the settings of this run are reused", damaged)
+        _log.warning(
+            "%s: it is written anew, and finished rows with the settings of this run are reused",
+            damaged,
+        )
         return {**settings, "earlier": True}
     if rows and before is None:
-        raise JournalError(f"{folder} holds results and no job.json: it is no job's folder; give another")
+        raise JournalError(
+            f"{folder} holds results and no job.json: it is no job's folder; give another"
+        )
     return before
 
 
 def _has_earlier(before: Mapping[str, Any]) -> bool:
-    """Whether the folder may have rows of settings that `job.json` does not name, as those of a version of pipegen whose keys have no marks."""
+    """Whether the folder may have rows of settings that `job.json` does not name, as those of a
+    version of pipegen whose keys have no marks.
+    """
     return "engines" not in before or "earlier" in before
 
 
-def _settled(now: Sequence[Mapping[str, Any]], before: Sequence[Sequence[Mapping[str, Any]]]) -> list[Mapping[str, Any]]:
-    """The engines, with what is None in them as it was in the last run whose engines were the same but for that."""
+def _settled(
+    now: Sequence[Mapping[str, Any]], before: Sequence[Sequence[Mapping[str, Any]]]
+) -> list[Mapping[str, Any]]:
+    """The engines, with what is None in them as it was in the last run whose engines were the same
+    but for that.
+    """
     unknown = [{name for name, value in engine.items() if value is None} for engine in now]
 
     def known(engines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        return [{name: value for name, value in engine.items() if name not in names} for engine, names in zip(engines, unknown, strict=True)]
+        return [
+            {name: value for name, value in engine.items() if name not in names}
+            for engine, names in zip(engines, unknown, strict=True)
+        ]
 
-    same = (engines for engines in before if len(engines) == len(now) and known(engines) == known(now))
+    same = (
+        engines for engines in before if len(engines) == len(now) and known(engines) == known(now)
+    )
     return list(next(same, now)) if any(unknown) else list(now)
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What makes the keys of a run others than those of an earlier one, in words. Values are resolved: to write a default out is no change.
+    """What makes the keys of a run others than those of an earlier one, in words. Values are
+    resolved: to write a default out is no change.
 
-    >>> run = {"engines": [{"model": "a"}], "pipeline": "hf", "plugins": [], "version": "", "options": {}}
-    >>> changes(run, {**run, "engines": [{"model": "b", "dtype": "float16"}], "options": {"temperature": 0.7, "top_p": 1.0}})
+    >>> run = {
+    ...     "engines": [{"model": "a"}],
+    ...     "pipeline": "hf",
+    ...     "plugins": [],
+    ...     "version": "",
+    ...     "options": {},
+    ... }
+    >>> changes(
+    ...     run,
+    ...     {
+    ...         **run,
+    ...         "engines": [{"model": "b", "dtype": "float16"}],
+    ...         "options": {"temperature": 0.7, "top_p": 1.0},
+    ...     },
+    ... )
     ['the model is another', "dtype was not set, is 'float16'", 'temperature was 0.0, is 0.7']
     """
-    words = ["the rows before are of an earlier version of pipegen"] if "engines" not in before else []
-    return words + [f"{name} is another" if name.endswith(_MODEL) else f"{name} was {was}, is {new}" for name, was, new in _differences(before, now)]
+    words = (
+        ["the rows before are of an earlier version of pipegen"] if "engines" not in before else []
+    )
+    return words + [
+        f"{name} is another" if name.endswith(_MODEL) else f"{name} was {was}, is {new}"
+        for name, was, new in _differences(before, now)
+    ]
 
 
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any], *, options: bool = True) -> Iterator[tuple[str, str, str]]:
+def _differences(
+    before: Mapping[str, Any], now: Mapping[str, Any], *, options: bool = True
+) -> Iterator[tuple[str, str, str]]:
     """The names and the two values of what differs."""
     both: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = []
-    for number, (was, new) in enumerate(zip_longest(before.get("engines", now["engines"]), now["engines"]), 1):
+    for number, (was, new) in enumerate(
+        zip_longest(before.get("engines", now["engines"]), now["engines"]), 1
+    ):
         both.append(("" if number == 1 else f"engine {number}: ", was or {}, new or {}))
-    shared = [{name: run.get(name, _UNSET) for name in ("pipeline", "plugins", "version")} for run in (before, now)]
+    shared = [
+        {name: run.get(name, _UNSET) for name in ("pipeline", "plugins", "version")}
+        for run in (before, now)
+    ]
     both.append(("", shared[0], shared[1]))
     if options:
         both.append(("", _resolved(before.get("options", {})), _resolved(now["options"])))
@@ -142,14 +233,19 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], *, options: 
         yield from _unlike(words, first, second)
 
 
-def _unlike(words: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """What differs of two mappings, whose names these words precede; in mappings within them, by the names there."""
+def _unlike(
+    words: str, first: Mapping[str, Any], second: Mapping[str, Any]
+) -> Iterator[tuple[str, str, str]]:
+    """What differs of two mappings, whose names these words precede; in mappings within them, by
+    the names there.
+    """
     for name in {**first, **second}:
         was, new = first.get(name, _UNSET), second.get(name, _UNSET)
         inner = [{} if value is _UNSET else value for value in (was, new)]
         if all(isinstance(value, Mapping) for value in inner) and any(inner):
             yield from _unlike(f"{words}{name}.", *inner)
-        elif json.dumps(was, sort_keys=True) != json.dumps(new, sort_keys=True):  # to Python 1 is equal to true
+        elif json.dumps(was, sort_keys=True) != json.dumps(new, sort_keys=True):
+            # to Python 1 is equal to true
             yield words + (_MODEL if name == "model" else name), _shown(was), _shown(new)
 
 
@@ -162,12 +258,17 @@ def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:
     read = attempt(lambda: options_from(values))
     options = read.unwrap() if is_ok(read) else GenerationOptions()
     plain: dict[str, Any] = strict_json.plain(flat_values(resolve(options)))
-    own = {} if is_ok(read) else values  # a later version of pipegen wrote them, or they are damaged
+    # a later version of pipegen wrote them, or they are damaged
+    own = {} if is_ok(read) else values
     return {**plain, "use_generation_config": bool(options.use_generation_config), **own}
 
 
-def made_before(finished: Finished, before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> Made:
-    """With which settings the finished rows of a job were made. `before` is what `job.json` held before this run."""
+def made_before(
+    finished: Finished, before: Mapping[str, Any] | None, now: Mapping[str, Any]
+) -> Made:
+    """With which settings the finished rows of a job were made. `before` is what `job.json` held
+    before this run.
+    """
     if before is None or not len(finished):
         return Made(0, ())
     mark, runs = mark_of(now), before.get("runs", {})
@@ -180,14 +281,29 @@ def made_before(finished: Finished, before: Mapping[str, Any] | None, now: Mappi
         counts[names.get(full) or names.get(full[:SHARED_MARK], "")] += 1
     alike, own, unknown = (counts.pop(name, 0) for name in (mark, mark[:SHARED_MARK], ""))
     others = [
-        (count, _words(runs[name], now) if name in runs else f"{_words(shared[name], now, options=False)}, and options of their own")
+        (
+            count,
+            (
+                _words(runs[name], now)
+                if name in runs
+                else f"{_words(shared[name], now, options=False)}, and options of their own"
+            ),
+        )
         for name, count in counts.most_common()
     ]
     others += [(own, "options of their own, reused where they are asked for again")] * bool(own)
-    others += [(unknown, "settings that job.json does not name, such as those of an earlier version of pipegen")] * bool(unknown)
+    others += [
+        (
+            unknown,
+            "settings that job.json does not name, such as those of an earlier version of pipegen",
+        )
+    ] * bool(unknown)
     return Made(alike, tuple(others))
 
 
 def _words(before: Mapping[str, Any], now: Mapping[str, Any], *, options: bool = True) -> str:
     differences = _differences(before, now, options=options)
-    return ", ".join("another model" if name.endswith(_MODEL) else f"{name} {was} (now {new})" for name, was, new in differences)
+    return ", ".join(
+        "another model" if name.endswith(_MODEL) else f"{name} {was} (now {new})"
+        for name, was, new in differences
+    )

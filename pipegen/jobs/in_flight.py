@@ -1,16 +1,23 @@
-"""Which rows a process works on, in a small file of the job's folder: what is left there when the process is killed.
+"""Which rows a process works on, in a small file of the job's folder: what is left there when the
+process is killed.
 
-A row that kills its process would kill the next one too. So each process notes a row before its engine gets it, and crosses it out when the row has ended.
-The file of a process that was killed stays, and names the rows that were in flight. They are the *suspects* of the next process: it asks them first, and with
-no others beside them. After one death some are asked together, as many as the square root of their number; after two deaths each is asked alone.
+A row that kills its process would kill the next one too. So each process notes a row before its
+engine gets it, and crosses it out when the row has ended. The file of a process that was killed
+stays, and names the rows that were in flight. They are the *suspects* of the next process: it asks
+them first, and with no others beside them. After one death some are asked together, as many as the
+square root of their number; after two deaths each is asked alone.
 
-**Blame.** Whatever kills a process takes many rows along, and no single row is to blame. Only where one row alone was in flight does the death count against
-it. After `TRIES` such deaths the row is given up, with `BackendFailed`. So a kill from outside costs some time, and blames nobody; a row that kills every
-process costs `DEATHS` of them at most, and the rows that were beside it are answered.
+**Blame.** Whatever kills a process takes many rows along, and no single row is to blame. Only where
+one row alone was in flight does the death count against it. After `TRIES` such deaths the row is
+given up, with `BackendFailed`. So a kill from outside costs some time, and blames nobody; a row
+that kills every process costs `DEATHS` of them at most, and the rows that were beside it are
+answered.
 
-**Files.** `running-RUN-OWNER-NUMBER` has a place of 33 bytes for each row in flight, which is written over: it stays as small as the most rows that were in
-flight at a time. The first place tells whether a row has succeeded. Its process holds a lock on it: a file without one is that of a dead process, and it is
-removed once all its rows are finished. A job that is closed, and a process that ends in order, leave none.
+**Files.** `running-RUN-OWNER-NUMBER` has a place of 33 bytes for each row in flight, which is
+written over: it stays as small as the most rows that were in flight at a time. The first place
+tells whether a row has succeeded. Its process holds a lock on it: a file without one is that of a
+dead process, and it is removed once all its rows are finished. A job that is closed, and a process
+that ends in order, leave none.
 """
 
 from __future__ import annotations
@@ -38,7 +45,10 @@ TRIES = 3
 """How many processes may die while a row is in flight alone, before it is given up."""
 DEATHS = TRIES + 2
 """How many processes a row kills at most: with many rows beside it, with some, and alone."""
-_HINT = "look for what it asks too much of, such as memory or a broken image; a job asks it again with retry='BackendFailed' (--retry BackendFailed)"
+_HINT = (
+    "look for what it asks too much of, such as memory or a broken image; a job asks it again with"
+    " retry='BackendFailed' (--retry BackendFailed)"
+)
 _KEY = re.compile(rb"[0-9a-f]{32}\n")
 _NAME = re.compile(r"running-([0-9a-f]{12})-([0-9a-f]{12})-(\d{6})")
 _PLACE = 33
@@ -53,11 +63,13 @@ def killed(error: GenerationError) -> bool:
 class InFlight:
     """The rows that this process works on, and those that dead processes worked on.
 
-    `deaths` has the rows that were in flight at deaths and are not finished, each with the number of deaths; `alone` those of them that were in flight alone.
-    `fruitless` is how many processes with this one's name died in a row, the last ones, without a row that succeeded.
+    `deaths` has the rows that were in flight at deaths and are not finished, each with the number
+    of deaths; `alone` those of them that were in flight alone. `fruitless` is how many processes
+    with this one's name died in a row, the last ones, without a row that succeeded.
 
-    run: the name of the run, where its processes are started again.
-    owner: the name of this process within it: a restarted one has the name of the one before it, which is then dead even if a process that was forked off
+    run: the name of the run, where its processes are started again. owner: the name of this process
+    within it: a restarted one has the name of the one before it, which is then dead even if a
+    process that was forked off
         it still holds the lock. None: it takes no other's place.
     finished: whether the row of a key is finished.
 
@@ -68,12 +80,20 @@ class InFlight:
     >>> first = InFlight(folder, "run", "a")
     >>> first.begin("0" * 32), first.begin("1" * 32), first.end("0" * 32)
     (None, None, None)
-    >>> second = InFlight(folder, "run", "a")  # `first` is taken for dead: there is one process of a name
+    >>> second = InFlight(
+    ...     folder, "run", "a"
+    ... )  # `first` is taken for dead: there is one process of a name
     >>> second.deaths, second.alone == second.deaths
     (Counter({'11111111111111111111111111111111': 1}), True)
     """
 
-    def __init__(self, folder: Path, run: str = "", owner: str | None = None, finished: Callable[[str], bool] = lambda key: False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        run: str = "",
+        owner: str | None = None,
+        finished: Callable[[str], bool] = lambda key: False,
+    ) -> None:
         names = _name(run), _name(owner or "")
         self.deaths, self.alone = Counter[str](), Counter[str]()
         own: list[tuple[int, bytes]] = []
@@ -85,10 +105,17 @@ class InFlight:
             self.alone.update(keys if len(_keys_in(data)) == 1 else ())
             if owner is not None and (of_run, of_owner) == names:
                 own.append((number, data))
-        self.fruitless = sum(1 for _ in takewhile(lambda data: not data.startswith(_WORKED), (data for _, data in reversed(own))))
+        self.fruitless = sum(
+            1
+            for _ in takewhile(
+                lambda data: not data.startswith(_WORKED), (data for _, data in reversed(own))
+            )
+        )
         with refused(f"the job's folder {folder}"):
-            self._path, self._fd = _new_file(folder, "-".join(names), own[-1][0] + 1 if own else 1)  # no clock is asked which came last
-        self._remove = weakref.finalize(self, _remove, self._path, self._fd, os.getpid())  # also where a program ends without closing its job
+            # no clock is asked which came last
+            self._path, self._fd = _new_file(folder, "-".join(names), own[-1][0] + 1 if own else 1)
+        # also where a program ends without closing its job
+        self._remove = weakref.finalize(self, _remove, self._path, self._fd, os.getpid())
         self._places: dict[str, int] = {}
         self._free: list[int] = []
         try:
@@ -98,7 +125,9 @@ class InFlight:
             raise
 
     def begin(self, key: str) -> None:
-        """Note a row that the engine is about to get. Raises `JournalError` where it cannot be written."""
+        """Note a row that the engine is about to get. Raises `JournalError` where it cannot be
+        written.
+        """
         place = self._free.pop() if self._free else len(self._places) + 1
         self._write(place, key.encode() + b"\n")
         self._places[key] = place
@@ -119,7 +148,12 @@ class InFlight:
         if times < TRIES:
             return None
         row = "this row" if id is None else f"request {id!r:.200}"
-        return BackendFailed(f"the process died {times} times while it worked on {row} and on no other", backend=backend, scope="row", hint=_HINT)
+        return BackendFailed(
+            f"the process died {times} times while it worked on {row} and on no other",
+            backend=backend,
+            scope="row",
+            hint=_HINT,
+        )
 
     def close(self) -> None:
         """Remove the file: nothing is in flight. May be called again."""
@@ -133,7 +167,8 @@ class InFlight:
 
 
 class Waiting(Generic[T]):
-    """Rows that wait to be asked, in their order, but suspects before the others, and only with suspects beside them.
+    """Rows that wait to be asked, in their order, but suspects before the others, and only with
+    suspects beside them.
 
     >>> import tempfile
     >>> waiting = Waiting[str](InFlight(Path(tempfile.mkdtemp())))
@@ -144,7 +179,9 @@ class Waiting(Generic[T]):
     """
 
     def __init__(self, noted: InFlight | None) -> None:
-        self._deaths, self._blamed = (Counter[str](), Counter[str]()) if noted is None else (noted.deaths, noted.alone)
+        self._deaths, self._blamed = (
+            (Counter[str](), Counter[str]()) if noted is None else (noted.deaths, noted.alone)
+        )
         self._rest, self._some, self._alone = deque[T](), deque[T](), deque[T]()
         self._running = 0
         self._group: deque[T] | None = None
@@ -160,15 +197,20 @@ class Waiting(Generic[T]):
         if blamed:
             self._alone.append(row)
         elif alone or deaths > 1:
-            self._alone.appendleft(row)  # a row that is not to blame clears itself before one that may be
+            # a row that is not to blame clears itself before one that may be
+            self._alone.appendleft(row)
         else:
             (self._some if deaths else self._rest).append(row)
 
     def next(self) -> T | None:
-        """The row whose turn it is, which is in flight from now on; none where there is none, or those in flight have to end first."""
+        """The row whose turn it is, which is in flight from now on; none where there is none, or
+        those in flight have to end first.
+        """
         if not self._running:
             self._group = self._some or self._alone or None
-            self._may_join = 1 if self._group is self._alone else max(1, math.isqrt(len(self._deaths)))
+            self._may_join = (
+                1 if self._group is self._alone else max(1, math.isqrt(len(self._deaths)))
+            )
         if self._group is None:
             row = self._rest.popleft() if self._rest and not (self._alone or self._some) else None
         else:
@@ -183,7 +225,9 @@ class Waiting(Generic[T]):
 
 
 def remove_left(folder: Path) -> None:
-    """Remove what dead processes have left in the folder. Raises `JournalError` where that cannot be done."""
+    """Remove what dead processes have left in the folder. Raises `JournalError` where that cannot
+    be done.
+    """
     with refused(f"the files running-* in {folder}", "removed"):
         list(_left(folder, None, lambda key: True))
 
@@ -199,7 +243,9 @@ def _keys_in(data: bytes) -> list[str]:
 
 
 def _new_file(folder: Path, name: str, number: int) -> tuple[Path, int]:
-    """A new file, of this number or a later one, with a lock. Another process may find it before it has the lock, and remove it: then there is another."""
+    """A new file, of this number or a later one, with a lock. Another process may find it before it
+    has the lock, and remove it: then there is another.
+    """
     while True:
         path = folder / f"running-{name}-{number:06}"
         try:
@@ -216,14 +262,18 @@ def _new_file(folder: Path, name: str, number: int) -> tuple[Path, int]:
 def _remove(path: Path, fd: int, process: int) -> None:
     """Remove the file of this process; that of the process which this one was forked off stays."""
     if os.getpid() == process:
-        with contextlib.suppress(OSError):  # it names rows that may be suspected for nothing, and no more
+        # it names rows that may be suspected for nothing, and no more
+        with contextlib.suppress(OSError):
             path.unlink()
         with contextlib.suppress(OSError):
             os.close(fd)
 
 
-def _left(folder: Path, names: tuple[str, str] | None, finished: Callable[[str], bool]) -> Iterator[tuple[str, str, int, bytes]]:
-    """The files of dead processes: run, owner, number and content; of the processes that had these names, whoever holds the lock.
+def _left(
+    folder: Path, names: tuple[str, str] | None, finished: Callable[[str], bool]
+) -> Iterator[tuple[str, str, int, bytes]]:
+    """The files of dead processes: run, owner, number and content; of the processes that had these
+    names, whoever holds the lock.
 
     Those whose rows are all finished are removed, but not while their named run goes on.
     """

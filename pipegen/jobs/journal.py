@@ -1,24 +1,30 @@
 """The journal of a job: finished rows on disk, as they come.
 
-A folder holds `job.json` and one file of JSON Lines for each writer, `results-0001.jsonl` and so on; where rows take several calls, as many
-`steps-0001.jsonl` (see `pipegen.jobs.steps`). A line is one finished row. It begins with the row's key and a checksum, at fixed places, so that opening a
+A folder holds `job.json` and one file of JSON Lines for each writer, `results-0001.jsonl` and so
+on; where rows take several calls, as many `steps-0001.jsonl` (see `pipegen.jobs.steps`). A line is
+one finished row. It begins with the row's key and a checksum, at fixed places, so that opening a
 journal parses no JSON:
 
     {"key":"<32 hexadecimal digits>","crc":"<8 hexadecimal digits>", ...the slot as plain data...}
 
-The checksum is the CRC-32 of the key and of what follows the checksum. Lines of older versions have none.
+The checksum is the CRC-32 of the key and of what follows the checksum. Lines of older versions have
+none.
 
-**Writing.** One `write` for each row, which has returned before the row is given out: what a killed process had acknowledged is kept. A thread syncs what
-was written, at most once a second; only a power loss can take what is not synced. A write that fails is taken back, so no half line stays.
+**Writing.** One `write` for each row, which has returned before the row is given out: what a killed
+process had acknowledged is kept. A thread syncs what was written, at most once a second; only a
+power loss can take what is not synced. A write that fails is taken back, so no half line stays.
 
-**Several writers.** A writer holds a lock on its file (`flock`), so two processes never write one file. A writer takes over the first file that nobody
-holds, and cuts its torn last line, if a kill left one, before it appends. The files are read together; of two lines with one key an answer counts before a
-failure, whichever file it is in: a row that failed may have been asked again by another writer. Else the later in its file, or the one in the later file,
-counts.
+**Several writers.** A writer holds a lock on its file (`flock`), so two processes never write one
+file. A writer takes over the first file that nobody holds, and cuts its torn last line, if a kill
+left one, before it appends. The files are read together; of two lines with one key an answer counts
+before a failure, whichever file it is in: a row that failed may have been asked again by another
+writer. Else the later in its file, or the one in the later file, counts.
 
-**Reading.** A line that does not agree with its checksum, or is no line of a journal, is damaged: it is left out, and a warning names the file and the line,
-so its row is asked again. A torn last line of another writer's file is left out without a word: it is being written. A file without anything like a line
-of a journal was not written by a job: it is refused, and nothing is written to it.
+**Reading.** A line that does not agree with its checksum, or is no line of a journal, is damaged:
+it is left out, and a warning names the file and the line, so its row is asked again. A torn last
+line of another writer's file is left out without a word: it is being written. A file without
+anything like a line of a journal was not written by a job: it is refused, and nothing is written to
+it.
 """
 
 from __future__ import annotations
@@ -58,14 +64,18 @@ __all__ = [
 
 SETTINGS = "job.json"
 ROWS, STEPS = "results", "steps"
-"""How the names of files begin that hold finished rows, and answers of rows that are not finished (see `pipegen.jobs.steps`)."""
+"""How the names of files begin that hold finished rows, and answers of rows that are not finished
+(see `pipegen.jobs.steps`).
+"""
 FORM = 1
 """The version of the folder's files."""
 SYNC_EVERY = 1.0
 """Seconds between two syncs, at least."""
 _log = logging.getLogger("pipegen")
 _HEAD = re.compile(rb'\{"key":"([0-9a-f]{32})",(?:"crc":"([0-9a-f]{8})",|(?="(?:id|answer)": ))')
-"""How a line begins: with a checksum, or, where an older version wrote it, with the first field of a row or of a step."""
+"""How a line begins: with a checksum, or, where an older version wrote it, with the first field of
+a row or of a step.
+"""
 _BEGINS, _GOES_ON = b'{"key":"', b'","crc":"'
 _KEY, _CRC = slice(8, 40), slice(49, 57)
 """Where the key and the checksum are in a line."""
@@ -74,18 +84,24 @@ _SUMMED = 57
 _FAILED = b'"id": null, "ok": false,'
 """How the slot of a row begins that failed; those of answers differ."""
 _ALIKE = 6
-"""How many of the 8 or 9 bytes at a fixed place have to be right in a line that is a damaged one of a journal."""
+"""How many of the 8 or 9 bytes at a fixed place have to be right in a line that is a damaged one of
+a journal.
+"""
 _NAMED = 5
 """Damaged lines of a file that a warning names."""
 _DIGITS = 15
-"""Hexadecimal digits of a key that the index holds: an int of 60 bits takes little memory. The whole key is compared when a line is read."""
+"""Hexadecimal digits of a key that the index holds: an int of 60 bits takes little memory. The
+whole key is compared when a line is read.
+"""
 _OFFSET_BITS = 44
 _FAILED_BIT = 1 << 62
 """Set in the place of a row that failed."""
 
 
 class Finished:
-    """The finished rows of a job's folder, to read. Raises `JournalError` where it is no job's folder."""
+    """The finished rows of a job's folder, to read. Raises `JournalError` where it is no job's
+    folder.
+    """
 
     def __init__(self, folder: str | os.PathLike[str], kind: str = ROWS) -> None:
         self.folder = Path(folder)
@@ -121,7 +137,9 @@ class Finished:
         return bool(self._index.get(int(key[:_DIGITS], 16), 0) & _FAILED_BIT)
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """What was written for the key last; None where nothing was, or where it cannot be read: then it is no longer a finished row, and a warning says so."""
+        """What was written for the key last; None where nothing was, or where it cannot be read:
+        then it is no longer a finished row, and a warning says so.
+        """
         place = self._index.get(int(key[:_DIGITS], 16))
         if place is None:
             return None
@@ -136,19 +154,32 @@ class Finished:
         return None
 
     def forget(self, key: str, why: str) -> None:
-        """Take a row whose line cannot be read for one that is not finished, with a warning: it is of another version, or damaged."""
+        """Take a row whose line cannot be read for one that is not finished, with a warning: it is
+        of another version, or damaged.
+        """
         place = self._index.pop(int(key[:_DIGITS], 16), None)
         if place is not None:
             number, offset = _file_and_offset(place)
             with self._lock, refused(self.folder, "read"):
                 stream = self._files[number]
                 stream.seek(0)
-                line = 1 + sum(stream.read(min(2**20, offset - start)).count(b"\n") for start in range(0, offset, 2**20))
-            _log.warning("%s, line %d cannot be read (%s): its row is asked again", stream.name, line, why)
+                line = 1 + sum(
+                    stream.read(min(2**20, offset - start)).count(b"\n")
+                    for start in range(0, offset, 2**20)
+                )
+            _log.warning(
+                "%s, line %d cannot be read (%s): its row is asked again", stream.name, line, why
+            )
 
     def marks(self) -> Iterator[bytes]:
-        """The end of each key, which tells with what settings the row was made (see `pipegen.jobs.history`)."""
-        files, start, pread = [stream.fileno() for stream in self._files], _KEY.stop - MARK, os.pread
+        """The end of each key, which tells with what settings the row was made (see
+        `pipegen.jobs.history`).
+        """
+        files, start, pread = (
+            [stream.fileno() for stream in self._files],
+            _KEY.stop - MARK,
+            os.pread,
+        )
         with refused(self.folder, "read"):
             for place in self._index.values():
                 number, offset = _file_and_offset(place)
@@ -189,8 +220,13 @@ class Finished:
         if damaged:
             _check_journal(path)
             more = f" and {len(damaged) - _NAMED} more" if len(damaged) > _NAMED else ""
-            names = f"line{'s' if len(damaged) > 1 else ''} {', '.join(map(str, damaged[:_NAMED]))}{more}"
-            _log.warning("%s, %s: damaged, and left out; rows that are missing are asked again", path, names)
+            names = (
+                f"line{'s' if len(damaged) > 1 else ''}"
+                f" {', '.join(map(str, damaged[:_NAMED]))}{more}"
+            )
+            _log.warning(
+                "%s, %s: damaged, and left out; rows that are missing are asked again", path, names
+            )
 
 
 def _file_and_offset(place: int) -> tuple[int, int]:
@@ -200,7 +236,11 @@ def _file_and_offset(place: int) -> tuple[int, int]:
 
 def _agrees(line: bytes, head: re.Match[bytes]) -> bool:
     """Whether a line agrees with its checksum; one without a checksum, whether it is whole."""
-    return line.endswith(b"}\n") if head[2] is None else zlib.crc32(line[_SUMMED:], zlib.crc32(head[1])) == int(head[2], 16)
+    return (
+        line.endswith(b"}\n")
+        if head[2] is None
+        else zlib.crc32(line[_SUMMED:], zlib.crc32(head[1])) == int(head[2], 16)
+    )
 
 
 def _values(line: bytes) -> dict[str, Any]:
@@ -219,7 +259,8 @@ def _values(line: bytes) -> dict[str, Any]:
 class Journal(Finished):
     """The finished rows of a job's folder, and one file of it to write to.
 
-    `sync_every` is in seconds. Raises `JournalError` where the folder is no journal, or cannot be written.
+    `sync_every` is in seconds. Raises `JournalError` where the folder is no journal, or cannot be
+    written.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -230,44 +271,64 @@ class Journal(Finished):
     (1, {'id': 'a', 'ok': True}, None)
     """
 
-    def __init__(self, folder: str | os.PathLike[str], kind: str = ROWS, *, sync_every: float = SYNC_EVERY) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str], kind: str = ROWS, *, sync_every: float = SYNC_EVERY
+    ) -> None:
         self._fd, own = _own_file(Path(folder), kind)
         self._closed, self._written = threading.Event(), threading.Event()
         self._failed: OSError | None = None
         self._unsynced: OSError | None = None
         try:
             super().__init__(folder, kind)
-            self._own = next(number for number, stream in enumerate(self._files) if stream.name == str(own))
+            self._own = next(
+                number for number, stream in enumerate(self._files) if stream.name == str(own)
+            )
             with refused(own, "read"):
                 self._end = os.fstat(self._fd).st_size
         except BaseException:
             os.close(self._fd)
             raise
-        self._syncing = threading.Thread(target=self._sync, args=(sync_every,), name="pipegen-journal", daemon=True)
+        self._syncing = threading.Thread(
+            target=self._sync, args=(sync_every,), name="pipegen-journal", daemon=True
+        )
         self._syncing.start()
 
     def append(self, key: str, values: Mapping[str, Any]) -> None:
-        """Write a finished row. It is kept when this returns. Raises `JournalError` where it could not be written; nothing of it stays then."""
+        """Write a finished row. It is kept when this returns. Raises `JournalError` where it could
+        not be written; nothing of it stays then.
+        """
         row = f'",{strict_json.dump(dict(values))[1:]}\n'.encode()
-        line = f'{{"key":"{key}","crc":"{zlib.crc32(row, zlib.crc32(key.encode())):08x}'.encode() + row
+        line = (
+            f'{{"key":"{key}","crc":"{zlib.crc32(row, zlib.crc32(key.encode())):08x}'.encode() + row
+        )
         with self._lock:
             if self._failed is not None:
-                raise JournalError(f"{self.folder} cannot be written: {self._failed.strerror}; start the job again, it goes on") from self._failed
+                raise JournalError(
+                    f"{self.folder} cannot be written: {self._failed.strerror}; start the job"
+                    " again, it goes on"
+                ) from self._failed
             try:
                 _write(self._fd, line)
             except OSError as refusal:
                 try:
                     os.ftruncate(self._fd, self._end)
-                except OSError:  # half a line stays: the next writer cuts it, and this one must not write behind it
+                except OSError:
+                    # half a line stays: the next writer cuts it, and this one must not write behind
+                    # it
                     self._failed = refusal
-                raise JournalError(f"{self.folder} cannot be written: {refusal.strerror}; what was finished before is kept") from refusal
+                raise JournalError(
+                    f"{self.folder} cannot be written: {refusal.strerror}; what was finished before"
+                    " is kept"
+                ) from refusal
             failed = _FAILED_BIT if row.startswith(_FAILED, 2) else 0
             self._index[int(key[:_DIGITS], 16)] = self._own << _OFFSET_BITS | self._end | failed
             self._end += len(line)
         self._written.set()
 
     def close(self) -> None:
-        """Sync, and let go of the files. May be called again. Raises `JournalError` where the last rows cannot be synced."""
+        """Sync, and let go of the files. May be called again. Raises `JournalError` where the last
+        rows cannot be synced.
+        """
         if not hasattr(self, "_syncing") or self._closed.is_set():
             super().close()
             return
@@ -275,9 +336,13 @@ class Journal(Finished):
         self._written.set()
         self._syncing.join()
         try:
-            with refused(self.folder, "synced", "start the job again, it goes on"), contextlib.ExitStack() as held:
+            with (
+                refused(self.folder, "synced", "start the job again, it goes on"),
+                contextlib.ExitStack() as held,
+            ):
                 held.callback(os.close, self._fd)
-                if self._unsynced is not None:  # a later sync may succeed without what this one has lost
+                # a later sync may succeed without what this one has lost
+                if self._unsynced is not None:
                     raise self._unsynced
                 os.fsync(self._fd)
         finally:
@@ -311,7 +376,9 @@ def _write(fd: int, data: bytes) -> None:
 
 
 def _own_file(folder: Path, kind: str) -> tuple[int, Path]:
-    """A file of the folder that nobody else writes, open for appending, locked, and without a torn last line."""
+    """A file of the folder that nobody else writes, open for appending, locked, and without a torn
+    last line.
+    """
     try:
         folder.mkdir(exist_ok=True)
         with contextlib.suppress(PermissionError):  # what may not be read cannot be synced
@@ -331,13 +398,19 @@ def _own_file(folder: Path, kind: str) -> tuple[int, Path]:
                 raise
             os.close(fd)
     except FileNotFoundError:
-        raise JournalError(f"there is no folder {folder.parent}, in which the job's folder {folder.name} would lie") from None
+        raise JournalError(
+            f"there is no folder {folder.parent}, in which the job's folder {folder.name} would lie"
+        ) from None
     except OSError as refusal:
-        raise JournalError(f"the job's folder {folder} cannot be written: {refusal.strerror}") from refusal
+        raise JournalError(
+            f"the job's folder {folder} cannot be written: {refusal.strerror}"
+        ) from refusal
 
 
 def locked(fd: int) -> bool:
-    """Take the lock on an open file, which is held until it is closed; whether nobody else holds it."""
+    """Take the lock on an open file, which is held until it is closed; whether nobody else holds
+    it.
+    """
     import fcntl
 
     try:
@@ -350,7 +423,9 @@ def locked(fd: int) -> bool:
 
 
 def writers_of(folder: Path) -> int:
-    """How many processes write to a job's folder now. Raises `JournalError` where that cannot be told."""
+    """How many processes write to a job's folder now. Raises `JournalError` where that cannot be
+    told.
+    """
     count = 0
     with refused(folder, "read"):
         for path in folder.glob(f"{ROWS}-*.jsonl"):
@@ -368,7 +443,8 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def remove_rows(folder: Path) -> None:
-    """Empty the files of a folder's rows. Raises `JournalError`, and removes nothing, where another run writes one of them, or one cannot be written.
+    """Empty the files of a folder's rows. Raises `JournalError`, and removes nothing, where another
+    run writes one of them, or one cannot be written.
 
     The files stay: a run that opens one meanwhile would write to a file without a name.
     """
@@ -378,14 +454,18 @@ def remove_rows(folder: Path) -> None:
             fd = os.open(path, os.O_RDWR)
             held.callback(os.close, fd)
             if not locked(fd):
-                raise JournalError(f"{folder}: another run of this job is running ({path.name} is locked), and nothing is removed; end that one first")
+                raise JournalError(
+                    f"{folder}: another run of this job is running ({path.name} is locked), and"
+                    " nothing is removed; end that one first"
+                )
             files.append(fd)
         for fd in files:
             os.ftruncate(fd, 0)
 
 
 def _end_torn_line(fd: int, path: Path) -> None:
-    """Cut what follows the last line end: a part of a line. What never was one is ended by a line end, and so is a damaged line.
+    """Cut what follows the last line end: a part of a line. What never was one is ended by a line
+    end, and so is a damaged line.
 
     Raises `JournalError` where the file is no journal.
     """
@@ -403,18 +483,24 @@ def _end_torn_line(fd: int, path: Path) -> None:
         start -= step
     if start < end:
         head = os.pread(fd, len(_BEGINS), start)
-        if _BEGINS.startswith(head.rstrip(b"\0")):  # after a power loss, zeros may stand for what was not synced
+        # after a power loss, zeros may stand for what was not synced
+        if _BEGINS.startswith(head.rstrip(b"\0")):
             os.ftruncate(fd, start)
         else:
             _write(fd, b"\n")
 
 
 def _check_journal(path: Path) -> None:
-    """Raise `JournalError` for a file in which there is nothing like a line of a journal, not even a damaged one."""
+    """Raise `JournalError` for a file in which there is nothing like a line of a journal, not even
+    a damaged one.
+    """
     with path.open("rb") as stream:
         heads = _heads(stream)
         if not any(map(_resembles, heads)) and stream.tell():
-            raise JournalError(f"{path} is no job's journal: from the first to the last line, none is one of a journal; move it away, or give another folder")
+            raise JournalError(
+                f"{path} is no job's journal: from the first to the last line, none is one of a"
+                " journal; move it away, or give another folder"
+            )
 
 
 def _heads(stream: BinaryIO) -> Iterator[bytes]:
@@ -427,21 +513,33 @@ def _heads(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def _resembles(head: bytes) -> bool:
-    """Whether this is the beginning of a journal's line, or was: some bytes may be others, and any may be zeros or missing."""
+    """Whether this is the beginning of a journal's line, or was: some bytes may be others, and any
+    may be zeros or missing.
+    """
     places = (head[: len(_BEGINS)], _BEGINS), (head[_KEY.stop : _CRC.start], _GOES_ON)
     torn = head[: len(_BEGINS)] == _BEGINS[: len(head)]
-    return torn or any(sum(seen in (byte, 0) for seen, byte in zip(part, wanted, strict=False)) >= _ALIKE for part, wanted in places)
+    return torn or any(
+        sum(seen in (byte, 0) for seen, byte in zip(part, wanted, strict=False)) >= _ALIKE
+        for part, wanted in places
+    )
 
 
 class SettingsDamaged(JournalError):
     """`job.json` was read, and holds something else than settings: it is damaged, or no job's."""
 
 
-_SETTINGS: Mapping[str, type[Any]] = {"pipeline": str, "plugins": list, "version": str, "options": dict}
+_SETTINGS: Mapping[str, type[Any]] = {
+    "pipeline": str,
+    "plugins": list,
+    "version": str,
+    "options": dict,
+}
 
 
 def read_settings(folder: Path) -> dict[str, Any] | None:
-    """What `job.json` holds; None where there is none. Raises `JournalError` where it cannot be read, and `SettingsDamaged` where it is not one."""
+    """What `job.json` holds; None where there is none. Raises `JournalError` where it cannot be
+    read, and `SettingsDamaged` where it is not one.
+    """
     path = folder / SETTINGS
     try:
         data = path.read_bytes()
@@ -454,22 +552,38 @@ def read_settings(folder: Path) -> dict[str, Any] | None:
     except (strict_json.NotStrict, UnicodeDecodeError) as refusal:
         raise SettingsDamaged(f"{path} is damaged, or no job's: {refusal}") from None
     if isinstance(values, dict) and values.get("form", FORM) != FORM:
-        raise JournalError(f"{path} is of another version of pipegen, or no job's; give another folder")
-    if not isinstance(values, dict) or not _are_settings(values) or not _are_runs(values.get("runs", {})):
-        raise SettingsDamaged(f"{path} is damaged, or no job's: it does not hold the settings of a run")
+        raise JournalError(
+            f"{path} is of another version of pipegen, or no job's; give another folder"
+        )
+    if (
+        not isinstance(values, dict)
+        or not _are_settings(values)
+        or not _are_runs(values.get("runs", {}))
+    ):
+        raise SettingsDamaged(
+            f"{path} is damaged, or no job's: it does not hold the settings of a run"
+        )
     return values
 
 
 def _are_settings(values: Any) -> bool:
     """Whether this has the form of a run's settings, those of earlier versions too."""
-    if not isinstance(values, dict) or not all(isinstance(values.get(name), kind) for name, kind in _SETTINGS.items()):
+    if not isinstance(values, dict) or not all(
+        isinstance(values.get(name), kind) for name, kind in _SETTINGS.items()
+    ):
         return False
     engines = values.get("engines", [])
-    return isinstance(engines, list) and all(isinstance(engine, dict) for engine in engines) and ("engines" in values or "model" in values)
+    return (
+        isinstance(engines, list)
+        and all(isinstance(engine, dict) for engine in engines)
+        and ("engines" in values or "model" in values)
+    )
 
 
 def _are_runs(runs: Any) -> bool:
-    return isinstance(runs, dict) and all(_are_settings(run) and "engines" in run for run in runs.values())
+    return isinstance(runs, dict) and all(
+        _are_settings(run) and "engines" in run for run in runs.values()
+    )
 
 
 def write_settings(folder: Path, values: Mapping[str, Any]) -> None:

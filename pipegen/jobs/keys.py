@@ -1,9 +1,11 @@
 """The key of a row: what its answer depends on, and nothing else.
 
-A key is a digest of the prompt (messages and tools, a plain prompt, or ids), the continuation that is to be scored, the bytes of its images, the resolved
-options, what the engines say that their answers depend on, the attached plugins, the names of the stages and the caller's `version`. It is no position and
-no id: rows may be inserted, removed and put in another order between two runs. Equal requests have an ordinal among each other, since two of them are two
-answers. A key ends with its mark, by which `pipegen.jobs.history` tells with which settings a row was made.
+A key is a digest of the prompt (messages and tools, a plain prompt, or ids), the continuation that
+is to be scored, the bytes of its images, the resolved options, what the engines say that their
+answers depend on, the attached plugins, the names of the stages and the caller's `version`. It is
+no position and no id: rows may be inserted, removed and put in another order between two runs.
+Equal requests have an ordinal among each other, since two of them are two answers. A key ends with
+its mark, by which `pipegen.jobs.history` tells with which settings a row was made.
 """
 
 from __future__ import annotations
@@ -23,13 +25,19 @@ from pipegen.records.results import Encoded, ResolvedRequest
 __all__ = ["MARK", "SHARED_MARK", "Counts", "Keys", "call_key", "content_of", "mark_of"]
 
 _SHARED = ("engines", "pipeline", "plugins", "version")
-"""The settings that are part of every key. Earlier versions of pipegen had only the `model` of the engines."""
+"""The settings that are part of every key. Earlier versions of pipegen had only the `model` of the
+engines.
+"""
 SHARED_MARK, MARK = 5, 12
-"""Digits at the end of a key: the first of them for the shared settings, all of them for these and the row's resolved options."""
+"""Digits at the end of a key: the first of them for the shared settings, all of them for these and
+the row's resolved options.
+"""
 
 
 def mark_of(settings: Mapping[str, Any]) -> str:
-    """The end of the keys of the rows that were made with these settings, and with no options of their own."""
+    """The end of the keys of the rows that were made with these settings, and with no options of
+    their own.
+    """
     return _mark(_shared(settings), SHARED_MARK) + _options(options_from(settings["options"]))[1]
 
 
@@ -45,7 +53,9 @@ def _mark(data: bytes, digits: int) -> str:
 
 
 class Keys:
-    """The keys of a run's requests, in the order in which they are asked for: the ordinals of equal ones are counted."""
+    """The keys of a run's requests, in the order in which they are asked for: the ordinals of equal
+    ones are counted.
+    """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         from hashlib import blake2b  # importing pipegen loads no hashlib
@@ -56,9 +66,13 @@ class Keys:
         self._counts = Counts()
 
     def of(self, request: GenerationRequest) -> str:
-        """The key of the next such request. Its images' bytes are loaded, and the run's options are merged in."""
+        """The key of the next such request. Its images' bytes are loaded, and the run's options are
+        merged in.
+        """
         options, mark = _options(request.options)
-        digest = self._blake2b(self._shared, digest_size=16 if self._mark is None else 16 - MARK // 2)
+        digest = self._blake2b(
+            self._shared, digest_size=16 if self._mark is None else 16 - MARK // 2
+        )
         digest.update(options)
         digest.update(content_of(request))
         for source in request.sources:
@@ -70,7 +84,9 @@ class Keys:
 
 
 def call_key(row: str, number: int, engine: str, asked: Any) -> str:
-    """The key of one input of a row's call: the row's key, the number of the call, what the engine's answers depend on, and what is asked of it."""
+    """The key of one input of a row's call: the row's key, the number of the call, what the
+    engine's answers depend on, and what is asked of it.
+    """
     from hashlib import blake2b
 
     digest = blake2b(json.dumps([row, number, engine]).encode(), digest_size=16)
@@ -78,7 +94,11 @@ def call_key(row: str, number: int, engine: str, asked: Any) -> str:
         digest.update(_options(asked.options)[0])
     if isinstance(asked, Encoded):
         digest.update(array("Q", asked.prompt.token_ids).tobytes())
-        digest.update(json.dumps([[image.digest, image.width, image.height] for image in asked.prompt.images]).encode())
+        digest.update(
+            json.dumps(
+                [[image.digest, image.width, image.height] for image in asked.prompt.images]
+            ).encode()
+        )
     elif isinstance(asked, ResolvedRequest):
         digest.update(content_of(asked.request))
         for source in asked.request.sources:
@@ -92,12 +112,16 @@ def content_of(request: GenerationRequest) -> bytes:
     content: list[Any] = [messages, request.prompt, request.prompt_token_ids, request.tools]
     if isinstance(request, ScoringRequest):
         content.append({"continuation": request.continuation})
-    return json.dumps(strict_json.plain(content), ensure_ascii=False).encode("utf-8", "surrogatepass")
+    return json.dumps(strict_json.plain(content), ensure_ascii=False).encode(
+        "utf-8", "surrogatepass"
+    )
 
 
 @functools.lru_cache(maxsize=1024)
 def _options(options: GenerationOptions | None) -> tuple[bytes, str]:
-    """The options that change the answer, each with its value, and their part of a mark; the requests of a run have few distinct ones."""
+    """The options that change the answer, each with its value, and their part of a mark; the
+    requests of a run have few distinct ones.
+    """
     values = strict_json.plain(flat_values(resolve(options) if options is not None else resolve()))
     asked = options is not None and bool(options.use_generation_config)
     data = json.dumps([values, asked], ensure_ascii=False).encode("utf-8", "surrogatepass")
@@ -105,7 +129,9 @@ def _options(options: GenerationOptions | None) -> tuple[bytes, str]:
 
 
 class Counts:
-    """How often each number came. Most come once: these take 8 to 16 bytes each, where a dict takes a hundred."""
+    """How often each number came. Most come once: these take 8 to 16 bytes each, where a dict takes
+    a hundred.
+    """
 
     def __init__(self) -> None:
         self._slots = array("Q", bytes(8 * 1024))

@@ -1,4 +1,6 @@
-"""A file that is there whole or not at all: it is written under another name, synced, and takes its place by a rename."""
+"""A file that is there whole or not at all: it is written under another name, synced, and takes its
+place by a rename.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +14,34 @@ from typing import Any, BinaryIO
 __all__ = ["TEMPORARY", "JournalError", "new_file", "refused", "remove_stale", "sync_folder"]
 
 TEMPORARY = ".pipegen-"
-"""How the names of files begin that are being written; the machine's name and the process's number follow."""
+"""How the names of files begin that are being written; the machine's name and the process's number
+follow.
+"""
 
 
 class JournalError(Exception):
-    """A journal cannot be read, written or shared; the message says which file, why, and what to do."""
+    """A journal cannot be read, written or shared; the message says which file, why, and what to
+    do.
+    """
 
 
 @contextlib.contextmanager
 def refused(path: str | os.PathLike[str], kind: str = "written", then: str = "") -> Iterator[None]:
-    """Raise `JournalError` for an `OSError` of the block: the file cannot be written, or whatever `kind` says; and `then` what that means."""
+    """Raise `JournalError` for an `OSError` of the block: the file cannot be written, or whatever
+    `kind` says; and `then` what that means.
+    """
     try:
         yield
     except OSError as refusal:
-        raise JournalError(f"{os.fspath(path)} cannot be {kind}: {refusal.strerror}{then and '; '}{then}") from refusal
+        raise JournalError(
+            f"{os.fspath(path)} cannot be {kind}: {refusal.strerror}{then and '; '}{then}"
+        ) from refusal
 
 
 class _NewFile(io.FileIO):
-    """The file while it is written. Where that fails, it raises `JournalError`, which names the file whose place it takes."""
+    """The file while it is written. Where that fails, it raises `JournalError`, which names the
+    file whose place it takes.
+    """
 
     def __init__(self, handle: int, path: Path) -> None:
         super().__init__(handle, "wb")
@@ -46,9 +58,11 @@ class _NewFile(io.FileIO):
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
-    """A stream whose content takes the place of the file when the block is left; where it raises, the old file stays.
+    """A stream whose content takes the place of the file when the block is left; where it raises,
+    the old file stays.
 
-    Raises `JournalError` where the file cannot be written, and where there is something else than a file: a device is never replaced.
+    Raises `JournalError` where the file cannot be written, and where there is something else than a
+    file: a device is never replaced.
     """
     import tempfile
 
@@ -56,13 +70,17 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
     with refused(path):
         if path.exists() and not path.is_file():
             raise JournalError(f"{path} is no regular file, and is not replaced")
-        handle, name = tempfile.mkstemp(prefix=f"{TEMPORARY}{os.uname().nodename}-{os.getpid()}-", dir=path.parent)
+        handle, name = tempfile.mkstemp(
+            prefix=f"{TEMPORARY}{os.uname().nodename}-{os.getpid()}-", dir=path.parent
+        )
     try:
         with io.BufferedWriter(_NewFile(handle, path)) as stream:
             yield stream
             stream.flush()
             with refused(path):
-                os.fchmod(handle, path.stat().st_mode & 0o7777 if path.exists() else 0o666 & ~_umask())
+                os.fchmod(
+                    handle, path.stat().st_mode & 0o7777 if path.exists() else 0o666 & ~_umask()
+                )
                 os.fsync(handle)
         with refused(path):
             os.replace(name, path)  # the names are what counts here
@@ -83,7 +101,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_stale(folder: Path) -> None:
-    """Remove what killed processes of this machine were writing in the folder by `new_file`. What cannot be removed stays: it does no harm."""
+    """Remove what killed processes of this machine were writing in the folder by `new_file`. What
+    cannot be removed stays: it does no harm.
+    """
     with contextlib.suppress(OSError):
         for path in folder.glob(f"{TEMPORARY}{os.uname().nodename}-*"):
             number = path.name.rpartition("-")[0].rpartition("-")[2]

@@ -1,4 +1,5 @@
-"""pipegen on Ray Data: `Generate`, a class for `Dataset.map_batches`. Ray starts its actors, hands batches to them, and starts them again when they die.
+"""pipegen on Ray Data: `Generate`, a class for `Dataset.map_batches`. Ray starts its actors, hands
+batches to them, and starts them again when they die.
 
 dataset.map_batches(
     pg.ray.Generate,
@@ -50,26 +51,31 @@ _log = logging.getLogger("pipegen")
 
 
 class Generate:
-    """Answers the rows of a Ray dataset: a batch of rows in, the same rows with the columns of an answer out.
+    """Answers the rows of a Ray dataset: a batch of rows in, the same rows with the columns of an
+    answer out.
 
-    A row is a request, as in a table file: columns named as the fields of a request are its fields. Messages may be JSON text. The columns of an answer and
-    their types are those of a table that pipegen writes, and are always the same. A row that fails has `ok: false` and its `error`; it raises nothing.
+    A row is a request, as in a table file: columns named as the fields of a request are its fields.
+    Messages may be JSON text. The columns of an answer and their types are those of a table that
+    pipegen writes, and are always the same. A row that fails has `ok: false` and its `error`; it
+    raises nothing.
 
-    Many batches may be in flight at a time: all their rows are fed to one engine, which takes new rows while others run.
+    Many batches may be in flight at a time: all their rows are fed to one engine, which takes new
+    rows while others run.
 
     load: a `ModelLoadConfig`, or a function that makes the route. It is called in the actor.
-    options: options of all rows.
-    job: the folder of a job, on a disk that all machines share. What is finished there is not asked again, after the death of an actor or of the program.
-    columns: the columns that fields are read from, where their names differ: `{"prompt": "question"}`.
-    retry, version: as those of `pg.job`.
-    in_flight: how many rows are in flight at a time; by default, as many as keep the engine full.
-    model: the name in the column `model`; by default, that of the configuration.
-    brief: leave token ids and log probabilities out.
+    options: options of all rows. job: the folder of a job, on a disk that all machines share. What
+    is finished there is not asked again, after the death of an actor or of the program. columns:
+    the columns that fields are read from, where their names differ: `{"prompt": "question"}`.
+    retry, version: as those of `pg.job`. in_flight: how many rows are in flight at a time; by
+    default, as many as keep the engine full. model: the name in the column `model`; by default,
+    that of the configuration. brief: leave token ids and log probabilities out.
 
-    When the engine dies, its actor ends, so that Ray starts a new one and hands it the same batches. In a job, a row
-    that was in flight alone at three such deaths fails with `BackendFailed`.
+    When the engine dies, its actor ends, so that Ray starts a new one and hands it the same
+    batches. In a job, a row that was in flight alone at three such deaths fails with
+    `BackendFailed`.
 
-    In a job, equal requests share one answer. Requests that are to have answers of their own have different seeds.
+    In a job, equal requests share one answer. Requests that are to have answers of their own have
+    different seeds.
     """
 
     def __init__(
@@ -89,11 +95,22 @@ class Generate:
     ) -> None:
         route = _route(load)
         self._options = check_settings(options, image_policy, policy)
-        self._columns, self._images, self._policy, self._brief = Columns(columns or {}), image_policy, policy, brief
+        self._columns, self._images, self._policy, self._brief = (
+            Columns(columns or {}),
+            image_policy,
+            policy,
+            brief,
+        )
         self._model = model or (str(load.model) if isinstance(load, ModelLoadConfig) else "")
         folder = None if job is None else Path(job)
         run, owner = _names()
-        how: dict[str, Any] = {"retry": retry, "in_flight": in_flight, "image_policy": image_policy, "policy": policy, "died": _died}
+        how: dict[str, Any] = {
+            "retry": retry,
+            "in_flight": in_flight,
+            "image_policy": image_policy,
+            "policy": policy,
+            "died": _died,
+        }
         self._replica = Replica(route, self._options, folder=folder, run=run, owner=owner, **how)
         self._settings = None if folder is None else settings_of(route, self._options, version)
         if folder is not None and self._settings is not None:
@@ -103,12 +120,20 @@ class Generate:
         """The table with the columns of its answers. Raises where the engine cannot go on."""
         import asyncio
 
-        rows = [Row(None, block, index) for block in map(Block, table.combine_chunks().to_batches()) for index in range(block.batch.num_rows)]
-        requests = [request_from(self._columns.request(without_nulls(row.values)), "row") for row in rows]
+        rows = [
+            Row(None, block, index)
+            for block in map(Block, table.combine_chunks().to_batches())
+            for index in range(block.batch.num_rows)
+        ]
+        requests = [
+            request_from(self._columns.request(without_nulls(row.values)), "row") for row in rows
+        ]
         asked = await asyncio.to_thread(self._keyed, requests)
         slots = await _slots(self._replica, asked)
         root = None if self._images is None else self._images.root
-        answers = AnswerTable(table.schema, self._columns, root, model=self._model, brief=self._brief, numbered=False)
+        answers = AnswerTable(
+            table.schema, self._columns, root, model=self._model, brief=self._brief, numbered=False
+        )
         for row, request, slot in zip(rows, requests, slots, strict=True):
             answers.add(row, "", _named(slot, request))
         return answers.taken() if rows else answers.schema.empty_table()
@@ -117,25 +142,39 @@ class Generate:
         """End what is in flight, and release the engine."""
         self._replica.close()
 
-    def _keyed(self, requests: Sequence[Slot[GenerationRequest]]) -> list[tuple[str | None, Slot[GenerationRequest]]]:
-        """The requests with their keys, and their images loaded; a key needs both. Without a job there are none."""
+    def _keyed(
+        self, requests: Sequence[Slot[GenerationRequest]]
+    ) -> list[tuple[str | None, Slot[GenerationRequest]]]:
+        """The requests with their keys, and their images loaded; a key needs both. Without a job
+        there are none.
+        """
         if self._settings is None:
             return [(None, request) for request in requests]
         keyed: list[tuple[str | None, Slot[GenerationRequest]]] = []
-        for given, ready in zip(requests, prepare_batch(requests, self._options, self._images, self._policy), strict=True):
+        for given, ready in zip(
+            requests,
+            prepare_batch(requests, self._options, self._images, self._policy),
+            strict=True,
+        ):
             if not is_ok(ready):
                 keyed.append((None, ready))
                 continue
             key = Keys(self._settings).of(ready.unwrap())
-            keyed.append((key, Success(dataclasses.replace(ready.unwrap(), options=given.unwrap().options))))
+            keyed.append(
+                (key, Success(dataclasses.replace(ready.unwrap(), options=given.unwrap().options)))
+            )
         return keyed
 
 
-async def _slots(replica: Replica, asked: Sequence[tuple[str | None, Slot[GenerationRequest]]]) -> list[Slot[Any]]:
+async def _slots(
+    replica: Replica, asked: Sequence[tuple[str | None, Slot[GenerationRequest]]]
+) -> list[Slot[Any]]:
     """The slots of rows, once all have ended. Raises where the engine cannot go on."""
     import asyncio  # half of what `import pipegen` would cost
 
-    return await asyncio.gather(*(asyncio.wrap_future(replica.ask(key, request)) for key, request in asked))
+    return await asyncio.gather(
+        *(asyncio.wrap_future(replica.ask(key, request)) for key, request in asked)
+    )
 
 
 def _named(slot: Slot[Any], request: Slot[GenerationRequest]) -> Slot[Any]:
@@ -154,10 +193,22 @@ class Counts(NamedTuple):
 
 
 class Keeper:
-    """The actor of `pipegen generate --ray`: it is handed rows with their keys, keeps what it finishes in the job's folder, and gives back counts."""
+    """The actor of `pipegen generate --ray`: it is handed rows with their keys, keeps what it
+    finishes in the job's folder, and gives back counts.
+    """
 
-    def __init__(self, load: Make, options: Options | None, folder: str, run: str, how: Mapping[str, Any]) -> None:
-        self._replica = Replica(_route(load), options, folder=Path(folder), run=run, owner=_names()[1], died=_died, **how)
+    def __init__(
+        self, load: Make, options: Options | None, folder: str, run: str, how: Mapping[str, Any]
+    ) -> None:
+        self._replica = Replica(
+            _route(load),
+            options,
+            folder=Path(folder),
+            run=run,
+            owner=_names()[1],
+            died=_died,
+            **how,
+        )
 
     async def ready(self) -> int:
         """How many rows are to be in flight here."""
@@ -167,9 +218,17 @@ class Keeper:
         """Answer rows. Raises where the engine cannot go on."""
         slots = await _slots(self._replica, [(key, Success(request)) for key, request in rows])
         results = [slot.unwrap() for slot in slots if is_ok(slot)]
-        made = sum(sample.completion_tokens for result in results for sample in result.samples or (result,))
-        failed = [(request.id, slot.failure()) for (_, request), slot in zip(rows, slots, strict=True) if not is_ok(slot)]
-        words = tuple((type(error).__name__, f"{name}: {error.message}"[:300]) for name, error in failed)
+        made = sum(
+            sample.completion_tokens for result in results for sample in result.samples or (result,)
+        )
+        failed = [
+            (request.id, slot.failure())
+            for (_, request), slot in zip(rows, slots, strict=True)
+            if not is_ok(slot)
+        ]
+        words = tuple(
+            (type(error).__name__, f"{name}: {error.message}"[:300]) for name, error in failed
+        )
         return Counts(len(results), sum(result.prompt_tokens for result in results), made, words)
 
     async def close(self, grace: float) -> None:
@@ -184,23 +243,41 @@ def _route(load: Make) -> Pipe[GenerationRequest, GenerationResult]:
 
     made = backends.load(load) if isinstance(load, ModelLoadConfig) else load()
     if not isinstance(made, Pipe):
-        raise TypeError(f"a ModelLoadConfig, or a function that makes a route, is wanted; this one made {type(made).__name__}")
+        raise TypeError(
+            "a ModelLoadConfig, or a function that makes a route, is wanted; this one made"
+            f" {type(made).__name__}"
+        )
     return made
 
 
 def _names() -> tuple[str, str]:
-    """The name of the run, which is the program that started the actors, and that of this process within it: an actor that is started again keeps its own."""
+    """The name of the run, which is the program that started the actors, and that of this process
+    within it: an actor that is started again keeps its own.
+    """
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return uuid.uuid4().hex, uuid.uuid4().hex
     context = ray.get_runtime_context()
-    return f"{context.gcs_address} {context.get_job_id()}", context.get_actor_id() or uuid.uuid4().hex
+    return (
+        f"{context.gcs_address} {context.get_job_id()}",
+        context.get_actor_id() or uuid.uuid4().hex,
+    )
 
 
 def _died(failure: CallFailed) -> None:
-    """End an actor whose engine has died: Ray starts another one, whose process has a new engine, where an exception would leave it with the dead one."""
+    """End an actor whose engine has died: Ray starts another one, whose process has a new engine,
+    where an exception would leave it with the dead one.
+    """
     ray = sys.modules.get("ray")
-    if ray is not None and ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None:
-        _log.error("incident %s: the engine has died, and its actor ends: %s", failure.error.incident, failure)
+    if (
+        ray is not None
+        and ray.is_initialized()
+        and ray.get_runtime_context().get_actor_id() is not None
+    ):
+        _log.error(
+            "incident %s: the engine has died, and its actor ends: %s",
+            failure.error.incident,
+            failure,
+        )
         logging.shutdown()
         os._exit(1)

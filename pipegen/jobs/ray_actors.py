@@ -1,8 +1,10 @@
-"""Actors of Ray that answer the rows of a job: started, handed blocks of rows as they have room, and ended.
+"""Actors of Ray that answer the rows of a job: started, handed blocks of rows as they have room,
+and ended.
 
-Why not as a Ray dataset: the rows come from an iterator of this process, are read as they are needed, and are handed out in small blocks until the end, so
-that no actor is left with a large rest. A dataset is made of what any worker can read, in blocks of many rows. Starting actors again, and sending them what
-they had not answered, is Ray's in both cases.
+Why not as a Ray dataset: the rows come from an iterator of this process, are read as they are
+needed, and are handed out in small blocks until the end, so that no actor is left with a large
+rest. A dataset is made of what any worker can read, in blocks of many rows. Starting actors again,
+and sending them what they had not answered, is Ray's in both cases.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ Block = list[tuple[str, GenerationRequest]]
 """Rows that are handed over together, with their keys."""
 BLOCK_ROWS, BLOCK_BYTES = 16, 4 * 2**20
 MORE_ROWS = 1024
-"""Rows that an actor holds at most beyond those that are to be in flight there: blocks come back whole, and most rows of one end before its slowest."""
+"""Rows that an actor holds at most beyond those that are to be in flight there: blocks come back
+whole, and most rows of one end before its slowest.
+"""
 HELD_BYTES = 256 * 2**20
 """Bytes of images that an actor is handed at a time, about."""
 _LOOK = 1.0
@@ -48,7 +52,8 @@ def itself() -> Any:
 
 
 def connect(address: str | None, *, quiet: bool) -> None:
-    """Connect to the cluster at an address; None is the one of RAY_ADDRESS or of this machine, and else a new one on this machine, as "local" always is.
+    """Connect to the cluster at an address; None is the one of RAY_ADDRESS or of this machine, and
+    else a new one on this machine, as "local" always is.
 
     Raises `ConnectionError` where there is none, and `MissingExtra` without Ray.
     """
@@ -66,7 +71,8 @@ def connect(address: str | None, *, quiet: bool) -> None:
                     raise
             else:
                 return
-        ray.init("local", include_dashboard=False, _node_ip_address="127.0.0.1", **how)  # nothing but this machine can reach it
+        # nothing but this machine can reach it
+        ray.init("local", include_dashboard=False, _node_ip_address="127.0.0.1", **how)
 
 
 @contextlib.contextmanager
@@ -112,11 +118,14 @@ class _Actor:
 
     @property
     def has_room(self) -> bool:
-        return self.rows < self.room + min(2 * self.room, MORE_ROWS) and (self.bytes < HELD_BYTES or not self.rows)
+        return self.rows < self.room + min(2 * self.room, MORE_ROWS) and (
+            self.bytes < HELD_BYTES or not self.rows
+        )
 
 
 class Actors:
-    """So many actors, each with a replica of the engine. `counts` hands rows to them; `close` ends them.
+    """So many actors, each with a replica of the engine. `counts` hands rows to them; `close` ends
+    them.
 
     tell: is called with a message about an actor that cannot go on. The others do its rows.
     """
@@ -135,8 +144,13 @@ class Actors:
         self._ray = ray = itself()
         run = uuid.uuid4().hex
         resources = {"num_gpus": gpus} if gpus else {"num_cpus": 1}
-        kind = ray.remote(max_restarts=-1, max_task_retries=-1, max_concurrency=1000, **resources)(Keeper)
-        self._actors = [_Actor(number, kind.remote(make, options, str(folder), run, how)) for number in range(1, replicas + 1)]
+        kind = ray.remote(max_restarts=-1, max_task_retries=-1, max_concurrency=1000, **resources)(
+            Keeper
+        )
+        self._actors = [
+            _Actor(number, kind.remote(make, options, str(folder), run, how))
+            for number in range(1, replicas + 1)
+        ]
         self._tell, self._pending = tell, dict[Any, tuple[_Actor, Block | None]]()
         self._back = deque[Block]()
         """Blocks of actors that could not go on."""
@@ -146,7 +160,9 @@ class Actors:
         self._begun: Callable[[], object] = lambda: None
 
     def stop(self, grace: float | None = None, begun: Callable[[], object] = lambda: None) -> None:
-        """Hand out no more rows; those in flight have so many seconds. A signal handler may call it, again too, with less time."""
+        """Hand out no more rows; those in flight have so many seconds. A signal handler may call
+        it, again too, with less time.
+        """
         end = time.monotonic() + (GRACE if grace is None else grace)
         self._end, self._begun = end if self._end is None else min(end, self._end), begun
 
@@ -156,7 +172,9 @@ class Actors:
         return self._end is not None
 
     def counts(self, blocks: Iterator[Block]) -> Iterator[Counts]:
-        """Hand out the blocks, and give the counts of each as soon as it is answered. Raises what an actor raised where no other can go on."""
+        """Hand out the blocks, and give the counts of each as soon as it is answered. Raises what
+        an actor raised where no other can go on.
+        """
         self._pending.update({actor.handle.ready.remote(): (actor, None) for actor in self._actors})
         while not self.stopped:
             more = self._hand_out(blocks)
@@ -166,7 +184,11 @@ class Actors:
                 raise self._failure or RuntimeError("there is no actor")
             refs = list(self._pending)
             first, _ = self._ray.wait(refs, num_returns=1, timeout=_LOOK, fetch_local=False)
-            ended, _ = self._ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False) if first else ([], refs)
+            ended, _ = (
+                self._ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
+                if first
+                else ([], refs)
+            )
             for ref in ended:
                 actor, block = self._pending.pop(ref)
                 counted = self._taken(ref, actor, block)
@@ -174,7 +196,9 @@ class Actors:
                     yield counted
 
     def _hand_out(self, blocks: Iterator[Block]) -> bool:
-        """Give each actor blocks until it is full, one at a time in turn; whether there may be more."""
+        """Give each actor blocks until it is full, one at a time in turn; whether there may be
+        more.
+        """
         free = [actor for actor in self._actors if actor.has_room]
         while free:
             for actor in free:
@@ -188,7 +212,9 @@ class Actors:
         return True
 
     def _taken(self, ref: Any, actor: _Actor, block: Block | None) -> Counts | None:
-        """What a call gave. Where it raised, its actor is left out, and its rows go to the others."""
+        """What a call gave. Where it raised, its actor is left out, and its rows go to the
+        others.
+        """
         try:
             given = self._ray.get(ref)
         except self._ray.exceptions.RayError as failure:
@@ -211,13 +237,16 @@ class Actors:
         return counts
 
     def close(self) -> None:
-        """End the actors. Where the run was stopped, rows in flight have the time that is left. What is finished is kept."""
+        """End the actors. Where the run was stopped, rows in flight have the time that is left.
+        What is finished is kept.
+        """
         try:
             if self.stopped:
                 self._begun()
             grace = 0.0 if self._end is None else max(0.0, self._end - time.monotonic())
             ending = [actor.handle.close.remote(grace) for actor in self._actors if actor.room]
-            with contextlib.suppress(self._ray.exceptions.RayError):  # what has not ended in time is ended now
+            # what has not ended in time is ended now
+            with contextlib.suppress(self._ray.exceptions.RayError):
                 self._ray.get(ending, timeout=grace + _CLOSING)
         finally:
             for actor in self._actors:

@@ -1,9 +1,12 @@
-"""One engine of several that work on a job: a process that is handed rows at any time, and keeps what it finishes.
+"""One engine of several that work on a job: a process that is handed rows at any time, and keeps
+what it finishes.
 
-`ask` hands a row over and gives a future of its slot. All rows that were handed over, by whomever, go through one flow (`pipegen.drivers.flow`), which a
-thread drives: the engine does not wait for a batch to end before it gets the next one.
+`ask` hands a row over and gives a future of its slot. All rows that were handed over, by whomever,
+go through one flow (`pipegen.drivers.flow`), which a thread drives: the engine does not wait for a
+batch to end before it gets the next one.
 
-With a job, a row that is in the journal is not asked again, and one that ends is written before its future is done. Each process writes a file of its own.
+With a job, a row that is in the journal is not asked again, and one that ends is written before its
+future is done. Each process writes a file of its own.
 
 A row that kills its process is found as in any job (see `pipegen.jobs.in_flight`).
 """
@@ -37,7 +40,9 @@ from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPoli
 __all__ = ["Replica"]
 
 FRUITLESS = 20
-"""How many processes of one name may die in a row without a row that succeeded: it is the engine then that does not work."""
+"""How many processes of one name may die in a row without a row that succeeded: it is the engine
+then that does not work.
+"""
 
 
 @runtime_checkable
@@ -54,19 +59,21 @@ class _Row:
     def __init__(self, key: str | None, request: Slot[GenerationRequest]) -> None:
         self.key, self.request = key, request
         self.slot = Future[Slot[Any]]()
-        self.slot.set_running_or_notify_cancel()  # who waits for it may give up; it ends nevertheless
+        # who waits for it may give up; it ends nevertheless
+        self.slot.set_running_or_notify_cancel()
 
 
 class Replica:
     """An engine that is handed rows at any time; see the module.
 
-    route: what the rows go through. It is released when the replica is closed.
-    folder: the job's folder; None keeps nothing.
-    run, owner: the name of the run, and that of this process within it.
-    retry: which rows that failed before are asked again.
-    died: is called when the engine, once loaded, has died. Where it returns, and where the engine cannot be loaded, all rows raise the failure.
+    route: what the rows go through. It is released when the replica is closed. folder: the job's
+    folder; None keeps nothing. run, owner: the name of the run, and that of this process within it.
+    retry: which rows that failed before are asked again. died: is called when the engine, once
+    loaded, has died. Where it returns, and where the engine cannot be loaded, all rows raise the
+    failure.
 
-    Raises as `job` does for arguments that make no sense, and for a folder that cannot be written; `CallFailed` where process after process has died.
+    Raises as `job` does for arguments that make no sense, and for a folder that cannot be written;
+    `CallFailed` where process after process has died.
     """
 
     def __init__(
@@ -85,8 +92,19 @@ class Replica:
     ) -> None:
         self._route, self._died, self._again = route, died, retry_of(retry)
         how: dict[str, Any] = {"ordered": False, "isolate_bugs": True, "finished": self._finished}
-        self._flow: Flow[_Row] = flow_of(route, self._take, options, in_flight=in_flight, image_policy=image_policy, policy=policy, **how)
-        self.in_flight = in_flight or max((engine.in_flight for engine in route.owns if isinstance(engine, FedBackend)), default=IN_FLIGHT)
+        self._flow: Flow[_Row] = flow_of(
+            route,
+            self._take,
+            options,
+            in_flight=in_flight,
+            image_policy=image_policy,
+            policy=policy,
+            **how,
+        )
+        self.in_flight = in_flight or max(
+            (engine.in_flight for engine in route.owns if isinstance(engine, FedBackend)),
+            default=IN_FLIGHT,
+        )
         """How many rows in flight keep the engine full."""
         self._lock = threading.Lock()
         self._rows = set[_Row]()
@@ -97,17 +115,28 @@ class Replica:
         self._raised: Exception | None = None
         self._grace = GRACE
         self._journal = None if folder is None else Journal(folder)
-        self._noted = None if folder is None or self._journal is None else InFlight(folder, run, owner, self._journal.has)
+        self._noted = (
+            None
+            if folder is None or self._journal is None
+            else InFlight(folder, run, owner, self._journal.has)
+        )
         self._waiting = Waiting[_Row](self._noted)
         self._thread = threading.Thread(target=self._work, name="pipegen-replica", daemon=True)
         if self._noted is not None and self._noted.fruitless >= FRUITLESS:
             self._flow.close()
             self._release()
-            raise CallFailed(BackendFailed(f"{FRUITLESS} processes in a row died here before a row succeeded", backend=route.name))
+            raise CallFailed(
+                BackendFailed(
+                    f"{FRUITLESS} processes in a row died here before a row succeeded",
+                    backend=route.name,
+                )
+            )
         self._thread.start()
 
     def ask(self, key: str | None, request: Slot[GenerationRequest]) -> Future[Slot[Any]]:
-        """Hand a row over. A row with a key is kept, and equal keys share one answer. The future raises where the engine cannot go on."""
+        """Hand a row over. A row with a key is kept, and equal keys share one answer. The future
+        raises where the engine cannot go on.
+        """
         row = _Row(key, request)
         with self._lock:
             if self._raised is not None:
@@ -115,7 +144,11 @@ class Replica:
                 return row.slot
             if key is not None and key in self._keys:
                 return self._keys[key].slot
-            slot = None if key is None or self._journal is None else self._known(self._journal, key, request)
+            slot = (
+                None
+                if key is None or self._journal is None
+                else self._known(self._journal, key, request)
+            )
             if slot is not None:
                 row.slot.set_result(slot)
                 return row.slot
@@ -127,7 +160,9 @@ class Replica:
         return row.slot
 
     def close(self, grace: float = GRACE) -> None:
-        """End: rows in flight have so many seconds. What is finished is kept. Raises `JournalError` where the last rows cannot be synced."""
+        """End: rows in flight have so many seconds. What is finished is kept. Raises `JournalError`
+        where the last rows cannot be synced.
+        """
         self._grace, self._closing = grace, True
         self._flow.wake()
         self._thread.join()
@@ -141,10 +176,18 @@ class Replica:
             if self._journal is not None:
                 self._journal.close()
 
-    def _known(self, journal: Journal, key: str, request: Slot[GenerationRequest]) -> Slot[Any] | None:
-        """The slot of a row that is not to be asked: it is in the journal, or has killed its process too often."""
+    def _known(
+        self, journal: Journal, key: str, request: Slot[GenerationRequest]
+    ) -> Slot[Any] | None:
+        """The slot of a row that is not to be asked: it is in the journal, or has killed its
+        process too often.
+        """
         kept = kept_slot(journal, key, None, self._again)
-        died = None if kept is not None or self._noted is None else self._noted.given_up(key, request.unwrap().id, self._route.name)
+        died = (
+            None
+            if kept is not None or self._noted is None
+            else self._noted.given_up(key, request.unwrap().id, self._route.name)
+        )
         if died is None:
             return kept
         journal.append(key, to_plain(Failure(died)))
@@ -183,7 +226,9 @@ class Replica:
         return row, row.request
 
     def _finished(self, row: _Row, slot: Slot[Any]) -> None:
-        """Keep the slot of a row that has ended, and hand it to who waits. Raises `CallFailed` where the engine has died."""
+        """Keep the slot of a row that has ended, and hand it to who waits. Raises `CallFailed`
+        where the engine has died.
+        """
         failed = None if is_ok(slot) else slot.failure()
         if isinstance(failed, BackendFailed) and failed.scope == "batch":
             failure = CallFailed(failed)

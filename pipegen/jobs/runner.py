@@ -1,7 +1,7 @@
 """A job: any number of requests, whose finished rows outlive the process.
 
-A row is written to the journal before it is given out. The same job again, in the same folder, gives out what is finished and asks for the rest. So a kill
-costs the running rows and nothing else.
+A row is written to the journal before it is given out. The same job again, in the same folder,
+gives out what is finished and asks for the rest. So a kill costs the running rows and nothing else.
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ from pipegen.drivers.flow import Flow
 from pipegen.drivers.mapping import flow_of
 from pipegen.jobs.history import Made, changes, made_before, note_run, settings_of
 from pipegen.jobs.in_flight import InFlight, remove_left
-from pipegen.jobs.journal import Journal, JournalError, SettingsDamaged, files_of, read_settings, remove_rows
+from pipegen.jobs.journal import (
+    Journal,
+    JournalError,
+    SettingsDamaged,
+    files_of,
+    read_settings,
+    remove_rows,
+)
 from pipegen.jobs.keys import Keys
 from pipegen.jobs.new_file import TEMPORARY, refused, remove_stale
 from pipegen.jobs.rows import retry_of, rows_of
@@ -45,7 +52,16 @@ GRACE = 5.0
 class Run:
     """A running job: its journal, what its keys are made of, and the counts."""
 
-    def __init__(self, route: Pipe[Any, Any], folder: Path, options: GenerationOptions | None, retry: str, version: str, *, restart: bool) -> None:
+    def __init__(
+        self,
+        route: Pipe[Any, Any],
+        folder: Path,
+        options: GenerationOptions | None,
+        retry: str,
+        version: str,
+        *,
+        restart: bool,
+    ) -> None:
         self.again = retry_of(retry)
         settings = settings_of(route, options, version)
         if restart:
@@ -89,7 +105,9 @@ class Run:
 
 
 class Job(Iterator[T], Generic[T]):
-    """The slots of a job, in the order of its requests, with counts that grow as it goes. Close it, or use it as a context manager, to end it early."""
+    """The slots of a job, in the order of its requests, with counts that grow as it goes. Close it,
+    or use it as a context manager, to end it early.
+    """
 
     def __init__(self, run: Run, slots: Generator[T, None, None]) -> None:
         self._run, self._slots = run, slots
@@ -110,12 +128,16 @@ class Job(Iterator[T], Generic[T]):
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """What differs from the run before, in words: another model, setting or option. Rows of earlier runs with the same settings are reused."""
+        """What differs from the run before, in words: another model, setting or option. Rows of
+        earlier runs with the same settings are reused.
+        """
         return self._run.changed
 
     @property
     def made_before(self) -> Made:
-        """The rows that were finished when the job began: how many have the settings of this run, and how many have others, which are named."""
+        """The rows that were finished when the job began: how many have the settings of this run,
+        and how many have others, which are named.
+        """
         return self._run.made_before
 
     @property
@@ -144,20 +166,26 @@ class Job(Iterator[T], Generic[T]):
         return self._run.stopped
 
     def rest(self) -> Iterator[tuple[Any, Slot[Any]]]:
-        """The names and slots of rows that ended in this run and are kept, but were not given out, because the job ended before. `pg.job` has no names."""
+        """The names and slots of rows that ended in this run and are kept, but were not given out,
+        because the job ended before. `pg.job` has no names.
+        """
         return self._run.rest()
 
     def stop(self, grace: float | None = None, begun: Callable[[], object] = lambda: None) -> None:
-        """Ask for no more rows; those in flight have the job's `grace` to end, or as many seconds as are given here. Then the iterator ends.
+        """Ask for no more rows; those in flight have the job's `grace` to end, or as many seconds
+        as are given here. Then the iterator ends.
 
-        Any thread and a signal handler may call it, again too, with less time. `begun` is called by the thread that iterates, when it stops.
+        Any thread and a signal handler may call it, again too, with less time. `begun` is called by
+        the thread that iterates, when it stops.
         """
         self._run.grace = self._run.grace if grace is None else grace
         self._run.begun = self._run.begun or begun
         self._run.wake()
 
     def close(self) -> None:
-        """End the job: rows in flight have its `grace` to end; what is finished is kept. Raises `JournalError` where the last rows cannot be synced."""
+        """End the job: rows in flight have its `grace` to end; what is finished is kept. Raises
+        `JournalError` where the last rows cannot be synced.
+        """
         try:
             self._slots.close()
         finally:
@@ -178,19 +206,23 @@ def job(
     restart: bool = False,
     grace: float = GRACE,
 ) -> Job[Slot[Answer]]:
-    """Generate for any number of requests, as `imap` does, and keep what is finished in `folder`: the same call again goes on where it stopped.
+    """Generate for any number of requests, as `imap` does, and keep what is finished in `folder`:
+    the same call again goes on where it stopped.
 
-    A row is known by its content: prompt, images, options, model and plugins. So the input may change between two runs; rows that are in both are asked
-    once. Rows that failed are asked again where `retry` says so: those whose error is `retryable`, "all", "none", or one type of error.
+    A row is known by its content: prompt, images, options, model and plugins. So the input may
+    change between two runs; rows that are in both are asked once. Rows that failed are asked again
+    where `retry` says so: those whose error is `retryable`, "all", "none", or one type of error.
 
     A pipe of `scoring` is taken as a route is: its scores are kept.
 
-    version: what else the answers depend on, such as stages of your own; another version asks all rows again.
-    restart: start again from the first row; the rows that are finished are removed. Refused while another process runs the job.
-    grace: the seconds that rows in flight have to end where the job is closed early; 0 ends them at once.
+    version: what else the answers depend on, such as stages of your own; another version asks all
+    rows again. restart: start again from the first row; the rows that are finished are removed.
+    Refused while another process runs the job. grace: the seconds that rows in flight have to end
+    where the job is closed early; 0 ends them at once.
 
-    A bug fails its row (with `StageFailed` in a stage of your own, else with `InternalError`), and that row is asked again. Raises `JournalError` where the
-    folder is no job's or cannot be written.
+    A bug fails its row (with `StageFailed` in a stage of your own, else with `InternalError`), and
+    that row is asked again. Raises `JournalError` where the folder is no job's or cannot be
+    written.
 
     >>> import tempfile
     >>> from pipegen.drivers.route import route
@@ -205,8 +237,15 @@ def job(
     """
     require_iterable(requests)
     keyed = ((None, request) for request in requests)
-    how: dict[str, Any] = {"in_flight": in_flight, "image_policy": image_policy, "policy": policy, "grace": grace}
-    whole = job_keyed(route, keyed, folder, options, **how, retry=retry, version=version, restart=restart)
+    how: dict[str, Any] = {
+        "in_flight": in_flight,
+        "image_policy": image_policy,
+        "policy": policy,
+        "grace": grace,
+    }
+    whole = job_keyed(
+        route, keyed, folder, options, **how, retry=retry, version=version, restart=restart
+    )
     return Job(whole._run, _slots(whole._slots))
 
 
@@ -225,9 +264,11 @@ def job_keyed(
     grace: float = GRACE,
     refuse: Callable[[K], GenerationError | None] = lambda key: None,
 ) -> Job[tuple[K, Slot[Answer]]]:
-    """As `job`, for pairs of a key and a request, as `imap_keyed` takes them: gives pairs of that key and the slot.
+    """As `job`, for pairs of a key and a request, as `imap_keyed` takes them: gives pairs of that
+    key and the slot.
 
-    refuse: for the key of a row that is not finished, why it is not asked for; None where it is. Nothing is kept of a row that is refused.
+    refuse: for the key of a row that is not finished, why it is not asked for; None where it is.
+    Nothing is kept of a row that is refused.
     """
     chosen = check_run(route, options, image_policy, policy)
     pairs(requests)
@@ -281,24 +322,36 @@ def job_keyed(
     return Job(run, slots())
 
 
-def _slots(pairs_of_job: Generator[tuple[Any, Slot[Answer]], None, None]) -> Generator[Slot[Answer], None, None]:
+def _slots(
+    pairs_of_job: Generator[tuple[Any, Slot[Answer]], None, None],
+) -> Generator[Slot[Answer], None, None]:
     with contextlib.closing(pairs_of_job):
         for _, slot in pairs_of_job:
             yield slot
 
 
 def begin_anew(folder: Path) -> None:
-    """Remove the finished rows of a job. Raises `JournalError` for a folder that is no job's, and while another process runs the job: nothing is removed."""
+    """Remove the finished rows of a job. Raises `JournalError` for a folder that is no job's, and
+    while another process runs the job: nothing is removed.
+    """
     with refused(folder, "read"):
         if not folder.is_dir():
             return
         rows = set(files_of(folder))
-        begun = all(path.name.startswith(TEMPORARY) or (path in rows and not path.stat().st_size) for path in folder.iterdir())
+        begun = all(
+            path.name.startswith(TEMPORARY) or (path in rows and not path.stat().st_size)
+            for path in folder.iterdir()
+        )
     try:
         settings = read_settings(folder)
     except SettingsDamaged as damaged:
-        raise JournalError(f"{damaged}; nothing is removed: run the job without restart, or remove the folder yourself") from damaged
+        raise JournalError(
+            f"{damaged}; nothing is removed: run the job without restart, or remove the folder"
+            " yourself"
+        ) from damaged
     if settings is None and not begun:
-        raise JournalError(f"{folder} holds no job.json: it is no job's folder, and nothing of it is removed")
+        raise JournalError(
+            f"{folder} holds no job.json: it is no job's folder, and nothing of it is removed"
+        )
     remove_rows(folder)
     remove_left(folder)

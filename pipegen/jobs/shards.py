@@ -1,8 +1,10 @@
 """Shards: the requests of a job, split among processes that do not talk to each other.
 
-A request belongs to a shard by a digest of what it says: messages, prompt, ids, continuation, tools, and a sample of the bytes of each image. Its place in
-the input, its id and its options do not count. So every process finds the same split, rows that are inserted or removed move no other row, and equal requests
-are in one shard: there a job counts them as it counts them in the whole input. An image at an http address counts by its address.
+A request belongs to a shard by a digest of what it says: messages, prompt, ids, continuation,
+tools, and a sample of the bytes of each image. Its place in the input, its id and its options do
+not count. So every process finds the same split, rows that are inserted or removed move no other
+row, and equal requests are in one shard: there a job counts them as it counts them in the whole
+input. An image at an http address counts by its address.
 """
 
 from __future__ import annotations
@@ -28,29 +30,49 @@ _TOGETHER = 32
 """Requests whose images are read side by side."""
 
 
-def shard(requests: Iterable[Request], i: int, n: int, *, image_policy: ImagePolicy | None = None) -> Iterator[Request]:
-    """The requests that belong to shard `i` of `n`, in their order: shards are 1 to `n`, and each request belongs to one of them.
+def shard(
+    requests: Iterable[Request], i: int, n: int, *, image_policy: ImagePolicy | None = None
+) -> Iterator[Request]:
+    """The requests that belong to shard `i` of `n`, in their order: shards are 1 to `n`, and each
+    request belongs to one of them.
 
-    A request that is not valid belongs to shard 1. Raises `ValueError` where there is no such shard.
+    A request that is not valid belongs to shard 1. Raises `ValueError` where there is no such
+    shard.
 
     >>> requests = [{"prompt": f"Count to {number}."} for number in range(6)]
     >>> [[request["prompt"][9:-1] for request in shard(requests, i, 2)] for i in (1, 2)]
     [['0', '4', '5'], ['1', '2', '3']]
     """
     require_iterable(requests)
-    return (request for _, request in shard_keyed(((None, request) for request in requests), i, n, image_policy=image_policy))
+    return (
+        request
+        for _, request in shard_keyed(
+            ((None, request) for request in requests), i, n, image_policy=image_policy
+        )
+    )
 
 
-def shard_keyed(requests: Iterable[tuple[K, Request]], i: int, n: int, *, image_policy: ImagePolicy | None = None) -> Iterator[tuple[K, Request]]:
+def shard_keyed(
+    requests: Iterable[tuple[K, Request]],
+    i: int,
+    n: int,
+    *,
+    image_policy: ImagePolicy | None = None,
+) -> Iterator[tuple[K, Request]]:
     """As `shard`, for pairs of a key and a request, as `job_keyed` takes them."""
     pairs(requests)
     check_settings(None, image_policy)
     if type(i) is not int or type(n) is not int or not 1 <= i <= n:
-        raise ValueError(f"there is no shard {i!r:.40} of {n!r:.40}: shards are whole numbers from 1 to their number")
+        raise ValueError(
+            f"there is no shard {i!r:.40} of {n!r:.40}: shards are whole numbers from 1 to their"
+            " number"
+        )
     return _kept(requests, i, n, image_policy or ImagePolicy())
 
 
-def _kept(requests: Iterable[tuple[K, Request]], i: int, n: int, images: ImagePolicy) -> Iterator[tuple[K, Request]]:
+def _kept(
+    requests: Iterable[tuple[K, Request]], i: int, n: int, images: ImagePolicy
+) -> Iterator[tuple[K, Request]]:
     for chunk in partition_all(_TOGETHER, map(pair, requests)):
         made = [record_of(request) for _, request in chunk]
         sources = [source for slot in made if is_ok(slot) for source in slot.unwrap().sources]

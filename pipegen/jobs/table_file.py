@@ -35,12 +35,13 @@ def write_table(
     model: str = "",
     brief: bool = False,
 ) -> int:
-    """Write rows with their answers to a Parquet, Arrow, CSV or TSV file, by its suffix, and give back how many. The file appears when it is whole.
+    """Write rows with their answers to a Parquet, Arrow, CSV or TSV file, by its suffix, and give
+    back how many. The file appears when it is whole.
 
-    schema: the columns of the rows and their types, such as `read_table(...).schema` or `dataset.features.arrow_schema`. Without it the first 1,000 rows
-    say it; a later value that does not fit is an error.
-    columns: the columns that fields of requests were read from, where their names differ.
-    brief: leave token ids and log probabilities out.
+    schema: the columns of the rows and their types, such as `read_table(...).schema` or
+    `dataset.features.arrow_schema`. Without it the first 1,000 rows say it; a later value that does
+    not fit is an error. columns: the columns that fields of requests were read from, where their
+    names differ. brief: leave token ids and log probabilities out.
 
     Raises `TableError`, and `JournalError` where the file cannot be written.
 
@@ -48,13 +49,18 @@ def write_table(
     >>> from pipegen.core.errors import Timeout
     >>> from returns.result import Failure
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     count = write_table(f"{folder}/out.csv", [({"id": 7, "prompt": "Hi", "label": 1}, Failure(Timeout("slow")))])
+    ...     count = write_table(
+    ...         f"{folder}/out.csv",
+    ...         [({"id": 7, "prompt": "Hi", "label": 1}, Failure(Timeout("slow")))],
+    ...     )
     ...     print(count, Path(folder, "out.csv").read_text().splitlines()[1])
     1 7,Hi,1,false,,,,,,Timeout,slow,"send it again, or allow more time"
     """
     suffix = Path(path).suffix.lower()
     if suffix not in (*PARQUET, *ARROW, ".csv", ".tsv"):
-        raise TableError(f"{path} ends with {suffix or 'no suffix'}: a table is .parquet, .arrow, .csv or .tsv")
+        raise TableError(
+            f"{path} ends with {suffix or 'no suffix'}: a table is .parquet, .arrow, .csv or .tsv"
+        )
     names = Columns(columns or {})
     for field in () if schema is None or suffix not in ARROW else schema:
         array_of(field.name, [], field.type)  # Arrow makes no union of Python's values
@@ -65,10 +71,20 @@ def write_table(
     with new_file(Path(path)) as stream, contextlib.ExitStack() as stack:
         if suffix in (".csv", ".tsv"):
             header = list(kinds) if schema is None else schema.names
-            write: Write = stack.enter_context(csv_out(stream, header, names, delimiter="," if suffix == ".csv" else "\t"))
+            write: Write = stack.enter_context(
+                csv_out(stream, header, names, delimiter="," if suffix == ".csv" else "\t")
+            )
         else:
             out = parquet_out if suffix in PARQUET else arrow_out
-            write = stack.enter_context(out(stream, schema_of_kinds(kinds) if schema is None else schema, names, model=model, brief=brief))
+            write = stack.enter_context(
+                out(
+                    stream,
+                    schema_of_kinds(kinds) if schema is None else schema,
+                    names,
+                    model=model,
+                    brief=brief,
+                )
+            )
         for count, (row, slot) in enumerate(chain(first, left), 1):
             values = dict(row)
             given = values.get(names.column_of("id") or "id")

@@ -1,8 +1,10 @@
-"""The rows of a job between the input and the caller: taken in order, asked as there is room, and given out in order.
+"""The rows of a job between the input and the caller: taken in order, asked as there is room, and
+given out in order.
 
-A row that is finished costs little until it is given out: then its line is read. One whose line cannot be read is asked after all. Rows that were in flight
-when a process died are looked for first, and asked before the others (see `pipegen.jobs.in_flight`). At most `WAITING` rows are taken and not given out,
-and of rows with images fewer.
+A row that is finished costs little until it is given out: then its line is read. One whose line
+cannot be read is asked after all. Rows that were in flight when a process died are looked for
+first, and asked before the others (see `pipegen.jobs.in_flight`). At most `WAITING` rows are taken
+and not given out, and of rows with images fewer.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ K = TypeVar("K")
 WAITING, WAITING_BYTES = 4096, 256 * 2**20
 """Rows that may be taken and wait for their turn, and the bytes of their images."""
 _LOOK = 0.5
-"""Seconds in which rows are taken that are not to be asked now, while there are some to be given out."""
+"""Seconds in which rows are taken that are not to be asked now, while there are some to be given
+out.
+"""
 
 
 class Turns(Generic[K]):
@@ -42,8 +46,22 @@ class Turns(Generic[K]):
     backend: the name in the error of a row that processes died of.
     """
 
-    def __init__(self, rows: Iterator[Row[K]], journal: Journal, noted: InFlight, *, refuse: Callable[[K], GenerationError | None], backend: str) -> None:
-        self._rows, self._journal, self._noted, self._refuse, self._backend = rows, journal, noted, refuse, backend
+    def __init__(
+        self,
+        rows: Iterator[Row[K]],
+        journal: Journal,
+        noted: InFlight,
+        *,
+        refuse: Callable[[K], GenerationError | None],
+        backend: str,
+    ) -> None:
+        self._rows, self._journal, self._noted, self._refuse, self._backend = (
+            rows,
+            journal,
+            noted,
+            refuse,
+            backend,
+        )
         self.wake: Callable[[], None] = lambda: None
         """Is called where there is something to give out or to ask, and nobody else would look."""
         self._turns = deque[Turn[K]]()
@@ -58,7 +76,9 @@ class Turns(Generic[K]):
         self._more = True
 
     def take(self) -> tuple[Turn[K], Slot[GenerationRequest]] | NoRequest:
-        """The next row that is to be asked; none now where others have to end, or are to be given out first. Raises what the input raised, at its end."""
+        """The next row that is to be asked; none now where others have to end, or are to be given
+        out first. Raises what the input raised, at its end.
+        """
         began = time.monotonic()
         while True:
             room = self._more and len(self._turns) < WAITING and self._bytes < WAITING_BYTES
@@ -82,7 +102,9 @@ class Turns(Generic[K]):
         return NoRequest.MORE
 
     def keep(self, turn: Turn[K], slot: Slot[Any]) -> None:
-        """Write a row that has ended to the journal at once, though rows before it may still run."""
+        """Write a row that has ended to the journal at once, though rows before it may still
+        run.
+        """
         if turn.row.key is not None:
             self._journal.append(turn.row.key, to_plain(slot))
             self._noted.end(turn.row.key)
@@ -90,7 +112,9 @@ class Turns(Generic[K]):
         turn.slot = slot
 
     def ended(self) -> Iterator[tuple[K, Slot[Any], bool]]:
-        """The names and slots of the rows whose turn has come, and whether each was finished before."""
+        """The names and slots of the rows whose turn has come, and whether each was finished
+        before.
+        """
         while self._is_ready:
             turn = self._turns[0]
             kept = turn.row.kept
@@ -105,8 +129,14 @@ class Turns(Generic[K]):
                 yield turn.row.name, slot, kept is not None
 
     def rest(self) -> Iterator[tuple[K, Slot[Any]]]:
-        """The names and slots of the rows that have ended in this run, are kept, and were not given out."""
-        return ((turn.row.name, turn.slot) for turn in self._turns if turn.slot is not None and turn.row.key is not None)
+        """The names and slots of the rows that have ended in this run, are kept, and were not given
+        out.
+        """
+        return (
+            (turn.row.name, turn.slot)
+            for turn in self._turns
+            if turn.slot is not None and turn.row.key is not None
+        )
 
     @property
     def done(self) -> bool:
@@ -116,7 +146,9 @@ class Turns(Generic[K]):
     @property
     def _is_ready(self) -> bool:
         """Whether the first row can be given out."""
-        return bool(self._turns) and (self._turns[0].slot is not None or self._turns[0].row.kept is not None)
+        return bool(self._turns) and (
+            self._turns[0].slot is not None or self._turns[0].row.kept is not None
+        )
 
     def _add(self) -> None:
         """Take a row: it is finished, refused, or to be asked."""
@@ -137,7 +169,11 @@ class Turns(Generic[K]):
     def _ask(self, turn: Turn[K]) -> None:
         """A row is to be asked, unless too many processes have died of it."""
         key = turn.row.key
-        died = None if key is None else self._noted.given_up(key, turn.row.request.unwrap().id, self._backend)
+        died = (
+            None
+            if key is None
+            else self._noted.given_up(key, turn.row.request.unwrap().id, self._backend)
+        )
         if key is None or died is None:
             self._waiting.add(key, turn, alone=turn.row.alone)
             return
@@ -147,4 +183,8 @@ class Turns(Generic[K]):
 
 def _bytes_of(row: Row[Any]) -> int:
     """The bytes of a row's images."""
-    return sum(len(source.data or b"") for source in row.request.unwrap().sources) if is_ok(row.request) else 0
+    return (
+        sum(len(source.data or b"") for source in row.request.unwrap().sources)
+        if is_ok(row.request)
+        else 0
+    )

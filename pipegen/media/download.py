@@ -1,9 +1,15 @@
 """Download one image without access to private networks.
 
-The host's name is resolved once, all of its addresses must be public (unless the host is allowed by name), and the connection goes to an address that was
-checked, against DNS rebinding. Redirects are checked the same way. Proxies of the environment are not used: the check would not apply behind one.
+The host's name is resolved once, all of its addresses must be public (unless the host is allowed by
+name), and the connection goes to an address that was checked, against DNS rebinding. Redirects are
+checked the same way. Proxies of the environment are not used: the check would not apply behind one.
 
->>> is_public("93.184.216.34"), is_public("127.0.0.1"), is_public("10.1.2.3"), is_public("::ffff:192.168.0.1")
+>>> (
+...     is_public("93.184.216.34"),
+...     is_public("127.0.0.1"),
+...     is_public("10.1.2.3"),
+...     is_public("::ffff:192.168.0.1"),
+... )
 (True, False, False, False)
 """
 
@@ -35,9 +41,11 @@ _PATH_CHARACTERS = "/%:@!$&'()*+,;=~"
 
 
 def download(url: str, policy: ImagePolicy) -> bytes:
-    """The body of an http or https URL, of at most `policy.max_bytes`, within `policy.timeout` seconds in all (without the DNS look-up).
+    """The body of an http or https URL, of at most `policy.max_bytes`, within `policy.timeout`
+    seconds in all (without the DNS look-up).
 
-    Raises `SourceRejected` unless there is a complete response with status 200 from an allowed address.
+    Raises `SourceRejected` unless there is a complete response with status 200 from an allowed
+    address.
     """
     deadline = time.monotonic() + policy.timeout
     location = url
@@ -45,10 +53,20 @@ def download(url: str, policy: ImagePolicy) -> bytes:
         try:
             body, location = _get(location, policy, deadline)
         except (OSError, http.client.HTTPException, ValueError) as raised:
-            # OSError: sockets, TLS and name look-ups. ValueError: a bad port, a host name beyond IDNA (UnicodeError). Their messages may contain the URL.
-            reason = (raised.strerror if isinstance(raised, OSError) else None) or type(raised).__name__
-            why = f"no answer within {policy.timeout:g} seconds" if time.monotonic() >= deadline else reason
-            raise SourceRejected(f"{shown(location)} could not be fetched: {why}", "check the address, or fetch it yourself and pass the bytes") from None
+            # OSError: sockets, TLS and name look-ups. ValueError: a bad port, a host name beyond
+            # IDNA (UnicodeError). Their messages may contain the URL.
+            reason = (raised.strerror if isinstance(raised, OSError) else None) or type(
+                raised
+            ).__name__
+            why = (
+                f"no answer within {policy.timeout:g} seconds"
+                if time.monotonic() >= deadline
+                else reason
+            )
+            raise SourceRejected(
+                f"{shown(location)} could not be fetched: {why}",
+                "check the address, or fetch it yourself and pass the bytes",
+            ) from None
         if body is not None:
             return body
     raise SourceRejected(f"{shown(url)} redirects more than {MAX_REDIRECTS} times")
@@ -57,15 +75,26 @@ def download(url: str, policy: ImagePolicy) -> bytes:
 def is_public(address: str) -> bool:
     """Whether an IP address is public; an IPv4 address within an IPv6 one counts as itself.
 
-    >>> is_public("100.64.0.1"), is_public("224.0.0.1"), is_public("169.254.169.254"), is_public("64:ff9b::7f00:1")
+    >>> (
+    ...     is_public("100.64.0.1"),
+    ...     is_public("224.0.0.1"),
+    ...     is_public("169.254.169.254"),
+    ...     is_public("64:ff9b::7f00:1"),
+    ... )
     (False, False, False, False)
     """
     ip = ipaddress.ip_address(address)
     if isinstance(ip, ipaddress.IPv6Address):
-        inner = ip.ipv4_mapped or ip.sixtofour or (ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _NAT64 else None)
+        inner = (
+            ip.ipv4_mapped
+            or ip.sixtofour
+            or (ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _NAT64 else None)
+        )
         if inner is not None:
             return is_public(str(inner))
-    return ip.is_global and not (ip.is_private or ip.is_multicast or ip.is_reserved or ip.is_unspecified)
+    return ip.is_global and not (
+        ip.is_private or ip.is_multicast or ip.is_reserved or ip.is_unspecified
+    )
 
 
 def _get(url: str, policy: ImagePolicy, deadline: float) -> tuple[bytes | None, str]:
@@ -74,16 +103,28 @@ def _get(url: str, policy: ImagePolicy, deadline: float) -> tuple[bytes | None, 
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise SourceRejected(f"{shown(url)} is not an http or https URL")
     if parts.username is not None or parts.password is not None:
-        raise SourceRejected(f"{shown(url)} has a user name or password, which are not sent", "fetch it yourself and pass the bytes")
-    addresses = _checked_addresses(parts.hostname, parts.port or (443 if parts.scheme == "https" else 80), policy)
+        raise SourceRejected(
+            f"{shown(url)} has a user name or password, which are not sent",
+            "fetch it yourself and pass the bytes",
+        )
+    addresses = _checked_addresses(
+        parts.hostname, parts.port or (443 if parts.scheme == "https" else 80), policy
+    )
     connection = _Pinned(parts.hostname, parts.port, addresses, parts.scheme == "https", deadline)
-    # Sockets time out between bytes; the timer limits the whole, for a server that sends them one by one.
+    # Sockets time out between bytes; the timer limits the whole, for a server that sends them one
+    # by one.
     timer = threading.Timer(_left(deadline), connection.hang_up)
     timer.daemon = True
     timer.start()
     try:
-        target = quote(parts.path or "/", safe=_PATH_CHARACTERS) + (f"?{quote(parts.query, safe=_PATH_CHARACTERS + '?')}" if parts.query else "")
-        connection.request("GET", target, headers={"User-Agent": "pipegen", "Accept": "image/*", "Accept-Encoding": "identity"})
+        target = quote(parts.path or "/", safe=_PATH_CHARACTERS) + (
+            f"?{quote(parts.query, safe=_PATH_CHARACTERS + '?')}" if parts.query else ""
+        )
+        connection.request(
+            "GET",
+            target,
+            headers={"User-Agent": "pipegen", "Accept": "image/*", "Accept-Encoding": "identity"},
+        )
         with connection.getresponse() as response:
             if response.status in (301, 302, 303, 307, 308):
                 return None, urljoin(url, response.getheader("Location") or "")
@@ -95,7 +136,9 @@ def _get(url: str, policy: ImagePolicy, deadline: float) -> tuple[bytes | None, 
         connection.close()
 
 
-def _body(response: http.client.HTTPResponse, url: str, policy: ImagePolicy, deadline: float) -> bytes:
+def _body(
+    response: http.client.HTTPResponse, url: str, policy: ImagePolicy, deadline: float
+) -> bytes:
     announced = response.length  # None if the body is chunked, or ends with the connection
     data = bytearray()
     while len(data) <= policy.max_bytes and (announced or 0) <= policy.max_bytes:
@@ -105,7 +148,10 @@ def _body(response: http.client.HTTPResponse, url: str, policy: ImagePolicy, dea
             break
         data += chunk
     else:
-        raise SourceRejected(f"{shown(url)} has more than {policy.max_bytes} bytes", "make it smaller, or raise ImagePolicy.max_bytes")
+        raise SourceRejected(
+            f"{shown(url)} has more than {policy.max_bytes} bytes",
+            "make it smaller, or raise ImagePolicy.max_bytes",
+        )
     _left(deadline)
     if announced is not None and len(data) < announced:
         raise SourceRejected(f"{shown(url)} ended after {len(data)} of {announced} bytes")
@@ -122,16 +168,25 @@ def _left(deadline: float) -> float:
 def _checked_addresses(host: str, port: int, policy: ImagePolicy) -> list[str]:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = list(unique(str(entry[4][0]) for entry in found))
-    allowed = host.lower().rstrip(".") in {name.lower().rstrip(".") for name in policy.allowed_hosts}
+    allowed = host.lower().rstrip(".") in {
+        name.lower().rstrip(".") for name in policy.allowed_hosts
+    }
     if not allowed and not all(is_public(address) for address in addresses):
-        raise SourceRejected(f"{host} has a private or reserved address", "add the host to ImagePolicy.allowed_hosts if you trust it")
+        raise SourceRejected(
+            f"{host} has a private or reserved address",
+            "add the host to ImagePolicy.allowed_hosts if you trust it",
+        )
     return addresses
 
 
 class _Pinned(http.client.HTTPConnection):
-    """A connection to one of the checked addresses; the name is used for the Host header and TLS."""
+    """A connection to one of the checked addresses; the name is used for the Host header and
+    TLS.
+    """
 
-    def __init__(self, host: str, port: int | None, addresses: list[str], tls: bool, deadline: float) -> None:
+    def __init__(
+        self, host: str, port: int | None, addresses: list[str], tls: bool, deadline: float
+    ) -> None:
         self.default_port = 443 if tls else 80
         super().__init__(host, port or self.default_port)
         self._addresses, self._tls, self._deadline = addresses, tls, deadline
@@ -141,7 +196,9 @@ class _Pinned(http.client.HTTPConnection):
         plain.settimeout(_left(self._deadline))
         self.sock = plain
         if self._tls:
-            self.sock = ssl.create_default_context().wrap_socket(plain, server_hostname=self.host, do_handshake_on_connect=False)
+            self.sock = ssl.create_default_context().wrap_socket(
+                plain, server_hostname=self.host, do_handshake_on_connect=False
+            )
             self.sock.do_handshake()
 
     def _reach(self) -> socket.socket:
@@ -156,4 +213,5 @@ class _Pinned(http.client.HTTPConnection):
         """Shut the socket down, from another thread."""
         if self.sock is not None:
             with contextlib.suppress(OSError):  # already closed
-                socket.socket.shutdown(self.sock, socket.SHUT_RDWR)  # not TLS: its state belongs to the reading thread
+                # not TLS: its state belongs to the reading thread
+                socket.socket.shutdown(self.sock, socket.SHUT_RDWR)

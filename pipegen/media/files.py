@@ -1,6 +1,7 @@
 """Count the parts of an image file before it is decoded: a small file may take hours.
 
-Each scan of a JPEG goes over all of its pixels, and takes few bytes. Pillow reads segments, chunks, blocks and tags one by one in Python.
+Each scan of a JPEG goes over all of its pixels, and takes few bytes. Pillow reads segments, chunks,
+blocks and tags one by one in Python.
 
 >>> parts_of(bytes.fromhex("ffd8 ffda0002 12 ffda0002 12 ffd9 ffda"))
 Counted(parts=2, scans=2)
@@ -29,7 +30,9 @@ _PIECE = 2**8
 
 
 class Counted(NamedTuple):
-    """How many parts a file has, counted up to `MOST_PARTS + 1`, and how many scans, if it is a JPEG."""
+    """How many parts a file has, counted up to `MOST_PARTS + 1`, and how many scans, if it is a
+    JPEG.
+    """
 
     parts: int
     scans: int = 0
@@ -73,7 +76,8 @@ def _png(data: bytes) -> Counted:
     count, at = 0, 8
     while count <= MOST_PARTS and at < len(data) and data[at + 4 : at + 8] != b"IEND":
         size = int.from_bytes(data[at : at + 4], "big")
-        count += size < _PIECE or data[at + 4 : at + 8] != b"IDAT"  # usual files have many long IDAT chunks
+        # usual files have many long IDAT chunks
+        count += size < _PIECE or data[at + 4 : at + 8] != b"IDAT"
         at += 12 + size
     return Counted(count)
 
@@ -95,4 +99,6 @@ def _tiff(data: bytes) -> Counted:
     order: Literal["little", "big"] = "little" if data[:2] == b"II" else "big"
     wide = int.from_bytes(data[2:4], order) == _BIG_TIFF
     start = int.from_bytes(data[8:16] if wide else data[4:8], order)
-    return Counted(min(int.from_bytes(data[start : start + (8 if wide else 2)], order), MOST_PARTS + 1))
+    return Counted(
+        min(int.from_bytes(data[start : start + (8 if wide else 2)], order), MOST_PARTS + 1)
+    )

@@ -9,7 +9,9 @@ from pathlib import Path
 
 __all__ = ["SUFFIXES", "natural", "images_in"]
 
-SUFFIXES = frozenset({".avif", ".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
+SUFFIXES = frozenset(
+    {".avif", ".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
+)
 """The file name endings of images, in lower case."""
 
 
@@ -20,14 +22,19 @@ def natural(name: str) -> tuple[tuple[int, int, str], ...]:
     ['IMG1.png', 'img9.png', 'img10.png']
     """
     pieces = re.findall(r"([0-9]{1,1000})|([^0-9]+)", name)
-    return (*((0, int(number), "") if number else (1, 0, word.casefold()) for number, word in pieces), (-1, 0, name))
+    return (
+        *((0, int(number), "") if number else (1, 0, word.casefold()) for number, word in pieces),
+        (-1, 0, name),
+    )
 
 
 def images_in(folder: str | os.PathLike[str]) -> Iterator[Path]:
-    """The images of a folder and its subfolders, in natural order of their paths, found by their names' endings.
+    """The images of a folder and its subfolders, in natural order of their paths, found by their
+    names' endings.
 
-    Hidden files and folders are left out, and files that are not regular. Links are followed, but each real folder is entered once. What cannot be read,
-    such as a dangling link or a closed folder, is listed too, so that its request fails visibly.
+    Hidden files and folders are left out, and files that are not regular. Links are followed, but
+    each real folder is entered once. What cannot be read, such as a dangling link or a closed
+    folder, is listed too, so that its request fails visibly.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -41,7 +48,9 @@ def images_in(folder: str | os.PathLike[str]) -> Iterator[Path]:
 
     def walk(here: Path, linked: bool) -> Iterator[Path]:
         try:
-            names = sorted((name for name in os.listdir(here) if not name.startswith(".")), key=natural)
+            names = sorted(
+                (name for name in os.listdir(here) if not name.startswith(".")), key=natural
+            )
         except OSError:
             yield here
             return
@@ -50,14 +59,18 @@ def images_in(folder: str | os.PathLike[str]) -> Iterator[Path]:
                 link = linked or path.is_symlink()
                 if not link or _enter(os.path.realpath(path), top, entered):
                     yield from walk(path, link)
-            elif path.suffix.lower() in SUFFIXES and (path.is_file() or (path.is_symlink() and not path.exists())):
+            elif path.suffix.lower() in SUFFIXES and (
+                path.is_file() or (path.is_symlink() and not path.exists())
+            ):
                 yield path
 
     return walk(Path(folder), linked=False)
 
 
 def _enter(real: str, top: str, entered: set[str]) -> bool:
-    """Whether the target of a link is new: not inside the top folder, not around it, not entered before."""
+    """Whether the target of a link is new: not inside the top folder, not around it, not entered
+    before.
+    """
     if real in entered or os.path.commonpath((real, top)) in (real, top):
         return False
     entered.add(real)

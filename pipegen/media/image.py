@@ -1,7 +1,8 @@
 """Images: bytes of an image file to the pixels that every engine gets.
 
-The reference conversion, in this order: the first frame; 16-bit levels divided by 257; transparent pixels over white; Pillow's `convert("RGB")`; upright
-by EXIF. Colour profiles are not applied. (transformers' `convert_to_rgb` shows the colours under transparent pixels, and clips 16 bits.)
+The reference conversion, in this order: the first frame; 16-bit levels divided by 257; transparent
+pixels over white; Pillow's `convert("RGB")`; upright by EXIF. Colour profiles are not applied.
+(transformers' `convert_to_rgb` shows the colours under transparent pixels, and clips 16 bits.)
 """
 
 from __future__ import annotations
@@ -29,14 +30,27 @@ if TYPE_CHECKING:
     from pipegen.records.options import VlmPreprocessOptions
     from pipegen.records.requests import ImagePolicy
 
-__all__ = ["FORMATS", "FileToSend", "ImageSpec", "as_pil", "digest", "file_to_send", "open_image", "prepare"]
+__all__ = [
+    "FORMATS",
+    "FileToSend",
+    "ImageSpec",
+    "as_pil",
+    "digest",
+    "file_to_send",
+    "open_image",
+    "prepare",
+]
 
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
-"""The file formats that are read, in Pillow's names; without those that run an interpreter (EPS, PDF) or embed other files."""
+"""The file formats that are read, in Pillow's names; without those that run an interpreter (EPS,
+PDF) or embed other files.
+"""
 BROKEN = (
-    OSError,  # truncated or unidentified data (PIL.UnidentifiedImageError is one), errors of the decoders
+    # truncated or unidentified data (PIL.UnidentifiedImageError is one), errors of the decoders
+    OSError,
     SyntaxError,  # Pillow's plugins on a malformed header
-    ValueError,  # bad values in headers, no conversion from an exotic mode, text chunks that grow too large
+    # bad values in headers, no conversion from an exotic mode, text chunks that grow too large
+    ValueError,
     EOFError,  # no first frame
     struct.error,
     zlib.error,
@@ -46,9 +60,12 @@ BROKEN = (
     OverflowError,  # sizes and offsets beyond the machine's
     ZeroDivisionError,  # rationals with a denominator of zero
     RuntimeError,  # the AVIF decoder
-    MemoryError,  # within the limits, and yet more than this machine has: Pillow asks for the whole image at once
+    # within the limits, and yet more than this machine has: Pillow asks for the whole image at once
+    MemoryError,
 )
-"""What Pillow raises on a broken file, besides `PIL.Image.DecompressionBombError`; anything else is logged with its traceback."""
+"""What Pillow raises on a broken file, besides `PIL.Image.DecompressionBombError`; anything else is
+logged with its traceback.
+"""
 _TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 """EXIF orientation -> the `PIL.Image.Transpose` that turns the image upright."""
 _SENT = {"JPEG": "jpeg", "MPO": "jpeg", "PNG": "png"}
@@ -62,7 +79,8 @@ _BAND = 2**20
 class _Silence:
     """Suppresses Pillow's warnings (large sizes, broken EXIF) while images are decoded.
 
-    Warning filters belong to the process: the first of the threads that decode sets them, and the last one restores them.
+    Warning filters belong to the process: the first of the threads that decode sets them, and the
+    last one restores them.
     """
 
     def __init__(self) -> None:
@@ -88,10 +106,11 @@ _SILENCE = _Silence()
 
 
 def open_image(data: bytes, policy: ImagePolicy, index: int = 0) -> Slot[Image.Image]:
-    """Decode the first frame of an image file to an upright RGB image, by the reference conversion of this module.
+    """Decode the first frame of an image file to an upright RGB image, by the reference conversion
+    of this module.
 
-    Fails with `BadImage(index)` for what is not a complete image in one of `FORMATS`, and, before decoding, for more than `policy.max_source_pixels`
-    (width times height) or no pixels.
+    Fails with `BadImage(index)` for what is not a complete image in one of `FORMATS`, and, before
+    decoding, for more than `policy.max_source_pixels` (width times height) or no pixels.
 
     >>> from pipegen.records.requests import ImagePolicy
     >>> open_image(b"no image", ImagePolicy()).failure().message
@@ -108,13 +127,18 @@ class FileToSend(NamedTuple):
 
 
 def file_to_send(data: bytes, policy: ImagePolicy, index: int = 0) -> Slot[FileToSend]:
-    """An image file in which any reader sees the pixels of `open_image`. Fails as `open_image` does.
+    """An image file in which any reader sees the pixels of `open_image`. Fails as `open_image`
+    does.
 
-    A JPEG or PNG that is upright, opaque and of 8 bits is returned unchanged; anything else becomes a PNG.
+    A JPEG or PNG that is upright, opaque and of 8 bits is returned unchanged; anything else becomes
+    a PNG.
 
     >>> from pipegen.records.requests import ImagePolicy
     >>> from pipegen.testing.image_files import image_file
-    >>> [file_to_send(data, ImagePolicy()).unwrap().data == data for data in (image_file("JPEG"), image_file("JPEG", orientation=6))]
+    >>> [
+    ...     file_to_send(data, ImagePolicy()).unwrap().data == data
+    ...     for data in (image_file("JPEG"), image_file("JPEG", orientation=6))
+    ... ]
     [True, False]
     """
 
@@ -137,11 +161,21 @@ class _Opened(NamedTuple):
 
 def _opened(data: bytes, policy: ImagePolicy, index: int) -> Slot[_Opened]:
     def unknown(raised: Raised) -> BadImage:
-        return BadImage(index, message=f"image {index} cannot be decoded: {raised.words}"[:300], incident=raised.incident)
+        return BadImage(
+            index,
+            message=f"image {index} cannot be decoded: {raised.words}"[:300],
+            incident=raised.incident,
+        )
 
     counted = parts_of(data)
     if counted.parts > MOST_PARTS:
-        return Failure(BadImage(index, message=f"image {index} ({len(data)} bytes) has more than {MOST_PARTS} parts", hint=_SAVE_AGAIN))
+        return Failure(
+            BadImage(
+                index,
+                message=f"image {index} ({len(data)} bytes) has more than {MOST_PARTS} parts",
+                hint=_SAVE_AGAIN,
+            )
+        )
 
     with _SILENCE:
         return guard_slot(lambda: _decoded(data, policy, index, counted), unknown, known=BROKEN)
@@ -154,11 +188,26 @@ def _decoded(data: bytes, policy: ImagePolicy, index: int, counted: Counted) -> 
         with Image.open(io.BytesIO(data), formats=_known_formats()) as image:
             width, height = image.size
             if width * height > policy.max_source_pixels:
-                message = f"image {index} announces {width}x{height} pixels; the limit is {policy.max_source_pixels} in all"
-                return Failure(BadImage(index, message=message, hint="make it smaller, or raise ImagePolicy.max_source_pixels if you trust the source"))
+                message = (
+                    f"image {index} announces {width}x{height} pixels; the limit is"
+                    f" {policy.max_source_pixels} in all"
+                )
+                return Failure(
+                    BadImage(
+                        index,
+                        message=message,
+                        hint=(
+                            "make it smaller, or raise ImagePolicy.max_source_pixels if you trust"
+                            " the source"
+                        ),
+                    )
+                )
             scans, most = _scans(image, data, counted), most_scans(width * height)
             if scans > most:
-                message = f"image {index} of {width}x{height} pixels has {scans} scans; the limit is {most}"
+                message = (
+                    f"image {index} of {width}x{height} pixels has {scans} scans; the limit is"
+                    f" {most}"
+                )
                 return Failure(BadImage(index, message=message, hint=_SAVE_AGAIN))
             image.load()
             orientation = _orientation(image)
@@ -167,11 +216,22 @@ def _decoded(data: bytes, policy: ImagePolicy, index: int, counted: Counted) -> 
     except UnidentifiedImageError:
         if not data:
             return Failure(BadImage(index, message=f"image {index} is empty: 0 bytes"))
-        message = f"image {index} ({len(data)} bytes) is not an image in a known format ({', '.join(FORMATS)})"
-        return Failure(BadImage(index, message=message, hint="check that it is an image; convert other formats to PNG or JPEG"))
+        message = (
+            f"image {index} ({len(data)} bytes) is not an image in a known format"
+            f" ({', '.join(FORMATS)})"
+        )
+        return Failure(
+            BadImage(
+                index,
+                message=message,
+                hint="check that it is an image; convert other formats to PNG or JPEG",
+            )
+        )
     except Image.DecompressionBombError as raised:
         hint = "make it smaller; Pillow's own limit is twice PIL.Image.MAX_IMAGE_PIXELS"
-        return Failure(BadImage(index, message=f"image {index} is too large for Pillow: {raised}", hint=hint))
+        return Failure(
+            BadImage(index, message=f"image {index} is too large for Pillow: {raised}", hint=hint)
+        )
     return Success(_Opened(upright, kind))
 
 
@@ -185,7 +245,12 @@ def _scans(image: Image.Image, data: bytes, counted: Counted) -> int:
 def _is_plain(image: Image.Image, orientation: int) -> bool:
     """Whether the pixels are used unchanged."""
     one = image.format != "PNG" or getattr(image, "n_frames", 1) == 1
-    return image.mode in ("RGB", "L") and orientation not in _TURNS and not image.has_transparency_data and one
+    return (
+        image.mode in ("RGB", "L")
+        and orientation not in _TURNS
+        and not image.has_transparency_data
+        and one
+    )
 
 
 def _known_formats() -> list[str]:
@@ -198,7 +263,11 @@ def _known_formats() -> list[str]:
 def _orientation(image: Image.Image) -> int:
     """The EXIF orientation, 1 to 8; 1 if EXIF cannot be read."""
     # After load(): Pillow turns a TIFF while it loads it, and removes the tag.
-    found = guard(lambda: image.getexif().get(0x0112, 1), lambda raised: BadImage(message=raised.words), known=(Exception,)).value_or(1)
+    found = guard(
+        lambda: image.getexif().get(0x0112, 1),
+        lambda raised: BadImage(message=raised.words),
+        known=(Exception,),
+    ).value_or(1)
     return found if isinstance(found, int) else 1
 
 
@@ -209,16 +278,30 @@ def _turn(image: Image.Image, orientation: int) -> Image.Image:
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    """The image in RGB. Raises `ValueError` for levels that are not of 8 or 16 bits, and for modes without a conversion."""
+    """The image in RGB. Raises `ValueError` for levels that are not of 8 or 16 bits, and for modes
+    without a conversion.
+    """
     from PIL import Image
 
     if image.mode in _SIXTEEN_BITS:
         # 65535 / 257 = 255. 257 is odd, so there are no ties in rounding.
-        return image.convert("I").convert("F").point(lambda level: level * (1 / 257) + 0.5).convert("L").convert("RGB")
+        return (
+            image.convert("I")
+            .convert("F")
+            .point(lambda level: level * (1 / 257) + 0.5)
+            .convert("L")
+            .convert("RGB")
+        )
     if image.mode in ("I", "F"):
         low, high = image.getextrema()
-        if not (isinstance(low, (int, float)) and isinstance(high, (int, float)) and 0 <= low <= high <= 255):
-            raise ValueError(f"its pixels are from {low} to {high}; 32-bit images must have levels from 0 to 255")
+        if not (
+            isinstance(low, (int, float))
+            and isinstance(high, (int, float))
+            and 0 <= low <= high <= 255
+        ):
+            raise ValueError(
+                f"its pixels are from {low} to {high}; 32-bit images must have levels from 0 to 255"
+            )
     if image.has_transparency_data:
         transparent = image.convert("RGBA")
         over_white = Image.new("RGB", image.size, (255, 255, 255))
@@ -242,27 +325,44 @@ def digest(image: Image.Image) -> str:
     return sha.hexdigest()
 
 
-def prepare(data: bytes, spec: ImageSpec, options: VlmPreprocessOptions, index: int, policy: ImagePolicy) -> Slot[PreparedImage]:
-    """Decode one image, turn it upright, and resize it once to a size that the model's processor keeps.
+def prepare(
+    data: bytes, spec: ImageSpec, options: VlmPreprocessOptions, index: int, policy: ImagePolicy
+) -> Slot[PreparedImage]:
+    """Decode one image, turn it upright, and resize it once to a size that the model's processor
+    keeps.
 
-    The pixels are bit for bit those of a Qwen-VL processor (Pillow backend) with the same budget, wherever it keeps its own choice of size (see `fit`).
-    For a `native` processor the size is unchanged, and `tokens` is 1 until the engine counts them.
-    Fails with `BadImage(index)` for a broken image, a shape that the model does not take, and, with `do_resize=False`, for sides that are not whole
-    tokens or an area outside the requested bounds; with `UnsupportedOption` for a budget with a `native` processor.
+    The pixels are bit for bit those of a Qwen-VL processor (Pillow backend) with the same budget,
+    wherever it keeps its own choice of size (see `fit`). For a `native` processor the size is
+    unchanged, and `tokens` is 1 until the engine counts them. Fails with `BadImage(index)` for a
+    broken image, a shape that the model does not take, and, with `do_resize=False`, for sides that
+    are not whole tokens or an area outside the requested bounds; with `UnsupportedOption` for a
+    budget with a `native` processor.
     """
     if spec.kind == "native":
-        given = {"min_pixels": options.min_pixels is not None, "max_pixels": options.max_pixels is not None, "do_resize": options.do_resize is False}
+        given = {
+            "min_pixels": options.min_pixels is not None,
+            "max_pixels": options.max_pixels is not None,
+            "do_resize": options.do_resize is False,
+        }
         for name in (name for name, is_given in given.items() if is_given):
-            return Failure(UnsupportedOption(f"{name} does not apply: this model's processor has its own sizes", option=name))
+            return Failure(
+                UnsupportedOption(
+                    f"{name} does not apply: this model's processor has its own sizes", option=name
+                )
+            )
     return open_image(data, policy, index).bind(lambda image: _sized(image, spec, options, index))
 
 
-def _sized(image: Image.Image, spec: ImageSpec, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
+def _sized(
+    image: Image.Image, spec: ImageSpec, options: VlmPreprocessOptions, index: int
+) -> Slot[PreparedImage]:
     from PIL import Image
 
     width, height = image.size
     if spec.kind == "native":
-        return Success(PreparedImage(width=width, height=height, rgb=image.tobytes(), digest=digest(image)))
+        return Success(
+            PreparedImage(width=width, height=height, rgb=image.tobytes(), digest=digest(image))
+        )
     if options.do_resize is False:
         refusal = _misfit(width, height, spec, options, index)
         if refusal is not None:
@@ -273,24 +373,59 @@ def _sized(image: Image.Image, spec: ImageSpec, options: VlmPreprocessOptions, i
         try:
             size = fit(width, height, factor=spec.factor, min_pixels=low, max_pixels=high)
         except ValueError as refused:
-            message = f"image {index} of {width}x{height} pixels has no size that the model takes: {refused}"
-            return Failure(BadImage(index, message=message, hint="crop or pad the image, or widen the range from min_pixels to max_pixels"))
+            message = (
+                f"image {index} of {width}x{height} pixels has no size that the model takes:"
+                f" {refused}"
+            )
+            return Failure(
+                BadImage(
+                    index,
+                    message=message,
+                    hint="crop or pad the image, or widen the range from min_pixels to max_pixels",
+                )
+            )
     fitted = image if size == image.size else image.resize(size, Image.Resampling(spec.resample))
     grid = (1, size[1] // spec.patch_size, size[0] // spec.patch_size)
     tokens = grid[1] * grid[2] // spec.merge_size**2
-    return Success(PreparedImage(width=size[0], height=size[1], rgb=fitted.tobytes(), digest=digest(image), grid=grid, tokens=tokens))
+    return Success(
+        PreparedImage(
+            width=size[0],
+            height=size[1],
+            rgb=fitted.tobytes(),
+            digest=digest(image),
+            grid=grid,
+            tokens=tokens,
+        )
+    )
 
 
-def _misfit(width: int, height: int, spec: ImageSpec, options: VlmPreprocessOptions, index: int) -> BadImage | None:
+def _misfit(
+    width: int, height: int, spec: ImageSpec, options: VlmPreprocessOptions, index: int
+) -> BadImage | None:
     """Why an image is rejected with `do_resize=False`, or None."""
     if width % spec.factor or height % spec.factor:
         nearest = nearest_sides(width, height, spec.factor)
-        message = f"image {index} is {width}x{height}; with do_resize=False both sides must be multiples of {spec.factor} pixels"
-        return BadImage(index, message=message, hint=f"resize it to {nearest[0]}x{nearest[1]}, the nearest valid size, or leave do_resize=True")
+        message = (
+            f"image {index} is {width}x{height}; with do_resize=False both sides must be multiples"
+            f" of {spec.factor} pixels"
+        )
+        return BadImage(
+            index,
+            message=message,
+            hint=(
+                f"resize it to {nearest[0]}x{nearest[1]}, the nearest valid size, or leave"
+                " do_resize=True"
+            ),
+        )
     low, high = options.min_pixels or 1, options.max_pixels or width * height
     if not low <= width * height <= high:
-        message = f"image {index} has {width * height} pixels, outside the requested {low} to {high}, and do_resize=False keeps its size"
-        return BadImage(index, message=message, hint="leave do_resize=True, or ask for other bounds")
+        message = (
+            f"image {index} has {width * height} pixels, outside the requested {low} to {high}, and"
+            " do_resize=False keeps its size"
+        )
+        return BadImage(
+            index, message=message, hint="leave do_resize=True, or ask for other bounds"
+        )
     return None
 
 

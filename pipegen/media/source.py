@@ -1,10 +1,14 @@
 """Load the images of a request: afterwards it has their bytes.
 
 >>> from pipegen.records.requests import ImagePolicy, VlmGenerationRequest
->>> request = VlmGenerationRequest(prompt="What is it?", images=["data:text/plain,not%20yet%20looked%20at"])
+>>> request = VlmGenerationRequest(
+...     prompt="What is it?", images=["data:text/plain,not%20yet%20looked%20at"]
+... )
 >>> load_sources(request, ImagePolicy()).unwrap().sources[0].data
 b'not yet looked at'
->>> remote = VlmGenerationRequest(prompt="What is it?", images=["https://example.org/a.png?key=secret"])
+>>> remote = VlmGenerationRequest(
+...     prompt="What is it?", images=["https://example.org/a.png?key=secret"]
+... )
 >>> load_sources(remote, ImagePolicy()).failure().message
 'image 0: https://example.org/a.png is not fetched, since allow_http is off'
 """
@@ -51,10 +55,13 @@ class SourceRejected(Exception):
 
 
 def load_sources(request: GenerationRequest, policy: ImagePolicy) -> Slot[GenerationRequest]:
-    """Read every image of the request: each source becomes `ImageSource(data=...)`. Equal sources are read once.
+    """Read every image of the request: each source becomes `ImageSource(data=...)`. Equal sources
+    are read once.
 
-    With `policy.root`, relative paths start there and nothing outside is read. `max_bytes` limits files, URLs and data URLs, but not bytes of the caller.
-    Fails with `BadImage(index)` for the first image that is missing, not allowed or too large. Messages do not contain credentials or the query of a URL.
+    With `policy.root`, relative paths start there and nothing outside is read. `max_bytes` limits
+    files, URLs and data URLs, but not bytes of the caller. Fails with `BadImage(index)` for the
+    first image that is missing, not allowed or too large. Messages do not contain credentials or
+    the query of a URL.
     """
     loaded: dict[ImageSource, ImageSource] = {}
     for index, source in enumerate(request.sources):
@@ -64,22 +71,34 @@ def load_sources(request: GenerationRequest, policy: ImagePolicy) -> Slot[Genera
         if not isinstance(data, Success):
             return Failure(data.failure())
         loaded[source] = ImageSource(data=data.unwrap(), max_pixels=policy.max_source_pixels)
-    return Success(request.with_sources(tuple(loaded[source] for source in request.sources)) if loaded else request)
+    return Success(
+        request.with_sources(tuple(loaded[source] for source in request.sources))
+        if loaded
+        else request
+    )
 
 
 def sample_of(source: ImageSource, policy: ImagePolicy) -> bytes:
-    """A short stand-in for an image's bytes: their number, and some from their start, middle and end. Equal bytes have equal samples, wherever they lie.
+    """A short stand-in for an image's bytes: their number, and some from their start, middle and
+    end. Equal bytes have equal samples, wherever they lie.
 
-    An image at an http address is not fetched, and one that cannot be read has no bytes: the sample is what the source says.
+    An image at an http address is not fetched, and one that cannot be read has no bytes: the sample
+    is what the source says.
 
     >>> from pipegen.records.requests import ImagePolicy
-    >>> sample_of(ImageSource(url="data:,abc"), ImagePolicy()) == sample_of(ImageSource(data=b"abc"), ImagePolicy())
+    >>> sample_of(ImageSource(url="data:,abc"), ImagePolicy()) == sample_of(
+    ...     ImageSource(data=b"abc"), ImagePolicy()
+    ... )
     True
     >>> sample_of(ImageSource(path="no-such.png"), ImagePolicy())
     b'no-such.png'
     """
     reference = (source.path or source.url or "").encode("utf-8", "surrogatepass")
-    sampled = guard_slot(lambda: Success(_sample(source, policy)), partial(_unread, 0), known=(SourceRejected, ValueError))
+    sampled = guard_slot(
+        lambda: Success(_sample(source, policy)),
+        partial(_unread, 0),
+        known=(SourceRejected, ValueError),
+    )
     return sampled.value_or(reference)
 
 
@@ -113,11 +132,20 @@ def _read_one(index: int, source: ImageSource, policy: ImagePolicy) -> Slot[byte
     except SourceRejected as refused:
         return Failure(BadImage(index, message=f"image {index}: {refused}", hint=refused.hint))
     except UnicodeError:
-        return Failure(BadImage(index, message=f"image {index}: its address contains lone surrogates, which cannot be encoded"))
+        return Failure(
+            BadImage(
+                index,
+                message=(
+                    f"image {index}: its address contains lone surrogates, which cannot be encoded"
+                ),
+            )
+        )
 
 
 def _unread(index: int, raised: Raised) -> BadImage:
-    return BadImage(index, message=f"image {index} cannot be read: {raised.words}", incident=raised.incident)
+    return BadImage(
+        index, message=f"image {index} cannot be read: {raised.words}", incident=raised.incident
+    )
 
 
 def _read(source: ImageSource, policy: ImagePolicy) -> bytes:
@@ -133,9 +161,14 @@ def _read(source: ImageSource, policy: ImagePolicy) -> bytes:
     if parts.scheme == "file":
         return _read_file(_path_of(parts), policy)
     if parts.scheme not in ("http", "https"):
-        raise SourceRejected(f"{shown(url)} is not a URL of a supported kind", "use http, https, file or data")
+        raise SourceRejected(
+            f"{shown(url)} is not a URL of a supported kind", "use http, https, file or data"
+        )
     if not policy.allow_http:
-        raise SourceRejected(f"{shown(url)} is not fetched, since allow_http is off", "set ImagePolicy(allow_http=True), or pass the bytes")
+        raise SourceRejected(
+            f"{shown(url)} is not fetched, since allow_http is off",
+            "set ImagePolicy(allow_http=True), or pass the bytes",
+        )
     from pipegen.media.download import download
 
     return download(url, policy)
@@ -146,7 +179,10 @@ def _path_of(url: SplitResult) -> str:
     if url.netloc.lower() not in ("", "localhost"):
         raise SourceRejected("a file URL names another host", "write file:///absolute/path")
     if url.query or url.fragment:
-        raise SourceRejected("a file URL has no query and no fragment", "write ? as %3F and # as %23 in a file's name")
+        raise SourceRejected(
+            "a file URL has no query and no fragment",
+            "write ? as %3F and # as %23 in a file's name",
+        )
     if not url.path.startswith("/"):
         raise SourceRejected("a file URL must have an absolute path", "write file:///absolute/path")
     return os.fsdecode(unquote_to_bytes(url.path))
@@ -156,7 +192,9 @@ def _read_data_url(url: str, policy: ImagePolicy) -> bytes:
     """The bytes of a `data:` URL (RFC 2397). The size is checked before decoding."""
     header, comma, body = url.partition(",")
     if not comma:
-        raise SourceRejected("a data URL has no comma", "write data:image/png;base64,<the bytes in base64>")
+        raise SourceRejected(
+            "a data URL has no comma", "write data:image/png;base64,<the bytes in base64>"
+        )
     if not header.lower().endswith(";base64"):
         if len(body) - 2 * body.count("%") > policy.max_bytes:
             raise _too_large("a data URL", policy)
@@ -167,14 +205,18 @@ def _read_data_url(url: str, policy: ImagePolicy) -> bytes:
     try:
         data = base64.b64decode(_unquoted(body).translate(None, _WHITESPACE), validate=True)
     except ValueError as raised:  # binascii.Error is one
-        raise SourceRejected(f"a data URL has bad base64: {raised}", "write data:image/png;base64,<the bytes in base64>") from None
+        raise SourceRejected(
+            f"a data URL has bad base64: {raised}",
+            "write data:image/png;base64,<the bytes in base64>",
+        ) from None
     if len(data) > policy.max_bytes:
         raise _too_large("a data URL", policy)
     return data
 
 
 def _unquoted(text: str) -> bytes:
-    """The bytes of a percent-encoded text, a piece at a time: the standard library makes an object for each escape.
+    """The bytes of a percent-encoded text, a piece at a time: the standard library makes an object
+    for each escape.
 
     >>> _unquoted("a%20%zz%2"), _unquoted("é" * 3 + "%C3%A9") == ("é" * 4).encode()
     (b'a %zz%2', True)
@@ -184,14 +226,18 @@ def _unquoted(text: str) -> bytes:
     data, start = bytearray(), 0
     while start < len(text):
         end = start + _PIECE
-        end -= next((back for back in (1, 2) if text[end - back : end - back + 1] == "%"), 0)  # do not cut an escape
+        # do not cut an escape
+        end -= next((back for back in (1, 2) if text[end - back : end - back + 1] == "%"), 0)
         data += unquote_to_bytes(text[start:end])
         start = end
     return bytes(data)
 
 
 def _too_large(what: str, policy: ImagePolicy) -> SourceRejected:
-    return SourceRejected(f"{what} has more than {policy.max_bytes} bytes", "make it smaller, or raise ImagePolicy.max_bytes")
+    return SourceRejected(
+        f"{what} has more than {policy.max_bytes} bytes",
+        "make it smaller, or raise ImagePolicy.max_bytes",
+    )
 
 
 def _read_file(path: str, policy: ImagePolicy) -> bytes:
@@ -204,16 +250,27 @@ def _read_file(path: str, policy: ImagePolicy) -> bytes:
 
 @contextlib.contextmanager
 def _file(path: str, policy: ImagePolicy) -> Iterator[BinaryIO]:
-    """A regular file, open; what reading it raises is `SourceRejected` too. A device or a pipe might never end."""
+    """A regular file, open; what reading it raises is `SourceRejected` too. A device or a pipe
+    might never end.
+    """
     try:
         real = _confined(path, policy)
         mode = os.stat(real).st_mode
         if stat.S_ISDIR(mode):
-            raise SourceRejected(f"{_named(path)} is a folder", "give the path of an image file; pipegen.images_in(folder) lists those of a folder")
+            raise SourceRejected(
+                f"{_named(path)} is a folder",
+                "give the path of an image file; pipegen.images_in(folder) lists those of a folder",
+            )
         if not stat.S_ISREG(mode):
             raise SourceRejected(f"{_named(path)} is not a regular file")
-        # The file might be swapped before it is opened: do not follow a link, do not wait for a pipe, and check again.
-        flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        # The file might be swapped before it is opened: do not follow a link, do not wait for a
+        # pipe, and check again.
+        flags = (
+            os.O_RDONLY
+            | getattr(os, "O_NOFOLLOW", 0)
+            | getattr(os, "O_NONBLOCK", 0)
+            | getattr(os, "O_BINARY", 0)
+        )
         with os.fdopen(os.open(real, flags), "rb") as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
@@ -222,7 +279,10 @@ def _file(path: str, policy: ImagePolicy) -> Iterator[BinaryIO]:
                 raise _too_large(_named(path), policy)
             yield file
     except OSError as raised:
-        raise SourceRejected(f"{_named(path)} cannot be read: {raised.strerror or type(raised).__name__}", _advice(path)) from None
+        raise SourceRejected(
+            f"{_named(path)} cannot be read: {raised.strerror or type(raised).__name__}",
+            _advice(path),
+        ) from None
     except ValueError as raised:  # a null byte, or characters that a file name cannot have
         raise SourceRejected(f"{_named(path)} is not a path: {raised}", "check the path") from None
 
@@ -243,8 +303,14 @@ def _advice(path: str) -> str:
     ('supported URLs are http, https, file and data: fetch it yourself, and pass the bytes', 'check the path')
     """
     if "://" in path:
-        return "supported URLs are http, https, file and data: fetch it yourself, and pass the bytes"
-    return "check the path; pass base64 as a data URL: data:image/png;base64,<the bytes in base64>" if len(path) > 1000 else "check the path"
+        return (
+            "supported URLs are http, https, file and data: fetch it yourself, and pass the bytes"
+        )
+    return (
+        "check the path; pass base64 as a data URL: data:image/png;base64,<the bytes in base64>"
+        if len(path) > 1000
+        else "check the path"
+    )
 
 
 def _confined(path: str, policy: ImagePolicy) -> str:
@@ -255,6 +321,8 @@ def _confined(path: str, policy: ImagePolicy) -> str:
     real = os.path.realpath(os.path.join(root, path))
     if os.path.commonpath((root, real)) != root:
         raise SourceRejected(
-            f"{_named(path)} is outside {policy.root!r}", "put the image into that folder, or name another one: --image-root DIR, ImagePolicy(root=DIR)"
+            f"{_named(path)} is outside {policy.root!r}",
+            "put the image into that folder, or name another one: --image-root DIR,"
+            " ImagePolicy(root=DIR)",
         )
     return real

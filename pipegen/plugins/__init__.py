@@ -1,4 +1,6 @@
-"""Plugins: values that watch, trim or steer a row. None does anything until it is attached to a route (`pipegen.attach`)."""
+"""Plugins: values that watch, trim or steer a row. None does anything until it is attached to a
+route (`pipegen.attach`).
+"""
 
 from pipegen.engines.plugin import Plugin, RowContext
 from pipegen.plugins.balanced_json import balanced_json

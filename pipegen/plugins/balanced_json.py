@@ -30,18 +30,23 @@ class ScanState(NamedTuple):
 def balanced_json(max_objects: int | None = None) -> Plugin:
     r"""Halt a row right after its outermost JSON value (object or list) closes.
 
-    With `max_objects=n` the row halts when the n-th outermost value closes, as for JSON Lines; nested values are not counted. Text before and between
-    values is ignored, and so are braces in strings. A closing brace or bracket of the wrong kind closes the innermost value too. If `min_new_tokens`
-    forbids a halt, the next outermost value that closes halts the row. Raises `InvalidField` unless `max_objects` is None or an integer of at least 1.
+    With `max_objects=n` the row halts when the n-th outermost value closes, as for JSON Lines;
+    nested values are not counted. Text before and between values is ignored, and so are braces in
+    strings. A closing brace or bracket of the wrong kind closes the innermost value too. If
+    `min_new_tokens` forbids a halt, the next outermost value that closes halts the row. Raises
+    `InvalidField` unless `max_objects` is None or an integer of at least 1.
 
     >>> feed = balanced_json(max_objects=2).feed
     >>> feed(ScanState(), '{"a": 1}\n{"a": ')
     (ScanState(depth=1, in_string=False, escaped=False, closed=1), None)
-    >>> feed(ScanState(depth=1, closed=1), '2}\n{')
+    >>> feed(ScanState(depth=1, closed=1), "2}\n{")
     (ScanState(depth=1, in_string=False, escaped=False, closed=2), 2)
     """
     if max_objects is not None and (type(max_objects) is not int or max_objects < 1):
-        raise InvalidField(f"balanced_json takes a whole number of at least 1 as max_objects, or None for 1, not {max_objects!r}")
+        raise InvalidField(
+            "balanced_json takes a whole number of at least 1 as max_objects, or None for 1, not"
+            f" {max_objects!r}"
+        )
     wanted = 1 if max_objects is None else max_objects
 
     def feed(state: ScanState, new_text: str) -> tuple[ScanState, int | None]:
@@ -62,4 +67,6 @@ def balanced_json(max_objects: int | None = None) -> Plugin:
                     halt = end
         return ScanState(depth, in_string, escaped, closed), halt
 
-    return Plugin(name="balanced_json", version=f"max_objects={max_objects}", start=ScanState, feed=feed)
+    return Plugin(
+        name="balanced_json", version=f"max_objects={max_objects}", start=ScanState, feed=feed
+    )

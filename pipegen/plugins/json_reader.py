@@ -1,6 +1,7 @@
 r"""Read JSON objects out of a text, character by character.
 
-The state is immutable, so continuations can be tried. It keeps digests instead of the text, so each character costs the same.
+The state is immutable, so continuations can be tried. It keeps digests instead of the text, so each
+character costs the same.
 
 >>> marks = []
 >>> state = Reading()
@@ -72,11 +73,14 @@ Step = tuple[Reading, int | None]
 
 
 def read(reading: Reading, char: str, keys: Sequence[int] | None = None, min_size: int = 0) -> Step:
-    """The state after one more character, and the digest of the object that this character completes, or None.
+    """The state after one more character, and the digest of the object that this character
+    completes, or None.
 
-    Without `keys` an object is complete when it closes; equal JSON has equal digests, whatever its white space, escapes, notation of numbers and order of
-    members. With `keys` (digests of names) it is complete when the last of these members is, and its digest is that of their values. Reported are list
-    items and outermost objects of at least `min_size` characters. If the text stops being JSON, everything open is dropped.
+    Without `keys` an object is complete when it closes; equal JSON has equal digests, whatever its
+    white space, escapes, notation of numbers and order of members. With `keys` (digests of names)
+    it is complete when the last of these members is, and its digest is that of their values.
+    Reported are list items and outermost objects of at least `min_size` characters. If the text
+    stops being JSON, everything open is dropped.
     """
     top, size = reading.top, reading.size
     if reading.string is not None:
@@ -117,42 +121,80 @@ def _structure(top: Open, char: str, size: int) -> Reading:
 
 def _open(outer: Open | None, char: str, size: int) -> Reading:
     if char == "{":
-        return Reading(Open(outer, is_list=False, expected=NAME_OR_CLOSE, begun=size), size=size + 1)
+        return Reading(
+            Open(outer, is_list=False, expected=NAME_OR_CLOSE, begun=size), size=size + 1
+        )
     if char == "[":
-        return Reading(Open(outer, is_list=True, expected=VALUE_OR_CLOSE, begun=size), size=size + 1)
+        return Reading(
+            Open(outer, is_list=True, expected=VALUE_OR_CLOSE, begun=size), size=size + 1
+        )
     return Reading()
 
 
 def _close(top: Open, char: str, size: int, keys: Sequence[int] | None, min_size: int) -> Step:
-    if top.is_list != (char == "]") or top.expected not in (COMMA_OR_CLOSE, VALUE_OR_CLOSE if top.is_list else NAME_OR_CLOSE):
+    if top.is_list != (char == "]") or top.expected not in (
+        COMMA_OR_CLOSE,
+        VALUE_OR_CLOSE if top.is_list else NAME_OR_CLOSE,
+    ):
         return Reading(), None
-    value = hash(("list", top.items)) if top.is_list else hash(("object", frozenset(top.members.items())))
-    mark = value if keys is None and not top.is_list and top.counts and size - top.begun >= min_size else None
+    value = (
+        hash(("list", top.items))
+        if top.is_list
+        else hash(("object", frozenset(top.members.items())))
+    )
+    mark = (
+        value
+        if keys is None and not top.is_list and top.counts and size - top.begun >= min_size
+        else None
+    )
     if top.outer is None:
         return Reading(), mark
     outer, known = _put(top.outer, value, size, keys, min_size)
     return Reading(outer, size=size), known if mark is None else mark
 
 
-def _put(top: Open, value: int, size: int, keys: Sequence[int] | None, min_size: int) -> tuple[Open, int | None]:
+def _put(
+    top: Open, value: int, size: int, keys: Sequence[int] | None, min_size: int
+) -> tuple[Open, int | None]:
     """The container with one more value, and the digest of the object if that completes it."""
     if top.is_list:
         return top._replace(expected=COMMA_OR_CLOSE, items=hash((top.items, value))), None
     members = {**top.members, top.name: value}
-    known = keys is not None and top.counts and top.name in keys and size - top.begun >= min_size and all(key in members for key in keys)
-    return top._replace(expected=COMMA_OR_CLOSE, members=members), hash(tuple(members[key] for key in keys)) if known and keys is not None else None
+    known = (
+        keys is not None
+        and top.counts
+        and top.name in keys
+        and size - top.begun >= min_size
+        and all(key in members for key in keys)
+    )
+    return top._replace(expected=COMMA_OR_CLOSE, members=members), (
+        hash(tuple(members[key] for key in keys)) if known and keys is not None else None
+    )
 
 
-def _in_string(reading: Reading, string: int, char: str, keys: Sequence[int] | None, min_size: int) -> Step:
+def _in_string(
+    reading: Reading, string: int, char: str, keys: Sequence[int] | None, min_size: int
+) -> Step:
     top, escape, size = reading.top, reading.escape, reading.size + 1
     if escape.startswith("\\u"):
         if char in "0123456789abcdefABCDEF":
             done = len(escape) == 5
             string = _longer(string, chr(int(escape[2:] + char, 16))) if done else string
-            return Reading(top, string=string, escape="" if done else escape + char, size=size), None
+            return (
+                Reading(top, string=string, escape="" if done else escape + char, size=size),
+                None,
+            )
         string = _longer(string, escape)  # not JSON; taken literally
     elif escape:
-        return Reading(top, string=string if char == "u" else _longer(string, ESCAPES.get(char, char)), escape="\\u" if char == "u" else "", size=size), None
+        return (
+            Reading(
+                top,
+                string=string if char == "u" else _longer(string, ESCAPES.get(char, char)),
+                escape="\\u" if char == "u" else "",
+                size=size,
+            ),
+            None,
+        )
     if char == "\\":
         return Reading(top, string=string, escape=char, size=size), None
     if char != '"' or top is None:
@@ -175,7 +217,9 @@ def _longer(string: int, text: str) -> int:
 
 
 def _scalar(text: str) -> int | None:
-    """The digest of a number or a literal, or None. Numbers are equal by value: 1, 1.0 and 10e-1."""
+    """The digest of a number or a literal, or None. Numbers are equal by value: 1, 1.0 and
+    10e-1.
+    """
     # str(exponent): hash(-1) is hash(-2), so numbers must not be digested as such
     if text in LITERALS:
         return hash(("literal", text))
@@ -184,7 +228,12 @@ def _scalar(text: str) -> int | None:
         return None
     sign, whole, fraction, power = found.groups(default="")
     digits = (whole + fraction).strip("0")
-    exponent = int(power or "0") - len(fraction) + len(whole + fraction) - len((whole + fraction).rstrip("0"))
+    exponent = (
+        int(power or "0")
+        - len(fraction)
+        + len(whole + fraction)
+        - len((whole + fraction).rstrip("0"))
+    )
     return hash(("number", sign, digits, str(exponent))) if digits else hash(("number", "0"))
 
 
@@ -198,11 +247,16 @@ def following(reading: Reading) -> frozenset[str]:
         return QUOTE
     if reading.top is None:
         return BRACE
-    return STRUCTURE_OR_SCALAR if reading.scalar or reading.top.expected in (VALUE, VALUE_OR_CLOSE) else STRUCTURE
+    return (
+        STRUCTURE_OR_SCALAR
+        if reading.scalar or reading.top.expected in (VALUE, VALUE_OR_CLOSE)
+        else STRUCTURE
+    )
 
 
 def needed(reading: Reading, keys: Sequence[int] | None) -> str:
-    """Characters of which a text must contain one to complete an object that is open after `reading`; for `keys` see `read`.
+    """Characters of which a text must contain one to complete an object that is open after
+    `reading`; for `keys` see `read`.
 
     >>> in_list, in_object = read(Reading(), "[")[0], read(Reading(), "{")[0]
     >>> needed(in_list, (digest("a"),)), needed(in_object, (digest("a"),)), needed(in_object, None)

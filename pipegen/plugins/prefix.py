@@ -15,17 +15,26 @@ __all__ = ["strip_prefix"]
 
 
 def strip_prefix(markers: Sequence[str]) -> Plugin:
-    r"""Remove the longest of the markers that the answer begins with, and the white space around it.
+    r"""Remove the longest of the markers that the answer begins with, and the white space around
+    it.
 
-    Choose markers that cannot begin a word: `"Assistant:"` rather than `"assistant"`. White space before the text or the marker does not matter. Only
-    one marker is removed. Raises `InvalidField` unless `markers` has at least one string, and none that is blank.
+    Choose markers that cannot begin a word: `"Assistant:"` rather than `"assistant"`. White space
+    before the text or the marker does not matter. Only one marker is removed. Raises `InvalidField`
+    unless `markers` has at least one string, and none that is blank.
 
     >>> plugin = strip_prefix(("assistant\n", "<|assistant|>", "<|assistant|>assistant\n"))
     >>> plugin.trim("\n<|assistant|>assistant\n\nYes."), plugin.trim("  No.")
     ('Yes.', '  No.')
     """
-    if isinstance(markers, str) or not markers or not all(isinstance(marker, str) and marker.strip() for marker in markers):
-        raise InvalidField(f"strip_prefix takes at least one marker, in a tuple or a list, and none of them blank, not {markers!r}")
+    if (
+        isinstance(markers, str)
+        or not markers
+        or not all(isinstance(marker, str) and marker.strip() for marker in markers)
+    ):
+        raise InvalidField(
+            "strip_prefix takes at least one marker, in a tuple or a list, and none of them blank,"
+            f" not {markers!r}"
+        )
     longest_first = sorted((marker.lstrip() for marker in markers), key=len, reverse=True)
 
     def trim(text: str) -> str:

@@ -28,30 +28,45 @@ CONTEXT = 8
 """Tokens before an incomplete character that are decoded with it."""
 
 
-def forbid_repeated_objects(*, keys: Sequence[str] | None = None, min_match: int | None = None) -> Plugin:
+def forbid_repeated_objects(
+    *, keys: Sequence[str] | None = None, min_match: int | None = None
+) -> Plugin:
     """Forbid each row to write a JSON object that it has written before; Hugging Face engines only.
 
-    At each step the tokens whose text would complete a repeat are forbidden, however it is tokenised; other rows are not changed. Checked are objects that
-    are list items or outermost values. Two are equal if their JSON is, whatever the white space, escapes and order of members.
+    At each step the tokens whose text would complete a repeat are forbidden, however it is
+    tokenised; other rows are not changed. Checked are objects that are list items or outermost
+    values. Two are equal if their JSON is, whatever the white space, escapes and order of members.
 
-    keys: the members that tell objects apart. A repeat is stopped at the last of their values, so the JSON stays valid; an object without one of them may
-    repeat. None: all members count, and a repeat is stopped at the closing brace, so the model must add a member or break its JSON.
-    min_match: objects of fewer characters, without white space, may repeat. Default: 24 without `keys`, 0 with them; with `keys` the object is measured up
-    to the last of their values.
+    keys: the members that tell objects apart. A repeat is stopped at the last of their values, so
+    the JSON stays valid; an object without one of them may repeat. None: all members count, and a
+    repeat is stopped at the closing brace, so the model must add a member or break its JSON.
+    min_match: objects of fewer characters, without white space, may repeat. Default: 24 without
+    `keys`, 0 with them; with `keys` the object is measured up to the last of their values.
 
-    All generated text counts, `<think>` included, special tokens excluded. An object inside prose that begins like JSON is missed. The cost of a step does
-    not depend on the length of the output. Raises `InvalidField` for `keys` that are not at least one string, or a `min_match` below 0.
+    All generated text counts, `<think>` included, special tokens excluded. An object inside prose
+    that begins like JSON is missed. The cost of a step does not depend on the length of the output.
+    Raises `InvalidField` for `keys` that are not at least one string, or a `min_match` below 0.
     """
-    if keys is not None and (isinstance(keys, str) or not keys or not all(isinstance(key, str) for key in keys)):
-        raise InvalidField(f"forbid_repeated_objects takes at least one name of a member as keys, in a tuple or a list, or None, not {keys!r}")
+    if keys is not None and (
+        isinstance(keys, str) or not keys or not all(isinstance(key, str) for key in keys)
+    ):
+        raise InvalidField(
+            "forbid_repeated_objects takes at least one name of a member as keys, in a tuple or a"
+            f" list, or None, not {keys!r}"
+        )
     if min_match is not None and (type(min_match) is not int or min_match < 0):
-        raise InvalidField(f"forbid_repeated_objects takes a whole number of at least 0 as min_match, or None, not {min_match!r}")
+        raise InvalidField(
+            "forbid_repeated_objects takes a whole number of at least 0 as min_match, or None, not"
+            f" {min_match!r}"
+        )
     min_size = min_match if min_match is not None else SHORT if keys is None else 0
     names = None if keys is None else tuple(digest(key) for key in keys)
     last_read: list[Vocabulary] = []  # at most one: a plugin rarely sees two models
 
     def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
-        known = next((vocabulary for vocabulary in last_read if vocabulary.tokenizer is tokenizer), None)
+        known = next(
+            (vocabulary for vocabulary in last_read if vocabulary.tokenizer is tokenizer), None
+        )
         if known is None:
             known = Vocabulary(tokenizer, "}" if names is None else ENDERS)
             last_read[:] = [known]
@@ -88,18 +103,27 @@ class Branch:
     def _longer(self) -> Branches:
         """The branches whose prefix is one character longer, with that character."""
         tokens = (token for token in self._tokens if len(token[0]) > self._depth)
-        return tuple((char, Branch(list(group), self._depth + 1)) for char, group in groupby(tokens, key=lambda token: token[0][self._depth]))
+        return tuple(
+            (char, Branch(list(group), self._depth + 1))
+            for char, group in groupby(tokens, key=lambda token: token[0][self._depth])
+        )
 
     def after(self, reading: Reading, keys: Sequence[int] | None) -> Branches:
-        """The longer branches that may complete an object after `reading`; others are ruled out without reading them."""
+        """The longer branches that may complete an object after `reading`; others are ruled out
+        without reading them.
+        """
         wanted = following(reading), needed(reading, keys), "}" if keys is None else ":"
         chosen = self._chosen.get(wanted)
         if chosen is None:
-            chosen = self._chosen[wanted] = tuple((char, branch) for char, branch in self._longer if branch.fits(char, *wanted))
+            chosen = self._chosen[wanted] = tuple(
+                (char, branch) for char, branch in self._longer if branch.fits(char, *wanted)
+            )
         return chosen
 
     def fits(self, char: str, goes_on_with: frozenset[str], needs: str, inner: str) -> bool:
-        """Whether this branch, which begins with `char`, may end an open object, or contain a whole one, with `inner` after the brace."""
+        """Whether this branch, which begins with `char`, may end an open object, or contain a whole
+        one, with `inner` after the brace.
+        """
         whole = (char == "{" or "{" in self.ahead) and inner in self.ahead
         if goes_on_with is QUOTE and char != '"' and '"' not in self.ahead:
             return False  # the string does not end
@@ -108,25 +132,47 @@ class Branch:
 
 
 class Vocabulary:
-    """The tokens that can complete an object: those with one of the characters `enders`, without special tokens."""
+    """The tokens that can complete an object: those with one of the characters `enders`, without
+    special tokens.
+    """
 
     def __init__(self, tokenizer: Tokenizer, enders: str) -> None:
         self.tokenizer = tokenizer
         self.special = frozenset(tokenizer.special_tokens.values())
-        before = tokenizer.encode_plain("0", first=True)  # some tokenizers drop a space at the start of a text
+        # some tokenizers drop a space at the start of a text
+        before = tokenizer.encode_plain("0", first=True)
         start = len(tokenizer.decode(before))
-        texts = ((tokenizer.decode((*before, token_id))[start:], token_id) for token_id in range(tokenizer.vocab_size) if token_id not in self.special)
-        tokens = sorted((text, token_id) for text, token_id in texts if not set(enders).isdisjoint(text))
+        texts = (
+            (tokenizer.decode((*before, token_id))[start:], token_id)
+            for token_id in range(tokenizer.vocab_size)
+            if token_id not in self.special
+        )
+        tokens = sorted(
+            (text, token_id) for text, token_id in texts if not set(enders).isdisjoint(text)
+        )
         self.root = Branch(tokens, 0)
-        self.partial = frozenset(token_id for text, token_id in tokens if text.startswith(INCOMPLETE))
+        self.partial = frozenset(
+            token_id for text, token_id in tokens if text.startswith(INCOMPLETE)
+        )
         """Tokens that may complete a character begun by the ones before."""
 
 
 class RepeatedObjects:
     """The logits processor of one row."""
 
-    def __init__(self, context: RowContext, keys: tuple[int, ...] | None, min_size: int, vocabulary_of: Callable[[Tokenizer], Vocabulary]) -> None:
-        self._tokenizer, self._keys, self._min_size, self._vocabulary_of = context.tokenizer, keys, min_size, vocabulary_of
+    def __init__(
+        self,
+        context: RowContext,
+        keys: tuple[int, ...] | None,
+        min_size: int,
+        vocabulary_of: Callable[[Tokenizer], Vocabulary],
+    ) -> None:
+        self._tokenizer, self._keys, self._min_size, self._vocabulary_of = (
+            context.tokenizer,
+            keys,
+            min_size,
+            vocabulary_of,
+        )
         self._read = context.prompt_length
         self._detokenizer = Detokenizer(context.tokenizer)
         self._recent: list[int] = []
@@ -136,7 +182,9 @@ class RepeatedObjects:
         """Digests of the strings written, and of all their prefixes."""
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
-        """The scores (1, vocabulary), minus infinity for tokens that would complete a repeat; `input_ids` (1, length) begin with the prompt."""
+        """The scores (1, vocabulary), minus infinity for tokens that would complete a repeat;
+        `input_ids` (1, length) begin with the prompt.
+        """
         vocabulary = self._vocabulary_of(self._tokenizer)
         new_ids = input_ids[0, self._read :].tolist()
         self._read += len(new_ids)
@@ -171,8 +219,13 @@ class RepeatedObjects:
         forbidden = set(self._search(vocabulary, reading))
         if waiting:
             whole = len(shown) - len(waiting)
-            texts = {token_id: self._tokenizer.decode([*self._recent, token_id])[whole:] for token_id in vocabulary.partial}
-            forbidden = forbidden - vocabulary.partial | {token_id for token_id, text in texts.items() if self._repeats(text)}
+            texts = {
+                token_id: self._tokenizer.decode([*self._recent, token_id])[whole:]
+                for token_id in vocabulary.partial
+            }
+            forbidden = forbidden - vocabulary.partial | {
+                token_id for token_id, text in texts.items() if self._repeats(text)
+            }
         return forbidden
 
     def _search(self, vocabulary: Vocabulary, reading: Reading) -> Iterator[int]:
@@ -188,10 +241,17 @@ class RepeatedObjects:
                     paths.append((longer, after, new if mark is None else new | {mark}))
 
     def _is_new(self, before: Reading, after: Reading, ahead: frozenset[str]) -> bool:
-        """Whether a new string is being written, so that its object is new, and no other object can begin."""
+        """Whether a new string is being written, so that its object is new, and no other object can
+        begin.
+        """
         # An escape may write half a character, after which nothing is known.
         in_escape = before.escape or after.escape
-        return after.string is not None and not in_escape and after.string not in self._strings and ahead.isdisjoint(":{")
+        return (
+            after.string is not None
+            and not in_escape
+            and after.string not in self._strings
+            and ahead.isdisjoint(":{")
+        )
 
     def _repeats(self, text: str) -> bool:
         """Whether the row would repeat an object if `text` came next."""

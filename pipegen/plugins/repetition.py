@@ -25,9 +25,11 @@ def halt_on_repetition(*, ngram: int = 400, count: int = 4, min_length: int = 20
     count: how often it must occur in a row.
     min_length: how long the whole loop must be, in characters.
 
-    Digits, brackets, rules and white space alone are no loop. For JSON use `forbid_repeated_objects`, or a larger `min_length`. The row halts at the
-    character that completes the loop, never at white space. The trim cuts a loop at the end of the text after its first occurrence, at a word boundary;
-    trimming again changes nothing. White space at the ends of the text does not matter. Each character costs one search through about `ngram` characters.
+    Digits, brackets, rules and white space alone are no loop. For JSON use
+    `forbid_repeated_objects`, or a larger `min_length`. The row halts at the character that
+    completes the loop, never at white space. The trim cuts a loop at the end of the text after its
+    first occurrence, at a word boundary; trimming again changes nothing. White space at the ends of
+    the text does not matter. Each character costs one search through about `ngram` characters.
     Raises `InvalidField` for an `ngram` or `min_length` below 1, or a `count` below 2.
 
     >>> halt_on_repetition().trim("I see a cat. " + "It sleeps on the mat. " * 12)
@@ -35,10 +37,18 @@ def halt_on_repetition(*, ngram: int = 400, count: int = 4, min_length: int = 20
     >>> halt_on_repetition().trim("ha ha ha"), len(halt_on_repetition().trim("[" + "0, " * 200))
     ('ha ha ha', 601)
     """
-    for name, value, low in (("ngram", ngram, 1), ("count", count, 2), ("min_length", min_length, 1)):
+    for name, value, low in (
+        ("ngram", ngram, 1),
+        ("count", count, 2),
+        ("min_length", min_length, 1),
+    ):
         if type(value) is not int or value < low:
-            raise InvalidField(f"halt_on_repetition takes a whole number of at least {low} as {name}, not {value!r}")
-    echo = -(-min_length * (count - 1) // count)  # in every loop the last so many characters also occur one period earlier
+            raise InvalidField(
+                f"halt_on_repetition takes a whole number of at least {low} as {name}, not"
+                f" {value!r}"
+            )
+    # in every loop the last so many characters also occur one period earlier
+    echo = -(-min_length * (count - 1) // count)
     memory = max(count * ngram, min_length)
 
     def period(text: str, end: int) -> int:
@@ -69,15 +79,24 @@ def halt_on_repetition(*, ngram: int = 400, count: int = 4, min_length: int = 20
             text = _once(text.rstrip(), begin, length)
         return text
 
-    return Plugin(name="halt_on_repetition", version=repr((ngram, count, min_length)), start=str, feed=feed, trim=trim)
+    return Plugin(
+        name="halt_on_repetition",
+        version=repr((ngram, count, min_length)),
+        start=str,
+        feed=feed,
+        trim=trim,
+    )
 
 
 def _once(text: str, begin: int, length: int) -> str:
-    """The text with one occurrence of the `length` characters that it repeats at its end, after `begin`."""
+    """The text with one occurrence of the `length` characters that it repeats at its end, after
+    `begin`.
+    """
     start = len(text) - length
     while start > begin and text[start - 1] == text[start - 1 + length]:
         start -= 1
-    if start > begin and not text[start - 1].isspace():  # the text before the loop ends as the loop does: begin at a whole word
+    # the text before the loop ends as the loop does: begin at a whole word
+    if start > begin and not text[start - 1].isspace():
         starts = (index for index in range(start, start + length) if text[index].isspace())
         start = next(starts, start - 1) + 1
     return text[: start + length].rstrip()

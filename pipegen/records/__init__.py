@@ -1,1 +1,3 @@
-"""What travels: requests, messages, options and results, how they are checked, and their plain-data form."""
+"""What travels: requests, messages, options and results, how they are checked, and their plain-data
+form.
+"""

@@ -1,4 +1,5 @@
-"""The one list of engines: what each is called, which function of `pipegen.backends` makes it, and what it needs.
+"""The one list of engines: what each is called, which function of `pipegen.backends` makes it, and
+what it needs.
 
 >>> shown("vllm_chat"), shown("sglang"), shown("my_engine")
 ('vLLM chat server', 'SGLang', 'my_engine')
@@ -9,7 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-__all__ = ["BACKENDS", "DIALECTS", "ENGINE_LIST", "EngineRow", "IN_PROCESS", "TOKEN_ENGINES", "shown"]
+__all__ = [
+    "BACKENDS",
+    "DIALECTS",
+    "ENGINE_LIST",
+    "EngineRow",
+    "IN_PROCESS",
+    "TOKEN_ENGINES",
+    "shown",
+]
 
 
 class EngineRow(NamedTuple):
@@ -39,13 +48,24 @@ TOKEN_ENGINES = frozenset(name for name, row in ENGINE_LIST.items() if not row.d
 IN_PROCESS = frozenset(name for name, row in ENGINE_LIST.items() if row.extra != "online")
 """Engines that run in this process."""
 BACKENDS = tuple(dict.fromkeys(row.backend for row in ENGINE_LIST.values()))
-"""The functions of `pipegen.backends` that make routes; `ModelLoadConfig.backend` takes these names."""
-DIALECTS: Mapping[str, str] = {row.dialect: name for name, row in ENGINE_LIST.items() if row.dialect}
+"""The functions of `pipegen.backends` that make routes; `ModelLoadConfig.backend` takes these
+names.
+"""
+DIALECTS: Mapping[str, str] = {
+    row.dialect: name for name, row in ENGINE_LIST.items() if row.dialect
+}
 """The engine behind `openai_server`, by dialect."""
-_BRANDS = {"sglang": "SGLang", "openai": "OpenAI-compatible", "openai_server": "OpenAI-compatible server", "chatcompletion": "OpenAI-compatible"}
+_BRANDS = {
+    "sglang": "SGLang",
+    "openai": "OpenAI-compatible",
+    "openai_server": "OpenAI-compatible server",
+    "chatcompletion": "OpenAI-compatible",
+}
 """Types of backends in files that are no engine's id."""
 
 
 def shown(name: str) -> str:
-    """The name to show for an engine's id or a type in a file; an engine of somebody's own is shown as it is called."""
+    """The name to show for an engine's id or a type in a file; an engine of somebody's own is shown
+    as it is called.
+    """
     return ENGINE_LIST[name].title if name in ENGINE_LIST else _BRANDS.get(name, name)

@@ -1,7 +1,9 @@
 """Strict records: frozen, slotted, keyword-only, checked at construction.
 
-`@record` makes a class such a record. The annotation of a field holds its check and its help: `Annotated[int | None, integer(low=1), "Seats."]`. A check
-returns the value (perhaps made immutable), or raises `ValueError` with what it takes. A value that is the field's default is not checked.
+`@record` makes a class such a record. The annotation of a field holds its check and its help:
+`Annotated[int | None, integer(low=1), "Seats."]`. A check returns the value (perhaps made
+immutable), or raises `ValueError` with what it takes. A value that is the field's default is not
+checked.
 
 >>> @record
 ... class Room:
@@ -63,10 +65,18 @@ def schema_of(check: Check) -> dict[str, Any]:
 
 def integer(low: int | None = None, high: int | None = None) -> Check:
     """A whole number within bounds; not a bool."""
-    expected = "a whole number" + (f" of at least {low}" if low is not None else "") + (f" and at most {high}" if high is not None else "")
+    expected = (
+        "a whole number"
+        + (f" of at least {low}" if low is not None else "")
+        + (f" and at most {high}" if high is not None else "")
+    )
 
     def check(value: Any) -> Any:
-        if type(value) is not int or (low is not None and value < low) or (high is not None and value > high):
+        if (
+            type(value) is not int
+            or (low is not None and value < low)
+            or (high is not None and value > high)
+        ):
             raise ValueError(expected)
         return value
 
@@ -79,12 +89,22 @@ def number(low: float = -math.inf, high: float = math.inf, *, above: float = -ma
     expected = f"a number {bound}" + (f" and at most {high:g}" if high < math.inf else "")
 
     def check(value: Any) -> Any:
-        if type(value) not in (int, float) or not (low <= value <= high and above < value and abs(value) <= sys.float_info.max):
+        if type(value) not in (int, float) or not (
+            low <= value <= high and above < value and abs(value) <= sys.float_info.max
+        ):
             raise ValueError(expected)
         return float(value)
 
-    lowest = {"exclusiveMinimum": above} if above > -math.inf else {"minimum": low} if low > -math.inf else {}
-    return with_schema(check, {"type": "number", **lowest, "maximum": high if high < math.inf else None})
+    lowest = (
+        {"exclusiveMinimum": above}
+        if above > -math.inf
+        else {"minimum": low}
+        if low > -math.inf
+        else {}
+    )
+    return with_schema(
+        check, {"type": "number", **lowest, "maximum": high if high < math.inf else None}
+    )
 
 
 def boolean(value: Any) -> Any:
@@ -107,7 +127,11 @@ def one_of(*choices: str) -> Check:
     def check(value: Any) -> Any:
         if isinstance(value, str) and value.lower() in choices:
             return value.lower()
-        raise ValueError("one of " + ", ".join(map(repr, choices)) + (nearest(value, choices) if isinstance(value, str) else ""))
+        raise ValueError(
+            "one of "
+            + ", ".join(map(repr, choices))
+            + (nearest(value, choices) if isinstance(value, str) else "")
+        )
 
     return with_schema(check, {"enum": list(choices)})
 
@@ -121,7 +145,9 @@ def path(value: Any) -> Any:
 
 
 def tuple_of(item: Check) -> Check:
-    """A tuple or list whose items all pass `item`; not a string. The error names the position of a bad item."""
+    """A tuple or list whose items all pass `item`; not a string. The error names the position of a
+    bad item.
+    """
 
     def check(value: Any) -> Any:
         if not isinstance(value, (tuple, list)):
@@ -159,20 +185,33 @@ class UnknownField(InvalidField, TypeError):
 
 @functools.cache
 def metadata_of(cls: type) -> Mapping[str, tuple[Any, ...]]:
-    """What the annotation of each field holds beside its type: the check, the help, and what other readers of the record look for."""
+    """What the annotation of each field holds beside its type: the check, the help, and what other
+    readers of the record look for.
+    """
     hints = get_type_hints(cls, include_extras=True)
-    return {f.name: hints[f.name].__metadata__ if get_origin(hints[f.name]) is Annotated else () for f in dataclasses.fields(cls)}
+    return {
+        f.name: hints[f.name].__metadata__ if get_origin(hints[f.name]) is Annotated else ()
+        for f in dataclasses.fields(cls)
+    }
 
 
 def help_of(cls: type) -> Mapping[str, str]:
     """One line about each field of a record: the text in its annotation; empty if it has none."""
-    return {name: next((extra for extra in extras if isinstance(extra, str)), "") for name, extras in metadata_of(cls).items()}
+    return {
+        name: next((extra for extra in extras if isinstance(extra, str)), "")
+        for name, extras in metadata_of(cls).items()
+    }
 
 
 @functools.cache
 def _checks(cls: type) -> tuple[tuple[str, Any, Check], ...]:
     extras = metadata_of(cls)
-    return tuple((f.name, f.default, check) for f in dataclasses.fields(cls) for check in extras[f.name] if callable(check))
+    return tuple(
+        (f.name, f.default, check)
+        for f in dataclasses.fields(cls)
+        for check in extras[f.name]
+        if callable(check)
+    )
 
 
 def checks_of(cls: type) -> Mapping[str, Check]:
@@ -181,7 +220,9 @@ def checks_of(cls: type) -> Mapping[str, Check]:
 
 
 def taken_instead(refusal: ValueError, shown: str) -> str:
-    """What a check takes, and what it was given; the nearest name, which some checks know, comes last."""
+    """What a check takes, and what it was given; the nearest name, which some checks know, comes
+    last.
+    """
     expected, also, near = str(refusal).partition("; did you mean ")
     return f"takes {expected}, not {shown}{also}{near}"
 
@@ -194,20 +235,29 @@ def _run_check(self: Any, name: str, value: Any, check: Check) -> None:
     except ValueError as refusal:
         from pipegen.records.secret import masked  # which is made of records
 
-        raise InvalidField(f"{type(self).__name__}.{name} {taken_instead(refusal, printed(masked({name: value})[name]))}") from None
+        raise InvalidField(
+            f"{type(self).__name__}.{name}"
+            f" {taken_instead(refusal, printed(masked({name: value})[name]))}"
+        ) from None
     if result is not value:
         object.__setattr__(self, name, result)
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,))
+@dataclass_transform(
+    frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,)
+)
 def record(cls: type[C]) -> type[C]:
     """A frozen, slotted, keyword-only dataclass whose fields are checked at construction.
 
-    A method `check_all(self)` may compare fields; it runs after the checks of single fields. A static method `_hint_for(name)` may give the hint for an
-    unknown field in place of the nearest name. `dataclasses.field(kw_only=False)` is a field that may also be given by position. A class with
-    `__slots__ = ()` holds fields that several records inherit. Raises `InvalidField` for a bad value and `UnknownField` for an unknown field.
+    A method `check_all(self)` may compare fields; it runs after the checks of single fields. A
+    static method `_hint_for(name)` may give the hint for an unknown field in place of the nearest
+    name. `dataclasses.field(kw_only=False)` is a field that may also be given by position. A class
+    with `__slots__ = ()` holds fields that several records inherit. Raises `InvalidField` for a bad
+    value and `UnknownField` for an unknown field.
     """
-    result: Any = dataclasses.dataclass(frozen=True, slots="__slots__" not in vars(cls), kw_only=True)(cls)
+    result: Any = dataclasses.dataclass(
+        frozen=True, slots="__slots__" not in vars(cls), kw_only=True
+    )(cls)
     plain_init, names = result.__init__, _names(result)
     checks_all = hasattr(result, "check_all")
     hint: Callable[[str], str] = getattr(result, "_hint_for", lambda name: nearest(name, names))
@@ -219,7 +269,9 @@ def record(cls: type[C]) -> type[C]:
         except TypeError:
             for name in values:
                 if name not in names:
-                    raise UnknownField(f"{type(self).__name__} has no field {name!r}{hint(name)}") from None
+                    raise UnknownField(
+                        f"{type(self).__name__} has no field {name!r}{hint(name)}"
+                    ) from None
             raise
         for name, default, check in _checks(result):
             value = getattr(self, name)
@@ -233,7 +285,8 @@ def record(cls: type[C]) -> type[C]:
 
 
 def altered(original: C, **values: Any) -> C:
-    """`dataclasses.replace` for values that other records have checked already: nothing is checked again.
+    """`dataclasses.replace` for values that other records have checked already: nothing is checked
+    again.
 
     >>> @record
     ... class Room:
@@ -244,7 +297,9 @@ def altered(original: C, **values: Any) -> C:
     kind: Any = type(original)
     result = object.__new__(kind)
     for name in _names(kind):
-        object.__setattr__(result, name, values[name] if name in values else getattr(original, name))
+        object.__setattr__(
+            result, name, values[name] if name in values else getattr(original, name)
+        )
     return result  # type: ignore[no-any-return]
 
 

@@ -1,9 +1,14 @@
-"""Plain data (mappings, lists, strings, numbers, booleans, None): made immutable, compared, made mutable again, and shown in messages.
+"""Plain data (mappings, lists, strings, numbers, booleans, None): made immutable, compared, made
+mutable again, and shown in messages.
 
-Frozen data are equal if they are written equally. To Python `1`, `1.0` and `True` are equal, and so are mappings in another order; a chat template writes them
-differently, and so does JSON.
+Frozen data are equal if they are written equally. To Python `1`, `1.0` and `True` are equal, and so
+are mappings in another order; a chat template writes them differently, and so does JSON.
 
->>> freeze({"n": 1}) == freeze({"n": 1}), freeze({"n": 1}) == freeze({"n": True}), freeze({"a": 1, "b": 2}) == freeze({"b": 2, "a": 1})
+>>> (
+...     freeze({"n": 1}) == freeze({"n": 1}),
+...     freeze({"n": 1}) == freeze({"n": True}),
+...     freeze({"a": 1, "b": 2}) == freeze({"b": 2, "a": 1}),
+... )
 (True, False, False)
 """
 
@@ -30,7 +35,8 @@ VALUES = 200_000
 
 
 class FrozenMapping(immutabledict[str, Any]):
-    """A mapping of frozen data. Two are equal if they are written equally; beside any other mapping they compare as dicts do.
+    """A mapping of frozen data. Two are equal if they are written equally; beside any other mapping
+    they compare as dicts do.
 
     >>> FrozenMapping(n=1) == {"n": 1.0}, FrozenMapping(n=1) == FrozenMapping(n=1.0)
     (True, False)
@@ -49,12 +55,16 @@ class FrozenMapping(immutabledict[str, Any]):
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether frozen values are written equally: those of the same type that are equal. Zero has a sign."""
+    """Whether frozen values are written equally: those of the same type that are equal. Zero has a
+    sign.
+    """
     if one is other or type(one) is not type(other):
         return one is other
     if type(one) is tuple:
         return len(one) == len(other) and all(map(_same, one, other))
-    return bool(one == other) and (type(one) is not float or math.copysign(1, one) == math.copysign(1, other))
+    return bool(one == other) and (
+        type(one) is not float or math.copysign(1, one) == math.copysign(1, other)
+    )
 
 
 NOTHING = FrozenMapping()
@@ -62,7 +72,8 @@ NOTHING = FrozenMapping()
 
 
 def freeze(value: Any) -> Any:
-    """Plain data (mappings, lists, tuples, strings, bytes, numbers, booleans, None) made deeply immutable. Nesting and size are limited.
+    """Plain data (mappings, lists, tuples, strings, bytes, numbers, booleans, None) made deeply
+    immutable. Nesting and size are limited.
 
     >>> freeze({"a": [1, {"b": 2}]})
     FrozenMapping({'a': (1, FrozenMapping({'b': 2}))})
@@ -71,7 +82,8 @@ def freeze(value: Any) -> Any:
 
 
 def thaw(value: Any, leaf: Callable[[Any], Any] = lambda value: value) -> Any:
-    """Frozen plain data as dicts and lists, with `leaf` applied to whatever is neither, nor text, a whole number, true, false or null.
+    """Frozen plain data as dicts and lists, with `leaf` applied to whatever is neither, nor text, a
+    whole number, true, false or null.
 
     >>> thaw(freeze({"a": (1, 2)}))
     {'a': [1, 2]}
@@ -79,20 +91,44 @@ def thaw(value: Any, leaf: Callable[[Any], Any] = lambda value: value) -> Any:
     if isinstance(value, (tuple, list)):
         if _SURE.issuperset(map(type, value)):  # ids are many
             return [*value]
-        return [entry if type(entry) in _SURE else leaf(entry) if type(entry) is float else thaw(entry, leaf) for entry in value]
+        return [
+            (
+                entry
+                if type(entry) in _SURE
+                else leaf(entry)
+                if type(entry) is float
+                else thaw(entry, leaf)
+            )
+            for entry in value
+        ]
     if isinstance(value, Mapping):
-        return {key: entry if type(entry) in _SURE else leaf(entry) if type(entry) is float else thaw(entry, leaf) for key, entry in value.items()}
+        return {
+            key: (
+                entry
+                if type(entry) in _SURE
+                else leaf(entry)
+                if type(entry) is float
+                else thaw(entry, leaf)
+            )
+            for key, entry in value.items()
+        }
     return leaf(value)
 
 
 _SURE = frozenset((int, str, bool, type(None)))
 
 
-_PLAIN: tuple[tuple[type, Callable[[Any], Any]], ...] = ((str, str.__str__), (bytes, bytes.__bytes__), (int, int.__int__), (float, float.__float__))
+_PLAIN: tuple[tuple[type, Callable[[Any], Any]], ...] = (
+    (str, str.__str__),
+    (bytes, bytes.__bytes__),
+    (int, int.__int__),
+    (float, float.__float__),
+)
 
 
 def exact(value: Any) -> Any:
-    """A string, bytes or a number of a subclass as one of the plain type: a subclass may compare, hash or print as it likes. Anything else as it is.
+    """A string, bytes or a number of a subclass as one of the plain type: a subclass may compare,
+    hash or print as it likes. Anything else as it is.
 
     >>> import enum
     >>> class Word(str, enum.Enum):
@@ -111,10 +147,22 @@ def _frozen(value: Any, depth: int, seen: Iterator[int]) -> Any:
     if depth > NESTING:
         raise ValueError(f"plain data nested at most {NESTING} deep")
     if isinstance(value, Mapping):
-        return FrozenMapping({_key(key): _frozen(entry, depth + 1, seen) for key, entry in _few(value.items(), seen)}) if len(value) else NOTHING
+        return (
+            FrozenMapping(
+                {
+                    _key(key): _frozen(entry, depth + 1, seen)
+                    for key, entry in _few(value.items(), seen)
+                }
+            )
+            if len(value)
+            else NOTHING
+        )
     if isinstance(value, (list, tuple)):
         return tuple([_frozen(entry, depth + 1, seen) for entry in _few(value, seen)])
-    raise ValueError(f"plain data (mappings, lists, strings, numbers, booleans, None), without {type(value).__name__}")
+    raise ValueError(
+        "plain data (mappings, lists, strings, numbers, booleans, None), without"
+        f" {type(value).__name__}"
+    )
 
 
 def _few(entries: Iterable[T], seen: Iterator[int]) -> Iterator[T]:
@@ -131,15 +179,22 @@ def _key(key: Any) -> str:
 
 
 class _Printer(reprlib.Repr):
-    """Prints as `reprlib` does, but a dict's keys in their own order, and an object that cannot be printed as its class."""
+    """Prints as `reprlib` does, but a dict's keys in their own order, and an object that cannot be
+    printed as its class.
+    """
 
     def repr_instance(self, x: Any, level: int) -> str:
-        return guard(lambda: repr(x)[:200], lambda raised: InvalidRequest(raised.words), known=(Exception,)).value_or(type(x).__name__)
+        return guard(
+            lambda: repr(x)[:200], lambda raised: InvalidRequest(raised.words), known=(Exception,)
+        ).value_or(type(x).__name__)
 
     def repr_dict(self, x: Mapping[Any, Any], level: int) -> str:
         if not x or level <= 0:
             return "{...}" if x else "{}"
-        pairs = [f"{self.repr1(key, level - 1)}: {self.repr1(value, level - 1)}" for key, value in islice(x.items(), self.maxdict)]
+        pairs = [
+            f"{self.repr1(key, level - 1)}: {self.repr1(value, level - 1)}"
+            for key, value in islice(x.items(), self.maxdict)
+        ]
         return "{" + ", ".join([*pairs, "..."] if len(x) > self.maxdict else pairs) + "}"
 
 
@@ -147,17 +202,26 @@ SHOWN = 10
 """How many entries of a list or a mapping a message shows."""
 _PRINTER = _Printer()
 _PRINTER.maxlevel = 4
-_PRINTER.maxlist = _PRINTER.maxtuple = _PRINTER.maxdict = _PRINTER.maxset = _PRINTER.maxfrozenset = SHOWN
+_PRINTER.maxlist = _PRINTER.maxtuple = _PRINTER.maxdict = _PRINTER.maxset = (
+    _PRINTER.maxfrozenset
+) = SHOWN
 _PRINTER.maxstring = _PRINTER.maxother = _PRINTER.maxlong = 200
 
 
 def printed(value: object) -> str:
-    """The value as messages show it: short, whatever it is. Data that is nested deep, or holds itself, is shown in part.
+    """The value as messages show it: short, whatever it is. Data that is nested deep, or holds
+    itself, is shown in part.
 
-    >>> loop = [1]; loop.append(loop)
+    >>> loop = [1]
+    ... loop.append(loop)
     >>> printed({"a": 1}), printed(loop), printed(10**5000)
     ("{'a': 1}", '[1, [1, [1, [1, [...]]]]]', 'int of too many digits')
     """
-    if isinstance(value, int) and value.bit_length() > 10_000:  # Python prints no number of more than some thousand digits
+    # Python prints no number of more than some thousand digits
+    if isinstance(value, int) and value.bit_length() > 10_000:
         return f"{type(value).__name__} of too many digits"
-    return guard(lambda: _PRINTER.repr(value)[:200], lambda raised: InvalidRequest(raised.words), known=(Exception,)).value_or(type(value).__name__)
+    return guard(
+        lambda: _PRINTER.repr(value)[:200],
+        lambda raised: InvalidRequest(raised.words),
+        known=(Exception,),
+    ).value_or(type(value).__name__)

@@ -1,6 +1,8 @@
-"""Options: each is declared here once, with what it takes, its help, its default, the engines that honour it, and what others call it.
+"""Options: each is declared here once, with what it takes, its help, its default, the engines that
+honour it, and what others call it.
 
-`None` means "not set"; `pipegen.records.options` gives every option its value. `pipegen.records.option_table` makes the table of these rows.
+`None` means "not set"; `pipegen.records.options` gives every option its value.
+`pipegen.records.option_table` makes the table of these rows.
 
 >>> GenerationOptions(temperature=0.7, stop=("END",)).stop.stop
 ('END',)
@@ -16,7 +18,19 @@ from immutabledict import immutabledict
 
 from pipegen.records import strict_json
 from pipegen.records.engine_list import ENGINE_LIST, TOKEN_ENGINES
-from pipegen.records.fields import InvalidField, boolean, integer, mapping, non_empty_string, number, one_of, record, schema_of, tuple_of, with_schema
+from pipegen.records.fields import (
+    InvalidField,
+    boolean,
+    integer,
+    mapping,
+    non_empty_string,
+    number,
+    one_of,
+    record,
+    schema_of,
+    tuple_of,
+    with_schema,
+)
 from pipegen.records.frozen import freeze
 
 __all__ = [
@@ -42,13 +56,17 @@ class OptionRow(NamedTuple):
     engines: frozenset[str] = TOKEN_ENGINES
     """The engines that honour it; those that take token ids honour what pipegen's own stages do."""
     fields: str = ""
-    """The fields of servers' requests that set it, where they are not its name in `wires`; files take these names too."""
+    """The fields of servers' requests that set it, where they are not its name in `wires`; files
+    take these names too.
+    """
     near: str = ""
     """What other libraries call it, or something like it: for "did you mean"."""
     trial: Any = None
     """A value that is not the default, for tests that try every option."""
     wires: str = ""
-    """Its name where its value is sent as it is: for vLLM, SGLang and chat servers, or one name for all three."""
+    """Its name where its value is sent as it is: for vLLM, SGLang and chat servers, or one name for
+    all three.
+    """
 
 
 @record
@@ -67,7 +85,12 @@ class StopOptions:
         "Token ids that end generation; their text stays in `raw_text` only.",
         OptionRow((), SERVED, fields="stop_token_ids", near="eos_token_id", trial=(5,)),
     ] = None
-    ignore_eos: Annotated[bool | None, boolean, "Do not stop at the model's own end tokens.", OptionRow(False, fields="ignore_eos", trial=True)] = None
+    ignore_eos: Annotated[
+        bool | None,
+        boolean,
+        "Do not stop at the model's own end tokens.",
+        OptionRow(False, fields="ignore_eos", trial=True),
+    ] = None
 
 
 @record
@@ -75,10 +98,16 @@ class DecodeOptions:
     """How token ids become `text`. `raw_text` is never touched by these."""
 
     skip_special_tokens: Annotated[
-        bool | None, boolean, "Leave special tokens out of `text`.", OptionRow(True, SERVED - {"vllm_chat"}, fields="skip_special_tokens", trial=False)
+        bool | None,
+        boolean,
+        "Leave special tokens out of `text`.",
+        OptionRow(True, SERVED - {"vllm_chat"}, fields="skip_special_tokens", trial=False),
     ] = None
     strip_whitespace: Annotated[
-        bool | None, boolean, "Strip whitespace from both ends of `text`, after the cut and before plugins.", OptionRow(False, EVERY, trial=True)
+        bool | None,
+        boolean,
+        "Strip whitespace from both ends of `text`, after the cut and before plugins.",
+        OptionRow(False, EVERY, trial=True),
     ] = None
 
 
@@ -89,11 +118,15 @@ class ChatTemplateOptions:
     add_generation_prompt: Annotated[
         bool | None,
         boolean,
-        "Open the assistant's turn at the end of the prompt (the default unless a final message is continued).",
+        "Open the assistant's turn at the end of the prompt (the default unless a final message is"
+        " continued).",
         OptionRow(None, SERVED, trial=False),
     ] = None
     continue_final_message: Annotated[
-        bool | None, boolean, "Continue the last assistant turn instead of opening a new one.", OptionRow(False, SERVED, trial=True)
+        bool | None,
+        boolean,
+        "Continue the last assistant turn instead of opening a new one.",
+        OptionRow(False, SERVED, trial=True),
     ] = None
     enable_thinking: Annotated[
         bool | None,
@@ -104,17 +137,22 @@ class ChatTemplateOptions:
     control_tokens: Annotated[
         Literal["text", "reject", "allow"] | None,
         one_of("text", "reject", "allow"),
-        "What text of users that looks like a control token becomes: plain text, an error, or the token. In a plain prompt only where request or run sets it.",
+        "What text of users that looks like a control token becomes: plain text, an error, or the"
+        " token. In a plain prompt only where request or run sets it.",
         OptionRow("text", trial="allow"),
     ] = None
     trust: Annotated[
         tuple[str, ...] | None,
         tuple_of(one_of("assistant", "tools", "template_kwargs")),
-        "What may hold control tokens besides system and developer turns: earlier answers, definitions of tools, variables of the template.",
+        "What may hold control tokens besides system and developer turns: earlier answers,"
+        " definitions of tools, variables of the template.",
         OptionRow((), trial=("assistant",)),
     ] = None
     template: Annotated[
-        str | None, non_empty_string, "A chat template (Jinja) to use instead of the checkpoint's own.", OptionRow(near="chat_template", trial="{{ messages }}")
+        str | None,
+        non_empty_string,
+        "A chat template (Jinja) to use instead of the checkpoint's own.",
+        OptionRow(near="chat_template", trial="{{ messages }}"),
     ] = None
     template_kwargs: Annotated[
         Mapping[str, Any] | None,
@@ -125,33 +163,58 @@ class ChatTemplateOptions:
 
     def check_all(self) -> None:
         if self.continue_final_message and self.add_generation_prompt:
-            raise InvalidField("ChatTemplateOptions takes continue_final_message=True or add_generation_prompt=True, not both")
+            raise InvalidField(
+                "ChatTemplateOptions takes continue_final_message=True or"
+                " add_generation_prompt=True, not both"
+            )
 
 
 @record
 class VlmPreprocessOptions:
     """How images become pixels; all in pixels (an area, not a side)."""
 
-    min_pixels: Annotated[int | None, integer(low=1), "Enlarge smaller images to at least this area.", OptionRow(trial=4096)] = None
-    max_pixels: Annotated[int | None, integer(low=1), "Shrink larger images to at most this area.", OptionRow(trial=8192)] = None
+    min_pixels: Annotated[
+        int | None,
+        integer(low=1),
+        "Enlarge smaller images to at least this area.",
+        OptionRow(trial=4096),
+    ] = None
+    max_pixels: Annotated[
+        int | None,
+        integer(low=1),
+        "Shrink larger images to at most this area.",
+        OptionRow(trial=8192),
+    ] = None
     do_resize: Annotated[
         bool | None,
         boolean,
-        "Resize to a size that the model's processor keeps; with `False` the image must have such a size already.",
+        "Resize to a size that the model's processor keeps; with `False` the image must have such a"
+        " size already.",
         OptionRow(True, trial=False),
     ] = None
 
     def check_all(self) -> None:
-        if self.min_pixels is not None and self.max_pixels is not None and self.min_pixels > self.max_pixels:
-            raise InvalidField(f"VlmPreprocessOptions takes min_pixels of at most max_pixels, not {self.min_pixels} > {self.max_pixels}")
+        if (
+            self.min_pixels is not None
+            and self.max_pixels is not None
+            and self.min_pixels > self.max_pixels
+        ):
+            raise InvalidField(
+                "VlmPreprocessOptions takes min_pixels of at most max_pixels, not"
+                f" {self.min_pixels} > {self.max_pixels}"
+            )
 
 
 def _schema(value: Any) -> str:
-    """A JSON object, as JSON text: the order of a schema's properties counts, and its text keeps it."""
+    """A JSON object, as JSON text: the order of a schema's properties counts, and its text keeps
+    it.
+    """
     if not isinstance(value, (str, Mapping)):
         raise ValueError("a JSON Schema as a mapping or as JSON text")
     try:
-        schema = strict_json.load(value if isinstance(value, str) else json.dumps(freeze(value), default=_jsonable))
+        schema = strict_json.load(
+            value if isinstance(value, str) else json.dumps(freeze(value), default=_jsonable)
+        )
     except ValueError as refusal:  # strict_json.NotStrict is one
         raise ValueError(f"a JSON Schema as a mapping or as JSON text ({refusal})") from None
     if not isinstance(schema, dict):
@@ -191,8 +254,11 @@ class StructuredOptions:
     json_schema: Annotated[
         Mapping[str, Any] | str | None,
         _schema,
-        "The answer is JSON that this JSON Schema describes; kept as JSON text, because the order of its properties counts.",
-        OptionRow(None, EVERY, fields="guided_json", near="response_format json", trial='{"enum": [1, 2]}'),
+        "The answer is JSON that this JSON Schema describes; kept as JSON text, because the order"
+        " of its properties counts.",
+        OptionRow(
+            None, EVERY, fields="guided_json", near="response_format json", trial='{"enum": [1, 2]}'
+        ),
     ] = None
     regex: Annotated[
         str | None,
@@ -201,13 +267,21 @@ class StructuredOptions:
         OptionRow(None, SERVED, fields="guided_regex", trial="[ab]+"),
     ] = None
     choice: Annotated[
-        tuple[str, ...] | None, _choices, "The answer is one of these texts.", OptionRow(None, SERVED, fields="guided_choice", trial=("yes", "no"))
+        tuple[str, ...] | None,
+        _choices,
+        "The answer is one of these texts.",
+        OptionRow(None, SERVED, fields="guided_choice", trial=("yes", "no")),
     ] = None
 
     def check_all(self) -> None:
-        given = [name for name in ("json_schema", "regex", "choice") if getattr(self, name) is not None]
+        given = [
+            name for name in ("json_schema", "regex", "choice") if getattr(self, name) is not None
+        ]
         if len(given) > 1:
-            raise InvalidField(f"StructuredOptions takes one of json_schema, regex and choice, not {' and '.join(given)}")
+            raise InvalidField(
+                "StructuredOptions takes one of json_schema, regex and choice, not"
+                f" {' and '.join(given)}"
+            )
 
 
 GROUPS: Mapping[str, type[Any]] = {
@@ -235,7 +309,11 @@ def _nested(kind: type[Any], also: str = "") -> Any:
 
 def _stops(value: Any) -> Any:
     """Stop strings alone are enough: `stop=("END",)`."""
-    return StopOptions(stop=tuple(value)) if isinstance(value, (tuple, list)) else _nested(StopOptions, " or a tuple of stop strings")(value)
+    return (
+        StopOptions(stop=tuple(value))
+        if isinstance(value, (tuple, list))
+        else _nested(StopOptions, " or a tuple of stop strings")(value)
+    )
 
 
 @record
@@ -245,9 +323,15 @@ class GenerationOptions:
     max_new_tokens: Annotated[
         int | None,
         integer(low=0),
-        "The most tokens to generate; a row that reaches it ends with `LENGTH`. With 0 only the prompt is read, for its `prompt_logprobs`.",
+        "The most tokens to generate; a row that reaches it ends with `LENGTH`. With 0 only the"
+        " prompt is read, for its `prompt_logprobs`.",
         OptionRow(
-            512, EVERY, fields="max_tokens max_completion_tokens", near="max_output_tokens max_length", wires="max_tokens max_new_tokens max_tokens", trial=3
+            512,
+            EVERY,
+            fields="max_tokens max_completion_tokens",
+            near="max_output_tokens max_length",
+            wires="max_tokens max_new_tokens max_tokens",
+            trial=3,
         ),
     ] = None
     min_new_tokens: Annotated[
@@ -265,27 +349,43 @@ class GenerationOptions:
     top_p: Annotated[
         float | None,
         number(above=0, high=1),
-        "Sample from the likeliest tokens whose probabilities add up to this much only; 1 means all.",
+        "Sample from the likeliest tokens whose probabilities add up to this much only; 1 means"
+        " all.",
         OptionRow(1.0, EVERY, wires="top_p", trial=0.5),
     ] = None
-    top_k: Annotated[int | None, integer(low=0), "Sample from the k likeliest tokens only; 0 means all.", OptionRow(0, SERVED, fields="top_k", trial=2)] = None
+    top_k: Annotated[
+        int | None,
+        integer(low=0),
+        "Sample from the k likeliest tokens only; 0 means all.",
+        OptionRow(0, SERVED, fields="top_k", trial=2),
+    ] = None
     min_p: Annotated[
         float | None,
         number(0, 1),
-        "Sample from tokens that are at least this many times as likely as the likeliest only; 0 means all.",
+        "Sample from tokens that are at least this many times as likely as the likeliest only; 0"
+        " means all.",
         OptionRow(0.0, SERVED, wires="min_p", trial=0.5),
     ] = None
     allowed_token_ids: Annotated[
         tuple[int, ...] | None,
         _allowed,
-        "Generate these tokens only; an end token too, if it is among them. Without it every token may be generated.",
-        OptionRow(None, frozenset({"hf", "vllm", "vllm_server", "vllm_chat"}), wires="allowed_token_ids", trial=(5, 6)),
+        "Generate these tokens only; an end token too, if it is among them. Without it every token"
+        " may be generated.",
+        OptionRow(
+            None,
+            frozenset({"hf", "vllm", "vllm_server", "vllm_chat"}),
+            wires="allowed_token_ids",
+            trial=(5, 6),
+        ),
     ] = None
     repetition_penalty: Annotated[
         float | None,
         number(above=0),
-        "Divide the positive logits of tokens in the prompt or the answer, and multiply the negative ones; 1 changes nothing.",
-        OptionRow(1.0, SERVED - {"sglang_server", "sglang_chat"}, wires="repetition_penalty", trial=1.5),
+        "Divide the positive logits of tokens in the prompt or the answer, and multiply the"
+        " negative ones; 1 changes nothing.",
+        OptionRow(
+            1.0, SERVED - {"sglang_server", "sglang_chat"}, wires="repetition_penalty", trial=1.5
+        ),
     ] = None
     presence_penalty: Annotated[
         float | None,
@@ -300,12 +400,16 @@ class GenerationOptions:
         OptionRow(0.0, EVERY, wires="frequency_penalty", trial=1.5),
     ] = None
     no_repeat_ngram_size: Annotated[
-        int | None, integer(low=0), "Never write the same sequence of that many tokens twice; 0 means no limit.", OptionRow(0, frozenset({"hf"}), trial=2)
+        int | None,
+        integer(low=0),
+        "Never write the same sequence of that many tokens twice; 0 means no limit.",
+        OptionRow(0, frozenset({"hf"}), trial=2),
     ] = None
     seed: Annotated[
         int | None,
         integer(low=0, high=2**63 - 1),
-        "Makes a sampled row repeatable in any batch. Without it, sampled rows may differ from run to run.",
+        "Makes a sampled row repeatable in any batch. Without it, sampled rows may differ from run"
+        " to run.",
         OptionRow(None, EVERY, near="random_seed", wires="seed sampling_seed seed", trial=3),
     ] = None
     samples: Annotated[
@@ -317,34 +421,42 @@ class GenerationOptions:
     logprobs: Annotated[
         bool | None,
         boolean,
-        "Report the model's own log probability of each generated token (before temperature, penalties and filters).",
+        "Report the model's own log probability of each generated token (before temperature,"
+        " penalties and filters).",
         OptionRow(False, SERVED, trial=True),
     ] = None
     top_logprobs: Annotated[
-        int | None, integer(low=0, high=20), "Also report that many likeliest tokens for each position; turns `logprobs` on.", OptionRow(0, SERVED, trial=2)
+        int | None,
+        integer(low=0, high=20),
+        "Also report that many likeliest tokens for each position; turns `logprobs` on.",
+        OptionRow(0, SERVED, trial=2),
     ] = None
     prompt_logprobs: Annotated[
         bool | None,
         boolean,
-        "Report the model's own log probability of each token of the prompt but the first, with the likeliest there; it is read once more.",
+        "Report the model's own log probability of each token of the prompt but the first, with the"
+        " likeliest there; it is read once more.",
         OptionRow(False, trial=True),
     ] = None
     max_prompt_tokens: Annotated[
         int | None,
         integer(low=1),
-        "Fail a longer prompt, images included, before the engine is called. Without it, only the model's own limit counts.",
+        "Fail a longer prompt, images included, before the engine is called. Without it, only the"
+        " model's own limit counts.",
         OptionRow(near="truncate_prompt_tokens", trial=100_000),
     ] = None
     on_overflow: Annotated[
         Literal["error", "clip"] | None,
         one_of("error", "clip"),
-        "What to do when prompt and answer do not fit: fail the slot, or lower `max_new_tokens` and say so in the result.",
+        "What to do when prompt and answer do not fit: fail the slot, or lower `max_new_tokens` and"
+        " say so in the result.",
         OptionRow("error", trial="clip"),
     ] = None
     use_generation_config: Annotated[
         bool | None,
         boolean,
-        "Options that are not set come from the checkpoint's `generation_config`, then from pipegen's defaults.",
+        "Options that are not set come from the checkpoint's `generation_config`, then from"
+        " pipegen's defaults.",
         OptionRow(False, trial=True),
     ] = None
     stop: Annotated[StopOptions | None, _stops] = None
@@ -393,5 +505,12 @@ class GenerationOptions:
     def check_all(self) -> None:
         if self.top_logprobs and self.logprobs is False:
             raise InvalidField("GenerationOptions takes top_logprobs only with logprobs=True")
-        if self.min_new_tokens is not None and self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
-            raise InvalidField(f"GenerationOptions takes min_new_tokens of at most max_new_tokens, not {self.min_new_tokens} > {self.max_new_tokens}")
+        if (
+            self.min_new_tokens is not None
+            and self.max_new_tokens is not None
+            and self.min_new_tokens > self.max_new_tokens
+        ):
+            raise InvalidField(
+                "GenerationOptions takes min_new_tokens of at most max_new_tokens, not"
+                f" {self.min_new_tokens} > {self.max_new_tokens}"
+            )

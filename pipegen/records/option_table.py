@@ -1,4 +1,5 @@
-"""The option table: every row by its name, and what is made of the rows: defaults, the names that others have, the fields that wires have.
+"""The option table: every row by its name, and what is made of the rows: defaults, the names that
+others have, the fields that wires have.
 
 >>> OPTIONS["min_p"].row.default, OPTIONS["stop_token_ids"].group, SERVER_NAMES["max_tokens"]
 (0.0, 'stop', 'max_new_tokens')
@@ -14,14 +15,27 @@ from typing import Any, Literal, NamedTuple, get_args
 from pipegen.records.fields import help_of, metadata_of, nearest
 from pipegen.records.option_records import GROUPS, GenerationOptions, OptionRow
 
-__all__ = ["DEFAULTS", "OPTIONS", "OTHER_NAMES", "SERVER_NAMES", "OptionEntry", "nearest_option", "server_fields", "unknown_hint", "wire_fields", "wire_names"]
+__all__ = [
+    "DEFAULTS",
+    "OPTIONS",
+    "OTHER_NAMES",
+    "SERVER_NAMES",
+    "OptionEntry",
+    "nearest_option",
+    "server_fields",
+    "unknown_hint",
+    "wire_fields",
+    "wire_names",
+]
 
 
 class OptionEntry(NamedTuple):
     """An option as the table has it, found by its flat name."""
 
     group: str
-    """The field of `GenerationOptions` whose record holds it; empty where that is `GenerationOptions` itself."""
+    """The field of `GenerationOptions` whose record holds it; empty where that is
+    `GenerationOptions` itself.
+    """
     help: str
     row: OptionRow
 
@@ -35,16 +49,31 @@ def _entries() -> Mapping[str, OptionEntry]:
     entries: dict[str, OptionEntry] = {}
     for group, kind in ("", GenerationOptions), *GROUPS.items():
         words, extras = help_of(kind), metadata_of(kind)
-        rows = {name: next((extra for extra in extras[name] if isinstance(extra, OptionRow)), None) for name in extras}
-        entries |= {name: OptionEntry(group, words[name], row) for name, row in rows.items() if row is not None}
+        rows = {
+            name: next((extra for extra in extras[name] if isinstance(extra, OptionRow)), None)
+            for name in extras
+        }
+        entries |= {
+            name: OptionEntry(group, words[name], row)
+            for name, row in rows.items()
+            if row is not None
+        }
     return entries
 
 
 OPTIONS: Mapping[str, OptionEntry] = _entries()
 """Every option by its flat name, as plain data, flags and the capability table use them."""
-SERVER_NAMES: Mapping[str, str] = {field: name for name, entry in OPTIONS.items() for field in server_fields(entry.row) if field != name}
+SERVER_NAMES: Mapping[str, str] = {
+    field: name
+    for name, entry in OPTIONS.items()
+    for field in server_fields(entry.row)
+    if field != name
+}
 """Fields of servers' requests under another name than the option that they set."""
-OTHER_NAMES: Mapping[str, str] = {**SERVER_NAMES, **{other: name for name, entry in OPTIONS.items() for other in entry.row.near.split()}}
+OTHER_NAMES: Mapping[str, str] = {
+    **SERVER_NAMES,
+    **{other: name for name, entry in OPTIONS.items() for other in entry.row.near.split()},
+}
 """What other libraries and servers call an option, or something near to it."""
 
 
@@ -52,9 +81,13 @@ def _in_group(group: str) -> dict[str, Any]:
     return {name: entry.row.default for name, entry in OPTIONS.items() if entry.group == group}
 
 
-DEFAULTS = GenerationOptions(**_in_group(""), **{group: kind(**_in_group(group)) for group, kind in GROUPS.items() if group != "structured"})
-"""pipegen's defaults. Without `template`, `min_pixels` and `max_pixels` the checkpoint's own apply; without `seed` a row is unseeded, without
-`max_prompt_tokens` only the model's own limit counts, and without `structured` the form of the answer is free."""
+DEFAULTS = GenerationOptions(
+    **_in_group(""),
+    **{group: kind(**_in_group(group)) for group, kind in GROUPS.items() if group != "structured"},
+)
+"""pipegen's defaults. Without `template`, `min_pixels` and `max_pixels` the checkpoint's own apply;
+without `seed` a row is unseeded, without `max_prompt_tokens` only the model's own limit counts, and
+without `structured` the form of the answer is free."""
 
 
 def nearest_option(name: str, known: Iterable[str]) -> str:
@@ -68,11 +101,22 @@ def nearest_option(name: str, known: Iterable[str]) -> str:
 
 def unknown_hint(name: str) -> str:
     """What to say of an option that is no field of `GenerationOptions` itself."""
-    groups = {option: f"{entry.group}: {entry.group}={GROUPS[entry.group].__name__}({option}=...)" for option, entry in OPTIONS.items() if entry.group}
+    groups = {
+        option: f"{entry.group}: {entry.group}={GROUPS[entry.group].__name__}({option}=...)"
+        for option, entry in OPTIONS.items()
+        if entry.group
+    }
     if name in groups:
         return f"; it is a field of {groups[name]}"
     words = nearest_option(name, (*OPTIONS, *GROUPS))
-    return words + next((f" It is a field of {where}" for option, where in groups.items() if f" {option!r}?" in words and option not in GROUPS), "")
+    return words + next(
+        (
+            f" It is a field of {where}"
+            for option, where in groups.items()
+            if f" {option!r}?" in words and option not in GROUPS
+        ),
+        "",
+    )
 
 
 Wire = Literal["vllm", "sglang", "chat"]
@@ -80,9 +124,15 @@ Wire = Literal["vllm", "sglang", "chat"]
 
 @functools.cache
 def wire_names(wire: Wire, engine: str = "") -> Mapping[str, str]:
-    """The options whose values are sent as they are, each with its name on this wire: all of them, or those that the engine honours."""
+    """The options whose values are sent as they are, each with its name on this wire: all of them,
+    or those that the engine honours.
+    """
     position = get_args(Wire).index(wire)
-    sent = {name: entry.row.wires.split() for name, entry in OPTIONS.items() if entry.row.wires and (not engine or engine in entry.row.engines)}
+    sent = {
+        name: entry.row.wires.split()
+        for name, entry in OPTIONS.items()
+        if entry.row.wires and (not engine or engine in entry.row.engines)
+    }
     return {name: names[min(position, len(names) - 1)] for name, names in sent.items()}
 
 
@@ -93,7 +143,10 @@ def wire_fields(options: GenerationOptions, wire: Wire, engine: str = "") -> dic
     1
     """
     values = _values_of(wire, engine)(options)
-    return {field: [*value] if type(value) is tuple else value for field, value in zip(wire_names(wire, engine).values(), values, strict=True)}
+    return {
+        field: [*value] if type(value) is tuple else value
+        for field, value in zip(wire_names(wire, engine).values(), values, strict=True)
+    }
 
 
 @functools.cache

@@ -1,8 +1,11 @@
-"""Options: what a caller may ask of a generation, and the one pure step that gives every option its value.
+"""Options: what a caller may ask of a generation, and the one pure step that gives every option its
+value.
 
-Every field of an option record may be `None`, which means "not set". `resolve` fills what is not set: the request's own options win, then those of
-the whole run, then (only if asked) the checkpoint's `generation_config`, then pipegen's defaults. The result is again a `GenerationOptions`, with
-everything set; resolving it again changes nothing, so it can be sent again for the same call.
+Every field of an option record may be `None`, which means "not set". `resolve` fills what is not
+set: the request's own options win, then those of the whole run, then (only if asked) the
+checkpoint's `generation_config`, then pipegen's defaults. The result is again a
+`GenerationOptions`, with everything set; resolving it again changes nothing, so it can be sent
+again for the same call.
 
 >>> effective = resolve(GenerationOptions(temperature=0.7))
 >>> effective.temperature, effective.max_new_tokens, effective.stop.stop
@@ -52,7 +55,16 @@ __all__ = [
 
 R = TypeVar("R")
 
-CHECKPOINT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "no_repeat_ngram_size", "max_new_tokens", "min_new_tokens")
+CHECKPOINT_FIELDS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "max_new_tokens",
+    "min_new_tokens",
+)
 """What `use_generation_config=True` takes from the checkpoint."""
 
 
@@ -69,9 +81,15 @@ def merge(first: R | None, second: R | None) -> R | None:
         own, other = getattr(first, f.name), getattr(second, f.name)
         nested = f.name in GROUPS and dataclasses.is_dataclass(own if own is not None else other)
         values[f.name] = merge(own, other) if nested else other if own is None else own
-    if isinstance(first, ChatTemplateOptions) and (first.add_generation_prompt, first.continue_final_message) != (None, None):
+    if isinstance(first, ChatTemplateOptions) and (
+        first.add_generation_prompt,
+        first.continue_final_message,
+    ) != (None, None):
         # How the prompt ends is one setting, although it takes two switches: setting one sets both.
-        values |= {"add_generation_prompt": first.add_generation_prompt, "continue_final_message": first.continue_final_message}
+        values |= {
+            "add_generation_prompt": first.add_generation_prompt,
+            "continue_final_message": first.continue_final_message,
+        }
     if isinstance(first, StructuredOptions) and first != StructuredOptions():
         return first  # the form of the answer is one setting: setting one excludes the others
     if isinstance(first, GenerationOptions) and first.logprobs is False:
@@ -82,20 +100,31 @@ def merge(first: R | None, second: R | None) -> R | None:
 
 
 @functools.lru_cache(maxsize=1024)
-def resolve(*layers: GenerationOptions | None, checkpoint: immutabledict[str, Any] = NOTHING) -> GenerationOptions:
-    """Give every option its value: earlier arguments win over later ones, then the checkpoint's values if asked, then `DEFAULTS`.
+def resolve(
+    *layers: GenerationOptions | None, checkpoint: immutabledict[str, Any] = NOTHING
+) -> GenerationOptions:
+    """Give every option its value: earlier arguments win over later ones, then the checkpoint's
+    values if asked, then `DEFAULTS`.
 
-    `checkpoint` is the checkpoint's `generation_config` as a mapping; it counts only where `use_generation_config=True` was set. A checkpoint that
-    says `do_sample: false` is greedy whatever temperature it names. Raises `InvalidField` when the merged options contradict each other.
+    `checkpoint` is the checkpoint's `generation_config` as a mapping; it counts only where
+    `use_generation_config=True` was set. A checkpoint that says `do_sample: false` is greedy
+    whatever temperature it names. Raises `InvalidField` when the merged options contradict each
+    other.
 
-    >>> resolve(GenerationOptions(use_generation_config=True), checkpoint=immutabledict(top_k=20)).top_k
+    >>> resolve(
+    ...     GenerationOptions(use_generation_config=True), checkpoint=immutabledict(top_k=20)
+    ... ).top_k
     20
     """
-    options: GenerationOptions | None = None  # the function is pure and its arguments are hashable, so it is cached: runs share few distinct options
+    # the function is pure and its arguments are hashable, so it is cached: runs share few distinct
+    # options
+    options: GenerationOptions | None = None
     for layer in layers:
         options = merge(options, layer)
     if options is not None and options.use_generation_config:
-        from_checkpoint = {name: checkpoint[name] for name in CHECKPOINT_FIELDS if checkpoint.get(name) is not None}
+        from_checkpoint = {
+            name: checkpoint[name] for name in CHECKPOINT_FIELDS if checkpoint.get(name) is not None
+        }
         if not checkpoint.get("do_sample", False):
             from_checkpoint["temperature"] = 0.0
         elif "temperature" not in from_checkpoint:
@@ -111,11 +140,15 @@ def resolve(*layers: GenerationOptions | None, checkpoint: immutabledict[str, An
 
 
 def options_from(values: Mapping[str, Any], place: str = "options") -> GenerationOptions:
-    """Options from plain data (JSON, YAML, flags): nested as the records are, or flat, such as `{"stop": ["END"], "strip_whitespace": true}`.
+    """Options from plain data (JSON, YAML, flags): nested as the records are, or flat, such as
+    `{"stop": ["END"], "strip_whitespace": true}`.
 
-    Raises `UnknownField` with the place and the nearest name, `InvalidField` with the place and what the field takes.
+    Raises `UnknownField` with the place and the nearest name, `InvalidField` with the place and
+    what the field takes.
 
-    >>> options_from({"temperature": 0.2, "stop": ["END"], "enable_thinking": True}).chat.enable_thinking
+    >>> options_from(
+    ...     {"temperature": 0.2, "stop": ["END"], "enable_thinking": True}
+    ... ).chat.enable_thinking
     True
     >>> options_from({"temprature": 0.2}, place="line 3")
     Traceback (most recent call last):
@@ -128,16 +161,25 @@ def options_from(values: Mapping[str, Any], place: str = "options") -> Generatio
         if name in GROUPS and isinstance(value, Mapping):
             unnamed = next((key for key in value if not isinstance(key, str)), None)
             if unnamed is not None:
-                raise InvalidField(f"{place}: {name} takes a mapping with names as keys, not {printed(unnamed)}")
+                raise InvalidField(
+                    f"{place}: {name} takes a mapping with names as keys, not {printed(unnamed)}"
+                )
             groups.setdefault(name, {}).update(value)
         elif name in OPTIONS:
-            (groups.setdefault(OPTIONS[name].group, {}) if OPTIONS[name].group else plain)[name] = value
+            (groups.setdefault(OPTIONS[name].group, {}) if OPTIONS[name].group else plain)[name] = (
+                value
+            )
         elif name in GROUPS:
             raise InvalidField(f"{place}: {name} takes a mapping, not {printed(value)}")
         else:
-            raise UnknownField(f"{place}: there is no option {printed(name)}{nearest_option(str(name), option_names())}")
+            raise UnknownField(
+                f"{place}: there is no option"
+                f" {printed(name)}{nearest_option(str(name), option_names())}"
+            )
     try:
-        return GenerationOptions(**plain, **{group: GROUPS[group](**fields) for group, fields in groups.items()})
+        return GenerationOptions(
+            **plain, **{group: GROUPS[group](**fields) for group, fields in groups.items()}
+        )
     except InvalidField as refusal:
         raise type(refusal)(f"{place}: {refusal}") from None
 
@@ -162,5 +204,7 @@ def flat_values(options: GenerationOptions) -> dict[str, Any]:
 
 
 def in_our_words(name: str, value: Any) -> Any:
-    """The option's value for what a server's field says: -1 means all to the engines' `top_k`, and 0 does here."""
+    """The option's value for what a server's field says: -1 means all to the engines' `top_k`, and
+    0 does here.
+    """
     return 0 if name == "top_k" and type(value) is int and value == -1 else value

@@ -14,22 +14,35 @@ from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import printed
 from pipegen.records.options import options_from
-from pipegen.records.requests import FIELDS, MESSAGES, GenerationRequest, ScoringRequest, TextGenerationRequest, VlmGenerationRequest, field_hint, misplaced
+from pipegen.records.requests import (
+    FIELDS,
+    MESSAGES,
+    GenerationRequest,
+    ScoringRequest,
+    TextGenerationRequest,
+    VlmGenerationRequest,
+    field_hint,
+    misplaced,
+)
 
 __all__ = ["Request", "carried", "request_from", "unreadable"]
 
 Request: TypeAlias = GenerationRequest | Mapping[str, Any] | Slot[GenerationRequest]
-"""What the drivers accept: a record, plain data of the same shape (checked in its own slot), or a slot, which may have failed already."""
+"""What the drivers accept: a record, plain data of the same shape (checked in its own slot), or a
+slot, which may have failed already.
+"""
 
 
 def request_from(values: Mapping[str, Any], where: str = "request") -> Slot[GenerationRequest]:
-    """A request from plain data: `{"id", "messages" | "prompt" | "prompt_token_ids", "images" | "image", "tools", "options", "metadata"}`.
+    """A request from plain data: `{"id", "messages" | "prompt" | "prompt_token_ids", "images" |
+    "image", "tools", "options", "metadata"}`.
 
     With a `continuation`, it is a request to score.
 
-    So a row of a table or of a data set is a request: `id` may be a whole number, `messages`, `tools` and `options` may be JSON text, and other columns,
-    such as a label, become entries of `metadata`. The name of an option, or nearly so, is refused: options go into `options`. Anything wrong is an
-    `InvalidRequest` whose message begins with `where`.
+    So a row of a table or of a data set is a request: `id` may be a whole number, `messages`,
+    `tools` and `options` may be JSON text, and other columns, such as a label, become entries of
+    `metadata`. The name of an option, or nearly so, is refused: options go into `options`. Anything
+    wrong is an `InvalidRequest` whose message begins with `where`.
 
     >>> request_from({"messages": []}).failure().message
     'request: messages takes at least one message, not []'
@@ -38,7 +51,9 @@ def request_from(values: Mapping[str, Any], where: str = "request") -> Slot[Gene
     >>> request_from({"id": 7, "prompt": "Is it so?", "label": True}).unwrap().metadata["label"]
     True
     """
-    return guard_slot(lambda: _request_from(values, where), lambda raised: unreadable(where, raised))
+    return guard_slot(
+        lambda: _request_from(values, where), lambda raised: unreadable(where, raised)
+    )
 
 
 def unreadable(where: str, raised: Raised) -> InvalidRequest:
@@ -47,47 +62,78 @@ def unreadable(where: str, raised: Raised) -> InvalidRequest:
 
 def _request_from(values: Mapping[str, Any], where: str) -> Slot[GenerationRequest]:
     if not isinstance(values, Mapping):
-        return Failure(InvalidRequest(f"{where}: a mapping or a request is wanted, not {printed(values)}", hint=_SHAPES))
+        return Failure(
+            InvalidRequest(
+                f"{where}: a mapping or a request is wanted, not {printed(values)}", hint=_SHAPES
+            )
+        )
     try:
         fields = _fields_of(values)
         if isinstance(fields.get("options"), Mapping):
             fields["options"] = options_from(fields["options"])
         none = isinstance(fields.get("images", ()), (list, tuple)) and not fields.get("images")
         images = not none or _holds_images(fields.get("messages"))
-        kind = ScoringRequest if "continuation" in fields else VlmGenerationRequest if images else TextGenerationRequest
+        kind = (
+            ScoringRequest
+            if "continuation" in fields
+            else VlmGenerationRequest
+            if images
+            else TextGenerationRequest
+        )
         if not images:
             fields.pop("images", None)
         return Success(kind(**fields))
     except InvalidField as refusal:
-        message = str(refusal).removeprefix("TextGenerationRequest.").removeprefix("VlmGenerationRequest.").removeprefix("ScoringRequest.")
+        message = (
+            str(refusal)
+            .removeprefix("TextGenerationRequest.")
+            .removeprefix("VlmGenerationRequest.")
+            .removeprefix("ScoringRequest.")
+        )
         return Failure(InvalidRequest(f"{where}: {message}"))
 
 
-_SHAPES = 'a request is a mapping such as {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}'
+_SHAPES = (
+    'a request is a mapping such as {"prompt": "..."} or {"messages": [{"role": "user", "content":'
+    ' "..."}]}'
+)
 _FIELDS = dict.fromkeys((*FIELDS, "image"))
 _PROMPTS = ("messages", "prompt", "prompt_token_ids")
 
 
 def carried(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of plain data that are the caller's own: its `metadata`, and what is no field of a request.
+    """The entries of plain data that are the caller's own: its `metadata`, and what is no field of
+    a request.
 
     >>> carried({"prompt": "Is it so?", "label": True, "metadata": {"page": 7}})
     {'label': True, 'page': 7}
     """
     own = values.get("metadata")
-    others = {name: value for name, value in values.items() if name not in _FIELDS and value is not None}
-    return others if own is None else {**others, **(own if isinstance(own, Mapping) else {"metadata": own})}
+    others = {
+        name: value for name, value in values.items() if name not in _FIELDS and value is not None
+    }
+    return (
+        others
+        if own is None
+        else {**others, **(own if isinstance(own, Mapping) else {"metadata": own})}
+    )
 
 
 def _fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a request, with those of a table's row as the record takes them.
 
-    Raises `InvalidField` for an entry that would be an option, and for a mistyped one: it would be ignored.
+    Raises `InvalidField` for an entry that would be an option, and for a mistyped one: it would be
+    ignored.
     """
-    fields = {name: value for name, value in values.items() if value is not None and name in _FIELDS}
+    fields = {
+        name: value for name, value in values.items() if value is not None and name in _FIELDS
+    }
     metadata = carried(values)
     if metadata:
-        _refuse_misplaced([name for name in values if name in metadata and name not in _FIELDS], prompted=not fields.keys().isdisjoint(_PROMPTS))
+        _refuse_misplaced(
+            [name for name in values if name in metadata and name not in _FIELDS],
+            prompted=not fields.keys().isdisjoint(_PROMPTS),
+        )
         fields["metadata"] = metadata
     if type(fields.get("id")) is int:
         fields["id"] = str(fields["id"])
@@ -104,7 +150,9 @@ def _fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_misplaced(names: Sequence[str], *, prompted: bool) -> None:
-    """Refuse names that are options, or nearly; where there is no prompt, also those that are nearly a field's."""
+    """Refuse names that are options, or nearly; where there is no prompt, also those that are
+    nearly a field's.
+    """
     for name in names:
         hint = misplaced(str(name))
         if hint is None and not prompted:
@@ -117,7 +165,12 @@ def _from_text(name: str, text: str) -> Any:
     try:
         return strict_json.load(text)
     except strict_json.NotStrict as refusal:
-        form = f"messages takes a list of messages such as {MESSAGES}, with prompt for a plain text, not {printed(text)}; " if name == "messages" else ""
+        form = (
+            f"messages takes a list of messages such as {MESSAGES}, with prompt for a plain text,"
+            f" not {printed(text)}; "
+            if name == "messages"
+            else ""
+        )
         raise InvalidField(f"{form}{name}, where it is text, takes JSON: {refusal}") from None
 
 
@@ -136,4 +189,6 @@ def _holds_images(messages: Any) -> bool:
         return False
     contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
     parts = [part for content in contents if isinstance(content, (list, tuple)) for part in content]
-    return any(isinstance(part, Mapping) and part.get("type") in ("image", "image_url") for part in parts)
+    return any(
+        isinstance(part, Mapping) and part.get("type") in ("image", "image_url") for part in parts
+    )

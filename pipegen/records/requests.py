@@ -19,7 +19,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from immutabledict import immutabledict
 
-from pipegen.records.fields import InvalidField, boolean, integer, mapping, nearest, non_empty_string, number, path, record, schema_of, tuple_of, with_schema
+from pipegen.records.fields import (
+    InvalidField,
+    boolean,
+    integer,
+    mapping,
+    nearest,
+    non_empty_string,
+    number,
+    path,
+    record,
+    schema_of,
+    tuple_of,
+    with_schema,
+)
 from pipegen.records.frozen import exact, printed
 from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart, message_from
 from pipegen.records.option_table import OTHER_NAMES
@@ -48,13 +61,17 @@ def _messages(value: Any) -> Any:
         raise ValueError(f"a list of messages such as {MESSAGES}, with prompt for a plain text")
     if not value:
         raise ValueError("at least one message")
-    return tuple(message_from(message, f"messages[{position}]") for position, message in enumerate(value))
+    return tuple(
+        message_from(message, f"messages[{position}]") for position, message in enumerate(value)
+    )
 
 
 def _images(value: Any) -> Any:
     if not isinstance(value, (list, tuple)):
         raise ValueError("a list of images")
-    return tuple(ImageSource.of(image, f"images[{position}]") for position, image in enumerate(value))
+    return tuple(
+        ImageSource.of(image, f"images[{position}]") for position, image in enumerate(value)
+    )
 
 
 _ids = tuple_of(integer(low=0))
@@ -62,7 +79,12 @@ _ids = tuple_of(integer(low=0))
 
 def _token_ids(value: Any) -> Any:
     """As `_ids`, but fast where all is well: a prompt may have a hundred thousand ids."""
-    if isinstance(value, (tuple, list)) and value and set(map(type, value)) == {int} and min(value) >= 0:
+    if (
+        isinstance(value, (tuple, list))
+        and value
+        and set(map(type, value)) == {int}
+        and min(value) >= 0
+    ):
         return tuple(value)
     return _ids(value)
 
@@ -79,7 +101,17 @@ def _metadata(value: Any) -> Any:
 
 with_schema(_metadata, {"type": "object"})
 
-FIELDS = ("id", "messages", "prompt", "prompt_token_ids", "images", "tools", "options", "metadata", "continuation")
+FIELDS = (
+    "id",
+    "messages",
+    "prompt",
+    "prompt_token_ids",
+    "images",
+    "tools",
+    "options",
+    "metadata",
+    "continuation",
+)
 """The fields of a request."""
 
 
@@ -100,7 +132,8 @@ def field_hint(name: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def misplaced(name: str) -> str | None:
-    """The hint for an entry of a request's plain data that is an option, or is spelt nearly like one; None for any other, which is the caller's own.
+    """The hint for an entry of a request's plain data that is an option, or is spelt nearly like
+    one; None for any other, which is the caller's own.
 
     A word and its plural are two words: a data set has `choices`.
 
@@ -119,10 +152,12 @@ def misplaced(name: str) -> str | None:
 
 @record
 class GenerationRequest:
-    """What to generate from: messages, a plain prompt (completed without a chat template), or token ids.
+    """What to generate from: messages, a plain prompt (completed without a chat template), or token
+    ids.
 
-    `id` is the caller's name for the request. `tools` go to the chat template. `metadata` is the caller's: it is carried along, no engine sees it, and
-    requests that differ in nothing else are equal.
+    `id` is the caller's name for the request. `tools` go to the chat template. `metadata` is the
+    caller's: it is carried along, no engine sees it, and requests that differ in nothing else are
+    equal.
     """
 
     id: Annotated[str | None, non_empty_string] = None
@@ -131,7 +166,9 @@ class GenerationRequest:
     prompt_token_ids: Annotated[tuple[int, ...] | None, _token_ids] = None
     tools: Annotated[tuple[Mapping[str, Any], ...], tuple_of(mapping)] = ()
     options: GenerationOptions | None = None
-    metadata: Annotated[Mapping[str, Any], _metadata] = dataclasses.field(default=immutabledict(), compare=False, repr=False)
+    metadata: Annotated[Mapping[str, Any], _metadata] = dataclasses.field(
+        default=immutabledict(), compare=False, repr=False
+    )
 
     if TYPE_CHECKING:  # accepts wider types than the fields have
 
@@ -162,24 +199,37 @@ class GenerationRequest:
         if self.prompt_token_ids is not None and not self.prompt_token_ids:
             raise InvalidField(f"{name}.prompt_token_ids takes at least one token id")
         if self.options is not None and not isinstance(self.options, GenerationOptions):
-            raise InvalidField(f"{name}.options takes GenerationOptions, not {type(self.options).__name__}")
+            raise InvalidField(
+                f"{name}.options takes GenerationOptions, not {type(self.options).__name__}"
+            )
 
     @property
     def sources(self) -> tuple[ImageSource, ...]:
         """The request's images, in message order."""
-        return tuple(source for message in self.messages or () for source in message.sources if source is not None)
+        return tuple(
+            source
+            for message in self.messages or ()
+            for source in message.sources
+            if source is not None
+        )
 
     def with_sources(self, sources: tuple[ImageSource, ...]) -> GenerationRequest:
         """The same request with its images replaced, in message order."""
         left = iter(sources)
-        return dataclasses.replace(self, messages=tuple(_filled(message, left) for message in self.messages or ()))
+        return dataclasses.replace(
+            self, messages=tuple(_filled(message, left) for message in self.messages or ())
+        )
 
 
 def _filled(message: Message, sources: Any) -> Message:
     if not message.sources:
         return message
-    parts = tuple(ImagePart(source=next(sources)) if isinstance(part, ImagePart) else part for part in message.content or ())
-    return dataclasses.replace(message, content=parts)  # type: ignore[arg-type]  # a message with sources has parts
+    parts = tuple(
+        ImagePart(source=next(sources)) if isinstance(part, ImagePart) else part
+        for part in message.content or ()
+    )
+    # a message with sources has parts
+    return dataclasses.replace(message, content=parts)  # type: ignore[arg-type]
 
 
 class TextGenerationRequest(GenerationRequest):
@@ -196,15 +246,19 @@ class TextGenerationRequest(GenerationRequest):
         GenerationRequest.check_all(self)
         for position, message in enumerate(self.messages or ()):
             if message.sources:
-                raise InvalidField(f"messages[{position}].content holds an image: use VlmGenerationRequest")
+                raise InvalidField(
+                    f"messages[{position}].content holds an image: use VlmGenerationRequest"
+                )
 
 
 @record
 class VlmGenerationRequest(GenerationRequest):
-    """A request with any number of images; it may have none, as a row of a table whose list of images is empty.
+    """A request with any number of images; it may have none, as a row of a table whose list of
+    images is empty.
 
-    Images are in the messages, or in `images`: these fill the messages' empty image parts in order. If there are none, they go before the text of the
-    first user turn. `prompt` with images is short for one user turn: the images, then the text.
+    Images are in the messages, or in `images`: these fill the messages' empty image parts in order.
+    If there are none, they go before the text of the first user turn. `prompt` with images is short
+    for one user turn: the images, then the text.
 
     >>> VlmGenerationRequest(prompt="What is it?", images=["a.png"]).messages[0].content[0].source
     ImageSource(path='a.png')
@@ -229,11 +283,16 @@ class VlmGenerationRequest(GenerationRequest):
 
     def check_all(self) -> None:
         if self.prompt is not None and self.images and self.messages is None:
-            object.__setattr__(self, "messages", (Message(role="user", content=(TextPart(text=self.prompt),)),))
+            object.__setattr__(
+                self, "messages", (Message(role="user", content=(TextPart(text=self.prompt),)),)
+            )
             object.__setattr__(self, "prompt", None)
         GenerationRequest.check_all(self)
         if self.prompt_token_ids is not None and self.images:
-            raise InvalidField("VlmGenerationRequest takes images with messages or prompt, not with prompt_token_ids")
+            raise InvalidField(
+                "VlmGenerationRequest takes images with messages or prompt, not with"
+                " prompt_token_ids"
+            )
         if self.messages is not None:
             object.__setattr__(self, "messages", _place(self.messages, self.images))
             object.__setattr__(self, "images", ())
@@ -247,12 +306,15 @@ def _continuation(value: Any) -> Any:
     raise ValueError("a text or token ids, at least one")
 
 
-with_schema(_continuation, {"anyOf": [schema_of(non_empty_string), {**schema_of(_ids), "minItems": 1}]})
+with_schema(
+    _continuation, {"anyOf": [schema_of(non_empty_string), {**schema_of(_ids), "minItems": 1}]}
+)
 
 
 @record
 class ScoringRequest(VlmGenerationRequest):
-    """A context, as a request has it, and the continuation whose log probability after it is asked: see `pg.score`.
+    """A context, as a request has it, and the continuation whose log probability after it is asked:
+    see `pg.score`.
 
     >>> ScoringRequest(prompt="The capital of France is", continuation=" Paris").continuation
     ' Paris'
@@ -282,21 +344,34 @@ class ScoringRequest(VlmGenerationRequest):
 
 
 def _place(messages: tuple[Message, ...], images: tuple[ImageSource, ...]) -> tuple[Message, ...]:
-    """Put `images` into the empty image parts, or before the text of the first user turn if there are none."""
+    """Put `images` into the empty image parts, or before the text of the first user turn if there
+    are none.
+    """
     empty = sum(source is None for message in messages for source in message.sources)
     if images and not empty:
-        first = next((position for position, message in enumerate(messages) if message.role == "user"), None)
+        first = next(
+            (position for position, message in enumerate(messages) if message.role == "user"), None
+        )
         if first is None:
             raise InvalidField("images take a user message, or an image part in the messages")
         content = messages[first].content
         parts = (TextPart(text=content),) if isinstance(content, str) else content or ()
-        holder = dataclasses.replace(messages[first], content=(*(ImagePart() for _ in images), *parts))
+        holder = dataclasses.replace(
+            messages[first], content=(*(ImagePart() for _ in images), *parts)
+        )
         messages, empty = (*messages[:first], holder, *messages[first + 1 :]), len(images)
     if empty != len(images):
-        raise InvalidField(f"the messages leave {empty} image parts open, and images holds {len(images)} images")
+        raise InvalidField(
+            f"the messages leave {empty} image parts open, and images holds {len(images)} images"
+        )
     left = iter(images)
-    placed = (iter([source if source is not None else next(left) for source in message.sources]) for message in messages)
-    return tuple(_filled(message, sources) for message, sources in zip(messages, placed, strict=True))
+    placed = (
+        iter([source if source is not None else next(left) for source in message.sources])
+        for message in messages
+    )
+    return tuple(
+        _filled(message, sources) for message, sources in zip(messages, placed, strict=True)
+    )
 
 
 @record
@@ -313,17 +388,21 @@ class ImagePolicy:
     allowed_hosts: Annotated[tuple[str, ...], tuple_of(non_empty_string)] = ()
     max_bytes: Annotated[int, integer(low=1)] = 64 * 2**20
     max_source_pixels: Annotated[int, integer(low=1)] = 100_000_000
-    """The most pixels (width times height) that an image is decoded with, against decompression bombs. Each pixel takes 3 to 12 bytes of memory."""
+    """The most pixels (width times height) that an image is decoded with, against decompression
+    bombs. Each pixel takes 3 to 12 bytes of memory.
+    """
     timeout: Annotated[float, number(above=0)] = 30.0
     """Seconds for one download."""
 
 
 @record
 class RequestPolicy:
-    """What one request may ask for. More fails the request with `InvalidRequest`, which names the setting.
+    """What one request may ask for. More fails the request with `InvalidRequest`, which names the
+    setting.
 
-    Without limits one line of a file could take all the memory, or never end. No request may have a chat template of its own, which is a program: a template
-    comes with the options of the run or of a route.
+    Without limits one line of a file could take all the memory, or never end. No request may have a
+    chat template of its own, which is a program: a template comes with the options of the run or of
+    a route.
     """
 
     max_samples: Annotated[int, integer(low=1)] = 1024
@@ -338,4 +417,6 @@ class RequestPolicy:
     max_prompt_bytes: Annotated[int, integer(low=1)] = 64 * 2**20
     """Text of the prompt, messages and tools in UTF-8, and four bytes for each given token id."""
     max_option_bytes: Annotated[int, integer(low=1)] = 2**20
-    """Text of the options in UTF-8: stops, template and its variables, schema, regex and choices together."""
+    """Text of the options in UTF-8: stops, template and its variables, schema, regex and choices
+    together.
+    """

@@ -1,7 +1,9 @@
 """The records of a pipeline, from the resolved request to the result.
 
 >>> from pipegen.records.options import GenerationOptions, resolve
->>> GenerationResult(text="a", raw_text="a", finish=Finish.EOS, options=resolve(GenerationOptions())).finish.value
+>>> GenerationResult(
+...     text="a", raw_text="a", finish=Finish.EOS, options=resolve(GenerationOptions())
+... ).finish.value
 'eos'
 """
 
@@ -65,16 +67,23 @@ class PreparedImage:
     rgb: bytes
     """The pixels, row by row: `height * width * 3` bytes."""
     digest: str
-    """SHA-256 of the upright RGB image before it was resized: the same for the same pixels, whatever the source."""
+    """SHA-256 of the upright RGB image before it was resized: the same for the same pixels,
+    whatever the source.
+    """
     grid: Grid | None = None
     """Patches in time, height and width, where the model works on such a grid."""
     tokens: int = 1
     """How many tokens of the prompt the image takes."""
     expansion: str | None = None
-    """What replaces its placeholder in the prompt, if that is more than copies of it: frames, tile marks, line ends."""
+    """What replaces its placeholder in the prompt, if that is more than copies of it: frames, tile
+    marks, line ends.
+    """
 
     def __repr__(self) -> str:
-        return f"PreparedImage({self.width}x{self.height}, {self.digest[:12]}, grid={self.grid}, tokens={self.tokens})"
+        return (
+            f"PreparedImage({self.width}x{self.height}, {self.digest[:12]}, grid={self.grid},"
+            f" tokens={self.tokens})"
+        )
 
 
 @record
@@ -116,24 +125,32 @@ class Encoded:
     clipped_from: int | None = None
     """The requested `max_new_tokens`, if `on_overflow="clip"` lowered it."""
     watched: bool = True
-    """Whether plugins watch the row while it is generated. False where a stage of one's own may change what they are to see: then the stage `stop` shows
-    them the text."""
+    """Whether plugins watch the row while it is generated. False where a stage of one's own may
+    change what they are to see: then the stage `stop` shows them the text."""
 
 
 @record
 class TokenLogprob:
-    """The model's own log probability (natural) of one generated token, before temperature, penalties and filters."""
+    """The model's own log probability (natural) of one generated token, before temperature,
+    penalties and filters.
+    """
 
     token_id: int
     """The generated token."""
     logprob: float
     """Its log probability."""
     top: tuple[tuple[int, float], ...] = ()
-    """The likeliest tokens at that position with their log probabilities, best first, if requested."""
+    """The likeliest tokens at that position with their log probabilities, best first, if
+    requested.
+    """
     margin: float | None = None
-    """The difference between the two greatest log probabilities at that position, whichever token was generated; None if the engine does not give two."""
+    """The difference between the two greatest log probabilities at that position, whichever token
+    was generated; None if the engine does not give two.
+    """
     text: str | None = None
-    """The token's own text, as it is after other text; U+FFFD stands for a part of a character. None before it is decoded."""
+    """The token's own text, as it is after other text; U+FFFD stands for a part of a character.
+    None before it is decoded.
+    """
     top_texts: tuple[str, ...] = ()
     """The own texts of the tokens in `top`."""
 
@@ -151,10 +168,18 @@ def margin_of(logprobs: Iterable[float]) -> float | None:
 def closest_choice(logprobs: Sequence[TokenLogprob] | None) -> float | None:
     """The smallest margin of these tokens; None if there are none or one is unknown.
 
-    >>> closest_choice([TokenLogprob(token_id=1, logprob=-0.5, margin=0.25), TokenLogprob(token_id=2, logprob=-1.0, top=((3, -0.5), (2, -1.0)))])
+    >>> closest_choice(
+    ...     [
+    ...         TokenLogprob(token_id=1, logprob=-0.5, margin=0.25),
+    ...         TokenLogprob(token_id=2, logprob=-1.0, top=((3, -0.5), (2, -1.0))),
+    ...     ]
+    ... )
     0.25
     """
-    margins = [one.margin if one.margin is not None else margin_of(value for _, value in one.top) for one in logprobs or ()]
+    margins = [
+        one.margin if one.margin is not None else margin_of(value for _, value in one.top)
+        for one in logprobs or ()
+    ]
     known = [margin for margin in margins if margin is not None]
     return min(known) if known and len(known) == len(margins) else None
 
@@ -166,7 +191,9 @@ class Ending:
     finish: Finish
     stop: str | int | None = None
     length: int | None = None
-    """How many characters of the text belong to the answer; None where nothing is cut, or the text ends before `stop`, which its last token completes."""
+    """How many characters of the text belong to the answer; None where nothing is cut, or the text
+    ends before `stop`, which its last token completes.
+    """
     watched: tuple[str, ...] = ()
     """The names of the plugins that have seen the text."""
     token_ids: tuple[int, ...]
@@ -175,7 +202,9 @@ class Ending:
     """The options under which they were followed."""
 
     def is_about(self, raw: Raw) -> bool:
-        """Whether it is about this very answer. A stage that gives the row other ids or options has the row judged anew."""
+        """Whether it is about this very answer. A stage that gives the row other ids or options has
+        the row judged anew.
+        """
         return self.token_ids == raw.token_ids and self.options == raw.encoded.options
 
 
@@ -196,8 +225,8 @@ class Raw:
     halted: str | None = None
     """The name of the engine-side plugin that ended the row."""
     ending: Ending | None = None
-    """How the row ended, where it was followed: the stage `stop` then looks for no stop again, and shows the plugins nothing again. It counts for its own
-    ids and options only."""
+    """How the row ended, where it was followed: the stage `stop` then looks for no stop again, and
+    shows the plugins nothing again. It counts for its own ids and options only."""
 
 
 @record
@@ -247,9 +276,13 @@ class Decoded:
     stop: str | int | None = None
     """The stop string, token id or plugin that ended it."""
     written: str | None = None
-    """The text as the stages `decode` and `stop` wrote it, from what the engine generated. Another `text` is one that a stage of your own has changed."""
+    """The text as the stages `decode` and `stop` wrote it, from what the engine generated. Another
+    `text` is one that a stage of your own has changed.
+    """
     followed: tuple[str, str, tuple[int, ...], tuple[int, ...]] | None = None
-    """The texts that `raw.ending` is about, and the lengths after each token, where the row was followed: other texts are searched again."""
+    """The texts that `raw.ending` is about, and the lengths after each token, where the row was
+    followed: other texts are searched again.
+    """
 
     @property
     def spelled(self) -> tuple[str, str, tuple[int, ...], tuple[int, ...]]:
@@ -266,13 +299,21 @@ class GenerationResult:
     text: str
     """The answer: decoded, cut before the stop, stripped if asked, trimmed by plugins."""
     raw_text: str
-    """Everything generated, special tokens and the ending included; never stripped, never padded."""
+    """Everything generated, special tokens and the ending included; never stripped, never
+    padded.
+    """
     prompt_text: str | None = None
-    """The prompt as the chat template rendered it. `None` where only ids were given, or where a server renders."""
+    """The prompt as the chat template rendered it. `None` where only ids were given, or where a
+    server renders.
+    """
     prompt_token_ids: tuple[int, ...] = ()
-    """The ids that the engine got, each image expanded to all of its tokens. Empty where a server renders."""
+    """The ids that the engine got, each image expanded to all of its tokens. Empty where a server
+    renders.
+    """
     token_ids: tuple[int, ...] = ()
-    """The generated ids, the ending one included. Empty where a chat server does not report them."""
+    """The generated ids, the ending one included. Empty where a chat server does not report
+    them.
+    """
     finish: Finish
     """How the generation ended."""
     stop: str | int | None = None
@@ -284,24 +325,33 @@ class GenerationResult:
     logprobs: tuple[TokenLogprob, ...] | None = None
     """One for each of `token_ids`, if the option `logprobs` is on."""
     margin: float | None = None
-    """With `logprobs`: the smallest `TokenLogprob.margin` of `token_ids`; None if one is unknown. A near tie (0.01 in float32, 0.1 in bfloat16, or less) may
-    come out differently in another batch, engine or device. It is measured before temperature, penalties, filters and seeds."""
+    """With `logprobs`: the smallest `TokenLogprob.margin` of `token_ids`; None if one is unknown. A
+    near tie (0.01 in float32, 0.1 in bfloat16, or less) may come out differently in another batch,
+    engine or device. It is measured before temperature, penalties, filters and seeds."""
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
-    """One for each of `prompt_token_ids`, with the likeliest token there in `top`, if the option `prompt_logprobs` is on. The first token has none."""
+    """One for each of `prompt_token_ids`, with the likeliest token there in `top`, if the option
+    `prompt_logprobs` is on. The first token has none.
+    """
     route: str = ""
     """The name of the route that made this result, such as `hf`."""
     tried: tuple[GenerationError, ...] = ()
     """The errors of the routes tried before this one, oldest first."""
     thinking: Thinking | None = None
-    """Whether the chat template honours the thinking switch: `honoured`, `unsupported`, or `None` where no template was rendered here."""
+    """Whether the chat template honours the thinking switch: `honoured`, `unsupported`, or `None`
+    where no template was rendered here.
+    """
     reasoning: str | None = None
     """What the model thought before it answered, if a server returns it separately."""
     thinking_unfinished: bool = False
-    """The length limit ended the row while the model was still thinking: there is no answer. Raise `max_new_tokens`."""
+    """The length limit ended the row while the model was still thinking: there is no answer. Raise
+    `max_new_tokens`.
+    """
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     """The tool calls that a chat server found in the answer, in the OpenAI form."""
     image_grid_thw: tuple[Grid | None, ...] = ()
-    """For each image, its patches in time, height and width; `None` for models that do not work on such a grid."""
+    """For each image, its patches in time, height and width; `None` for models that do not work on
+    such a grid.
+    """
     image_digests: tuple[str, ...] = ()
     """For each image, the SHA-256 of its upright RGB pixels before it was resized."""
     options: GenerationOptions
@@ -309,9 +359,13 @@ class GenerationResult:
     clipped_from: int | None = None
     """The `max_new_tokens` that was asked for, if `on_overflow="clip"` lowered it."""
     previous: GenerationResult | None = None
-    """The answer that this one's request was made of, where a stage between two routes made it: for a judgement the answer that was judged."""
+    """The answer that this one's request was made of, where a stage between two routes made it: for
+    a judgement the answer that was judged.
+    """
     samples: tuple[GenerationResult, ...] = ()
-    """The completions, in order, if `samples` was more than 1; the other fields are then those of the first."""
+    """The completions, in order, if `samples` was more than 1; the other fields are then those of
+    the first.
+    """
     failed_samples: tuple[tuple[int, GenerationError], ...] = ()
     """The completions that failed while others succeeded: their index, and the error."""
 
@@ -319,10 +373,15 @@ class GenerationResult:
     def message(self) -> dict[str, Any]:
         """The answer as an assistant's message, to append to the conversation.
 
-        Control tokens in its text stay text, unless `ChatTemplateOptions.trust` includes the assistant.
+        Control tokens in its text stay text, unless `ChatTemplateOptions.trust` includes the
+        assistant.
         """
         more = {"reasoning_content": self.reasoning, "tool_calls": self.tool_calls}
-        message = Message(role="assistant", content=self.text, extras={name: value for name, value in more.items() if value})
+        message = Message(
+            role="assistant",
+            content=self.text,
+            extras={name: value for name, value in more.items() if value},
+        )
         return plain_messages([message])[0]
 
     @property
@@ -330,4 +389,7 @@ class GenerationResult:
         """A slot for each requested completion, in order."""
         failed, results = dict(self.failed_samples), iter(self.samples or (self,))
         count = len(self.samples or (self,)) + len(failed)
-        return tuple(Failure(failed[sample]) if sample in failed else Success(next(results)) for sample in range(count))
+        return tuple(
+            Failure(failed[sample]) if sample in failed else Success(next(results))
+            for sample in range(count)
+        )

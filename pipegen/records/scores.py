@@ -1,8 +1,12 @@
-"""Scores: what an engine is asked for the log probability of a given continuation, what it answers, and what is made of the answers.
+"""Scores: what an engine is asked for the log probability of a given continuation, what it answers,
+and what is made of the answers.
 
-A log probability is natural, and the model's own: before temperature, penalties and filters. The first token of a sequence has none.
+A log probability is natural, and the model's own: before temperature, penalties and filters. The
+first token of a sequence has none.
 
->>> one = Scored(logprob=-3.0, token_logprobs=(-1.0, -2.0), token_ids=(7, 8), greedy=False, tokens=2, bytes=4)
+>>> one = Scored(
+...     logprob=-3.0, token_logprobs=(-1.0, -2.0), token_ids=(7, 8), greedy=False, tokens=2, bytes=4
+... )
 >>> one.per_token, one.per_byte
 (-1.5, -0.75)
 """
@@ -38,9 +42,14 @@ class Continued:
 
     @property
     def whole(self) -> Encoded:
-        """Both together as a prompt, of which one token more is generated: as servers and vLLM are asked."""
+        """Both together as a prompt, of which one token more is generated: as servers and vLLM are
+        asked.
+        """
         prompt = self.encoded.prompt
-        ids = {"token_ids": self.token_ids, "compact_token_ids": prompt.compact_token_ids + self.continuation}
+        ids = {
+            "token_ids": self.token_ids,
+            "compact_token_ids": prompt.compact_token_ids + self.continuation,
+        }
         options = altered(self.encoded.options, max_new_tokens=1, max_prompt_tokens=None)
         return altered(self.encoded, prompt=altered(prompt, **ids), options=options)
 
@@ -54,12 +63,21 @@ class TokenScores:
     logprobs: tuple[float, ...]
     """One for each token of the continuation, in float32."""
     likeliest: tuple[tuple[int, float], ...]
-    """For each, the likeliest token there with its log probability; the token itself, where it ties with another for the highest."""
+    """For each, the likeliest token there with its log probability; the token itself, where it ties
+    with another for the highest.
+    """
 
     @property
     def greedy(self) -> tuple[bool, ...]:
         """For each, whether no other token is likelier there."""
-        return tuple([likeliest == own for (likeliest, _), own in zip(self.likeliest, self.continued.continuation, strict=True)])
+        return tuple(
+            [
+                likeliest == own
+                for (likeliest, _), own in zip(
+                    self.likeliest, self.continued.continuation, strict=True
+                )
+            ]
+        )
 
 
 @record
@@ -75,14 +93,22 @@ class Scored:
     token_logprobs: tuple[float, ...]
     """The log probability (natural) of each token, given the context and the tokens before it."""
     token_ids: tuple[int, ...]
-    """The ids of the continuation. White space at the end of a context is a part of it (see `pipegen.stages.joining`)."""
+    """The ids of the continuation. White space at the end of a context is a part of it (see
+    `pipegen.stages.joining`).
+    """
     joined: bool = False
-    """Whether the tokenizer joins the end of the context with the start of the continuation, so that letters of the text are missing in what was scored, or
-    there twice: the context and `token_ids` spell another text. Begin the continuation where a word begins, or give it as ids."""
+    """Whether the tokenizer joins the end of the context with the start of the continuation, so
+    that letters of the text are missing in what was scored, or there twice: the context and
+    `token_ids` spell another text. Begin the continuation where a word begins, or give it as
+    ids."""
     greedy: bool
-    """Whether greedy decoding would write the continuation; a token that ties with another for the highest counts."""
+    """Whether greedy decoding would write the continuation; a token that ties with another for the
+    highest counts.
+    """
     likeliest: tuple[tuple[int, float], ...] = ()
-    """For each token the likeliest one in its place with its log probability: the token itself, where no other is likelier."""
+    """For each token the likeliest one in its place with its log probability: the token itself,
+    where no other is likelier.
+    """
     tokens: int
     """How many tokens the continuation has."""
     bytes: int
@@ -98,7 +124,9 @@ class Scored:
     thinking: Thinking | None = None
     """Whether the chat template honours the thinking switch."""
     image_grid_thw: tuple[Grid | None, ...] = ()
-    """For each image, its patches in time, height and width; `None` for models that do not work on such a grid."""
+    """For each image, its patches in time, height and width; `None` for models that do not work on
+    such a grid.
+    """
 
     @property
     def per_token(self) -> float:
@@ -138,12 +166,22 @@ class Chosen:
         """How likely each choice is among these, by its log probability.
 
         >>> def scored(logprob):
-        ...     return Scored(logprob=logprob, token_logprobs=(logprob,), token_ids=(1,), greedy=False, tokens=1, bytes=1)
+        ...     return Scored(
+        ...         logprob=logprob,
+        ...         token_logprobs=(logprob,),
+        ...         token_ids=(1,),
+        ...         greedy=False,
+        ...         tokens=1,
+        ...         bytes=1,
+        ...     )
         >>> Chosen(choices=(scored(-1000.0), scored(-1000.0))).probabilities
         (0.5, 0.5)
         """
         highest = max(scored.logprob for scored in self.choices)
-        weights = [math.exp(scored.logprob - highest) if highest > -math.inf else 1.0 for scored in self.choices]
+        weights = [
+            math.exp(scored.logprob - highest) if highest > -math.inf else 1.0
+            for scored in self.choices
+        ]
         return tuple(weight / math.fsum(weights) for weight in weights)
 
 

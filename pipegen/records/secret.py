@@ -1,6 +1,9 @@
-"""Keys among settings are `Secret`s: nothing prints them, and only the engine or server that needs them gets their text.
+"""Keys among settings are `Secret`s: nothing prints them, and only the engine or server that needs
+them gets their text.
 
->>> settings = secretive({"base_url": "http://h", "api_key": "sk-123", "headers": {"X-Team": "red"}, "max_tokens": 5})
+>>> settings = secretive(
+...     {"base_url": "http://h", "api_key": "sk-123", "headers": {"X-Team": "red"}, "max_tokens": 5}
+... )
 >>> settings
 FrozenMapping({'base_url': 'http://h', 'api_key': Secret(hidden), 'headers': FrozenMapping({'X-Team': Secret(hidden)}), 'max_tokens': 5})
 >>> revealed(settings)["headers"]
@@ -21,11 +24,39 @@ __all__ = ["Secret", "masked", "revealed", "secretive"]
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+")
 _SECRET = frozenset(
-    {"apikey", "authorization", "bearer", "cookie", "credential", "credentials", "passphrase", "passwd", "password", "pwd", "secret", "secrets"}
+    {
+        "apikey",
+        "authorization",
+        "bearer",
+        "cookie",
+        "credential",
+        "credentials",
+        "passphrase",
+        "passwd",
+        "password",
+        "pwd",
+        "secret",
+        "secrets",
+    }
 )
-_KEYS = frozenset(["access", "api", "auth", "encryption", "private", "secret", "service", "shared", "signing", "subscription"])
+_KEYS = frozenset(
+    [
+        "access",
+        "api",
+        "auth",
+        "encryption",
+        "private",
+        "secret",
+        "service",
+        "shared",
+        "signing",
+        "subscription",
+    ]
+)
 """Words before `key` that make it a secret."""
-_PLAIN_TOKENS = frozenset(["audio", "bos", "cls", "eos", "image", "mask", "pad", "sep", "special", "stop", "unk", "video"])
+_PLAIN_TOKENS = frozenset(
+    ["audio", "bos", "cls", "eos", "image", "mask", "pad", "sep", "special", "stop", "unk", "video"]
+)
 """Words before `token` that make it a token of a model, which is no secret."""
 _CARRIERS = frozenset({"headers", "header", "cookies"})
 """Mappings whose entries are all secrets."""
@@ -64,18 +95,36 @@ class Secret:
 def _is_secret(name: str) -> bool:
     """Whether a setting of this name is a secret.
 
-    >>> [name for name in ("api_key", "X-Api-Key", "hfToken", "HF_TOKEN", "eos_token", "max_tokens", "monkey", "Authorization") if _is_secret(name)]
+    >>> [
+    ...     name
+    ...     for name in (
+    ...         "api_key",
+    ...         "X-Api-Key",
+    ...         "hfToken",
+    ...         "HF_TOKEN",
+    ...         "eos_token",
+    ...         "max_tokens",
+    ...         "monkey",
+    ...         "Authorization",
+    ...     )
+    ...     if _is_secret(name)
+    ... ]
     ['api_key', 'X-Api-Key', 'hfToken', 'HF_TOKEN', 'Authorization']
     """
     parts = [word.lower() for word in _WORDS.findall(name)]
     before = parts[-2] if len(parts) > 1 else ""
     if not _SECRET.isdisjoint(parts):
         return True
-    return bool(parts) and ((parts[-1] == "token" and before not in _PLAIN_TOKENS) or (parts[-1] == "key" and before in _KEYS))
+    return bool(parts) and (
+        (parts[-1] == "token" and before not in _PLAIN_TOKENS)
+        or (parts[-1] == "key" and before in _KEYS)
+    )
 
 
 def secretive(value: Any) -> Any:
-    """A check: a mapping of plain data, deeply frozen, with keys, tokens, passwords and headers as `Secret`s."""
+    """A check: a mapping of plain data, deeply frozen, with keys, tokens, passwords and headers as
+    `Secret`s.
+    """
     if not isinstance(value, Mapping):
         raise ValueError("a mapping")
     return _hidden(value, hides=False)
@@ -89,7 +138,9 @@ def _hidden(value: Any, *, hides: bool) -> Any:
         return value
     if isinstance(value, Mapping):
         names = freeze(dict.fromkeys(value))  # the names must be strings
-        return FrozenMapping({name: _hidden(value[name], hides=hides or _holds(name)) for name in names})
+        return FrozenMapping(
+            {name: _hidden(value[name], hides=hides or _holds(name)) for name in names}
+        )
     if isinstance(value, (list, tuple)):
         return tuple(_hidden(entry, hides=hides) for entry in value)
     kept = freeze(value)
@@ -97,11 +148,14 @@ def _hidden(value: Any, *, hides: bool) -> Any:
 
 
 def _holds(name: object) -> bool:
-    return isinstance(name, str) and (_is_secret(name) or name.lower().rpartition("_")[2] in _CARRIERS)
+    return isinstance(name, str) and (
+        _is_secret(name) or name.lower().rpartition("_")[2] in _CARRIERS
+    )
 
 
 def masked(value: Any, levels: int = 5) -> Any:
-    """The value as messages may show it, with a `Secret` for each secret; what is too deep or too long for a message is left out.
+    """The value as messages may show it, with a `Secret` for each secret; what is too deep or too
+    long for a message is left out.
 
     >>> masked({"password": 5, "a": [{"token": "x"}]})
     {'password': Secret(hidden), 'a': [{'token': Secret(hidden)}]}
@@ -109,7 +163,10 @@ def masked(value: Any, levels: int = 5) -> Any:
     if isinstance(value, (Mapping, list, tuple)) and not levels:
         return ...
     if isinstance(value, Mapping):
-        return {name: Secret("") if _holds(name) else masked(entry, levels - 1) for name, entry in islice(value.items(), SHOWN + 1)}
+        return {
+            name: Secret("") if _holds(name) else masked(entry, levels - 1)
+            for name, entry in islice(value.items(), SHOWN + 1)
+        }
     if isinstance(value, (list, tuple)):
         shown = [masked(entry, levels - 1) for entry in islice(value, SHOWN + 1)]
         return shown if isinstance(value, list) else tuple(shown)

@@ -21,8 +21,12 @@ from pipegen.records.frozen import NESTING, thaw
 
 __all__ = ["NotStrict", "check_plain", "dump", "load", "plain"]
 
-_LINE_ENDS = str.maketrans({"\x7f": "\\u007f", "\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
-"""Characters that some readers take for the end of a line, as JSON escapes (they occur only within strings)."""
+_LINE_ENDS = str.maketrans(
+    {"\x7f": "\\u007f", "\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+)
+"""Characters that some readers take for the end of a line, as JSON escapes (they occur only within
+strings).
+"""
 
 
 class NotStrict(ValueError):
@@ -42,7 +46,11 @@ def load(text: str) -> Any:
     except NotStrict:
         raise
     except json.JSONDecodeError as refusal:
-        position = f"line {refusal.lineno} column {refusal.colno}" if "\n" in text.strip() else f"column {refusal.colno}"
+        position = (
+            f"line {refusal.lineno} column {refusal.colno}"
+            if "\n" in text.strip()
+            else f"column {refusal.colno}"
+        )
         raise NotStrict(f"{refusal.msg.removesuffix(' at')} at {position}") from None
     except RecursionError:
         raise NotStrict(f"it is nested more than {NESTING} deep") from None
@@ -110,7 +118,9 @@ def _finite(value: Any) -> Any:
 
 
 def dump(value: Any) -> str:
-    """The value as one line of strict JSON; text stays readable. Raises `TypeError` for what is not plain data."""
+    """The value as one line of strict JSON; text stays readable. Raises `TypeError` for what is not
+    plain data.
+    """
     try:
         line = _encode(value).translate(_LINE_ENDS)
         if line.isascii():

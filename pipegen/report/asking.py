@@ -1,6 +1,7 @@
 """Ask a server greedily, by chat and by token ids, and have a reference score what it answers.
 
-Nothing but the temperature and the length is set in a request by chat, so that the server's own defaults show. A request by ids sets everything.
+Nothing but the temperature and the length is set in a request by chat, so that the server's own
+defaults show. A request by ids sets everything.
 """
 
 from __future__ import annotations
@@ -11,7 +12,13 @@ from typing import Any, NamedTuple
 
 from returns.result import Failure, Success
 
-from pipegen.core.errors import GenerationError, InvalidRequest, MalformedResponse, UnsupportedMultimodal, UnsupportedOption
+from pipegen.core.errors import (
+    GenerationError,
+    InvalidRequest,
+    MalformedResponse,
+    UnsupportedMultimodal,
+    UnsupportedOption,
+)
 from pipegen.core.pipe import Pipe, pure
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.batch import prepare_batch, run
@@ -26,7 +33,16 @@ from pipegen.records.scores import Scored
 from pipegen.report.verdict import Answer, Way
 from pipegen.stages.parts.answer_check import answer_of, check_answer
 
-__all__ = ["Asked", "Failed", "Routes", "answers_of", "ask", "plain_requests", "rendered_by", "unswitched"]
+__all__ = [
+    "Asked",
+    "Failed",
+    "Routes",
+    "answers_of",
+    "ask",
+    "plain_requests",
+    "rendered_by",
+    "unswitched",
+]
 
 _SLACK = 8
 """A server may end an answer for its length so many tokens before its context is full."""
@@ -64,70 +80,119 @@ class Asked(NamedTuple):
 
 
 def answers_of(
-    routes: Routes, requests: Sequence[Request], max_new_tokens: int, image_policy: ImagePolicy | None = None, tell: Callable[[str], object] = print
+    routes: Routes,
+    requests: Sequence[Request],
+    max_new_tokens: int,
+    image_policy: ImagePolicy | None = None,
+    tell: Callable[[str], object] = print,
 ) -> list[Answer | Failed]:
-    """What the server answers to these requests, each way, scored by the reference; one that fails either way comes with its error."""
+    """What the server answers to these requests, each way, scored by the reference; one that fails
+    either way comes with its error.
+    """
     plain = plain_requests(requests, image_policy)
     options = GenerationOptions(max_new_tokens=max_new_tokens)
     out: list[Answer | Failed] = []
     for way, route in (("chat", routes.chat), ("ids", routes.by_ids)):
         if route is not None:
             chosen: Any = way
-            wanted = [slot for slot in plain if (slot.unwrap().messages is not None or way == "ids" if is_ok(slot) else way == "chat")]
+            wanted = [
+                slot
+                for slot in plain
+                if (
+                    slot.unwrap().messages is not None or way == "ids"
+                    if is_ok(slot)
+                    else way == "chat"
+                )
+            ]
             out += ask(routes, chosen, Asked(wanted, options, image_policy), tell)
     return out
 
 
-def ask(routes: Routes, way: Way, asked: Asked, tell: Callable[[str], object] = lambda words: None) -> list[Answer | Failed]:
-    """The answers one way. What this way does not honour is left out where the other way was asked too."""
+def ask(
+    routes: Routes, way: Way, asked: Asked, tell: Callable[[str], object] = lambda words: None
+) -> list[Answer | Failed]:
+    """The answers one way. What this way does not honour is left out where the other way was asked
+    too.
+    """
     route = routes.chat if way == "chat" or routes.by_ids is None else routes.by_ids
     tell(f"asking by {way}")
     honoured = "logprobs" in route.engine.capabilities.honours and not asked.streamed
     options = merge(asked.options, GenerationOptions(temperature=0.0, logprobs=honoured or None))
     made = [*_run(route, asked, options)]
-    unread = [place for place, slot in enumerate(made) if honoured and not is_ok(slot) and isinstance(slot.failure(), MalformedResponse)]
+    unread = [
+        place
+        for place, slot in enumerate(made)
+        if honoured and not is_ok(slot) and isinstance(slot.failure(), MalformedResponse)
+    ]
     notes: dict[int, str] = {}
     if unread:  # perhaps its log probabilities alone cannot be read
         without = merge(asked.options, GenerationOptions(temperature=0.0))
-        fewer = asked._replace(requests=[asked.requests[place] for place in unread], own=[asked.own[place] for place in unread] if asked.own else ())
+        fewer = asked._replace(
+            requests=[asked.requests[place] for place in unread],
+            own=[asked.own[place] for place in unread] if asked.own else (),
+        )
         for place, slot in zip(unread, _run(route, fewer, without), strict=True):
             if is_ok(slot) and "logprob" in made[place].failure().message:
                 notes[place] = made[place].failure().message
                 made[place] = slot
     rows = [_row(slot, routes.reference, routes.names_ends) for slot in made]
     tell(f"scoring the answers by {way}")
-    continued = [slot.bind(lambda row, own=own: continued_by(own, row.ids)) for slot, own in zip(rows, asked.requests, strict=True)]  # type: ignore[misc]
-    scored = run(rendered_by(routes) >> scoring(routes.reference), continued, image_policy=asked.image_policy)
+    continued = [
+        slot.bind(lambda row, own=own: continued_by(own, row.ids))  # type: ignore[misc]
+        for slot, own in zip(rows, asked.requests, strict=True)
+    ]
+    scored = run(
+        rendered_by(routes) >> scoring(routes.reference), continued, image_policy=asked.image_policy
+    )
     out: list[Answer | Failed] = []
     for place, (own, row, score) in enumerate(zip(asked.requests, rows, scored, strict=True)):
         name = (own.unwrap().id if is_ok(own) else None) or "?"
         if is_ok(score):
             images = len(own.unwrap().sources)
-            made_of = _answer(name, way, row.unwrap(), score.unwrap(), routes, images, notes.get(place))
+            made_of = _answer(
+                name, way, row.unwrap(), score.unwrap(), routes, images, notes.get(place)
+            )
             out.append(made_of if row.unwrap().apart else _judged(made_of))
-        elif way == "chat" or not isinstance(score.failure(), (UnsupportedMultimodal, UnsupportedOption)):
+        elif way == "chat" or not isinstance(
+            score.failure(), (UnsupportedMultimodal, UnsupportedOption)
+        ):
             out.append(Failed(name, way, score.failure()))
     return out
 
 
-def _run(route: Route, asked: Asked, options: GenerationOptions | None) -> Sequence[Slot[GenerationResult]]:
+def _run(
+    route: Route, asked: Asked, options: GenerationOptions | None
+) -> Sequence[Slot[GenerationResult]]:
     own: Sequence[GenerationOptions | None] = asked.own or [options] * len(asked.requests)
     requests = [
-        slot.map(lambda one, more=more: dataclasses.replace(one, options=merge(one.options, merge(more, options))))  # type: ignore[misc]
+        slot.map(
+            lambda one, more=more: dataclasses.replace(  # type: ignore[misc]
+                one, options=merge(one.options, merge(more, options))
+            )
+        )
         for slot, more in zip(asked.requests, own, strict=True)
     ]
     if not asked.streamed:
         return run(route, requests, image_policy=asked.image_policy)
-    done = {event.index: event.slot for event in stream(route, requests, image_policy=asked.image_policy) if isinstance(event, Done)}
+    done = {
+        event.index: event.slot
+        for event in stream(route, requests, image_policy=asked.image_policy)
+        if isinstance(event, Done)
+    }
     return [done[place] for place in range(len(requests))]
 
 
 _TAKEN = ("max_new_tokens", "chat", "preprocess")
 
 
-def plain_requests(requests: Sequence[Request], image_policy: ImagePolicy | None) -> list[Slot[GenerationRequest]]:
+def plain_requests(
+    requests: Sequence[Request], image_policy: ImagePolicy | None
+) -> list[Slot[GenerationRequest]]:
     """The requests with ids, and without options that would change what is greedy."""
-    return [_plain(slot, number) for number, slot in enumerate(prepare_batch(requests, None, image_policy, None), 1)]
+    return [
+        _plain(slot, number)
+        for number, slot in enumerate(prepare_batch(requests, None, image_policy, None), 1)
+    ]
 
 
 def _plain(slot: Slot[GenerationRequest], number: int) -> Slot[GenerationRequest]:
@@ -135,27 +200,58 @@ def _plain(slot: Slot[GenerationRequest], number: int) -> Slot[GenerationRequest
         return slot
     request = slot.unwrap()
     given = request.options
-    set_too = [field.name for field in dataclasses.fields(given) if getattr(given, field.name) is not None] if given is not None else []
+    set_too = (
+        [
+            field.name
+            for field in dataclasses.fields(given)
+            if getattr(given, field.name) is not None
+        ]
+        if given is not None
+        else []
+    )
     more = [name for name in set_too if name not in _TAKEN]
     if more:
         words = f"a server is asked greedily, without the option {more[0]}"
-        return Failure(InvalidRequest(words, hint="leave it out: of the options those of the prompt are taken, and max_new_tokens"))
-    return Success(request if request.id is not None else dataclasses.replace(request, id=str(number)))
+        return Failure(
+            InvalidRequest(
+                words,
+                hint=(
+                    "leave it out: of the options those of the prompt are taken, and max_new_tokens"
+                ),
+            )
+        )
+    return Success(
+        request if request.id is not None else dataclasses.replace(request, id=str(number))
+    )
 
 
 def rendered_by(routes: Routes) -> Pipe[GenerationRequest, GenerationRequest]:
     """The stage before the reference that has it render a request as the server does."""
-    return pure("rendered_by", lambda request: request if routes.switched else unswitched(request, routes.reference))
+    return pure(
+        "rendered_by",
+        lambda request: request if routes.switched else unswitched(request, routes.reference),
+    )
 
 
 def unswitched(request: GenerationRequest, reference: Route) -> GenerationRequest:
-    """The request as a server renders it that is not sent the thinking switch: with a template that takes it for not set."""
+    """The request as a server renders it that is not sent the thinking switch: with a template that
+    takes it for not set.
+    """
     chat = request.options.chat if request.options is not None else None
-    template = (None if chat is None else chat.template) or (getattr(reference.engine, "renderer", None) and reference.engine.renderer.template)
-    if request.messages is None or not template or "enable_thinking" not in template or (chat is not None and chat.enable_thinking is not None):
+    template = (None if chat is None else chat.template) or (
+        getattr(reference.engine, "renderer", None) and reference.engine.renderer.template
+    )
+    if (
+        request.messages is None
+        or not template
+        or "enable_thinking" not in template
+        or (chat is not None and chat.enable_thinking is not None)
+    ):
         return request
     unset = ChatTemplateOptions(template="{%- set enable_thinking = not_set_at_all -%}" + template)
-    return dataclasses.replace(request, options=merge(GenerationOptions(chat=unset), request.options))
+    return dataclasses.replace(
+        request, options=merge(GenerationOptions(chat=unset), request.options)
+    )
 
 
 class _Row(NamedTuple):
@@ -166,20 +262,33 @@ class _Row(NamedTuple):
     by_text: bool
     """Whether the server gave its text alone."""
     empty: bool = False
-    """Whether no answer is scored: an end token is in its place, for the prompt as the reference renders it."""
+    """Whether no answer is scored: an end token is in its place, for the prompt as the reference
+    renders it.
+    """
     apart: bool = False
-    """Whether the server took the text apart, to reasoning, calls and answer: what its tokens were is then not known."""
+    """Whether the server took the text apart, to reasoning, calls and answer: what its tokens were
+    is then not known.
+    """
 
 
 def _row(slot: Slot[GenerationResult], reference: Route, names_ends: bool = False) -> Slot[_Row]:
     if not is_ok(slot):
         return Failure(slot.failure())
     result, engine = slot.unwrap(), reference.engine
-    if not result.token_ids and engine.eos_token_ids and (result.reasoning is not None or result.tool_calls):
+    if (
+        not result.token_ids
+        and engine.eos_token_ids
+        and (result.reasoning is not None or result.tool_calls)
+    ):
         return Success(_Row(result, engine.eos_token_ids[:1], by_text=True, empty=True, apart=True))
     ids = result.token_ids or tuple(engine.tokenizer.encode(result.raw_text))
     ends: tuple[int, ...] = engine.eos_token_ids
-    if result.finish is Finish.EOS and ends and not (ids and ids[-1] in ends) and not (result.token_ids and names_ends):
+    if (
+        result.finish is Finish.EOS
+        and ends
+        and not (ids and ids[-1] in ends)
+        and not (result.token_ids and names_ends)
+    ):
         ids = (*ids, ends[0])
     if not ids and not ends:
         return Failure(MalformedResponse(_NOTHING))
@@ -191,10 +300,16 @@ _NOTHING = "the server answers nothing, and names no end"
 
 def _judged(answer: Answer) -> Answer | Failed:
     """The answer; of an empty one only the prompt can be wrong."""
-    return answer if answer.token_ids or answer.other_prompt else Failed(answer.id, answer.way, MalformedResponse(_NOTHING))
+    return (
+        answer
+        if answer.token_ids or answer.other_prompt
+        else Failed(answer.id, answer.way, MalformedResponse(_NOTHING))
+    )
 
 
-def _answer(name: str, way: Way, row: _Row, scored: Scored, routes: Routes, images: int, note: str | None) -> Answer:
+def _answer(
+    name: str, way: Way, row: _Row, scored: Scored, routes: Routes, images: int, note: str | None
+) -> Answer:
     result = row.result
     by_ids = way == "ids"  # which are those that were sent
     made = 0 if row.empty else len(row.ids)
@@ -229,37 +344,60 @@ def _wrong(result: GenerationResult, routes: Routes) -> tuple[Any, ...]:
     special = frozenset(engine.tokenizer.special_tokens.values())
     spelled = _spelled(result, special, engine.tokenizer.decode)
     context = routes.chat.engine.capabilities.context_length or engine.capabilities.context_length
-    room = None if context is None else context - _SLACK - (len(result.prompt_token_ids) or result.prompt_tokens)
+    room = (
+        None
+        if context is None
+        else context - _SLACK - (len(result.prompt_token_ids) or result.prompt_tokens)
+    )
     ends = frozenset(engine.eos_token_ids) if routes.names_ends else None
     answer, options = answer_of(result, spelled=spelled, ending_ids=ends, room=room)
     names = {"length": "length", "count": "length", "finish": "finish", "text": "text"}
-    found: list[Any] = [(names[finding.kind], finding.words) for finding in check_answer(answer, options) if finding.kind in names]
+    found: list[Any] = [
+        (names[finding.kind], finding.words)
+        for finding in check_answer(answer, options)
+        if finding.kind in names
+    ]
     left = next((token for token in engine.tokenizer.special_tokens if token in result.text), None)
     if left is not None and not ids:
         found.append(("text", f"the text holds the special token {left!r}"))
     return tuple(found)
 
 
-def _spelled(result: GenerationResult, special: frozenset[int], decode: Callable[[Sequence[int]], str]) -> str | None:
+def _spelled(
+    result: GenerationResult, special: frozenset[int], decode: Callable[[Sequence[int]], str]
+) -> str | None:
     """The text of an answer's ids; None where that is not known.
 
-    What is no text is shown by each server in its own way, and what the server took apart is not put together again.
+    What is no text is shown by each server in its own way, and what the server took apart is not
+    put together again.
     """
     if not result.token_ids or result.reasoning is not None or result.tool_calls:
         return None
-    texts = [decode([one for one in ids if one not in special]) for ids in (result.token_ids, result.token_ids[:-1])]
-    if result.finish is not Finish.LENGTH and texts[1] == result.text:  # the server leaves out the token that ended the answer
+    texts = [
+        decode([one for one in ids if one not in special])
+        for ids in (result.token_ids, result.token_ids[:-1])
+    ]
+    # the server leaves out the token that ended the answer
+    if result.finish is not Finish.LENGTH and texts[1] == result.text:
         return texts[1]
     return None if "\ufffd" in texts[0] else texts[0]
 
 
 def _read_as_written(answer: Answer, reference: Route) -> Answer:
-    """A text may have been written in other tokens than it is read in. The answer ends before a place where the reference goes on with the same text."""
+    """A text may have been written in other tokens than it is read in. The answer ends before a
+    place where the reference goes on with the same text.
+    """
     parting, tokenizer = answer.parting, reference.engine.tokenizer
     if parting is None or parting.choice in answer.ends:
         return answer
-    left, choice = tokenizer.decode(answer.token_ids[parting.place :]), tokenizer.decode((parting.choice,))
+    left, choice = (
+        tokenizer.decode(answer.token_ids[parting.place :]),
+        tokenizer.decode((parting.choice,)),
+    )
     if not (left.startswith(choice) or choice.startswith(left)):
         return answer
-    kept = {name: getattr(answer, name)[: parting.place] for name in ("token_ids", "logprobs", "likeliest", "server_logprobs")}
+    kept = {
+        name: getattr(answer, name)[: parting.place]
+        for name in ("token_ids", "logprobs", "likeliest", "server_logprobs")
+    }
     return dataclasses.replace(answer, **kept)

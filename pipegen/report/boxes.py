@@ -17,8 +17,8 @@ from pipegen.records import strict_json
 __all__ = ["Box", "Scale", "boxes_in"]
 
 Scale = Literal["auto", "thousandths", "pixels", "fractions"]
-"""What the numbers of a box are: thousandths of the image's sides, its pixels, or fractions of 1. `auto`: fractions where none is above 1, thousandths
-where none is above 1,000, else pixels."""
+"""What the numbers of a box are: thousandths of the image's sides, its pixels, or fractions of 1.
+`auto`: fractions where none is above 1, thousandths where none is above 1,000, else pixels."""
 _NAMES = ("bbox_2d", "bbox", "box_2d", "box")
 _LABELS = ("label", "name", "class", "color", "shape", "text")
 _MOST = 500
@@ -40,13 +40,27 @@ def boxes_in(text: str, size: tuple[int, int], scale: Scale = "auto") -> tuple[B
     if not found:
         return ()
     greatest = max(number for _, corners in found for number in corners)
-    chosen = scale if scale != "auto" else "fractions" if greatest <= 1 else "thousandths" if greatest <= 1000 else "pixels"
-    across, down = {"fractions": (1.0, 1.0), "thousandths": (1000.0, 1000.0), "pixels": (float(size[0]), float(size[1]))}[chosen]
+    chosen = (
+        scale
+        if scale != "auto"
+        else "fractions"
+        if greatest <= 1
+        else "thousandths"
+        if greatest <= 1000
+        else "pixels"
+    )
+    across, down = {
+        "fractions": (1.0, 1.0),
+        "thousandths": (1000.0, 1000.0),
+        "pixels": (float(size[0]), float(size[1])),
+    }[chosen]
     return tuple(_box(label, corners, across, down) for label, corners in found)
 
 
 def _values(text: str) -> Iterator[Any]:
-    """The JSON values of the text: the whole of it, or what stands between its first bracket and the last."""
+    """The JSON values of the text: the whole of it, or what stands between its first bracket and
+    the last.
+    """
     found = re.search(r"[\[{].*[\]}]", text[:200_000], re.DOTALL)
     for candidate in (text, found[0] if found else ""):
         try:
@@ -59,13 +73,25 @@ def _values(text: str) -> Iterator[Any]:
 def _boxes(value: Any, depth: int) -> Iterator[tuple[str, list[float]]]:
     if isinstance(value, dict):
         corners = next((value[name] for name in _NAMES if isinstance(value.get(name), list)), None)
-        if corners is not None and len(corners) == 4 and all(type(corner) in (int, float) for corner in corners):
-            yield " ".join(str(value[name]) for name in _LABELS if isinstance(value.get(name), str))[:80], corners
+        if (
+            corners is not None
+            and len(corners) == 4
+            and all(type(corner) in (int, float) for corner in corners)
+        ):
+            yield (
+                " ".join(str(value[name]) for name in _LABELS if isinstance(value.get(name), str))[
+                    :80
+                ],
+                corners,
+            )
     if depth < 8 and isinstance(value, (dict, list)):
         for entry in value.values() if isinstance(value, dict) else value:
             yield from _boxes(entry, depth + 1)
 
 
 def _box(label: str, corners: list[float], across: float, down: float) -> Box:
-    x1, y1, x2, y2 = (min(max(corner, 0.0), side) / side * 100 for corner, side in zip(corners, (across, down, across, down), strict=True))
+    x1, y1, x2, y2 = (
+        min(max(corner, 0.0), side) / side * 100
+        for corner, side in zip(corners, (across, down, across, down), strict=True)
+    )
     return Box(label, x1, y1, max(x2 - x1, 0.0), max(y2 - y1, 0.0))

@@ -1,10 +1,16 @@
-"""Where two runs of the same requests differ: the first stage whose outputs differ, since later stages follow from it.
+"""Where two runs of the same requests differ: the first stage whose outputs differ, since later
+stages follow from it.
 
 >>> from pipegen.records.options import GenerationOptions, resolve
 >>> from pipegen.records.results import Finish
 >>> from returns.result import Success
 >>> options = resolve(GenerationOptions())
->>> one, other = (GenerationResult(text=text, raw_text=text, token_ids=(1, last), finish=Finish.EOS, options=options) for text, last in (("a", 2), ("b", 3)))
+>>> one, other = (
+...     GenerationResult(
+...         text=text, raw_text=text, token_ids=(1, last), finish=Finish.EOS, options=options
+...     )
+...     for text, last in (("a", 2), ("b", 3))
+... )
 >>> first_difference(Success(one), Success(other))
 Difference(stage='ids', first="2 tokens, at 1: 2; text at 0: 'a'", second="2 tokens, at 1: 3; text at 0: 'b'")
 """
@@ -21,7 +27,15 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.records.options import flat_values
 from pipegen.records.results import GenerationResult
 
-__all__ = ["STAGES", "Compared", "Difference", "common_prefix", "compare", "first_difference", "summary"]
+__all__ = [
+    "STAGES",
+    "Compared",
+    "Difference",
+    "common_prefix",
+    "compare",
+    "first_difference",
+    "summary",
+]
 
 WIDTH = 60
 """How many characters of a value are shown."""
@@ -50,7 +64,14 @@ def common_prefix(first: Sequence[Any], second: Sequence[Any]) -> int:
     >>> common_prefix("stop", "stick"), common_prefix([1], [1, 2])
     (2, 1)
     """
-    return next((index for index, (one, other) in enumerate(zip(first, second, strict=False)) if one != other), min(len(first), len(second)))
+    return next(
+        (
+            index
+            for index, (one, other) in enumerate(zip(first, second, strict=False))
+            if one != other
+        ),
+        min(len(first), len(second)),
+    )
 
 
 def _ids(first: Sequence[int], second: Sequence[int]) -> tuple[str, str] | None:
@@ -68,7 +89,11 @@ def _ids(first: Sequence[int], second: Sequence[int]) -> tuple[str, str] | None:
 def _ids_in_context(first: GenerationResult, second: GenerationResult) -> tuple[str, str] | None:
     """The generated ids, and the texts where these differ too."""
     ids, texts = _ids(first.token_ids, second.token_ids), _texts(first.raw_text, second.raw_text)
-    return ids if ids is None or texts is None else (f"{ids[0]}; text {texts[0]}", f"{ids[1]}; text {texts[1]}")
+    return (
+        ids
+        if ids is None or texts is None
+        else (f"{ids[0]}; text {texts[0]}", f"{ids[1]}; text {texts[1]}")
+    )
 
 
 def _texts(first: str, second: str) -> tuple[str, str] | None:
@@ -77,7 +102,10 @@ def _texts(first: str, second: str) -> tuple[str, str] | None:
     at = common_prefix(first, second)
     start = max(0, at - BEFORE)
     before = ("..." if start else "") + first[start:at]
-    one, other = (f"at {at}: {before + text[at : at + WIDTH] + ('...' if len(text) > at + WIDTH else '')!r}" for text in (first, second))
+    one, other = (
+        f"at {at}: {before + text[at : at + WIDTH] + ('...' if len(text) > at + WIDTH else '')!r}"
+        for text in (first, second)
+    )
     return one, other
 
 
@@ -88,7 +116,11 @@ def _values(first: Any, second: Any) -> tuple[str, str] | None:
 def _options(first: GenerationResult, second: GenerationResult) -> tuple[str, str] | None:
     one, other = flat_values(first.options), flat_values(second.options)
     name = next((name for name in one if one[name] != other[name]), None)
-    return None if name is None else (f"{name}={one[name]!r}"[:WIDTH], f"{name}={other[name]!r}"[:WIDTH])
+    return (
+        None
+        if name is None
+        else (f"{name}={one[name]!r}"[:WIDTH], f"{name}={other[name]!r}"[:WIDTH])
+    )
 
 
 def _ending(result: GenerationResult) -> tuple[Any, ...]:
@@ -97,7 +129,11 @@ def _ending(result: GenerationResult) -> tuple[Any, ...]:
 
 STAGES: Mapping[str, Callable[[GenerationResult, GenerationResult], tuple[str, str] | None]] = {
     "prompt ids": lambda one, other: _ids(one.prompt_token_ids, other.prompt_token_ids),
-    "grid": lambda one, other: _values(one.image_grid_thw, other.image_grid_thw) if one.image_grid_thw and other.image_grid_thw else None,
+    "grid": lambda one, other: (
+        _values(one.image_grid_thw, other.image_grid_thw)
+        if one.image_grid_thw and other.image_grid_thw
+        else None
+    ),
     "options": _options,
     "ids": _ids_in_context,
     "raw text": lambda one, other: _texts(one.raw_text, other.raw_text),
@@ -107,8 +143,11 @@ STAGES: Mapping[str, Callable[[GenerationResult, GenerationResult], tuple[str, s
 """In the order in which a result is made; `finish` also compares the stop and the token counts."""
 
 
-def first_difference(first: Slot[GenerationResult], second: Slot[GenerationResult], *, ignore: Collection[str] = ()) -> Difference | None:
-    """The first stage at which two slots differ, or None. Errors are equal if they are of one type; samples are compared one by one.
+def first_difference(
+    first: Slot[GenerationResult], second: Slot[GenerationResult], *, ignore: Collection[str] = ()
+) -> Difference | None:
+    """The first stage at which two slots differ, or None. Errors are equal if they are of one type;
+    samples are compared one by one.
 
     Stages in `ignore` are not compared.
     """
@@ -122,7 +161,10 @@ def first_difference(first: Slot[GenerationResult], second: Slot[GenerationResul
             return Difference(stage, *difference)
     if len(one.samples) != len(other.samples):
         return Difference("samples", str(len(one.samples)), str(len(other.samples)))
-    pairs = (first_difference(Success(a), Success(b), ignore=ignore) for a, b in zip(one.samples, other.samples, strict=True))
+    pairs = (
+        first_difference(Success(a), Success(b), ignore=ignore)
+        for a, b in zip(one.samples, other.samples, strict=True)
+    )
     return next((difference for difference in pairs if difference is not None), None)
 
 
@@ -130,10 +172,24 @@ def _outcome(slot: Slot[GenerationResult]) -> str:
     return "a result" if is_ok(slot) else type(slot.failure()).__name__
 
 
-def compare(first: Mapping[str, Slot[GenerationResult]], second: Mapping[str, Slot[GenerationResult]], *, ignore: Collection[str] = ()) -> Iterator[Compared]:
-    """Every request of either run: those of the first in order, then those that only the second has."""
+def compare(
+    first: Mapping[str, Slot[GenerationResult]],
+    second: Mapping[str, Slot[GenerationResult]],
+    *,
+    ignore: Collection[str] = (),
+) -> Iterator[Compared]:
+    """Every request of either run: those of the first in order, then those that only the second
+    has.
+    """
     for name, slot in first.items():
-        yield Compared(name, first_difference(slot, second[name], ignore=ignore) if name in second else Difference("outcome", _outcome(slot), "not there"))
+        yield Compared(
+            name,
+            (
+                first_difference(slot, second[name], ignore=ignore)
+                if name in second
+                else Difference("outcome", _outcome(slot), "not there")
+            ),
+        )
     for name, slot in second.items():
         if name not in first:
             yield Compared(name, Difference("outcome", "not there", _outcome(slot)))
@@ -142,9 +198,15 @@ def compare(first: Mapping[str, Slot[GenerationResult]], second: Mapping[str, Sl
 def summary(compared: Sequence[Compared]) -> dict[str, int]:
     """How many requests are equal, and how many differ at each stage.
 
-    >>> summary([Compared("a", None), Compared("b", Difference("ids", "", "")), Compared("c", None)])
+    >>> summary(
+    ...     [Compared("a", None), Compared("b", Difference("ids", "", "")), Compared("c", None)]
+    ... )
     {'requests': 3, 'equal': 2, 'ids': 1}
     """
     parted = Counter(one.difference.stage for one in compared if one.difference is not None)
     order = [stage for stage in ("outcome", *STAGES, "samples") if stage in parted]
-    return {"requests": len(compared), "equal": len(compared) - sum(parted.values()), **{stage: parted[stage] for stage in order}}
+    return {
+        "requests": len(compared),
+        "equal": len(compared) - sum(parted.values()),
+        **{stage: parted[stage] for stage in order},
+    }

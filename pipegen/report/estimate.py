@@ -1,6 +1,8 @@
-"""What a run will take, before it: the exact tokens of its prompts, and the most that it may generate. No engine is called.
+"""What a run will take, before it: the exact tokens of its prompts, and the most that it may
+generate. No engine is called.
 
-A prefix counts as shared where an earlier request has it too, in whole blocks of `BLOCK` tokens and with the same images: that is what a prefix cache saves.
+A prefix counts as shared where an earlier request has it too, in whole blocks of `BLOCK` tokens and
+with the same images: that is what a prefix cache saves.
 
 >>> estimate = Estimate()
 >>> estimate.shared_of(range(40)), estimate.shared_of([*range(33), 7]), estimate.shared_of([1, 2])
@@ -37,14 +39,21 @@ LISTED = 1000
 
 
 def prepared(route: Route, batch: Batch[GenerationRequest]) -> list[tuple[Slot[Encoded], int]]:
-    """The prompts of requests, as the engine of the route would get them, each with the samples asked for. Its weights are not loaded."""
+    """The prompts of requests, as the engine of the route would get them, each with the samples
+    asked for. Its weights are not loaded.
+    """
     if "token_ids" not in route.engine.capabilities.honours:
-        refused = UnsupportedOption(f"{shown(route.engine.name)} does not tell how many tokens a prompt has", option="token_ids")
+        refused = UnsupportedOption(
+            f"{shown(route.engine.name)} does not tell how many tokens a prompt has",
+            option="token_ids",
+        )
         return [(Failure(refused), 1) for _ in batch]
     start: Pipe[Any, Any] = identity()
     before = start.with_parts(itertools.takewhile(lambda part: part.backend is None, route.parts))
     counts = [SAMPLING.count(slot) for slot in batch]
-    made = before.apply(tuple(SAMPLING.sample(slot, 0, count) for slot, count in zip(batch, counts, strict=True)))
+    made = before.apply(
+        tuple(SAMPLING.sample(slot, 0, count) for slot, count in zip(batch, counts, strict=True))
+    )
     return list(zip(made, counts, strict=True))
 
 
@@ -67,7 +76,9 @@ class Estimate:
     first: dict[str, str] = field(default_factory=dict)
     """The first request that failed with each type of error, and its message."""
     too_long: list[tuple[str, int | None]] = field(default_factory=list)
-    """Requests whose prompts, or answers, the model has no room for, with the tokens of their prompts, where these were counted."""
+    """Requests whose prompts, or answers, the model has no room for, with the tokens of their
+    prompts, where these were counted.
+    """
     _blocks: Counts = field(default_factory=Counts, repr=False)
 
     def add(self, name: str, slot: Slot[Encoded], samples: int = 1) -> None:
@@ -89,11 +100,19 @@ class Estimate:
         self.image_tokens += sum(image.tokens for image in prompt.images)
         self.completion_tokens += (options.max_new_tokens or 0) * samples
         self.longest = max(self.longest, (name, tokens), key=lambda one: one[1])
-        before = common_prefix(prompt.token_ids, prompt.compact_token_ids) if prompt.images else tokens
-        self.shared_tokens += self.shared_of(prompt.token_ids, before, tuple(image.digest for image in prompt.images))
+        before = (
+            common_prefix(prompt.token_ids, prompt.compact_token_ids) if prompt.images else tokens
+        )
+        self.shared_tokens += self.shared_of(
+            prompt.token_ids, before, tuple(image.digest for image in prompt.images)
+        )
 
-    def shared_of(self, ids: Sequence[int], before_images: int | None = None, images: Sequence[str] = ()) -> int:
-        """How many of the ids an earlier prompt begins with. Past `before_images` also the images must be the same."""
+    def shared_of(
+        self, ids: Sequence[int], before_images: int | None = None, images: Sequence[str] = ()
+    ) -> int:
+        """How many of the ids an earlier prompt begins with. Past `before_images` also the images
+        must be the same.
+        """
         shared, known, digest = 0, True, 0
         for start in range(0, len(ids) - BLOCK + 1, BLOCK):
             seen = images if before_images is not None and start + BLOCK > before_images else ()
@@ -102,25 +121,38 @@ class Estimate:
             shared += BLOCK if known else 0
         return shared
 
-    def plain(self, price: tuple[float, float] | None = None, speed: float | None = None) -> dict[str, Any]:
-        """The estimate as plain data: with prices for a million tokens, prompt and generated, the most that it costs; with a speed, how long it takes."""
+    def plain(
+        self, price: tuple[float, float] | None = None, speed: float | None = None
+    ) -> dict[str, Any]:
+        """The estimate as plain data: with prices for a million tokens, prompt and generated, the
+        most that it costs; with a speed, how long it takes.
+        """
         answered = self.requests - self.errors.total()
         plain: dict[str, Any] = {
             "requests": self.requests,
             "failed": self.errors.total(),
             "prompt_tokens": self.prompt_tokens,
             "mean_prompt_tokens": round(self.prompt_tokens / answered, 1) if answered else 0.0,
-            "longest_prompt": {"id": self.longest[0], "tokens": self.longest[1]} if answered else None,
+            "longest_prompt": (
+                {"id": self.longest[0], "tokens": self.longest[1]} if answered else None
+            ),
             "images": self.images,
             "image_tokens": self.image_tokens,
             "shared_prefix_tokens": self.shared_tokens,
-            "shared_prefix_share": round(self.shared_tokens / self.prompt_tokens, 4) if self.prompt_tokens else 0.0,
+            "shared_prefix_share": (
+                round(self.shared_tokens / self.prompt_tokens, 4) if self.prompt_tokens else 0.0
+            ),
             "most_completion_tokens": self.completion_tokens,
-            "errors": {kind: {"count": count, "first": self.first[kind]} for kind, count in self.errors.most_common()},
+            "errors": {
+                kind: {"count": count, "first": self.first[kind]}
+                for kind, count in self.errors.most_common()
+            },
             "too_long": [{"id": name, "tokens": tokens} for name, tokens in self.too_long],
         }
         if price is not None:
-            plain["most_cost"] = round((self.prompt_tokens * price[0] + self.completion_tokens * price[1]) / 1e6, 6)
+            plain["most_cost"] = round(
+                (self.prompt_tokens * price[0] + self.completion_tokens * price[1]) / 1e6, 6
+            )
             plain["prompt_cost"] = round(self.prompt_tokens * price[0] / 1e6, 6)
         if speed is not None:
             plain["most_seconds"] = round(self.completion_tokens / speed, 1)

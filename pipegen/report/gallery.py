@@ -1,6 +1,7 @@
 """Results as a page to look at: one HTML file that holds everything, or a folder of pages.
 
-Whatever comes from a request, a model or an error is escaped, and the page's policy lets no script run but its own, which it names by digest.
+Whatever comes from a request, a model or an error is escaped, and the page's policy lets no script
+run but its own, which it names by digest.
 
 >>> marked("a red cat", "a blue cat")
 ('a <mark>red</mark> cat', 'a <mark>blue</mark> cat')
@@ -25,7 +26,18 @@ from pipegen.core.distribution import version
 from pipegen.report.boxes import Box
 from pipegen.report.diff import common_prefix
 
-__all__ = ["PAGE_ROWS", "Entry", "Overview", "Figure", "card", "ending", "marked", "opening", "printable", "safe"]
+__all__ = [
+    "PAGE_ROWS",
+    "Entry",
+    "Overview",
+    "Figure",
+    "card",
+    "ending",
+    "marked",
+    "opening",
+    "printable",
+    "safe",
+]
 
 PAGE_ROWS = 2000
 """The most rows of one page."""
@@ -34,11 +46,15 @@ _SCRIPT = Path(__file__).with_name("gallery.js")
 _LONGEST = 200_000
 """Characters of one text that are shown."""
 _WORDS = 4000
-"""The most words that are compared one by one; of longer texts only a common beginning and end are found."""
+"""The most words that are compared one by one; of longer texts only a common beginning and end are
+found.
+"""
 
 
 class Figure(NamedTuple):
-    """An image of a request: a data URL made here, or why there is none; and the boxes of the answer."""
+    """An image of a request: a data URL made here, or why there is none; and the boxes of the
+    answer.
+    """
 
     name: str
     url: str | None
@@ -62,7 +78,9 @@ class Entry(NamedTuple):
 
     @property
     def outcome(self) -> tuple[str, ...] | str:
-        """What is compared with the same request's in another file: the texts, or the type of the error."""
+        """What is compared with the same request's in another file: the texts, or the type of the
+        error.
+        """
         return self.texts if self.ok else self.kind
 
 
@@ -80,18 +98,23 @@ class Overview(NamedTuple):
 
 
 def printable(text: str) -> str:
-    r"""The text for a terminal or a page: control characters, except line feed and tab, and those that turn the text's direction become visible.
+    r"""The text for a terminal or a page: control characters, except line feed and tab, and those
+    that turn the text's direction become visible.
 
     >>> printable("a\x1b[2Jb")
     'a\\x1b[2Jb'
     """
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", lambda found: found[0].encode("unicode_escape").decode(), text)
+    return re.sub(
+        r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]",
+        lambda found: found[0].encode("unicode_escape").decode(),
+        text,
+    )
 
 
 def safe(text: str) -> str:
     r"""Foreign text for a page: printable, and escaped.
 
-    >>> safe("<script>\x1b[2J\u202e"), safe('"a" & \'b\'')
+    >>> safe("<script>\x1b[2J\u202e"), safe("\"a\" & 'b'")
     ('&lt;script&gt;\\x1b[2J\\u202e', '&quot;a&quot; &amp; &#x27;b&#x27;')
     """
     shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ... ({len(text)} characters)"
@@ -103,15 +126,30 @@ def opening(overview: Overview, page: int, pages: int, names: Sequence[str]) -> 
     script = _SCRIPT.read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     total = sum(overview.kinds.values())
-    chips = [_chip("", "all", total)] + [_chip(kind, kind, count, bad=kind in overview.errors) for kind, count in Counter(dict(overview.kinds)).most_common()]
-    links = [f'<a href="{safe(name)}"{" aria-current=page" if number == page else ""}>{number + 1}</a>' for number, name in enumerate(names)]
-    compared = '<label>text <select id="same"><option value="">all</option><option value="0">differs</option><option value="1">equal</option></select></label>'
+    chips = [_chip("", "all", total)] + [
+        _chip(kind, kind, count, bad=kind in overview.errors)
+        for kind, count in Counter(dict(overview.kinds)).most_common()
+    ]
+    links = [
+        f'<a href="{safe(name)}"{" aria-current=page" if number == page else ""}>{number + 1}</a>'
+        for number, name in enumerate(names)
+    ]
+    compared = (
+        '<label>text <select id="same"><option value="">all</option><option'
+        ' value="0">differs</option><option value="1">equal</option></select></label>'
+    )
     head, _, _ = _PAGE.read_text(encoding="utf-8").partition("$cards")
     return Template(head).substitute(
         digest=digest,
-        title=safe(overview.name if overview.other is None else f"{overview.name} and {overview.other}"),
+        title=safe(
+            overview.name if overview.other is None else f"{overview.name} and {overview.other}"
+        ),
         facts=f"{total:,} results, {sum(overview.kinds[kind] for kind in overview.errors):,} errors"
-        + (f"; {overview.differing:,} differ from {safe(overview.other)}" if overview.other is not None else ""),
+        + (
+            f"; {overview.differing:,} differ from {safe(overview.other)}"
+            if overview.other is not None
+            else ""
+        ),
         chips="".join(chips),
         compared=compared if overview.other is not None else "",
         pages=f'<nav aria-label="pages">page {" ".join(links)}</nav>' if pages > 1 else "",
@@ -121,12 +159,18 @@ def opening(overview: Overview, page: int, pages: int, names: Sequence[str]) -> 
 def ending() -> str:
     """The end of a page."""
     _, _, tail = _PAGE.read_text(encoding="utf-8").partition("$cards")
-    return Template(tail).substitute(version=safe(version()), script=_SCRIPT.read_text(encoding="utf-8"))
+    return Template(tail).substitute(
+        version=safe(version()), script=_SCRIPT.read_text(encoding="utf-8")
+    )
 
 
 def _chip(kind: str, name: str, count: int, *, bad: bool = False) -> str:
     pressed = "false" if kind else "true"
-    return f'<button type="button" data-kind="{safe(kind)}" aria-pressed="{pressed}"{" class=bad" if bad else ""}>{safe(name)} <b>{count:,}</b></button>'
+    return (
+        f'<button type="button" data-kind="{safe(kind)}"'
+        f' aria-pressed="{pressed}"{" class=bad" if bad else ""}>{safe(name)}'
+        f" <b>{count:,}</b></button>"
+    )
 
 
 def card(
@@ -138,15 +182,27 @@ def card(
     *,
     compared: tuple[str, str] | None = None,
 ) -> str:
-    """One result; where two files are compared, which have these names, beside that of the other."""
-    sides = [_side(entry, other)] if compared is None else [_side(entry, other, compared[0]), _side(other, entry, compared[1])]
+    """One result; where two files are compared, which have these names, beside that of the
+    other.
+    """
+    sides = (
+        [_side(entry, other)]
+        if compared is None
+        else [_side(entry, other, compared[0]), _side(other, entry, compared[1])]
+    )
     same = compared is not None and other is not None and entry.outcome == other.outcome
     images = "".join(map(_figure, figures))
-    asked = f'<details{"" if len(prompt) > 600 else " open"}><summary>prompt</summary><pre class="prompt">{safe(prompt)}</pre></details>' if prompt else ""
+    asked = (
+        f"<details{'' if len(prompt) > 600 else ' open'}><summary>prompt</summary><pre"
+        f' class="prompt">{safe(prompt)}</pre></details>'
+        if prompt
+        else ""
+    )
     facts = [(str(name), str(value)) for name, value in (metadata or {}).items()]
     return (
-        f'<article data-id="{safe(entry.id)}" data-kind="{safe(entry.kind)}" data-same="{int(same)}"><h2>{safe(entry.id)}</h2>'
-        f'{f"<div class=images>{images}</div>" if images else ""}{asked}<div class="sides">{"".join(sides)}</div>{_facts(facts)}</article>\n'
+        f'<article data-id="{safe(entry.id)}" data-kind="{safe(entry.kind)}"'
+        f' data-same="{int(same)}"><h2>{safe(entry.id)}</h2>{f"<div class=images>{images}</div>" if images else ""}{asked}<div'
+        f' class="sides">{"".join(sides)}</div>{_facts(facts)}</article>\n'
     )
 
 
@@ -156,18 +212,37 @@ def _side(entry: Entry | None, other: Entry | None, name: str = "") -> str:
         return f'<section class="missing">{head}not in this file</section>'
     if not entry.ok:
         message, hint = entry.error or ("", "")
-        return f'<section class="error">{head}<b class="kind">{safe(entry.kind)}</b><p>{safe(message)}</p><p class="hint">{safe(hint)}</p></section>'
+        return (
+            f'<section class="error">{head}<b'
+            f' class="kind">{safe(entry.kind)}</b><p>{safe(message)}</p><p'
+            f' class="hint">{safe(hint)}</p></section>'
+        )
     texts = list(entry.texts)
     against = list(other.texts) if other is not None and other.ok else []
-    shown = [marked(text, against[place])[0] if place < len(against) else safe(text) for place, text in enumerate(texts)]
+    shown = [
+        marked(text, against[place])[0] if place < len(against) else safe(text)
+        for place, text in enumerate(texts)
+    ]
     answers = "".join(f'<pre class="text">{text}</pre>' for text in shown)
-    reasoning = f'<details><summary>reasoning</summary><pre class="raw">{safe(entry.reasoning)}</pre></details>' if entry.reasoning else ""
-    raw = f'<details><summary>raw text</summary><pre class="raw">{safe(entry.raw_text)}</pre></details>' if entry.raw_text not in ("", *texts) else ""
+    reasoning = (
+        "<details><summary>reasoning</summary><pre"
+        f' class="raw">{safe(entry.reasoning)}</pre></details>'
+        if entry.reasoning
+        else ""
+    )
+    raw = (
+        "<details><summary>raw text</summary><pre"
+        f' class="raw">{safe(entry.raw_text)}</pre></details>'
+        if entry.raw_text not in ("", *texts)
+        else ""
+    )
     return f"<section>{head}{answers}{reasoning}{raw}{_facts((('finish', entry.kind), *entry.facts))}</section>"
 
 
 def _facts(facts: Sequence[tuple[str, str]]) -> str:
-    rows = "".join(f"<div><dt>{safe(name)}</dt><dd>{safe(value[:2000])}</dd></div>" for name, value in facts)
+    rows = "".join(
+        f"<div><dt>{safe(name)}</dt><dd>{safe(value[:2000])}</dd></div>" for name, value in facts
+    )
     return f"<dl>{rows}</dl>" if rows else ""
 
 
@@ -175,11 +250,15 @@ def _figure(figure: Figure) -> str:
     if figure.url is None:
         return f'<figure class="broken"><figcaption>{safe(figure.name)}</figcaption></figure>'
     boxes = "".join(
-        f'<div class="box" style="left:{box.left:.2f}%;top:{box.top:.2f}%;width:{box.width:.2f}%;height:{box.height:.2f}%"><span>{safe(box.label)}</span></div>'
+        '<div class="box"'
+        f' style="left:{box.left:.2f}%;top:{box.top:.2f}%;width:{box.width:.2f}%;height:{box.height:.2f}%"><span>{safe(box.label)}</span></div>'
         for box in figure.boxes
     )
     image = f'<img loading="lazy" alt="{safe(figure.name)}" src="{html.escape(figure.url)}">'
-    return f'<figure><div class="frame">{image}{boxes}</div><figcaption>{safe(figure.name)}</figcaption></figure>'
+    return (
+        "<figure><div"
+        f' class="frame">{image}{boxes}</div><figcaption>{safe(figure.name)}</figcaption></figure>'
+    )
 
 
 def marked(first: str, second: str) -> tuple[str, str]:
@@ -188,10 +267,23 @@ def marked(first: str, second: str) -> tuple[str, str]:
     start = common_prefix(one, other)
     end = common_prefix(one[start:][::-1], other[start:][::-1])
     pieces = (one[start : len(one) - end], other[start : len(other) - end])
-    codes = SequenceMatcher(None, *pieces, autojunk=False).get_opcodes() if max(map(len, pieces)) <= _WORDS else [("replace", 0, None, 0, None)]
-    middle = [(tag != "equal", "".join(pieces[0][a:b]), "".join(pieces[1][c:d])) for tag, a, b, c, d in codes]
-    whole = [(False, "".join(one[:start]), "".join(one[:start])), *middle, (False, "".join(one[len(one) - end :]), "".join(one[len(one) - end :]))]
-    return "".join(_mark(differs, text) for differs, text, _ in whole), "".join(_mark(differs, text) for differs, _, text in whole)
+    codes = (
+        SequenceMatcher(None, *pieces, autojunk=False).get_opcodes()
+        if max(map(len, pieces)) <= _WORDS
+        else [("replace", 0, None, 0, None)]
+    )
+    middle = [
+        (tag != "equal", "".join(pieces[0][a:b]), "".join(pieces[1][c:d]))
+        for tag, a, b, c, d in codes
+    ]
+    whole = [
+        (False, "".join(one[:start]), "".join(one[:start])),
+        *middle,
+        (False, "".join(one[len(one) - end :]), "".join(one[len(one) - end :])),
+    ]
+    return "".join(_mark(differs, text) for differs, text, _ in whole), "".join(
+        _mark(differs, text) for differs, _, text in whole
+    )
 
 
 def _mark(differs: bool, text: str) -> str:

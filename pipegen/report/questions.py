@@ -1,4 +1,6 @@
-"""What `pipegen verify` asks where no requests are given: turns of every kind, many scripts, long prompts, images, tools."""
+"""What `pipegen verify` asks where no requests are given: turns of every kind, many scripts, long
+prompts, images, tools.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +47,20 @@ def prompts() -> Iterator[dict[str, Any]]:
         yield {"id": f"question-{number}", "messages": [{"role": "user", "content": question}]}
     for number, question in enumerate(_QUESTIONS, 1):
         system = {"role": "system", "content": _SYSTEMS[number % len(_SYSTEMS)]}
-        yield {"id": f"system-{number}", "messages": [system, {"role": "user", "content": question}]}
+        yield {
+            "id": f"system-{number}",
+            "messages": [system, {"role": "user", "content": question}],
+        }
     for number, question in enumerate(_QUESTIONS[:5], 1):
-        turns = [("user", "Hello!"), ("assistant", "Hello! How can I help you?"), ("user", question)]
-        yield {"id": f"turns-{number}", "messages": [{"role": role, "content": text} for role, text in turns]}
+        turns = [
+            ("user", "Hello!"),
+            ("assistant", "Hello! How can I help you?"),
+            ("user", question),
+        ]
+        yield {
+            "id": f"turns-{number}",
+            "messages": [{"role": role, "content": text} for role, text in turns],
+        }
     for sentences in _LONG:
         yield long_prompt(f"long-{sentences}", sentences)
 
@@ -59,10 +71,20 @@ _MOST = 16_384
 """A reference reads no longer prompts than this."""
 
 
-def beyond(lengths: Mapping[str, int], count: Callable[[str], int], room: int | None) -> Iterator[dict[str, Any]]:
-    """A request a little longer than each of these lengths, in tokens by `count`; none for those that have no room, or take a reference too long.
+def beyond(
+    lengths: Mapping[str, int], count: Callable[[str], int], room: int | None
+) -> Iterator[dict[str, Any]]:
+    """A request a little longer than each of these lengths, in tokens by `count`; none for those
+    that have no room, or take a reference too long.
 
-    >>> [request["id"] for request in beyond({"sliding_window": 100, "original_max_position_embeddings": 10**6}, lambda text: len(text.split()), 4096)]
+    >>> [
+    ...     request["id"]
+    ...     for request in beyond(
+    ...         {"sliding_window": 100, "original_max_position_embeddings": 10**6},
+    ...         lambda text: len(text.split()),
+    ...         4096,
+    ...     )
+    ... ]
     ['beyond sliding_window=100']
     """
     for name, tokens in lengths.items():
@@ -77,11 +99,21 @@ def beyond(lengths: Mapping[str, int], count: Callable[[str], int], room: int | 
 
 def long_prompt(name: str, sentences: int) -> dict[str, Any]:
     """A request of about ten tokens for each of these sentences."""
-    text = " ".join(f"Item number {number} costs {number * 7 % 101} coins." for number in range(sentences))
-    return {"id": name, "messages": [{"role": "user", "content": f"{text}\nWhat does item number 3 cost?"}]}
+    text = " ".join(
+        f"Item number {number} costs {number * 7 % 101} coins." for number in range(sentences)
+    )
+    return {
+        "id": name,
+        "messages": [{"role": "user", "content": f"{text}\nWhat does item number 3 cost?"}],
+    }
 
 
-_LOOKS = ("Describe the image.", "What colour is the background?", "List the shapes.", "How many shapes are there?")
+_LOOKS = (
+    "Describe the image.",
+    "What colour is the background?",
+    "List the shapes.",
+    "How many shapes are there?",
+)
 
 
 def with_images() -> Iterator[dict[str, Any]]:
@@ -92,25 +124,45 @@ def with_images() -> Iterator[dict[str, Any]]:
     """
     for number, words in enumerate(_LOOKS, 1):
         url = "data:image/png;base64," + base64.b64encode(_png(64 * number, 96, number)).decode()
-        content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": words}]
+        content = [
+            {"type": "image_url", "image_url": {"url": url}},
+            {"type": "text", "text": words},
+        ]
         yield {"id": f"image-{number}", "messages": [{"role": "user", "content": content}]}
 
 
 def _png(width: int, height: int, number: int) -> bytes:
-    """An image file: a red square and a blue bar on a ground that grows brighter; no colour is another one's mirror."""
+    """An image file: a red square and a blue bar on a ground that grows brighter; no colour is
+    another one's mirror.
+    """
     rows = bytearray()
     for y in range(height):
         rows.append(0)
         for x in range(width):
             square = abs(x - width // 3) < 18 and abs(y - height // 3) < 18
             bar = y > height * 3 // 4 and x % 64 < 16 * number
-            rows += bytes((214, 40, 30)) if square else bytes((20, 60, 200)) if bar else bytes((250 - x * 60 // width, 236, 170 + y * 60 // height))
+            rows += (
+                bytes((214, 40, 30))
+                if square
+                else (
+                    bytes((20, 60, 200))
+                    if bar
+                    else bytes((250 - x * 60 // width, 236, 170 + y * 60 // height))
+                )
+            )
 
     def chunk(name: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        return (
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        )
 
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(rows))) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(bytes(rows)))
+        + chunk(b"IEND", b"")
+    )
 
 
 _TOOL = {
@@ -118,7 +170,11 @@ _TOOL = {
     "function": {
         "name": "weather",
         "description": "The weather of a town.",
-        "parameters": {"type": "object", "properties": {"town": {"type": "string"}, "days": {"type": "integer"}}, "required": ["town"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"town": {"type": "string"}, "days": {"type": "integer"}},
+            "required": ["town"],
+        },
     },
 }
 
@@ -130,4 +186,8 @@ def with_tools() -> Iterator[dict[str, Any]]:
     ['tools-1', 'tools-2']
     """
     for number, question in enumerate(("What will the weather be in Oslo?", "Say hello."), 1):
-        yield {"id": f"tools-{number}", "messages": [{"role": "user", "content": question}], "tools": [_TOOL]}
+        yield {
+            "id": f"tools-{number}",
+            "messages": [{"role": "user", "content": question}],
+            "tools": [_TOOL],
+        }

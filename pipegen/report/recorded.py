@@ -1,8 +1,11 @@
-"""Were these results made by this model, with these options? Recorded ids are read through a reference once, and generated anew nowhere.
+"""Were these results made by this model, with these options? Recorded ids are read through a
+reference once, and generated anew nowhere.
 
-The rule for a row: its prompt is the one that the reference renders (where the request is at hand); each of its ids is the likeliest one where it was greedy,
-and one that its filters leave where it was drawn; its log probabilities, where they were recorded, are the reference's. What a row's options change beyond
-that (penalties, a form) is not known to the reference, and such a row is `not judged`, unless its log probabilities tell.
+The rule for a row: its prompt is the one that the reference renders (where the request is at hand);
+each of its ids is the likeliest one where it was greedy, and one that its filters leave where it
+was drawn; its log probabilities, where they were recorded, are the reference's. What a row's
+options change beyond that (penalties, a form) is not known to the reference, and such a row is `not
+judged`, unless its log probabilities tell.
 """
 
 from __future__ import annotations
@@ -39,16 +42,23 @@ _LOOKED = 8
 _TOP = 20
 """The likeliest tokens that are asked for in such a place."""
 _NEVER = -12.0
-"""A token that is less likely is not drawn from the reference, whatever the temperature that people use."""
+"""A token that is less likely is not drawn from the reference, whatever the temperature that people
+use.
+"""
 RowKind = Literal["right", "template", "sampling", "weights", "unknown", "not judged"]
 ROW_KINDS: Mapping[RowKind, str] = {
     "template": "the prompt is another one than the model's template makes",
     "sampling": "the ids were not chosen as the options say",
     "weights": "other weights made the ids",
-    "unknown": "the ids are not the reference's, and the cause is not known: other options, quantised weights, or slightly other weights",
+    "unknown": (
+        "the ids are not the reference's, and the cause is not known: other options, quantised"
+        " weights, or slightly other weights"
+    ),
     "not judged": "nothing is known of the row",
 }
-Noise = Callable[[Precision, Sequence[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]]], float | None]
+Noise = Callable[
+    [Precision, Sequence[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]]], float | None
+]
 
 
 @record
@@ -69,7 +79,9 @@ class Recorded:
     precision: Precision
     rows: tuple[RowVerdict, ...]
     spread: float | None
-    """How far the recorded log probabilities are from the reference's; None where there are none."""
+    """How far the recorded log probabilities are from the reference's; None where there are
+    none.
+    """
     most_spread: float
     """The spread that the precision explains."""
     whole: str = ""
@@ -82,11 +94,17 @@ class Recorded:
     @property
     def right(self) -> bool:
         """Whether no row is wrong, and some were judged."""
-        return not self.whole and set(self.counts) <= {"right", "not judged"} and "right" in self.counts
+        return (
+            not self.whole
+            and set(self.counts) <= {"right", "not judged"}
+            and "right" in self.counts
+        )
 
     def plain(self) -> dict[str, Any]:
         """The verdict as plain data."""
-        rows = [{"id": row.id, "verdict": row.verdict, "evidence": row.evidence} for row in self.rows]
+        rows = [
+            {"id": row.id, "verdict": row.verdict, "evidence": row.evidence} for row in self.rows
+        ]
         names = ("right", "model", "precision", "spread", "most_spread", "whole", "counts")
         return {**{name: getattr(self, name) for name in names}, "rows": rows}
 
@@ -121,8 +139,10 @@ def verify_results(
 ) -> Recorded:
     """Whether these results, each with its id, are the model's.
 
-    reference: a route whose engine scores, on the weights that made them. requests: the request of an id, where it is at hand: prompts are then rendered and
-    compared, and rows with images are judged. precision: what the results were computed in. noise: how far the reference in that precision is from itself.
+    reference: a route whose engine scores, on the weights that made them. requests: the request of
+    an id, where it is at hand: prompts are then rendered and compared, and rows with images are
+    judged. precision: what the results were computed in. noise: how far the reference in that
+    precision is from itself.
     """
     rows: list[_Row | RowVerdict] = []
     for window in partition_all(WINDOW, results):
@@ -131,26 +151,63 @@ def verify_results(
     known = [row for row in rows if isinstance(row, _Row)]
     far = rms([value for row in known for value in row.far])
     near = (far or 0.0) <= SPREAD[precision] / 10
-    measured = None if near or precision == "float32" else noise(precision, [(row.prompt, row.ids, row.scored.token_logprobs) for row in known[:WINDOW]])
+    measured = (
+        None
+        if near or precision == "float32"
+        else noise(
+            precision, [(row.prompt, row.ids, row.scored.token_logprobs) for row in known[:WINDOW]]
+        )
+    )
     limits = limits_of(precision, measured)
-    verdicts = tuple([row if isinstance(row, RowVerdict) else _Judge(row, reference, limits, image_policy).verdict() for row in rows])
+    verdicts = tuple(
+        [
+            (
+                row
+                if isinstance(row, RowVerdict)
+                else _Judge(row, reference, limits, image_policy).verdict()
+            )
+            for row in rows
+        ]
+    )
     whole = ""
     if all(row.verdict in ("right", "not judged") for row in verdicts):
         whole = _of_all(known, far, limits)
-    return Recorded(model=model, precision=precision, rows=verdicts, spread=far, most_spread=limits.spread, whole=whole)
+    return Recorded(
+        model=model,
+        precision=precision,
+        rows=verdicts,
+        spread=far,
+        most_spread=limits.spread,
+        whole=whole,
+    )
 
 
 def _of_all(rows: Sequence[_Row], far: float | None, limits: Limits) -> str:
     if far is not None and far > limits.spread:
-        return f"unknown: log probabilities are {far:.2g} away, and {limits.spread:.2g} is explained"
-    free = [row for row in rows if row.result.options.temperature == 1.0 and not _filters(row.result.options) and not _unknown_options(row.result.options)]
+        return (
+            f"unknown: log probabilities are {far:.2g} away, and {limits.spread:.2g} is explained"
+        )
+    free = [
+        row
+        for row in rows
+        if row.result.options.temperature == 1.0
+        and not _filters(row.result.options)
+        and not _unknown_options(row.result.options)
+    ]
     found = drawn_otherwise([_as_answer(row) for row in free])
     return "" if found is None else f"sampling: {found}"
 
 
 def _as_answer(row: _Row) -> Answer:
     scored = row.scored
-    return Answer(id=row.id, way="ids", expected=row.prompt, token_ids=row.ids, logprobs=scored.token_logprobs, likeliest=scored.likeliest)
+    return Answer(
+        id=row.id,
+        way="ids",
+        expected=row.prompt,
+        token_ids=row.ids,
+        logprobs=scored.token_logprobs,
+        likeliest=scored.likeliest,
+    )
 
 
 def _scored_rows(
@@ -160,7 +217,10 @@ def _scored_rows(
     policy: ImagePolicy | None,
 ) -> list[_Row | RowVerdict]:
     flat = [pair for name, slot in window for pair in _samples(name, slot)]
-    prepared = [_prepared(name, result, requests(name.partition("#")[0]), reference) for name, result in flat]
+    prepared = [
+        _prepared(name, result, requests(name.partition("#")[0]), reference)
+        for name, result in flat
+    ]
     asked = [one for one in prepared if isinstance(one, _Asked)]
     scores = iter(_scores([slot for one in asked for slot in one.slots], reference, policy))
     out: list[_Row | RowVerdict] = []
@@ -171,25 +231,61 @@ def _scored_rows(
         found = [next(scores) for _ in one.slots]
         own, rendered = found[0], found[-1]
         if not is_ok(own):
-            out.append(RowVerdict(id=one.id, verdict="not judged", evidence=f"the reference does not score it: {own.failure().message}"))
+            out.append(
+                RowVerdict(
+                    id=one.id,
+                    verdict="not judged",
+                    evidence=f"the reference does not score it: {own.failure().message}",
+                )
+            )
             continue
         scored = own.unwrap()
         expected = rendered.unwrap().prompt_token_ids if one.rendered and is_ok(rendered) else None
         told = [each.logprob for each in one.result.logprobs or ()]
-        out.append(_Row(one.id, one.result, one.ids, scored, expected, tuple(distances(told, scored.token_logprobs))))
+        out.append(
+            _Row(
+                one.id,
+                one.result,
+                one.ids,
+                scored,
+                expected,
+                tuple(distances(told, scored.token_logprobs)),
+            )
+        )
     return out
 
 
-def _scores(asked: Sequence[Slot[GenerationRequest]], reference: Route, policy: ImagePolicy | None) -> list[Slot[Scored]]:
-    """The scores, in order. A recorded template was that of the run: rows with equal ones are scored together, with it in the run's options."""
+def _scores(
+    asked: Sequence[Slot[GenerationRequest]], reference: Route, policy: ImagePolicy | None
+) -> list[Slot[Scored]]:
+    """The scores, in order. A recorded template was that of the run: rows with equal ones are
+    scored together, with it in the run's options.
+    """
     by_template: dict[str | None, list[int]] = {}
     for place, slot in enumerate(asked):
         options = slot.unwrap().options if is_ok(slot) else None
-        by_template.setdefault(options.chat.template if options is not None and options.chat is not None else None, []).append(place)
+        by_template.setdefault(
+            options.chat.template if options is not None and options.chat is not None else None, []
+        ).append(place)
     scores: dict[int, Slot[Scored]] = {}
     for template, places in by_template.items():
-        options = None if template is None else GenerationOptions(chat=ChatTemplateOptions(template=template))
-        scores |= dict(zip(places, score(reference, [asked[place].map(_without_template) for place in places], options, image_policy=policy), strict=True))
+        options = (
+            None
+            if template is None
+            else GenerationOptions(chat=ChatTemplateOptions(template=template))
+        )
+        scores |= dict(
+            zip(
+                places,
+                score(
+                    reference,
+                    [asked[place].map(_without_template) for place in places],
+                    options,
+                    image_policy=policy,
+                ),
+                strict=True,
+            )
+        )
     return [scores[place] for place in range(len(asked))]
 
 
@@ -197,13 +293,18 @@ def _without_template(request: GenerationRequest) -> GenerationRequest:
     options = request.options
     if options is None or options.chat is None:
         return request
-    return dataclasses.replace(request, options=dataclasses.replace(options, chat=dataclasses.replace(options.chat, template=None)))
+    return dataclasses.replace(
+        request,
+        options=dataclasses.replace(options, chat=dataclasses.replace(options.chat, template=None)),
+    )
 
 
 def _samples(name: str, slot: Slot[GenerationResult]) -> list[tuple[str, GenerationResult | str]]:
     """The completions of a result, each with an id of its own."""
     if not is_ok(slot):
-        return [(name, f"the row failed: {type(slot.failure()).__name__}: {slot.failure().message}")]
+        return [
+            (name, f"the row failed: {type(slot.failure()).__name__}: {slot.failure().message}")
+        ]
     result = slot.unwrap()
     if len(result.samples) < 2:
         return [(name, result)]
@@ -219,7 +320,12 @@ class _Asked(NamedTuple):
     rendered: bool
 
 
-def _prepared(name: str, result: GenerationResult | str, request: Slot[GenerationRequest] | None, reference: Route) -> _Asked | RowVerdict:
+def _prepared(
+    name: str,
+    result: GenerationResult | str,
+    request: Slot[GenerationRequest] | None,
+    reference: Route,
+) -> _Asked | RowVerdict:
     def not_judged(words: str) -> RowVerdict:
         return RowVerdict(id=name, verdict="not judged", evidence=words)
 
@@ -227,44 +333,74 @@ def _prepared(name: str, result: GenerationResult | str, request: Slot[Generatio
         return not_judged(result)
     engine = reference.engine
     if not result.token_ids and (result.reasoning is not None or result.tool_calls):
-        return not_judged("it has no ids, and the server took its reasoning or its tool calls out of its text")
+        return not_judged(
+            "it has no ids, and the server took its reasoning or its tool calls out of its text"
+        )
     ids = result.token_ids or tuple(engine.tokenizer.encode(result.raw_text))
-    if not result.token_ids and result.finish is Finish.EOS and engine.eos_token_ids and ids[-1:] != engine.eos_token_ids[:1]:
+    if (
+        not result.token_ids
+        and result.finish is Finish.EOS
+        and engine.eos_token_ids
+        and ids[-1:] != engine.eos_token_ids[:1]
+    ):
         ids = (*ids, engine.eos_token_ids[0])
     if not ids:
         return not_judged("it has no ids and no text")
-    rendered = None if request is None or not is_ok(request) else _rendered(request.unwrap(), result.options, ids, reference)
-    images = bool(result.image_grid_thw or result.image_digests) or (request is not None and is_ok(request) and bool(request.unwrap().sources))
+    rendered = (
+        None
+        if request is None or not is_ok(request)
+        else _rendered(request.unwrap(), result.options, ids, reference)
+    )
+    images = bool(result.image_grid_thw or result.image_digests) or (
+        request is not None and is_ok(request) and bool(request.unwrap().sources)
+    )
     if images and rendered is None:
         return not_judged("it has images, and its request is not at hand")
     if not images and not result.prompt_token_ids and rendered is None:
         return not_judged("it has no prompt ids, and its request is not at hand")
     slots: list[Any] = []
     if result.prompt_token_ids and not images:
-        slots.append(request_from({"prompt_token_ids": [*result.prompt_token_ids], "continuation": [*ids]}))
+        slots.append(
+            request_from({"prompt_token_ids": [*result.prompt_token_ids], "continuation": [*ids]})
+        )
     if rendered is not None:
         slots.append(rendered)
     return _Asked(name, result, ids, slots, rendered is not None)
 
 
-def _rendered(request: GenerationRequest, options: GenerationOptions, ids: tuple[int, ...], reference: Route) -> Any:
-    """The request as it is scored: of its options, and of those that the row was made with, those of the prompt.
+def _rendered(
+    request: GenerationRequest, options: GenerationOptions, ids: tuple[int, ...], reference: Route
+) -> Any:
+    """The request as it is scored: of its options, and of those that the row was made with, those
+    of the prompt.
 
-    A row without a thinking switch is that of a server that was not sent it, so it is rendered without one.
+    A row without a thinking switch is that of a server that was not sent it, so it is rendered
+    without one.
     """
-    kept = dataclasses.replace(request, options=GenerationOptions(chat=options.chat, preprocess=options.preprocess))
+    kept = dataclasses.replace(
+        request, options=GenerationOptions(chat=options.chat, preprocess=options.preprocess)
+    )
     return continued_by(unswitched(kept, reference), ids)
 
 
 def _filters(options: GenerationOptions) -> list[str]:
     """The filters that leave some tokens out of what is drawn."""
-    kinds = (("top_k", options.top_k or None), ("top_p", None if options.top_p in (None, 1.0) else options.top_p), ("min_p", options.min_p or None))
+    kinds = (
+        ("top_k", options.top_k or None),
+        ("top_p", None if options.top_p in (None, 1.0) else options.top_p),
+        ("min_p", options.min_p or None),
+    )
     return [name for name, value in kinds if value is not None]
 
 
 def _unknown_options(options: GenerationOptions) -> list[str]:
     """The options that change what is chosen in ways that the reference does not follow."""
-    neutral = {"repetition_penalty": (None, 1.0), "presence_penalty": (None, 0.0), "frequency_penalty": (None, 0.0), "no_repeat_ngram_size": (None, 0)}
+    neutral = {
+        "repetition_penalty": (None, 1.0),
+        "presence_penalty": (None, 0.0),
+        "frequency_penalty": (None, 0.0),
+        "no_repeat_ngram_size": (None, 0),
+    }
     found = [name for name, values in neutral.items() if getattr(options, name, None) not in values]
     return [*found, *(["a form"] if options.structured is not None else [])]
 
@@ -277,27 +413,57 @@ class _Judge(NamedTuple):
 
     def verdict(self) -> RowVerdict:
         tries = (self._template, self._logprobs, self._not_judged, self._chosen)
-        kind, evidence = next((found for found in (look() for look in tries) if found is not None), ("right", self._agreement))
+        kind, evidence = next(
+            (found for found in (look() for look in tries) if found is not None),
+            ("right", self._agreement),
+        )
         return RowVerdict(id=self.row.id, verdict=kind, evidence=evidence)
 
     @property
     def _agreement(self) -> str:
         told = f"; log probabilities are {rms(self.row.far):.2g} away" if self.row.far else ""
         options = self.row.result.options
-        how = "the likeliest one" if not options.temperature else "one that its options leave" if _filters(options) else "one that may be drawn"
+        how = (
+            "the likeliest one"
+            if not options.temperature
+            else "one that its options leave"
+            if _filters(options)
+            else "one that may be drawn"
+        )
         return f"each of the {len(self.row.ids)} ids is {how}{told}"
 
     def _template(self) -> tuple[RowKind, str] | None:
         row = self.row
-        count, prompt, expected = row.result.prompt_tokens, row.result.prompt_token_ids, row.expected
+        count, prompt, expected = (
+            row.result.prompt_tokens,
+            row.result.prompt_token_ids,
+            row.expected,
+        )
         if expected is not None and prompt and prompt != expected:
             decode, place = self.reference.engine.tokenizer.decode, common_prefix(expected, prompt)
-            wanted, seen = (decode(ids[max(0, place - 5) : place + 5]) for ids in (expected, prompt))
-            return "template", f"about token {place} of the prompt {wanted!r} is expected, and {seen!r} was recorded"
+            wanted, seen = (
+                decode(ids[max(0, place - 5) : place + 5]) for ids in (expected, prompt)
+            )
+            return (
+                "template",
+                (
+                    f"about token {place} of the prompt {wanted!r} is expected, and {seen!r} was"
+                    " recorded"
+                ),
+            )
         if expected is not None and not prompt and count and count != len(expected):
-            return "template", f"{len(expected)} tokens of the prompt are expected, and {count} were recorded"
+            return (
+                "template",
+                f"{len(expected)} tokens of the prompt are expected, and {count} were recorded",
+            )
         text = row.result.prompt_text
-        if expected is None and text and prompt and not row.result.image_grid_thw and self.reference.engine.tokenizer.decode(prompt) != text:
+        if (
+            expected is None
+            and text
+            and prompt
+            and not row.result.image_grid_thw
+            and self.reference.engine.tokenizer.decode(prompt) != text
+        ):
             return "template", "the ids of the recorded prompt are not those of its text"
         return None
 
@@ -306,14 +472,26 @@ class _Judge(NamedTuple):
         if far is None or far <= 2 * self.limits.spread:
             return None
         kind: RowKind = "weights" if far >= OTHER_WEIGHTS else "unknown"
-        return kind, f"the recorded log probabilities are {far:.2g} away, and {self.limits.spread:.2g} is explained"
+        return (
+            kind,
+            (
+                f"the recorded log probabilities are {far:.2g} away, and {self.limits.spread:.2g}"
+                " is explained"
+            ),
+        )
 
     def _not_judged(self) -> tuple[RowKind, str] | None:
         unknown = _unknown_options(self.row.result.options)
         if not unknown:
             return None
         if self.row.far:
-            return "right", f"log probabilities are {rms(self.row.far):.2g} away; which tokens are chosen with {unknown[0]} is not judged"
+            return (
+                "right",
+                (
+                    f"log probabilities are {rms(self.row.far):.2g} away; which tokens are chosen"
+                    f" with {unknown[0]} is not judged"
+                ),
+            )
         return "not judged", f"it was made with {' and '.join(unknown)}"
 
     def _chosen(self) -> tuple[RowKind, str] | None:
@@ -326,7 +504,10 @@ class _Judge(NamedTuple):
         if self.row.far:
             return "sampling", f"{evidence}; the recorded log probabilities are the reference's"
         if min(self.row.scored.token_logprobs) < _NEVER:
-            return "weights", f"{evidence}, and that of another token {min(self.row.scored.token_logprobs):.2g}"
+            return (
+                "weights",
+                f"{evidence}, and that of another token {min(self.row.scored.token_logprobs):.2g}",
+            )
         return "unknown", evidence
 
     @property
@@ -334,22 +515,42 @@ class _Judge(NamedTuple):
         """The places where the likeliest token may have been one that the options hold back."""
         options, ends = self.row.result.options, frozenset(self.reference.engine.eos_token_ids)
         stop = options.stop
-        held = len(self.row.ids) if stop is not None and stop.ignore_eos else options.min_new_tokens or 0
-        return frozenset(place for place, (choice, _) in enumerate(self.row.scored.likeliest[:held]) if choice in ends)
+        held = (
+            len(self.row.ids)
+            if stop is not None and stop.ignore_eos
+            else options.min_new_tokens or 0
+        )
+        return frozenset(
+            place
+            for place, (choice, _) in enumerate(self.row.scored.likeliest[:held])
+            if choice in ends
+        )
 
     def _parted(self) -> tuple[int, str] | None:
         """The first token that greedy decoding would not have chosen."""
         scored, free = self.row.scored, self._free
-        for place, (token, (choice, highest), own) in enumerate(zip(self.row.ids, scored.likeliest, scored.token_logprobs, strict=True)):
+        for place, (token, (choice, highest), own) in enumerate(
+            zip(self.row.ids, scored.likeliest, scored.token_logprobs, strict=True)
+        ):
             if token != choice and place not in free and highest - own > self.limits.margin:
                 if self._read_otherwise(place, choice):
                     return None
-                return place, f"it was greedy, and at token {place} it has {self._word(token)}, and the reference {self._word(choice)}"
+                return (
+                    place,
+                    (
+                        f"it was greedy, and at token {place} it has {self._word(token)}, and the"
+                        f" reference {self._word(choice)}"
+                    ),
+                )
         return None
 
     def _read_otherwise(self, place: int, choice: int) -> bool:
-        """Whether the rest of a row without ids is the text that the reference goes on with, in other tokens: a stop string may end within a token."""
-        left, word = (self.reference.engine.tokenizer.decode(ids) for ids in (self.row.ids[place:], (choice,)))
+        """Whether the rest of a row without ids is the text that the reference goes on with, in
+        other tokens: a stop string may end within a token.
+        """
+        left, word = (
+            self.reference.engine.tokenizer.decode(ids) for ids in (self.row.ids[place:], (choice,))
+        )
         return not self.row.result.token_ids and (left.startswith(word) or word.startswith(left))
 
     def _word(self, token: int) -> str:
@@ -359,16 +560,30 @@ class _Judge(NamedTuple):
         """The first token that the row's temperature and filters would not have left."""
         row, options, free = self.row, self.row.result.options, self._free
         unsure: list[int] = []
-        for place, (token, (choice, highest), own) in enumerate(zip(row.ids, row.scored.likeliest, row.scored.token_logprobs, strict=True)):
+        for place, (token, (choice, highest), own) in enumerate(
+            zip(row.ids, row.scored.likeliest, row.scored.token_logprobs, strict=True)
+        ):
             if place in free or token == choice or self._read_otherwise(place, choice):
                 continue
             if own < _NEVER * max(1.0, options.temperature or 1.0):
                 return place, f"at token {place} it has {self._word(token)}, which is not drawn"
-            if options.min_p and (own - highest) / (options.temperature or 1.0) < math.log(options.min_p) - self.limits.margin:
-                return place, f"at token {place} it has {self._word(token)}, which min_p={options.min_p:g} leaves out"
+            if (
+                options.min_p
+                and (own - highest) / (options.temperature or 1.0)
+                < math.log(options.min_p) - self.limits.margin
+            ):
+                return (
+                    place,
+                    (
+                        f"at token {place} it has {self._word(token)}, which"
+                        f" min_p={options.min_p:g} leaves out"
+                    ),
+                )
             if _filters(options) and not _surely_left(own, options):
                 unsure.append(place)
-        return self._looked_at(sorted(unsure, key=lambda place: row.scored.token_logprobs[place])[:_LOOKED])
+        return self._looked_at(
+            sorted(unsure, key=lambda place: row.scored.token_logprobs[place])[:_LOOKED]
+        )
 
     def _looked_at(self, places: Sequence[int]) -> tuple[int, str] | None:
         """The first of these places whose token is not among those that top_k and top_p leave."""
@@ -376,33 +591,72 @@ class _Judge(NamedTuple):
         if not places or row.result.image_grid_thw or row.result.image_digests:
             return None
         rows = [{"prompt_token_ids": [*row.prompt, *row.ids[:place]]} for place in places]
-        asked = {"temperature": 0.0, "max_new_tokens": 1, "logprobs": True, "top_logprobs": _TOP, "ignore_eos": True}
-        for place, slot in sorted(zip(places, run(self.reference, rows, asked), strict=True), key=lambda pair: pair[0]):
+        asked = {
+            "temperature": 0.0,
+            "max_new_tokens": 1,
+            "logprobs": True,
+            "top_logprobs": _TOP,
+            "ignore_eos": True,
+        }
+        for place, slot in sorted(
+            zip(places, run(self.reference, rows, asked), strict=True), key=lambda pair: pair[0]
+        ):
             drawn = slot.unwrap().logprobs if is_ok(slot) else None
             if not drawn:
                 continue
             tokens = [*drawn[0].top]
-            words = _left_out(row.scored.token_logprobs[place], tokens, options, self.limits.margin, self.reference.engine.tokenizer.vocab_size)
+            words = _left_out(
+                row.scored.token_logprobs[place],
+                tokens,
+                options,
+                self.limits.margin,
+                self.reference.engine.tokenizer.vocab_size,
+            )
             if words:
-                return place, f"at token {place} it has {self._word(row.ids[place])}, which {words} leaves out"
+                return (
+                    place,
+                    (
+                        f"at token {place} it has {self._word(row.ids[place])}, which {words}"
+                        " leaves out"
+                    ),
+                )
         return None
 
 
 def _surely_left(own: float, options: GenerationOptions) -> bool:
-    """Whether a token so likely is within top_k and top_p, whatever the others are: at most 1/p tokens are as likely, and those above have at most 1-p."""
+    """Whether a token so likely is within top_k and top_p, whatever the others are: at most 1/p
+    tokens are as likely, and those above have at most 1-p.
+    """
     if options.temperature != 1.0:
         return False
     share = math.exp(own)
-    return (not options.top_k or 1 / share <= options.top_k) and (options.top_p in (None, 1.0) or 1 - share < (options.top_p or 1.0))
+    return (not options.top_k or 1 / share <= options.top_k) and (
+        options.top_p in (None, 1.0) or 1 - share < (options.top_p or 1.0)
+    )
 
 
-def _left_out(own: float, top: Sequence[tuple[int, float]], options: GenerationOptions, margin: float, vocabulary: int) -> str:
-    """The filter that leaves out a token of this log probability, beside the likeliest ones there; empty where none surely does.
+def _left_out(
+    own: float,
+    top: Sequence[tuple[int, float]],
+    options: GenerationOptions,
+    margin: float,
+    vocabulary: int,
+) -> str:
+    """The filter that leaves out a token of this log probability, beside the likeliest ones there;
+    empty where none surely does.
 
     >>> top = [(1, math.log(0.6)), (2, math.log(0.3)), (3, math.log(0.05))]
-    >>> [_left_out(math.log(share), top, GenerationOptions(temperature=1.0, top_k=2), 0.01, 100) for share in (0.3, 0.05)]
+    >>> [
+    ...     _left_out(math.log(share), top, GenerationOptions(temperature=1.0, top_k=2), 0.01, 100)
+    ...     for share in (0.3, 0.05)
+    ... ]
     ['', 'top_k=2']
-    >>> [_left_out(math.log(share), top, GenerationOptions(temperature=1.0, top_p=0.8), 0.01, 100) for share in (0.3, 0.05)]
+    >>> [
+    ...     _left_out(
+    ...         math.log(share), top, GenerationOptions(temperature=1.0, top_p=0.8), 0.01, 100
+    ...     )
+    ...     for share in (0.3, 0.05)
+    ... ]
     ['', 'top_p=0.8']
     """
     likelier = [value for _, value in top if value > own + margin]
@@ -413,8 +667,15 @@ def _left_out(own: float, top: Sequence[tuple[int, float]], options: GenerationO
     temperature = options.temperature or 1.0
     shares = [math.exp(value / temperature) for _, value in top]
     rest = max(0.0, 1 - math.fsum(math.exp(value) for _, value in top))
-    # What the tokens beyond the likeliest have together at that temperature is at most this: equal shares of what is left are the most above 1.
+    # What the tokens beyond the likeliest have together at that temperature is at most this: equal
+    # shares of what is left are the most above 1.
     most = top[-1][1] * (1 / temperature - 1)
-    tail = rest * math.exp(most) if temperature <= 1 else vocabulary * (rest / vocabulary) ** (1 / temperature)
-    above = math.fsum(math.exp(value / temperature) for value in likelier) / (math.fsum(shares) + tail)
+    tail = (
+        rest * math.exp(most)
+        if temperature <= 1
+        else vocabulary * (rest / vocabulary) ** (1 / temperature)
+    )
+    above = math.fsum(math.exp(value / temperature) for value in likelier) / (
+        math.fsum(shares) + tail
+    )
     return f"top_p={options.top_p:g}" if above * math.exp(-margin) >= (options.top_p or 1.0) else ""

@@ -1,7 +1,9 @@
-"""The records of `pipegen verify`: one answer with what a reference makes of it, one fault with its evidence, and the verdict about a server.
+"""The records of `pipegen verify`: one answer with what a reference makes of it, one fault with its
+evidence, and the verdict about a server.
 
-The first place where the reference would have chosen another token is judged by its *margin*, the difference of the two log probabilities: a small one is
-arithmetic, a large one has a cause. `pipegen.report.causes` names it.
+The first place where the reference would have chosen another token is judged by its *margin*, the
+difference of the two log probabilities: a small one is arithmetic, a large one has a cause.
+`pipegen.report.causes` names it.
 """
 
 from __future__ import annotations
@@ -15,33 +17,82 @@ from pipegen.io.jsonl import error_to_plain
 from pipegen.records.fields import record
 from pipegen.report.diff import common_prefix
 
-__all__ = ["KINDS", "MARGIN", "SPREAD", "Answer", "Decode", "Fault", "Kind", "Parting", "Precision", "Verdict", "Way", "distances", "rms", "spread"]
+__all__ = [
+    "KINDS",
+    "MARGIN",
+    "SPREAD",
+    "Answer",
+    "Decode",
+    "Fault",
+    "Kind",
+    "Parting",
+    "Precision",
+    "Verdict",
+    "Way",
+    "distances",
+    "rms",
+    "spread",
+]
 
 Precision = Literal["float32", "float16", "bfloat16"]
 Kind = Literal[
-    "template", "context", "images", "order", "length", "text", "end tokens", "penalty", "sampling", "chat", "logprobs", "precision", "weights", "unknown"
+    "template",
+    "context",
+    "images",
+    "order",
+    "length",
+    "text",
+    "end tokens",
+    "penalty",
+    "sampling",
+    "chat",
+    "logprobs",
+    "precision",
+    "weights",
+    "unknown",
 ]
 Way = Literal["chat", "ids"]
 """How a server is asked: by messages, or by the ids of the prompt."""
 KINDS: Mapping[Kind, str] = {
-    "template": "the server renders the messages to another prompt: another chat template, or other variables of it",
-    "context": "the server cuts long prompts, or computes otherwise beyond some length, and does not say so",
-    "images": "the server prepares images otherwise: another normalisation, another size, or none at all",
+    "template": (
+        "the server renders the messages to another prompt: another chat template, or other"
+        " variables of it"
+    ),
+    "context": (
+        "the server cuts long prompts, or computes otherwise beyond some length, and does not"
+        " say so"
+    ),
+    "images": (
+        "the server prepares images otherwise: another normalisation, another size, or none at all"
+    ),
     "order": "the server gives requests the answers of others",
-    "length": "answers do not end as they were asked to: cut or too long, or with a wrong finish or count",
+    "length": (
+        "answers do not end as they were asked to: cut or too long, or with a wrong finish or count"
+    ),
     "text": "the text is not that of the tokens: something changes it",
     "end tokens": "the server ends answers at other tokens than the model's end tokens",
     "penalty": "the server takes a penalty of repeated tokens where the request sets none",
-    "sampling": "the server draws tokens otherwise than the request says: another temperature, other filters, or no seed",
-    "chat": "by chat the server answers otherwise than by token ids, with the same prompt: other parameters where the request sets none",
+    "sampling": (
+        "the server draws tokens otherwise than the request says: another temperature, other"
+        " filters, or no seed"
+    ),
+    "chat": (
+        "by chat the server answers otherwise than by token ids, with the same prompt: other"
+        " parameters where the request sets none"
+    ),
     "logprobs": "the log probabilities that the server gives are not those of its tokens",
     "precision": "the server computes in a lower precision: another dtype",
     "weights": "the server has other weights",
-    "unknown": "the server answers otherwise, and the cause is not known: quantised weights, slightly other weights (an adapter), or another setting",
+    "unknown": (
+        "the server answers otherwise, and the cause is not known: quantised weights, slightly"
+        " other weights (an adapter), or another setting"
+    ),
 }
 """What may be wrong with a server, in the order in which it shows."""
 SPREAD: Mapping[Precision, float] = {"float32": 0.0005, "float16": 0.02, "bfloat16": 0.15}
-"""The most that log probabilities of a right server are away from those of the reference (root of the mean square), by its precision."""
+"""The most that log probabilities of a right server are away from those of the reference (root of
+the mean square), by its precision.
+"""
 MARGIN: Mapping[Precision, float] = {"float32": 0.01, "float16": 0.1, "bfloat16": 0.7}
 """The largest margin that arithmetic of that precision explains."""
 Decode = Callable[[Sequence[int]], str]
@@ -73,7 +124,9 @@ class Answer:
     prompt_tokens: int = 0
     """How many tokens the server counts in the prompt; 0 where it does not say."""
     token_ids: tuple[int, ...]
-    """The answer. Where the server ended it and names no end token, one of the model's is put behind. Empty where the server had no room for an answer."""
+    """The answer. Where the server ended it and names no end token, one of the model's is put
+    behind. Empty where the server had no room for an answer.
+    """
     logprobs: tuple[float, ...]
     """The reference's log probability of each token."""
     likeliest: tuple[tuple[int, float], ...]
@@ -81,7 +134,9 @@ class Answer:
     server_logprobs: tuple[float, ...] = ()
     """The server's log probabilities of the first tokens, as many as it gave."""
     gaps: tuple[float | None, ...] = ()
-    """By how much the likeliest token is likelier than the second, as the server says, in the places of `server_logprobs`."""
+    """By how much the likeliest token is likelier than the second, as the server says, in the
+    places of `server_logprobs`.
+    """
     ends: frozenset[int] = frozenset()
     """The model's end tokens."""
     images: int = 0
@@ -89,7 +144,9 @@ class Answer:
     text: str = ""
     """The text as the server gave it."""
     by_text: bool = False
-    """Whether the server gave its text alone: `token_ids` are then the reference's reading of it."""
+    """Whether the server gave its text alone: `token_ids` are then the reference's reading of
+    it.
+    """
     finish: str = ""
     """How the answer ended, as the server says."""
     count: int = 0
@@ -107,7 +164,11 @@ class Answer:
     @property
     def other_prompt(self) -> bool:
         """Whether the server is known to have run another prompt."""
-        return self.prompt_token_ids != self.expected if self.prompt_token_ids else self.counted not in (0, len(self.expected))
+        return (
+            self.prompt_token_ids != self.expected
+            if self.prompt_token_ids
+            else self.counted not in (0, len(self.expected))
+        )
 
     @property
     def cut(self) -> bool:
@@ -116,12 +177,18 @@ class Answer:
         if not ids:
             return 0 < self.counted < len(expected)
         left = len(ids) - common_prefix(ids, expected)
-        return len(ids) < len(expected) and ids[len(ids) - left :] == expected[len(expected) - left :]
+        return (
+            len(ids) < len(expected) and ids[len(ids) - left :] == expected[len(expected) - left :]
+        )
 
     @property
     def parting(self) -> Parting | None:
-        """Where the reference would have chosen another token first; None where it agrees with the whole answer."""
-        for place, (token, (choice, highest), own) in enumerate(zip(self.token_ids, self.likeliest, self.logprobs, strict=True)):
+        """Where the reference would have chosen another token first; None where it agrees with the
+        whole answer.
+        """
+        for place, (token, (choice, highest), own) in enumerate(
+            zip(self.token_ids, self.likeliest, self.logprobs, strict=True)
+        ):
             if token != choice:
                 return Parting(place, token, choice, min(highest - own, _FARTHEST))
         return None
@@ -134,21 +201,31 @@ class Answer:
     @property
     def runs_on(self) -> int | None:
         """The place of an end token that the answer goes on after."""
-        return next((place for place, token in enumerate(self.token_ids[:-1]) if token in self.ends), None)
+        return next(
+            (place for place, token in enumerate(self.token_ids[:-1]) if token in self.ends), None
+        )
 
     def ends_otherwise(self, parting: Parting) -> bool:
         """Whether one of the two ends the answer there, and the other does not."""
         return (parting.token in self.ends) != (parting.choice in self.ends)
 
     def avoids(self, parting: Parting) -> bool:
-        """Whether the reference repeats a token there, and the server takes one that came less often: in the answer, or in prompt and answer."""
+        """Whether the reference repeats a token there, and the server takes one that came less
+        often: in the answer, or in prompt and answer.
+        """
         answer = self.token_ids[: parting.place]
-        return any(seen.count(parting.choice) > seen.count(parting.token) for seen in (answer, self.expected + answer))
+        return any(
+            seen.count(parting.choice) > seen.count(parting.token)
+            for seen in (answer, self.expected + answer)
+        )
 
 
 def distances(some: Sequence[float], others: Sequence[float]) -> list[float]:
     """How far numbers are apart, pair by pair."""
-    return [min(abs(one - other), _FARTHEST) if one != other else 0.0 for one, other in zip(some, others, strict=False)]
+    return [
+        min(abs(one - other), _FARTHEST) if one != other else 0.0
+        for one, other in zip(some, others, strict=False)
+    ]
 
 
 @record
@@ -190,9 +267,13 @@ class Verdict:
     ways: tuple[str, ...]
     """How the server was asked."""
     spread: float | None
-    """How far its log probabilities are from the reference's (root of the mean square); None where it tells none."""
+    """How far its log probabilities are from the reference's (root of the mean square); None where
+    it tells none.
+    """
     margin: float
-    """The largest margin at a first parting of the answers with the prompt that was expected; 0 where there is none."""
+    """The largest margin at a first parting of the answers with the prompt that was expected; 0
+    where there is none.
+    """
     faults: tuple[Fault, ...]
     failed: tuple[tuple[str, str, GenerationError], ...] = ()
     """Requests that were not answered or not scored: their id, the way, the error."""
@@ -214,22 +295,48 @@ class Verdict:
 
     def plain(self) -> dict[str, Any]:
         """The verdict as plain data."""
-        names = ("right", "url", "model", "dialect", "precision", "prompts", "answers", "agreeing", "spread", "margin", "too_long", "asked_again")
+        names = (
+            "right",
+            "url",
+            "model",
+            "dialect",
+            "precision",
+            "prompts",
+            "answers",
+            "agreeing",
+            "spread",
+            "margin",
+            "too_long",
+            "asked_again",
+        )
         faults = [
             {
-                **{name: getattr(one, name) for name in ("kind", "words", "evidence", "answers", "of", "example")},
+                **{
+                    name: getattr(one, name)
+                    for name in ("kind", "words", "evidence", "answers", "of", "example")
+                },
                 "way": one.first.way,
                 "first": one.first.id,
             }
             for one in self.faults
         ]
-        failed = [{"id": name, "way": way, "error": error_to_plain(error)} for name, way, error in self.failed]
+        failed = [
+            {"id": name, "way": way, "error": error_to_plain(error)}
+            for name, way, error in self.failed
+        ]
         lists = {"ways": list(self.ways), "not_judged": list(self.not_judged)}
-        return {**{name: getattr(self, name) for name in names}, **lists, "faults": faults, "failed": failed}
+        return {
+            **{name: getattr(self, name) for name in names},
+            **lists,
+            "faults": faults,
+            "failed": failed,
+        }
 
 
 def spread(answers: Iterable[Answer]) -> float | None:
-    """The root of the mean square of how far log probabilities are away; None where the server gave none."""
+    """The root of the mean square of how far log probabilities are away; None where the server gave
+    none.
+    """
     return rms([value for answer in answers for value in answer.far])
 
 

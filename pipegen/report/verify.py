@@ -1,4 +1,6 @@
-"""Is a server serving this model right? It is asked (`asking`, `questions`, `follow_ups`), and its answers are judged (`causes`)."""
+"""Is a server serving this model right? It is asked (`asking`, `questions`, `follow_ups`), and its
+answers are judged (`causes`).
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,31 @@ from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.options import GenerationOptions
 from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy
-from pipegen.report.asking import Asked, Failed, Routes, answers_of, ask, plain_requests, rendered_by
+from pipegen.report.asking import (
+    Asked,
+    Failed,
+    Routes,
+    answers_of,
+    ask,
+    plain_requests,
+    rendered_by,
+)
 from pipegen.report.causes import Rescored, Trials, judge, limits_of, one_each, partings
 from pipegen.report.follow_ups import Base, FollowUps
 from pipegen.report.questions import beyond, prompts, with_images, with_tools
-from pipegen.report.verdict import MARGIN, SPREAD, Answer, Fault, Kind, Precision, Verdict, Way, distances, rms, spread
+from pipegen.report.verdict import (
+    MARGIN,
+    SPREAD,
+    Answer,
+    Fault,
+    Kind,
+    Precision,
+    Verdict,
+    Way,
+    distances,
+    rms,
+    spread,
+)
 from pipegen.stages.parts.answer_check import HINTS
 
 if TYPE_CHECKING:
@@ -34,7 +56,17 @@ WINDOW = 64
 """Requests that are asked, and then scored, together."""
 MAX_NEW_TOKENS = 32
 LEFT_TO_SERVER = (
-    *("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens", "ignore_eos", "stop_token_ids"),
+    *(
+        "top_p",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "min_tokens",
+        "ignore_eos",
+        "stop_token_ids",
+    ),
     "skip_special_tokens",
 )
 """The fields of a request by chat that are not sent."""
@@ -67,13 +99,15 @@ def verify(
 ) -> Verdict:
     """Whether the server at this address serves this model right.
 
-    requests: what to ask, without options but `max_new_tokens` and those of the prompt; a small set comes with pipegen.
-    dialect: `vllm`, `sglang` or `plain`; by default, the server is asked which. chat_only: do not ask by token ids.
-    reference: a route whose engine scores, on the weights that the server should have; by default `hf` on the model, with this `dtype` and `device`.
-    precision: what the server should compute in; by default the checkpoint's own dtype.
-    settings: those of servers, such as `api_key`, `timeout`, `served_model_name`.
+    requests: what to ask, without options but `max_new_tokens` and those of the prompt; a small set
+    comes with pipegen. dialect: `vllm`, `sglang` or `plain`; by default, the server is asked which.
+    chat_only: do not ask by token ids. reference: a route whose engine scores, on the weights that
+    the server should have; by default `hf` on the model, with this `dtype` and `device`. precision:
+    what the server should compute in; by default the checkpoint's own dtype. settings: those of
+    servers, such as `api_key`, `timeout`, `served_model_name`.
 
-    Raises `CallFailed` where the server cannot be reached or the model cannot be read, `InvalidField` for bad settings.
+    Raises `CallFailed` where the server cannot be reached or the model cannot be read,
+    `InvalidField` for bad settings.
     """
     from pipegen.backends.checkpoint.checkpoint import Checkpoint
     from pipegen.backends.servers.dialects import find_dialect
@@ -82,21 +116,51 @@ def verify(
     spoken = find_dialect(url, **settings) if dialect is None else dialect
     with contextlib.ExitStack() as stack:
         if reference is None:
-            reference = stack.enter_context(backends.hf(model, dtype=dtype, device=device, **checkpoint))
-        ids = {"return_token_ids": True, "return_prompt_token_ids": True} if spoken == "sglang" else {}  # neither comes in streams
+            reference = stack.enter_context(
+                backends.hf(model, dtype=dtype, device=device, **checkpoint)
+            )
+        # neither comes in streams
+        ids = (
+            {"return_token_ids": True, "return_prompt_token_ids": True}
+            if spoken == "sglang"
+            else {}
+        )
         bodies = (LEFT | ids, LEFT, LEFT | {"tool_choice": "none"}, ids)
-        chat, streams, tools, whole = (stack.enter_context(_chat(url, model, spoken, settings, body)) for body in bodies)
+        chat, streams, tools, whole = (
+            stack.enter_context(_chat(url, model, spoken, settings, body)) for body in bodies
+        )
         serve: Any = backends.vllm_server if spoken == "vllm" else backends.sglang_server
-        by_ids = None if chat_only or spoken == "plain" else stack.enter_context(serve(model, base_url=url, **settings, **checkpoint))
-        routes = Routes(chat, by_ids, reference, names_ends=spoken == "vllm", switched=spoken != "plain")
+        by_ids = (
+            None
+            if chat_only or spoken == "plain"
+            else stack.enter_context(serve(model, base_url=url, **settings, **checkpoint))
+        )
+        routes = Routes(
+            chat, by_ids, reference, names_ends=spoken == "vllm", switched=spoken != "plain"
+        )
         facts = Checkpoint(ModelLoadConfig(model=model, **checkpoint))
         wanted: Any = precision or facts.dtype
-        server = _Server(routes, routes._replace(chat=whole, by_ids=None), spoken, model, wanted, image_policy, max_new_tokens, tell)
+        server = _Server(
+            routes,
+            routes._replace(chat=whole, by_ids=None),
+            spoken,
+            model,
+            wanted,
+            image_policy,
+            max_new_tokens,
+            tell,
+        )
         server.streams = routes._replace(chat=streams, by_ids=None)
         server.noisy = dict(dtype=dtype, device=device, **checkpoint)
-        for window in partition_all(WINDOW, _questions(reference, facts, max_new_tokens) if requests is None else requests):
+        for window in partition_all(
+            WINDOW, _questions(reference, facts, max_new_tokens) if requests is None else requests
+        ):
             server.ask(window)
-        if requests is None and spoken == "vllm" and "tools" in (reference.engine.renderer.template or ""):
+        if (
+            requests is None
+            and spoken == "vllm"
+            and "tools" in (reference.engine.renderer.template or "")
+        ):
             server.ask([*with_tools()], routes._replace(chat=tools, by_ids=None))
         return server.verdict(url)
 
@@ -104,7 +168,9 @@ def verify(
 LEFT: dict[str, Any] = dict.fromkeys(LEFT_TO_SERVER)
 
 
-def _chat(url: str, model: str, dialect: str, settings: Mapping[str, Any], fields: Mapping[str, Any]) -> Route:
+def _chat(
+    url: str, model: str, dialect: str, settings: Mapping[str, Any], fields: Mapping[str, Any]
+) -> Route:
     """A route by chat. With `LEFT` it leaves to the server whatever it has a default for."""
     make: Any = backends.openai_server
     route: Route = make(model, base_url=url, dialect=dialect, extra_body=dict(fields), **settings)
@@ -115,7 +181,11 @@ def _questions(reference: Route, facts: Checkpoint, max_new_tokens: int) -> Iter
     yield from prompts()
     lengths = {boundary.name: boundary.tokens for boundary in boundaries(facts.config)}
     limit = reference.engine.capabilities.context_length
-    yield from beyond(lengths, lambda text: len(reference.engine.tokenizer.encode(text)), None if limit is None else limit - 2 * max_new_tokens)
+    yield from beyond(
+        lengths,
+        lambda text: len(reference.engine.tokenizer.encode(text)),
+        None if limit is None else limit - 2 * max_new_tokens,
+    )
     if "images" in reference.engine.capabilities.honours:
         yield from with_images()
 
@@ -124,7 +194,15 @@ class _Server:
     """What is asked of one server, and what it answered so far."""
 
     def __init__(
-        self, routes: Routes, whole: Routes, dialect: str, model: str, precision: Precision, image_policy: ImagePolicy | None, most: int, tell: Tell
+        self,
+        routes: Routes,
+        whole: Routes,
+        dialect: str,
+        model: str,
+        precision: Precision,
+        image_policy: ImagePolicy | None,
+        most: int,
+        tell: Tell,
     ) -> None:
         self.routes, self.whole, self.dialect, self.model = routes, whole, dialect, model
         self.precision: Precision = precision
@@ -141,8 +219,11 @@ class _Server:
         """Ask these requests, each way."""
         named = plain_requests(requests, self.image_policy)
         self.requests.update({slot.unwrap().id or "": slot for slot in named if is_ok(slot)})
-        for one in answers_of(routes or self.routes, named, self.most, self.image_policy, self.tell):
-            (self.answers if isinstance(one, Answer) else self.failed).append(one)  # type: ignore[arg-type]  # mypy joins the two lists
+        for one in answers_of(
+            routes or self.routes, named, self.most, self.image_policy, self.tell
+        ):
+            # mypy joins the two lists
+            (self.answers if isinstance(one, Answer) else self.failed).append(one)  # type: ignore[arg-type]
         self.count += len(requests)
         self.tell("")
 
@@ -153,21 +234,42 @@ class _Server:
         expected = [answer for answer in self.answers if not answer.other_prompt]
         by_ids = [answer for answer in expected if answer.way == "ids"]
         far = spread(by_ids) or spread(expected)
-        near = (far or 0.0) <= SPREAD[self.precision] / 10 and not partings(expected, MARGIN[self.precision] / 10)
-        limits = limits_of(self.precision, None if near or self.precision == "float32" else self.noise(self.precision))
+        near = (far or 0.0) <= SPREAD[self.precision] / 10 and not partings(
+            expected, MARGIN[self.precision] / 10
+        )
+        limits = limits_of(
+            self.precision,
+            None if near or self.precision == "float32" else self.noise(self.precision),
+        )
         trials = Trials(self.rescore, self.again, self.written, self.noise)
         decode = self.routes.reference.engine.tokenizer.decode
-        faults = one_each([*judge(self.answers, self.precision, decode, limits=limits, trials=trials), *self._disobeyed()])
-        if any(fault.kind == "end tokens" for fault in faults):  # what ends elsewhere has another length, finish and text too
+        faults = one_each(
+            [
+                *judge(self.answers, self.precision, decode, limits=limits, trials=trials),
+                *self._disobeyed(),
+            ]
+        )
+        # what ends elsewhere has another length, finish and text too
+        if any(fault.kind == "end tokens" for fault in faults):
             faults = [fault for fault in faults if fault.kind not in ("length", "text")]
         asked = 0
         kinds = {fault.kind for fault in faults}
         if kinds <= _FOLLOWED:
             odd = {id(answer) for answer, _ in partings(expected, limits.margin)}
             sound = [
-                answer for answer in expected if answer.way == "chat" and id(answer) not in odd and not answer.images and not answer.wrong and answer.token_ids
+                answer
+                for answer in expected
+                if answer.way == "chat"
+                and id(answer) not in odd
+                and not answer.images
+                and not answer.wrong
+                and answer.token_ids
             ]
-            bases = [Base(self.requests[answer.id], answer) for answer in sound if answer.id in self.requests and not answer.id.startswith("tools-")]
+            bases = [
+                Base(self.requests[answer.id], answer)
+                for answer in sound
+                if answer.id in self.requests and not answer.id.startswith("tools-")
+            ]
             follow = FollowUps(
                 routes=self.routes,
                 whole=self.whole,
@@ -193,46 +295,87 @@ class _Server:
             prompts=self.count,
             answers=len(self.answers) - apart,
             agreeing=len(expected) - len(margins) - apart,
-            ways=tuple(way for way in ("chat", "ids") if any(answer.way == way for answer in self.answers)),
+            ways=tuple(
+                way for way in ("chat", "ids") if any(answer.way == way for answer in self.answers)
+            ),
             spread=far,
             margin=max(margins, default=0.0),
             faults=tuple(faults),
             failed=tuple(wrong),
-            too_long=len({failure.id for failure in self.failed}) - len({failure.id for failure in wrong}),
+            too_long=len({failure.id for failure in self.failed})
+            - len({failure.id for failure in wrong}),
             asked_again=asked,
             most_spread=limits.spread,
             most_margin=limits.margin,
-            not_judged=(f"{apart:,} answers, whose text the server took apart: only their prompts and lengths are judged",) if apart else (),
+            not_judged=(
+                (
+                    (
+                        f"{apart:,} answers, whose text the server took apart: only their prompts"
+                        " and lengths are judged"
+                    ),
+                )
+                if apart
+                else ()
+            ),
         )
 
     def _disobeyed(self) -> Iterator[Fault]:
         """Answers that were refused as they came, since they do not obey their requests."""
         kinds: dict[str, Kind] = {"text": "text", "form": "text", "prompt": "template"}
         by_hint: dict[str, Kind] = {hint: kinds.get(kind, "length") for kind, hint in HINTS.items()}
-        refused = [failure for failure in self.failed if isinstance(failure.error, MalformedResponse) and failure.error.hint in by_hint]
+        refused = [
+            failure
+            for failure in self.failed
+            if isinstance(failure.error, MalformedResponse) and failure.error.hint in by_hint
+        ]
         for failure in refused:
             kind = by_hint[failure.error.hint]
-            first = Answer(id=failure.id, way=failure.way, expected=(), token_ids=(), logprobs=(), likeliest=())
+            first = Answer(
+                id=failure.id, way=failure.way, expected=(), token_ids=(), logprobs=(), likeliest=()
+            )
             count = sum(by_hint[one.error.hint] == kind for one in refused)
             evidence = "the answer does not obey its request"
-            yield Fault(kind=kind, answers=count, of=self.count, first=first, example=failure.error.message, evidence=evidence)
+            yield Fault(
+                kind=kind,
+                answers=count,
+                of=self.count,
+                first=first,
+                example=failure.error.message,
+                evidence=evidence,
+            )
 
-    def rescore(self, pairs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[Rescored | None]:
-        scored = score(self.routes.reference, [{"prompt_token_ids": [*prompt], "continuation": [*ids]} for prompt, ids in pairs])
-        return [(slot.unwrap().token_logprobs, slot.unwrap().likeliest) if is_ok(slot) else None for slot in scored]
+    def rescore(
+        self, pairs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
+    ) -> list[Rescored | None]:
+        scored = score(
+            self.routes.reference,
+            [{"prompt_token_ids": [*prompt], "continuation": [*ids]} for prompt, ids in pairs],
+        )
+        return [
+            (slot.unwrap().token_logprobs, slot.unwrap().likeliest) if is_ok(slot) else None
+            for slot in scored
+        ]
 
     def again(self, names: Sequence[str], way: Way) -> list[Answer]:
-        asked = Asked([self.requests[name] for name in names if name in self.requests] * 2, GenerationOptions(max_new_tokens=self.most), self.image_policy)
+        asked = Asked(
+            [self.requests[name] for name in names if name in self.requests] * 2,
+            GenerationOptions(max_new_tokens=self.most),
+            self.image_policy,
+        )
         return [one for one in ask(self.routes, way, asked, self.tell) if isinstance(one, Answer)]
 
     def written(self, names: Sequence[str]) -> list[str | None]:
         options = {"temperature": 0.0, "max_new_tokens": self.most}
         pipe = rendered_by(self.routes) >> self.routes.reference
-        slots = run(pipe, [self.requests[name] for name in names], options, image_policy=self.image_policy)
+        slots = run(
+            pipe, [self.requests[name] for name in names], options, image_policy=self.image_policy
+        )
         return [slot.unwrap().text if is_ok(slot) else None for slot in slots]
 
     def noise(self, precision: Precision) -> float | None:
-        """How far the reference in that precision is from itself, over answers that came; None where it is not float32, or cannot be loaded."""
+        """How far the reference in that precision is from itself, over answers that came; None
+        where it is not float32, or cannot be loaded.
+        """
         if precision not in self._noise:
             self._noise[precision] = self._measured(precision)
         return self._noise[precision]
@@ -241,17 +384,41 @@ class _Server:
         if self.noisy.get("dtype") != "float32" or self.routes.reference.engine.name != "hf":
             return None
         self.tell(f"measuring {precision}")
-        chosen = [answer for answer in self.answers if not answer.images and not answer.other_prompt][-_MEASURED:]
+        chosen = [
+            answer for answer in self.answers if not answer.images and not answer.other_prompt
+        ][-_MEASURED:]
         rows = [(answer.expected, answer.token_ids, answer.logprobs) for answer in chosen]
-        return noise_of(precision, rows, self.model, **{name: value for name, value in self.noisy.items() if name != "dtype"})
+        return noise_of(
+            precision,
+            rows,
+            self.model,
+            **{name: value for name, value in self.noisy.items() if name != "dtype"},
+        )
 
 
-def noise_of(precision: Precision, rows: Sequence[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]], model: str, **settings: Any) -> float | None:
-    """How far the model in that precision is from these log probabilities of ids after prompts: the root of the mean square; None where it cannot load."""
+def noise_of(
+    precision: Precision,
+    rows: Sequence[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]],
+    model: str,
+    **settings: Any,
+) -> float | None:
+    """How far the model in that precision is from these log probabilities of ids after prompts: the
+    root of the mean square; None where it cannot load.
+    """
     try:
         with backends.hf(model, dtype=precision, **settings) as route:
-            scored = score(route, [{"prompt_token_ids": [*prompt], "continuation": [*ids]} for prompt, ids, _ in rows])
+            scored = score(
+                route,
+                [
+                    {"prompt_token_ids": [*prompt], "continuation": [*ids]}
+                    for prompt, ids, _ in rows
+                ],
+            )
     except CallFailed:
         return None
-    pairs = [(slot.unwrap().token_logprobs, logprobs) for (_, _, logprobs), slot in zip(rows, scored, strict=True) if is_ok(slot)]
+    pairs = [
+        (slot.unwrap().token_logprobs, logprobs)
+        for (_, _, logprobs), slot in zip(rows, scored, strict=True)
+        if is_ok(slot)
+    ]
     return rms([one for own, other in pairs for one in distances(own, other)]) or None

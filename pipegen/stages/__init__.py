@@ -1,6 +1,8 @@
-"""The stages of a route, each bound to an engine. A route is their composition, and one of your own may be made of the same stages:
+"""The stages of a route, each bound to an engine. A route is their composition, and one of your own
+may be made of the same stages:
 
-    resolve(engine) >> render(engine) >> tokenize(engine) >> fit(engine) >> pg.call(engine) >> decode(engine) >> stop(engine) >> trim(engine)
+    resolve(engine) >> render(engine) >> tokenize(engine) >> fit(engine) >> pg.call(engine) >>
+        decode(engine) >> stop(engine) >> trim(engine)
 
 For an engine that takes messages and gives text, such as a chat server:
 
@@ -20,7 +22,20 @@ if typing.TYPE_CHECKING:
     from pipegen.stages.tokenizing import tokenize
     from pipegen.stages.trimming import trim
 
-__all__ = ["Decoded", "Encoded", "Raw", "Rendered", "ResolvedRequest", "decode", "fit", "render", "resolve", "stop", "tokenize", "trim"]
+__all__ = [
+    "Decoded",
+    "Encoded",
+    "Raw",
+    "Rendered",
+    "ResolvedRequest",
+    "decode",
+    "fit",
+    "render",
+    "resolve",
+    "stop",
+    "tokenize",
+    "trim",
+]
 
 _HOMES = {
     "Decoded": "pipegen.records.results",
@@ -45,7 +60,9 @@ if not typing.TYPE_CHECKING:  # pragma: no branch - a stage is imported when it 
         if name in _HOMES:
             value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
             return value
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__]
+        )
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

@@ -1,7 +1,9 @@
-"""Call: what is asked of an engine that takes token ids. The log probabilities of prompts are asked of it as scores are, and an answer of no tokens not at all.
+"""Call: what is asked of an engine that takes token ids. The log probabilities of prompts are asked
+of it as scores are, and an answer of no tokens not at all.
 
-With the option `prompt_logprobs`, the ids of a prompt after the first are a continuation of it: prompts that several rows share are read once more, whatever
-is generated after them. With `max_new_tokens=0` nothing is: the row ends with `LENGTH`.
+With the option `prompt_logprobs`, the ids of a prompt after the first are a continuation of it:
+prompts that several rows share are read once more, whatever is generated after them. With
+`max_new_tokens=0` nothing is: the row ends with `LENGTH`.
 
 >>> from pipegen.core.drive import drive
 >>> from pipegen.records.options import GenerationOptions, resolve
@@ -9,7 +11,11 @@ is generated after them. With `max_new_tokens=0` nothing is: the row ends with `
 >>> from pipegen.records.results import Prompt
 >>> from pipegen.testing.fake import FakeEngine
 >>> options = resolve(GenerationOptions(max_new_tokens=0, prompt_logprobs=True))
->>> asked = Encoded(request=GenerationRequest(prompt="Hi"), options=options, prompt=Prompt(token_ids=(72, 105), compact_token_ids=(72, 105)))
+>>> asked = Encoded(
+...     request=GenerationRequest(prompt="Hi"),
+...     options=options,
+...     prompt=Prompt(token_ids=(72, 105), compact_token_ids=(72, 105)),
+... )
 >>> raw = drive(call(FakeEngine("never")), (Success(asked),))[0].unwrap()
 >>> raw.token_ids, raw.prompt_logprobs[0], raw.prompt_logprobs[1].logprob
 ((), None, -1.105)
@@ -68,11 +74,12 @@ class Scorer:
 
 
 def call(backend: Backend[A, B]) -> pipe.Pipe[A, B]:
-    """The stage that calls an engine, once, with exactly the slots that have a value; where none has, it is not called. It is named `call`, and alone has an
-    effect.
+    """The stage that calls an engine, once, with exactly the slots that have a value; where none
+    has, it is not called. It is named `call`, and alone has an effect.
 
-    With token ids, an engine is called once for what the rows generate, and before that once for the prompts that are to be scored. A prompt whose scores
-    fail fails its rows. `UnsupportedOption` where the engine gives no scores, and for prompts with images.
+    With token ids, an engine is called once for what the rows generate, and before that once for
+    the prompts that are to be scored. A prompt whose scores fail fails its rows.
+    `UnsupportedOption` where the engine gives no scores, and for prompts with images.
     """
     return _call(backend, (), ())
 
@@ -85,18 +92,34 @@ def _call(backend: Backend[Any, Any], before: pipe.Parts, after: pipe.Parts) -> 
             return (yield from called(batch))
         admitted = tuple([slot.bind(pipeline.admit) for slot in batch])
         answers = yield from called(admitted)
-        return tuple([answer.map(partial(_to, slot.unwrap())) if is_ok(slot) else answer for slot, answer in zip(batch, answers, strict=True)])
+        return tuple(
+            [
+                answer.map(partial(_to, slot.unwrap())) if is_ok(slot) else answer
+                for slot, answer in zip(batch, answers, strict=True)
+            ]
+        )
 
     def called(batch: Batch[Any]) -> Steps[Any]:
         if not any(_scores(slot.unwrap()) for slot in batch if is_ok(slot)):
             return (yield from plain.steps(batch))
         rows = {row: slot.unwrap() for row, slot in enumerate(batch) if is_ok(slot)}
-        scores = yield from _scored(scorer, {row: encoded for row, encoded in rows.items() if encoded.options.prompt_logprobs})
+        scores = yield from _scored(
+            scorer,
+            {row: encoded for row, encoded in rows.items() if encoded.options.prompt_logprobs},
+        )
         failed = {row: slot for row, slot in scores.items() if not is_ok(slot)}
-        slots: dict[int, Slot[Raw]] = {row: Success(Raw(encoded=encoded, token_ids=())) for row, encoded in rows.items()}
-        going = [row for row, encoded in rows.items() if row not in failed and encoded.options.max_new_tokens != 0]
+        slots: dict[int, Slot[Raw]] = {
+            row: Success(Raw(encoded=encoded, token_ids=())) for row, encoded in rows.items()
+        }
+        going = [
+            row
+            for row, encoded in rows.items()
+            if row not in failed and encoded.options.max_new_tokens != 0
+        ]
         if going:
-            answers = yield Call(backend, tuple(rows[row] for row in going), tuple((row, 0) for row in going))
+            answers = yield Call(
+                backend, tuple(rows[row] for row in going), tuple((row, 0) for row in going)
+            )
             slots |= dict(zip(going, answers, strict=True))
 
         def noted(row: int) -> Slot[Raw]:
@@ -106,86 +129,164 @@ def _call(backend: Backend[Any, Any], before: pipe.Parts, after: pipe.Parts) -> 
                 return slots[row]
             return slots[row].map(lambda raw: altered(raw, prompt_logprobs=scores[row].unwrap()))
 
-        return tuple([noted(row) if row in rows else Failure(slot.failure()) for row, slot in enumerate(batch)])
+        return tuple(
+            [
+                noted(row) if row in rows else Failure(slot.failure())
+                for row, slot in enumerate(batch)
+            ]
+        )
 
     def rebind(new: pipe.Rebinding) -> pipe.Pipe[Any, Any]:
         return _call(new.engine(backend), before, after)
 
-    return pipe.Pipe("call", steps, keeps_text=False, internal=True, backend=backend, among=partial(_call, backend), rebind=rebind)
+    return pipe.Pipe(
+        "call",
+        steps,
+        keeps_text=False,
+        internal=True,
+        backend=backend,
+        among=partial(_call, backend),
+        rebind=rebind,
+    )
 
 
 class _Pipeline:
-    """The stages around a call: what they honour of the options, and whether the engine may end rows early on their behalf."""
+    """The stages around a call: what they honour of the options, and whether the engine may end
+    rows early on their behalf.
+    """
 
     def __init__(self, backend: Backend[Any, Any], before: pipe.Parts, after: pipe.Parts) -> None:
-        plugins: tuple[Plugin, ...] = getattr(backend, "plugins", ())  # what only performs calls has none
+        # what only performs calls has none
+        plugins: tuple[Plugin, ...] = getattr(backend, "plugins", ())
         by_itself = isinstance(backend, SettlesItself)  # then all but `trim` is the engine's own
         cuts = by_itself or any(part.cuts for part in after)
         trims = any(part.routes for part in after)
-        earlier, later = ({name for part in parts for name in (part.name, part.stands_for)} for parts in (before, after))
-        there = {"fit": by_itself or "fit" in earlier, "stop": cuts or "stop" in later, "trim": trims or "trim" in later}
+        earlier, later = (
+            {name for part in parts for name in (part.name, part.stands_for)}
+            for parts in (before, after)
+        )
+        there = {
+            "fit": by_itself or "fit" in earlier,
+            "stop": cuts or "stop" in later,
+            "trim": trims or "trim" in later,
+        }
         self._absent = tuple(stage for stage, present in there.items() if not present)
         watching = tuple(plugin.name for plugin in plugins if plugin.feed is not None)
         self._unfed = () if cuts else watching
-        self._untrimmed = () if trims else tuple(plugin.name for plugin in plugins if plugin.trim is not None)
+        self._untrimmed = (
+            () if trims else tuple(plugin.name for plugin in plugins if plugin.trim is not None)
+        )
         self._halts, self._watches = by_itself or _halts(after), bool(watching)
-        self.is_a_route = self._halts and not self._absent and not self._unfed and not self._untrimmed
+        self.is_a_route = (
+            self._halts and not self._absent and not self._unfed and not self._untrimmed
+        )
         """Whether there is nothing to refuse and nothing to change, whatever a request asks for."""
 
     def admit(self, asked: Any) -> Slot[Any]:
-        """What the engine is to get of one row. Where a stage of one's own comes before the one that cuts, the engine is not to end the row for that one.
+        """What the engine is to get of one row. Where a stage of one's own comes before the one
+        that cuts, the engine is not to end the row for that one.
 
-        `UnsupportedOption` for an option whose stage is not in the pipe, `UnsupportedPlugin` for a plugin.
+        `UnsupportedOption` for an option whose stage is not in the pipe, `UnsupportedPlugin` for a
+        plugin.
         """
         if not isinstance(asked, (Encoded, ResolvedRequest)):
             return Success(asked)
         absent = next((stage for stage in self._absent if _asks(asked.options, stage)), None)
         if absent is not None:
             option = _asks(asked.options, absent)
-            words = f"{option}={flat_values(asked.options)[option]!r:.80} is what the stage {absent} does, and the pipe has no such stage"
-            return Failure(UnsupportedOption(words, option=option, hint=f"put pg.stages.{absent}(engine), or a stage of your own of that name, into the pipe"))
-        for names, does, stage in ((self._unfed, "watches", "stop"), (self._untrimmed, "trims", "trim")):
+            words = (
+                f"{option}={flat_values(asked.options)[option]!r:.80} is what the stage {absent}"
+                " does, and the pipe has no such stage"
+            )
+            return Failure(
+                UnsupportedOption(
+                    words,
+                    option=option,
+                    hint=(
+                        f"put pg.stages.{absent}(engine), or a stage of your own of that name, into"
+                        " the pipe"
+                    ),
+                )
+            )
+        for names, does, stage in (
+            (self._unfed, "watches", "stop"),
+            (self._untrimmed, "trims", "trim"),
+        ):
             if names:
-                hint = f"put pg.stages.{stage}(engine) into the pipe, or attach no plugin that {does} the text"
-                return Failure(UnsupportedPlugin(f"plugin {names[0]!r} {does} the text, and the pipe has no stage {stage}", plugin=names[0], hint=hint))
+                hint = (
+                    f"put pg.stages.{stage}(engine) into the pipe, or attach no plugin that {does}"
+                    " the text"
+                )
+                return Failure(
+                    UnsupportedPlugin(
+                        f"plugin {names[0]!r} {does} the text, and the pipe has no stage {stage}",
+                        plugin=names[0],
+                        hint=hint,
+                    )
+                )
         stop = asked.options.stop
-        if self._halts or isinstance(asked, ResolvedRequest) or not (self._watches or (stop is not None and stop.stop)):
+        if (
+            self._halts
+            or isinstance(asked, ResolvedRequest)
+            or not (self._watches or (stop is not None and stop.stop))
+        ):
             return Success(asked)
-        unstopped = asked.options if stop is None else altered(asked.options, stop=altered(stop, stop=()))
+        unstopped = (
+            asked.options if stop is None else altered(asked.options, stop=altered(stop, stop=()))
+        )
         return Success(altered(asked, options=unstopped, watched=False))
 
 
 def _halts(after: pipe.Parts) -> bool:
-    """Whether the answer comes as it is to the stage that cuts it: then the engine may end a row where that stage would."""
+    """Whether the answer comes as it is to the stage that cuts it: then the engine may end a row
+    where that stage would.
+    """
     return next((part.cuts for part in after if part.cuts or not part.keeps_text), False)
 
 
-_HONOURED_BY = {"stop": ("stop",), "trim": ("strip_whitespace",), "fit": ("max_prompt_tokens", "on_overflow")}
+_HONOURED_BY = {
+    "stop": ("stop",),
+    "trim": ("strip_whitespace",),
+    "fit": ("max_prompt_tokens", "on_overflow"),
+}
 """The options that a stage honours."""
 
 
 def _asks(options: GenerationOptions, stage: str) -> str:
     """An option that the stage is to honour; empty where the row asks for none."""
     values = flat_values(options)
-    return next((name for name in _HONOURED_BY[stage] if values[name] and values[name] != _DEFAULTS[name]), "")
+    return next(
+        (name for name in _HONOURED_BY[stage] if values[name] and values[name] != _DEFAULTS[name]),
+        "",
+    )
 
 
 def _to(asked: Any, answer: Any) -> Any:
     """The answer to what was asked of the call, whatever of it the engine got."""
-    return altered(answer, encoded=asked) if isinstance(answer, Raw) and isinstance(asked, Encoded) else answer
+    return (
+        altered(answer, encoded=asked)
+        if isinstance(answer, Raw) and isinstance(asked, Encoded)
+        else answer
+    )
 
 
 def _scores(asked: Any) -> bool:
     """Whether the row's prompt is to be scored, or nothing is to be generated after it."""
-    return isinstance(asked, Encoded) and (bool(asked.options.prompt_logprobs) or asked.options.max_new_tokens == 0)
+    return isinstance(asked, Encoded) and (
+        bool(asked.options.prompt_logprobs) or asked.options.max_new_tokens == 0
+    )
 
 
 _DEFAULTS = flat_values(resolve(GenerationOptions()))
 _NEUTRAL = resolve(GenerationOptions(max_new_tokens=1))
 
 
-def _scored(scorer: Scorer, rows: dict[int, Encoded]) -> Generator[Call, Sequence[Slot[Any]], dict[int, Slot[PromptLogprobs]]]:
-    """The log probabilities of the rows' prompts: equal ones are asked for once, for the first of their rows."""
+def _scored(
+    scorer: Scorer, rows: dict[int, Encoded]
+) -> Generator[Call, Sequence[Slot[Any]], dict[int, Slot[PromptLogprobs]]]:
+    """The log probabilities of the rows' prompts: equal ones are asked for once, for the first of
+    their rows.
+    """
     prompts: dict[Any, list[int]] = {}
     out: dict[int, Slot[PromptLogprobs]] = {}
     for row, encoded in rows.items():
@@ -198,22 +299,40 @@ def _scored(scorer: Scorer, rows: dict[int, Encoded]) -> Generator[Call, Sequenc
             prompts.setdefault(encoded.prompt.token_ids, []).append(row)
     if prompts:
         firsts = [own[0] for own in prompts.values()]
-        answers = yield Call(scorer, tuple(_continued(rows[row]) for row in firsts), tuple((row, 0) for row in firsts), shown=False)
-        out |= {row: slot.map(_logprobs) for own, slot in zip(prompts.values(), answers, strict=True) for row in own}
+        answers = yield Call(
+            scorer,
+            tuple(_continued(rows[row]) for row in firsts),
+            tuple((row, 0) for row in firsts),
+            shown=False,
+        )
+        out |= {
+            row: slot.map(_logprobs)
+            for own, slot in zip(prompts.values(), answers, strict=True)
+            for row in own
+        }
     return out
 
 
 def _unsupported(encoded: Encoded, engine: Any) -> UnsupportedOption | None:
     if not isinstance(engine, ScoresTokens):
-        return UnsupportedOption(f"{shown(engine.name)} does not give the log probabilities of prompts", option="prompt_logprobs")
+        return UnsupportedOption(
+            f"{shown(engine.name)} does not give the log probabilities of prompts",
+            option="prompt_logprobs",
+        )
     if encoded.prompt.images:
         words = "the log probabilities of a prompt with images are not given"
-        return UnsupportedOption(words, option="prompt_logprobs", hint="leave it out, and score the text after the images with pg.score")
+        return UnsupportedOption(
+            words,
+            option="prompt_logprobs",
+            hint="leave it out, and score the text after the images with pg.score",
+        )
     return None
 
 
 def _continued(encoded: Encoded) -> Continued:
-    """The prompt as a continuation of its first token. Of its options none count: log probabilities are the model's own."""
+    """The prompt as a continuation of its first token. Of its options none count: log probabilities
+    are the model's own.
+    """
     ids = encoded.prompt.token_ids
     first: Prompt = altered(encoded.prompt, token_ids=ids[:1], compact_token_ids=ids[:1])
     return Continued(encoded=altered(encoded, prompt=first, options=_NEUTRAL), continuation=ids[1:])
@@ -222,4 +341,10 @@ def _continued(encoded: Encoded) -> Continued:
 def _logprobs(scores: TokenScores) -> PromptLogprobs:
     """One for each token, with the likeliest one in its place; none for the first."""
     each = zip(scores.continued.continuation, scores.logprobs, scores.likeliest, strict=True)
-    return (None, *(TokenLogprob(token_id=token, logprob=own, top=(likeliest,)) for token, own, likeliest in each))
+    return (
+        None,
+        *(
+            TokenLogprob(token_id=token, logprob=own, top=(likeliest,))
+            for token, own, likeliest in each
+        ),
+    )

@@ -1,7 +1,8 @@
 """Turn the ids that an engine gave back into text, up to the id that ends the row.
 
-The order in which a generated token is judged, once the row has more than `min_new_tokens`: a stop token ends it, then one of the model's end
-tokens, then a stop string (see `stop`), then a plugin, then the length. A stop token's text, and an end token's, is in `raw_text` only.
+The order in which a generated token is judged, once the row has more than `min_new_tokens`: a stop
+token ends it, then one of the model's end tokens, then a stop string (see `stop`), then a plugin,
+then the length. A stop token's text, and an end token's, is in `raw_text` only.
 """
 
 from __future__ import annotations
@@ -42,33 +43,49 @@ def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:
 
 
 def decode(engine: TokenEngine) -> Pipe[Raw, Decoded]:
-    """The stage that makes text of generated ids; see `decode_row`. While a call streams, text is given out as soon as it is final."""
+    """The stage that makes text of generated ids; see `decode_row`. While a call streams, text is
+    given out as soon as it is final.
+    """
     require_token_engine("decode", engine)
 
     def follow(encoded: Encoded) -> Any:
-        from pipegen.stages.parts.row_decoder import RowDecoder  # which is made of this stage and the two after it
+        # which is made of this stage and the two after it
+        from pipegen.stages.parts.row_decoder import RowDecoder
 
         return RowDecoder(encoded.options, engine.tokenizer, engine.eos_token_ids, engine.plugins)
 
     def decoded(raw: Raw) -> Slot[Decoded]:
         return decode_row(raw, engine.tokenizer, engine.eos_token_ids)
 
-    return dataclasses.replace(row_stage("decode", decoded, keeps_text=True), follow=follow, takes=Raw, rebind=lambda new: decode(new.engine(engine)))
+    return dataclasses.replace(
+        row_stage("decode", decoded, keeps_text=True),
+        follow=follow,
+        takes=Raw,
+        rebind=lambda new: decode(new.engine(engine)),
+    )
 
 
 def decode_row(raw: Raw, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()) -> Slot[Decoded]:
-    """The text of the ids, not yet cut at stop strings, and how the row ended as far as the ids say.
+    """The text of the ids, not yet cut at stop strings, and how the row ended as far as the ids
+    say.
 
-    Ids after the one that ends the row, or beyond `max_new_tokens`, are dropped with their logprobs. The finish is `ABORTED` where the engine gave the
-    row up or the ids end for no known reason, and `PLUGIN` where a plugin on the engine's side ended it.
+    Ids after the one that ends the row, or beyond `max_new_tokens`, are dropped with their
+    logprobs. The finish is `ABORTED` where the engine gave the row up or the ids end for no known
+    reason, and `PLUGIN` where a plugin on the engine's side ended it.
 
     >>> from pipegen.records.options import GenerationOptions, resolve
     >>> from pipegen.records.results import Encoded, Prompt
     >>> from pipegen.records.requests import TextGenerationRequest
     >>> from pipegen.testing.toy import ToyTokenizer
     >>> prompt = Prompt(token_ids=(65,), compact_token_ids=(65,))
-    >>> encoded = Encoded(request=TextGenerationRequest(prompt="A"), options=resolve(GenerationOptions()), prompt=prompt)
-    >>> decoded = decode_row(Raw(encoded=encoded, token_ids=(66, 257, 67)), ToyTokenizer(), eos_token_ids=(257,)).unwrap()
+    >>> encoded = Encoded(
+    ...     request=TextGenerationRequest(prompt="A"),
+    ...     options=resolve(GenerationOptions()),
+    ...     prompt=prompt,
+    ... )
+    >>> decoded = decode_row(
+    ...     Raw(encoded=encoded, token_ids=(66, 257, 67)), ToyTokenizer(), eos_token_ids=(257,)
+    ... ).unwrap()
     >>> decoded.text, decoded.raw_text, decoded.raw.token_ids, decoded.finish.value
     ('B', 'B<|im_end|>', (66, 257), 'eos')
     """
@@ -78,37 +95,83 @@ def decode_row(raw: Raw, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()
     if options.prompt_logprobs and raw.prompt_logprobs is None:
         words = "prompt_logprobs takes a pipe that asks for them: none of its stages does"
         return Failure(
-            UnsupportedOption(words, option="prompt_logprobs", hint="pg.call(engine) asks for them; a stage of your own in its place sets Raw.prompt_logprobs")
+            UnsupportedOption(
+                words,
+                option="prompt_logprobs",
+                hint=(
+                    "pg.call(engine) asks for them; a stage of your own in its place sets"
+                    " Raw.prompt_logprobs"
+                ),
+            )
         )
     ends = endings(options, plan_stops(options, tokenizer), eos_token_ids)
     count = min(len(ids), options.max_new_tokens)
-    ended = None if ends.keys().isdisjoint(ids) else next((place for place in range(options.min_new_tokens, count) if ids[place] in ends), None)
+    ended = (
+        None
+        if ends.keys().isdisjoint(ids)
+        else next(
+            (place for place in range(options.min_new_tokens, count) if ids[place] in ends), None
+        )
+    )
     kept = count if ended is None else ended + 1
-    finish, stop = _unforced(raw, kept, options.max_new_tokens) if ended is None else ends[ids[ended]]
+    finish, stop = (
+        _unforced(raw, kept, options.max_new_tokens) if ended is None else ends[ids[ended]]
+    )
     if kept < len(ids):
-        raw = dataclasses.replace(raw, token_ids=ids[:kept], logprobs=None if raw.logprobs is None else raw.logprobs[:kept], ending=None)
+        raw = dataclasses.replace(
+            raw,
+            token_ids=ids[:kept],
+            logprobs=None if raw.logprobs is None else raw.logprobs[:kept],
+            ending=None,
+        )
     if raw.logprobs is not None:
-        raw = dataclasses.replace(raw, logprobs=tuple([_spelled(one, tokenizer) for one in raw.logprobs]))
+        raw = dataclasses.replace(
+            raw, logprobs=tuple([_spelled(one, tokenizer) for one in raw.logprobs])
+        )
     if raw.prompt_logprobs is not None:
-        raw = dataclasses.replace(raw, prompt_logprobs=tuple([None if one is None else _spelled(one, tokenizer) for one in raw.prompt_logprobs]))
+        raw = dataclasses.replace(
+            raw,
+            prompt_logprobs=tuple(
+                [None if one is None else _spelled(one, tokenizer) for one in raw.prompt_logprobs]
+            ),
+        )
     raw_text, raw_ends = spell(tokenizer, raw.token_ids)
     hidden = hidden_ids(tokenizer, options.decode.skip_special_tokens)
     shown = raw.token_ids[:ended]
     last = "" if ended is None else added(tokenizer, ids[ended])
-    if hidden.isdisjoint(shown) and last is not None and len(last) < len(raw_text):  # then it is known what the ending token has put to the text
+    # then it is known what the ending token has put to the text
+    if hidden.isdisjoint(shown) and last is not None and len(last) < len(raw_text):
         text, text_ends = raw_text.removesuffix(last), raw_ends[: len(shown)]
     else:
         text, text_ends = spell(tokenizer, shown, hidden)
     text_ends += text_ends[-1:] or (0,) if ended is not None else ()
-    followed = (text, raw_text, text_ends, raw_ends) if raw.ending is not None and raw.ending.is_about(raw) else None
+    followed = (
+        (text, raw_text, text_ends, raw_ends)
+        if raw.ending is not None and raw.ending.is_about(raw)
+        else None
+    )
     return Success(
-        Decoded(raw=raw, text=text, raw_text=raw_text, text_ends=text_ends, raw_ends=raw_ends, finish=finish, stop=stop, written=text, followed=followed)
+        Decoded(
+            raw=raw,
+            text=text,
+            raw_text=raw_text,
+            text_ends=text_ends,
+            raw_ends=raw_ends,
+            finish=finish,
+            stop=stop,
+            written=text,
+            followed=followed,
+        )
     )
 
 
 def _spelled(one: TokenLogprob, tokenizer: Tokenizer) -> TokenLogprob:
     """The log probability with the texts of its tokens."""
-    return altered(one, text=own_text(tokenizer, one.token_id), top_texts=tuple([own_text(tokenizer, token_id) for token_id, _ in one.top]))
+    return altered(
+        one,
+        text=own_text(tokenizer, one.token_id),
+        top_texts=tuple([own_text(tokenizer, token_id) for token_id, _ in one.top]),
+    )
 
 
 def _unforced(raw: Raw, kept: int, limit: int) -> tuple[Finish, str | None]:

@@ -20,43 +20,71 @@ __all__ = ["check_fit", "check_ids", "fit", "remaining_tokens"]
 
 
 def fit(engine: TokenEngine) -> Pipe[Encoded, Encoded]:
-    """The stage that refuses prompts which leave no room for an answer, or lowers `max_new_tokens`; see `check_fit`."""
+    """The stage that refuses prompts which leave no room for an answer, or lowers `max_new_tokens`;
+    see `check_fit`.
+    """
     require_token_engine("fit", engine)
 
     def fitted(encoded: Encoded) -> Slot[Encoded]:
         return check_fit(encoded, engine.capabilities)
 
-    return dataclasses.replace(row_stage("fit", fitted, keeps_text=True), takes=Encoded, rebind=lambda new: fit(new.engine(engine)))
+    return dataclasses.replace(
+        row_stage("fit", fitted, keeps_text=True),
+        takes=Encoded,
+        rebind=lambda new: fit(new.engine(engine)),
+    )
 
 
 def remaining_tokens(prompt_tokens: int, capabilities: Capabilities) -> int | None:
-    """How many tokens can be generated after a prompt of that length; None where the engine names no limit.
+    """How many tokens can be generated after a prompt of that length; None where the engine names
+    no limit.
 
     >>> remaining_tokens(10, Capabilities(engine="toy", honours=frozenset(), context_length=12))
     2
     """
-    return None if capabilities.context_length is None else capabilities.context_length - prompt_tokens
+    return (
+        None if capabilities.context_length is None else capabilities.context_length - prompt_tokens
+    )
 
 
 def check_ids(encoded: Encoded, vocab_size: int | None) -> InvalidRequest | None:
-    """The error if the prompt or an option such as `stop_token_ids` holds an id that the model does not have.
+    """The error if the prompt or an option such as `stop_token_ids` holds an id that the model does
+    not have.
 
-    None if all exist, or the size of the vocabulary is not known yet. A tokenizer may have more ids than the model's embedding has rows. One such id would
-    end the call for every row.
+    None if all exist, or the size of the vocabulary is not known yet. A tokenizer may have more ids
+    than the model's embedding has rows. One such id would end the call for every row.
     """
     if vocab_size is None:
         return None
     prompt = encoded.prompt
-    compact = () if prompt.compact_token_ids is prompt.token_ids else prompt.compact_token_ids  # they differ where there are images
-    for place, ids in (("the prompt holds", prompt.token_ids), ("the prompt holds", compact), *_option_ids(encoded.options)):
+    # they differ where there are images
+    compact = () if prompt.compact_token_ids is prompt.token_ids else prompt.compact_token_ids
+    for place, ids in (
+        ("the prompt holds", prompt.token_ids),
+        ("the prompt holds", compact),
+        *_option_ids(encoded.options),
+    ):
         if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
-            position = next(position for position, number in enumerate(ids) if not 0 <= number < vocab_size)
-            words = f"{place} id {ids[position]} at position {position}, and the model has ids from 0 to {vocab_size - 1}"
-            return InvalidRequest(words, hint="leave the token out; where the tokenizer has more tokens than the model, resize the model's embedding")
+            position = next(
+                position for position, number in enumerate(ids) if not 0 <= number < vocab_size
+            )
+            words = (
+                f"{place} id {ids[position]} at position {position}, and the model has ids from 0"
+                f" to {vocab_size - 1}"
+            )
+            return InvalidRequest(
+                words,
+                hint=(
+                    "leave the token out; where the tokenizer has more tokens than the model,"
+                    " resize the model's embedding"
+                ),
+            )
     return None
 
 
-_OPTIONS_OF_IDS = tuple((entry.group, name) for name, entry in OPTIONS.items() if name.endswith("token_ids"))
+_OPTIONS_OF_IDS = tuple(
+    (entry.group, name) for name, entry in OPTIONS.items() if name.endswith("token_ids")
+)
 
 
 def _option_ids(options: GenerationOptions) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -69,11 +97,13 @@ def _option_ids(options: GenerationOptions) -> Iterator[tuple[str, tuple[int, ..
 
 
 def check_fit(encoded: Encoded, capabilities: Capabilities) -> Slot[Encoded]:
-    """Check that the prompt is within `max_prompt_tokens` and fits the model with its answer; `on_overflow="clip"` lowers `max_new_tokens` to make it fit.
+    """Check that the prompt is within `max_prompt_tokens` and fits the model with its answer;
+    `on_overflow="clip"` lowers `max_new_tokens` to make it fit.
 
-    If the engine fills its context and the request sets no length, `max_new_tokens` becomes what the prompt leaves. Gives `PromptTooLong` with the prompt's
-    tokens and the limit that it broke (the lower one, if it broke both), or `InvalidRequest` for an empty prompt and for ids that the model does not have
-    (see `check_ids`), which would crash some engines.
+    If the engine fills its context and the request sets no length, `max_new_tokens` becomes what
+    the prompt leaves. Gives `PromptTooLong` with the prompt's tokens and the limit that it broke
+    (the lower one, if it broke both), or `InvalidRequest` for an empty prompt and for ids that the
+    model does not have (see `check_ids`), which would crash some engines.
     """
     prompt_tokens = len(encoded.prompt.token_ids)
     if not prompt_tokens:
@@ -82,8 +112,16 @@ def check_fit(encoded: Encoded, capabilities: Capabilities) -> Slot[Encoded]:
     if unknown is not None:
         return Failure(unknown)
     asked = encoded.options.max_prompt_tokens
-    if asked is not None and prompt_tokens > asked and asked <= (capabilities.context_length or asked):
-        return Failure(PromptTooLong(prompt_tokens, asked, hint="shorten the prompt, or raise max_prompt_tokens"))
+    if (
+        asked is not None
+        and prompt_tokens > asked
+        and asked <= (capabilities.context_length or asked)
+    ):
+        return Failure(
+            PromptTooLong(
+                prompt_tokens, asked, hint="shorten the prompt, or raise max_prompt_tokens"
+            )
+        )
     left = remaining_tokens(prompt_tokens, capabilities)
     wanted, least = encoded.options.max_new_tokens or 0, encoded.options.min_new_tokens or 0
     fills = capabilities.fills_context and _sets_no_length(encoded)
@@ -91,19 +129,46 @@ def check_fit(encoded: Encoded, capabilities: Capabilities) -> Slot[Encoded]:
         return Success(encoded)
     limit = capabilities.context_length or 0
     if fills and left >= max(1, least):
-        return Success(dataclasses.replace(encoded, options=dataclasses.replace(encoded.options, max_new_tokens=left)))
+        return Success(
+            dataclasses.replace(
+                encoded, options=dataclasses.replace(encoded.options, max_new_tokens=left)
+            )
+        )
     if encoded.options.on_overflow == "clip" and left >= max(1, least):
-        return Success(dataclasses.replace(encoded, options=dataclasses.replace(encoded.options, max_new_tokens=left), clipped_from=wanted))
+        return Success(
+            dataclasses.replace(
+                encoded,
+                options=dataclasses.replace(encoded.options, max_new_tokens=left),
+                clipped_from=wanted,
+            )
+        )
     if left < 1:
         return Failure(PromptTooLong(prompt_tokens, limit))
     if fills or encoded.options.on_overflow == "clip":
-        message = f"the prompt has {prompt_tokens} tokens and at least {least} more are to be generated; the limit for both is {limit}"
-        return Failure(PromptTooLong(prompt_tokens, limit, message=message, hint="shorten the prompt, or lower min_new_tokens"))
-    message = f"the prompt has {prompt_tokens} tokens and up to {wanted} more are to be generated; the limit for both is {limit}"
+        message = (
+            f"the prompt has {prompt_tokens} tokens and at least {least} more are to be generated;"
+            f" the limit for both is {limit}"
+        )
+        return Failure(
+            PromptTooLong(
+                prompt_tokens,
+                limit,
+                message=message,
+                hint="shorten the prompt, or lower min_new_tokens",
+            )
+        )
+    message = (
+        f"the prompt has {prompt_tokens} tokens and up to {wanted} more are to be generated; the"
+        f" limit for both is {limit}"
+    )
     return Failure(PromptTooLong(prompt_tokens, limit, message=message))
 
 
 def _sets_no_length(encoded: Encoded) -> bool:
-    """Whether the length of the answer is pipegen's default: neither the request nor the checkpoint's settings name one."""
+    """Whether the length of the answer is pipegen's default: neither the request nor the
+    checkpoint's settings name one.
+    """
     given = encoded.request.options
-    return (given is None or given.max_new_tokens is None) and encoded.options.max_new_tokens == DEFAULTS.max_new_tokens
+    return (
+        given is None or given.max_new_tokens is None
+    ) and encoded.options.max_new_tokens == DEFAULTS.max_new_tokens

@@ -1,18 +1,24 @@
 """Join: a context and its continuation as token ids, and where one ends and the other begins.
 
-A text continuation after a text context (a rendered conversation or a plain prompt) is encoded together with it, by the rule of lm-eval: white space at the
-end of the context is a part of the continuation; the context's ids are those of the context alone, and the continuation's ids are those of both together
-that come after as many ids as the context has. Where a tokenizer joins letters over the edge, these may spell another text than was given; the result
-says so (`joined`). After a context of ids, a text continuation is encoded by itself. Ids are taken as they are.
+A text continuation after a text context (a rendered conversation or a plain prompt) is encoded
+together with it, by the rule of lm-eval: white space at the end of the context is a part of the
+continuation; the context's ids are those of the context alone, and the continuation's ids are those
+of both together that come after as many ids as the context has. Where a tokenizer joins letters
+over the edge, these may spell another text than was given; the result says so (`joined`). After a
+context of ids, a text continuation is encoded by itself. Ids are taken as they are.
 
-Control tokens in a continuation count if they count in the context. If they do not count there (in messages, by default), those of the continuation stay
-text: it is then encoded by itself.
+Control tokens in a continuation count if they count in the context. If they do not count there (in
+messages, by default), those of the continuation stay text: it is then encoded by itself.
 
 >>> from pipegen.testing.fake import FakeEngine
 >>> from pipegen.records.requests import ScoringRequest
 >>> request = ScoringRequest(prompt="To be ", continuation="END")
 >>> from pipegen.records.options import GenerationOptions, resolve
->>> made = join_row(Rendered(request=request, options=resolve(GenerationOptions()), text="To be "), FakeEngine(""), "refuse").unwrap()
+>>> made = join_row(
+...     Rendered(request=request, options=resolve(GenerationOptions()), text="To be "),
+...     FakeEngine(""),
+...     "refuse",
+... ).unwrap()
 >>> len(made.encoded.prompt.token_ids), made.continuation
 (5, (32, 69, 78, 68))
 """
@@ -48,39 +54,72 @@ from pipegen.stages.tokenizing import tokenize_row
 __all__ = ["EmptyContext", "first_token", "join", "join_row", "resolve_scoring", "scores_none"]
 
 EmptyContext: TypeAlias = Literal["refuse", "bos"] | int
-"""What the first token of an empty context is scored after: nothing (it is refused), the model's BOS (its end token where it has none), or that id."""
+"""What the first token of an empty context is scored after: nothing (it is refused), the model's
+BOS (its end token where it has none), or that id.
+"""
 
 _NEUTRAL = flat_values(resolve(GenerationOptions()))
-_OF_PROMPTS = frozenset({"max_prompt_tokens", *(name for name, entry in OPTIONS.items() if entry.group in ("chat", "preprocess"))})
+_OF_PROMPTS = frozenset(
+    {
+        "max_prompt_tokens",
+        *(name for name, entry in OPTIONS.items() if entry.group in ("chat", "preprocess")),
+    }
+)
 """The options that have a meaning without an answer."""
 
 
 def resolve_scoring(engine: Any) -> Pipe[GenerationRequest, ResolvedRequest]:
-    """The stage that gives every option its value for a request that is scored, and refuses what the engine does not take.
+    """The stage that gives every option its value for a request that is scored, and refuses what
+    the engine does not take.
 
-    Options of an answer (temperature, stops, ...) have no meaning here: one that differs from its default is `UnsupportedOption`. Fails too for a request
-    without a continuation, an engine that cannot score, and one whose facts cannot be read. The pipe owns its engine.
+    Options of an answer (temperature, stops, ...) have no meaning here: one that differs from its
+    default is `UnsupportedOption`. Fails too for a request without a continuation, an engine that
+    cannot score, and one whose facts cannot be read. The pipe owns its engine.
     """
 
     def resolved(request: GenerationRequest) -> Slot[ResolvedRequest]:
         if not isinstance(request, ScoringRequest):
-            return Failure(InvalidRequest("a request that is scored takes a continuation: a text, or token ids"))
+            return Failure(
+                InvalidRequest(
+                    "a request that is scored takes a continuation: a text, or token ids"
+                )
+            )
         asked = flat_values(request.options) if request.options is not None else {}
         for name, value in asked.items():
             if value is not None and value != _NEUTRAL[name] and name not in _OF_PROMPTS:
-                hint = "leave it out: log probabilities are the model's own, and the continuation is given"
-                return Failure(UnsupportedOption(f"scoring does not honour {name}={value!r:.80}", option=name, hint=hint))
-        return resolve_row(request, engine).bind(lambda job: check_support(job, engine.capabilities))
+                hint = (
+                    "leave it out: log probabilities are the model's own, and the continuation is"
+                    " given"
+                )
+                return Failure(
+                    UnsupportedOption(
+                        f"scoring does not honour {name}={value!r:.80}", option=name, hint=hint
+                    )
+                )
+        return resolve_row(request, engine).bind(
+            lambda job: check_support(job, engine.capabilities)
+        )
 
     rows = row_stage("resolve", resolved)
 
     def steps(batch: Batch[GenerationRequest]) -> Steps[ResolvedRequest]:
         error = scores_none(engine) if any(map(is_ok, batch)) else None
         if error is not None:
-            return tuple([Failure(error) if is_ok(slot) else cast("Slot[ResolvedRequest]", slot) for slot in batch])
+            return tuple(
+                [
+                    Failure(error) if is_ok(slot) else cast("Slot[ResolvedRequest]", slot)
+                    for slot in batch
+                ]
+            )
         return (yield from rows.steps(batch))
 
-    return Pipe("resolve", steps, internal=True, owns=(engine,), rebind=lambda new: resolve_scoring(new.engine(engine)))
+    return Pipe(
+        "resolve",
+        steps,
+        internal=True,
+        owns=(engine,),
+        rebind=lambda new: resolve_scoring(new.engine(engine)),
+    )
 
 
 def scores_none(engine: Engine) -> GenerationError | None:
@@ -88,49 +127,76 @@ def scores_none(engine: Engine) -> GenerationError | None:
     error = unreadable_facts(engine) if takes_tokens(engine) else None
     if error is None and not isinstance(engine, ScoresTokens):
         words = f"{shown(engine.name)} does not give the log probabilities of given continuations"
-        return UnsupportedOption(words, option="continuation", hint="score with hf, vllm, vllm_server or sglang_server")
+        return UnsupportedOption(
+            words, option="continuation", hint="score with hf, vllm, vllm_server or sglang_server"
+        )
     return error
 
 
 def join(engine: TokenEngine, empty_context: EmptyContext = "refuse") -> Pipe[Rendered, Continued]:
-    """The stage that encodes contexts with their continuations; contexts that several rows share are encoded once. Fails as `join_row` does.
+    """The stage that encodes contexts with their continuations; contexts that several rows share
+    are encoded once. Fails as `join_row` does.
 
-    The rule for empty contexts is a part of the stage's name, so that a job does not reuse scores that another rule gave.
+    The rule for empty contexts is a part of the stage's name, so that a job does not reuse scores
+    that another rule gave.
     """
 
     def steps(batch: Batch[Rendered]) -> Steps[Continued]:
         contexts: dict[Hashable, Slot[Prompt]] = {}
 
         def joined(rendered: Rendered) -> Slot[Continued]:
-            return within(functools.partial(join_row, rendered, engine, empty_context, contexts), "the context and its continuation")
+            return within(
+                functools.partial(join_row, rendered, engine, empty_context, contexts),
+                "the context and its continuation",
+            )
 
-        return tuple([joined(slot.unwrap()) if is_ok(slot) else cast("Slot[Continued]", slot) for slot in batch])
+        return tuple(
+            [
+                joined(slot.unwrap()) if is_ok(slot) else cast("Slot[Continued]", slot)
+                for slot in batch
+            ]
+        )
         yield  # a generator without effects
 
     name = "join" if empty_context == "refuse" else f"join after {empty_context}"
-    return Pipe(name, steps, internal=True, rebind=lambda new: join(new.engine(engine), empty_context))
+    return Pipe(
+        name, steps, internal=True, rebind=lambda new: join(new.engine(engine), empty_context)
+    )
 
 
 def join_row(
-    rendered: Rendered, engine: TokenEngine, empty_context: EmptyContext = "refuse", contexts: dict[Hashable, Slot[Prompt]] | None = None
+    rendered: Rendered,
+    engine: TokenEngine,
+    empty_context: EmptyContext = "refuse",
+    contexts: dict[Hashable, Slot[Prompt]] | None = None,
 ) -> Slot[Continued]:
     """A context and its continuation as ids; `contexts` keeps those that were encoded already.
 
-    `InvalidRequest` for an empty context (unless `empty_context` says what it is conditioned on), a continuation that has no token of its own, one with
-    control tokens where these are refused, and ids that the model does not have; `PromptTooLong` where both together are longer than the engine takes.
+    `InvalidRequest` for an empty context (unless `empty_context` says what it is conditioned on), a
+    continuation that has no token of its own, one with control tokens where these are refused, and
+    ids that the model does not have; `PromptTooLong` where both together are longer than the engine
+    takes.
     """
     kept = {} if contexts is None else contexts
     asked = cast(ScoringRequest, rendered.request).continuation
     limit = engine.longest_scored if isinstance(engine, ScoresTokens) else None
-    refusal = check_length(rendered.to_tokenize + (asked if isinstance(asked, str) else ""), engine.tokenizer, limit)
+    refusal = check_length(
+        rendered.to_tokenize + (asked if isinstance(asked, str) else ""), engine.tokenizer, limit
+    )
     if refusal is not None:
         return Failure(refusal)
     if not isinstance(asked, str) or rendered.text is None:
-        own = asked if not isinstance(asked, str) else of_tokenizer(engine.tokenizer.encode_plain, asked, first=False)
+        own = (
+            asked
+            if not isinstance(asked, str)
+            else of_tokenizer(engine.tokenizer.encode_plain, asked, first=False)
+        )
         pair = _context(rendered, engine, kept).map(lambda prompt: _Pair(prompt, tuple(own)))
     else:
         pair = _text_pair(rendered, asked, engine, kept)
-    return pair.bind(lambda made: _begun(made, engine, empty_context)).bind(lambda made: _checked(rendered, made, engine, limit))
+    return pair.bind(lambda made: _begun(made, engine, empty_context)).bind(
+        lambda made: _checked(rendered, made, engine, limit)
+    )
 
 
 class _Pair(NamedTuple):
@@ -142,15 +208,29 @@ class _Pair(NamedTuple):
     """Whether the two spell another text together than was given."""
 
 
-def _context(rendered: Rendered, engine: TokenEngine, kept: dict[Hashable, Slot[Prompt]]) -> Slot[Prompt]:
+def _context(
+    rendered: Rendered, engine: TokenEngine, kept: dict[Hashable, Slot[Prompt]]
+) -> Slot[Prompt]:
     """The ids of a prompt, encoded once."""
-    key = (rendered.text, rendered.hidden, rendered.marks, id(rendered.control), rendered.bos, rendered.token_ids, tuple([id(one) for one in rendered.images]))
+    key = (
+        rendered.text,
+        rendered.hidden,
+        rendered.marks,
+        id(rendered.control),
+        rendered.bos,
+        rendered.token_ids,
+        tuple([id(one) for one in rendered.images]),
+    )
     if key not in kept:
-        kept[key] = tokenize_row(rendered, rendered.images, engine.tokenizer, engine.image_placeholder)
+        kept[key] = tokenize_row(
+            rendered, rendered.images, engine.tokenizer, engine.image_placeholder
+        )
     return kept[key]
 
 
-def _text_pair(rendered: Rendered, continuation: str, engine: TokenEngine, kept: dict[Hashable, Slot[Prompt]]) -> Slot[_Pair]:
+def _text_pair(
+    rendered: Rendered, continuation: str, engine: TokenEngine, kept: dict[Hashable, Slot[Prompt]]
+) -> Slot[_Pair]:
     """Context and continuation of texts, by the rule of this module."""
     spaces = len(rendered.to_tokenize) - len(rendered.to_tokenize.rstrip())
     bare = rendered.rewritten(str.rstrip) if spaces else rendered
@@ -160,24 +240,46 @@ def _text_pair(rendered: Rendered, continuation: str, engine: TokenEngine, kept:
         return Failure(context.failure())
     if _looks_like_control(bare, moved):
         if rendered.refuses:
-            return Failure(InvalidRequest("the continuation holds a control token", hint='take it out, or set control_tokens="allow"'))
-        return Success(_Pair(context.unwrap(), tuple(of_tokenizer(engine.tokenizer.encode_plain, moved, first=False))))
-    whole = tokenize_row(bare.rewritten(lambda text: text + moved), bare.images, engine.tokenizer, engine.image_placeholder)
+            return Failure(
+                InvalidRequest(
+                    "the continuation holds a control token",
+                    hint='take it out, or set control_tokens="allow"',
+                )
+            )
+        return Success(
+            _Pair(
+                context.unwrap(),
+                tuple(of_tokenizer(engine.tokenizer.encode_plain, moved, first=False)),
+            )
+        )
+    whole = tokenize_row(
+        bare.rewritten(lambda text: text + moved),
+        bare.images,
+        engine.tokenizer,
+        engine.image_placeholder,
+    )
     return whole.map(lambda both: _split(context.unwrap(), both.token_ids, engine))
 
 
 def _split(prompt: Prompt, whole: tuple[int, ...], engine: TokenEngine) -> _Pair:
     """The continuation: what comes behind as many ids as the context has by itself."""
     before, continuation = prompt.token_ids, whole[len(prompt.token_ids) :]
-    other = whole[: len(before)] != before and engine.tokenizer.decode(before + continuation) != engine.tokenizer.decode(whole)
+    other = whole[: len(before)] != before and engine.tokenizer.decode(
+        before + continuation
+    ) != engine.tokenizer.decode(whole)
     return _Pair(prompt, continuation, other)
 
 
 def _looks_like_control(bare: Rendered, moved: str) -> bool:
-    """Whether the continuation, alone or with the end of the context, spells a control token in words that must not make one."""
+    """Whether the continuation, alone or with the end of the context, spells a control token in
+    words that must not make one.
+    """
     if bare.control is None:
         return False
-    before, after = bare.control.pieces(bare.to_tokenize), bare.control.pieces(bare.to_tokenize + moved)
+    before, after = (
+        bare.control.pieces(bare.to_tokenize),
+        bare.control.pieces(bare.to_tokenize + moved),
+    )
     return len(before) != len(after) or bare.marks.in_text(moved)
 
 
@@ -188,39 +290,77 @@ def _begun(pair: _Pair, engine: TokenEngine, empty_context: EmptyContext) -> Slo
         return Success(pair)
     if empty_context == "refuse":
         words = "the context is empty, and the first token of a sequence has no log probability"
-        return Failure(InvalidRequest(words, hint='set empty_context="bos" to score it after the model\'s BOS (its end token where it has none)'))
+        return Failure(
+            InvalidRequest(
+                words,
+                hint=(
+                    'set empty_context="bos" to score it after the model\'s BOS (its end token'
+                    " where it has none)"
+                ),
+            )
+        )
     first = first_token(engine) if empty_context == "bos" else empty_context
     if first is None:
-        return Failure(InvalidRequest("the context is empty, and the model has neither a BOS nor an end token", hint="set empty_context to a token id"))
+        return Failure(
+            InvalidRequest(
+                "the context is empty, and the model has neither a BOS nor an end token",
+                hint="set empty_context to a token id",
+            )
+        )
     begun = dataclasses.replace(prompt, token_ids=(first,), compact_token_ids=(first,))
     return Success(_Pair(begun, continuation[1:] if continuation[:1] == (first,) else continuation))
 
 
 def first_token(engine: TokenEngine) -> int | None:
-    """The id that the first token of a text is scored after: the model's BOS, or its first end token where it has none."""
+    """The id that the first token of a text is scored after: the model's BOS, or its first end
+    token where it has none.
+    """
     bos = of_tokenizer(engine.tokenizer.encode, engine.bos_token) if engine.bos_token else ()
     return bos[0] if bos else next(iter(engine.eos_token_ids), None)
 
 
-def _checked(rendered: Rendered, pair: _Pair, engine: TokenEngine, limit: int | None) -> Slot[Continued]:
+def _checked(
+    rendered: Rendered, pair: _Pair, engine: TokenEngine, limit: int | None
+) -> Slot[Continued]:
     prompt, continuation, joined = pair
     if not continuation:
-        words = "the continuation has no token of its own: the tokenizer joins it with the end of the context"
-        return Failure(InvalidRequest(words, hint="give the continuation as ids, or begin it where a token begins"))
+        words = (
+            "the continuation has no token of its own: the tokenizer joins it with the end of the"
+            " context"
+        )
+        return Failure(
+            InvalidRequest(
+                words, hint="give the continuation as ids, or begin it where a token begins"
+            )
+        )
     encoded = Encoded(request=rendered.request, options=rendered.options, prompt=prompt)
     known: Any = engine.capabilities.vocab_size
     size = min(engine.tokenizer.vocab_size, known or engine.tokenizer.vocab_size)
     unknown = check_ids(encoded, known)
     if unknown is None and max(continuation) >= size:
         number = next(number for number in continuation if number >= size)
-        unknown = InvalidRequest(f"the continuation holds id {number}, and the model has ids from 0 to {size - 1}")
+        unknown = InvalidRequest(
+            f"the continuation holds id {number}, and the model has ids from 0 to {size - 1}"
+        )
     if unknown is not None:
         return Failure(unknown)
     tokens, asked = len(prompt.token_ids), rendered.options.max_prompt_tokens
     if asked is not None and tokens > asked:
-        return Failure(PromptTooLong(tokens, asked, hint="shorten the context, or raise max_prompt_tokens"))
+        return Failure(
+            PromptTooLong(tokens, asked, hint="shorten the context, or raise max_prompt_tokens")
+        )
     if limit is not None and tokens + len(continuation) > limit:
-        message = f"context and continuation have {tokens} and {len(continuation)} tokens; the limit for both is {limit}"
+        message = (
+            f"context and continuation have {tokens} and {len(continuation)} tokens; the limit for"
+            f" both is {limit}"
+        )
         return Failure(PromptTooLong(tokens, limit, message=message, hint="shorten the context"))
     text = rendered.request.continuation if isinstance(rendered.request, ScoringRequest) else None
-    return Success(Continued(encoded=encoded, continuation=continuation, text=text if isinstance(text, str) else None, joined=joined))
+    return Success(
+        Continued(
+            encoded=encoded,
+            continuation=continuation,
+            text=text if isinstance(text, str) else None,
+            joined=joined,
+        )
+    )

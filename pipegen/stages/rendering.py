@@ -1,17 +1,23 @@
 """Render: the request's messages to prompt text, by its chat template.
 
-The rule: **the control tokens of a prompt are those of the same conversation with harmless words**, whatever the template does with the words. If foreign
-text (see `pipegen.stages.parts.foreign_text`) has a character that can begin or end a control token, the conversation is rendered with marks in the place
-of these characters: that is the one with harmless words. All other requests are rendered once, as they are.
+The rule: **the control tokens of a prompt are those of the same conversation with harmless words**,
+whatever the template does with the words. If foreign text (see `pipegen.stages.parts.foreign_text`)
+has a character that can begin or end a control token, the conversation is rendered with marks in
+the place of these characters: that is the one with harmless words. All other requests are rendered
+once, as they are.
 
-Some templates read the words: they split an answer at `</think>`, or escape `<`. So the words are rendered without marks too, and that render is used if
-its control tokens are those of the marked one.
+Some templates read the words: they split an answer at `</think>`, or escape `<`. So the words are
+rendered without marks too, and that render is used if its control tokens are those of the marked
+one.
 
 >>> from pipegen.records.options import GenerationOptions, resolve
 >>> from pipegen.records.requests import TextGenerationRequest
 >>> from pipegen.testing.fake import ToyRenderer
 >>> from pipegen.testing.toy import ToyTokenizer
->>> job = ResolvedRequest(request=TextGenerationRequest(messages=[{"role": "user", "content": "Hi"}]), options=resolve(GenerationOptions()))
+>>> job = ResolvedRequest(
+...     request=TextGenerationRequest(messages=[{"role": "user", "content": "Hi"}]),
+...     options=resolve(GenerationOptions()),
+... )
 >>> rendered = render_row(job, ToyTokenizer(), ToyRenderer()).unwrap()
 >>> rendered.text, rendered.thinking
 ('<|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n<think></think>', 'honoured')
@@ -42,7 +48,14 @@ from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import PreparedImage, ResolvedRequest, Thinking
 from pipegen.stages.parts.compared import compared_beyond
 from pipegen.stages.parts.control_tokens import ControlTokens, control_tokens
-from pipegen.stages.parts.foreign_text import OWN, Conversation, Marks, choose_marks, foreign_strings, trusted_part
+from pipegen.stages.parts.foreign_text import (
+    OWN,
+    Conversation,
+    Marks,
+    choose_marks,
+    foreign_strings,
+    trusted_part,
+)
 from pipegen.stages.parts.harmless import ALLOW, chosen_render, is_structure, marker
 from pipegen.stages.parts.images import Prepared, image_tokens, images_of, prepare_images, within
 from pipegen.stages.parts.reasoning import thinking_beside_form
@@ -61,15 +74,23 @@ from pipegen.stages.parts.template import (
 
 __all__ = ["Rendered", "is_guarded", "render", "render_row"]
 
-_OWN_VARIABLES = ("messages", "tools", "add_generation_prompt", "continue_final_message", "enable_thinking")
+_OWN_VARIABLES = (
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "enable_thinking",
+)
 _ADVICE = 'take it out, or set control_tokens="text" to keep it as plain text'
 
 
 @record
 class Rendered:
-    """A request with its prompt as text, and what the tokenizer has to know about it; or with the token ids that the caller gave instead.
+    """A request with its prompt as text, and what the tokenizer has to know about it; or with the
+    token ids that the caller gave instead.
 
-    A stage of your own may change `text` where nothing is `hidden`; where something is, `rewritten` changes both.
+    A stage of your own may change `text` where nothing is `hidden`; where something is, `rewritten`
+    changes both.
     """
 
     request: GenerationRequest
@@ -78,7 +99,9 @@ class Rendered:
     text: str | None = None
     """What the template wrote, or the plain prompt, as it is."""
     hidden: str | None = None
-    """The same with look-alikes of control tokens hidden behind `marks`; None where there are none."""
+    """The same with look-alikes of control tokens hidden behind `marks`; None where there are
+    none.
+    """
     marks: Marks = Marks()
     """What stands for what in `hidden`."""
     control: ControlTokens | None = None
@@ -96,9 +119,14 @@ class Rendered:
 
     def check_all(self) -> None:
         if self.hidden is not None and self.marks.put_back(self.hidden) != self.text:
-            raise InvalidField("Rendered.text and Rendered.hidden are one text: rendered.rewritten(f) changes both")
+            raise InvalidField(
+                "Rendered.text and Rendered.hidden are one text: rendered.rewritten(f) changes both"
+            )
         if self.hidden is not None and self.marks.left_in(self.text or ""):
-            raise InvalidField("Rendered.text spells a mark in other characters: the f of rendered.rewritten(f) may move characters, and not encode them")
+            raise InvalidField(
+                "Rendered.text spells a mark in other characters: the f of rendered.rewritten(f)"
+                " may move characters, and not encode them"
+            )
 
     @property
     def to_tokenize(self) -> str:
@@ -106,24 +134,33 @@ class Rendered:
         return (self.text if self.hidden is None else self.hidden) or ""
 
     def rewritten(self, f: Callable[[str], str]) -> Rendered:
-        """The prompt with its text changed by `f`. Control tokens that `f` writes count; what looks like one in the words of users stays text.
+        """The prompt with its text changed by `f`. Control tokens that `f` writes count; what looks
+        like one in the words of users stays text.
 
-        Raises `InvalidField` for a prompt of token ids, and `TypeError` if `f` gives something other than text.
+        Raises `InvalidField` for a prompt of token ids, and `TypeError` if `f` gives something
+        other than text.
         """
         if self.text is None:
             raise InvalidField("a prompt of token ids has no text to rewrite")
         changed: object = f(self.to_tokenize)
         if not isinstance(changed, str):
-            raise TypeError(f"rewritten takes a function from text to text; this one gave {type(changed).__name__}")
-        return dataclasses.replace(self, text=self.marks.put_back(changed), hidden=None if self.hidden is None else changed)
+            raise TypeError(
+                "rewritten takes a function from text to text; this one gave"
+                f" {type(changed).__name__}"
+            )
+        return dataclasses.replace(
+            self, text=self.marks.put_back(changed), hidden=None if self.hidden is None else changed
+        )
 
 
 def render(engine: TokenEngine) -> Pipe[ResolvedRequest, Rendered]:
-    """The stage that makes prompts of messages, by the engine's chat template, and prepares their images.
+    """The stage that makes prompts of messages, by the engine's chat template, and prepares their
+    images.
 
-    Requests of a batch with equal prompts and equal settings are rendered once, and equal images are prepared once. The whole batch is
-    rendered before any of it is tokenised: in turn, templates and tokenizers would push each other out of the processor's caches. Fails as `render_row`
-    does, and with `BadImage`.
+    Requests of a batch with equal prompts and equal settings are rendered once, and equal images
+    are prepared once. The whole batch is rendered before any of it is tokenised: in turn, templates
+    and tokenizers would push each other out of the processor's caches. Fails as `render_row` does,
+    and with `BadImage`.
     """
     require_token_engine("render", engine)
 
@@ -135,58 +172,112 @@ def render(engine: TokenEngine) -> Pipe[ResolvedRequest, Rendered]:
             key = _key(job)
             first = made.get(key)
             if first is None:
-                first = made[key] = within(functools.partial(_rendered, job, engine, images), "the prompt")
+                first = made[key] = within(
+                    functools.partial(_rendered, job, engine, images), "the prompt"
+                )
                 return first
             return first.map(lambda one: altered(one, request=job.request, options=job.options))
 
-        return tuple([rendered(slot.unwrap()) if is_ok(slot) else cast("Slot[Rendered]", slot) for slot in batch])
+        return tuple(
+            [
+                rendered(slot.unwrap()) if is_ok(slot) else cast("Slot[Rendered]", slot)
+                for slot in batch
+            ]
+        )
         yield  # a generator without effects
 
-    return Pipe("render", steps, makes_no_calls=True, internal=True, takes=ResolvedRequest, rebind=lambda new: render(new.engine(engine)))
+    return Pipe(
+        "render",
+        steps,
+        makes_no_calls=True,
+        internal=True,
+        takes=ResolvedRequest,
+        rebind=lambda new: render(new.engine(engine)),
+    )
 
 
 def _key(job: ResolvedRequest) -> Hashable:
     """What a prompt's text is made of."""
     request, options = job.request, job.options
-    return request.messages, request.prompt, request.prompt_token_ids, request.tools, options.chat, options.preprocess
+    return (
+        request.messages,
+        request.prompt,
+        request.prompt_token_ids,
+        request.tools,
+        options.chat,
+        options.preprocess,
+    )
 
 
 def _rendered(job: ResolvedRequest, engine: TokenEngine, prepared: Prepared) -> Slot[Rendered]:
     if not job.request.sources:
-        return render_row(job, engine.tokenizer, engine.renderer, bos_token=engine.bos_token, written=engine.image_placeholder or "")
+        return render_row(
+            job,
+            engine.tokenizer,
+            engine.renderer,
+            bos_token=engine.bos_token,
+            written=engine.image_placeholder or "",
+        )
     images = images_of(job, prepared)
     if not is_ok(images):
         return Failure(images.failure())
     written = image_tokens(images.unwrap(), engine.tokenizer, engine.image_placeholder)
-    made = render_row(job, engine.tokenizer, engine.renderer, bos_token=engine.bos_token, written=written)
+    made = render_row(
+        job, engine.tokenizer, engine.renderer, bos_token=engine.bos_token, written=written
+    )
     return made.map(lambda one: altered(one, images=images.unwrap()))
 
 
-def render_row(job: ResolvedRequest, tokenizer: Tokenizer, renderer: Renderer, *, bos_token: str | None = None, written: str = "") -> Slot[Rendered]:
+def render_row(
+    job: ResolvedRequest,
+    tokenizer: Tokenizer,
+    renderer: Renderer,
+    *,
+    bos_token: str | None = None,
+    written: str = "",
+) -> Slot[Rendered]:
     """The job's prompt as text; `InvalidRequest` or `TemplateFailed` where there is none.
 
-    Messages go through the chat template; `written` holds the added tokens that stand for the request's images, which are control tokens too. A plain
-    prompt is taken as it is written, with `bos_token` in front unless it is there already; its control tokens count, unless `control_tokens` asks for
-    "text" or "reject". Token ids are taken as they are.
+    Messages go through the chat template; `written` holds the added tokens that stand for the
+    request's images, which are control tokens too. A plain prompt is taken as it is written, with
+    `bos_token` in front unless it is there already; its control tokens count, unless
+    `control_tokens` asks for "text" or "reject". Token ids are taken as they are.
     """
     request, chat = job.request, job.options.chat or ChatTemplateOptions()
     if request.prompt_token_ids is not None:
-        return Success(Rendered(request=request, options=job.options, token_ids=request.prompt_token_ids))
+        return Success(
+            Rendered(request=request, options=job.options, token_ids=request.prompt_token_ids)
+        )
     if request.prompt is None:
         return _render_messages(job, chat, tokenizer, renderer, written)
     if is_guarded(request, chat):
-        return _guarded_prompt(job, request.prompt, chat, control_tokens(tokenizer, renderer.template or "", written), bos_token or "")
+        return _guarded_prompt(
+            job,
+            request.prompt,
+            chat,
+            control_tokens(tokenizer, renderer.template or "", written),
+            bos_token or "",
+        )
     bos = bos_token if bos_token and not request.prompt.startswith(bos_token) else ""
-    return Success(Rendered(request=request, options=job.options, text=bos + request.prompt, bos=bos))
+    return Success(
+        Rendered(request=request, options=job.options, text=bos + request.prompt, bos=bos)
+    )
 
 
 def is_guarded(request: GenerationRequest, chat: ChatTemplateOptions) -> bool:
-    """Whether control tokens in the request's words are to be kept from counting; those of a plain prompt are where the request itself says so."""
+    """Whether control tokens in the request's words are to be kept from counting; those of a plain
+    prompt are where the request itself says so.
+    """
     own = request.options.chat if request.options is not None else None
-    return chat.control_tokens == "reject" or (chat.control_tokens == "text" and (request.prompt is None or (own is not None and own.control_tokens == "text")))
+    return chat.control_tokens == "reject" or (
+        chat.control_tokens == "text"
+        and (request.prompt is None or (own is not None and own.control_tokens == "text"))
+    )
 
 
-def _guarded_prompt(job: ResolvedRequest, prompt: str, chat: ChatTemplateOptions, control: ControlTokens, bos: str) -> Slot[Rendered]:
+def _guarded_prompt(
+    job: ResolvedRequest, prompt: str, chat: ChatTemplateOptions, control: ControlTokens, bos: str
+) -> Slot[Rendered]:
     found = control.found_in(prompt)
     refuses = chat.control_tokens == "reject"
     if found and refuses:
@@ -195,18 +286,41 @@ def _guarded_prompt(job: ResolvedRequest, prompt: str, chat: ChatTemplateOptions
     if marks is None:
         return Failure(_no_marks())
     hidden = bos + marks.mark(prompt) if found else None
-    made = Rendered(request=job.request, options=job.options, text=bos + prompt, hidden=hidden, bos=bos, marks=marks, control=control, refuses=refuses)
+    made = Rendered(
+        request=job.request,
+        options=job.options,
+        text=bos + prompt,
+        hidden=hidden,
+        bos=bos,
+        marks=marks,
+        control=control,
+        refuses=refuses,
+    )
     return Success(made)
 
 
-def _render_messages(job: ResolvedRequest, chat: ChatTemplateOptions, tokenizer: Tokenizer, renderer: Renderer, written: str) -> Slot[Rendered]:
+def _render_messages(
+    job: ResolvedRequest,
+    chat: ChatTemplateOptions,
+    tokenizer: Tokenizer,
+    renderer: Renderer,
+    written: str,
+) -> Slot[Rendered]:
     more = chat.template_kwargs or NOTHING
-    given = Conversation(plain_messages(job.request.messages or ()), [thaw(tool) for tool in job.request.tools], thaw(more))
+    given = Conversation(
+        plain_messages(job.request.messages or ()),
+        [thaw(tool) for tool in job.request.tools],
+        thaw(more),
+    )
     refusal = _refusal(given.messages, chat, more, renderer)
     if refusal is not None:
         return Failure(refusal)
     probed = probe_variables(more)
-    shaped = given._replace(messages=[shape_content(message, renderer, chat.template, probed) for message in given.messages])
+    shaped = given._replace(
+        messages=[
+            shape_content(message, renderer, chat.template, probed) for message in given.messages
+        ]
+    )
     honoured = honours_thinking(renderer, chat.template, probed)
     thinking: Thinking = "honoured" if honoured else "unsupported"
     unthought = thinking_beside_form(job.options) if honoured and chat.enable_thinking else None
@@ -219,13 +333,23 @@ def _render_messages(job: ResolvedRequest, chat: ChatTemplateOptions, tokenizer:
     }
 
     def write(one: Conversation) -> Slot[str]:
-        return call_template(renderer, one.messages, tools=one.tools, template=chat.template, variables={**switches, **one.variables})
+        return call_template(
+            renderer,
+            one.messages,
+            tools=one.tools,
+            template=chat.template,
+            variables={**switches, **one.variables},
+        )
 
     unwritten = unwritten_words(write, shaped, renderer, chat.template, probed)
     if unwritten is not None:
         return Failure(unwritten)
     if not is_guarded(job.request, chat):
-        return write(shaped).map(lambda text: Rendered(request=job.request, options=job.options, text=text, thinking=thinking))
+        return write(shaped).map(
+            lambda text: Rendered(
+                request=job.request, options=job.options, text=text, thinking=thinking
+            )
+        )
     # Both are remembered: what is found out about a template is the same string each time.
     control = control_tokens(tokenizer, written_by(renderer, chat.template, probed), written)
     source = "\n".join(text for text in (chat.template, renderer.template) if text)
@@ -237,16 +361,43 @@ def _render_messages(job: ResolvedRequest, chat: ChatTemplateOptions, tokenizer:
     guarded = control.letters | decoded if whole else control.edges
     known = known_words(source)
     compared = _compared(words, source, guarded, known)
-    sought = frozenset(text for text in compared if not is_inert(text, renderer, chat.template, control)) if compared else compared
+    sought = (
+        frozenset(text for text in compared if not is_inert(text, renderer, chat.template, control))
+        if compared
+        else compared
+    )
     joined = "\0".join(text for _, text in words)
-    present = {character for character in guarded.union(*({*text, *text.upper()} for text in sought)) if character in joined}
+    present = {
+        character
+        for character in guarded.union(*({*text, *text.upper()} for text in sought))
+        if character in joined
+    }
 
     def rendered(hidden: str, marks: Marks) -> Slot[Rendered]:
         text = marks.put_back(hidden)
         if marks.left_in(text):
-            return Failure(InvalidRequest("the chat template encodes characters of the content so that they cannot be found again", hint=ALLOW))
-        about: dict[str, Any] = {"marks": marks, "control": control, "refuses": refuses, "thinking": thinking}
-        return Success(Rendered(request=job.request, options=job.options, text=text, hidden=hidden if marks.originals else None, **about))
+            return Failure(
+                InvalidRequest(
+                    "the chat template encodes characters of the content so that they cannot be"
+                    " found again",
+                    hint=ALLOW,
+                )
+            )
+        about: dict[str, Any] = {
+            "marks": marks,
+            "control": control,
+            "refuses": refuses,
+            "thinking": thinking,
+        }
+        return Success(
+            Rendered(
+                request=job.request,
+                options=job.options,
+                text=text,
+                hidden=hidden if marks.originals else None,
+                **about,
+            )
+        )
 
     if not present:
         return write(shaped).bind(lambda text: rendered(text, Marks()))
@@ -256,39 +407,84 @@ def _render_messages(job: ResolvedRequest, chat: ChatTemplateOptions, tokenizer:
     marks = choose_marks(present, avoid=[source, joined, *own])
     if marks is None:
         return Failure(_no_marks())
-    every = frozenset(text for text in _compared(words, source, frozenset(), known) if not is_inert(text, renderer, chat.template, control))
-    chosen = chosen_render(write, shaped, trust, marks, control, marker(marks, known, every, control))
+    every = frozenset(
+        text
+        for text in _compared(words, source, frozenset(), known)
+        if not is_inert(text, renderer, chat.template, control)
+    )
+    chosen = chosen_render(
+        write, shaped, trust, marks, control, marker(marks, known, every, control)
+    )
     if not refuses or not is_ok(chosen) or chosen.unwrap()[1] == Marks():
         return chosen.bind(lambda pair: rendered(*pair))
     found = _look_alike(foreign_strings(given, trust), control)
     if found or not sought:
-        return Failure(_refused(*found) if found else InvalidRequest("the chat template makes a control token of the content's words", hint=_ADVICE))
-    message = f"the chat template writes other control tokens where the content holds {', '.join(map(repr, sorted(sought)))}"
+        return Failure(
+            _refused(*found)
+            if found
+            else InvalidRequest(
+                "the chat template makes a control token of the content's words", hint=_ADVICE
+            )
+        )
+    message = (
+        "the chat template writes other control tokens where the content holds"
+        f" {', '.join(map(repr, sorted(sought)))}"
+    )
     return Failure(InvalidRequest(message, hint=f'{_ADVICE}, or "allow" to let it count'))
 
 
-def _compared(words: Collection[tuple[str, str]], source: str, guarded: frozenset[str], known: frozenset[str]) -> frozenset[str]:
-    """The text of the template's comparisons that the words hold, as far as no guarded character is in it."""
+def _compared(
+    words: Collection[tuple[str, str]], source: str, guarded: frozenset[str], known: frozenset[str]
+) -> frozenset[str]:
+    """The text of the template's comparisons that the words hold, as far as no guarded character is
+    in it.
+    """
     compared = compared_beyond(source, guarded)
-    return compared.found_in([text for place, text in words if not is_structure(text, place, known)]) if any(compared) else frozenset()
+    return (
+        compared.found_in([text for place, text in words if not is_structure(text, place, known)])
+        if any(compared)
+        else frozenset()
+    )
 
 
-def _may_complete(own: Collection[str], words: Collection[tuple[str, str]], control: ControlTokens) -> bool:
-    """Whether foreign words may complete a control token that the trusted text begins: it holds a character of an edge, and they are a part of one."""
+def _may_complete(
+    own: Collection[str], words: Collection[tuple[str, str]], control: ControlTokens
+) -> bool:
+    """Whether foreign words may complete a control token that the trusted text begins: it holds a
+    character of an edge, and they are a part of one.
+    """
     if not any(not control.edges.isdisjoint(text) for text in own):
         return False
-    return any(stripped and control.has_part(stripped) and not is_structure(text, place, frozenset()) for place, text in words for stripped in (text.strip(),))
+    return any(
+        stripped and control.has_part(stripped) and not is_structure(text, place, frozenset())
+        for place, text in words
+        for stripped in (text.strip(),)
+    )
 
 
-def _refusal(messages: list[dict[str, Any]], chat: ChatTemplateOptions, more: Mapping[str, Any], renderer: Renderer) -> InvalidRequest | TemplateFailed | None:
+def _refusal(
+    messages: list[dict[str, Any]],
+    chat: ChatTemplateOptions,
+    more: Mapping[str, Any],
+    renderer: Renderer,
+) -> InvalidRequest | TemplateFailed | None:
     if chat.template is None and renderer.template is None:
-        return TemplateFailed("the checkpoint has no chat template", hint="send `prompt` instead of messages, or set options.chat.template")
+        return TemplateFailed(
+            "the checkpoint has no chat template",
+            hint="send `prompt` instead of messages, or set options.chat.template",
+        )
     for name in more:
         if name in _OWN_VARIABLES:
-            return InvalidRequest(f"template_kwargs holds {name!r}, which has a place of its own", hint="set it there, and take it out of template_kwargs")
+            return InvalidRequest(
+                f"template_kwargs holds {name!r}, which has a place of its own",
+                hint="set it there, and take it out of template_kwargs",
+            )
     if chat.continue_final_message and messages[-1]["role"] != "assistant":
         place = f"messages[{len(messages) - 1}]"
-        return InvalidRequest(f"continue_final_message continues an assistant turn, and {place} is of role {messages[-1]['role']!r}")
+        return InvalidRequest(
+            f"continue_final_message continues an assistant turn, and {place} is of role"
+            f" {messages[-1]['role']!r}"
+        )
     return None
 
 
@@ -297,17 +493,32 @@ def _refused(place: str, token: str) -> InvalidRequest:
 
 
 def _no_marks() -> InvalidRequest:
-    words = "the request holds text that looks like control tokens, and so many private-use characters that none is left to mark it with"
+    words = (
+        "the request holds text that looks like control tokens, and so many private-use characters"
+        " that none is left to mark it with"
+    )
     return InvalidRequest(words, hint="take either of them out")
 
 
-def _look_alike(words: Collection[tuple[str, str]], control: ControlTokens) -> tuple[str, str] | None:
-    """The place of the first text that looks like a control token, and the token; text parts of one message may make it together."""
-    for _, group in groupby(words, key=lambda entry: entry[0].partition(".content[")[0] if ".content[" in entry[0] else entry[0]):
+def _look_alike(
+    words: Collection[tuple[str, str]], control: ControlTokens
+) -> tuple[str, str] | None:
+    """The place of the first text that looks like a control token, and the token; text parts of one
+    message may make it together.
+    """
+    for _, group in groupby(
+        words,
+        key=lambda entry: (
+            entry[0].partition(".content[")[0] if ".content[" in entry[0] else entry[0]
+        ),
+    ):
         parts = list(group)
         for form in (str, str.strip):
             written = [form(text) for _, text in parts]
             found = control.found_in("".join(written))
             if found:
-                return parts[bisect_right(list(accumulate(map(len, written))), found[0])][0], found[1]
+                return (
+                    parts[bisect_right(list(accumulate(map(len, written))), found[0])][0],
+                    found[1],
+                )
     return None

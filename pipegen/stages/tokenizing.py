@@ -1,7 +1,8 @@
 """Tokenise: prompt text to token ids, once, and the record that every engine gets.
 
-If no foreign text of a prompt looks like a control token, the prompt is encoded by one plain call of the tokenizer. Otherwise it is split at its control
-tokens: stretches without such look-alikes keep their plain ids, and the others are encoded by a tokenizer that knows no control tokens.
+If no foreign text of a prompt looks like a control token, the prompt is encoded by one plain call
+of the tokenizer. Otherwise it is split at its control tokens: stretches without such look-alikes
+keep their plain ids, and the others are encoded by a tokenizer that knows no control tokens.
 
 >>> from pipegen.records.options import resolve
 >>> from pipegen.records.requests import TextGenerationRequest
@@ -38,14 +39,21 @@ from pipegen.stages.rendering import Rendered
 
 __all__ = ["tokenize", "tokenize_row"]
 
-_SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
-"""What an added token that takes in the white space beside it takes in (the Unicode property White_Space)."""
+_SPACE = (
+    "\t\n\v\f\r"
+    " \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
+)
+"""What an added token that takes in the white space beside it takes in (the Unicode property
+White_Space).
+"""
 
 
 def tokenize(engine: TokenEngine) -> Pipe[Rendered, Encoded]:
-    """The stage that makes token ids of prompts, images included; rows of a batch with equal prompts share one.
+    """The stage that makes token ids of prompts, images included; rows of a batch with equal
+    prompts share one.
 
-    Fails with `PromptTooLong` where the text is known to be too long before it is tokenised, and as `tokenize_row` does.
+    Fails with `PromptTooLong` where the text is known to be too long before it is tokenised, and as
+    `tokenize_row` does.
     """
     require_token_engine("tokenize", engine)
 
@@ -53,69 +61,175 @@ def tokenize(engine: TokenEngine) -> Pipe[Rendered, Encoded]:
         made: dict[Hashable, Slot[Prompt]] = {}
 
         def encoded(rendered: Rendered) -> Slot[Encoded]:
-            limits = [limit for limit in (engine.capabilities.context_length, rendered.options.max_prompt_tokens) if limit is not None]
+            limits = [
+                limit
+                for limit in (
+                    engine.capabilities.context_length,
+                    rendered.options.max_prompt_tokens,
+                )
+                if limit is not None
+            ]
             limit, key = min(limits, default=None), _key(rendered)
             prompt = made.get((key, limit))
             if prompt is None:
-                prompt = made[key, limit] = within(functools.partial(_prompt, rendered, engine, limit), "the prompt")
-            return prompt.map(lambda prompt: Encoded(request=rendered.request, options=rendered.options, prompt=prompt))
+                prompt = made[key, limit] = within(
+                    functools.partial(_prompt, rendered, engine, limit), "the prompt"
+                )
+            return prompt.map(
+                lambda prompt: Encoded(
+                    request=rendered.request, options=rendered.options, prompt=prompt
+                )
+            )
 
-        return tuple([encoded(slot.unwrap()) if is_ok(slot) else cast("Slot[Encoded]", slot) for slot in batch])
+        return tuple(
+            [
+                encoded(slot.unwrap()) if is_ok(slot) else cast("Slot[Encoded]", slot)
+                for slot in batch
+            ]
+        )
         yield  # a generator without effects
 
-    return Pipe("tokenize", steps, makes_no_calls=True, internal=True, takes=Rendered, rebind=lambda new: tokenize(new.engine(engine)))
+    return Pipe(
+        "tokenize",
+        steps,
+        makes_no_calls=True,
+        internal=True,
+        takes=Rendered,
+        rebind=lambda new: tokenize(new.engine(engine)),
+    )
 
 
 def _key(rendered: Rendered) -> Hashable:
     """What a prompt's ids are made of. Rows that share a prompt share these objects."""
-    text = (rendered.text, rendered.hidden, rendered.marks, id(rendered.control), rendered.refuses, rendered.bos, rendered.thinking)
+    text = (
+        rendered.text,
+        rendered.hidden,
+        rendered.marks,
+        id(rendered.control),
+        rendered.refuses,
+        rendered.bos,
+        rendered.thinking,
+    )
     return text, rendered.token_ids, tuple([id(image) for image in rendered.images])
 
 
 def _prompt(rendered: Rendered, engine: TokenEngine, limit: int | None) -> Slot[Prompt]:
     refusal = check_length(rendered.to_tokenize, engine.tokenizer, limit)
-    return Failure(refusal) if refusal is not None else tokenize_row(rendered, rendered.images, engine.tokenizer, engine.image_placeholder)
+    return (
+        Failure(refusal)
+        if refusal is not None
+        else tokenize_row(rendered, rendered.images, engine.tokenizer, engine.image_placeholder)
+    )
 
 
-def tokenize_row(rendered: Rendered, images: tuple[PreparedImage, ...], tokenizer: Tokenizer, image_placeholder: str | None) -> Slot[Prompt]:
-    """The prompt's ids, in two forms: with one `image_placeholder` for each image, and with each image's expansion in its place.
+def tokenize_row(
+    rendered: Rendered,
+    images: tuple[PreparedImage, ...],
+    tokenizer: Tokenizer,
+    image_placeholder: str | None,
+) -> Slot[Prompt]:
+    """The prompt's ids, in two forms: with one `image_placeholder` for each image, and with each
+    image's expansion in its place.
 
-    An expansion that is more than copies of the placeholder is put into the text before it is tokenised, since its ends may merge with the text around it
-    (Gemma's line ends do). If the caller gave ids, it is put into these. `InvalidRequest` where a given id is outside the vocabulary, or where there are
-    not as many placeholders as images; `UnsupportedMultimodal` for images without a placeholder token.
+    An expansion that is more than copies of the placeholder is put into the text before it is
+    tokenised, since its ends may merge with the text around it (Gemma's line ends do). If the
+    caller gave ids, it is put into these. `InvalidRequest` where a given id is outside the
+    vocabulary, or where there are not as many placeholders as images; `UnsupportedMultimodal` for
+    images without a placeholder token.
     """
-    return _compact_ids(rendered, tokenizer).bind(lambda ids: _with_images(rendered, ids, images, tokenizer, image_placeholder))
+    return _compact_ids(rendered, tokenizer).bind(
+        lambda ids: _with_images(rendered, ids, images, tokenizer, image_placeholder)
+    )
 
 
 def _with_images(
-    rendered: Rendered, ids: tuple[int, ...], images: tuple[PreparedImage, ...], tokenizer: Tokenizer, image_placeholder: str | None
+    rendered: Rendered,
+    ids: tuple[int, ...],
+    images: tuple[PreparedImage, ...],
+    tokenizer: Tokenizer,
+    image_placeholder: str | None,
 ) -> Slot[Prompt]:
     if image_placeholder is None and images:
-        return Failure(UnsupportedMultimodal(f"{len(images)} images, and the model has no token that stands for one"))
-    if image_placeholder is None or not (images or tokenizer.control_tokens[image_placeholder] in ids):
-        return Success(Prompt(token_ids=ids, compact_token_ids=ids, text=rendered.text, thinking=rendered.thinking))
+        return Failure(
+            UnsupportedMultimodal(
+                f"{len(images)} images, and the model has no token that stands for one"
+            )
+        )
+    if image_placeholder is None or not (
+        images or tokenizer.control_tokens[image_placeholder] in ids
+    ):
+        return Success(
+            Prompt(
+                token_ids=ids, compact_token_ids=ids, text=rendered.text, thinking=rendered.thinking
+            )
+        )
     placeholder = tokenizer.control_tokens[image_placeholder]
-    text = rendered.to_tokenize if rendered.text is not None and any(image.expansion is not None for image in images) else None
-    places = ids.count(placeholder) if text is None or ids.count(placeholder) != len(images) else text.count(image_placeholder)
+    text = (
+        rendered.to_tokenize
+        if rendered.text is not None and any(image.expansion is not None for image in images)
+        else None
+    )
+    places = (
+        ids.count(placeholder)
+        if text is None or ids.count(placeholder) != len(images)
+        else text.count(image_placeholder)
+    )
     if places != len(images):
-        words = f"the prompt holds {places} image placeholders {image_placeholder!r} for {len(images)} images"
-        return Failure(InvalidRequest(words, hint="give one image for each placeholder; the chat template writes one for each image in the messages"))
+        words = (
+            f"the prompt holds {places} image placeholders {image_placeholder!r} for {len(images)}"
+            " images"
+        )
+        return Failure(
+            InvalidRequest(
+                words,
+                hint=(
+                    "give one image for each placeholder; the chat template writes one for each"
+                    " image in the messages"
+                ),
+            )
+        )
     if text is None:
         left = (_expansion_ids(image, placeholder, tokenizer) for image in images)
-        expanded: Slot[tuple[int, ...]] = Success(tuple(own for number in ids for own in (next(left) if number == placeholder else (number,))))
+        expanded: Slot[tuple[int, ...]] = Success(
+            tuple(
+                own
+                for number in ids
+                for own in (next(left) if number == placeholder else (number,))
+            )
+        )
     else:
-        expanded = _compact_ids(rendered.rewritten(lambda text: _expanded_text(text, images, image_placeholder)), tokenizer)
-    return expanded.map(lambda whole: Prompt(token_ids=whole, compact_token_ids=ids, text=rendered.text, images=images, thinking=rendered.thinking))
+        expanded = _compact_ids(
+            rendered.rewritten(lambda text: _expanded_text(text, images, image_placeholder)),
+            tokenizer,
+        )
+    return expanded.map(
+        lambda whole: Prompt(
+            token_ids=whole,
+            compact_token_ids=ids,
+            text=rendered.text,
+            images=images,
+            thinking=rendered.thinking,
+        )
+    )
 
 
 def _expansion_ids(image: PreparedImage, placeholder: int, tokenizer: Tokenizer) -> tuple[int, ...]:
-    return (placeholder,) * image.tokens if image.expansion is None else of_tokenizer(tokenizer.encode, image.expansion)
+    return (
+        (placeholder,) * image.tokens
+        if image.expansion is None
+        else of_tokenizer(tokenizer.encode, image.expansion)
+    )
 
 
 def _expanded_text(text: str, images: tuple[PreparedImage, ...], placeholder: str) -> str:
-    """The text with each image's expansion in the place of its placeholder; text that only looks like a placeholder is hidden first, and so stays as it is."""
+    """The text with each image's expansion in the place of its placeholder; text that only looks
+    like a placeholder is hidden first, and so stays as it is.
+    """
     pieces = text.split(placeholder)
-    written = [placeholder * image.tokens if image.expansion is None else image.expansion for image in images]
+    written = [
+        placeholder * image.tokens if image.expansion is None else image.expansion
+        for image in images
+    ]
     return pieces[0] + "".join(own + piece for own, piece in zip(written, pieces[1:], strict=True))
 
 
@@ -125,26 +239,41 @@ def _compact_ids(rendered: Rendered, tokenizer: Tokenizer) -> Slot[tuple[int, ..
         if largest < tokenizer.vocab_size:
             return Success(rendered.token_ids)
         position = rendered.token_ids.index(largest)
-        return Failure(InvalidRequest(f"prompt_token_ids[{position}] is {largest}, and the vocabulary has {tokenizer.vocab_size} ids"))
+        return Failure(
+            InvalidRequest(
+                f"prompt_token_ids[{position}] is {largest}, and the vocabulary has"
+                f" {tokenizer.vocab_size} ids"
+            )
+        )
     hidden, text = rendered.to_tokenize, rendered.text or ""
     try:
         text.encode()
     except UnicodeEncodeError as refusal:
         words = f"the prompt holds half a surrogate pair at character {refusal.start}"
-        return Failure(InvalidRequest(words, hint="send whole characters: the text was cut inside one, or decoded wrongly"))
+        return Failure(
+            InvalidRequest(
+                words, hint="send whole characters: the text was cut inside one, or decoded wrongly"
+            )
+        )
     first = rendered.bos if hidden.startswith(rendered.bos) else ""
     bos = of_tokenizer(tokenizer.encode, first) if first else ()
     if rendered.control is None:
         return Success(bos + of_tokenizer(tokenizer.encode, text[len(first) :]))
-    guarded = _guarded_ids(hidden[len(first) :], rendered.marks, rendered.control, tokenizer, refuses=rendered.refuses)
+    guarded = _guarded_ids(
+        hidden[len(first) :], rendered.marks, rendered.control, tokenizer, refuses=rendered.refuses
+    )
     return guarded.map(lambda ids: bos + ids)
 
 
-def _guarded_ids(hidden: str, marks: Marks, control: ControlTokens, tokenizer: Tokenizer, *, refuses: bool) -> Slot[tuple[int, ...]]:
-    """Ids in which every control id comes from a control token that is in the text while its marks are.
+def _guarded_ids(
+    hidden: str, marks: Marks, control: ControlTokens, tokenizer: Tokenizer, *, refuses: bool
+) -> Slot[tuple[int, ...]]:
+    """Ids in which every control id comes from a control token that is in the text while its marks
+    are.
 
-    These are the plain ids if they have exactly those control ids. A tokenizer may find more: in what the marks stand for, where it normalises text, or
-    where its vocabulary has control tokens as words.
+    These are the plain ids if they have exactly those control ids. A tokenizer may find more: in
+    what the marks stand for, where it normalises text, or where its vocabulary has control tokens
+    as words.
     """
     pieces = control.pieces(hidden)
     if hides_nothing(hidden, marks, control):
@@ -152,14 +281,23 @@ def _guarded_ids(hidden: str, marks: Marks, control: ControlTokens, tokenizer: T
         known = control.known
         seen = [number for number in plain if number in known]
         written = [control.ids[token] for token in pieces[1::2]]
-        if seen == written or seen == [control.ids[token] for token in pieces[1::2] if _is_seen(tokenizer, token)]:
+        if seen == written or seen == [
+            control.ids[token] for token in pieces[1::2] if _is_seen(tokenizer, token)
+        ]:
             return Success(plain)
     if refuses:
-        return Failure(InvalidRequest("the content holds text that the tokenizer takes for a control token", hint='take it out, or set control_tokens="text"'))
+        return Failure(
+            InvalidRequest(
+                "the content holds text that the tokenizer takes for a control token",
+                hint='take it out, or set control_tokens="text"',
+            )
+        )
     out: list[int] = []
     made: dict[_Run, list[int] | None] = {}  # many turns have the same template text between them
     for run in _runs(pieces, marks, control):
-        ids = made[run] if run in made else made.setdefault(run, _ids_of_run(run, control, tokenizer))
+        ids = (
+            made[run] if run in made else made.setdefault(run, _ids_of_run(run, control, tokenizer))
+        )
         if ids is None:
             words = "the content holds text that the tokenizer can only write as a control token"
             return Failure(InvalidRequest(words, hint='take it out, or set control_tokens="allow"'))
@@ -169,7 +307,9 @@ def _guarded_ids(hidden: str, marks: Marks, control: ControlTokens, tokenizer: T
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-    """Stretches of text with the control tokens between, before and after them ("" at the ends of the prompt). The token before is not its own."""
+    """Stretches of text with the control tokens between, before and after them ("" at the ends of
+    the prompt). The token before is not its own.
+    """
 
     texts: tuple[str, ...]
     tokens: tuple[str, ...]
@@ -178,7 +318,9 @@ class _Run:
 
 
 def _runs(pieces: list[str], marks: Marks, control: ControlTokens) -> Iterator[_Run]:
-    """The prompt cut into runs, each as long as can be of plain texts, or of one text that is not."""
+    """The prompt cut into runs, each as long as can be of plain texts, or of one text that is
+    not.
+    """
     tokens = ["", *pieces[1::2], ""]
     texts = [marks.put_back(piece) for piece in pieces[0::2]]
 
@@ -195,13 +337,21 @@ def _runs(pieces: list[str], marks: Marks, control: ControlTokens) -> Iterator[_
 
 
 def _ids_of_run(run: _Run, control: ControlTokens, tokenizer: Tokenizer) -> list[int] | None:
-    """The ids of the run's texts and of the tokens between and after them; None where a text can only be written with control ids."""
+    """The ids of the run's texts and of the tokens between and after them; None where a text can
+    only be written with control ids.
+    """
     written, known = [control.ids[token] for token in run.tokens if token], control.known
     if not any(run.texts):
         return written[1:] if run.tokens[0] else written
     if run.plain:
-        ids = of_tokenizer(tokenizer.encode, run.tokens[0] + "".join(text + token for text, token in zip(run.texts, run.tokens[1:], strict=True)))
-        if [number for number in ids if number in known] == written and _holds_ends(ids, run, control):
+        ids = of_tokenizer(
+            tokenizer.encode,
+            run.tokens[0]
+            + "".join(text + token for text, token in zip(run.texts, run.tokens[1:], strict=True)),
+        )
+        if [number for number in ids if number in known] == written and _holds_ends(
+            ids, run, control
+        ):
             return list(ids[1:] if run.tokens[0] else ids)
     out: list[int] = []
     for row, text in enumerate(run.texts):
@@ -215,17 +365,35 @@ def _ids_of_run(run: _Run, control: ControlTokens, tokenizer: Tokenizer) -> list
 
 def _holds_ends(ids: tuple[int, ...], run: _Run, control: ControlTokens) -> bool:
     before, after = run.tokens[0], run.tokens[-1]
-    return (not before or ids[0] == control.ids[before]) and (not after or ids[-1] == control.ids[after])
+    return (not before or ids[0] == control.ids[before]) and (
+        not after or ids[-1] == control.ids[after]
+    )
 
 
-def _plain_ids(piece: str, before: str, after: str, control: ControlTokens, tokenizer: Tokenizer, *, first: bool) -> list[int]:
-    """Ids of the text between two control tokens ("" at the ends of the prompt), without any of theirs."""
+def _plain_ids(
+    piece: str,
+    before: str,
+    after: str,
+    control: ControlTokens,
+    tokenizer: Tokenizer,
+    *,
+    first: bool,
+) -> list[int]:
+    """Ids of the text between two control tokens ("" at the ends of the prompt), without any of
+    theirs.
+    """
     pieces = control.ordinary_pieces(piece)
     beside = [before, *pieces[1::2], after]
     out: list[int] = []
     for row, text in enumerate(pieces[0::2]):
-        kept = text.lstrip(_SPACE) if beside[row] and _takes_space(tokenizer, beside[row])[1] else text
-        kept = kept.rstrip(_SPACE) if beside[row + 1] and _takes_space(tokenizer, beside[row + 1])[0] else kept
+        kept = (
+            text.lstrip(_SPACE) if beside[row] and _takes_space(tokenizer, beside[row])[1] else text
+        )
+        kept = (
+            kept.rstrip(_SPACE)
+            if beside[row + 1] and _takes_space(tokenizer, beside[row + 1])[0]
+            else kept
+        )
         out += of_tokenizer(tokenizer.encode_plain, kept, first=first and not row) if kept else ()
         out += [control.ordinary[pieces[2 * row + 1]]] if 2 * row + 1 < len(pieces) else []
     return out
@@ -233,9 +401,14 @@ def _plain_ids(piece: str, before: str, after: str, control: ControlTokens, toke
 
 @functools.lru_cache(maxsize=4096)
 def _takes_space(tokenizer: Tokenizer, token: str) -> tuple[bool, bool]:
-    """Whether the added token takes in the white space before it, and after it, as Phi's do. Found out, since it is no part of its text."""
+    """Whether the added token takes in the white space before it, and after it, as Phi's do. Found
+    out, since it is no part of its text.
+    """
     alone = (tokenizer.control_tokens[token],)
-    return of_tokenizer(tokenizer.encode, " \n" + token) == alone, of_tokenizer(tokenizer.encode, token + " \n") == alone
+    return (
+        of_tokenizer(tokenizer.encode, " \n" + token) == alone,
+        of_tokenizer(tokenizer.encode, token + " \n") == alone,
+    )
 
 
 @functools.lru_cache(maxsize=4096)

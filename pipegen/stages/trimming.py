@@ -1,4 +1,5 @@
-"""The last stage: strip if asked, then the plugins' trims in their order, and the result is complete.
+"""The last stage: strip if asked, then the plugins' trims in their order, and the result is
+complete.
 
 >>> strip("  a b \\n", True), strip(" a ", False)
 ('a b', ' a ')
@@ -44,7 +45,8 @@ class Stripper:
 
     def __init__(self) -> None:
         self._begun = False
-        self._spaces: list[str] = []  # whitespace that is the end of the text, unless something follows
+        # whitespace that is the end of the text, unless something follows
+        self._spaces: list[str] = []
 
     def feed(self, piece: str) -> str:
         """The text that is final now; whitespace at the end of the whole never is."""
@@ -61,7 +63,9 @@ class Stripper:
 
 
 def trimmed(text: str, options: GenerationOptions, plugins: Sequence[Plugin] = ()) -> Slot[str]:
-    """The text of the result. A plugin whose trim raises, or gives back something other than text, makes `PluginFailed`."""
+    """The text of the result. A plugin whose trim raises, or gives back something other than text,
+    makes `PluginFailed`.
+    """
     text = strip(text, options.decode is not None and options.decode.strip_whitespace)
     for plugin in plugins:
         if plugin.trim is None:
@@ -77,7 +81,13 @@ def _trimmed_by(plugin: Plugin, trim: Callable[[str], str], text: str) -> Result
     trimmed_text: object = trim(text)
     if isinstance(trimmed_text, str):
         return Success(trimmed_text)
-    return Failure(PluginFailed(f"plugin {plugin.name!r} trimmed to {type(trimmed_text).__name__}; trim takes and gives back text", plugin=plugin.name))
+    return Failure(
+        PluginFailed(
+            f"plugin {plugin.name!r} trimmed to {type(trimmed_text).__name__}; trim takes and gives"
+            " back text",
+            plugin=plugin.name,
+        )
+    )
 
 
 @overload
@@ -85,14 +95,20 @@ def trim(engine: TokenEngine, route: str | None = None) -> Pipe[Decoded, Generat
 @overload
 def trim(engine: TextEngine, route: str | None = None) -> Pipe[Any, GenerationResult]: ...
 def trim(engine: Engine, route: str | None = None) -> Pipe[Any, GenerationResult]:
-    """The stage that strips and trims the text and completes the result; see `trim_row`. Results carry the engine's name, or the one given as `route`.
+    """The stage that strips and trims the text and completes the result; see `trim_row`. Results
+    carry the engine's name, or the one given as `route`.
 
-    It closes samples: after it, the rows of a request are one slot again. Text that a plugin may still trim is not streamed before it is final.
+    It closes samples: after it, the rows of a request are one slot again. Text that a plugin may
+    still trim is not streamed before it is final.
     """
     require_backend("trim", engine)
     name = engine.name if route is None else route
     finished: Callable[[Any], Slot[GenerationResult]]
-    finished = partial(trim_row, route_name=name, plugins=engine.plugins) if takes_tokens(engine) else partial(engine.result, route=name)
+    finished = (
+        partial(trim_row, route_name=name, plugins=engine.plugins)
+        if takes_tokens(engine)
+        else partial(engine.result, route=name)
+    )
     return dataclasses.replace(
         row_stage("trim", finished),
         keeps_text=not any(plugin.trim is not None for plugin in engine.plugins),
@@ -104,11 +120,19 @@ def trim(engine: Engine, route: str | None = None) -> Pipe[Any, GenerationResult
     )
 
 
-def trim_row(decoded: Decoded, route_name: str, plugins: Sequence[Plugin] = ()) -> Slot[GenerationResult]:
-    """The finished result. Fails as `trimmed` does, and with `MalformedResponse` where the answer has not the form that was asked."""
+def trim_row(
+    decoded: Decoded, route_name: str, plugins: Sequence[Plugin] = ()
+) -> Slot[GenerationResult]:
+    """The finished result. Fails as `trimmed` does, and with `MalformedResponse` where the answer
+    has not the form that was asked.
+    """
     raw, encoded = decoded.raw, decoded.raw.encoded
     prompt, options = encoded.prompt, encoded.options
-    wrong = _wrong_form(decoded, route_name) if options.structured is not None and decoded.text == decoded.written else None
+    wrong = (
+        _wrong_form(decoded, route_name)
+        if options.structured is not None and decoded.text == decoded.written
+        else None
+    )
     if wrong is not None:
         return Failure(wrong)
     text = trimmed(decoded.text, options, plugins)
@@ -131,7 +155,9 @@ def trim_row(decoded: Decoded, route_name: str, plugins: Sequence[Plugin] = ()) 
             prompt_logprobs=raw.prompt_logprobs,
             route=route_name,
             thinking=prompt.thinking,
-            thinking_unfinished=thinking_unfinished(decoded.finish, decoded.raw_text, prompt=prompt.text),
+            thinking_unfinished=thinking_unfinished(
+                decoded.finish, decoded.raw_text, prompt=prompt.text
+            ),
             image_grid_thw=tuple([image.grid for image in prompt.images]),
             image_digests=tuple([image.digest for image in prompt.images]),
             options=options,
@@ -141,6 +167,10 @@ def trim_row(decoded: Decoded, route_name: str, plugins: Sequence[Plugin] = ()) 
 
 
 def _wrong_form(decoded: Decoded, route_name: str) -> MalformedResponse | None:
-    """What is wrong with the form of an answer; one that something else than an end token ended need not be complete."""
-    answer = Answer(text=decoded.text, finish=WORDS[decoded.finish], stops=decoded.finish is not Finish.EOS)
+    """What is wrong with the form of an answer; one that something else than an end token ended
+    need not be complete.
+    """
+    answer = Answer(
+        text=decoded.text, finish=WORDS[decoded.finish], stops=decoded.finish is not Finish.EOS
+    )
     return disobeyed(answer, decoded.raw.encoded.options, route_name)

@@ -49,7 +49,9 @@ def answers(slots: Sequence[Slot[GenerationResult]]) -> list[GenerationResult]:
     return [slot.unwrap() for slot in slots]
 
 
-def answer(route: Route, request: GenerationRequest, options: GenerationOptions | None = None) -> GenerationResult:
+def answer(
+    route: Route, request: GenerationRequest, options: GenerationOptions | None = None
+) -> GenerationResult:
     """The result of a request that must succeed."""
     return answers(run(route, [request], options))[0]
 
@@ -65,8 +67,14 @@ def output(result: GenerationResult) -> tuple[int, ...] | str:
 
 
 def full(route: Route, **more: Any) -> GenerationOptions:
-    """Greedy options for answers that go on past the model's end tokens, where the engine can, with `more` options."""
-    return greedy(**{"stop": StopOptions(ignore_eos=True), **more}) if honours(route, "ignore_eos") else greedy(**more)
+    """Greedy options for answers that go on past the model's end tokens, where the engine can, with
+    `more` options.
+    """
+    return (
+        greedy(**{"stop": StopOptions(ignore_eos=True), **more})
+        if honours(route, "ignore_eos")
+        else greedy(**more)
+    )
 
 
 def error_of(slot: Slot[GenerationResult]) -> GenerationError | None:
@@ -76,8 +84,13 @@ def error_of(slot: Slot[GenerationResult]) -> GenerationError | None:
 
 def longest(route: Route) -> tuple[GenerationRequest, GenerationResult]:
     """The request with the longest answer, and that answer."""
-    text, best = max(zip(PROMPTS, to_all(route, full(route)), strict=True), key=lambda pair: len(pair[1].text))
-    expect(best.completion_tokens >= 8, "the answers are too short to test with: choose a model that generates at least 8 tokens")
+    text, best = max(
+        zip(PROMPTS, to_all(route, full(route)), strict=True), key=lambda pair: len(pair[1].text)
+    )
+    expect(
+        best.completion_tokens >= 8,
+        "the answers are too short to test with: choose a model that generates at least 8 tokens",
+    )
     return chat(text), best
 
 
@@ -94,7 +107,10 @@ def honours(route: Route, option: str) -> bool:
 def refuses(route: Route, options: GenerationOptions, option: str) -> None:
     """Expect that the option is refused by name."""
     error = error_of(run(route, [chat("Hi")], options)[0])
-    expect(isinstance(error, UnsupportedOption) and error.option == option, f"{option} is not honoured, so it must be UnsupportedOption, not {error}")
+    expect(
+        isinstance(error, UnsupportedOption) and error.option == option,
+        f"{option} is not honoured, so it must be UnsupportedOption, not {error}",
+    )
 
 
 def refused(slot: Slot[GenerationResult], option: str) -> bool:
@@ -106,7 +122,16 @@ def refused(slot: Slot[GenerationResult], option: str) -> bool:
 def same(first: GenerationResult, second: GenerationResult) -> bool:
     """Whether two results have the same output, prompt and grid."""
     return all(
-        getattr(first, name) == getattr(second, name) for name in ("text", "raw_text", "token_ids", "finish", "stop", "prompt_token_ids", "image_grid_thw")
+        getattr(first, name) == getattr(second, name)
+        for name in (
+            "text",
+            "raw_text",
+            "token_ids",
+            "finish",
+            "stop",
+            "prompt_token_ids",
+            "image_grid_thw",
+        )
     )
 
 
@@ -127,20 +152,33 @@ def red_square() -> bytes:
 
 
 def drawn_image(width: int, height: int, pattern: int) -> bytes:
-    """A PNG of two colours: one in the upper half (0), on the left (1), or in every other square of 8 pixels (2)."""
+    """A PNG of two colours: one in the upper half (0), on the left (1), or in every other square of
+    8 pixels (2).
+    """
 
     def pixel(x: int, y: int) -> bytes:
         first = (y < height // 2, x < width // 2, (x // 8 + y // 8) % 2 == 0)[pattern]
         return b"\x10\x30\xe0" if first else b"\xf0\xe0\x20"
 
-    return png_file(width, height, b"".join(b"\0" + b"".join(pixel(x, y) for x in range(width)) for y in range(height)))
+    return png_file(
+        width,
+        height,
+        b"".join(b"\0" + b"".join(pixel(x, y) for x in range(width)) for y in range(height)),
+    )
 
 
 def png_file(width: int, height: int, rows: bytes) -> bytes:
     """A PNG of 8-bit RGB rows, each with its filter byte, made without an imaging library."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        return (
+            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        )
 
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(rows))
+        + chunk(b"IEND", b"")
+    )

@@ -1,14 +1,15 @@
 """One suite for every backend: what a route owes its callers, whatever engine and model it has.
 
-Each check takes a route and derives its stops and limits from what the model generates, so it runs on any model that generates at least a dozen tokens
-greedily. Use it from pytest:
+Each check takes a route and derives its stops and limits from what the model generates, so it runs
+on any model that generates at least a dozen tokens greedily. Use it from pytest:
 
     @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
     def test_conformance(check, route):
         check(route)
 
-Each capability has a check that fails for an engine that claims it wrongly; the message names the capability. If the engine does not claim it, the check
-expects the option to be refused. For servers that render and decode (no `token_ids` among the capabilities), ids and prompts are not checked.
+Each capability has a check that fails for an engine that claims it wrongly; the message names the
+capability. If the engine does not claim it, the check expects the option to be refused. For servers
+that render and decode (no `token_ids` among the capabilities), ids and prompts are not checked.
 """
 
 from __future__ import annotations
@@ -27,21 +28,57 @@ from pipegen.drivers.mapping import imap
 from pipegen.drivers.route import Route
 from pipegen.drivers.streaming import Delta, Done, stream
 from pipegen.records.option_table import OPTIONS
-from pipegen.records.options import ChatTemplateOptions, GenerationOptions, StopOptions, StructuredOptions, options_from
+from pipegen.records.options import (
+    ChatTemplateOptions,
+    GenerationOptions,
+    StopOptions,
+    StructuredOptions,
+    options_from,
+)
 from pipegen.records.requests import TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import Finish, GenerationResult
-from pipegen.testing import conformance_ends, conformance_pairs, conformance_prompts, conformance_sampling
-from pipegen.testing.ask import LENGTH, PROMPTS, answer, answers, chat, error_of, expect, greedy, honours, longest, red_square, refused, refuses, same
+from pipegen.testing import (
+    conformance_ends,
+    conformance_pairs,
+    conformance_prompts,
+    conformance_sampling,
+)
+from pipegen.testing.ask import (
+    LENGTH,
+    PROMPTS,
+    answer,
+    answers,
+    chat,
+    error_of,
+    expect,
+    greedy,
+    honours,
+    longest,
+    red_square,
+    refused,
+    refuses,
+    same,
+)
 
 __all__ = ["CHECKS", "Check"]
 
 Check = Callable[[Route], None]
-_OTHERWISE = ("max_new_tokens", "samples", "max_prompt_tokens", "on_overflow", "use_generation_config", "skip_special_tokens", "strip_whitespace")
+_OTHERWISE = (
+    "max_new_tokens",
+    "samples",
+    "max_prompt_tokens",
+    "on_overflow",
+    "use_generation_config",
+    "skip_special_tokens",
+    "strip_whitespace",
+)
 """Options that pipegen's own stages carry out for every engine."""
 _WITH_OTHERS = ("top_logprobs", "stop", "continue_final_message")
 """Options that other checks try, with what they need beside them."""
 NOT_NEUTRAL: Mapping[str, GenerationOptions] = {
-    name: options_from({name: entry.row.trial}) for name, entry in OPTIONS.items() if name not in (*_OTHERWISE, *_WITH_OTHERS)
+    name: options_from({name: entry.row.trial})
+    for name, entry in OPTIONS.items()
+    if name not in (*_OTHERWISE, *_WITH_OTHERS)
 }
 """A value of each option that an engine itself must honour or refuse."""
 
@@ -55,14 +92,29 @@ def results_report_what_was_done(route: Route) -> None:
     """Counts, ids, route and effective options agree with each other."""
     for result in answers(run(route, [chat(text) for text in PROMPTS], greedy())):
         if honours(route, "token_ids"):
-            expect(result.completion_tokens == len(result.token_ids), "completion_tokens counts the generated ids")
-            expect(result.prompt_tokens == len(result.prompt_token_ids), "prompt_tokens counts the prompt's ids")
-            expect(result.raw_text == route.engine.tokenizer.decode(result.token_ids), "raw_text is the decode of the generated ids")
+            expect(
+                result.completion_tokens == len(result.token_ids),
+                "completion_tokens counts the generated ids",
+            )
+            expect(
+                result.prompt_tokens == len(result.prompt_token_ids),
+                "prompt_tokens counts the prompt's ids",
+            )
+            expect(
+                result.raw_text == route.engine.tokenizer.decode(result.token_ids),
+                "raw_text is the decode of the generated ids",
+            )
         expect(result.prompt_tokens > 0, "the prompt's tokens are counted")
         expect(result.completion_tokens <= LENGTH, "max_new_tokens: more are generated")
         expect(result.route == route.name, "the result names its route")
-        full = result.completion_tokens == LENGTH and result.stop is None and result.finish is not Finish.EOS
-        expect((result.finish is Finish.LENGTH) == full, "finish is LENGTH exactly at max_new_tokens")
+        full = (
+            result.completion_tokens == LENGTH
+            and result.stop is None
+            and result.finish is not Finish.EOS
+        )
+        expect(
+            (result.finish is Finish.LENGTH) == full, "finish is LENGTH exactly at max_new_tokens"
+        )
 
 
 def effective_options_sent_again_give_the_same(route: Route) -> None:
@@ -70,7 +122,10 @@ def effective_options_sent_again_give_the_same(route: Route) -> None:
     for text in PROMPTS:
         first = answer(route, chat(text), greedy())
         again = answer(route, chat(text, first.options))
-        expect(same(first, again) and first.options == again.options, "effective options sent again must give the same result")
+        expect(
+            same(first, again) and first.options == again.options,
+            "effective options sent again must give the same result",
+        )
 
 
 def rows_do_not_depend_on_their_batch(route: Route) -> None:
@@ -79,27 +134,45 @@ def rows_do_not_depend_on_their_batch(route: Route) -> None:
     requests = [chat(text, own) for text, own in zip(PROMPTS, options, strict=True)]
     together = answers(run(route, requests))
     for request, row in zip(requests, together, strict=True):
-        expect(same(row, answer(route, request)), "a greedy row must give the same alone and in a batch")
+        expect(
+            same(row, answer(route, request)),
+            "a greedy row must give the same alone and in a batch",
+        )
 
 
 def what_is_fed_gives_what_one_batch_gives(route: Route) -> None:
-    """Whether rows are added while the engine works on others, or all at once, and in whatever order they end."""
-    requests = [chat(text, greedy(max_new_tokens=limit)) for limit in (3, LENGTH, 7, 1) for text in PROMPTS]
+    """Whether rows are added while the engine works on others, or all at once, and in whatever
+    order they end.
+    """
+    requests = [
+        chat(text, greedy(max_new_tokens=limit)) for limit in (3, LENGTH, 7, 1) for text in PROMPTS
+    ]
     whole = answers(run(route, requests))
     for in_flight in (1, 3, None):
         fed = answers(list(imap(route, requests, in_flight=in_flight)))
-        expect(len(fed) == len(whole) and all(map(same, fed, whole)), f"imap with in_flight={in_flight}: a row gives another answer than in one batch")
+        expect(
+            len(fed) == len(whole) and all(map(same, fed, whole)),
+            f"imap with in_flight={in_flight}: a row gives another answer than in one batch",
+        )
 
 
 def order_is_kept_and_bad_rows_fail_alone(route: Route) -> None:
     """Each row gets its own result; invalid input is refused in its slot, before the engine."""
     takes_ids = honours(route, "token_ids")
-    bad = TextGenerationRequest(prompt_token_ids=[route.engine.tokenizer.vocab_size if takes_ids else 1])
+    bad = TextGenerationRequest(
+        prompt_token_ids=[route.engine.tokenizer.vocab_size if takes_ids else 1]
+    )
     slots = run(route, [chat(PROMPTS[0]), bad, chat(PROMPTS[1])], greedy(max_new_tokens=4))
     expect([is_ok(slot) for slot in slots] == [True, False, True], "a bad row fails alone")
-    expect(isinstance(slots[1].failure(), InvalidRequest), "an id outside the vocabulary, or where ids are not taken, is InvalidRequest")
+    expect(
+        isinstance(slots[1].failure(), InvalidRequest),
+        "an id outside the vocabulary, or where ids are not taken, is InvalidRequest",
+    )
     for row, text in ((0, PROMPTS[0]), (2, PROMPTS[1])):
-        expect(same(slots[row].unwrap(), answer(route, chat(text), greedy(max_new_tokens=4))), "its neighbours get their own answers")
+        expect(
+            same(slots[row].unwrap(), answer(route, chat(text), greedy(max_new_tokens=4))),
+            "its neighbours get their own answers",
+        )
 
 
 def seeds_make_rows_repeatable(route: Route) -> None:
@@ -109,23 +182,44 @@ def seeds_make_rows_repeatable(route: Route) -> None:
         return
     if not honours(route, "repeatable"):
         return
-    hot = [chat(PROMPTS[row % 2], greedy(temperature=1.5, seed=seed)) for row, seed in enumerate((1, 2, 3, 1, 1))]
+    hot = [
+        chat(PROMPTS[row % 2], greedy(temperature=1.5, seed=seed))
+        for row, seed in enumerate((1, 2, 3, 1, 1))
+    ]
     again = [answer(route, hot[0]) for _ in range(2)]
     expect(same(*again), "seed: a row that is asked twice with one seed gives two answers")
     results = answers(run(route, hot))
     for row in (0, 3, 4):
-        expect(same(results[row], answer(route, hot[row])), "repeatable: a seeded row must not depend on its batch")
-    expect(same(*answers(run(route, [hot[0], hot[0]]))), "seed: two equal rows with one seed must be equal")
+        expect(
+            same(results[row], answer(route, hot[row])),
+            "repeatable: a seeded row must not depend on its batch",
+        )
+    expect(
+        same(*answers(run(route, [hot[0], hot[0]]))),
+        "seed: two equal rows with one seed must be equal",
+    )
     many = answer(route, hot[0], GenerationOptions(samples=3))
     seeds = [sample.options.seed for sample in many.samples]
-    expect(len(many.samples) == 3 and len(set(seeds)) == 3 and seeds[0] == 1, f"samples: they have seeds of their own, not {seeds}")
-    expect(same(many.samples[0], results[0]), "samples: the first is the row with the request's own seed")
+    expect(
+        len(many.samples) == 3 and len(set(seeds)) == 3 and seeds[0] == 1,
+        f"samples: they have seeds of their own, not {seeds}",
+    )
+    expect(
+        same(many.samples[0], results[0]),
+        "samples: the first is the row with the request's own seed",
+    )
 
 
 def _complete(result: GenerationResult) -> None:
     token_ids = [entry.token_id for entry in result.logprobs or ()]
-    expect(len(token_ids) == result.completion_tokens, f"logprobs: {len(token_ids)} of them for {result.completion_tokens} generated tokens")
-    expect(not result.token_ids or token_ids == list(result.token_ids), "logprobs: one for each generated token, in order")
+    expect(
+        len(token_ids) == result.completion_tokens,
+        f"logprobs: {len(token_ids)} of them for {result.completion_tokens} generated tokens",
+    )
+    expect(
+        not result.token_ids or token_ids == list(result.token_ids),
+        "logprobs: one for each generated token, in order",
+    )
 
 
 def logprobs_are_the_models_own(route: Route) -> None:
@@ -136,10 +230,19 @@ def logprobs_are_the_models_own(route: Route) -> None:
     plain = answer(route, chat(PROMPTS[0]), greedy(logprobs=True, top_logprobs=2))
     _complete(plain)
     for entry in plain.logprobs or ():
-        expect(len(entry.top) == 2, f"top_logprobs: {len(entry.top)} of the likeliest tokens, and 2 were asked for")
-        expect(entry.logprob <= 0 and abs(entry.top[0][1] - entry.logprob) < 1e-3, "logprobs: a greedy token's own is the best of the top ones")
+        expect(
+            len(entry.top) == 2,
+            f"top_logprobs: {len(entry.top)} of the likeliest tokens, and 2 were asked for",
+        )
+        expect(
+            entry.logprob <= 0 and abs(entry.top[0][1] - entry.logprob) < 1e-3,
+            "logprobs: a greedy token's own is the best of the top ones",
+        )
     closest = min(entry.top[0][1] - entry.top[1][1] for entry in plain.logprobs or ())
-    expect(plain.margin is not None and abs(plain.margin - closest) < 1e-3, "the margin is that between the two likeliest tokens where they are closest")
+    expect(
+        plain.margin is not None and abs(plain.margin - closest) < 1e-3,
+        "the margin is that between the two likeliest tokens where they are closest",
+    )
     if honours(route, "seed"):
         slots = run(route, [chat(PROMPTS[0])], greedy(logprobs=True, temperature=0.01, seed=1))
         if refused(slots[0], "logprobs"):
@@ -148,14 +251,21 @@ def logprobs_are_the_models_own(route: Route) -> None:
         _complete(hot)
         if hot.token_ids == plain.token_ids:
             pairs = zip(hot.logprobs or (), plain.logprobs or (), strict=True)
-            expect(all(abs(a.logprob - b.logprob) < 1e-3 for a, b in pairs), "logprobs: they do not depend on the temperature")
+            expect(
+                all(abs(a.logprob - b.logprob) < 1e-3 for a, b in pairs),
+                "logprobs: they do not depend on the temperature",
+            )
 
 
 def streamed_text_is_the_batch_text(route: Route) -> None:
-    """Joined deltas equal the text of the result, which equals that of `run`; no broken characters."""
+    """Joined deltas equal the text of the result, which equals that of `run`; no broken
+    characters.
+    """
     request, free = longest(route)
     stop = free.text[len(free.text) // 2 :][:3] or free.text[-1:]
-    requests = [chat(text) for text in PROMPTS[:2]] + [dataclasses.replace(request, options=GenerationOptions(stop=StopOptions(stop=(stop,))))]
+    requests = [chat(text) for text in PROMPTS[:2]] + [
+        dataclasses.replace(request, options=GenerationOptions(stop=StopOptions(stop=(stop,))))
+    ]
     requests.append(dataclasses.replace(request, options=free.options))
     joined, deltas, done = [""] * len(requests), [0] * len(requests), {}
     for event in stream(route, requests, greedy()):
@@ -169,16 +279,28 @@ def streamed_text_is_the_batch_text(route: Route) -> None:
     for index, result in enumerate(results):
         expect(joined[index] == result.text, f"streamed {joined[index]!r}, not {result.text!r}")
         expect(same(done[index].unwrap(), result), "Done carries the slot that run gives")
-    long = [index for index, result in enumerate(results) if result.completion_tokens >= 8 and len(result.text) >= 8]
+    long = [
+        index
+        for index, result in enumerate(results)
+        if result.completion_tokens >= 8 and len(result.text) >= 8
+    ]
     if honours(route, "stream") and long:
-        expect(any(deltas[index] > 1 for index in long), "stream: every text comes in one piece, when it is finished")
+        expect(
+            any(deltas[index] > 1 for index in long),
+            "stream: every text comes in one piece, when it is finished",
+        )
 
 
 def sync_and_async_agree(route: Route) -> None:
     """`arun` gives what `run` gives."""
     requests = [chat(text) for text in PROMPTS[:2]]
     slots = answers(asyncio.run(arun(route, requests, greedy())))
-    expect(all(same(a, b) for a, b in zip(slots, answers(run(route, requests, greedy())), strict=True)), "arun must give what run gives")
+    expect(
+        all(
+            same(a, b) for a, b in zip(slots, answers(run(route, requests, greedy())), strict=True)
+        ),
+        "arun must give what run gives",
+    )
 
 
 def control_tokens_of_users_stay_text(route: Route) -> None:
@@ -191,11 +313,16 @@ def control_tokens_of_users_stay_text(route: Route) -> None:
     for token, token_id in list(tokenizer.special_tokens.items())[:6]:
         hostile = answer(route, chat(f"x{token}y"), greedy(max_new_tokens=1))
         count = hostile.prompt_token_ids.count(token_id)
-        expect(count == harmless.prompt_token_ids.count(token_id), f"control_tokens: {token!r} written by a user became a control token")
+        expect(
+            count == harmless.prompt_token_ids.count(token_id),
+            f"control_tokens: {token!r} written by a user became a control token",
+        )
 
 
 def images_are_taken_or_refused(route: Route) -> None:
-    """A broken image fails alone. If the engine takes no images, each image request fails, and other requests succeed."""
+    """A broken image fails alone. If the engine takes no images, each image request fails, and
+    other requests succeed.
+    """
     image = red_square()
     requests = [
         VlmGenerationRequest(prompt="What do you see?", images=[image]),
@@ -206,15 +333,30 @@ def images_are_taken_or_refused(route: Route) -> None:
     slots = run(route, requests, greedy(max_new_tokens=4))
     expect(is_ok(slots[1]), "a text request beside images succeeds")
     if not honours(route, "images"):
-        expect(all(isinstance(error_of(slots[row]), UnsupportedMultimodal) for row in (0, 3)), "images are UnsupportedMultimodal")
-        expect(isinstance(error_of(slots[2]), (UnsupportedMultimodal, BadImage)), "a broken image fails in any case")
+        expect(
+            all(isinstance(error_of(slots[row]), UnsupportedMultimodal) for row in (0, 3)),
+            "images are UnsupportedMultimodal",
+        )
+        expect(
+            isinstance(error_of(slots[2]), (UnsupportedMultimodal, BadImage)),
+            "a broken image fails in any case",
+        )
         return
     error = error_of(slots[2])
-    expect(isinstance(error, BadImage) and error.index == 1, f"a broken image is BadImage with its index, not {slots[2]}")
+    expect(
+        isinstance(error, BadImage) and error.index == 1,
+        f"a broken image is BadImage with its index, not {slots[2]}",
+    )
     one, two = answers([slots[0], slots[3]])
     if honours(route, "token_ids"):
-        expect(len(one.image_grid_thw) == 1 and len(two.image_grid_thw) == 2, "images: each one's grid is reported")
-    expect(same(one, answer(route, requests[0], greedy(max_new_tokens=4))), "an image row does not depend on its batch")
+        expect(
+            len(one.image_grid_thw) == 1 and len(two.image_grid_thw) == 2,
+            "images: each one's grid is reported",
+        )
+    expect(
+        same(one, answer(route, requests[0], greedy(max_new_tokens=4))),
+        "an image row does not depend on its batch",
+    )
 
 
 def _json_of(text: str) -> Any:
@@ -229,7 +371,11 @@ def answers_have_the_form_that_was_asked(route: Route) -> None:
     choices = ("yes", "no way")
     forms: tuple[tuple[str, Any, Callable[[str], bool]], ...] = (
         ("choice", choices, lambda text: text in choices),
-        ("regex", r"[ab]{3}-\d{2}\S\w", lambda text: re.fullmatch(r"[ab]{3}-\d{2}\S\w", text, re.ASCII) is not None),
+        (
+            "regex",
+            r"[ab]{3}-\d{2}\S\w",
+            lambda text: re.fullmatch(r"[ab]{3}-\d{2}\S\w", text, re.ASCII) is not None,
+        ),
         ("json_schema", {"enum": choices}, lambda text: _json_of(text) in choices),
     )
     free = answers(run(route, [chat(text) for text in PROMPTS], greedy()))
@@ -245,32 +391,55 @@ def answers_have_the_form_that_was_asked(route: Route) -> None:
             expect(is_ok(slot), f"{name}={form!r} is not honoured: {error_of(slot)}")
         results = answers(slots)
         for result in results[: len(PROMPTS)]:
-            expect(result.finish is Finish.EOS and holds(result.text), f"{result.text!r} ({result.finish}) has not the form {name}={form!r}")
-        unchanged = not honours(route, "repeatable") or all(map(same, results[len(PROMPTS) :], free))
+            expect(
+                result.finish is Finish.EOS and holds(result.text),
+                f"{result.text!r} ({result.finish}) has not the form {name}={form!r}",
+            )
+        unchanged = not honours(route, "repeatable") or all(
+            map(same, results[len(PROMPTS) :], free)
+        )
         expect(unchanged, f"rows that are free are not changed by rows beside them with {name}")
 
 
 def thoughts_before_a_form_are_thought_or_refused(route: Route) -> None:
-    """An engine that holds a form from the first token refuses `enable_thinking` beside it, instead of calling it honoured."""
+    """An engine that holds a form from the first token refuses `enable_thinking` beside it, instead
+    of calling it honoured.
+    """
     if not (honours(route, "choice") and honours(route, "enable_thinking")):
         return
-    options = greedy(structured=StructuredOptions(choice=("yes", "no way")), chat=ChatTemplateOptions(enable_thinking=True))
+    options = greedy(
+        structured=StructuredOptions(choice=("yes", "no way")),
+        chat=ChatTemplateOptions(enable_thinking=True),
+    )
     for slot in run(route, [chat(text) for text in PROMPTS], options):
         if not refused(slot, "enable_thinking"):
             (result,) = answers([slot])
-            expect(bool(result.reasoning) or result.thinking == "unsupported", f"enable_thinking with choice: nothing was thought before {result.text!r}")
+            expect(
+                bool(result.reasoning) or result.thinking == "unsupported",
+                f"enable_thinking with choice: nothing was thought before {result.text!r}",
+            )
 
 
 def logprobs_beside_a_form_are_the_models_own(route: Route) -> None:
-    """They are taken over the whole vocabulary: of an answer that had no choice, they are not all 0. An engine that has others refuses."""
+    """They are taken over the whole vocabulary: of an answer that had no choice, they are not all
+    0. An engine that has others refuses.
+    """
     if not (honours(route, "choice") and honours(route, "logprobs")):
         return
-    (slot,) = run(route, [chat("Hi")], greedy(logprobs=True, structured=StructuredOptions(choice=("no way",))))
+    (slot,) = run(
+        route, [chat("Hi")], greedy(logprobs=True, structured=StructuredOptions(choice=("no way",)))
+    )
     if not is_ok(slot):
-        expect(getattr(slot.failure(), "option", "") == "logprobs", f"only logprobs can be refused beside a choice, not {slot.failure()}")
+        expect(
+            getattr(slot.failure(), "option", "") == "logprobs",
+            f"only logprobs can be refused beside a choice, not {slot.failure()}",
+        )
         return
     logprobs = slot.unwrap().logprobs or ()
-    expect(sum(entry.logprob for entry in logprobs) < -1e-3, "logprobs beside a form are the model's own, taken before its mask")
+    expect(
+        sum(entry.logprob for entry in logprobs) < -1e-3,
+        "logprobs beside a form are the model's own, taken before its mask",
+    )
 
 
 def what_is_not_honoured_is_refused(route: Route) -> None:

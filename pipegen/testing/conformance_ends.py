@@ -13,13 +13,30 @@ from pipegen.records.options import DecodeOptions, StopOptions
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Finish, GenerationResult
 from pipegen.stages.stopping import cut
-from pipegen.testing.ask import LENGTH, PROMPTS, answer, answers, chat, engine_output, error_of, expect, greedy, honours, longest, refused, refuses, runs_on
+from pipegen.testing.ask import (
+    LENGTH,
+    PROMPTS,
+    answer,
+    answers,
+    chat,
+    engine_output,
+    error_of,
+    expect,
+    greedy,
+    honours,
+    longest,
+    refused,
+    refuses,
+    runs_on,
+)
 
 __all__ = ["CHECKS"]
 
 
 def a_stop_string_cuts_and_halts(route: Route) -> None:
-    """Wherever the stop is, the text is cut before it, and the row ends at the token that completes it."""
+    """Wherever the stop is, the text is cut before it, and the row ends at the token that completes
+    it.
+    """
     request, free = longest(route)
     for start in range(0, max(1, len(free.text) - 3), 5):
         for length in (1, 3):
@@ -27,13 +44,27 @@ def a_stop_string_cuts_and_halts(route: Route) -> None:
             stops = StopOptions(stop=(stop, "\u0007 never"), ignore_eos=runs_on(free))
             result = answer(route, request, greedy(stop=stops))
             wanted = cut(free.text, (stop,))
-            expect(result.text == wanted.text, f"stop: with {stop!r} the text is {result.text!r}, not {wanted.text!r}")
-            expect((result.finish, result.stop) == (Finish.STOP_STRING, stop), f"stop: {stop!r} must be named, not {result.finish}, {result.stop!r}")
+            expect(
+                result.text == wanted.text,
+                f"stop: with {stop!r} the text is {result.text!r}, not {wanted.text!r}",
+            )
+            expect(
+                (result.finish, result.stop) == (Finish.STOP_STRING, stop),
+                f"stop: {stop!r} must be named, not {result.finish}, {result.stop!r}",
+            )
             if honours(route, "token_ids"):
-                expect(result.token_ids == free.token_ids[: result.completion_tokens], "a stop changes no token before it")
+                expect(
+                    result.token_ids == free.token_ids[: result.completion_tokens],
+                    "a stop changes no token before it",
+                )
                 hidden = set(route.engine.tokenizer.special_tokens.values())
-                shorter = route.engine.tokenizer.decode([token_id for token_id in result.token_ids[:-1] if token_id not in hidden])
-                expect(cut(shorter, (stop,)).stop is None, "the row must end at the very token that completes the stop")
+                shorter = route.engine.tokenizer.decode(
+                    [token_id for token_id in result.token_ids[:-1] if token_id not in hidden]
+                )
+                expect(
+                    cut(shorter, (stop,)).stop is None,
+                    "the row must end at the very token that completes the stop",
+                )
 
 
 def a_stop_token_ends_the_row(route: Route) -> None:
@@ -46,8 +77,13 @@ def a_stop_token_ends_the_row(route: Route) -> None:
         return
     token = free.token_ids[len(free.token_ids) // 2]
     first = free.token_ids.index(token)
-    result = answer(route, request, greedy(stop=StopOptions(stop_token_ids=(token,), ignore_eos=runs_on(free))))
-    expect((result.finish, result.stop) == (Finish.STOP_TOKEN, token), f"stop_token_ids: the stop token must be reported, not {result.finish}, {result.stop!r}")
+    result = answer(
+        route, request, greedy(stop=StopOptions(stop_token_ids=(token,), ignore_eos=runs_on(free)))
+    )
+    expect(
+        (result.finish, result.stop) == (Finish.STOP_TOKEN, token),
+        f"stop_token_ids: the stop token must be reported, not {result.finish}, {result.stop!r}",
+    )
     expect(result.token_ids == free.token_ids[: first + 1], "the row ends with the stop token")
 
 
@@ -55,27 +91,43 @@ def a_prompt_that_does_not_fit_is_refused_or_clipped(route: Route) -> None:
     """Beyond the caller's limit, and beyond the model's."""
     counted = count_tokens(route, chat("Hi"))
     if not honours(route, "token_ids"):
-        expect(isinstance(counted.failure(), UnsupportedOption), f"an engine that renders by itself counts no tokens, and says so, not {counted}")
+        expect(
+            isinstance(counted.failure(), UnsupportedOption),
+            f"an engine that renders by itself counts no tokens, and says so, not {counted}",
+        )
         refuses(route, greedy(max_prompt_tokens=1000), "max_prompt_tokens")
         if (limit := route.engine.capabilities.context_length) is not None:
             error = error_of(run(route, [chat("a " * limit)], greedy(max_new_tokens=1))[0])
-            expect(isinstance(error, PromptTooLong) and error.limit == limit, f"a prompt beyond {limit} tokens is PromptTooLong, not {error}")
+            expect(
+                isinstance(error, PromptTooLong) and error.limit == limit,
+                f"a prompt beyond {limit} tokens is PromptTooLong, not {error}",
+            )
         return
     tokens = counted.unwrap()
-    kept, broken = (run(route, [chat("Hi")], greedy(max_new_tokens=1, max_prompt_tokens=most))[0] for most in (tokens, tokens - 1))
+    kept, broken = (
+        run(route, [chat("Hi")], greedy(max_new_tokens=1, max_prompt_tokens=most))[0]
+        for most in (tokens, tokens - 1)
+    )
     expect(is_ok(kept), f"max_prompt_tokens: a prompt of {tokens} tokens keeps to {tokens}")
     seen = error_of(broken)
     expect(
-        isinstance(seen, PromptTooLong) and (seen.prompt_tokens, seen.limit) == (tokens, tokens - 1),
+        isinstance(seen, PromptTooLong)
+        and (seen.prompt_tokens, seen.limit) == (tokens, tokens - 1),
         f"max_prompt_tokens: one token less is PromptTooLong, not {seen}",
     )
     limit = route.engine.capabilities.context_length
     if limit is None:
         return
     error = error_of(run(route, [chat("Hi")], greedy(max_new_tokens=limit))[0])
-    expect(isinstance(error, PromptTooLong) and error.limit == limit, f"prompt plus answer beyond {limit} tokens is PromptTooLong, not {error}")
+    expect(
+        isinstance(error, PromptTooLong) and error.limit == limit,
+        f"prompt plus answer beyond {limit} tokens is PromptTooLong, not {error}",
+    )
     long = TextGenerationRequest(prompt_token_ids=[1] * limit)
-    expect(isinstance(error_of(run(route, [long], greedy(max_new_tokens=1))[0]), PromptTooLong), "a prompt as long as the limit is PromptTooLong")
+    expect(
+        isinstance(error_of(run(route, [long], greedy(max_new_tokens=1))[0]), PromptTooLong),
+        "a prompt as long as the limit is PromptTooLong",
+    )
 
 
 def min_new_tokens_holds(route: Route) -> None:
@@ -84,54 +136,109 @@ def min_new_tokens_holds(route: Route) -> None:
     if not honours(route, "min_new_tokens"):
         refuses(route, greedy(min_new_tokens=2), "min_new_tokens")
         return
-    for result in answers(run(route, [chat(text) for text in PROMPTS], greedy(min_new_tokens=LENGTH))):
-        expect(result.completion_tokens == LENGTH, f"min_new_tokens={LENGTH} and only {result.completion_tokens} tokens")
+    for result in answers(
+        run(route, [chat(text) for text in PROMPTS], greedy(min_new_tokens=LENGTH))
+    ):
+        expect(
+            result.completion_tokens == LENGTH,
+            f"min_new_tokens={LENGTH} and only {result.completion_tokens} tokens",
+        )
     if not free.token_ids:
         return
     least = len(free.token_ids) // 2
     ignore = runs_on(free)
     token = free.token_ids[0]
-    slots = run(route, [request], greedy(min_new_tokens=least, stop=StopOptions(stop=(free.text[:2],), ignore_eos=ignore)))
+    slots = run(
+        route,
+        [request],
+        greedy(min_new_tokens=least, stop=StopOptions(stop=(free.text[:2],), ignore_eos=ignore)),
+    )
     if honours(route, "token_ids") or not refused(slots[0], "min_new_tokens"):
         result = answers(slots)[0]
-        expect(result.completion_tokens > least, f"min_new_tokens={least} and only {result.completion_tokens} tokens")
-    slots = run(route, [request], greedy(min_new_tokens=2, stop=StopOptions(stop_token_ids=(token,), ignore_eos=ignore)))
+        expect(
+            result.completion_tokens > least,
+            f"min_new_tokens={least} and only {result.completion_tokens} tokens",
+        )
+    slots = run(
+        route,
+        [request],
+        greedy(min_new_tokens=2, stop=StopOptions(stop_token_ids=(token,), ignore_eos=ignore)),
+    )
     if not refused(slots[0], "min_new_tokens"):
-        expect(token not in answers(slots)[0].token_ids[:2], "min_new_tokens: a stop token is generated within them")
+        expect(
+            token not in answers(slots)[0].token_ids[:2],
+            "min_new_tokens: a stop token is generated within them",
+        )
 
 
 def end_tokens_are_ignored_where_asked(route: Route) -> None:
-    """`ignore_eos` continues to `max_new_tokens`; the end token in the middle is in the text only without `skip_special_tokens`."""
+    """`ignore_eos` continues to `max_new_tokens`; the end token in the middle is in the text only
+    without `skip_special_tokens`.
+    """
     if not honours(route, "ignore_eos"):
         return
     free = answers(run(route, [chat(text) for text in PROMPTS], greedy()))
-    ended = [chat(text) for text, result in zip(PROMPTS, free, strict=True) if result.finish is Finish.EOS and result.completion_tokens < LENGTH]
+    ended = [
+        chat(text)
+        for text, result in zip(PROMPTS, free, strict=True)
+        if result.finish is Finish.EOS and result.completion_tokens < LENGTH
+    ]
 
     def without_special_tokens(skips: bool) -> list[GenerationResult]:
-        options = greedy(stop=StopOptions(ignore_eos=True), decode=DecodeOptions(skip_special_tokens=skips))
+        options = greedy(
+            stop=StopOptions(ignore_eos=True), decode=DecodeOptions(skip_special_tokens=skips)
+        )
         return answers(run(route, ended, options))
 
     hidden = without_special_tokens(True)
     for one in hidden:
         seen = (one.finish, one.completion_tokens)
-        expect(seen == (Finish.LENGTH, LENGTH), f"ignore_eos: the row ends as {one.finish} after {one.completion_tokens} tokens, not {LENGTH}")
-    if ended and honours(route, "skip_special_tokens"):  # a server's parsers may drop the text at an end token
+        expect(
+            seen == (Finish.LENGTH, LENGTH),
+            f"ignore_eos: the row ends as {one.finish} after {one.completion_tokens} tokens, not"
+            f" {LENGTH}",
+        )
+    # a server's parsers may drop the text at an end token
+    if ended and honours(route, "skip_special_tokens"):
         shown = without_special_tokens(False)
-        changed = any((one.reasoning, one.text) != (other.reasoning, other.text) for one, other in zip(hidden, shown, strict=True))
-        expect(changed, "skip_special_tokens: texts with an end token in their middle are the same with and without special tokens")
+        changed = any(
+            (one.reasoning, one.text) != (other.reasoning, other.text)
+            for one, other in zip(hidden, shown, strict=True)
+        )
+        expect(
+            changed,
+            "skip_special_tokens: texts with an end token in their middle are the same with and"
+            " without special tokens",
+        )
 
 
 def whitespace_is_stripped_where_asked(route: Route) -> None:
     """`strip_whitespace` strips both ends of the text, after the cut."""
     ignores: bool | None = True if honours(route, "ignore_eos") else None
-    for text, free in zip(PROMPTS, answers(run(route, [chat(text) for text in PROMPTS], greedy(stop=StopOptions(ignore_eos=ignores)))), strict=True):
+    for text, free in zip(
+        PROMPTS,
+        answers(
+            run(
+                route,
+                [chat(text) for text in PROMPTS],
+                greedy(stop=StopOptions(ignore_eos=ignores)),
+            )
+        ),
+        strict=True,
+    ):
         for index in range(1, len(free.text) - 1):
             stop = free.text[index + 1 : index + 4]
             wanted = cut(free.text, (stop,)).text
             if wanted != wanted.strip() and wanted.strip():
-                options = greedy(stop=StopOptions(stop=(stop,), ignore_eos=ignores), decode=DecodeOptions(strip_whitespace=True))
+                options = greedy(
+                    stop=StopOptions(stop=(stop,), ignore_eos=ignores),
+                    decode=DecodeOptions(strip_whitespace=True),
+                )
                 seen = answer(route, chat(text), options).text
-                expect(seen == wanted.strip(), f"strip_whitespace: the text is {seen!r}, not {wanted.strip()!r}")
+                expect(
+                    seen == wanted.strip(),
+                    f"strip_whitespace: the text is {seen!r}, not {wanted.strip()!r}",
+                )
                 return
 
 
@@ -141,9 +248,20 @@ def the_engine_itself_halts(route: Route) -> None:
         return
     request, free = longest(route)
     ignore, length = runs_on(free), 4 * LENGTH
-    most = len(engine_output(route, request, greedy(max_new_tokens=length, stop=StopOptions(ignore_eos=ignore))).token_ids)
-    expect(most <= length, f"max_new_tokens: the engine generates {most} tokens, and {length} were asked for")
-    few = len(engine_output(route, request, greedy(max_new_tokens=3, stop=StopOptions(ignore_eos=ignore))).token_ids)
+    most = len(
+        engine_output(
+            route, request, greedy(max_new_tokens=length, stop=StopOptions(ignore_eos=ignore))
+        ).token_ids
+    )
+    expect(
+        most <= length,
+        f"max_new_tokens: the engine generates {most} tokens, and {length} were asked for",
+    )
+    few = len(
+        engine_output(
+            route, request, greedy(max_new_tokens=3, stop=StopOptions(ignore_eos=ignore))
+        ).token_ids
+    )
     expect(few <= 3, f"max_new_tokens: the engine generates {few} tokens, and 3 were asked for")
     token = free.token_ids[len(free.token_ids) // 2]
     ways: tuple[tuple[str, StopOptions], ...] = (
@@ -152,8 +270,13 @@ def the_engine_itself_halts(route: Route) -> None:
     )
     for name, stops in ways:
         if honours(route, name) and most > LENGTH:
-            count = len(engine_output(route, request, greedy(max_new_tokens=length, stop=stops)).token_ids)
-            expect(count < most, f"{name}: the engine does not halt at the stop, and generates {count} tokens")
+            count = len(
+                engine_output(route, request, greedy(max_new_tokens=length, stop=stops)).token_ids
+            )
+            expect(
+                count < most,
+                f"{name}: the engine does not halt at the stop, and generates {count} tokens",
+            )
 
 
 def plugins_act_on_the_row(route: Route) -> None:
@@ -169,26 +292,54 @@ def plugins_act_on_the_row(route: Route) -> None:
         return scores
 
     plugins = (
-        Plugin(name="watch", start=lambda: 0, feed=lambda seen, text: (seen + len(text), len(text) if seen + len(text) >= 2 else None)),
-        Plugin(name="stopping_criteria", stopping_criteria=lambda context: lambda ids, scores: ids[:, -1] == ids[:, -1]),
+        Plugin(
+            name="watch",
+            start=lambda: 0,
+            feed=lambda seen, text: (
+                seen + len(text),
+                len(text) if seen + len(text) >= 2 else None,
+            ),
+        ),
+        Plugin(
+            name="stopping_criteria",
+            stopping_criteria=lambda context: lambda ids, scores: ids[:, -1] == ids[:, -1],
+        ),
         Plugin(name="logits_processor", logits_processor=lambda context: only_one),
     )
     for plugin in plugins:
         try:
             attached = attach(route, plugin)
         except UnsupportedPlugin as refusal:
-            expect(not honours(route, plugin.name), f"{plugin.name}: it is honoured, and attaching such a plugin is refused: {refusal}")
+            expect(
+                not honours(route, plugin.name),
+                f"{plugin.name}: it is honoured, and attaching such a plugin is refused: {refusal}",
+            )
             continue
-        expect(honours(route, plugin.name), f"{plugin.name}: it is not honoured, so attaching such a plugin is UnsupportedPlugin")
+        expect(
+            honours(route, plugin.name),
+            f"{plugin.name}: it is not honoured, so attaching such a plugin is UnsupportedPlugin",
+        )
         result = answer(attached, request, options)
         if plugin.name == "logits_processor":
-            expect(set(result.token_ids) == {forced}, f"logits_processor: the row has other tokens than {forced}, to which the plugin holds it")
+            expect(
+                set(result.token_ids) == {forced},
+                f"logits_processor: the row has other tokens than {forced}, to which the plugin"
+                " holds it",
+            )
             continue
         ended = (result.finish, result.stop, result.completion_tokens < free.completion_tokens)
-        expect(ended == (Finish.PLUGIN, plugin.name, True), f"{plugin.name}: the plugin halts the row, which ends as {result.finish} ({result.stop!r})")
+        expect(
+            ended == (Finish.PLUGIN, plugin.name, True),
+            f"{plugin.name}: the plugin halts the row, which ends as {result.finish}"
+            f" ({result.stop!r})",
+        )
         if plugin.name == "watch" and honours(route, "token_ids"):
             count = len(engine_output(attached, request, options).token_ids)
-            expect(count < free.completion_tokens, f"watch: the engine does not halt where the plugin does, and generates {count} tokens")
+            expect(
+                count < free.completion_tokens,
+                f"watch: the engine does not halt where the plugin does, and generates {count}"
+                " tokens",
+            )
 
 
 CHECKS = (

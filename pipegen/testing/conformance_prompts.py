@@ -1,6 +1,8 @@
-"""Conformance checks of the prompt: templates and their switches, token ids, images, and the limit of prompt and answer together.
+"""Conformance checks of the prompt: templates and their switches, token ids, images, and the limit
+of prompt and answer together.
 
-If a server renders, its template is unknown, so of the switches only `continue_final_message` is checked.
+If a server renders, its template is unknown, so of the switches only `continue_final_message` is
+checked.
 """
 
 from __future__ import annotations
@@ -13,16 +15,38 @@ from pipegen.core.slots import is_ok
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.drivers.scoring import scoring
-from pipegen.records.options import ChatTemplateOptions, GenerationOptions, StopOptions, VlmPreprocessOptions, resolve
+from pipegen.records.options import (
+    ChatTemplateOptions,
+    GenerationOptions,
+    StopOptions,
+    VlmPreprocessOptions,
+    resolve,
+)
 from pipegen.records.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import Finish, GenerationResult
-from pipegen.testing.ask import LENGTH, PROMPTS, answer, answers, chat, drawn_image, expect, greedy, honours, red_square, refused, refuses, same, to_all
+from pipegen.testing.ask import (
+    LENGTH,
+    PROMPTS,
+    answer,
+    answers,
+    chat,
+    drawn_image,
+    expect,
+    greedy,
+    honours,
+    red_square,
+    refused,
+    refuses,
+    same,
+    to_all,
+)
 
 __all__ = ["CHECKS"]
 
 SHOWN = (
-    "{%- for message in messages -%}[{{ message.role }}]{{ message.content if message.content is string else message.content[0].text }}[end]{%- endfor -%}"
-    "{%- if add_generation_prompt -%}[open]{%- endif -%}{%- if enable_thinking -%}[thinks]{%- endif -%}{{- word -}}"
+    "{%- for message in messages -%}[{{ message.role }}]{{ message.content if message.content is"
+    " string else message.content[0].text }}[end]{%- endfor -%}{%- if add_generation_prompt"
+    " -%}[open]{%- endif -%}{%- if enable_thinking -%}[thinks]{%- endif -%}{{- word -}}"
 )
 """A template that writes what it is given."""
 SMALL = 4096
@@ -32,10 +56,24 @@ SMALL = 4096
 def answers_depend_on_the_prompt(route: Route) -> None:
     """A prompt's ids give the same as its messages, and not all prompts get the same answer."""
     results = to_all(route, greedy())
-    expect(len({result.text for result in results}) > 1, "token_ids: all prompts get the same answer")
+    expect(
+        len({result.text for result in results}) > 1, "token_ids: all prompts get the same answer"
+    )
     if honours(route, "token_ids"):
-        by_ids = answers(run(route, [TextGenerationRequest(prompt_token_ids=result.prompt_token_ids) for result in results], greedy()))
-        expect(all(same(one, other) for one, other in zip(results, by_ids, strict=True)), "token_ids: a prompt's ids give something else than its messages")
+        by_ids = answers(
+            run(
+                route,
+                [
+                    TextGenerationRequest(prompt_token_ids=result.prompt_token_ids)
+                    for result in results
+                ],
+                greedy(),
+            )
+        )
+        expect(
+            all(same(one, other) for one, other in zip(results, by_ids, strict=True)),
+            "token_ids: a prompt's ids give something else than its messages",
+        )
 
 
 def the_template_is_used_with_its_variables(route: Route) -> None:
@@ -44,9 +82,21 @@ def the_template_is_used_with_its_variables(route: Route) -> None:
         return
     tries: tuple[tuple[str, ChatTemplateOptions, str], ...] = (
         ("template", ChatTemplateOptions(template=SHOWN), "[user]Hi[end][open]"),
-        ("template_kwargs", ChatTemplateOptions(template=SHOWN, template_kwargs={"word": "more"}), "[user]Hi[end][open]more"),
-        ("enable_thinking", ChatTemplateOptions(template=SHOWN, enable_thinking=True), "[user]Hi[end][open][thinks]"),
-        ("add_generation_prompt", ChatTemplateOptions(template=SHOWN, add_generation_prompt=False), "[user]Hi[end]"),
+        (
+            "template_kwargs",
+            ChatTemplateOptions(template=SHOWN, template_kwargs={"word": "more"}),
+            "[user]Hi[end][open]more",
+        ),
+        (
+            "enable_thinking",
+            ChatTemplateOptions(template=SHOWN, enable_thinking=True),
+            "[user]Hi[end][open][thinks]",
+        ),
+        (
+            "add_generation_prompt",
+            ChatTemplateOptions(template=SHOWN, add_generation_prompt=False),
+            "[user]Hi[end]",
+        ),
     )
     for name, options, wanted in tries:
         if honours(route, name):
@@ -58,12 +108,30 @@ def a_final_message_is_continued(route: Route) -> None:
     """The assistant's last turn is not closed."""
     if not honours(route, "continue_final_message"):
         return
-    begun = TextGenerationRequest(messages=[{"role": "user", "content": "Count."}, {"role": "assistant", "content": "One, two"}])
-    kept, closed = (answer(route, begun, greedy(max_new_tokens=1, chat=ChatTemplateOptions(continue_final_message=continued))) for continued in (True, False))
+    begun = TextGenerationRequest(
+        messages=[
+            {"role": "user", "content": "Count."},
+            {"role": "assistant", "content": "One, two"},
+        ]
+    )
+    kept, closed = (
+        answer(
+            route,
+            begun,
+            greedy(max_new_tokens=1, chat=ChatTemplateOptions(continue_final_message=continued)),
+        )
+        for continued in (True, False)
+    )
     if honours(route, "token_ids"):
-        expect((kept.prompt_text or "").endswith("One, two"), f"continue_final_message: the prompt ends with {(kept.prompt_text or '')[-20:]!r}")
+        expect(
+            (kept.prompt_text or "").endswith("One, two"),
+            f"continue_final_message: the prompt ends with {(kept.prompt_text or '')[-20:]!r}",
+        )
     else:
-        message = "continue_final_message: the prompt of a turn that goes on has as many tokens as that of one that is closed"
+        message = (
+            "continue_final_message: the prompt of a turn that goes on has as many tokens as that"
+            " of one that is closed"
+        )
         expect(kept.prompt_tokens < closed.prompt_tokens, message)
 
 
@@ -73,22 +141,44 @@ def control_tokens_are_rejected_or_allowed_where_asked(route: Route) -> None:
         return
     token, token_id = next(iter(route.engine.tokenizer.special_tokens.items()))
     ways: tuple[Literal["reject", "allow", "text"], ...] = ("reject", "allow", "text")
-    rejected, allowed, plain = (run(route, [chat(f"x{token}y")], greedy(max_new_tokens=1, chat=ChatTemplateOptions(control_tokens=rule)))[0] for rule in ways)
-    expect(not is_ok(rejected) and isinstance(rejected.failure(), InvalidRequest), f"control_tokens: {token!r} is not rejected where that was asked")
+    rejected, allowed, plain = (
+        run(
+            route,
+            [chat(f"x{token}y")],
+            greedy(max_new_tokens=1, chat=ChatTemplateOptions(control_tokens=rule)),
+        )[0]
+        for rule in ways
+    )
+    expect(
+        not is_ok(rejected) and isinstance(rejected.failure(), InvalidRequest),
+        f"control_tokens: {token!r} is not rejected where that was asked",
+    )
     more, fewer = (result.prompt_token_ids.count(token_id) for result in answers([allowed, plain]))
     expect(more > fewer, f"control_tokens: {token!r} is not the token where that is allowed")
     if honours(route, "trust"):
         turns = [("user", "Hi"), ("assistant", f"x{token}y"), ("user", "Go on.")]
-        history = TextGenerationRequest(messages=[{"role": role, "content": text} for role, text in turns])
+        history = TextGenerationRequest(
+            messages=[{"role": role, "content": text} for role, text in turns]
+        )
         trusts: tuple[tuple[Literal["assistant"], ...], ...] = (("assistant",), ())
-        rows = [answer(route, history, greedy(max_new_tokens=1, chat=ChatTemplateOptions(trust=trust))) for trust in trusts]
+        rows = [
+            answer(route, history, greedy(max_new_tokens=1, chat=ChatTemplateOptions(trust=trust)))
+            for trust in trusts
+        ]
         more, fewer = (result.prompt_token_ids.count(token_id) for result in rows)
-        expect(more > fewer, f"trust: {token!r} in an earlier answer is not the token where that answer is trusted")
+        expect(
+            more > fewer,
+            f"trust: {token!r} in an earlier answer is not the token where that answer is trusted",
+        )
 
 
 def _seen(route: Route, image: bytes, **options: Any) -> GenerationRequest:
     preprocess = VlmPreprocessOptions(**options) if options else None
-    return VlmGenerationRequest(prompt="Describe the image.", images=[image], options=GenerationOptions(preprocess=preprocess))
+    return VlmGenerationRequest(
+        prompt="Describe the image.",
+        images=[image],
+        options=GenerationOptions(preprocess=preprocess),
+    )
 
 
 def answers_depend_on_the_images(route: Route) -> None:
@@ -101,12 +191,17 @@ def answers_depend_on_the_images(route: Route) -> None:
     if not honours(route, "images"):  # some servers report it only when asked
         return
     results = answers(slots)
-    distinct = {(result.text, tuple(round(entry.logprob, 3) for entry in result.logprobs or ())) for result in results}
+    distinct = {
+        (result.text, tuple(round(entry.logprob, 3) for entry in result.logprobs or ()))
+        for result in results
+    }
     expect(len(distinct) > 1, f"images: {len(images)} different images get the same answer")
 
 
 def images_keep_to_the_budget(route: Route) -> None:
-    """On a grid model `max_pixels` shrinks, `min_pixels` enlarges, and without resizing a size that does not fit is refused."""
+    """On a grid model `max_pixels` shrinks, `min_pixels` enlarges, and without resizing a size that
+    does not fit is refused.
+    """
     if not honours(route, "images") or not honours(route, "token_ids"):
         return
 
@@ -125,20 +220,31 @@ def images_keep_to_the_budget(route: Route) -> None:
         return
     if honours(route, "max_pixels"):
         shrunk = patches(large, "max_pixels", max_pixels=64 * 64)
-        expect(shrunk is None or shrunk <= plain, f"max_pixels: {shrunk} patches of an image of 256x256 within 64x64 pixels, which take {plain}")
+        expect(
+            shrunk is None or shrunk <= plain,
+            f"max_pixels: {shrunk} patches of an image of 256x256 within 64x64 pixels, which take"
+            f" {plain}",
+        )
     if honours(route, "min_pixels"):
         grown = patches(small, "min_pixels", min_pixels=192 * 192, max_pixels=256 * 256)
-        expect(grown is None or grown >= 4 * plain, f"min_pixels: {grown} patches of an image of 64x64 with at least 192x192 pixels; {plain} without")
+        expect(
+            grown is None or grown >= 4 * plain,
+            f"min_pixels: {grown} patches of an image of 64x64 with at least 192x192 pixels;"
+            f" {plain} without",
+        )
     if honours(route, "do_resize"):
         odd = run_one(drawn_image(67, 61, 0), do_resize=False)[0]
         expect(
             not is_ok(odd) and isinstance(odd.failure(), BadImage),
-            f"do_resize: an image of 67x61 fits no grid, and is BadImage where nothing may be resized, not {odd}",
+            "do_resize: an image of 67x61 fits no grid, and is BadImage where nothing may be"
+            f" resized, not {odd}",
         )
 
 
 def what_does_not_fit_is_clipped_where_asked(route: Route) -> None:
-    """`on_overflow="clip"` lowers `max_new_tokens` to the rest of the context, and the result reports it."""
+    """`on_overflow="clip"` lowers `max_new_tokens` to the rest of the context, and the result
+    reports it.
+    """
     limit = route.engine.capabilities.context_length
     if not honours(route, "token_ids") or limit is None or not 2 * LENGTH < limit <= SMALL:
         return
@@ -147,12 +253,22 @@ def what_does_not_fit_is_clipped_where_asked(route: Route) -> None:
     stops = StopOptions(ignore_eos=True) if honours(route, "ignore_eos") else None
     slot = run(route, [long], greedy(max_new_tokens=LENGTH + 5, on_overflow="clip", stop=stops))[0]
     message = f"a prompt that leaves room for {LENGTH} of {LENGTH + 5} tokens"
-    expect(is_ok(slot), f"on_overflow: {message} is clipped, not {slot} (a short one has {len(short)} tokens)")
+    expect(
+        is_ok(slot),
+        f"on_overflow: {message} is clipped, not {slot} (a short one has {len(short)} tokens)",
+    )
     result = slot.unwrap()
     seen = (result.clipped_from, result.options.max_new_tokens)
-    expect(seen == (LENGTH + 5, LENGTH), f"on_overflow: of {message} the result says (clipped from, to) {seen}")
+    expect(
+        seen == (LENGTH + 5, LENGTH),
+        f"on_overflow: of {message} the result says (clipped from, to) {seen}",
+    )
     full = (result.finish, result.completion_tokens) == (Finish.LENGTH, LENGTH)
-    expect(full or stops is None, f"context_length: {message} gets {result.completion_tokens} of them, and ends as {result.finish}")
+    expect(
+        full or stops is None,
+        f"context_length: {message} gets {result.completion_tokens} of them, and ends as"
+        f" {result.finish}",
+    )
 
 
 def the_checkpoints_own_settings_are_taken_where_asked(route: Route) -> None:
@@ -163,11 +279,16 @@ def the_checkpoints_own_settings_are_taken_where_asked(route: Route) -> None:
     slot = run(route, [chat("Hi")], options)[0]
     if is_ok(slot):
         wanted = resolve(options, checkpoint=route.engine.generation_config)
-        expect(_chosen(slot.unwrap()) == _chosen(wanted), "use_generation_config: the result's options are not those of the checkpoint")
+        expect(
+            _chosen(slot.unwrap()) == _chosen(wanted),
+            "use_generation_config: the result's options are not those of the checkpoint",
+        )
 
 
 def prompts_have_the_log_probabilities_of_their_scores(route: Route) -> None:
-    """`prompt_logprobs` are what `pg.score` gives for the prompt's ids after the first, with an answer or without one (`max_new_tokens=0`)."""
+    """`prompt_logprobs` are what `pg.score` gives for the prompt's ids after the first, with an
+    answer or without one (`max_new_tokens=0`).
+    """
     name = "prompt_logprobs"
     if not honours(route, name):
         refuses(route, greedy(prompt_logprobs=True), name)
@@ -176,27 +297,67 @@ def prompts_have_the_log_probabilities_of_their_scores(route: Route) -> None:
         return
     requests = [chat(text) for text in PROMPTS]
     plain, noted, read = (
-        answers(run(route, requests, options)) for options in (greedy(), greedy(prompt_logprobs=True), greedy(max_new_tokens=0, prompt_logprobs=True))
+        answers(run(route, requests, options))
+        for options in (
+            greedy(),
+            greedy(prompt_logprobs=True),
+            greedy(max_new_tokens=0, prompt_logprobs=True),
+        )
     )
     ids = [result.prompt_token_ids for result in plain]
-    scored = run(scoring(route), [{"prompt_token_ids": own[:1], "continuation": own[1:]} for own in ids])
+    scored = run(
+        scoring(route), [{"prompt_token_ids": own[:1], "continuation": own[1:]} for own in ids]
+    )
     for own, slot, *results in zip(ids, scored, noted, read, strict=True):
         expect(is_ok(slot), f"{name}: the prompt cannot be scored: {slot}")
         for result in results:
             first, *others = result.prompt_logprobs or (None,)
-            expect(first is None and [one.token_id for one in others if one] == [*own[1:]], f"{name}: one for each token of the prompt but the first, in order")
-            pairs = [(one.logprob, value) for one, value in zip(others, slot.unwrap().token_logprobs, strict=True) if one]
-            expect(all(value <= 0 and abs(value - wanted) < 1e-3 for value, wanted in pairs), f"{name}: they are not the scores of the prompt's tokens")
-            expect(all(one.top and one.top[0][1] >= one.logprob for one in others if one), f"{name}: the likeliest token of each place is missing")
-    expect(all(same(one, other) for one, other in zip(plain, noted, strict=True)), f"{name}: the answers change where they are asked for")
+            expect(
+                first is None and [one.token_id for one in others if one] == [*own[1:]],
+                f"{name}: one for each token of the prompt but the first, in order",
+            )
+            pairs = [
+                (one.logprob, value)
+                for one, value in zip(others, slot.unwrap().token_logprobs, strict=True)
+                if one
+            ]
+            expect(
+                all(value <= 0 and abs(value - wanted) < 1e-3 for value, wanted in pairs),
+                f"{name}: they are not the scores of the prompt's tokens",
+            )
+            expect(
+                all(one.top and one.top[0][1] >= one.logprob for one in others if one),
+                f"{name}: the likeliest token of each place is missing",
+            )
+    expect(
+        all(same(one, other) for one, other in zip(plain, noted, strict=True)),
+        f"{name}: the answers change where they are asked for",
+    )
     for result in [*read, *answers(run(route, requests, greedy(max_new_tokens=0)))]:
-        made = (result.text, result.raw_text, result.token_ids, result.finish, result.completion_tokens)
-        expect(made == ("", "", (), Finish.LENGTH, 0), f"max_new_tokens: with 0 nothing is generated, and the row ends with LENGTH, not {made}")
+        made = (
+            result.text,
+            result.raw_text,
+            result.token_ids,
+            result.finish,
+            result.completion_tokens,
+        )
+        expect(
+            made == ("", "", (), Finish.LENGTH, 0),
+            "max_new_tokens: with 0 nothing is generated, and the row ends with LENGTH, not"
+            f" {made}",
+        )
 
 
 def _chosen(of: GenerationResult | GenerationOptions) -> tuple[Any, ...]:
     options = of.options if isinstance(of, GenerationResult) else of
-    return options.temperature, options.top_p, options.top_k, options.min_p, options.repetition_penalty, options.no_repeat_ngram_size
+    return (
+        options.temperature,
+        options.top_p,
+        options.top_k,
+        options.min_p,
+        options.repetition_penalty,
+        options.no_repeat_ngram_size,
+    )
 
 
 CHECKS = (

@@ -1,4 +1,6 @@
-"""Conformance checks of sampling. What an option must do is derived from the engine's greedy answers; each message begins with the option's name."""
+"""Conformance checks of sampling. What an option must do is derived from the engine's greedy
+answers; each message begins with the option's name.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,18 @@ from pipegen.core.functional import partition_all
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.records.results import GenerationResult
-from pipegen.testing.ask import LENGTH, PROMPTS, answers, chat, expect, full, honours, output, refused, to_all
+from pipegen.testing.ask import (
+    LENGTH,
+    PROMPTS,
+    answers,
+    chat,
+    expect,
+    full,
+    honours,
+    output,
+    refused,
+    to_all,
+)
 
 __all__ = ["CHECKS"]
 
@@ -26,7 +39,11 @@ def _greedy(route: Route, **more: Any) -> list[GenerationResult]:
 def _drawn(route: Route, temperature: float = HOT, **more: Any) -> list[GenerationResult]:
     """Each prompt with each seed, prompt by prompt; without seeds if the engine takes none."""
     seeds: Sequence[int | None] = SEEDS if honours(route, "seed") else (None,) * len(SEEDS)
-    rows = [chat(text, full(route, temperature=temperature, seed=seed, **more)) for text in PROMPTS for seed in seeds]
+    rows = [
+        chat(text, full(route, temperature=temperature, seed=seed, **more))
+        for text in PROMPTS
+        for seed in seeds
+    ]
     return answers(run(route, rows))
 
 
@@ -37,10 +54,16 @@ def _as_greedy(route: Route, drawn: Sequence[GenerationResult]) -> int:
 
 
 def _followed(route: Route, drawn: Sequence[GenerationResult]) -> float:
-    """The share of the greedy answers that the drawn ones begin with, from 0 to 1; they may part at a near tie."""
+    """The share of the greedy answers that the drawn ones begin with, from 0 to 1; they may part at
+    a near tie.
+    """
     wanted = [output(result) for result in _greedy(route) for _ in SEEDS]
     pairs = list(zip(wanted, map(output, drawn), strict=True))
-    shared = sum(1 for one, other in pairs for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    shared = sum(
+        1
+        for one, other in pairs
+        for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    )
     return shared / max(1, sum(len(one) for one in wanted))
 
 
@@ -50,9 +73,16 @@ def temperature_is_honoured(route: Route) -> None:
         return
     rows = len(PROMPTS) * len(SEEDS)
     drawn = _drawn(route)
-    expect(_as_greedy(route, drawn) < rows, f"temperature: all {rows} answers at temperature {HOT} are the greedy ones, so nothing is sampled")
+    expect(
+        _as_greedy(route, drawn) < rows,
+        f"temperature: all {rows} answers at temperature {HOT} are the greedy ones, so nothing is"
+        " sampled",
+    )
     hot, cold = _followed(route, drawn), _followed(route, _drawn(route, COLD))
-    message = f"temperature: answers follow the greedy ones for {hot:.0%} at temperature {HOT}, and for {cold:.0%} at {COLD}, so its value is ignored"
+    message = (
+        f"temperature: answers follow the greedy ones for {hot:.0%} at temperature {HOT}, and for"
+        f" {cold:.0%} at {COLD}, so its value is ignored"
+    )
     expect(cold > max(hot, 0.5), message)
 
 
@@ -61,14 +91,31 @@ def filters_leave_the_likeliest_token(route: Route) -> None:
     for name, value in (("top_k", 1), ("top_p", 0.0001), ("min_p", 1.0)):
         if not honours(route, name):
             continue
-        expect(honours(route, "temperature"), f"{name}: it is claimed without temperature, where nothing is sampled and there is nothing to narrow")
+        expect(
+            honours(route, "temperature"),
+            f"{name}: it is claimed without temperature, where nothing is sampled and there is"
+            " nothing to narrow",
+        )
         narrowed = _drawn(route, **{name: value})
         equal = _as_greedy(route, narrowed)
-        expect(equal == len(narrowed), f"{name}: with {name}={value} only {equal} of {len(narrowed)} sampled answers are the greedy ones")
+        expect(
+            equal == len(narrowed),
+            f"{name}: with {name}={value} only {equal} of {len(narrowed)} sampled answers are the"
+            " greedy ones",
+        )
     if honours(route, "allowed_token_ids") and honours(route, "token_ids"):
-        allowed = sorted({token_id for result in _greedy(route) for token_id in result.token_ids})[:3]
-        others = {token_id for result in _greedy(route, allowed_token_ids=allowed) for token_id in result.token_ids} - {*allowed}
-        expect(not others, f"allowed_token_ids: {sorted(others)} were generated, and only {allowed} are allowed")
+        allowed = sorted({token_id for result in _greedy(route) for token_id in result.token_ids})[
+            :3
+        ]
+        others = {
+            token_id
+            for result in _greedy(route, allowed_token_ids=allowed)
+            for token_id in result.token_ids
+        } - {*allowed}
+        expect(
+            not others,
+            f"allowed_token_ids: {sorted(others)} were generated, and only {allowed} are allowed",
+        )
 
 
 def seeds_draw_apart(route: Route) -> None:
@@ -87,26 +134,47 @@ def samples_are_drawn_apart(route: Route) -> None:
         hot["seed"] = 1
     results = to_all(route, full(route, samples=3, **hot))
     for result in results:
-        expect(len(result.completions) == 3 and all(answers(result.completions)), f"samples: {len(result.completions)} completions, and 3 were asked for")
+        expect(
+            len(result.completions) == 3 and all(answers(result.completions)),
+            f"samples: {len(result.completions)} completions, and 3 were asked for",
+        )
     if hot:
-        expect(any(len({output(sample) for sample in result.samples}) > 1 for result in results), "samples: the samples of each prompt are all equal")
+        expect(
+            any(len({output(sample) for sample in result.samples}) > 1 for result in results),
+            "samples: the samples of each prompt are all equal",
+        )
 
 
 def penalties_count_what_was_written(route: Route) -> None:
     """Each penalty changes answers; with logprobs, each token is the best one after the penalty."""
-    for name, value in (("repetition_penalty", 2.0), ("presence_penalty", 2.0), ("frequency_penalty", 2.0)):
+    for name, value in (
+        ("repetition_penalty", 2.0),
+        ("presence_penalty", 2.0),
+        ("frequency_penalty", 2.0),
+    ):
         if not honours(route, name):
             continue
-        changed = [output(result) for result in _greedy(route, **{name: value})] != [output(result) for result in _greedy(route)]
-        if not changed and honours(route, "temperature"):  # a model may be too sure of its greedy answers to change them
-            changed = [output(result) for result in _drawn(route, **{name: value})] != [output(result) for result in _drawn(route)]
+        changed = [output(result) for result in _greedy(route, **{name: value})] != [
+            output(result) for result in _greedy(route)
+        ]
+        # a model may be too sure of its greedy answers to change them
+        if not changed and honours(route, "temperature"):
+            changed = [output(result) for result in _drawn(route, **{name: value})] != [
+                output(result) for result in _drawn(route)
+            ]
         expect(changed, f"{name}: no answer changes with {name}={value}")
-        if name != "repetition_penalty" and honours(route, "top_logprobs") and honours(route, "token_ids"):
+        if (
+            name != "repetition_penalty"
+            and honours(route, "top_logprobs")
+            and honours(route, "token_ids")
+        ):
             _penalised(route, name, value)
 
 
 def _penalised(route: Route, name: str, value: float) -> None:
-    """Logprobs are before penalties, so the effect of a subtracted penalty is known. (That of a division depends on the logits.)"""
+    """Logprobs are before penalties, so the effect of a subtracted penalty is known. (That of a
+    division depends on the logits.)
+    """
     options = full(route, logprobs=True, top_logprobs=20, **{name: value})
     slots = run(route, [chat(text) for text in PROMPTS], options)
     if any(refused(slot, "logprobs") for slot in slots):
@@ -121,7 +189,10 @@ def _penalised(route: Route, name: str, value: float) -> None:
                 return logprob - value * (count if name == "frequency_penalty" else min(count, 1))
 
             best = max(after(token_id, logprob) for token_id, logprob in entry.top)
-            expect(after(entry.token_id, entry.logprob) > best - 0.01, f"{name}: token {step} is not the likeliest one after {name}={value}")
+            expect(
+                after(entry.token_id, entry.logprob) > best - 0.01,
+                f"{name}: token {step} is not the likeliest one after {name}={value}",
+            )
 
 
 def no_sequence_of_tokens_comes_twice(route: Route) -> None:
@@ -131,8 +202,14 @@ def no_sequence_of_tokens_comes_twice(route: Route) -> None:
         return
     for size in (1, 2):
         for result in _greedy(route, **{name: size}):
-            found = [result.token_ids[start : start + size] for start in range(len(result.token_ids) + 1 - size)]
-            expect(len(set(found)) == len(found), f"{name}: a sequence of {size} comes twice within {LENGTH} tokens")
+            found = [
+                result.token_ids[start : start + size]
+                for start in range(len(result.token_ids) + 1 - size)
+            ]
+            expect(
+                len(set(found)) == len(found),
+                f"{name}: a sequence of {size} comes twice within {LENGTH} tokens",
+            )
 
 
 CHECKS = (

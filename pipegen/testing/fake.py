@@ -2,7 +2,11 @@
 
 >>> import pipegen as pg
 >>> engine = FakeEngine("Hello STOP and more")
->>> slot = pg.run(pg.route(engine), [{"prompt": "Hi"}], pg.GenerationOptions(stop=pg.StopOptions(stop=("STOP",))))[0]
+>>> slot = pg.run(
+...     pg.route(engine),
+...     [{"prompt": "Hi"}],
+...     pg.GenerationOptions(stop=pg.StopOptions(stop=("STOP",))),
+... )[0]
 >>> slot.unwrap().text, slot.unwrap().finish.value, len(engine.calls)
 ('Hello ', 'stop_string', 1)
 """
@@ -44,15 +48,28 @@ class ToyRenderer:
         self.renders = 0
         self.template: str | None = "<think> toy" if thinking else "toy"
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]], template: str | None, variables: Mapping[str, Any]) -> str:
-        """One `<|im_start|>role\\ncontent<|im_end|>\\n` for each message; an image is `<|image_pad|>`. Tools and their calls are written as JSON."""
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]],
+        template: str | None,
+        variables: Mapping[str, Any],
+    ) -> str:
+        """One `<|im_start|>role\\ncontent<|im_end|>\\n` for each message; an image is
+        `<|image_pad|>`. Tools and their calls are written as JSON.
+        """
         self.renders += 1
         if self.raises is not None:
             raise self.raises
         turns = [f"<|im_start|>system\n{json.dumps(list(tools))}<|im_end|>\n"] if tools else []
         for message in messages:
             content = message["content"] or ""
-            text = content if isinstance(content, str) else "".join(part.get("text", "<|image_pad|>") for part in content)
+            text = (
+                content
+                if isinstance(content, str)
+                else "".join(part.get("text", "<|image_pad|>") for part in content)
+            )
             calls = json.dumps(message["tool_calls"]) if message.get("tool_calls") else ""
             turns.append(f"<|im_start|>{message['role']}\n{text}{calls}<|im_end|>\n")
         if variables.get("continue_final_message"):
@@ -67,13 +84,15 @@ class ToyRenderer:
 class FakeEngine:
     """A scripted engine with the toy tokenizer.
 
-    script: the text of every row, or a function from the encoded prompt to token ids, a text or an error. A row that ends without an end token such as
+    script: the text of every row, or a function from the encoded prompt to token ids, a text or an
+    error. A row that ends without an end token such as
         `<|im_end|>` is `ABORTED`.
     server_side_stops: False generates past stops and end tokens.
     fault: raised by every call.
     answers: the number of outputs of a call, to break the contract.
 
-    `calls` logs the inputs of each call, `scored` those of each call that scores, `closed` counts releases.
+    `calls` logs the inputs of each call, `scored` those of each call that scores, `closed` counts
+    releases.
     """
 
     def __init__(
@@ -93,11 +112,19 @@ class FakeEngine:
         answers: int | None = None,
     ) -> None:
         self.identity = f"fake {name}"
-        self.name, self.script, self.server_side_stops, self.fault, self.answers = name, script, server_side_stops, fault, answers
+        self.name, self.script, self.server_side_stops, self.fault, self.answers = (
+            name,
+            script,
+            server_side_stops,
+            fault,
+            answers,
+        )
         self.tokenizer = tokenizer or ToyTokenizer()
         self.renderer = renderer or ToyRenderer()
         limits: dict[str, Any] = {"context_length": context_length, "max_images": max_images}
-        self.capabilities = Capabilities(engine=name, honours=honours, reason="the toy model is text-only", **limits)
+        self.capabilities = Capabilities(
+            engine=name, honours=honours, reason="the toy model is text-only", **limits
+        )
         self.eos_token_ids = tuple(self.tokenizer.special_tokens[token] for token in eos_tokens)
         self.generation_config = immutabledict(generation_config)
         self.bos_token: str | None = None
@@ -111,14 +138,25 @@ class FakeEngine:
         output = self.script if isinstance(self.script, str) else self.script(encoded)
         if isinstance(output, GenerationError):
             return Failure(output)
-        ids = (self.tokenizer.encode(output) if isinstance(output, str) else tuple(output))[: encoded.options.max_new_tokens]
+        ids = (self.tokenizer.encode(output) if isinstance(output, str) else tuple(output))[
+            : encoded.options.max_new_tokens
+        ]
         if not self.server_side_stops:
             return Success(Raw(encoded=encoded, token_ids=ids))
-        row = RowDecoder(encoded.options, self.tokenizer, self.eos_token_ids, self.plugins if encoded.watched else ())
+        row = RowDecoder(
+            encoded.options,
+            self.tokenizer,
+            self.eos_token_ids,
+            self.plugins if encoded.watched else (),
+        )
         row.take(ids)
         if row.finish is None:
             row.close(aborted=True)
-        return Success(Raw(encoded=encoded, token_ids=ids[: row.count], ending=row.ending)) if row.failure is None else Failure(row.failure)
+        return (
+            Success(Raw(encoded=encoded, token_ids=ids[: row.count], ending=row.ending))
+            if row.failure is None
+            else Failure(row.failure)
+        )
 
     def generate(self, inputs: Sequence[Encoded]) -> Sequence[Slot[Raw]]:
         """The script's rows; logs the call."""
@@ -129,12 +167,16 @@ class FakeEngine:
         return slots if self.answers is None else (slots * (self.answers + 1))[: self.answers]
 
     def stream(self, inputs: Sequence[Encoded]) -> Iterator[TokensMade | RowDone]:
-        """The same rows, a token of each in turn; a `CallFailed` fault comes after the first token of each."""
+        """The same rows, a token of each in turn; a `CallFailed` fault comes after the first token
+        of each.
+        """
         self.calls.append(tuple(inputs))
         if self.fault is not None and not isinstance(self.fault, CallFailed):
             raise self.fault
         slots = [self._made(encoded) for encoded in inputs]
-        for step in range(max((len(slot.unwrap().token_ids) for slot in slots if is_ok(slot)), default=0)):
+        for step in range(
+            max((len(slot.unwrap().token_ids) for slot in slots if is_ok(slot)), default=0)
+        ):
             for row, slot in enumerate(slots):
                 if is_ok(slot) and step < len(slot.unwrap().token_ids):
                     yield TokensMade(row=row, token_ids=slot.unwrap().token_ids[step : step + 1])
@@ -148,7 +190,8 @@ class FakeEngine:
         return self.capabilities.context_length
 
     def score(self, inputs: Sequence[Continued]) -> Sequence[Slot[TokenScores]]:
-        """Each token has the log probability -1 - id / 1000, and is greedy where its id is even; else the id before is likelier, with -0.5.
+        """Each token has the log probability -1 - id / 1000, and is greedy where its id is even;
+        else the id before is likelier, with -0.5.
 
         Logs the call in `scored`, and fails as `generate` does.
         """
@@ -158,16 +201,34 @@ class FakeEngine:
         made: list[Slot[TokenScores]] = []
         for row in inputs:
             logprobs = tuple([-1 - number / 1000 for number in row.continuation])
-            likeliest = tuple([(number - 1, -0.5) if number % 2 else (number, own) for number, own in zip(row.continuation, logprobs, strict=True)])
+            likeliest = tuple(
+                [
+                    (number - 1, -0.5) if number % 2 else (number, own)
+                    for number, own in zip(row.continuation, logprobs, strict=True)
+                ]
+            )
             made.append(Success(TokenScores(continued=row, logprobs=logprobs, likeliest=likeliest)))
         return made if self.answers is None else (made * (self.answers + 1))[: self.answers]
 
-    def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
-        """Any bytes are an image of one black pixel and three tokens, unless they begin with `broken`."""
+    def prepare_image(
+        self, source: ImageSource, options: VlmPreprocessOptions, index: int
+    ) -> Slot[PreparedImage]:
+        """Any bytes are an image of one black pixel and three tokens, unless they begin with
+        `broken`.
+        """
         data = source.data or b""
         if data.startswith(b"broken"):
             return Failure(BadImage(index))
-        return Success(PreparedImage(width=1, height=1, rgb=bytes(3), digest=hashlib.sha256(data).hexdigest(), grid=(1, 2, 6), tokens=3))
+        return Success(
+            PreparedImage(
+                width=1,
+                height=1,
+                rgb=bytes(3),
+                digest=hashlib.sha256(data).hexdigest(),
+                grid=(1, 2, 6),
+                tokens=3,
+            )
+        )
 
     def with_plugin(self, plugin: Plugin) -> FakeEngine:
         """A copy that shares the log of calls."""

@@ -1,7 +1,9 @@
-"""A server that fails on demand, on loopback, with a part of the protocols of vLLM, SGLang and chat completions.
+"""A server that fails on demand, on loopback, with a part of the protocols of vLLM, SGLang and chat
+completions.
 
-It answers with the prompt's ids reversed, so each answer shows its prompt. Which call fails, and how, depends on the seed, the prompt and the number of
-calls with that prompt, not on the order of requests.
+It answers with the prompt's ids reversed, so each answer shows its prompt. Which call fails, and
+how, depends on the seed, the prompt and the number of calls with that prompt, not on the order of
+requests.
 
     with FaultyServer(share=0.2, seed=1) as server:
         route = pg.backends.vllm_server("embedded", base_url=server.url)
@@ -22,8 +24,22 @@ from pipegen.testing.hostile import HOSTILE, respond
 
 __all__ = ["FAULTS", "HOSTILE", "SAFE", "FaultyServer"]
 
-FAULTS = ("reset", "stall", "slow", "429", "500", "503", "cut", "short", "choices", "garbage", "noise")
-"""How a call may fail: a reset, silence, a slow first byte, a status, a cut answer, a short body, a wrong number of choices, not JSON, not HTTP."""
+FAULTS = (
+    "reset",
+    "stall",
+    "slow",
+    "429",
+    "500",
+    "503",
+    "cut",
+    "short",
+    "choices",
+    "garbage",
+    "noise",
+)
+"""How a call may fail: a reset, silence, a slow first byte, a status, a cut answer, a short body, a
+wrong number of choices, not JSON, not HTTP.
+"""
 SAFE = ("reset", "429", "503", "cut", "short", "choices", "garbage", "noise", "slow")
 """Those after which a client may ask again without a timeout; `slow` answers in the end."""
 EOS = 257
@@ -39,8 +55,8 @@ class FaultyServer:
     without: paths that do not exist.
     answers: a status and an answer for further paths.
 
-    `asked` counts calls by prompt, `answered` complete answers by prompt, `failed` faults by kind, `left` clients that left before the answer; `aborted` has
-    the names of aborted requests.
+    `asked` counts calls by prompt, `answered` complete answers by prompt, `failed` faults by kind,
+    `left` clients that left before the answer; `aborted` has the names of aborted requests.
     """
 
     def __init__(
@@ -55,7 +71,14 @@ class FaultyServer:
         without: Sequence[str] = (),
         answers: Mapping[str, tuple[int, Any]] | None = None,
     ) -> None:
-        self.share, self.seed, self.kinds, self.reply, self.limit, self.retry_after = share, seed, tuple(kinds), reply, limit, retry_after
+        self.share, self.seed, self.kinds, self.reply, self.limit, self.retry_after = (
+            share,
+            seed,
+            tuple(kinds),
+            reply,
+            limit,
+            retry_after,
+        )
         self.without, self.answers = tuple(without), dict(answers or {})
         self.models = True
         self.url = ""
@@ -72,7 +95,9 @@ class FaultyServer:
 
     def __enter__(self) -> Self:
         started = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(started)), name="faulty-server", daemon=True)
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._serve(started)), name="faulty-server", daemon=True
+        )
         self._thread.start()
         started.wait()
         return self
@@ -92,7 +117,8 @@ class FaultyServer:
             writers.discard(writer)
 
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writers.add(writer)  # before its task has begun: a task that is cancelled before that closes nothing
+            # before its task has begun: a task that is cancelled before that closes nothing
+            writers.add(writer)
             tasks.add(task := loop.create_task(connected(reader, writer)))
             task.add_done_callback(tasks.discard)
 
@@ -126,7 +152,14 @@ class FaultyServer:
         """One request and its answer; whether the connection stays."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         path = head[0].split(" ")[1]
-        length = next((int(line.split(":")[1]) for line in head if line.lower().startswith("content-length:")), 0)
+        length = next(
+            (
+                int(line.split(":")[1])
+                for line in head
+                if line.lower().startswith("content-length:")
+            ),
+            0,
+        )
         body = json.loads(await reader.readexactly(length)) if length else {}
         self.paths[path] += 1
         if path in self.without:
@@ -138,7 +171,12 @@ class FaultyServer:
             return True
         if self.keeps_bodies:
             self.bodies.append(body)
-        prompt = tuple(body.get("token_ids") or body.get("input_ids") or body.get("prompt") or map(ord, _text_of(body["messages"][-1]["content"])))
+        prompt = tuple(
+            body.get("token_ids")
+            or body.get("input_ids")
+            or body.get("prompt")
+            or map(ord, _text_of(body["messages"][-1]["content"]))
+        )
         self.asked[prompt] += 1
         fault = self._fault(prompt, self.asked[prompt])
         if fault:
@@ -153,7 +191,11 @@ class FaultyServer:
             return self.answers[path]
         if path == "/v1/models" and self.models:
             return 200, {"data": [{"id": "toy", "max_model_len": self.limit}]}
-        return (200, {"version": "0"}) if path in ("/version", "/server_info", "/model_info") else (503, {"detail": "not here"})
+        return (
+            (200, {"version": "0"})
+            if path in ("/version", "/server_info", "/model_info")
+            else (503, {"detail": "not here"})
+        )
 
     def _fault(self, prompt: tuple[int, ...], attempt: int) -> str:
         drawn = hashlib.sha256(f"{self.seed}/{prompt}/{attempt}".encode()).digest()
@@ -162,7 +204,13 @@ class FaultyServer:
         return self.kinds[drawn[4] % len(self.kinds)]
 
     async def _respond(
-        self, fault: str, path: str, body: Mapping[str, Any], prompt: tuple[int, ...], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        fault: str,
+        path: str,
+        body: Mapping[str, Any],
+        prompt: tuple[int, ...],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> bool:
         if fault == "reset":
             writer.transport.abort()
@@ -175,7 +223,13 @@ class FaultyServer:
             writer.write(b"\x00\x01 this is no HTTP \xff\r\n\r\n")
             return False
         if fault.isdigit():
-            writer.write(_http(int(fault), b'{"error":{"message":"out of order"}}', f"Retry-After: {self.retry_after}\r\n" if fault != "500" else ""))
+            writer.write(
+                _http(
+                    int(fault),
+                    b'{"error":{"message":"out of order"}}',
+                    f"Retry-After: {self.retry_after}\r\n" if fault != "500" else "",
+                )
+            )
             return True
         params = body.get("sampling_params", body)
         most = params.get("max_tokens") or params.get("max_new_tokens") or 16
@@ -186,8 +240,17 @@ class FaultyServer:
         ids, finish = (reply[:most], "length") if len(reply) > most else (reply, "stop")
         if fault in HOSTILE:
             last = None if fault == "flood" else finish
-            events = [_event(path, ids[:count], last if count == len(ids) else None) for count in range(1, len(ids) + 1)]
-            await respond(fault, events, _answer(path, ids, finish, prompt, wrong=False), writer, stream=bool(body.get("stream")))
+            events = [
+                _event(path, ids[:count], last if count == len(ids) else None)
+                for count in range(1, len(ids) + 1)
+            ]
+            await respond(
+                fault,
+                events,
+                _answer(path, ids, finish, prompt, wrong=False),
+                writer,
+                stream=bool(body.get("stream")),
+            )
             return False
         if body.get("stream"):
             return await self._stream(fault, path, ids, finish, prompt, writer)
@@ -195,7 +258,11 @@ class FaultyServer:
         if fault == "garbage":
             whole = b"<html>" + bytes(range(128, 200))
         if fault in ("cut", "short"):
-            writer.write(_http(200, whole, length=len(whole) if fault == "short" else len(whole) // 2)[: -len(whole) // 2])
+            writer.write(
+                _http(200, whole, length=len(whole) if fault == "short" else len(whole) // 2)[
+                    : -len(whole) // 2
+                ]
+            )
             return False
         if fault in ("", "slow"):
             self.answered[prompt] += 1
@@ -208,8 +275,18 @@ class FaultyServer:
         self.left += 1
         return False
 
-    async def _stream(self, fault: str, path: str, ids: list[int], finish: str, prompt: tuple[int, ...], writer: asyncio.StreamWriter) -> bool:
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
+    async def _stream(
+        self,
+        fault: str,
+        path: str,
+        ids: list[int],
+        finish: str,
+        prompt: tuple[int, ...],
+        writer: asyncio.StreamWriter,
+    ) -> bool:
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+        )
         if fault == "garbage":
             writer.write(b"data: {garbage\n\n")
             return False
@@ -220,7 +297,13 @@ class FaultyServer:
             if fault in ("cut", "short") and count * 2 >= len(ids):
                 writer.write(b'data: {"choi' if fault == "cut" else b"")
                 return False
-            writer.write(b"data: " + json.dumps(_event(path, ids[:count], finish if count == len(ids) else None)).encode() + b"\n\n")
+            writer.write(
+                b"data: "
+                + json.dumps(
+                    _event(path, ids[:count], finish if count == len(ids) else None)
+                ).encode()
+                + b"\n\n"
+            )
             await writer.drain()
         writer.write(b"data: [DONE]\n\n")
         self.answered[prompt] += 1
@@ -231,33 +314,64 @@ _GENERATING = ("/inference/v1/generate", "/generate", "/v1/completions", "/v1/ch
 
 
 def _http(status: int, body: bytes, more: str = "", *, length: int | None = None) -> bytes:
-    head = f"HTTP/1.1 {status} Said\r\nContent-Type: application/json\r\nContent-Length: {len(body) if length is None else length}\r\n{more}\r\n"
+    head = (
+        f"HTTP/1.1 {status} Said\r\nContent-Type: application/json\r\nContent-Length:"
+        f" {len(body) if length is None else length}\r\n{more}\r\n"
+    )
     return head.encode() + body
 
 
 def _text_of(content: Any) -> str:
     """The text of a message; images say nothing."""
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    return (
+        content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    )
 
 
 def _text(ids: Sequence[int]) -> str:
     return "".join(chr(number) for number in ids if number != EOS)
 
 
-def _answer(path: str, ids: Sequence[int], finish: str, prompt: Sequence[int], *, wrong: bool) -> Any:
+def _answer(
+    path: str, ids: Sequence[int], finish: str, prompt: Sequence[int], *, wrong: bool
+) -> Any:
     """A whole answer; a wrong one has one completion too many."""
     if path == "/generate":
         one = _event(path, ids, finish)
         return [one, one] if wrong else one
-    message = {"message": {"content": _text(ids)}} if path.endswith("chat/completions") else {"token_ids": ids}
-    choices = [{"index": index, "finish_reason": finish, **message} for index in range(2 if wrong else 1)]
-    return {"choices": choices, "usage": {"prompt_tokens": len(prompt), "completion_tokens": len(ids)}}
+    message = (
+        {"message": {"content": _text(ids)}}
+        if path.endswith("chat/completions")
+        else {"token_ids": ids}
+    )
+    choices = [
+        {"index": index, "finish_reason": finish, **message} for index in range(2 if wrong else 1)
+    ]
+    return {
+        "choices": choices,
+        "usage": {"prompt_tokens": len(prompt), "completion_tokens": len(ids)},
+    }
 
 
 def _event(path: str, ids: Sequence[int], finish: str | None) -> Any:
     """One event of a stream, for the last of these ids; SGLang's hold all of them."""
     if path == "/generate":
-        reason = None if finish is None else {"type": finish, "matched": ids[-1]} if finish == "stop" else {"type": finish, "length": len(ids)}
-        return {"output_ids": list(ids), "meta_info": {"finish_reason": reason, "completion_tokens": len(ids)}}
-    delta = {"delta": {"content": _text(ids[-1:])}} if path.endswith("chat/completions") else {"token_ids": list(ids[-1:])}
+        reason = (
+            None
+            if finish is None
+            else (
+                {"type": finish, "matched": ids[-1]}
+                if finish == "stop"
+                else {"type": finish, "length": len(ids)}
+            )
+        )
+        return {
+            "output_ids": list(ids),
+            "meta_info": {"finish_reason": reason, "completion_tokens": len(ids)},
+        }
+    delta = (
+        {"delta": {"content": _text(ids[-1:])}}
+        if path.endswith("chat/completions")
+        else {"token_ids": list(ids[-1:])}
+    )
     return {"choices": [{"index": 0, "finish_reason": finish, **delta}]}

@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 
 __all__ = ["BROKEN", "COLOURS", "corners", "four_corners", "image_file", "png_announcing"]
 
-COLOURS: Mapping[str, tuple[int, int, int]] = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "white": (255, 255, 255)}
+COLOURS: Mapping[str, tuple[int, int, int]] = {
+    "red": (255, 0, 0),
+    "green": (0, 255, 0),
+    "blue": (0, 0, 255),
+    "white": (255, 255, 255),
+}
 """The colours of the corners: top left, top right, bottom left, bottom right."""
 _INVERSE = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}
 """EXIF orientation -> the `PIL.Image.Transpose` that a camera held so has applied."""
@@ -35,27 +40,58 @@ def four_corners(width: int = 48, height: int = 32, mode: str = "RGB") -> Image.
     image = Image.new("RGB", (width, height))
     left, top = max(1, width // 2), max(1, height // 2)
     for position, colour in enumerate(COLOURS.values()):
-        image.paste(colour, (left if position % 2 else 0, top if position > 1 else 0, width if position % 2 else left, height if position > 1 else top))
+        image.paste(
+            colour,
+            (
+                left if position % 2 else 0,
+                top if position > 1 else 0,
+                width if position % 2 else left,
+                height if position > 1 else top,
+            ),
+        )
     return image.convert(mode)
 
 
 def corners(image: Image.Image) -> tuple[str, ...]:
-    """The names of the colours nearest to an image's corners: top left, top right, bottom left, bottom right."""
+    """The names of the colours nearest to an image's corners: top left, top right, bottom left,
+    bottom right.
+    """
     width, height = image.size
     names = []
     for corner in ((0, 0), (width - 1, 0), (0, height - 1), (width - 1, height - 1)):
         seen: Any = image.getpixel(corner)
-        names.append(min(COLOURS, key=lambda name: sum((a - b) ** 2 for a, b in zip(COLOURS[name], seen, strict=True))))
+        names.append(
+            min(
+                COLOURS,
+                key=lambda name: sum(
+                    (a - b) ** 2 for a, b in zip(COLOURS[name], seen, strict=True)
+                ),
+            )
+        )
     return tuple(names)
 
 
-def image_file(file_format: str = "PNG", *, width: int = 48, height: int = 32, mode: str = "RGB", orientation: int | None = None, **save: Any) -> bytes:
-    """The bytes of an image file of `four_corners`, `width` x `height` when upright; with `orientation` it is stored turned, with the EXIF tag."""
+def image_file(
+    file_format: str = "PNG",
+    *,
+    width: int = 48,
+    height: int = 32,
+    mode: str = "RGB",
+    orientation: int | None = None,
+    **save: Any,
+) -> bytes:
+    """The bytes of an image file of `four_corners`, `width` x `height` when upright; with
+    `orientation` it is stored turned, with the EXIF tag.
+    """
     from PIL import Image
 
     image = four_corners(width, height, mode)
     if orientation is not None:
-        image = image.transpose(Image.Transpose(_INVERSE[orientation])) if orientation in _INVERSE else image
+        image = (
+            image.transpose(Image.Transpose(_INVERSE[orientation]))
+            if orientation in _INVERSE
+            else image
+        )
         exif = Image.Exif()
         exif[0x0112] = orientation
         save["exif"] = exif
@@ -89,7 +125,9 @@ BROKEN: Mapping[str, Callable[[], bytes]] = {
     "a truncated GIF": lambda: image_file("GIF")[:-30],
     "a PNG of 0x0": lambda: png_announcing(0, 0),
     "a PNG announcing 100000x100000": lambda: png_announcing(100_000, 100_000),
-    "PostScript": lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n",
+    "PostScript": lambda: (
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n"
+    ),
     "a PDF": lambda: b"%PDF-1.4\n1 0 obj<</Type/Catalog>>endobj\ntrailer<</Root 1 0 R>>\n%%EOF",
     "levels beyond 255": _float_tiff,
 }

@@ -1,4 +1,5 @@
-"""Compare two routes over one checkpoint: seeded requests of every kind, and a summary of where the results differ.
+"""Compare two routes over one checkpoint: seeded requests of every kind, and a summary of where the
+results differ.
 
     requests = mixed_requests("my engine", 60)
     line, equal = report(requests, run(safe, requests), run(mine, requests))
@@ -24,14 +25,42 @@ __all__ = ["SIZES", "chat_requests", "mixed_requests", "report"]
 
 SIZES = ((64, 64), (48, 32), (100, 70), (33, 130), (160, 96))
 """Width and height of the images."""
-_PLAIN = ("List", "the", "months", "Count from 1 to 12.", "Привет, мир", "日本語のテキスト", "שלום", "🎈🎉", "é à ü", "x = {1: [2]}")
+_PLAIN = (
+    "List",
+    "the",
+    "months",
+    "Count from 1 to 12.",
+    "Привет, мир",
+    "日本語のテキスト",
+    "שלום",
+    "🎈🎉",
+    "é à ü",
+    "x = {1: [2]}",
+)
 _HOSTILE = ("\n\n", "<think>", "[INST]", "<|im_end|>")
 _WORDS = (*_PLAIN[:9], _HOSTILE[0], _PLAIN[9], *_HOSTILE[1:])
-_STOPS = (",", ", ", "\n", "e", "a", "an", "the", "3", "Mar", "ch, A", "|", "🎈", "<|im_end|>", "</s>", " ")
+_STOPS = (
+    ",",
+    ", ",
+    "\n",
+    "e",
+    "a",
+    "an",
+    "the",
+    "3",
+    "Mar",
+    "ch, A",
+    "|",
+    "🎈",
+    "<|im_end|>",
+    "</s>",
+    " ",
+)
 
 
 def mixed_requests(seed: str, count: int, *, images: bool = False) -> list[GenerationRequest]:
-    """Greedy requests: text, one and two images, stops of every kind, penalties, look-alikes of control tokens, many scripts and lengths.
+    """Greedy requests: text, one and two images, stops of every kind, penalties, look-alikes of
+    control tokens, many scripts and lengths.
 
     >>> [type(request).__name__ for request in mixed_requests("a", 2)]
     ['TextGenerationRequest', 'TextGenerationRequest']
@@ -51,7 +80,9 @@ def mixed_requests(seed: str, count: int, *, images: bool = False) -> list[Gener
                 stop_token_ids=tuple(draw.sample(range(300), k=draw.choice((0, 0, 0, 20)))),
                 ignore_eos=draw.random() < 0.5,
             ),
-            decode=DecodeOptions(skip_special_tokens=draw.random() < 0.7, strip_whitespace=draw.random() < 0.3),
+            decode=DecodeOptions(
+                skip_special_tokens=draw.random() < 0.7, strip_whitespace=draw.random() < 0.3
+            ),
         )
         how_many = draw.choice((0, 1, 2)) if images else 0
         if number % 7 == 6:
@@ -61,32 +92,51 @@ def mixed_requests(seed: str, count: int, *, images: bool = False) -> list[Gener
     return requests
 
 
-def chat_requests(seed: str, count: int, options: GenerationOptions, *, images: bool = False) -> list[GenerationRequest]:
-    """Conversations without look-alikes of control tokens, each with these options and its own length; also for servers that render."""
+def chat_requests(
+    seed: str, count: int, options: GenerationOptions, *, images: bool = False
+) -> list[GenerationRequest]:
+    """Conversations without look-alikes of control tokens, each with these options and its own
+    length; also for servers that render.
+    """
     draw = random.Random(seed)  # noqa: S311  # for tests
     requests: list[GenerationRequest] = []
     for number in range(count):
         text = " ".join(draw.choices(_PLAIN, k=draw.choice((1, 2, 5, 20))))
         own = dataclasses.replace(options, max_new_tokens=draw.choice((1, 2, 7, 24, 40)))
-        requests.append(_request(str(number), text, draw.choice((0, 1, 2)) if images else 0, own, draw))
+        requests.append(
+            _request(str(number), text, draw.choice((0, 1, 2)) if images else 0, own, draw)
+        )
     return requests
 
 
-def _request(name: str, text: str, images: int, options: GenerationOptions, draw: random.Random) -> GenerationRequest:
+def _request(
+    name: str, text: str, images: int, options: GenerationOptions, draw: random.Random
+) -> GenerationRequest:
     parts: list[dict[str, Any]] = [{"type": "text", "text": text}]
     for _ in range(images):
         width, height = draw.choice(SIZES)
-        parts.insert(draw.randrange(len(parts) + 1), {"type": "image", "image": image_file(width=width, height=height)})
+        parts.insert(
+            draw.randrange(len(parts) + 1),
+            {"type": "image", "image": image_file(width=width, height=height)},
+        )
     kind = VlmGenerationRequest if images else TextGenerationRequest
-    return kind(id=name, messages=[{"role": "user", "content": parts if images else text}], options=options)
+    return kind(
+        id=name, messages=[{"role": "user", "content": parts if images else text}], options=options
+    )
 
 
 def report(
-    requests: Sequence[GenerationRequest], wanted: Sequence[Slot[GenerationResult]], found: Sequence[Slot[GenerationResult]]
+    requests: Sequence[GenerationRequest],
+    wanted: Sequence[Slot[GenerationResult]],
+    found: Sequence[Slot[GenerationResult]],
 ) -> tuple[dict[str, int], list[Compared], str]:
-    """The counts of `pipegen.report.diff.summary`, the results that differ, and how the wanted ones ended."""
+    """The counts of `pipegen.report.diff.summary`, the results that differ, and how the wanted ones
+    ended.
+    """
     ids = [str(request.id) for request in requests]
-    compared = list(compare(dict(zip(ids, wanted, strict=True)), dict(zip(ids, found, strict=True))))
+    compared = list(
+        compare(dict(zip(ids, wanted, strict=True)), dict(zip(ids, found, strict=True)))
+    )
     ended = sorted({slot.unwrap().finish.value for slot in wanted if is_ok(slot)})
     failed = sum(not is_ok(slot) for slot in wanted)
     line = f"finishes: {', '.join(ended)}" + (f"; failed on both: {failed}" if failed else "")

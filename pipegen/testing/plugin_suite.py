@@ -7,7 +7,11 @@ Each check raises `AssertionError`, which says what was expected and what was se
 
 >>> from pipegen.engines.plugin import Plugin
 >>> check_plugin(Plugin(name="shout", trim=str.upper))
->>> at_the_end = Plugin(name="at_the_end", start=lambda: None, feed=lambda state, text: (state, len(text) if "b" in text else None))
+>>> at_the_end = Plugin(
+...     name="at_the_end",
+...     start=lambda: None,
+...     feed=lambda state, text: (state, len(text) if "b" in text else None),
+... )
 >>> check_plugin(at_the_end, texts=["abc"])
 Traceback (most recent call last):
 ...
@@ -43,8 +47,12 @@ AWKWARD_TEXTS = (
 """Texts that a model may write: empty, blank, not ASCII, broken, and several kinds of JSON."""
 
 
-def check_plugin(plugin: Plugin, texts: Iterable[str] = AWKWARD_TEXTS, *, context: RowContext | None = None) -> None:
-    """Run every check that applies to the plugin, on each of the texts. `context` is passed to its hooks."""
+def check_plugin(
+    plugin: Plugin, texts: Iterable[str] = AWKWARD_TEXTS, *, context: RowContext | None = None
+) -> None:
+    """Run every check that applies to the plugin, on each of the texts. `context` is passed to its
+    hooks.
+    """
     for text in texts:
         check_watch(plugin, text)
         check_trim(plugin, text)
@@ -52,13 +60,18 @@ def check_plugin(plugin: Plugin, texts: Iterable[str] = AWKWARD_TEXTS, *, contex
 
 
 def check_watch(plugin: Plugin, text: str) -> None:
-    """`feed` halts at the same character however the text is cut into pieces, and does not change or share states."""
+    """`feed` halts at the same character however the text is cut into pieces, and does not change
+    or share states.
+    """
     if plugin.start is None or plugin.feed is None:
         return
     whole = _halt(plugin, [text])
     for size in (1, 2, 3, 7, 50):
         seen = _halt(plugin, _pieces(text, size))
-        message = f"plugin {plugin.name!r} halts {text!r} {_after(whole)} when it comes in one piece, {_after(seen)} when it comes in pieces of {size}"
+        message = (
+            f"plugin {plugin.name!r} halts {text!r} {_after(whole)} when it comes in one piece,"
+            f" {_after(seen)} when it comes in pieces of {size}"
+        )
         expect(seen == whole, message)
     states = [plugin.start()]
     other = plugin.start()
@@ -69,8 +82,15 @@ def check_watch(plugin: Plugin, text: str) -> None:
     for index, state in enumerate(states[:end]):  # later states were made from each of these
         seen = _halt(plugin, [text[index:]], state)
         seen = None if seen is None else index + seen
-        message = f"plugin {plugin.name!r} halts {text!r} {_after(whole)} at first, {_after(seen)} when it is read again from an old state"
-        expect(seen == whole, f"{message}: feed must not change the state that it is given, nor share it between rows")
+        message = (
+            f"plugin {plugin.name!r} halts {text!r} {_after(whole)} at first, {_after(seen)} when"
+            " it is read again from an old state"
+        )
+        expect(
+            seen == whole,
+            f"{message}: feed must not change the state that it is given, nor share it between"
+            " rows",
+        )
 
 
 def check_trim(plugin: Plugin, text: str) -> None:
@@ -78,18 +98,35 @@ def check_trim(plugin: Plugin, text: str) -> None:
     if plugin.trim is None:
         return
     trimmed: Any = plugin.trim(text)
-    expect(isinstance(trimmed, str), f"plugin {plugin.name!r} trims {text!r} to {type(trimmed).__name__}; trim gives a string")
-    expect(plugin.trim(text) == trimmed, f"plugin {plugin.name!r} trims {text!r} differently the second time; trim is a pure function")
+    expect(
+        isinstance(trimmed, str),
+        f"plugin {plugin.name!r} trims {text!r} to {type(trimmed).__name__}; trim gives a string",
+    )
+    expect(
+        plugin.trim(text) == trimmed,
+        f"plugin {plugin.name!r} trims {text!r} differently the second time; trim is a pure"
+        " function",
+    )
 
 
 def check_hooks(plugin: Plugin, context: RowContext) -> None:
     """Each row gets its own callable objects."""
-    for name, make in (("logits_processor", plugin.logits_processor), ("stopping_criteria", plugin.stopping_criteria)):
+    for name, make in (
+        ("logits_processor", plugin.logits_processor),
+        ("stopping_criteria", plugin.stopping_criteria),
+    ):
         if make is None:
             continue
         first, second = make(context), make(context)
-        expect(callable(first), f"plugin {plugin.name!r}: {name} makes {type(first).__name__}, which cannot be called")
-        expect(first is not second, f"plugin {plugin.name!r}: {name} gives two rows the same object; rows would share state")
+        expect(
+            callable(first),
+            f"plugin {plugin.name!r}: {name} makes {type(first).__name__}, which cannot be called",
+        )
+        expect(
+            first is not second,
+            f"plugin {plugin.name!r}: {name} gives two rows the same object; rows would share"
+            " state",
+        )
 
 
 def _pieces(text: str, size: int) -> list[str]:
@@ -107,7 +144,11 @@ def _halt(plugin: Plugin, pieces: Iterable[str], *states: Any) -> int | None:
         state, kept = _fed(plugin, state, piece)
         if kept is not None:
             right = type(kept) is int and 0 <= kept <= len(piece)
-            expect(right, f"plugin {plugin.name!r} keeps {kept!r} characters of {piece!r}; feed gives None, or a whole number from 0 to {len(piece)}")
+            expect(
+                right,
+                f"plugin {plugin.name!r} keeps {kept!r} characters of {piece!r}; feed gives None,"
+                f" or a whole number from 0 to {len(piece)}",
+            )
             return given + kept
         given += len(piece)
     return None
@@ -115,7 +156,9 @@ def _halt(plugin: Plugin, pieces: Iterable[str], *states: Any) -> int | None:
 
 def _fed(plugin: Plugin, state: Any, piece: str) -> tuple[Any, int | None]:
     answer: Any = plugin.feed(state, piece) if plugin.feed is not None else None
-    expect(isinstance(answer, tuple) and len(answer) == 2, f"plugin {plugin.name!r}: {not_fed(answer)}")
+    expect(
+        isinstance(answer, tuple) and len(answer) == 2, f"plugin {plugin.name!r}: {not_fed(answer)}"
+    )
     return answer  # type: ignore[no-any-return]
 
 

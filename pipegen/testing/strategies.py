@@ -21,9 +21,25 @@ from pipegen.engines.capabilities import ENGINES
 from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.records.fields import altered
 from pipegen.records.option_table import OPTIONS
-from pipegen.records.options import ChatTemplateOptions, DecodeOptions, GenerationOptions, StopOptions, StructuredOptions, VlmPreprocessOptions, resolve
+from pipegen.records.options import (
+    ChatTemplateOptions,
+    DecodeOptions,
+    GenerationOptions,
+    StopOptions,
+    StructuredOptions,
+    VlmPreprocessOptions,
+    resolve,
+)
 from pipegen.records.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
-from pipegen.records.results import Decoded, Encoded, Finish, GenerationResult, Raw, ResolvedRequest, TokenLogprob
+from pipegen.records.results import (
+    Decoded,
+    Encoded,
+    Finish,
+    GenerationResult,
+    Raw,
+    ResolvedRequest,
+    TokenLogprob,
+)
 from pipegen.stages.decoding import decode
 from pipegen.stages.rendering import Rendered, render
 from pipegen.stages.resolving import resolve as resolve_stage
@@ -61,28 +77,60 @@ def _maybe(values: st.SearchStrategy[T]) -> st.SearchStrategy[T | None]:
 
 def stop_options() -> st.SearchStrategy[StopOptions]:
     """Stops, stop ids and `ignore_eos`, each set or not."""
-    return st.builds(StopOptions, stop=_maybe(st.lists(_WORDS, max_size=3).map(tuple)), stop_token_ids=_maybe(_IDS), ignore_eos=_maybe(st.booleans()))
+    return st.builds(
+        StopOptions,
+        stop=_maybe(st.lists(_WORDS, max_size=3).map(tuple)),
+        stop_token_ids=_maybe(_IDS),
+        ignore_eos=_maybe(st.booleans()),
+    )
 
 
 def _chat_options() -> st.SearchStrategy[ChatTemplateOptions]:
-    ends: tuple[dict[str, bool], ...] = ({}, {"add_generation_prompt": True}, {"add_generation_prompt": False}, {"continue_final_message": True})
+    ends: tuple[dict[str, bool], ...] = (
+        {},
+        {"add_generation_prompt": True},
+        {"add_generation_prompt": False},
+        {"continue_final_message": True},
+    )
     switches = st.sampled_from(ends)
     built = st.builds(
         ChatTemplateOptions,
         enable_thinking=_maybe(st.booleans()),
         control_tokens=_maybe(st.sampled_from(("text", "reject", "allow"))),
-        trust=_maybe(st.lists(st.sampled_from(("assistant", "tools", "template_kwargs")), max_size=2, unique=True).map(tuple)),
-        template_kwargs=_maybe(st.dictionaries(st.sampled_from("xyz"), st.integers() | _WORDS | st.lists(st.booleans(), max_size=2), max_size=2)),
+        trust=_maybe(
+            st.lists(
+                st.sampled_from(("assistant", "tools", "template_kwargs")), max_size=2, unique=True
+            ).map(tuple)
+        ),
+        template_kwargs=_maybe(
+            st.dictionaries(
+                st.sampled_from("xyz"),
+                st.integers() | _WORDS | st.lists(st.booleans(), max_size=2),
+                max_size=2,
+            )
+        ),
     )
-    return st.builds(lambda options, chosen: dataclasses.replace(options, **chosen), built, switches)
+    return st.builds(
+        lambda options, chosen: dataclasses.replace(options, **chosen), built, switches
+    )
 
 
 def _preprocess_options() -> st.SearchStrategy[VlmPreprocessOptions]:
-    return st.builds(VlmPreprocessOptions, min_pixels=_maybe(st.integers(1, 999)), max_pixels=_maybe(st.integers(1000, 10**6)), do_resize=_maybe(st.booleans()))
+    return st.builds(
+        VlmPreprocessOptions,
+        min_pixels=_maybe(st.integers(1, 999)),
+        max_pixels=_maybe(st.integers(1000, 10**6)),
+        do_resize=_maybe(st.booleans()),
+    )
 
 
 def _structured_options() -> st.SearchStrategy[StructuredOptions]:
-    schemas = st.permutations(("b", "a")).map(lambda names: {"type": "object", "properties": {name: {"type": "integer"} for name in names}})
+    schemas = st.permutations(("b", "a")).map(
+        lambda names: {
+            "type": "object",
+            "properties": {name: {"type": "integer"} for name in names},
+        }
+    )
     choices = st.lists(_WORDS, min_size=1, max_size=3).map(tuple)
     return st.one_of(
         st.builds(StructuredOptions),
@@ -116,13 +164,23 @@ _DRAWN: dict[str, st.SearchStrategy[Any]] = {
 
 def generation_options() -> st.SearchStrategy[GenerationOptions]:
     """Valid options, every field set or not."""
-    others = {name: _maybe(st.just(entry.row.trial)) for name, entry in OPTIONS.items() if not entry.group and name not in _DRAWN}
+    others = {
+        name: _maybe(st.just(entry.row.trial))
+        for name, entry in OPTIONS.items()
+        if not entry.group and name not in _DRAWN
+    }
     return st.builds(
         GenerationOptions,
         **others,
         **{name: _maybe(values) for name, values in _DRAWN.items()},
         stop=_maybe(stop_options()),
-        decode=_maybe(st.builds(DecodeOptions, skip_special_tokens=_maybe(st.booleans()), strip_whitespace=_maybe(st.booleans()))),
+        decode=_maybe(
+            st.builds(
+                DecodeOptions,
+                skip_special_tokens=_maybe(st.booleans()),
+                strip_whitespace=_maybe(st.booleans()),
+            )
+        ),
         chat=_maybe(_chat_options()),
         preprocess=_maybe(_preprocess_options()),
         structured=_maybe(_structured_options()),
@@ -132,7 +190,11 @@ def generation_options() -> st.SearchStrategy[GenerationOptions]:
 def _messages() -> st.SearchStrategy[list[dict[str, Any]]]:
     part = st.builds(lambda text: {"type": "text", "text": text}, _TEXTS)
     content: st.SearchStrategy[Any] = _TEXTS | st.lists(part, min_size=1, max_size=2)
-    turn = st.builds(lambda role, text: {"role": role, "content": text}, st.sampled_from(("user", "assistant")), content)
+    turn = st.builds(
+        lambda role, text: {"role": role, "content": text},
+        st.sampled_from(("user", "assistant")),
+        content,
+    )
     last = st.builds(lambda text: {"role": "user", "content": text}, content)
     return st.builds(lambda turns, end: [*turns, end], st.lists(turn, max_size=2), last)
 
@@ -148,9 +210,16 @@ def text_requests() -> st.SearchStrategy[TextGenerationRequest]:
 
 
 def image_requests() -> st.SearchStrategy[VlmGenerationRequest]:
-    """Requests with one to three images (given as bytes that only a fake engine takes for images)."""
+    """Requests with one to three images (given as bytes that only a fake engine takes for
+    images).
+    """
     image_bytes = st.lists(st.binary(min_size=1, max_size=8), min_size=1, max_size=3)
-    return st.builds(VlmGenerationRequest, messages=_messages(), images=image_bytes, options=_maybe(generation_options()))
+    return st.builds(
+        VlmGenerationRequest,
+        messages=_messages(),
+        images=image_bytes,
+        options=_maybe(generation_options()),
+    )
 
 
 def requests() -> st.SearchStrategy[GenerationRequest]:
@@ -160,17 +229,29 @@ def requests() -> st.SearchStrategy[GenerationRequest]:
 
 def _through(values: st.SearchStrategy[Any], stage: Pipe[Any, T]) -> st.SearchStrategy[T]:
     """What a stage makes of the values that it takes."""
-    return values.map(lambda value: stage.apply((Success(value),))[0]).filter(is_ok).map(lambda slot: slot.unwrap())
+    return (
+        values.map(lambda value: stage.apply((Success(value),))[0])
+        .filter(is_ok)
+        .map(lambda slot: slot.unwrap())
+    )
 
 
 def toy_engine() -> FakeEngine:
-    """An engine with the toy tokenizer and template that honours everything: the stages that are bound to it take every record of this module."""
+    """An engine with the toy tokenizer and template that honours everything: the stages that are
+    bound to it take every record of this module.
+    """
     return FakeEngine("", name="toy", honours=frozenset().union(*ENGINES.values()))
 
 
 def resolved_requests(engine: TokenEngine | None = None) -> st.SearchStrategy[ResolvedRequest]:
-    """Requests with their effective options, as `pg.stages.resolve` gives them for the engine (the toy one, unless another is given)."""
-    of_one_row = requests().map(lambda one: dataclasses.replace(one, options=dataclasses.replace(one.options or GenerationOptions(), samples=1)))
+    """Requests with their effective options, as `pg.stages.resolve` gives them for the engine (the
+    toy one, unless another is given).
+    """
+    of_one_row = requests().map(
+        lambda one: dataclasses.replace(
+            one, options=dataclasses.replace(one.options or GenerationOptions(), samples=1)
+        )
+    )
     return _through(of_one_row, resolve_stage(engine or toy_engine()))
 
 
@@ -185,20 +266,32 @@ def encoded(engine: TokenEngine | None = None) -> st.SearchStrategy[Encoded]:
 
 
 def raws(engine: TokenEngine | None = None) -> st.SearchStrategy[Raw]:
-    """What an engine may give back: any ids of the tokenizer, some of words and some that end rows; it may have gone on too long, or given up."""
+    """What an engine may give back: any ids of the tokenizer, some of words and some that end rows;
+    it may have gone on too long, or given up.
+    """
     engine = engine or toy_engine()
     require_token_engine("raws", engine)
     tokenizer = engine.tokenizer
     words = _WORDS.map(lambda word: tuple(tokenizer.encode(word)))
     piece = words | st.integers(0, tokenizer.vocab_size - 1).map(lambda token_id: (token_id,))
-    ids = st.lists(piece, max_size=8).map(lambda pieces: tuple(token_id for one in pieces for token_id in one))
-    return st.builds(Raw, encoded=encoded(engine), token_ids=ids, aborted=st.booleans()).map(_with_prompt_logprobs)
+    ids = st.lists(piece, max_size=8).map(
+        lambda pieces: tuple(token_id for one in pieces for token_id in one)
+    )
+    return st.builds(Raw, encoded=encoded(engine), token_ids=ids, aborted=st.booleans()).map(
+        _with_prompt_logprobs
+    )
 
 
 def _with_prompt_logprobs(raw: Raw) -> Raw:
     """The log probabilities of the prompt, where the options ask for them."""
     first, *others = raw.encoded.prompt.token_ids or (0,)
-    noted = (None, *(TokenLogprob(token_id=token_id, logprob=-1.0, top=((first, -0.5),)) for token_id in others))
+    noted = (
+        None,
+        *(
+            TokenLogprob(token_id=token_id, logprob=-1.0, top=((first, -0.5),))
+            for token_id in others
+        ),
+    )
     return altered(raw, prompt_logprobs=noted) if raw.encoded.options.prompt_logprobs else raw
 
 
@@ -209,14 +302,25 @@ def decoded(engine: TokenEngine | None = None) -> st.SearchStrategy[Decoded]:
 
 def errors() -> st.SearchStrategy[GenerationError]:
     """Any error, with up to two before it."""
-    every = [kind for name in kinds.__all__ if isinstance(kind := getattr(kinds, name), type) and issubclass(kind, GenerationError)]
+    every = [
+        kind
+        for name in kinds.__all__
+        if isinstance(kind := getattr(kinds, name), type) and issubclass(kind, GenerationError)
+    ]
     plain = st.builds(lambda kind, message: kind(message=message), st.sampled_from(every), _TEXTS)
-    return st.builds(lambda error, earlier: error.after(tuple(earlier)), plain, st.lists(plain, max_size=2))
+    return st.builds(
+        lambda error, earlier: error.after(tuple(earlier)), plain, st.lists(plain, max_size=2)
+    )
 
 
 def results() -> st.SearchStrategy[GenerationResult]:
     """Any result; its parts agree in type, not in meaning."""
-    logprob = st.builds(TokenLogprob, token_id=st.integers(0, 300), logprob=st.floats(-50, 0), top=st.just(((1, -0.5),)))
+    logprob = st.builds(
+        TokenLogprob,
+        token_id=st.integers(0, 300),
+        logprob=st.floats(-50, 0),
+        top=st.just(((1, -0.5),)),
+    )
     return st.builds(
         GenerationResult,
         id=_maybe(st.sampled_from("abc")),
@@ -245,6 +349,8 @@ def slots(values: st.SearchStrategy[T]) -> st.SearchStrategy[Result[T, Generatio
     return values.map(Success) | errors().map(Failure)
 
 
-def batches(values: st.SearchStrategy[T], *, max_size: int = 8) -> st.SearchStrategy[tuple[Result[T, GenerationError], ...]]:
+def batches(
+    values: st.SearchStrategy[T], *, max_size: int = 8
+) -> st.SearchStrategy[tuple[Result[T, GenerationError], ...]]:
     """A batch of such slots."""
     return st.lists(slots(values), max_size=max_size).map(tuple)

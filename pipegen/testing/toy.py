@@ -1,6 +1,7 @@
 """A small byte-level tokenizer in plain Python, for tests without any model package.
 
-Ids 0 to 255 are the bytes; then come the merges, the special tokens and the other added tokens, each in the order given.
+Ids 0 to 255 are the bytes; then come the merges, the special tokens and the other added tokens,
+each in the order given.
 
 >>> toy = ToyTokenizer(merges=("END", "\\n\\n"))
 >>> toy.encode("aEND<|im_end|>")
@@ -21,10 +22,12 @@ __all__ = ["ToyTokenizer"]
 
 
 class ToyTokenizer:
-    """A `pipegen.engines.tokenizer.Tokenizer` over UTF-8 bytes: the longest merge first, from left to right.
+    """A `pipegen.engines.tokenizer.Tokenizer` over UTF-8 bytes: the longest merge first, from left
+    to right.
 
-    A merge may be bytes that are a part of a character. Decoding is that of byte-level BPE, with U+FFFD for what is not UTF-8. Raises `ValueError` for an
-    empty token, one that is given twice, and an id beyond the vocabulary.
+    A merge may be bytes that are a part of a character. Decoding is that of byte-level BPE, with
+    U+FFFD for what is not UTF-8. Raises `ValueError` for an empty token, one that is given twice,
+    and an id beyond the vocabulary.
 
     >>> ToyTokenizer().decode("é".encode()[:1])
     '\\ufffd'
@@ -37,16 +40,24 @@ class ToyTokenizer:
         added: Sequence[str] = ("<think>", "</think>"),
     ) -> None:
         pieces = [merge if isinstance(merge, bytes) else merge.encode() for merge in merges]
-        tokens = [bytes([byte]) for byte in range(256)] + pieces + [token.encode() for token in (*special, *added)]
+        tokens = (
+            [bytes([byte]) for byte in range(256)]
+            + pieces
+            + [token.encode() for token in (*special, *added)]
+        )
         first_place: dict[bytes, int] = {}
         for position, token in enumerate(tokens):
             if not token or first_place.setdefault(token, position) != position:
-                raise ValueError(f"token {position} is {token!r}; a token takes bytes that no other token has")
+                raise ValueError(
+                    f"token {position} is {token!r}; a token takes bytes that no other token has"
+                )
         first_special = 256 + len(pieces)
         self._tokens = tuple(tokens)
         self._ids = {token: position for position, token in enumerate(tokens[:first_special])}
         self._special = {token: first_special + index for index, token in enumerate(special)}
-        self._control = {token: first_special + index for index, token in enumerate((*special, *added))}
+        self._control = {
+            token: first_special + index for index, token in enumerate((*special, *added))
+        }
         self._pieces = re.compile(b"|".join([*_longest_first(pieces), b"."]), re.DOTALL)
         self._controls = re.compile("|".join(_longest_first(self._control)) or r"(?!)")
 
@@ -67,7 +78,10 @@ class ToyTokenizer:
         ids: list[int] = []
         start = 0
         for found in self._controls.finditer(text):
-            ids += (*self.encode_plain(text[start : found.start()], first=False), self._control[found.group()])
+            ids += (
+                *self.encode_plain(text[start : found.start()], first=False),
+                self._control[found.group()],
+            )
             start = found.end()
         return (*ids, *self.encode_plain(text[start:], first=False))
 
@@ -79,11 +93,15 @@ class ToyTokenizer:
         """The text of the ids; what is not UTF-8 is U+FFFD."""
         unknown = [token_id for token_id in token_ids if not 0 <= token_id < len(self._tokens)]
         if unknown:
-            raise ValueError(f"id {unknown[0]} is beyond the vocabulary of {len(self._tokens)} tokens")
+            raise ValueError(
+                f"id {unknown[0]} is beyond the vocabulary of {len(self._tokens)} tokens"
+            )
         return b"".join(self._tokens[token_id] for token_id in token_ids).decode(errors="replace")
 
     def piece(self, token_id: int) -> str | None:
-        """The text of the token, if its bytes are whole characters: a `pipegen.engines.tokenizer.SpellsAlone`."""
+        """The text of the token, if its bytes are whole characters: a
+        `pipegen.engines.tokenizer.SpellsAlone`.
+        """
         text = self.decode((token_id,))
         return None if "\ufffd" in text else text
 

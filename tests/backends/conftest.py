@@ -1,4 +1,6 @@
-"""For tests of the online backends: asks and answers as plain data, and no key from the environment."""
+"""For tests of the online backends: asks and answers as plain data, and no key from the
+environment.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,26 @@ def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 def ask() -> Any:
     """Makes an `ServerRequest` of ids, with options said flat."""
 
-    def make(token_ids: tuple[int, ...] = (1, 2, 3), *, ending_ids: tuple[int, ...] = (), stops: tuple[str, ...] = (), **more: Any) -> ServerRequest:
-        own = {name: more.pop(name) for name in ("extra_body", "images", "model", "stream", "rid", "messages", "tools") if name in more}
+    def make(
+        token_ids: tuple[int, ...] = (1, 2, 3),
+        *,
+        ending_ids: tuple[int, ...] = (),
+        stops: tuple[str, ...] = (),
+        **more: Any,
+    ) -> ServerRequest:
+        own = {
+            name: more.pop(name)
+            for name in ("extra_body", "images", "model", "stream", "rid", "messages", "tools")
+            if name in more
+        }
         options = resolve(GenerationOptions(**more))
-        return ServerRequest(token_ids=token_ids, options=options, ending_ids=ending_ids, stops=stops, prompt_tokens=len(token_ids), **own)
+        return ServerRequest(
+            token_ids=token_ids,
+            options=options,
+            ending_ids=ending_ids,
+            stops=stops,
+            prompt_tokens=len(token_ids),
+            **own,
+        )
 
     return make

@@ -1,4 +1,6 @@
-"""What answers depend on: every setting of every engine says it, and the keys of a job's rows differ exactly where it does."""
+"""What answers depend on: every setting of every engine says it, and the keys of a job's rows
+differ exactly where it does.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,13 @@ pytest.importorskip("tenacity")
 import pipegen as pg
 from pipegen import embedded
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
-from pipegen.engines.settings import SETTINGS, Changes, FallbackSettings, ModelLoadConfig, changes_of
+from pipegen.engines.settings import (
+    SETTINGS,
+    Changes,
+    FallbackSettings,
+    ModelLoadConfig,
+    changes_of,
+)
 from pipegen.jobs.history import settings_of
 from pipegen.jobs.keys import Keys
 from pipegen.testing.faulty import FaultyServer
@@ -64,8 +72,18 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "fallback_when": (("UnsupportedOption",), ("UnsupportedOption", "Timeout")),
 }
 """Two values of each setting whose value counts, or does not."""
-BY_VALUE = [(backend, name) for backend, kind in SETTINGS.items() for name, changes in changes_of(kind).items() if changes is not Changes.MODEL]
-BY_MODEL = [(backend, name) for backend, kind in SETTINGS.items() for name, changes in changes_of(kind).items() if changes is Changes.MODEL]
+BY_VALUE = [
+    (backend, name)
+    for backend, kind in SETTINGS.items()
+    for name, changes in changes_of(kind).items()
+    if changes is not Changes.MODEL
+]
+BY_MODEL = [
+    (backend, name)
+    for backend, kind in SETTINGS.items()
+    for name, changes in changes_of(kind).items()
+    if changes is Changes.MODEL
+]
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +121,9 @@ def checkpoint(folder: Path, weights: bytes | None) -> Path:
     return folder
 
 
-def key(backend: str, model: Path | str, server: FaultyServer | None = None, **settings: Any) -> str:
+def key(
+    backend: str, model: Path | str, server: FaultyServer | None = None, **settings: Any
+) -> str:
     """The key of a row that is asked for on an engine with these settings."""
     if server is not None and backend not in HERE:
         settings = {"base_url": server.url, "served_model_name": "toy", **settings}
@@ -123,21 +143,39 @@ def test_every_setting_says_whether_answers_depend_on_it(kind: type) -> None:
 
 
 @pytest.mark.parametrize(("backend", "name"), BY_VALUE)
-def test_keys_differ_exactly_where_answers_depend_on_the_setting(backend: str, name: str, model: Path, server: FaultyServer) -> None:
+def test_keys_differ_exactly_where_answers_depend_on_the_setting(
+    backend: str, name: str, model: Path, server: FaultyServer
+) -> None:
     one, two = (key(backend, model, server, **{name: value}) for value in VALUES[name])
     assert (one != two) is (changes_of(SETTINGS[backend])[name] is Changes.ANSWERS)
 
 
 @pytest.mark.parametrize(("backend", "name"), BY_MODEL)
-def test_the_model_counts_by_its_content(backend: str, name: str, model: Path, server: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    same, other = checkpoint(tmp_path / "same", b"weights"), checkpoint(tmp_path / "other", b"WEIGHTS")
+def test_the_model_counts_by_its_content(
+    backend: str,
+    name: str,
+    model: Path,
+    server: FaultyServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    same, other = (
+        checkpoint(tmp_path / "same", b"weights"),
+        checkpoint(tmp_path / "other", b"WEIGHTS"),
+    )
     if name == "model":
         named = {"served_model_name": None} if backend == CHAT else {}
-        first, second, third = (key(backend, folder, server, **named) for folder in (model, same, other))
-        assert (first == second, first == third) == (backend != CHAT, False)  # a chat server shows no files: there it is the name that is sent
+        first, second, third = (
+            key(backend, folder, server, **named) for folder in (model, same, other)
+        )
+        # a chat server shows no files: there it is the name that is sent
+        assert (first == second, first == third) == (backend != CHAT, False)
     elif name == "revision":
         folders = {"one": model, "tag": same, "two": other}
-        monkeypatch.setattr("transformers.utils.hub.cached_file", lambda source, file, revision=None: str(folders[revision] / file))
+        monkeypatch.setattr(
+            "transformers.utils.hub.cached_file",
+            lambda source, file, revision=None: str(folders[revision] / file),
+        )
         monkeypatch.setattr(Checkpoint, "own_dtype", "bfloat16")
         keys = [key(backend, "org/model", server, revision=revision) for revision in folders]
         assert keys[0] == keys[1] != keys[2]
@@ -150,16 +188,27 @@ def test_the_model_counts_by_its_content(backend: str, name: str, model: Path, s
         assert len({*keys, key(backend, model)}) == 3
         assert keys[0] == keys[1]
     elif name == "served_model_name":
-        asks = {"dialect": "vllm"} if backend == CHAT else {}  # a plain server is asked for the model by the name that is given
-        keys = [key(backend, model, server, served_model_name=named, **asks) for named in ("m2", "m-lora", "toy", None)]
+        # a plain server is asked for the model by the name that is given
+        asks = {"dialect": "vllm"} if backend == CHAT else {}
+        keys = [
+            key(backend, model, server, served_model_name=named, **asks)
+            for named in ("m2", "m-lora", "toy", None)
+        ]
         assert len({*keys}) == 3
         assert keys[2] == keys[3]  # what the server says is what is sent
     elif name == "base_url":
         bare = model if backend == CHAT else checkpoint(tmp_path / "bare", None)
-        first, second, third = (key(backend, bare, base_url=url, served_model_name="m") for url in ("http://a:1", "http://a:1/v1/", "http://b:1"))
+        first, second, third = (
+            key(backend, bare, base_url=url, served_model_name="m")
+            for url in ("http://a:1", "http://a:1/v1/", "http://b:1")
+        )
         assert first == second != third
-        here = [key(backend, model, base_url=url, served_model_name="m") for url in ("http://a:1", "http://b:1")]
-        assert (here[0] == here[1]) is (backend != CHAT)  # the checkpoint is here, and the server runs it
+        here = [
+            key(backend, model, base_url=url, served_model_name="m")
+            for url in ("http://a:1", "http://b:1")
+        ]
+        # the checkpoint is here, and the server runs it
+        assert (here[0] == here[1]) is (backend != CHAT)
     else:
         pytest.fail(f"{name} has no case")
 
@@ -176,10 +225,22 @@ def test_the_model_counts_by_its_content(backend: str, name: str, model: Path, s
         ("vllm", {"kv_cache_dtype": "auto"}, {}),
         ("vllm", {"max_model_len": 4096}, {}),
         ("vllm", {"engine_kwargs": {"kv_cache_dtype": "fp8"}}, {"kv_cache_dtype": "fp8"}),
-        ("vllm", {"engine_kwargs": {"quantization": None, "swap_space": 2, "enforce_eager": True}}, {}),
-        ("vllm_server", {"extra_body": {"a": 1, "b": {"c": 2, "d": 3}}}, {"extra_body": {"b": {"d": 3, "c": 2}, "a": 1}}),
+        (
+            "vllm",
+            {"engine_kwargs": {"quantization": None, "swap_space": 2, "enforce_eager": True}},
+            {},
+        ),
+        (
+            "vllm_server",
+            {"extra_body": {"a": 1, "b": {"c": 2, "d": 3}}},
+            {"extra_body": {"b": {"d": 3, "c": 2}, "a": 1}},
+        ),
         ("vllm_server", {"extra_body": {"user": "me", "priority": 3}}, {}),
-        ("openai_server", {"separate_reasoning": True, "dialect": "sglang"}, {"extra_body": {"separate_reasoning": True}, "dialect": "sglang"}),
+        (
+            "openai_server",
+            {"separate_reasoning": True, "dialect": "sglang"},
+            {"extra_body": {"separate_reasoning": True}, "dialect": "sglang"},
+        ),
         ("openai_server", {"dialect": "vllm", "server_limit": False}, {"dialect": "vllm"}),
     ],
 )
@@ -193,45 +254,70 @@ def test_a_default_or_another_way_to_say_the_same_is_no_change(
     ("backend", "first", "second"),
     [
         ("hf", {"engine_kwargs": {"quantization_config": {"load_in_4bit": True}}}, {}),
-        ("hf", {"engine_kwargs": {"rope_scaling": {"factor": 2.0}}}, {"engine_kwargs": {"rope_scaling": {"factor": 4.0}}}),
+        (
+            "hf",
+            {"engine_kwargs": {"rope_scaling": {"factor": 2.0}}},
+            {"engine_kwargs": {"rope_scaling": {"factor": 4.0}}},
+        ),
         ("vllm", {"engine_kwargs": {"anything": 1}}, {"engine_kwargs": {"anything": True}}),
         ("vllm", {"engine_kwargs": {"tokenizer": "a"}}, {"engine_kwargs": {"tokenizer": "b"}}),
         ("vllm", {"engine_kwargs": {"hf_overrides": {"sliding_window": None}}}, {}),
         ("sglang_server", {"extra_body": {"lora_path": "a"}}, {"extra_body": {"lora_path": "b"}}),
-        ("openai_server", {"extra_body": {"auth_token": "sk-one"}}, {"extra_body": {"auth_token": "sk-two"}}),
+        (
+            "openai_server",
+            {"extra_body": {"auth_token": "sk-one"}},
+            {"extra_body": {"auth_token": "sk-two"}},
+        ),
         ("openai_server", {"extra_body": {"x": None}}, {}),
     ],
 )
-def test_whatever_else_is_given_to_an_engine_counts(backend: str, first: dict[str, Any], second: dict[str, Any], model: Path, server: FaultyServer) -> None:
+def test_whatever_else_is_given_to_an_engine_counts(
+    backend: str, first: dict[str, Any], second: dict[str, Any], model: Path, server: FaultyServer
+) -> None:
     assert key(backend, model, server, **first) != key(backend, model, server, **second)
 
 
 def test_which_engine_computes_does_not_count(model: Path, server: FaultyServer) -> None:
     keys = [key(backend, model, dtype="float32") for backend in HERE]
     assert keys[0] == keys[1]
-    own = [key(backend, model) for backend in HERE] + [key(backend, model, base_url="http://h:1", served_model_name=str(model)) for backend in TOKENS]
+    own = [key(backend, model) for backend in HERE] + [
+        key(backend, model, base_url="http://h:1", served_model_name=str(model))
+        for backend in TOKENS
+    ]
     assert len({*own}) == 1  # a server that is asked for the checkpoint by its own name
     assert own[0] != keys[0]
 
 
 def test_the_embedded_model_computes_in_float32_wherever_it_is_named(model: Path) -> None:
-    assert key("hf", "embedded") == key("hf", embedded.path(), dtype="float32") != key("hf", embedded.path())
+    assert (
+        key("hf", "embedded")
+        == key("hf", embedded.path(), dtype="float32")
+        != key("hf", embedded.path())
+    )
 
 
 def test_no_secret_is_written_down(model: Path, server: FaultyServer) -> None:
     body = {"auth_token": "sk-one", "deep": [{"password": "sk-two"}]}
-    with pg.backends.openai_server("m", base_url=server.url, api_key="sk-three", headers={"X": "sk-four"}, extra_body=body) as route:
+    with pg.backends.openai_server(
+        "m", base_url=server.url, api_key="sk-three", headers={"X": "sk-four"}, extra_body=body
+    ) as route:
         assert "sk-" not in json.dumps(settings_of(route, None, ""))
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(FallbackSettings)])
 def test_the_engine_that_takes_over_counts(name: str, model: Path) -> None:
     more = {} if name == "fallback_backend" else {"fallback_backend": CHAT}
-    one, two = (key_of(pg.backends.load(ModelLoadConfig(str(model), **more, **{name: value}))) for value in VALUES[name])
+    one, two = (
+        key_of(pg.backends.load(ModelLoadConfig(str(model), **more, **{name: value})))
+        for value in VALUES[name]
+    )
     assert (one != two) is (changes_of(FallbackSettings)[name] is Changes.ANSWERS)
 
 
 def test_the_options_of_a_route_within_a_fallback_count(model: Path) -> None:
     one, two = (pg.backends.hf(model) for _ in range(2))
-    keys = [key_of(pg.fallback(one.with_options({"temperature": value}), two, when=pg.Timeout)) for value in (0.1, 0.2, 0.2)]
+    keys = [
+        key_of(pg.fallback(one.with_options({"temperature": value}), two, when=pg.Timeout))
+        for value in (0.1, 0.2, 0.2)
+    ]
     assert keys[0] != keys[1] == keys[2]

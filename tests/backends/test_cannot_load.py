@@ -1,4 +1,6 @@
-"""A model that cannot be loaded is one typed failure in every slot, or is refused at construction: it names the model, the file and what to do."""
+"""A model that cannot be loaded is one typed failure in every slot, or is refused at construction:
+it names the model, the file and what to do.
+"""
 
 from __future__ import annotations
 
@@ -45,24 +47,70 @@ def without(*names: str) -> Change:
 
 def sharded(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "model-1.safetensors")
-    index = {"metadata": {}, "weight_map": {"model.norm.weight": "model-1.safetensors", "lm_head.weight": "model-2.safetensors"}}
+    index = {
+        "metadata": {},
+        "weight_map": {
+            "model.norm.weight": "model-1.safetensors",
+            "lm_head.weight": "model-2.safetensors",
+        },
+    }
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 BROKEN: dict[str, tuple[Change, str, str]] = {
-    "weights cut short": (cut("model.safetensors", 5000), "model.safetensors is not whole: it has 5000 of ", "fetch the file again"),
-    "no header": (cut("model.safetensors", 3), "model.safetensors is not whole: it has 3 bytes", "fetch the file again"),
-    "empty weights": (cut("model.safetensors", 0), "model.safetensors is not whole: it has 0 bytes", "fetch the file again"),
-    "weights of git-lfs": (pointer("model.safetensors"), "model.safetensors is a pointer of git-lfs", "git lfs pull"),
-    "tokenizer of git-lfs": (pointer("tokenizer.json"), "tokenizer.json is a pointer of git-lfs", "git lfs pull"),
-    "configuration of git-lfs": (pointer("config.json"), "config.json is a pointer of git-lfs", "git lfs pull"),
-    "configuration cut short": (cut("config.json", 50), "config.json is no JSON, or not whole", "fetch the file again"),
-    "generation settings cut short": (cut("generation_config.json", 5), "generation_config.json is no JSON, or not whole", "fetch the file again"),
+    "weights cut short": (
+        cut("model.safetensors", 5000),
+        "model.safetensors is not whole: it has 5000 of ",
+        "fetch the file again",
+    ),
+    "no header": (
+        cut("model.safetensors", 3),
+        "model.safetensors is not whole: it has 3 bytes",
+        "fetch the file again",
+    ),
+    "empty weights": (
+        cut("model.safetensors", 0),
+        "model.safetensors is not whole: it has 0 bytes",
+        "fetch the file again",
+    ),
+    "weights of git-lfs": (
+        pointer("model.safetensors"),
+        "model.safetensors is a pointer of git-lfs",
+        "git lfs pull",
+    ),
+    "tokenizer of git-lfs": (
+        pointer("tokenizer.json"),
+        "tokenizer.json is a pointer of git-lfs",
+        "git lfs pull",
+    ),
+    "configuration of git-lfs": (
+        pointer("config.json"),
+        "config.json is a pointer of git-lfs",
+        "git lfs pull",
+    ),
+    "configuration cut short": (
+        cut("config.json", 50),
+        "config.json is no JSON, or not whole",
+        "fetch the file again",
+    ),
+    "generation settings cut short": (
+        cut("generation_config.json", 5),
+        "generation_config.json is no JSON, or not whole",
+        "fetch the file again",
+    ),
     "no tokenizer": (without("tokenizer.json"), "cannot read the tokenizer of", "tokenizer.json"),
-    "no tokenizer at all": (without("tokenizer.json", "tokenizer_config.json"), "the tokenizer's files are missing", "tokenizer.json"),
+    "no tokenizer at all": (
+        without("tokenizer.json", "tokenizer_config.json"),
+        "the tokenizer's files are missing",
+        "tokenizer.json",
+    ),
     "no weights": (without("model.safetensors"), "model.safetensors", "log"),
     "no configuration": (without("config.json"), "cannot read the configuration of", "config.json"),
-    "weights of a missing part": (sharded, "model-2.safetensors is missing", "fetch the whole model again"),
+    "weights of a missing part": (
+        sharded,
+        "model-2.safetensors is missing",
+        "fetch the whole model again",
+    ),
 }
 
 
@@ -76,20 +124,28 @@ def broken(whole: Path, tmp_path: Path) -> Callable[[Change], Path]:
     return made
 
 
-def failure_of(route: pg.Route, requests: Any = ({"prompt": "Hi"}, {"prompt": "Hi"})) -> pg.BackendFailed:
+def failure_of(
+    route: pg.Route, requests: Any = ({"prompt": "Hi"}, {"prompt": "Hi"})
+) -> pg.BackendFailed:
     """The one failure of all slots, which the next route of a fallback sees."""
     slots = pg.run(route, requests, pg.GenerationOptions(max_new_tokens=2))
     errors = {slot.failure() for slot in slots}
     assert len(errors) == 1
     (error,) = errors
     assert isinstance(error, pg.BackendFailed)
-    after = pg.run(pg.fallback(route, pg.route(FakeEngine("well")), when=pg.BackendFailed), requests, pg.GenerationOptions(max_new_tokens=9))
+    after = pg.run(
+        pg.fallback(route, pg.route(FakeEngine("well")), when=pg.BackendFailed),
+        requests,
+        pg.GenerationOptions(max_new_tokens=9),
+    )
     assert [slot.unwrap().text for slot in after] == ["well"] * len(requests)
     return error
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_checkpoint_is_one_failure_that_names_model_and_file(case: str, broken: Callable[[Change], Path], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_checkpoint_is_one_failure_that_names_model_and_file(
+    case: str, broken: Callable[[Change], Path], caplog: pytest.LogCaptureFixture
+) -> None:
     change, words, hint = BROKEN[case]
     folder = broken(change)
     with caplog.at_level(logging.ERROR, logger="pipegen"):
@@ -104,7 +160,9 @@ def test_a_broken_checkpoint_is_one_failure_that_names_model_and_file(case: str,
 
 
 @pytest.mark.parametrize("constructor", [pg.backends.vllm_server, pg.backends.sglang_server])
-def test_a_token_server_needs_the_tokenizer_here(constructor: Any, broken: Callable[[Change], Path]) -> None:
+def test_a_token_server_needs_the_tokenizer_here(
+    constructor: Any, broken: Callable[[Change], Path]
+) -> None:
     pytest.importorskip("aiohttp")
     pytest.importorskip("tenacity")
     route = constructor(str(broken(without("tokenizer.json"))), base_url="http://127.0.0.1:9")
@@ -138,10 +196,24 @@ def test_what_from_pretrained_does_not_take_is_named(whole: Path) -> None:
     error = failure_of(pg.backends.hf(whole, engine_kwargs={"foo": 1}))
     assert "'foo'" in error.message
     assert error.hint.startswith("engine_kwargs are arguments of from_pretrained")
-    assert "attn_implementation" in failure_of(pg.backends.hf(whole, attn_implementation="foo")).message
+    assert (
+        "attn_implementation"
+        in failure_of(pg.backends.hf(whole, attn_implementation="foo")).message
+    )
 
 
-@pytest.mark.parametrize("name", ["dtype", "torch_dtype", "device_map", "revision", "trust_remote_code", "output_loading_info", "config"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dtype",
+        "torch_dtype",
+        "device_map",
+        "revision",
+        "trust_remote_code",
+        "output_loading_info",
+        "config",
+    ],
+)
 def test_what_pipegen_says_itself_is_refused_at_construction(name: str) -> None:
     with pytest.raises(pg.InvalidField, match=f"engine_kwargs takes no '{name}'"):
         pg.backends.hf("embedded", engine_kwargs={name: None})
@@ -149,7 +221,9 @@ def test_what_pipegen_says_itself_is_refused_at_construction(name: str) -> None:
 
 @pytest.mark.parametrize("field", ["device", "device_map"])
 @pytest.mark.parametrize("device", ["cuda", "cuda:7", "gpu", "mps:9", "meta", "cpu:0:0"])
-def test_a_device_that_is_not_here_is_refused_at_construction(field: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_is_not_here_is_refused_at_construction(
+    field: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torch
 
     pytest.importorskip("accelerate")
@@ -160,13 +234,20 @@ def test_a_device_that_is_not_here_is_refused_at_construction(field: str, device
 
 @pytest.mark.parametrize(
     ("settings", "words"),
-    [({"torch_dtype": "float32"}, "did you mean 'dtype'"), ({"batchsize": 8}, "did you mean 'batch_size'"), ({"foo": 1}, "go to engine_kwargs")],
+    [
+        ({"torch_dtype": "float32"}, "did you mean 'dtype'"),
+        ({"batchsize": 8}, "did you mean 'batch_size'"),
+        ({"foo": 1}, "go to engine_kwargs"),
+    ],
 )
-def test_a_setting_that_there_is_none_of_is_refused_with_the_nearest(settings: dict[str, Any], words: str) -> None:
+def test_a_setting_that_there_is_none_of_is_refused_with_the_nearest(
+    settings: dict[str, Any], words: str
+) -> None:
     for constructor in (pg.backends.hf, pg.backends.vllm):
         if "batchsize" in settings and constructor is pg.backends.vllm:
             continue
-        with pytest.raises(UnknownField, match=f"Settings has no field.*{words}"):  # an InvalidField, and a TypeError
+        # an InvalidField, and a TypeError
+        with pytest.raises(UnknownField, match=f"Settings has no field.*{words}"):
             constructor("embedded", **settings)
 
 
@@ -189,13 +270,24 @@ def test_an_adapter_that_is_none_is_refused(whole: Path, tmp_path: Path) -> None
             pg.backends.hf(whole, adapter=adapter)
     (tmp_path / "adapter_config.json").write_text("{}")
     assert str(tmp_path) in failure_of(pg.backends.hf(whole, adapter=tmp_path)).message
-    said = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 2, "lora_alpha": 2, "target_modules": ["q_proj"]}
+    said = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": 2,
+        "lora_alpha": 2,
+        "target_modules": ["q_proj"],
+    }
     (tmp_path / "adapter_config.json").write_text(json.dumps(said))
     (tmp_path / "adapter_model.safetensors").write_text(POINTER)
-    assert "adapter_model.safetensors is a pointer of git-lfs" in failure_of(pg.backends.hf(whole, adapter=tmp_path)).message
+    assert (
+        "adapter_model.safetensors is a pointer of git-lfs"
+        in failure_of(pg.backends.hf(whole, adapter=tmp_path)).message
+    )
 
 
-def test_a_model_that_is_mended_loads_at_the_next_call(broken: Callable[[Change], Path], whole: Path) -> None:
+def test_a_model_that_is_mended_loads_at_the_next_call(
+    broken: Callable[[Change], Path], whole: Path
+) -> None:
     folder = broken(cut("model.safetensors", 5000))
     route = pg.backends.hf(folder)
     failure_of(route)
@@ -203,15 +295,31 @@ def test_a_model_that_is_mended_loads_at_the_next_call(broken: Callable[[Change]
     assert pg.is_ok(pg.run(route, [{"prompt": "Hi"}], pg.GenerationOptions(max_new_tokens=1))[0])
 
 
-@pytest.mark.parametrize("change", [cut("model.safetensors", 5000), without("tokenizer.json"), without("config.json")])
-def test_the_command_line_says_it_in_a_few_lines(change: Change, broken: Callable[[Change], Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "change", [cut("model.safetensors", 5000), without("tokenizer.json"), without("config.json")]
+)
+def test_the_command_line_says_it_in_a_few_lines(
+    change: Change, broken: Callable[[Change], Path], tmp_path: Path
+) -> None:
     (tmp_path / "in.jsonl").write_text('{"prompt": "Hi"}\n')
-    command = [sys.executable, "-m", "pipegen", "generate", str(tmp_path / "in.jsonl"), "--model", str(broken(change)), "--max-new-tokens", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "pipegen",
+        "generate",
+        str(tmp_path / "in.jsonl"),
+        "--model",
+        str(broken(change)),
+        "--max-new-tokens",
+        "2",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode in (1, 2)
     assert "Traceback" not in done.stdout + done.stderr
     assert len((done.stdout + done.stderr).splitlines()) < 15
-    assert str(tmp_path / "model") in (done.stdout + done.stderr).replace("\n", "").replace("│", "").replace(" ", "")
+    assert str(tmp_path / "model") in (done.stdout + done.stderr).replace("\n", "").replace(
+        "│", ""
+    ).replace(" ", "")
 
 
 def test_only_the_files_that_are_read_must_be_whole(whole: Path, tmp_path: Path) -> None:
@@ -227,7 +335,15 @@ def test_only_the_files_that_are_read_must_be_whole(whole: Path, tmp_path: Path)
     assert weight_files(tmp_path) == []
 
 
-@pytest.mark.parametrize("content", [b"PK\x03\x04 cut short", (8).to_bytes(8, "little") + b"[]      ", (2).to_bytes(8, "little") + b"[]", b"\xff" * 20])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"PK\x03\x04 cut short",
+        (8).to_bytes(8, "little") + b"[]      ",
+        (2).to_bytes(8, "little") + b"[]",
+        b"\xff" * 20,
+    ],
+)
 def test_other_files_that_are_not_whole_are_seen(content: bytes, tmp_path: Path) -> None:
     name = "model.bin" if content.startswith(b"PK") else "model.safetensors"
     (tmp_path / name).write_bytes(content)

@@ -1,4 +1,6 @@
-"""A configuration names any backend; what a server does not take is refused, and a key has no place in it."""
+"""A configuration names any backend; what a server does not take is refused, and a key has no place
+in it.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ def test_a_server_is_asked_where_the_configuration_says() -> None:
         said = {"base_url": server.url, "dialect": "vllm", "served_model_name": "toy"}
         with pg.backends.load(config("openai_server", batch_size=3, engine_kwargs=said)) as route:
             (slot,) = pg.run(route, [{"messages": [{"role": "user", "content": "abc"}]}])
-            settings = route.engine.sender.settings  # type: ignore[attr-defined]  # of an online engine
+            # of an online engine
+            settings = route.engine.sender.settings  # type: ignore[attr-defined]
     assert (slot.unwrap().route, slot.unwrap().text) == ("vllm_chat", "cba")
     assert (settings.max_in_flight, settings.served_model_name) == (3, "toy")
 
@@ -40,7 +43,12 @@ def test_a_server_asked_by_token_ids_takes_what_its_checkpoint_needs(backend: st
     pytest.importorskip("aiohttp")
     pytest.importorskip("tenacity")
     pytest.importorskip("transformers")
-    assert pg.backends.load(config(backend, variant="vlm", engine_kwargs={"base_url": "http://h:1"})).name == backend
+    assert (
+        pg.backends.load(
+            config(backend, variant="vlm", engine_kwargs={"base_url": "http://h:1"})
+        ).name
+        == backend
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,16 +57,34 @@ def test_a_server_asked_by_token_ids_takes_what_its_checkpoint_needs(backend: st
         ("vllm_server", {"dtype": "float32"}, "ModelLoadConfig.dtype is not for backend"),
         ("sglang_server", {"device": "cpu"}, "ModelLoadConfig.device is not for backend"),
         ("sglang_server", {"compile": True}, "ModelLoadConfig.compile is not for backend"),
-        ("vllm_server", {"image_memory_bytes": 0}, "ModelLoadConfig.image_memory_bytes is not for backend"),
+        (
+            "vllm_server",
+            {"image_memory_bytes": 0},
+            "ModelLoadConfig.image_memory_bytes is not for backend",
+        ),
         ("openai_server", {"revision": "main"}, "ModelLoadConfig.revision is not for backend"),
-        ("vllm_server", {"engine_kwargs": {"base_ulr": "http://h"}}, "vllm_server takes no 'base_ulr'; did you mean 'base_url'"),
-        ("vllm_server", {"engine_kwargs": {"api_key": "sk-secret"}}, "takes no api_key: set the environment variable"),
-        ("vllm_server", {"engine_kwargs": {"headers": {"X": "sk-secret"}}}, "takes no headers: set the environment variable"),
+        (
+            "vllm_server",
+            {"engine_kwargs": {"base_ulr": "http://h"}},
+            "vllm_server takes no 'base_ulr'; did you mean 'base_url'",
+        ),
+        (
+            "vllm_server",
+            {"engine_kwargs": {"api_key": "sk-secret"}},
+            "takes no api_key: set the environment variable",
+        ),
+        (
+            "vllm_server",
+            {"engine_kwargs": {"headers": {"X": "sk-secret"}}},
+            "takes no headers: set the environment variable",
+        ),
         ("vllm_server", {"engine_kwargs": {"model": "m"}}, "takes no 'model'"),
         ("vllm_sever", {}, "did you mean 'vllm_server'"),
     ],
 )
-def test_what_a_server_does_not_take_is_refused(backend: str, said: dict[str, Any], words: str) -> None:
+def test_what_a_server_does_not_take_is_refused(
+    backend: str, said: dict[str, Any], words: str
+) -> None:
     with pytest.raises(pg.InvalidField, match=words) as refusal:
         pg.backends.load(config(backend, **said))
     assert "sk-secret" not in str(refusal.value)
@@ -72,10 +98,24 @@ def test_a_server_may_be_fallen_back_to() -> None:
         assert both.name
 
 
-@pytest.mark.parametrize(("when", "takes_over"), [({}, True), ({"fallback_when": (pg.Timeout,)}, False), ({"fallback_when": ["UnsupportedOption"]}, True)])
-def test_the_second_engine_takes_over_for_the_errors_that_are_named(when: dict[str, Any], takes_over: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    engines = {"vllm": FakeEngine("a", name="vllm", honours=pg.ENGINES["vllm"]), "hf": FakeEngine("b", name="hf", honours=pg.ENGINES["hf"])}
-    monkeypatch.setattr("pipegen.backends._route_of", lambda config: pg.route(engines[config.backend]))
+@pytest.mark.parametrize(
+    ("when", "takes_over"),
+    [
+        ({}, True),
+        ({"fallback_when": (pg.Timeout,)}, False),
+        ({"fallback_when": ["UnsupportedOption"]}, True),
+    ],
+)
+def test_the_second_engine_takes_over_for_the_errors_that_are_named(
+    when: dict[str, Any], takes_over: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = {
+        "vllm": FakeEngine("a", name="vllm", honours=pg.ENGINES["vllm"]),
+        "hf": FakeEngine("b", name="hf", honours=pg.ENGINES["hf"]),
+    }
+    monkeypatch.setattr(
+        "pipegen.backends._route_of", lambda config: pg.route(engines[config.backend])
+    )
     route = pg.backends.load(config("vllm", fallback_backend="hf", **when))
     (slot,) = pg.run(route, [{"prompt": "Hi"}], {"no_repeat_ngram_size": 2})
     assert pg.is_ok(slot) is takes_over
@@ -83,7 +123,11 @@ def test_the_second_engine_takes_over_for_the_errors_that_are_named(when: dict[s
 
 
 def test_an_error_to_fall_back_for_that_there_is_none_of_is_refused() -> None:
-    assert config("hf").fallback_when == ("UnsupportedMultimodal", "UnsupportedOption", "UnsupportedPlugin")
+    assert config("hf").fallback_when == (
+        "UnsupportedMultimodal",
+        "UnsupportedOption",
+        "UnsupportedPlugin",
+    )
     with pytest.raises(pg.InvalidField, match=r"the name of an error.*did you mean 'Timeout'"):
         config("hf", fallback_when=("Timeot",))
 

@@ -1,4 +1,6 @@
-"""An engine whose package is not installed, where another one takes over: it answers, and the results say why."""
+"""An engine whose package is not installed, where another one takes over: it answers, and the
+results say why.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ from pipegen.engines.extras import MissingExtra, need
 
 pytest.importorskip("torch")
 
-HI: dict[str, Any] = {"messages": [{"role": "user", "content": "What is the capital of Japan?"}], "options": {"max_new_tokens": 4}}
+HI: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "What is the capital of Japan?"}],
+    "options": {"max_new_tokens": 4},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +49,12 @@ def test_the_engine_to_fall_back_to_answers_and_the_result_says_why() -> None:
 
 def test_an_object_of_two_methods_falls_back_too() -> None:
     with pg.GenerationEngine(config(fallback_backend="hf")) as engine:
-        slots = [*engine.generate_text_batch([HI]), *engine.generate_vlm_batch([{"prompt": "Hi", "images": ["docs/examples/shapes.png"]}], HI["options"])]
+        slots = [
+            *engine.generate_text_batch([HI]),
+            *engine.generate_vlm_batch(
+                [{"prompt": "Hi", "images": ["docs/examples/shapes.png"]}], HI["options"]
+            ),
+        ]
     assert [slot.unwrap().route for slot in slots] == ["hf", "hf"]
 
 
@@ -54,22 +64,34 @@ def test_it_answers_whatever_errors_it_takes_over_for() -> None:
 
 
 def test_plugins_streams_and_samples_work_as_on_the_other_engine() -> None:
-    with pg.attach(pg.backends.load(config(fallback_backend="hf")), pg.plugins.strip_prefix(["The"])) as route:
+    with pg.attach(
+        pg.backends.load(config(fallback_backend="hf")), pg.plugins.strip_prefix(["The"])
+    ) as route:
         (slot,) = pg.run(route, [HI], {"samples": 2, "temperature": 1.0, "seed": 1})
         *deltas, done = pg.stream(route, [HI])
     assert len(slot.unwrap().samples) == 2
     assert isinstance(done, pg.Done)
-    assert "".join(delta.text for delta in deltas if isinstance(delta, pg.Delta)) == done.slot.unwrap().text
+    assert (
+        "".join(delta.text for delta in deltas if isinstance(delta, pg.Delta))
+        == done.slot.unwrap().text
+    )
 
 
 def test_its_errors_hold_the_reason_too() -> None:
     with pg.backends.load(config(fallback_backend="hf")) as route:
         error = pg.run(route, [{"prompt_token_ids": [10**9]}])[0].failure()
-    assert (type(error), [type(one) for one in error.earlier]) == (pg.InvalidRequest, [pg.BackendFailed])
+    assert (type(error), [type(one) for one in error.earlier]) == (
+        pg.InvalidRequest,
+        [pg.BackendFailed],
+    )
 
 
 def test_without_one_it_raises() -> None:
-    for opened in (lambda: pg.backends.load(config()), lambda: pg.GenerationEngine(config()), lambda: pg.backends.vllm("embedded")):
+    for opened in (
+        lambda: pg.backends.load(config()),
+        lambda: pg.GenerationEngine(config()),
+        lambda: pg.backends.vllm("embedded"),
+    ):
         with pytest.raises(MissingExtra, match="the vLLM engine needs the package"):
             opened()
 
@@ -84,17 +106,32 @@ def test_where_both_are_missing_it_raises(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_chat_file_falls_back_in_code() -> None:
-    (agent,) = chat_from({"backend": {"type": "vllm", "model": "embedded", "fallback_backend": "hf", "max_new_tokens": 4}}).agents
+    (agent,) = chat_from(
+        {
+            "backend": {
+                "type": "vllm",
+                "model": "embedded",
+                "fallback_backend": "hf",
+                "max_new_tokens": 4,
+            }
+        }
+    ).agents
     with agent.open() as route:
         assert pg.run(route, [HI])[0].unwrap().route == "hf"
 
 
 @pytest.mark.parametrize("by", ["flags", "chat file"])
-def test_the_command_line_falls_back_and_says_so(by: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_falls_back_and_says_so(
+    by: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked, chat, out = tmp_path / "in.jsonl", tmp_path / "chat.yaml", tmp_path / "out.jsonl"
     asked.write_text(json.dumps(HI))
     chat.write_text("backend: {type: vllm, model: embedded, fallback_backend: hf}")
-    flags = ["--model", "embedded", "--backend", "vllm", "--fallback", "hf"] if by == "flags" else ["--config", str(chat)]
+    flags = (
+        ["--model", "embedded", "--backend", "vllm", "--fallback", "hf"]
+        if by == "flags"
+        else ["--config", str(chat)]
+    )
     with pytest.raises(SystemExit) as left:
         main(["generate", str(asked), "-o", str(out), *flags])
     assert left.value.code == 0
@@ -104,7 +141,9 @@ def test_the_command_line_falls_back_and_says_so(by: str, tmp_path: Path, capsys
     assert "until then hf answers" in said
 
 
-def test_the_command_line_refuses_where_nothing_takes_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_refuses_where_nothing_takes_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (asked := tmp_path / "in.jsonl").write_text(json.dumps(HI))
     with pytest.raises(SystemExit) as left:
         main(["generate", str(asked), "--model", "embedded", "--backend", "vllm"])
@@ -113,7 +152,9 @@ def test_the_command_line_refuses_where_nothing_takes_over(tmp_path: Path, capsy
 
 
 def test_a_chat_falls_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (chat := tmp_path / "chat.yaml").write_text("backend: {type: vllm, model: embedded, fallback_backend: hf, max_new_tokens: 4}")
+    (chat := tmp_path / "chat.yaml").write_text(
+        "backend: {type: vllm, model: embedded, fallback_backend: hf, max_new_tokens: 4}"
+    )
     with pytest.raises(SystemExit) as left:
         main(["chat", "--config", str(chat), "Hi", "--json"])
     assert left.value.code == 0

@@ -78,7 +78,10 @@ def test_what_was_left_is_dropped_once_before_the_next_step_or_at_once() -> None
     assert (shared.drops, shared.steps) == (2, 1)
 
 
-@pytest.mark.parametrize("call", [lambda shared, box: shared.step(box), lambda shared, box: asyncio.run(shared.astep(box))])
+@pytest.mark.parametrize(
+    "call",
+    [lambda shared, box: shared.step(box), lambda shared, box: asyncio.run(shared.astep(box))],
+)
 def test_what_has_ended_a_call_is_raised_after_what_came_before(call: object) -> None:
     assert callable(call)
     shared = Counting()

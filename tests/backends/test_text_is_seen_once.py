@@ -1,4 +1,6 @@
-"""Plugins see each piece of a row's text once, whoever runs it: what the engine's row decoder found is not looked for again."""
+"""Plugins see each piece of a row's text once, whoever runs it: what the engine's row decoder found
+is not looked for again.
+"""
 
 from __future__ import annotations
 
@@ -49,5 +51,9 @@ def test_a_stream_shows_the_text_once() -> None:
     with pg.attach(hf(), counting(seen)) as route:
         *deltas, done = pg.stream(route, [{"prompt": "Hi"}], OPTIONS)
     assert isinstance(done, pg.Done)
-    assert "".join(delta.text for delta in deltas if isinstance(delta, pg.Delta)) == "".join(seen) == done.slot.unwrap().text
+    assert (
+        "".join(delta.text for delta in deltas if isinstance(delta, pg.Delta))
+        == "".join(seen)
+        == done.slot.unwrap().text
+    )
     assert len(seen) <= done.slot.unwrap().completion_tokens + 1

@@ -1,4 +1,6 @@
-"""Ids that a tokenizer has and its model has not: the row fails, typed and before the call, its neighbours go on, and padding never uses one."""
+"""Ids that a tokenizer has and its model has not: the row fails, typed and before the call, its
+neighbours go on, and padding never uses one.
+"""
 
 from __future__ import annotations
 
@@ -57,9 +59,13 @@ def test_a_row_with_such_an_id_fails_alone(bad: dict[str, Any], route: pg.Route)
     first = [size_of(route)]
     request = {name: first if value == "the first" else value for name, value in bad.items()}
     if "options" in bad:
-        request["options"] = {name: first if value == "the first" else value for name, value in bad["options"].items()}
+        request["options"] = {
+            name: first if value == "the first" else value for name, value in bad["options"].items()
+        }
     alone = pg.run(route, [{"prompt": "Hi"}, {"prompt": "Hello there"}], FOUR)
-    before, failed, after = pg.run(route, [{"prompt": "Hi"}, request, {"prompt": "Hello there"}], FOUR)
+    before, failed, after = pg.run(
+        route, [{"prompt": "Hi"}, request, {"prompt": "Hello there"}], FOUR
+    )
     assert (before, after) == alone
     error = failed.failure()
     assert isinstance(error, pg.InvalidRequest)
@@ -67,7 +73,9 @@ def test_a_row_with_such_an_id_fails_alone(bad: dict[str, Any], route: pg.Route)
 
 
 def test_the_engine_itself_refuses_too(route: pg.Route) -> None:
-    good, bad = route.engine.generate([encoded([5, 6], max_new_tokens=1), encoded([5, size_of(route)], max_new_tokens=1)])
+    good, bad = route.engine.generate(
+        [encoded([5, 6], max_new_tokens=1), encoded([5, size_of(route)], max_new_tokens=1)]
+    )
     assert pg.is_ok(good)
     assert isinstance(bad.failure(), pg.InvalidRequest)
 
@@ -82,13 +90,22 @@ def test_rows_of_unequal_length_are_padded_with_an_id_that_the_model_has(route: 
 
 
 @pytest.mark.parametrize("stop", ["<turn>", "<pad>"])
-def test_a_stop_that_the_model_cannot_write_ends_nothing_and_breaks_nothing(stop: str, route: pg.Route) -> None:
+def test_a_stop_that_the_model_cannot_write_ends_nothing_and_breaks_nothing(
+    stop: str, route: pg.Route
+) -> None:
     options = pg.GenerationOptions(max_new_tokens=4, min_new_tokens=3, stop=(stop,))
-    free = pg.run(route, [{"prompt": "Hi"}], pg.GenerationOptions(max_new_tokens=4, min_new_tokens=3))
-    assert pg.run(route, [{"prompt": "Hi"}], options)[0].unwrap().token_ids == free[0].unwrap().token_ids
+    free = pg.run(
+        route, [{"prompt": "Hi"}], pg.GenerationOptions(max_new_tokens=4, min_new_tokens=3)
+    )
+    assert (
+        pg.run(route, [{"prompt": "Hi"}], options)[0].unwrap().token_ids
+        == free[0].unwrap().token_ids
+    )
 
 
-def test_an_end_token_of_the_checkpoint_that_the_model_cannot_write_breaks_nothing(tmp_path: Path) -> None:
+def test_an_end_token_of_the_checkpoint_that_the_model_cannot_write_breaks_nothing(
+    tmp_path: Path,
+) -> None:
     folder = write_model(tmp_path / "model", "qwen3", eos_token_id=[1, 10**6])
     with pg.backends.hf(folder, dtype="float32") as other:
         options = pg.GenerationOptions(max_new_tokens=4, min_new_tokens=3)
@@ -101,15 +118,29 @@ def test_a_token_server_is_never_sent_one(folder: Path) -> None:
     from pipegen.testing.faulty import FaultyServer
 
     for constructor in (pg.backends.vllm_server, pg.backends.sglang_server):
-        with FaultyServer() as server, constructor(str(folder), base_url=server.url, served_model_name="toy") as route:
+        with (
+            FaultyServer() as server,
+            constructor(str(folder), base_url=server.url, served_model_name="toy") as route,
+        ):
             server.keeps_bodies = True
             size = size_of(route)
-            requests: list[Any] = [{"prompt_token_ids": [5, size]}, {"prompt": "Hi", "options": {"stop_token_ids": [size]}}]
-            assert [type(slot.failure()) for slot in pg.run(route, requests, FOUR)] == [pg.InvalidRequest] * 2
+            requests: list[Any] = [
+                {"prompt_token_ids": [5, size]},
+                {"prompt": "Hi", "options": {"stop_token_ids": [size]}},
+            ]
+            assert [type(slot.failure()) for slot in pg.run(route, requests, FOUR)] == [
+                pg.InvalidRequest
+            ] * 2
             assert server.bodies == []
             engine: Any = route.engine
-            sent = engine.prepare(encoded([5, 6], stop=("<turn>",), min_new_tokens=1)).unwrap().body["sampling_params"]
-            assert size not in (sent["stop_token_ids"] or ()) and size + 1 not in (sent["stop_token_ids"] or ())
+            sent = (
+                engine.prepare(encoded([5, 6], stop=("<turn>",), min_new_tokens=1))
+                .unwrap()
+                .body["sampling_params"]
+            )
+            assert size not in (sent["stop_token_ids"] or ()) and size + 1 not in (
+                sent["stop_token_ids"] or ()
+            )
 
 
 @pytest.mark.parametrize(
@@ -120,7 +151,9 @@ def test_a_token_server_is_never_sent_one(folder: Path) -> None:
         ({"model_type": "gemma3", "text_config": {"vocab_size": 11}, "image_token_index": 11}, 12),
     ],
 )
-def test_the_size_is_the_embeddings_and_an_image_token_beyond_it_counts(config: dict[str, Any], size: int, tmp_path: Path) -> None:
+def test_the_size_is_the_embeddings_and_an_image_token_beyond_it_counts(
+    config: dict[str, Any], size: int, tmp_path: Path
+) -> None:
     import json
 
     from pipegen.backends.checkpoint.checkpoint import Checkpoint

@@ -1,6 +1,8 @@
-"""pipegen with an engine that answers at once, and what it stands beside, as `arms.py` does with models: `python alone_arms.py NAME WORK.json`.
+"""pipegen with an engine that answers at once, and what it stands beside, as `arms.py` does with
+models: `python alone_arms.py NAME WORK.json`.
 
-WORK.json names the number of requests and how many tokens each is answered with. Requests are made as they are taken, so none of the ways holds them all.
+WORK.json names the number of requests and how many tokens each is answered with. Requests are made
+as they are taken, so none of the ways holds them all.
 """
 
 from __future__ import annotations
@@ -14,18 +16,30 @@ from arms import Run, Work, serve
 from forced import Counts
 from measure import ROOT
 
-QUESTIONS = ("Count from 1 to 9.", "What is the capital of Peru?", "List the months of the year.", "Reverse: sun moon star lake")
+QUESTIONS = (
+    "Count from 1 to 9.",
+    "What is the capital of Peru?",
+    "List the months of the year.",
+    "Reverse: sun moon star lake",
+)
 WORDS = "The sun and the moon stand over the lake, and the birds are silent. " * 8
 VARIABLES = {"add_generation_prompt": True, "enable_thinking": False}
 
 
 def conversations(work: Work) -> Iterator[list[dict[str, str]]]:
     for number in range(work["requests"]):
-        yield [{"role": "user", "content": f"{QUESTIONS[number % 4]} ({number}) " + "sun moon star lake " * 20}]
+        yield [
+            {
+                "role": "user",
+                "content": f"{QUESTIONS[number % 4]} ({number}) " + "sun moon star lake " * 20,
+            }
+        ]
 
 
 def pipegen(work: Work) -> tuple[Run, Counts]:
-    """Whole runs with the Hugging Face engine without its model: it always answers with the same ids and the model's end token."""
+    """Whole runs with the Hugging Face engine without its model: it always answers with the same
+    ids and the model's end token.
+    """
     from returns.result import Success
 
     import pipegen as pg
@@ -68,16 +82,25 @@ def traced(work: Work) -> tuple[Run, Counts]:
 
 
 def transformers(work: Work, *, bare: bool = False) -> tuple[Run, Counts]:
-    """Template and tokenizer as most people call them, or the Rust encoder called directly; then the answer's ids decoded."""
+    """Template and tokenizer as most people call them, or the Rust encoder called directly; then
+    the answer's ids decoded.
+    """
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(ROOT / "pipegen" / "embedded" / "weights")
-    encoder, ids = tokenizer.backend_tokenizer, tokenizer(WORDS, add_special_tokens=False).input_ids[: work["answered"]]
+    encoder, ids = (
+        tokenizer.backend_tokenizer,
+        tokenizer(WORDS, add_special_tokens=False).input_ids[: work["answered"]],
+    )
 
     def run() -> list[Any]:
         for messages in conversations(work):
             text = tokenizer.apply_chat_template(messages, tokenize=False, **VARIABLES)
-            list(encoder.encode(text, add_special_tokens=False).ids) if bare else tokenizer(text, add_special_tokens=False)
+            (
+                list(encoder.encode(text, add_special_tokens=False).ids)
+                if bare
+                else tokenizer(text, add_special_tokens=False)
+            )
             if ids:
                 tokenizer.decode(ids, skip_special_tokens=True)
         return []

@@ -1,6 +1,8 @@
-"""One way of asking a server, in a process of its own: `python clients.py NAME WORK.json`, then `IN_FLIGHT REQUESTS` on stdin for each run.
+"""One way of asking a server, in a process of its own: `python clients.py NAME WORK.json`, then
+`IN_FLIGHT REQUESTS` on stdin for each run.
 
-WORK.json names the stub's address. An answer holds the seconds, those of the processor, and the median and the 99th percentile of the requests' own.
+WORK.json names the stub's address. An answer holds the seconds, those of the processor, and the
+median and the 99th percentile of the requests' own.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ QUESTION = "Say what you see. " + "sun moon star lake " * 20
 MESSAGES = [{"role": "user", "content": QUESTION}]
 BODY = {"model": "stub", "messages": MESSAGES, "max_tokens": 32, "temperature": 0.0}
 IDS = list(range(300, 400))
-ONE: dict[str, Callable[[str], Awaitable[tuple[Callable[[], Awaitable[Any]], Callable[[], Awaitable[Any]]]]]] = {}
+ONE: dict[
+    str,
+    Callable[[str], Awaitable[tuple[Callable[[], Awaitable[Any]], Callable[[], Awaitable[Any]]]]],
+] = {}
 """Arms that send one request at a time: given the address, what sends one, and what closes."""
 
 
@@ -36,7 +41,9 @@ def arm(name: str) -> Callable[[Any], Any]:
 async def bare_aiohttp(url: str) -> Any:
     import aiohttp
 
-    session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar())
+    session = aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
+    )
 
     async def one() -> None:
         async with session.post(f"{url}/v1/chat/completions", json=BODY) as answer:
@@ -49,7 +56,9 @@ async def bare_aiohttp(url: str) -> Any:
 async def bare_httpx(url: str) -> Any:
     import httpx
 
-    client = httpx.AsyncClient(limits=httpx.Limits(max_connections=None, max_keepalive_connections=None), timeout=600)
+    client = httpx.AsyncClient(
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None), timeout=600
+    )
 
     async def one() -> None:
         (await client.post(f"{url}/v1/chat/completions", json=BODY)).json()
@@ -61,7 +70,9 @@ async def bare_httpx(url: str) -> Any:
 async def bare_niquests(url: str) -> Any:
     import niquests
 
-    session = niquests.AsyncSession(pool_connections=8, pool_maxsize=1_024, disable_http2=True, disable_http3=True)
+    session = niquests.AsyncSession(
+        pool_connections=8, pool_maxsize=1_024, disable_http2=True, disable_http3=True
+    )
 
     async def one() -> None:
         answer: Any = await session.post(f"{url}/v1/chat/completions", json=BODY)
@@ -152,7 +163,15 @@ async def renderers_generate(url: str) -> Any:
 
     async def one() -> None:
         settings = {"max_tokens": 32, "temperature": 0.0}
-        await generate(client=client, renderer=renderer, messages=[], model="stub", prompt_ids=IDS, sampling_params=settings, max_prompt_len=8_000)  # type: ignore[arg-type]
+        await generate(
+            client=client,
+            renderer=renderer,
+            messages=[],
+            model="stub",
+            prompt_ids=IDS,
+            sampling_params=settings,
+            max_prompt_len=8_000,
+        )  # type: ignore[arg-type]
 
     return one, client.close
 
@@ -172,7 +191,13 @@ async def pipegen_transport(url: str) -> Any:
         deadline = transport.ends()
 
         async def attempt() -> Any:
-            return json_of((await transport.once(WireRequest(path="/v1/chat/completions", body=BODY), deadline)).body).unwrap()
+            return json_of(
+                (
+                    await transport.once(
+                        WireRequest(path="/v1/chat/completions", body=BODY), deadline
+                    )
+                ).body
+            ).unwrap()
 
         try:
             await attempt()
@@ -203,17 +228,25 @@ async def loop(one: Callable[[], Awaitable[Any]], in_flight: int, requests: int)
 
 
 def routes(name: str, url: str, in_flight: int) -> Any:
-    """pipegen's routes as their users call them: `arun` with a batch, so what is done before the first request and after the last answer counts too."""
+    """pipegen's routes as their users call them: `arun` with a batch, so what is done before the
+    first request and after the last answer counts too.
+    """
     import pipegen as pg
 
     backends: Any = pg.backends
     if name.startswith("pipegen.vllm_server, token ids"):
-        route = backends.vllm_server("embedded", base_url=url, served_model_name="stub", max_in_flight=in_flight)
+        route = backends.vllm_server(
+            "embedded", base_url=url, served_model_name="stub", max_in_flight=in_flight
+        )
         return pg, route, [{"prompt_token_ids": IDS}]
     if name == "pipegen.vllm_server, messages":
-        route = backends.vllm_server("embedded", base_url=url, served_model_name="stub", max_in_flight=in_flight)
+        route = backends.vllm_server(
+            "embedded", base_url=url, served_model_name="stub", max_in_flight=in_flight
+        )
         return pg, route, [{"messages": MESSAGES}]
-    route = backends.openai_server("stub", base_url=f"{url}/v1", dialect="vllm", max_in_flight=in_flight)
+    route = backends.openai_server(
+        "stub", base_url=f"{url}/v1", dialect="vllm", max_in_flight=in_flight
+    )
     return pg, route, [{"messages": MESSAGES}]
 
 
@@ -223,6 +256,7 @@ async def serve(name: str, url: str, out: Any) -> None:
 
         async def run(in_flight: int, requests: int) -> list[float]:
             return await loop(one, in_flight, requests)
+
     else:
         made: dict[int, Any] = {}  # a route for each level, which lets so many be in flight
 
@@ -240,7 +274,9 @@ async def serve(name: str, url: str, out: Any) -> None:
                 return slot
 
             route.engine.row = timed
-            for slot in await pg.arun(route, kind * requests, pg.GenerationOptions(max_new_tokens=32)):
+            for slot in await pg.arun(
+                route, kind * requests, pg.GenerationOptions(max_new_tokens=32)
+            ):
                 slot.unwrap()
             return taken
 
@@ -250,15 +286,24 @@ async def serve(name: str, url: str, out: Any) -> None:
 
     print(json.dumps({"ready": name}), file=out, flush=True)
     reader = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+    )
     while line := await reader.readline():
         in_flight, requests = map(int, line.split())
         begun = time.perf_counter(), time.process_time()
         taken = sorted(await run(in_flight, requests))
         wall, cpu = time.perf_counter() - begun[0], time.process_time() - begun[1]
-        said: dict[str, Any] = {"rate": requests / wall, "cpu": cpu / requests, "peak": peak_memory()}
+        said: dict[str, Any] = {
+            "rate": requests / wall,
+            "cpu": cpu / requests,
+            "peak": peak_memory(),
+        }
         if taken:
-            said |= {"p50": statistics.median(taken), "p99": taken[min(len(taken) - 1, int(0.99 * len(taken)))]}
+            said |= {
+                "p50": statistics.median(taken),
+                "p99": taken[min(len(taken) - 1, int(0.99 * len(taken)))],
+            }
         print(json.dumps(said), file=out, flush=True)
     await close()
 

@@ -1,9 +1,12 @@
-"""What a pass of a full batch takes with `torch.compile` and with static shapes: `python tests/bench/compiled.py [embedded] [smollm2]`.
+"""What a pass of a full batch takes with `torch.compile` and with static shapes: `python
+tests/bench/compiled.py [embedded] [smollm2]`.
 
-Prompts of different lengths are read once, and the same rows go on for some steps in every way of taking them: as pipegen does, the cache growing in place;
-as it does with `compile=True`; with `torch.compile` put around the model's forward as it is; and over a cache of fixed length, every shape the same at every
-step, with and without compiling. No row leaves and none comes, which suits fixed shapes best. The ways take turns in one process. The seconds are those of
-the processor, which other processes disturb less than the clock.
+Prompts of different lengths are read once, and the same rows go on for some steps in every way of
+taking them: as pipegen does, the cache growing in place; as it does with `compile=True`; with
+`torch.compile` put around the model's forward as it is; and over a cache of fixed length, every
+shape the same at every step, with and without compiling. No row leaves and none comes, which suits
+fixed shapes best. The ways take turns in one process. The seconds are those of the processor, which
+other processes disturb less than the clock.
 """
 
 from __future__ import annotations
@@ -36,7 +39,10 @@ class Prompts:
     def __init__(self, vocabulary: int, seed: int = 5) -> None:
         drawn = random.Random(seed)
         self.lengths = [LONGEST, *(drawn.randint(LONGEST // 2, LONGEST) for _ in range(BATCH - 1))]
-        rows = [[0] * (LONGEST - length) + [drawn.randrange(300, vocabulary) for _ in range(length)] for length in self.lengths]
+        rows = [
+            [0] * (LONGEST - length) + [drawn.randrange(300, vocabulary) for _ in range(length)]
+            for length in self.lengths
+        ]
         self.ids = torch.tensor(rows)
         self.mask = (torch.arange(LONGEST) >= LONGEST - torch.tensor(self.lengths)[:, None]).long()
         self.positions = (self.mask.cumsum(-1) - 1).clamp(min=0)
@@ -44,16 +50,28 @@ class Prompts:
 
 def read(model: Any, prompts: Prompts, cache: Any) -> torch.Tensor:
     """Read the prompts into the cache, and give the first token of each row."""
-    inputs = {"input_ids": prompts.ids, "attention_mask": prompts.mask, "position_ids": prompts.positions}
-    first: torch.Tensor = model(**inputs, past_key_values=cache, logits_to_keep=1).logits[:, -1:].argmax(-1)
+    inputs = {
+        "input_ids": prompts.ids,
+        "attention_mask": prompts.mask,
+        "position_ids": prompts.positions,
+    }
+    first: torch.Tensor = (
+        model(**inputs, past_key_values=cache, logits_to_keep=1).logits[:, -1:].argmax(-1)
+    )
     return first
 
 
-def growing(model: Any, prompts: Prompts, compiled: Compiled | None = None) -> tuple[torch.Tensor, Step]:
+def growing(
+    model: Any, prompts: Prompts, compiled: Compiled | None = None
+) -> tuple[torch.Tensor, Step]:
     """pipegen's own pass."""
     cache = DynamicCache(config=model.config)
     first = read(model, prompts, cache)
-    lane = RunningBatch(prompts.ids, prompts.lengths, {"past_key_values": cache, "position_ids": prompts.positions[:, -1:] + 1})
+    lane = RunningBatch(
+        prompts.ids,
+        prompts.lengths,
+        {"past_key_values": cache, "position_ids": prompts.positions[:, -1:] + 1},
+    )
     return first, lambda tokens: lane.step(model, tokens, compiled)
 
 
@@ -84,7 +102,9 @@ def fixed(model: Any, forward: Callable[..., Any], prompts: Prompts) -> tuple[to
         mask[..., end] = 0.0
         positions.add_(1)
         end += 1
-        logits: torch.Tensor = forward(input_ids=tokens, attention_mask=mask, position_ids=positions, past_key_values=cache).logits[:, -1]
+        logits: torch.Tensor = forward(
+            input_ids=tokens, attention_mask=mask, position_ids=positions, past_key_values=cache
+        ).logits[:, -1]
         return logits
 
     return first, step
@@ -112,11 +132,17 @@ def measure(part: str, name: str, folder: Path, repeats: int) -> None:
     use_grouped(model)
     prompts = Prompts(len(AutoTokenizer.from_pretrained(folder)))
     plain = model.forward
-    own, static, dynamic = Compiled(model), torch.compile(plain, dynamic=False), torch.compile(plain, dynamic=True)
+    own, static, dynamic = (
+        Compiled(model),
+        torch.compile(plain, dynamic=False),
+        torch.compile(plain, dynamic=True),
+    )
     ways: dict[str, Callable[[], tuple[torch.Tensor, Step]]] = {
         "pipegen's pass": lambda: growing(model, prompts),
         "pipegen's pass, `compile=True`": lambda: growing(model, prompts, own),
-        "pipegen's pass, `torch.compile` around its forward": lambda: around(model, dynamic, prompts),
+        "pipegen's pass, `torch.compile` around its forward": lambda: around(
+            model, dynamic, prompts
+        ),
         "a cache of fixed length": lambda: fixed(model, plain, prompts),
         "a cache of fixed length, compiled for its shapes": lambda: fixed(model, static, prompts),
     }
@@ -134,17 +160,37 @@ def measure(part: str, name: str, folder: Path, repeats: int) -> None:
     plainly, *_ = ways
     lines = []
     for way in ways:
-        ratio = statistics.median(ours / theirs for ours, theirs in zip(seconds[plainly], seconds[way], strict=True))
-        took, compiling = statistics.median(seconds[way]), max(0.0, first[way] - 2 * statistics.median(seconds[way]))
+        ratio = statistics.median(
+            ours / theirs for ours, theirs in zip(seconds[plainly], seconds[way], strict=True)
+        )
+        took, compiling = (
+            statistics.median(seconds[way]),
+            max(0.0, first[way] - 2 * statistics.median(seconds[way])),
+        )
         same = sum(one == other for one, other in zip(ids[way], ids[plainly], strict=True))
-        lines.append((way, f"{1000 * took / STEPS:.2f}", f"{ratio:.2f}", f"{compiling:.1f}", f"{same} of {BATCH} rows"))
+        lines.append(
+            (
+                way,
+                f"{1000 * took / STEPS:.2f}",
+                f"{ratio:.2f}",
+                f"{compiling:.1f}",
+                f"{same} of {BATCH} rows",
+            )
+        )
     title = f"Steps compiled, {name}: {BATCH} rows, {STEPS} steps, one thread, processor time"
-    write_table(f"compiled-{part}", title, ("way", "ms a pass", "times as fast", "seconds to compile", "same ids"), lines)
+    write_table(
+        f"compiled-{part}",
+        title,
+        ("way", "ms a pass", "times as fast", "seconds to compile", "same ids"),
+        lines,
+    )
 
 
 def main() -> None:
     for part in sys.argv[1:] or ("embedded", "smollm2"):
-        name, folder = ("embedded model", embedded()) if part == "embedded" else ("SmolLM2-135M", smollm2())
+        name, folder = (
+            ("embedded model", embedded()) if part == "embedded" else ("SmolLM2-135M", smollm2())
+        )
         measure(part, name, folder, REPEATS)
 
 

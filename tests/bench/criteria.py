@@ -1,8 +1,11 @@
-"""One way of watching for stop strings, in a process of its own: `python criteria.py NAME WORK.json`, then `STOPS ROWS` on stdin for each run.
+"""One way of watching for stop strings, in a process of its own: `python criteria.py NAME
+WORK.json`, then `STOPS ROWS` on stdin for each run.
 
-WORK.json names a tokenizer's folder, the stop strings and the rows of ids that a model might make. An answer holds the seconds of the processor for
-setting up once, for this and all steps, and for one step of one row. What is remembered of tokens and stops is forgotten before, so the first two are
-those of tokens and stops never seen; pipegen's step is that of a second run, as in a job of any length. The peers remember nothing between steps.
+WORK.json names a tokenizer's folder, the stop strings and the rows of ids that a model might make.
+An answer holds the seconds of the processor for setting up once, for this and all steps, and for
+one step of one row. What is remembered of tokens and stops is forgotten before, so the first two
+are those of tokens and stops never seen; pipegen's step is that of a second run, as in a job of any
+length. The peers remember nothing between steps.
 """
 
 from __future__ import annotations
@@ -21,10 +24,12 @@ from measure import peak_memory
 PROMPT = 20
 Step = Callable[[Any], object]
 Make = Callable[[Any, list[str], torch.Tensor], Step]
-"""Given the tokenizer, the stops and the prompts' ids, what judges a step: given all ids so far as a tensor, or, for pipegen, the new ones as a list.
+"""Given the tokenizer, the stops and the prompts' ids, what judges a step: given all ids so far as
+a tensor, or, for pipegen, the new ones as a list.
 
-Both lie ready before the clock starts, as in the loops of the engines: transformers makes the tensor for its model, and pipegen's engine has brought the
-new ids from the device, for the rows to keep.
+Both lie ready before the clock starts, as in the loops of the engines: transformers makes the
+tensor for its model, and pipegen's engine has brought the new ids from the device, for the rows to
+keep.
 """
 
 
@@ -56,8 +61,12 @@ def pipegen_followers(tokenizer: Any, stops: list[str], ids: torch.Tensor) -> St
     from pipegen.records.options import GenerationOptions, StopOptions, resolve
     from pipegen.stages.parts.row_decoder import RowDecoder, feed_each
 
-    options = resolve(GenerationOptions(max_new_tokens=100_000, stop=StopOptions(stop=tuple(stops))))
-    followers = [RowDecoder(options, tokenizer, (tokenizer.eos,), text=False) for _ in range(ids.shape[0])]
+    options = resolve(
+        GenerationOptions(max_new_tokens=100_000, stop=StopOptions(stop=tuple(stops)))
+    )
+    followers = [
+        RowDecoder(options, tokenizer, (tokenizer.eos,), text=False) for _ in range(ids.shape[0])
+    ]
     return lambda new: feed_each(followers, new)
 
 
@@ -66,12 +75,19 @@ def forget(name: str) -> None:
     if name == "pipegen":
         from pipegen.stages.parts import detokenize, row_decoder, stop_scan as scan
 
-        for remembered in (row_decoder.stop_safe_tokens, detokenize.added, detokenize._alone, detokenize._after, scan._compile):
+        for remembered in (
+            row_decoder.stop_safe_tokens,
+            detokenize.added,
+            detokenize._alone,
+            detokenize._after,
+            scan._compile,
+        ):
             remembered.cache_clear()
     elif name == "transformers stop_strings":
         from transformers.generation.stopping_criteria import STOP_STRING_EMBEDDING_CACHE
 
-        STOP_STRING_EMBEDDING_CACHE.clear()  # it keeps eight tables, of which one with 16 stops takes hundreds of MiB
+        # it keeps eight tables, of which one with 16 stops takes hundreds of MiB
+        STOP_STRING_EMBEDDING_CACHE.clear()
 
 
 ARMS: dict[str, Make] = {
@@ -104,9 +120,13 @@ def main() -> None:
         stops, rows = map(int, line.split())
         ids = torch.tensor(work["rows"][:rows])
         ends = range(PROMPT + 1, ids.shape[1] + 1)
-        inputs: list[Any] = [ids[:, end - 1].tolist() if name == "pipegen" else ids[:, :end] for end in ends]
+        inputs: list[Any] = [
+            ids[:, end - 1].tolist() if name == "pipegen" else ids[:, :end] for end in ends
+        ]
 
-        def taken(stops: int = stops, ids: torch.Tensor = ids, inputs: list[Any] = inputs) -> tuple[float, float]:
+        def taken(
+            stops: int = stops, ids: torch.Tensor = ids, inputs: list[Any] = inputs
+        ) -> tuple[float, float]:
             begun = time.process_time()
             step = ARMS[name](tokenizer, work["stops"][:stops], ids[:, :PROMPT])
             ready = time.process_time()
@@ -117,7 +137,12 @@ def main() -> None:
         forget(name)
         setup, steps = taken()
         last = taken()[1] if name == "pipegen" else steps
-        said = {"setup": setup, "whole": setup + steps, "step": last / len(inputs) / rows, "peak": peak_memory()}
+        said = {
+            "setup": setup,
+            "whole": setup + steps,
+            "step": last / len(inputs) / rows,
+            "peak": peak_memory(),
+        }
         print(json.dumps(said), file=out, flush=True)
 
 

@@ -1,8 +1,11 @@
-"""Output lengths that are the same for every way of running a model, whatever it batches, pads, packs or refills.
+"""Output lengths that are the same for every way of running a model, whatever it batches, pads,
+packs or refills.
 
-Trained models end where they like, and small ones hardly ever. So `forward` is wrapped for all alike: after a token of class r (its id modulo `PERIOD`),
-only tokens of class r - 1 may come, and after class 1 only the end. A prompt whose last token is of class L so makes L tokens, the end included, and
-which token of the class comes is still the model's own greedy choice. The last token alone decides, so nothing has to know which row is which.
+Trained models end where they like, and small ones hardly ever. So `forward` is wrapped for all
+alike: after a token of class r (its id modulo `PERIOD`), only tokens of class r - 1 may come, and
+after class 1 only the end. A prompt whose last token is of class L so makes L tokens, the end
+included, and which token of the class comes is still the model's own greedy choice. The last token
+alone decides, so nothing has to know which row is which.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ class Counts:
 
 
 def force(model: Any, eos: Sequence[int], banned: Sequence[int], *, counted_down: bool) -> Counts:
-    """Wrap the model's `forward`; without `counted_down`, rows never end. `banned` ids (the special ones) are never made. Gives the counts."""
+    """Wrap the model's `forward`; without `counted_down`, rows never end. `banned` ids (the special
+    ones) are never made. Gives the counts.
+    """
     inner, counts = model.forward, Counts()
     tables: list[torch.Tensor] = []
 
@@ -50,8 +55,12 @@ def force(model: Any, eos: Sequence[int], banned: Sequence[int], *, counted_down
     return counts
 
 
-def allowed(vocabulary: int, eos: Sequence[int], banned: Sequence[int], counted_down: bool) -> torch.Tensor:
-    """What is added to the logits after a token of each class: 0 for what may come, else a large negative number."""
+def allowed(
+    vocabulary: int, eos: Sequence[int], banned: Sequence[int], counted_down: bool
+) -> torch.Tensor:
+    """What is added to the logits after a token of each class: 0 for what may come, else a large
+    negative number.
+    """
     number = torch.arange(vocabulary)
     table = torch.zeros(PERIOD if counted_down else 1, vocabulary)
     if counted_down:
@@ -66,7 +75,13 @@ def allowed(vocabulary: int, eos: Sequence[int], banned: Sequence[int], counted_
 def alone(model: Any, inputs: dict[str, Any], count: int, eos: Sequence[int]) -> list[int]:
     """The greedy ids of a row alone in its batch, up to its end, and `count` at most."""
     with torch.no_grad():
-        out = model.generate(**inputs, max_new_tokens=count, do_sample=False, pad_token_id=eos[0], eos_token_id=list(eos))
+        out = model.generate(
+            **inputs,
+            max_new_tokens=count,
+            do_sample=False,
+            pad_token_id=eos[0],
+            eos_token_id=list(eos),
+        )
     return up_to([int(token) for token in out[0, inputs["input_ids"].shape[1] :]], set(eos))
 
 
@@ -77,12 +92,18 @@ def up_to(ids: list[int], eos: set[int]) -> list[int]:
 
 
 def closing(tokenizer: Any, text: str, length: int) -> str | None:
-    """The text with one more token of the class that makes so many tokens, or None where no such token stays one after this text."""
+    """The text with one more token of the class that makes so many tokens, or None where no such
+    token stays one after this text.
+    """
     before = tokenizer(text, add_special_tokens=False).input_ids
     special = set(tokenizer.all_special_ids) | set(tokenizer.get_added_vocab().values())
     for token in range(length, len(tokenizer), PERIOD):
         more = text + tokenizer.decode([token])
-        if token not in special and "\ufffd" not in more and tokenizer(more, add_special_tokens=False).input_ids == [*before, token]:
+        if (
+            token not in special
+            and "\ufffd" not in more
+            and tokenizer(more, add_special_tokens=False).input_ids == [*before, token]
+        ):
             return more
     return None
 

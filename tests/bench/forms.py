@@ -1,7 +1,9 @@
-"""What the form of an answer costs the rows beside it: `python tests/bench/forms.py [embedded] [smollm2]`. Run by `nox -s bench`.
+"""What the form of an answer costs the rows beside it: `python tests/bench/forms.py [embedded]
+[smollm2]`. Run by `nox -s bench`.
 
-Eight rows make equally many tokens in one batch, with and without a JSON schema for one of them, and for all. The schema's answer is longer than that, so
-that the passes are the same. The ways take turns in one process; the seconds are the processor's.
+Eight rows make equally many tokens in one batch, with and without a JSON schema for one of them,
+and for all. The schema's answer is longer than that, so that the passes are the same. The ways take
+turns in one process; the seconds are the processor's.
 """
 
 from __future__ import annotations
@@ -22,7 +24,12 @@ OBJECT = {
     "type": "object",
     "properties": {
         "label": {"type": "string", "maxLength": 20},
-        "box": {"type": "array", "items": {"type": "integer", "maximum": 999}, "minItems": 4, "maxItems": 4},
+        "box": {
+            "type": "array",
+            "items": {"type": "integer", "maximum": 999},
+            "minItems": 4,
+            "maxItems": 4,
+        },
     },
     "required": ["label", "box"],
     "additionalProperties": False,
@@ -37,7 +44,11 @@ def requests(formed: int) -> list[pg.TextGenerationRequest]:
     free = pg.GenerationOptions(**FREE, stop=pg.StopOptions(ignore_eos=True))
     form = pg.GenerationOptions(**FREE, structured=pg.StructuredOptions(json_schema=SCHEMA))
     return [
-        pg.TextGenerationRequest(prompt=f"{number}. List what is in the image as JSON: ", options=form if number < formed else free) for number in range(ROWS)
+        pg.TextGenerationRequest(
+            prompt=f"{number}. List what is in the image as JSON: ",
+            options=form if number < formed else free,
+        )
+        for number in range(ROWS)
     ]
 
 
@@ -59,11 +70,27 @@ def measured(name: str, route: pg.Route) -> list[dict[str, Any]]:
     if len(set(steps.values())) != 1:
         raise RuntimeError(f"the passes are not the same: {steps}")
     out = []
-    for formed, said in ((1, "one row with a JSON schema beside seven without"), (ROWS, "eight rows with a JSON schema")):
+    for formed, said in (
+        (1, "one row with a JSON schema beside seven without"),
+        (ROWS, "eight rows with a JSON schema"),
+    ):
         share, spread = paired(taken["0"].cpu, taken[str(formed)].cpu)
-        figures: dict[str, Any] = {side: f"{statistics.median(taken[key].cpu):.3f} s" for side, key in (("ours", str(formed)), ("theirs", "0"))}
+        figures: dict[str, Any] = {
+            side: f"{statistics.median(taken[key].cpu):.3f} s"
+            for side, key in (("ours", str(formed)), ("theirs", "0"))
+        }
         figures |= peaks(peak_memory(), peak_memory())
-        out.append(row(f"{name}: {said}", "the same eight without", share, "at most 1.1", group="The form of answers", spread=spread, **figures))
+        out.append(
+            row(
+                f"{name}: {said}",
+                "the same eight without",
+                share,
+                "at most 1.1",
+                group="The form of answers",
+                spread=spread,
+                **figures,
+            )
+        )
     return out
 
 

@@ -1,7 +1,8 @@
-"""Images on the Hugging Face path, side by side with static batches and with transformers' pipeline. Run by `nox -s bench`.
+"""Images on the Hugging Face path, side by side with static batches and with transformers'
+pipeline. Run by `nox -s bench`.
 
-`python tests/bench/images.py [skewed] [large]`: images of four sizes with outputs of skewed lengths; 200 large images, whose preparation costs as
-much as the generation. The embedded model.
+`python tests/bench/images.py [skewed] [large]`: images of four sizes with outputs of skewed
+lengths; 200 large images, whose preparation costs as much as the generation. The embedded model.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from pipegen.embedded import path as embedded_path
 
 GROUP = "Hugging Face, images"
 SIDES = ((96, 96), (128, 96), (96, 128), (128, 128))
-"""Four sizes that the model takes as they are, so that every way of running it sees the same pixels."""
+"""Four sizes that the model takes as they are, so that every way of running it sees the same
+pixels.
+"""
 PIPELINE = "transformers image-text-to-text pipeline"
 
 
@@ -40,26 +43,53 @@ def image(folder: Path, number: int, width: int, height: int, drawn: random.Rand
     return str(path)
 
 
-def work_of(folder: Path, sides: list[tuple[int, int]], wanted: list[tuple[int, ...]], *, batch: int) -> dict[str, Any]:
+def work_of(
+    folder: Path, sides: list[tuple[int, int]], wanted: list[tuple[int, ...]], *, batch: int
+) -> dict[str, Any]:
     torch.set_num_threads(1)
     drawn = random.Random(7)
-    paths = [image(folder, number, width, height, drawn) for number, (width, height) in enumerate(sides)]
+    paths = [
+        image(folder, number, width, height, drawn) for number, (width, height) in enumerate(sides)
+    ]
     embedded = Embedded(embedded_path())
     tokenizer, eos = embedded.tokenizer, [embedded.tokenizer.eos_token_id]
     banned = special_ids(tokenizer)
     force(embedded.model, eos, banned, counted_down=True)
     closings, lengths, answers = [], [], []
     for path, counts in zip(paths, wanted, strict=True):
-        beginnings = ((f"{drawn.choice(WORDS)} {drawn.choice(WORDS)}", count) for _ in range(200) for count in counts)
-        text, count = next((closed, count) for begun, count in beginnings if (closed := closing(tokenizer, begun, count)) is not None)
+        beginnings = (
+            (f"{drawn.choice(WORDS)} {drawn.choice(WORDS)}", count)
+            for _ in range(200)
+            for count in counts
+        )
+        text, count = next(
+            (closed, count)
+            for begun, count in beginnings
+            if (closed := closing(tokenizer, begun, count)) is not None
+        )
         closings.append(text)
         lengths.append(count)
-        answers.append(alone(embedded.model, inputs_of(embedded, [opened(path)], [text]), count, eos))
+        answers.append(
+            alone(embedded.model, inputs_of(embedded, [opened(path)], [text]), count, eos)
+        )
     if [len(answer) + 1 for answer in answers] != lengths:
         raise AssertionError("a row alone does not make as many tokens as it should")
-    sizes = {"batch": batch, "threads": 1, "max_new_tokens": max(lengths), "lengths": lengths, "window": len(paths)}
+    sizes = {
+        "batch": batch,
+        "threads": 1,
+        "max_new_tokens": max(lengths),
+        "lengths": lengths,
+        "window": len(paths),
+    }
     forced = {"eos": eos, "banned": banned, "counted_down": True}
-    return {"model": str(embedded_path()), "images": paths, "closings": closings, "answers": answers, **forced, **sizes}
+    return {
+        "model": str(embedded_path()),
+        "images": paths,
+        "closings": closings,
+        "answers": answers,
+        **forced,
+        **sizes,
+    }
 
 
 def four_sizes() -> list[dict[str, Any]]:
@@ -82,39 +112,74 @@ def four_sizes() -> list[dict[str, Any]]:
 
 
 def keeps_its_size(sides: tuple[int, ...]) -> bool:
-    """Whether the model's processor would keep the size that it chooses for such an image, so that every way of running the model sees the same pixels.
+    """Whether the model's processor would keep the size that it chooses for such an image, so that
+    every way of running the model sees the same pixels.
 
-    One in thirty is so narrow that it would not: its size lies below the processor's own `min_pixels`, and pipegen takes the next one within.
+    One in thirty is so narrow that it would not: its size lies below the processor's own
+    `min_pixels`, and pipegen takes the next one within.
     """
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
     def size(sides: tuple[int, ...]) -> tuple[int, ...]:
-        chosen: tuple[int, int] = smart_resize(sides[0], sides[1], factor=32, min_pixels=96 * 96, max_pixels=128 * 128)
+        chosen: tuple[int, int] = smart_resize(
+            sides[0], sides[1], factor=32, min_pixels=96 * 96, max_pixels=128 * 128
+        )
         return chosen
 
     return size(size(sides)) == size(sides)
 
 
 def large() -> list[dict[str, Any]]:
-    """200 images of 512 to 4,096 pixels a side; each row makes as many tokens as cost what its image costs."""
+    """200 images of 512 to 4,096 pixels a side; each row makes as many tokens as cost what its
+    image costs.
+    """
     name = "200 images of 512 to 4,096 pixels, embedded model"
     print(name, flush=True)
     count = int(os.environ.get("BENCH_IMAGES", "200"))
     drawn = random.Random(11)
-    endless = (tuple(32 * round(2 ** drawn.uniform(9, 12) / 32) for _ in range(2)) for _ in itertools.count())
+    endless = (
+        tuple(32 * round(2 ** drawn.uniform(9, 12) / 32) for _ in range(2))
+        for _ in itertools.count()
+    )
     sides = list(itertools.islice(filter(keeps_its_size, endless), count))
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        paths = [image(folder, number, width, height, drawn) for number, (width, height) in enumerate(sides)]
+        paths = [
+            image(folder, number, width, height, drawn)
+            for number, (width, height) in enumerate(sides)
+        ]
         tokenizer = Embedded(embedded_path()).tokenizer
-        forced = {"eos": [tokenizer.eos_token_id], "banned": special_ids(tokenizer), "counted_down": False}
-        work: dict[str, Any] = {"model": str(embedded_path()), "images": paths, "closings": [""] * count, "batch": 8, "threads": 1, "window": 64, **forced}
+        forced = {
+            "eos": [tokenizer.eos_token_id],
+            "banned": special_ids(tokenizer),
+            "counted_down": False,
+        }
+        work: dict[str, Any] = {
+            "model": str(embedded_path()),
+            "images": paths,
+            "closings": [""] * count,
+            "batch": 8,
+            "threads": 1,
+            "window": 64,
+            **forced,
+        }
         work["max_new_tokens"] = tokens = balanced(work)
-        taken, last, absent = race(["pipegen", PIPELINE], work, repeats=min(REPEATS, 2), script="image_arms.py")
+        taken, last, absent = race(
+            ["pipegen", PIPELINE], work, repeats=min(REPEATS, 2), script="image_arms.py"
+        )
     if any(len(answer) != tokens for answer in last["pipegen"]["answers"]):
         raise AssertionError("not every row made as many tokens")
     if PIPELINE in absent:
-        return [row(name, PIPELINE, None, "at least 1.6", group=GROUP, note=f"not measured: {absent[PIPELINE]}")]
+        return [
+            row(
+                name,
+                PIPELINE,
+                None,
+                "at least 1.6",
+                group=GROUP,
+                note=f"not measured: {absent[PIPELINE]}",
+            )
+        ]
     if last[PIPELINE]["answers"] != last["pipegen"]["answers"]:
         raise AssertionError("the pipeline and pipegen did not make the same ids")
     note = f"{tokens} tokens an image, the same ids"
@@ -122,10 +187,17 @@ def large() -> list[dict[str, Any]]:
 
 
 def balanced(work: dict[str, Any]) -> int:
-    """How many tokens cost as much as preparing: from static runs over 24 images with 8 and with 40 tokens, in processor time."""
+    """How many tokens cost as much as preparing: from static runs over 24 images with 8 and with 40
+    tokens, in processor time.
+    """
     seconds = []
     for tokens in (8, 40):
-        part = {**work, "images": work["images"][:24], "closings": [""] * 24, "max_new_tokens": tokens}
+        part = {
+            **work,
+            "images": work["images"][:24],
+            "closings": [""] * 24,
+            "max_new_tokens": tokens,
+        }
         taken, _, _ = race([ARRIVAL], part, repeats=2, script="image_arms.py")
         seconds.append(min(taken[ARRIVAL].cpu))
     step = (seconds[1] - seconds[0]) / 32

@@ -1,6 +1,8 @@
-"""Two limits of text on the Hugging Face path: the needed row-steps in full batches, and the prompts read, by the model alone.
+"""Two limits of text on the Hugging Face path: the needed row-steps in full batches, and the
+prompts read, by the model alone.
 
-Nothing is done between the passes but to take the likeliest token: no row comes late, none leaves, no place is ever empty.
+Nothing is done between the passes but to take the likeliest token: no row comes late, none leaves,
+no place is ever empty.
 """
 
 from __future__ import annotations
@@ -16,10 +18,13 @@ Run = Callable[[], list[Any]]
 
 
 def transformers_passes(model: Any, work: dict[str, Any]) -> Run:
-    """The limit of transformers' own passes: its model and its `DynamicCache` as they come, with mask and padding.
+    """The limit of transformers' own passes: its model and its `DynamicCache` as they come, with
+    mask and padding.
 
-    The prompts are read in full batches, sorted by length and padded on the left as `generate` does. Then each batch goes on as many steps as its rows need
-    on average: all rows at every step, so that the steps of all batches are the needed row-steps. Gives the ids that the rows make in them.
+    The prompts are read in full batches, sorted by length and padded on the left as `generate`
+    does. Then each batch goes on as many steps as its rows need on average: all rows at every step,
+    so that the steps of all batches are the needed row-steps. Gives the ids that the rows make in
+    them.
     """
     prompts, lengths, batch = work["ids"], work["lengths"], work["batch"]
     order = sorted(range(len(prompts)), key=lambda row: -len(prompts[row]))
@@ -33,7 +38,9 @@ def transformers_passes(model: Any, work: dict[str, Any]) -> Run:
             steps, left = int(left), left - int(left)
             with torch.no_grad():
                 answers = _in_batch(model, [prompts[row] for row in rows], steps)
-            made |= {row: up_to(ids, set(work["eos"])) for row, ids in zip(rows, answers, strict=True)}
+            made |= {
+                row: up_to(ids, set(work["eos"])) for row, ids in zip(rows, answers, strict=True)
+            }
         return [made[row] for row in range(len(prompts))]
 
     return run
@@ -48,7 +55,17 @@ def _in_batch(model: Any, prompts: list[list[int]], steps: int) -> list[list[int
     cache = DynamicCache(config=model.config)
     made = []
     for step in range(steps + 1):
-        token = model(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1).logits[:, -1:].argmax(-1)
+        token = (
+            model(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=cache,
+                logits_to_keep=1,
+            )
+            .logits[:, -1:]
+            .argmax(-1)
+        )
         made.append(token)
         if step < steps:
             ids, positions = token, positions[:, -1:] + 1
@@ -58,10 +75,11 @@ def _in_batch(model: Any, prompts: list[list[int]], steps: int) -> list[list[int
 
 
 def best_passes(model: Any, work: dict[str, Any]) -> Run:
-    """A bound that no way of batching reaches: pipegen's own best passes, key heads shared and the cache written in place.
+    """A bound that no way of batching reaches: pipegen's own best passes, key heads shared and the
+    cache written in place.
 
-    No prompt is padded (all have the mean length, at which attention costs least), each row-step sees the mean context, and its mask is there as rows of
-    different lengths need one.
+    No prompt is padded (all have the mean length, at which attention costs least), each row-step
+    sees the mean context, and its mask is there as rows of different lengths need one.
     """
     from pipegen.backends.hf import cache as caches
     from pipegen.backends.hf.attention import use_grouped
@@ -69,12 +87,20 @@ def best_passes(model: Any, work: dict[str, Any]) -> Run:
     use_grouped(model)
     batch, prompts = work["batch"], [len(prompt) for prompt in work["ids"]]
     steps = sum(length - 1 for length in work["lengths"]) // batch
-    seen = sum((prompt + length / 2) * (length - 1) for prompt, length in zip(prompts, work["lengths"], strict=True))
+    seen = sum(
+        (prompt + length / 2) * (length - 1)
+        for prompt, length in zip(prompts, work["lengths"], strict=True)
+    )
     context = int(seen / sum(length - 1 for length in work["lengths"]))
 
     def read(rows: int, columns: int) -> Any:
         cache = DynamicCache(config=model.config)
-        model(input_ids=torch.ones(rows, columns, dtype=torch.long), past_key_values=cache, use_cache=True, logits_to_keep=1)
+        model(
+            input_ids=torch.ones(rows, columns, dtype=torch.long),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
         return cache
 
     cache = None
@@ -85,10 +111,15 @@ def best_passes(model: Any, work: dict[str, Any]) -> Run:
             for start in range(0, len(prompts), batch):
                 read(min(batch, len(prompts) - start), sum(prompts) // len(prompts))
             cache = cache or caches.growing(read(batch, context))
-            mask, token = torch.ones(batch, context + 1, dtype=torch.long), torch.ones(batch, 1, dtype=torch.long)
+            mask, token = (
+                torch.ones(batch, context + 1, dtype=torch.long),
+                torch.ones(batch, 1, dtype=torch.long),
+            )
             mask[0, 0] = 0
             for _ in range(steps):
-                token = model(input_ids=token, attention_mask=mask, past_key_values=cache).logits.argmax(-1)
+                token = model(
+                    input_ids=token, attention_mask=mask, past_key_values=cache
+                ).logits.argmax(-1)
                 cache.crop(-1)
         return []
 

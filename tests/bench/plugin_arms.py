@@ -1,7 +1,8 @@
-"""Decoding, and plugins given as many tokens as an engine gives them, as `arms.py` does with ways of generating: `python plugin_arms.py NAME WORK.json`.
+"""Decoding, and plugins given as many tokens as an engine gives them, as `arms.py` does with ways
+of generating: `python plugin_arms.py NAME WORK.json`.
 
-Every process has loaded the embedded model, decoded a row with it and read the same texts, so what a plugin's process holds beyond the one that decodes is
-the plugin's.
+Every process has loaded the embedded model, decoded a row with it and read the same texts, so what
+a plugin's process holds beyond the one that decodes is the plugin's.
 """
 
 from __future__ import annotations
@@ -19,15 +20,23 @@ from pipegen.engines.tokenizer import Tokenizer
 from pipegen.plugins import RowContext, balanced_json, forbid_repeated_objects, halt_on_repetition
 
 TOKENS, DECODED = 4_096, 256
-PROSE = " ".join(f"Car number {number} is as red as the one before it, and stands in the street." for number in range(2_000))
-OBJECTS = "[" + ", ".join(f'{{"label": "car", "bbox_2d": [{number}, {number % 7}, {number + 40}, 90]}}' for number in range(2_000))
+PROSE = " ".join(
+    f"Car number {number} is as red as the one before it, and stands in the street."
+    for number in range(2_000)
+)
+OBJECTS = "[" + ", ".join(
+    f'{{"label": "car", "bbox_2d": [{number}, {number % 7}, {number + 40}, 90]}}'
+    for number in range(2_000)
+)
 PROMPT = "List the objects."
 Made = Callable[[Tokenizer, dict[str, list[int]]], Run]
 """Given the tokenizer and the ids of each text."""
 
 
 def watching(plugin: pg.Plugin, text: str, tokenizer: Tokenizer, read: dict[str, list[int]]) -> Run:
-    """A watch is shown the text of each token, twice: the engine halts by it, and the shared stages cut by it."""
+    """A watch is shown the text of each token, twice: the engine halts by it, and the shared stages
+    cut by it.
+    """
     pieces = [tokenizer.decode([token_id]) for token_id in read[text]]
 
     def run() -> list[Any]:
@@ -42,7 +51,9 @@ def watching(plugin: pg.Plugin, text: str, tokenizer: Tokenizer, read: dict[str,
     return run
 
 
-def processing(plugin: pg.Plugin, text: str, tokenizer: Tokenizer, read: dict[str, list[int]]) -> Run:
+def processing(
+    plugin: pg.Plugin, text: str, tokenizer: Tokenizer, read: dict[str, list[int]]
+) -> Run:
     """A logits processor is asked before each token; the vocabulary is read before."""
     if plugin.logits_processor is None:
         raise ValueError("not a logits processor")
@@ -78,8 +89,12 @@ PLUGINS: dict[str, Made] = {
     "balanced_json, objects": functools.partial(watching, balanced_json(), OBJECTS),
     "halt_on_repetition, prose": functools.partial(watching, halt_on_repetition(), PROSE),
     "halt_on_repetition, objects": functools.partial(watching, halt_on_repetition(), OBJECTS),
-    "forbid_repeated_objects, keys=False": functools.partial(processing, forbid_repeated_objects(), OBJECTS),
-    "forbid_repeated_objects, keys=True": functools.partial(processing, forbid_repeated_objects(keys=("label", "bbox_2d")), OBJECTS),
+    "forbid_repeated_objects, keys=False": functools.partial(
+        processing, forbid_repeated_objects(), OBJECTS
+    ),
+    "forbid_repeated_objects, keys=True": functools.partial(
+        processing, forbid_repeated_objects(keys=("label", "bbox_2d")), OBJECTS
+    ),
 }
 DECODING = "decoding, embedded model"
 ARMS = {DECODING: arm} | {name: functools.partial(arm, made=made) for name, made in PLUGINS.items()}

@@ -1,7 +1,8 @@
 """What Ray costs beside one process: to start, and for each row. `nox -s ray -- bench [rows]`.
 
-The engine waits 20 ms for each row and computes nothing, so that a busy machine does not decide. Both ways ask the same rows with as many in flight; the ratio
-is that of the time from the first row's beginning to the last row's end, and what comes before it is hooks apart.
+The engine waits 20 ms for each row and computes nothing, so that a busy machine does not decide.
+Both ways ask the same rows with as many in flight; the ratio is that of the time from the first
+row's beginning to the last row's end, and what comes before it is hooks apart.
 """
 
 from __future__ import annotations
@@ -72,7 +73,13 @@ def main(rows: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         source = folder / "in.jsonl"
-        source.write_text("".join(json.dumps({"id": str(row), "prompt": f"Is {row} even?"}) + "\n" for row in range(rows)), encoding="utf-8")
+        source.write_text(
+            "".join(
+                json.dumps({"id": str(row), "prompt": f"Is {row} even?"}) + "\n"
+                for row in range(rows)
+            ),
+            encoding="utf-8",
+        )
 
         def opened() -> Iterator[Any]:
             with source.open("rb") as stream:
@@ -85,13 +92,26 @@ def main(rows: int) -> None:
         began = time.monotonic()
         connect("local", quiet=True)
         connected = time.monotonic() - began
-        files = Files(out=str(folder / "ray"), quiet=True, asked=Asked(load_of(AskedFlags(model="fake"), {})))
+        files = Files(
+            out=str(folder / "ray"), quiet=True, asked=Asked(load_of(AskedFlags(model="fake"), {}))
+        )
         quiet = Meter(Tally()), lambda done, text: None, lambda stops: None, lambda run, files: None
         began = time.monotonic()
-        slots = [slot for _, slot, _ in ray_slots(files, OnRay(partial(waiting), "local", 1, 0), waiting(), opened, *quiet)]
+        slots = [
+            slot
+            for _, slot, _ in ray_slots(
+                files, OnRay(partial(waiting), "local", 1, 0), waiting(), opened, *quiet
+            )
+        ]
         on_ray = time.monotonic() - began
         assert [slot.unwrap().text for slot in slots] == [slot.unwrap().text for slot in one_slots]
-    figures = {"rows": rows, "one process": round(one, 2), "on Ray": round(on_ray, 2), "ratio": round(on_ray / one, 3), "to start Ray": round(connected, 2)}
+    figures = {
+        "rows": rows,
+        "one process": round(one, 2),
+        "on Ray": round(on_ray, 2),
+        "ratio": round(on_ray / one, 3),
+        "to start Ray": round(connected, 2),
+    }
     print(json.dumps({**figures, "ratio with the start": round((on_ray + connected) / one, 3)}))
 
 

@@ -1,6 +1,8 @@
-"""Stop strings: what it costs to set them up, and to look for them at each step of each row, with a real vocabulary of 150,000. Run by `nox -s bench`.
+"""Stop strings: what it costs to set them up, and to look for them at each step of each row, with a
+real vocabulary of 150,000. Run by `nox -s bench`.
 
-`python tests/bench/stops.py TOKENIZER`: the folder of a tokenizer. Seconds are those of the processor; 200 steps, in batches of 1, 8 and 32 rows.
+`python tests/bench/stops.py TOKENIZER`: the folder of a tokenizer. Seconds are those of the
+processor; 200 steps, in batches of 1, 8 and 32 rows.
 """
 
 from __future__ import annotations
@@ -28,12 +30,18 @@ def work_of(folder: Path) -> dict[str, Any]:
     """Rows of ids from the documentation's own text, in which none of the stops stands."""
     from transformers import AutoTokenizer
 
-    text = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md")))
+    text = "\n".join(
+        path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))
+    )
     for stop in STOPS:
         text = text.replace(stop, " ")
     ids = AutoTokenizer.from_pretrained(folder)(text, add_special_tokens=False).input_ids
     starts = [place * (len(ids) - PROMPT - STEPS) // 32 for place in range(32)]
-    return {"tokenizer": str(folder), "stops": STOPS, "rows": [ids[start : start + PROMPT + STEPS] for start in starts]}
+    return {
+        "tokenizer": str(folder),
+        "stops": STOPS,
+        "rows": [ids[start : start + PROMPT + STEPS] for start in starts],
+    }
 
 
 Runs = dict[str, dict[tuple[int, int], list[dict[str, float]]]]
@@ -48,7 +56,9 @@ def measured(work: dict[str, Any]) -> tuple[Runs, dict[str, str]]:
                 for repeat in range(min(REPEATS, 3)):
                     for worker in workers if repeat % 2 else reversed(workers):
                         if stops or worker.arm == OURS:
-                            said.setdefault(worker.arm, {}).setdefault((stops, rows), []).append(worker.run(f"{stops} {rows}"))
+                            said.setdefault(worker.arm, {}).setdefault((stops, rows), []).append(
+                                worker.run(f"{stops} {rows}")
+                            )
     return said, absent
 
 
@@ -59,27 +69,73 @@ def us(seconds: float) -> str:
 def rows_of(said: Runs, absent: dict[str, str]) -> list[dict[str, Any]]:
     out = []
 
-    def compare(what: str, work: str, peer: str, ours: list[dict[str, float]], theirs: list[dict[str, float]], target: str) -> None:
+    def compare(
+        what: str,
+        work: str,
+        peer: str,
+        ours: list[dict[str, float]],
+        theirs: list[dict[str, float]],
+        target: str,
+    ) -> None:
         mine, other = ([run[what] for run in runs] for runs in (ours, theirs))
-        ratio, spread = paired(mine, other) if target.startswith("at least") else paired(other, mine)
+        ratio, spread = (
+            paired(mine, other) if target.startswith("at least") else paired(other, mine)
+        )
         figures = {"ours": us(statistics.median(mine)), "theirs": us(statistics.median(other))}
-        out.append(row(work, peer, ratio, target, group=GROUP, spread=spread, **figures, **peaks(ours[-1]["peak"], theirs[-1]["peak"])))
+        out.append(
+            row(
+                work,
+                peer,
+                ratio,
+                target,
+                group=GROUP,
+                spread=spread,
+                **figures,
+                **peaks(ours[-1]["peak"], theirs[-1]["peak"]),
+            )
+        )
 
     def cheapest(at: tuple[int, int]) -> str:
-        return min((name for name in said if name != OURS), key=lambda name: statistics.median(run["step"] for run in said[name][at]))
+        return min(
+            (name for name in said if name != OURS),
+            key=lambda name: statistics.median(run["step"] for run in said[name][at]),
+        )
 
     for stops in (1, 4, 16):
         for rows in (1, 8, 32):
             at, shown = (stops, rows), f"{stops} stops, batch of {rows}"
             ours, least = said[OURS][at], cheapest(at)
             compare("setup", f"{shown}: setting up", THEIRS, ours, said[THEIRS][at], "at most 0.01")
-            compare("step", f"{shown}: a step of a row", f"the cheapest peer, {least}", ours, said[least][at], "at most 0.1")
+            compare(
+                "step",
+                f"{shown}: a step of a row",
+                f"the cheapest peer, {least}",
+                ours,
+                said[least][at],
+                "at most 0.1",
+            )
             for peer in filter(OURS.__ne__, said):
-                compare("whole", f"{shown}: setting up and {STEPS} steps", peer, ours, said[peer][at], "at least 1")
+                compare(
+                    "whole",
+                    f"{shown}: setting up and {STEPS} steps",
+                    peer,
+                    ours,
+                    said[peer][at],
+                    "at least 1",
+                )
     least = cheapest((1, 8))
-    compare("step", "no stops, batch of 8: a step of a row", f"the cheapest peer with 1 stop, {least}", said[OURS][0, 8], said[least][1, 8], "at most 0.1")
+    compare(
+        "step",
+        "no stops, batch of 8: a step of a row",
+        f"the cheapest peer with 1 stop, {least}",
+        said[OURS][0, 8],
+        said[least][1, 8],
+        "at most 0.1",
+    )
     for peer, why in absent.items():
-        out.append(row("stop strings", peer, None, "at least 1", group=GROUP, note=f"not measured: {why}"))
+        out.append(
+            row("stop strings", peer, None, "at least 1", group=GROUP, note=f"not measured: {why}")
+        )
     return out
 
 

@@ -1,6 +1,8 @@
-"""A server on the loopback that answers every request after a fixed time: `python stub_server.py SECONDS`; its port is the first line that it prints.
+"""A server on the loopback that answers every request after a fixed time: `python stub_server.py
+SECONDS`; its port is the first line that it prints.
 
-It costs as little as a server can: a protocol on bare sockets that reads the length, waits, and writes an answer made beforehand.
+It costs as little as a server can: a protocol on bare sockets that reads the length, waits, and
+writes an answer made beforehand.
 """
 
 from __future__ import annotations
@@ -10,22 +12,64 @@ import json
 import sys
 
 TOKENS = list(range(300, 332))
-_LOGPROBS = {"content": [{"token": f"token_id:{token}", "token_id": token, "logprob": -0.5, "bytes": None, "top_logprobs": []} for token in TOKENS]}
+_LOGPROBS = {
+    "content": [
+        {
+            "token": f"token_id:{token}",
+            "token_id": token,
+            "logprob": -0.5,
+            "bytes": None,
+            "top_logprobs": [],
+        }
+        for token in TOKENS
+    ]
+}
 _USAGE = {"prompt_tokens": 100, "completion_tokens": len(TOKENS), "total_tokens": 132}
-_CHAT = {"index": 0, "message": {"role": "assistant", "content": "sun moon star lake " * 16}, "finish_reason": "stop", "logprobs": None}
+_CHAT = {
+    "index": 0,
+    "message": {"role": "assistant", "content": "sun moon star lake " * 16},
+    "finish_reason": "stop",
+    "logprobs": None,
+}
 _IDS = {"index": 0, "token_ids": TOKENS, "finish_reason": "length"}
 ANSWERS = {
-    "/v1/models": {"object": "list", "data": [{"id": "stub", "object": "model", "created": 1, "owned_by": "stub", "max_model_len": 8192}]},
+    "/v1/models": {
+        "object": "list",
+        "data": [
+            {
+                "id": "stub",
+                "object": "model",
+                "created": 1,
+                "owned_by": "stub",
+                "max_model_len": 8192,
+            }
+        ],
+    },
     "/version": {"version": "0.32.0"},
-    "/v1/chat/completions": {"id": "chat-1", "object": "chat.completion", "created": 1, "model": "stub", "choices": [_CHAT], "usage": _USAGE},
+    "/v1/chat/completions": {
+        "id": "chat-1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "stub",
+        "choices": [_CHAT],
+        "usage": _USAGE,
+    },
     "/inference/v1/generate": {"request_id": "1", "choices": [_IDS], "usage": _USAGE},
-    "/logprobs/inference/v1/generate": {"request_id": "1", "choices": [{**_IDS, "logprobs": _LOGPROBS}], "usage": _USAGE},
+    "/logprobs/inference/v1/generate": {
+        "request_id": "1",
+        "choices": [{**_IDS, "logprobs": _LOGPROBS}],
+        "usage": _USAGE,
+    },
 }
 
 
 def _answer(body: object, status: str = "200 OK") -> bytes:
     data = json.dumps(body).encode()
-    return b"HTTP/1.1 %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (status.encode(), len(data), data)
+    return b"HTTP/1.1 %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
+        status.encode(),
+        len(data),
+        data,
+    )
 
 
 READY = {path.encode(): _answer(body) for path, body in ANSWERS.items()}
@@ -61,7 +105,9 @@ class Stub(asyncio.Protocol):
 
 async def main() -> None:
     seconds = float(sys.argv[1])
-    server = await asyncio.get_running_loop().create_server(lambda: Stub(seconds), "127.0.0.1", 0, backlog=4096)
+    server = await asyncio.get_running_loop().create_server(
+        lambda: Stub(seconds), "127.0.0.1", 0, backlog=4096
+    )
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 

@@ -1,6 +1,8 @@
-"""What tables cost on top of generation: 100,000 rows of Parquet in and out, in processor time and in memory. `python tests/bench/tables.py [rows]`.
+"""What tables cost on top of generation: 100,000 rows of Parquet in and out, in processor time and
+in memory. `python tests/bench/tables.py [rows]`.
 
-Requests are made and answers are there, so what is measured is reading, making rows, and writing. Prints one line of JSON.
+Requests are made and answers are there, so what is measured is reading, making rows, and writing.
+Prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -30,24 +32,41 @@ def resident() -> float:
 
 def make(path: Path, rows: int) -> None:
     """A table of chats with a label, in groups of 10,000."""
-    schema = pa.schema([("id", pa.int64()), ("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))), ("label", pa.int64())])
+    schema = pa.schema(
+        [
+            ("id", pa.int64()),
+            ("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
+            ("label", pa.int64()),
+        ]
+    )
     with pq.ParquetWriter(path, schema) as writer:
         for start in range(0, rows, 10_000):
             numbers = range(start, min(rows, start + 10_000))
-            chats = [[{"role": "user", "content": f"question {n}: " + "words of a question " * 10}] for n in numbers]
-            writer.write_table(pa.table([list(numbers), chats, [n % 3 for n in numbers]], schema=schema))
+            chats = [
+                [{"role": "user", "content": f"question {n}: " + "words of a question " * 10}]
+                for n in numbers
+            ]
+            writer.write_table(
+                pa.table([list(numbers), chats, [n % 3 for n in numbers]], schema=schema)
+            )
 
 
 def round_trip(source: Path, out: Path) -> dict[str, Any]:
     """Read all rows as requests, and write each with an answer."""
     answer = pg.Success(
         pg.GenerationResult(
-            text="an answer of some words " * 8, raw_text="an answer of some words " * 8, finish=pg.Finish.EOS, options=resolve(pg.GenerationOptions())
+            text="an answer of some words " * 8,
+            raw_text="an answer of some words " * 8,
+            finish=pg.Finish.EOS,
+            options=resolve(pg.GenerationOptions()),
         )
     )
     before, began, count, reading = resident(), time.process_time(), 0, 0.0
     table = read_table(source)
-    with out.open("wb") as stream, parquet_out(stream, table.schema, Columns(), model="none") as write:
+    with (
+        out.open("wb") as stream,
+        parquet_out(stream, table.schema, Columns(), model="none") as write,
+    ):
         items = from_table(table, Columns())
         while True:
             since = time.process_time()
@@ -63,10 +82,20 @@ def round_trip(source: Path, out: Path) -> dict[str, Any]:
     since = time.process_time()
     for row in first:
         pg.request_from(row)
-    request = (time.process_time() - since) / len(first)  # what a line of JSON, or a dict, costs too
+    # what a line of JSON, or a dict, costs too
+    request = (time.process_time() - since) / len(first)
     assert pq.ParquetFile(out).metadata.num_rows == count
-    each = {"all": seconds / count, "reading": reading / count, "making_the_request": request, "on_top": seconds / count - request}
-    return {"rows": count, "microseconds_a_row": {name: round(value * 1e6, 1) for name, value in each.items()}, "more_MiB": round(resident() - before, 1)}
+    each = {
+        "all": seconds / count,
+        "reading": reading / count,
+        "making_the_request": request,
+        "on_top": seconds / count - request,
+    }
+    return {
+        "rows": count,
+        "microseconds_a_row": {name: round(value * 1e6, 1) for name, value in each.items()},
+        "more_MiB": round(resident() - before, 1),
+    }
 
 
 if __name__ == "__main__":
@@ -75,7 +104,8 @@ if __name__ == "__main__":
         size = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
         child = len(sys.argv) > 2
         make(path / "warm.parquet", 3000)
-        round_trip(path / "warm.parquet", path / "warm.out")  # what is imported and allocated once is not what rows cost
+        # what is imported and allocated once is not what rows cost
+        round_trip(path / "warm.parquet", path / "warm.out")
         source = Path(sys.argv[2]) if child else path / "in.parquet"
         if not child:
             make(source, size)

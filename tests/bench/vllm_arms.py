@@ -1,6 +1,8 @@
-"""vLLM worked in one way, in a process of its own, as `arms.py` does with transformers: `python vllm_arms.py NAME WORK.json`. For the memory that each holds.
+"""vLLM worked in one way, in a process of its own, as `arms.py` does with transformers: `python
+vllm_arms.py NAME WORK.json`. For the memory that each holds.
 
-WORK.json is what `vllm_speed.py` made of its requests: the engine's arguments, the ids, the messages, and how many tokens each makes.
+WORK.json is what `vllm_speed.py` made of its requests: the engine's arguments, the ids, the
+messages, and how many tokens each makes.
 """
 
 from __future__ import annotations
@@ -17,8 +19,12 @@ def bare(llm: Any, ids: list[list[int]], tokens: int | list[int]) -> list[list[i
     import vllm
 
     each = tokens if isinstance(tokens, list) else [tokens] * len(ids)
-    params = [vllm.SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True) for count in each]
-    outputs = llm.generate([vllm.TokensPrompt(prompt_token_ids=row) for row in ids], params, use_tqdm=False)
+    params = [
+        vllm.SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True) for count in each
+    ]
+    outputs = llm.generate(
+        [vllm.TokensPrompt(prompt_token_ids=row) for row in ids], params, use_tqdm=False
+    )
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
@@ -36,7 +42,9 @@ def pipegen(work: dict[str, Any], asked: str) -> tuple[Callable[[], list[Any]], 
     import pipegen as pg
 
     route = pg.backends.vllm(work["model"], **work["settings"])
-    options = pg.GenerationOptions(max_new_tokens=work["tokens"], stop=pg.StopOptions(ignore_eos=True))
+    options = pg.GenerationOptions(
+        max_new_tokens=work["tokens"], stop=pg.StopOptions(ignore_eos=True)
+    )
     field = {IDS: "prompt_token_ids", CHATS: "messages"}[asked]
 
     def run() -> list[Any]:
@@ -46,7 +54,11 @@ def pipegen(work: dict[str, Any], asked: str) -> tuple[Callable[[], list[Any]], 
     return run, Counts()
 
 
-ARMS = {BARE: generate, IDS: lambda work: pipegen(work, IDS), CHATS: lambda work: pipegen(work, CHATS)}
+ARMS = {
+    BARE: generate,
+    IDS: lambda work: pipegen(work, IDS),
+    CHATS: lambda work: pipegen(work, CHATS),
+}
 
 if __name__ == "__main__":
     from arms import serve

@@ -1,4 +1,6 @@
-"""Processes of `arms.py` and its like (`*_arms.py`, `criteria.py`, `clients.py`), started together and asked in turn."""
+"""Processes of `arms.py` and its like (`*_arms.py`, `criteria.py`, `clients.py`), started together
+and asked in turn.
+"""
 
 from __future__ import annotations
 
@@ -15,28 +17,53 @@ from typing import Any
 from measure import REPEATS, ROOT, Taken
 
 HERE = Path(__file__).parent
-PEERS = {"outlines": "outlines", "lm-eval HFLM": "lm-eval", "ms-swift TransformersEngine": "ms-swift"}
+PEERS = {
+    "outlines": "outlines",
+    "lm-eval HFLM": "lm-eval",
+    "ms-swift TransformersEngine": "ms-swift",
+}
 """Arms that need an environment of their own, and its name."""
 ENVIRONMENTS = Path(os.environ.get("BENCH_PEERS", str(ROOT / ".nox" / "bench-peers")))
 
 
 def python_of(environment: str | None) -> Path:
-    """The interpreter of an environment, or this one. Raises `FileNotFoundError` where it is not there."""
-    path = Path(sys.executable) if environment is None else ENVIRONMENTS / environment / "bin" / "python"
+    """The interpreter of an environment, or this one. Raises `FileNotFoundError` where it is not
+    there.
+    """
+    path = (
+        Path(sys.executable)
+        if environment is None
+        else ENVIRONMENTS / environment / "bin" / "python"
+    )
     if not path.exists():
         raise FileNotFoundError(f"the environment {environment!r} could not be made")
     return path
 
 
 class Worker:
-    """One arm at work, in a process of its own. Raises `RuntimeError` with the end of what it said when it dies."""
+    """One arm at work, in a process of its own. Raises `RuntimeError` with the end of what it said
+    when it dies.
+    """
 
     def __init__(self, arm: str, work: Path, script: str, environment: str | None = None) -> None:
         python = python_of(environment)
-        self.arm, self._log = arm, tempfile.TemporaryFile("w+")  # noqa: SIM115  # as long as the process
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+        # as long as the process
+        self.arm, self._log = arm, tempfile.TemporaryFile("w+")  # noqa: SIM115
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "TOKENIZERS_PARALLELISM": "false",
+            "HF_HUB_OFFLINE": "1",
+        }
         command = [str(python), str(HERE / script), arm, str(work)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, env=environment)
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=environment,
+        )
 
     def _read(self) -> dict[str, Any]:
         line = self._process.stdout.readline() if self._process.stdout else ""
@@ -61,8 +88,12 @@ class Worker:
 
 
 @contextlib.contextmanager
-def running(arms: Mapping[str, str | None], work: dict[str, Any], script: str, first: str = "run") -> Iterator[tuple[list[Worker], dict[str, str]]]:
-    """A worker for each arm, in the environment of that name, warmed up by a first run; and why those that are left out were."""
+def running(
+    arms: Mapping[str, str | None], work: dict[str, Any], script: str, first: str = "run"
+) -> Iterator[tuple[list[Worker], dict[str, str]]]:
+    """A worker for each arm, in the environment of that name, warmed up by a first run; and why
+    those that are left out were.
+    """
     absent: dict[str, str] = {}
     workers: list[Worker] = []
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as started:
@@ -84,7 +115,9 @@ def running(arms: Mapping[str, str | None], work: dict[str, Any], script: str, f
 def race(
     arms: Iterable[str], work: dict[str, Any], repeats: int = REPEATS, script: str = "arms.py"
 ) -> tuple[dict[str, Taken], dict[str, dict[str, Any]], dict[str, str]]:
-    """Run every arm in turn, again and again. Gives what each took, its last answer, and why those that are left out were."""
+    """Run every arm in turn, again and again. Gives what each took, its last answer, and why those
+    that are left out were.
+    """
     with running({arm: PEERS.get(arm) for arm in arms}, work, script) as (workers, absent):
         runs: dict[str, list[dict[str, Any]]] = {worker.arm: [] for worker in workers}
         for repeat in range(repeats):
@@ -92,7 +125,16 @@ def race(
                 runs[worker.arm].append(worker.run())
     last = {arm: made[-1] for arm, made in runs.items()}
     for arm, run in last.items():
-        counts = f", {run['row_steps']} row-steps, {run['tokens']} tokens in {run['calls']} calls" if run["calls"] else ""
+        counts = (
+            f", {run['row_steps']} row-steps, {run['tokens']} tokens in {run['calls']} calls"
+            if run["calls"]
+            else ""
+        )
         print(f"  {arm}: {run['wall']:.2f} s, {run['peak']:.0f} MiB{counts}", flush=True)
-    taken = {arm: Taken(tuple(run["wall"] for run in made), tuple(run["cpu"] for run in made), made[-1]["peak"]) for arm, made in runs.items()}
+    taken = {
+        arm: Taken(
+            tuple(run["wall"] for run in made), tuple(run["cpu"] for run in made), made[-1]["peak"]
+        )
+        for arm, made in runs.items()
+    }
     return taken, last, absent

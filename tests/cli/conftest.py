@@ -17,7 +17,9 @@ from pipegen.testing.fake import FakeEngine
 
 
 class Ran(NamedTuple):
-    """What a command left behind: its exit code, its lines on stdout, and what it said on stderr."""
+    """What a command left behind: its exit code, its lines on stdout, and what it said on
+    stderr.
+    """
 
     code: int
     out: list[dict[str, Any]]
@@ -30,8 +32,12 @@ def engine() -> FakeEngine:
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes], engine: FakeEngine) -> Callable[..., Ran]:
-    """`command("generate", ...)` runs pipegen with `engine` in place of every model; `stdin` is what it reads there."""
+def command(
+    monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes], engine: FakeEngine
+) -> Callable[..., Ran]:
+    """`command("generate", ...)` runs pipegen with `engine` in place of every model; `stdin` is
+    what it reads there.
+    """
     monkeypatch.setattr("pipegen.cli.generate.open_routes", lambda load: pg.route(engine))
 
     def run(*arguments: str | Path, stdin: bytes = b"") -> Ran:
@@ -52,7 +58,9 @@ def jsonl(tmp_path: Path) -> Callable[..., Path]:
 
     def write(*lines: Any, name: str = "in.jsonl") -> Path:
         file = tmp_path / name
-        file.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+        file.write_text(
+            "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
+        )
         return file
 
     return write

@@ -1,4 +1,6 @@
-"""pipegen's command over a scripted engine, also in the processes of its replicas: what test_replicas.py starts. What a prompt says, happens."""
+"""pipegen's command over a scripted engine, also in the processes of its replicas: what
+test_replicas.py starts. What a prompt says, happens.
+"""
 
 from __future__ import annotations
 

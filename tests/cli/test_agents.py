@@ -34,19 +34,44 @@ def chat_file(tmp_path: Path) -> Path:
     return file
 
 
-def test_the_agents_options_stand_below_file_flags_and_line(command: Command, engine: FakeEngine, jsonl: Any, chat_file: Path, tmp_path: Path) -> None:
+def test_the_agents_options_stand_below_file_flags_and_line(
+    command: Command, engine: FakeEngine, jsonl: Any, chat_file: Path, tmp_path: Path
+) -> None:
     (tmp_path / "options.yaml").write_text("temperature: 0.6\nmax_new_tokens: 30\n")
     source = jsonl({**MESSAGES, "options": {"max_new_tokens": 10}}, MESSAGES)
-    ran = command("generate", source, "-c", chat_file, "--agent", "first", "--options", tmp_path / "options.yaml", "--temperature", "0.7")
+    ran = command(
+        "generate",
+        source,
+        "-c",
+        chat_file,
+        "--agent",
+        "first",
+        "--options",
+        tmp_path / "options.yaml",
+        "--temperature",
+        "0.7",
+    )
     assert ran.code == 0, ran.err
-    said = [(row.options.max_new_tokens, row.options.temperature, row.options.seed) for row in engine.calls[-1]]
+    said = [
+        (row.options.max_new_tokens, row.options.temperature, row.options.seed)
+        for row in engine.calls[-1]
+    ]
     assert said == [(10, 0.7, 3), (30, 0.7, 3)]
 
 
-def test_the_system_message_goes_before_messages_that_have_none(command: Command, engine: FakeEngine, jsonl: Any, chat_file: Path) -> None:
+def test_the_system_message_goes_before_messages_that_have_none(
+    command: Command, engine: FakeEngine, jsonl: Any, chat_file: Path
+) -> None:
     own = {"messages": [{"role": "system", "content": "Sing."}, {"role": "user", "content": "Hi"}]}
     batch = {"custom_id": "b", "method": "POST", "url": "/v1/chat/completions", "body": MESSAGES}
-    ran = command("generate", jsonl(MESSAGES, own, {"prompt": "Hi"}, batch), "-c", chat_file, "--agent", "first")
+    ran = command(
+        "generate",
+        jsonl(MESSAGES, own, {"prompt": "Hi"}, batch),
+        "-c",
+        chat_file,
+        "--agent",
+        "first",
+    )
     first, second, third, fourth = ran.out
     assert first["prompt_text"].count("Be brief.") == 1
     assert ("Be brief." in second["prompt_text"], "Sing." in second["prompt_text"]) == (False, True)
@@ -55,12 +80,18 @@ def test_the_system_message_goes_before_messages_that_have_none(command: Command
     assert len(engine.calls[-1]) == 3
 
 
-def test_the_system_message_goes_before_messages_from_stdin_too(command: Command, chat_file: Path) -> None:
-    ran = command("generate", "-", "-c", chat_file, "--agent", "first", stdin=json.dumps(MESSAGES).encode())
+def test_the_system_message_goes_before_messages_from_stdin_too(
+    command: Command, chat_file: Path
+) -> None:
+    ran = command(
+        "generate", "-", "-c", chat_file, "--agent", "first", stdin=json.dumps(MESSAGES).encode()
+    )
     assert ran.out[0]["prompt_text"].count("Be brief.") == 1
 
 
-def test_a_file_of_one_needs_no_name(command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path) -> None:
+def test_a_file_of_one_needs_no_name(
+    command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path
+) -> None:
     file = tmp_path / "one.yaml"
     file.write_text("backend: {type: hf, model: m, max_tokens: 7}")
     assert command("generate", jsonl(MESSAGES), "--config", file).code == 0
@@ -69,8 +100,16 @@ def test_a_file_of_one_needs_no_name(command: Command, engine: FakeEngine, jsonl
 
 def test_the_backend_is_that_of_the_file(chat_file: Path) -> None:
     made = load_of(AskedFlags(config=chat_file, agent="second"), {}, "hf")
-    assert (made.model, made.backend.fallback_backend, made.system, made.backend.settings.extra_body) == ("two", "hf", None, {"priority": 1})
-    assert (runs_here(made), runs_here(load_of(AskedFlags(config=chat_file, agent="first"), {}))) == (False, True)
+    assert (
+        made.model,
+        made.backend.fallback_backend,
+        made.system,
+        made.backend.settings.extra_body,
+    ) == ("two", "hf", None, {"priority": 1})
+    assert (
+        runs_here(made),
+        runs_here(load_of(AskedFlags(config=chat_file, agent="first"), {})),
+    ) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -79,10 +118,19 @@ def test_the_backend_is_that_of_the_file(chat_file: Path) -> None:
         (("-c", "FILE"), "--agent: .* holds first, second: choose one"),
         (("-c", "FILE", "--agent", "secnd"), "--agent: .*did you mean 'second'"),
         (("-c", "FILE", "--agent", "first", "--model", "m"), "--model: goes with --model"),
-        (("-c", "FILE", "--agent", "first", "--base-url", "http://h"), "--base-url: goes with --model"),
-        (("-c", "FILE", "--agent", "first", "--trust-remote-code"), "--trust-remote-code: goes with --model"),
+        (
+            ("-c", "FILE", "--agent", "first", "--base-url", "http://h"),
+            "--base-url: goes with --model",
+        ),
+        (
+            ("-c", "FILE", "--agent", "first", "--trust-remote-code"),
+            "--trust-remote-code: goes with --model",
+        ),
         (("-c", "FILE", "--agent", "first", "--backend", "vllm"), "--backend: goes with --model"),
-        (("-c", "FILE", "--agent", "first", "--min-new-tokens", "50"), "--config: with the options of the chat file: .*min_new_tokens"),
+        (
+            ("-c", "FILE", "--agent", "first", "--min-new-tokens", "50"),
+            "--config: with the options of the chat file: .*min_new_tokens",
+        ),
         (
             (
                 "-c",
@@ -91,24 +139,44 @@ def test_the_backend_is_that_of_the_file(chat_file: Path) -> None:
             "--config: .*cannot be read",
         ),
         (("--agent", "first", "--model", "m"), "--agent: takes --config FILE too"),
-        (("--config", "FILE", "--agent", "first", "--image-memory-bytes", "0"), "--image-memory-bytes: goes with --model"),
+        (
+            ("--config", "FILE", "--agent", "first", "--image-memory-bytes", "0"),
+            "--image-memory-bytes: goes with --model",
+        ),
         (("--config", "FILE", "--agent", "first", "--compile"), "--compile: goes with --model"),
         ((), "--model: say which model to ask"),
-        (("--model", "m", "--backend", "vllm_chat"), "--backend: takes one of hf, vllm, .*openai.*not 'vllm_chat'; did you mean"),
+        (
+            ("--model", "m", "--backend", "vllm_chat"),
+            "--backend: takes one of hf, vllm, .*openai.*not 'vllm_chat'; did you mean",
+        ),
     ],
 )
-def test_bad_usage_names_the_flag(command: Command, engine: FakeEngine, jsonl: Any, chat_file: Path, flags: tuple[str, ...], words: str) -> None:
-    ran = command("generate", jsonl(MESSAGES), *(chat_file if flag == "FILE" else flag for flag in flags))
+def test_bad_usage_names_the_flag(
+    command: Command,
+    engine: FakeEngine,
+    jsonl: Any,
+    chat_file: Path,
+    flags: tuple[str, ...],
+    words: str,
+) -> None:
+    ran = command(
+        "generate", jsonl(MESSAGES), *(chat_file if flag == "FILE" else flag for flag in flags)
+    )
     assert (ran.code, engine.calls) == (2, [])
     said = " ".join(ran.err.replace("│", " ").split())
     assert re.search(f"Invalid value for {words}", said), said
 
 
-def test_a_model_of_the_file_that_is_not_there_is_named_with_the_file(jsonl: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_of_the_file_that_is_not_there_is_named_with_the_file(
+    jsonl: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("torch")
     file = tmp_path / "one.yaml"
     file.write_text(f"backend: {{type: hf, model: {tmp_path / 'nowhere'}}}")
     with pytest.raises(SystemExit) as left:
         main(["generate", str(jsonl(MESSAGES)), "--config", str(file)])
     assert left.value.code == 2
-    assert re.search(r"Invalid value for --config: Hugging Face transformers: .*nowhere", " ".join(capsys.readouterr().err.split()))
+    assert re.search(
+        r"Invalid value for --config: Hugging Face transformers: .*nowhere",
+        " ".join(capsys.readouterr().err.split()),
+    )

@@ -1,4 +1,6 @@
-"""`pipegen chat`: several models at once, as a screen, as plain text, as JSON, as a dry run, and as a session."""
+"""`pipegen chat`: several models at once, as a screen, as plain text, as JSON, as a dry run, and as
+a session.
+"""
 
 from __future__ import annotations
 
@@ -45,36 +47,55 @@ def chat_file(tmp_path: Path) -> Path:
 @pytest.fixture
 def models(monkeypatch: pytest.MonkeyPatch) -> dict[str, FakeEngine]:
     """Scripted engines in place of the models of the file, by their names."""
-    engines = {"first": FakeEngine("<think>Hm.</think>Hello"), "second": FakeEngine("Bye END of it")}
-    monkeypatch.setattr(BackendConfig, "first", lambda self, *, dry=False: pg.route(engines[self.model]))
+    engines = {
+        "first": FakeEngine("<think>Hm.</think>Hello"),
+        "second": FakeEngine("Bye END of it"),
+    }
+    monkeypatch.setattr(
+        BackendConfig, "first", lambda self, *, dry=False: pg.route(engines[self.model])
+    )
     return engines
 
 
 Command = Callable[..., Any]
 
 
-def test_each_model_is_asked_with_its_own_options(command: Command, capsysbinary: Any, chat_file: Path, models: dict[str, FakeEngine]) -> None:
+def test_each_model_is_asked_with_its_own_options(
+    command: Command, capsysbinary: Any, chat_file: Path, models: dict[str, FakeEngine]
+) -> None:
     ran = command("chat", "--config", chat_file, "Hi", "--json")
     assert ran.code == 0
     first, second = ran.out
-    assert (first["agent"], first["model"], first["reasoning"], first["text"], first["ok"]) == ("one", "first", "Hm.", "Hello", True)
+    assert (first["agent"], first["model"], first["reasoning"], first["text"], first["ok"]) == (
+        "one",
+        "first",
+        "Hm.",
+        "Hello",
+        True,
+    )
     assert (second["text"], second["finish"], second["stop"]) == ("Bye ", "stop_string", "END")
     assert second["tokens_per_second"] > 0
     assert "Be brief." in first["prompt_text"]
     assert first["options"]["max_new_tokens"] == 40
 
 
-def test_plain_text_where_there_is_no_terminal(chat_file: Path, models: dict[str, FakeEngine], capsys: Any) -> None:
+def test_plain_text_where_there_is_no_terminal(
+    chat_file: Path, models: dict[str, FakeEngine], capsys: Any
+) -> None:
     with pytest.raises(SystemExit) as left:
         main(["chat", "-c", str(chat_file), "Hi"])
     assert left.value.code == 0
     assert capsys.readouterr().out.startswith("one (first)\n[reasoning]\nHm.\n[answer]\nHello\n[")
 
 
-def test_a_terminal_shows_the_answers_side_by_side(chat_file: Path, models: dict[str, FakeEngine], capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_the_answers_side_by_side(
+    chat_file: Path, models: dict[str, FakeEngine], capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # to rich, this is a terminal
     monkeypatch.setenv("COLUMNS", "90")
-    chat_file.write_text(chat_file.read_text().replace("display_type: simple", "display_type: rich_terminal"))
+    chat_file.write_text(
+        chat_file.read_text().replace("display_type: simple", "display_type: rich_terminal")
+    )
     with pytest.raises(SystemExit) as left:
         main(["chat", "-c", str(chat_file), "Hi"])
     assert left.value.code == 0
@@ -83,7 +104,9 @@ def test_a_terminal_shows_the_answers_side_by_side(chat_file: Path, models: dict
     assert any("Bye" in line and "Hm." in line for line in shown.splitlines())
 
 
-def test_a_session_remembers_what_was_said_without_its_reasoning(command: Command, chat_file: Path, models: dict[str, FakeEngine]) -> None:
+def test_a_session_remembers_what_was_said_without_its_reasoning(
+    command: Command, chat_file: Path, models: dict[str, FakeEngine]
+) -> None:
     ran = command("chat", "-c", chat_file, "--json", stdin=b"Hi\n\nAgain\n/clear\nNew\n")
     prompts = [line["prompt_text"] for line in ran.out if line["agent"] == "one"]
     assert [prompt.count("Hello") for prompt in prompts] == [0, 1, 0]
@@ -91,7 +114,9 @@ def test_a_session_remembers_what_was_said_without_its_reasoning(command: Comman
     assert "Again" not in prompts[2]
 
 
-def test_one_that_fails_leaves_the_others_and_its_history_alone(chat_file: Path, models: dict[str, FakeEngine], command: Command) -> None:
+def test_one_that_fails_leaves_the_others_and_its_history_alone(
+    chat_file: Path, models: dict[str, FakeEngine], command: Command
+) -> None:
     text = chat_file.read_text().replace("stop: [END]", "no_repeat_ngram_size: 2")
     chat_file.write_text(text)
     models["second"] = FakeEngine("x", honours=frozenset({"stream"}))
@@ -101,8 +126,12 @@ def test_one_that_fails_leaves_the_others_and_its_history_alone(chat_file: Path,
 
 
 @pytest.mark.parametrize("flags", [("--json",), ()])
-def test_who_interrupts_keeps_the_answers_that_are_whole(flags: tuple[str, ...], chat_file: Path, models: Any, capsys: Any, monkeypatch: Any) -> None:
-    async def one_answers_and_then_ctrl_c(speakers: Any, prompt: str, began: Any, changed: Any) -> None:
+def test_who_interrupts_keeps_the_answers_that_are_whole(
+    flags: tuple[str, ...], chat_file: Path, models: Any, capsys: Any, monkeypatch: Any
+) -> None:
+    async def one_answers_and_then_ctrl_c(
+        speakers: Any, prompt: str, began: Any, changed: Any
+    ) -> None:
         first, second = Answer(speakers[0]), Answer(speakers[1])
         began([first, second])
         first.end(pg.run(speakers[0].route, [{"prompt": prompt}])[0])
@@ -118,19 +147,35 @@ def test_who_interrupts_keeps_the_answers_that_are_whole(flags: tuple[str, ...],
     assert "two" not in shown
 
 
-def test_a_dry_run_of_a_model_in_this_process_shows_the_call(chat_file: Path, models: dict[str, FakeEngine], command: Command) -> None:
+def test_a_dry_run_of_a_model_in_this_process_shows_the_call(
+    chat_file: Path, models: dict[str, FakeEngine], command: Command
+) -> None:
     ran = command("chat", "-c", chat_file, "Hi", "--dry-run")
-    assert [(line["agent"], line["method"], line["url"]) for line in ran.out] == [("one", "call", None), ("two", "call", None)]
-    assert ran.out[0]["body"]["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    assert [(line["agent"], line["method"], line["url"]) for line in ran.out] == [
+        ("one", "call", None),
+        ("two", "call", None),
+    ]
+    assert ran.out[0]["body"]["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+    ]
     assert ran.out[0]["body"]["options"] == {"max_new_tokens": 40}
     assert all(engine.calls == [] for engine in models.values())
 
 
-def test_a_turn_is_logged_where_the_file_says_so(chat_file: Path, models: dict[str, FakeEngine], command: Command, monkeypatch: Any, tmp_path: Path) -> None:
+def test_a_turn_is_logged_where_the_file_says_so(
+    chat_file: Path,
+    models: dict[str, FakeEngine],
+    command: Command,
+    monkeypatch: Any,
+    tmp_path: Path,
+) -> None:
     monkeypatch.chdir(tmp_path)
     command("chat", "-c", chat_file, "Hi", "--json")
     assert not (tmp_path / ".pipegen").exists()
-    chat_file.write_text(chat_file.read_text().replace("display_type: simple", "logging_enabled: true"))
+    chat_file.write_text(
+        chat_file.read_text().replace("display_type: simple", "logging_enabled: true")
+    )
     command("chat", "-c", chat_file, "Hi", "--json")
     command("chat", "-c", chat_file, "Hi", "--json")
     log = tmp_path / ".pipegen" / "chat.jsonl"
@@ -146,18 +191,29 @@ def test_a_turn_is_logged_where_the_file_says_so(chat_file: Path, models: dict[s
         (("-c", "FILE", "--dry-run"), "takes a PROMPT"),
     ],
 )
-def test_bad_usage_says_what_is_wrong(command: Command, chat_file: Path, arguments: tuple[str, ...], words: str) -> None:
-    ran = command("chat", *(str(chat_file) if argument == "FILE" else argument for argument in arguments))
+def test_bad_usage_says_what_is_wrong(
+    command: Command, chat_file: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    ran = command(
+        "chat", *(str(chat_file) if argument == "FILE" else argument for argument in arguments)
+    )
     assert ran.code == 2
     assert words in ran.err
 
 
-def test_the_chat_file_that_the_help_shows_is_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_chat_file_that_the_help_shows_is_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("MY_KEY", "sk-mine")
     shown = CHAT.split("\b\n")[1].split("\n\n")[0]
     (tmp_path / "chat.yaml").write_text(textwrap.dedent(shown))
     first, second = read_chat(tmp_path / "chat.yaml").agents
-    assert (first.id, first.backend.backend, second.system_message, second.backend.settings.dialect) == ("here", "hf", "Be brief.", "vllm")
+    assert (
+        first.id,
+        first.backend.backend,
+        second.system_message,
+        second.backend.settings.dialect,
+    ) == ("here", "hf", "Be brief.", "vllm")
 
 
 def test_the_schema_is_printed(capsys: Any) -> None:
@@ -169,9 +225,14 @@ def test_the_schema_is_printed(capsys: Any) -> None:
 
 def answers(*engines: FakeEngine) -> list[Answer]:
     """The finished answers of scripted engines."""
-    agents = [{"id": f"agent{position}", "backend": {"type": "hf", "model": f"model{position}"}} for position in range(len(engines))]
+    agents = [
+        {"id": f"agent{position}", "backend": {"type": "hf", "model": f"model{position}"}}
+        for position in range(len(engines))
+    ]
     chat = chat_from({"agents": agents})
-    speakers = [Speaker(agent, pg.route(engine)) for agent, engine in zip(chat.agents, engines, strict=True)]
+    speakers = [
+        Speaker(agent, pg.route(engine)) for agent, engine in zip(chat.agents, engines, strict=True)
+    ]
     return asyncio.run(ask(speakers, "Hi", lambda begun: None, lambda changed: None))
 
 
@@ -215,7 +276,14 @@ def test_reasoning_is_dimmed_and_control_characters_are_shown() -> None:
 def test_of_several_samples_the_first_is_shown_and_said_to_be_one() -> None:
     agents = {"backend": {"type": "hf", "model": "m", "n": 2, "temperature": 1.0}}
     (agent,) = chat_from(agents).agents
-    (answer,) = asyncio.run(ask([Speaker(agent, pg.route(FakeEngine("Hello")))], "Hi", lambda begun: None, lambda changed: None))
+    (answer,) = asyncio.run(
+        ask(
+            [Speaker(agent, pg.route(FakeEngine("Hello")))],
+            "Hi",
+            lambda begun: None,
+            lambda changed: None,
+        )
+    )
     assert "one of 2" in under(answer)
     assert answer.parts() == ("", "Hello")
 

@@ -27,7 +27,9 @@ def scripted(encoded: Any) -> str | pg.GenerationError:
         return pg.BadImage(0, message="image 0 cannot be decoded")
     if title == "Objects as JSON":
         return DETECTED + "<|im_end|>"
-    return {"A stop": "One.\n\nTwo.", "Two stops": "Monday, Thursday, Sunday"}.get(title, "<b>Fine & well</b>\x1b[2J<|im_end|>")
+    return {"A stop": "One.\n\nTwo.", "Two stops": "Monday, Thursday, Sunday"}.get(
+        title, "<b>Fine & well</b>\x1b[2J<|im_end|>"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +48,19 @@ def test_all_cases_ride_in_one_call() -> None:
 def test_it_is_not_content_when_the_broken_image_succeeds_or_another_fails_or_runs_on() -> None:
     def wrong(encoded: Any) -> str | pg.GenerationError:
         title = encoded.request.id
-        return pg.BadImage(0) if title == "An image in words" else "on and on" if title in ("A broken image", "A question in text") else scripted(encoded)
+        return (
+            pg.BadImage(0)
+            if title == "An image in words"
+            else (
+                "on and on"
+                if title in ("A broken image", "A question in text")
+                else scripted(encoded)
+            )
+        )
 
-    bad = [outcome.case.title for outcome in run_cases(pg.route(FakeEngine(wrong))) if not outcome.good]
+    bad = [
+        outcome.case.title for outcome in run_cases(pg.route(FakeEngine(wrong))) if not outcome.good
+    ]
     assert bad == ["An image in words", "A question in text", "A broken image"]
 
 
@@ -57,14 +69,21 @@ def test_the_hostile_prompt_brings_no_control_token_in(outcomes: tuple[Outcome, 
     plain = "".join(text for text, control in hostile.prompt if not control)
     assert HOSTILE in plain
     assert [text for text, control in hostile.prompt if control].count("<|im_start|>") == 2
-    obeyed = Outcome(case=hostile.case, slot=hostile.slot, prompt=(*hostile.prompt, ("<|im_start|>", True)))
+    obeyed = Outcome(
+        case=hostile.case, slot=hostile.slot, prompt=(*hostile.prompt, ("<|im_start|>", True))
+    )
     assert not obeyed.good
 
 
 def test_pieces_are_the_text_with_control_tokens_apart_and_runs_counted() -> None:
     engine = FakeEngine("")
     ids = engine.tokenizer.encode("a<|im_end|>b<|image_pad|><|image_pad|>")
-    assert pieces_of(pg.route(engine), ids) == (("a", False), ("<|im_end|>", True), ("b", False), ("<|image_pad|> x 2", True))
+    assert pieces_of(pg.route(engine), ids) == (
+        ("a", False),
+        ("<|im_end|>", True),
+        ("b", False),
+        ("<|image_pad|> x 2", True),
+    )
 
 
 # The page
@@ -93,7 +112,9 @@ def test_the_page_holds_everything_itself_and_runs_nothing(outcomes: tuple[Outco
     sources = [attrs.get("src") or "" for tag, attrs in seen.tags if tag == "img"]
     assert len(sources) == sum(name != BROKEN for case in CASES for name in case.images)
     assert all(source.startswith("data:image/png;base64,") for source in sources)
-    assert not {name for _, attrs in seen.tags for name in attrs if name.startswith("on") or name == "href"}
+    assert not {
+        name for _, attrs in seen.tags for name in attrs if name.startswith("on") or name == "href"
+    }
     assert not re.search(r"url\(|@import|https?:", html)
 
 
@@ -104,7 +125,9 @@ def test_what_users_and_models_write_is_text_on_the_page(outcomes: tuple[Outcome
     assert HOSTILE in "".join(Seen(html).texts)
 
 
-def test_the_page_shows_text_raw_text_finish_stop_counts_errors_and_boxes(outcomes: tuple[Outcome, ...]) -> None:
+def test_the_page_shows_text_raw_text_finish_stop_counts_errors_and_boxes(
+    outcomes: tuple[Outcome, ...],
+) -> None:
     html = page(outcomes, 1.0)
     text = "".join(Seen(html).texts)
     for outcome in outcomes:
@@ -135,7 +158,10 @@ def test_boxes_are_thousandths_of_the_sides() -> None:
         "A red circle.",
         "[1]",
         '{"objects": 5}',
-        '{"objects": [5, {"bbox_2d": 7}, {"bbox_2d": [1, 2, 3]}, {"bbox_2d": [1, 2, 3, "4"]}, {"bbox_2d": [true, 0, 0, 0]}]}',
+        (
+            '{"objects": [5, {"bbox_2d": 7}, {"bbox_2d": [1, 2, 3]}, {"bbox_2d": [1, 2, 3, "4"]},'
+            ' {"bbox_2d": [true, 0, 0, 0]}]}'
+        ),
         '{"objects":[{"bbox_2d":[0,0,1,NaN]}]}',
         '{"objects":[{"shape"',
     ],
@@ -144,7 +170,14 @@ def test_an_answer_without_boxes_draws_none(text: str) -> None:
     assert boxes_in(text, (640, 480), "thousandths") == ()
 
 
-@given(st.lists(st.integers(-(10**9), 10**9) | st.floats(allow_nan=False, allow_infinity=False), min_size=4, max_size=4), st.sampled_from(get_args(Scale)))
+@given(
+    st.lists(
+        st.integers(-(10**9), 10**9) | st.floats(allow_nan=False, allow_infinity=False),
+        min_size=4,
+        max_size=4,
+    ),
+    st.sampled_from(get_args(Scale)),
+)
 @example([0, 0, 10**400, -(10**400)], "auto")
 @example([0, 0, 10**400, -(10**400)], "thousandths")
 def test_boxes_stay_on_their_image(corners: list[float], scale: Scale) -> None:
@@ -163,7 +196,11 @@ def test_the_shipped_images_are_those_that_are_drawn() -> None:
     for name in DRAWN:
         with image.open(IMAGES / name) as shipped:
             drawn = draw_image(name)
-            assert (shipped.size, shipped.mode, shipped.tobytes()) == (drawn.size, drawn.mode, drawn.tobytes()), name
+            assert (shipped.size, shipped.mode, shipped.tobytes()) == (
+                drawn.size,
+                drawn.mode,
+                drawn.tobytes(),
+            ), name
 
 
 def test_the_broken_image_is_half_of_a_good_one() -> None:
@@ -175,7 +212,9 @@ def test_the_broken_image_is_half_of_a_good_one() -> None:
 # For real
 
 
-def test_the_command_runs_the_embedded_model_and_writes_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_runs_the_embedded_model_and_writes_its_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("torch")
     with pytest.raises(SystemExit) as leaving:

@@ -39,14 +39,26 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "version", version)
 
 
-def test_the_table_of_what_each_engine_honours_is_printed_whole(capsys: pytest.CaptureFixture[str], bare: None) -> None:  # C5
+# C5
+def test_the_table_of_what_each_engine_honours_is_printed_whole(
+    capsys: pytest.CaptureFixture[str], bare: None
+) -> None:
     _, shown = doctor(capsys)
-    rows = {line.split()[0]: line.split()[-len(ENGINES) :] for line in shown.splitlines() if line.split()}
+    rows = {
+        line.split()[0]: line.split()[-len(ENGINES) :]
+        for line in shown.splitlines()
+        if line.split()
+    }
     for name in (*FEATURES, *option_names()):
-        assert (name, rows.get(name)) == (name, ["yes" if name in honours else "-" for honours in ENGINES.values()])
+        assert (name, rows.get(name)) == (
+            name,
+            ["yes" if name in honours else "-" for honours in ENGINES.values()],
+        )
 
 
-def test_a_bare_machine_is_told_what_to_install(capsys: pytest.CaptureFixture[str], bare: None) -> None:
+def test_a_bare_machine_is_told_what_to_install(
+    capsys: pytest.CaptureFixture[str], bare: None
+) -> None:
     code, shown = doctor(capsys)
     assert code == 1
     assert install_hint("hf") in shown
@@ -58,7 +70,11 @@ def test_json_says_the_same(capsys: pytest.CaptureFixture[str], bare: None) -> N
     seen = json.loads(shown)
     assert code == 1
     assert seen == examine()
-    assert seen["engines"]["hf"] == {"runs": False, "missing": seen["extras"]["hf"], "install": install_command("hf")}
+    assert seen["engines"]["hf"] == {
+        "runs": False,
+        "missing": seen["extras"]["hf"],
+        "install": install_command("hf"),
+    }
     assert seen["devices"] == []
     assert seen["options"]["no_repeat_ngram_size"] == ["hf"]
 
@@ -79,13 +95,23 @@ def test_with_torch_an_engine_runs_here_and_a_device_is_named() -> None:
     assert seen["devices"][-1].startswith("cpu")
 
 
-def test_a_model_is_told_with_the_dtype_that_every_engine_takes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_is_told_with_the_dtype_that_every_engine_takes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     seen = examine("embedded")["model"]
-    assert (seen["name"], seen["dtype"], seen["images"], seen["long_rope_after"]) == ("embedded", "float32", True, None)
+    assert (seen["name"], seen["dtype"], seen["images"], seen["long_rope_after"]) == (
+        "embedded",
+        "float32",
+        True,
+        None,
+    )
     _, shown = doctor(capsys, "--model", "embedded")
-    assert f"embedded  type {seen['type']}, dtype float32, context_length {seen['context_length']}, images True" in shown
+    assert (
+        f"embedded  type {seen['type']}, dtype float32, context_length {seen['context_length']},"
+        " images True" in shown
+    )
 
 
 def test_a_model_that_cannot_be_read_is_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,7 +146,9 @@ def words_for_an_end_token(folder: Path) -> None:
         (words_for_an_end_token, "generation_config.json"),
     ],
 )
-def test_a_broken_model_is_said_in_a_few_lines(change: Callable[[Path], None], words: str, tmp_path: Path) -> None:
+def test_a_broken_model_is_said_in_a_few_lines(
+    change: Callable[[Path], None], words: str, tmp_path: Path
+) -> None:
     pytest.importorskip("transformers")
     shutil.copytree(embedded.path(), tmp_path / "model")
     change(tmp_path / "model")
@@ -142,15 +170,24 @@ def test_a_model_whose_images_cannot_be_prepared_is_told_with_the_reason(tmp_pat
     assert "preprocessor_config.json is no JSON" in seen["problem"]
 
 
-@pytest.mark.parametrize("arguments", [("--engine", "vllm"), ("--engine", "hf", "--model", "embedded")])
-def test_an_engine_is_compared_with_transformers_for_a_model_and_is_vllm(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [("--engine", "vllm"), ("--engine", "hf", "--model", "embedded")]
+)
+def test_an_engine_is_compared_with_transformers_for_a_model_and_is_vllm(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
     code, _ = doctor(capsys, *arguments)
     assert code == 2
 
 
-@pytest.mark.parametrize(("difference", "same"), [(None, True), (0.05, False), ("no small model", None)])
+@pytest.mark.parametrize(
+    ("difference", "same"), [(None, True), (0.05, False), ("no small model", None)]
+)
 def test_it_is_said_whether_vllm_gives_the_text_of_transformers(
-    difference: float | str | None, same: bool | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    difference: float | str | None,
+    same: bool | None,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("transformers")
     from pipegen.backends.checkpoint.boundaries import Boundary
@@ -170,4 +207,8 @@ def test_it_is_said_whether_vllm_gives_the_text_of_transformers(
     assert (code == 1) is (same is False)
     assert "beyond 512 tokens (sliding_window)" in str(seen["because"]) or same is not False
     _, shown = doctor(capsys, "--model", "embedded", "--engine", "vllm")
-    assert {True: "the log probabilities of transformers", False: "another text", None: "not checked against"}[same] in shown
+    assert {
+        True: "the log probabilities of transformers",
+        False: "another text",
+        None: "not checked against",
+    }[same] in shown

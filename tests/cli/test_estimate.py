@@ -1,4 +1,6 @@
-"""What a run will take: exact prompt tokens, shared prefixes, over-long requests, money and time."""
+"""What a run will take: exact prompt tokens, shared prefixes, over-long requests, money and
+time.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,18 @@ def estimated(command: Command, engine: FakeEngine, monkeypatch: pytest.MonkeyPa
     return lambda *arguments: command("estimate", *arguments, *MODEL)
 
 
-def test_the_counts_are_those_of_the_run(estimated: Command, command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path) -> None:
+def test_the_counts_are_those_of_the_run(
+    estimated: Command, command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path
+) -> None:
     (tmp_path / "good.png").write_bytes(b"good")
-    lines = [{"id": "a", "prompt": "Hello"}, {"id": "b", "messages": [{"role": "user", "content": "Hi"}], "options": {"samples": 3, "temperature": 1}}]
+    lines = [
+        {"id": "a", "prompt": "Hello"},
+        {
+            "id": "b",
+            "messages": [{"role": "user", "content": "Hi"}],
+            "options": {"samples": 3, "temperature": 1},
+        },
+    ]
     source = jsonl(*lines, {"id": "c", "prompt": "What?", "images": ["good.png"]})
     ran = estimated(source, "--json", "--max-new-tokens", "10")
     assert (ran.code, engine.calls) == (0, [])
@@ -36,17 +47,31 @@ def test_the_counts_are_those_of_the_run(estimated: Command, command: Command, e
     assert estimate["prompt_tokens"] == sum(line["prompt_tokens"] for line in lines)
     longest = max(lines, key=lambda line: line["prompt_tokens"])
     assert estimate["longest_prompt"] == {"id": longest["id"], "tokens": longest["prompt_tokens"]}
-    assert (estimate["requests"], estimate["failed"], estimate["images"], estimate["most_completion_tokens"]) == (3, 0, 1, 50)
+    assert (
+        estimate["requests"],
+        estimate["failed"],
+        estimate["images"],
+        estimate["most_completion_tokens"],
+    ) == (3, 0, 1, 50)
     assert estimate["image_tokens"] > 0
 
 
-def test_what_would_fail_is_counted_and_over_long_prompts_are_named(estimated: Command, jsonl: Any) -> None:
-    source = jsonl({"id": "long", "prompt": "x" * 50}, {"id": "fits", "prompt": "x"}, {"id": "typo", "promt": "x"})
+def test_what_would_fail_is_counted_and_over_long_prompts_are_named(
+    estimated: Command, jsonl: Any
+) -> None:
+    source = jsonl(
+        {"id": "long", "prompt": "x" * 50},
+        {"id": "fits", "prompt": "x"},
+        {"id": "typo", "promt": "x"},
+    )
     ran = estimated(source, "--max-prompt-tokens", "20", "--json")
     (estimate,) = ran.out
     assert ran.code == 1
     assert estimate["too_long"] == [{"id": "long", "tokens": 50}]
-    assert {kind: found["count"] for kind, found in estimate["errors"].items()} == {"PromptTooLong": 1, "InvalidRequest": 1}
+    assert {kind: found["count"] for kind, found in estimate["errors"].items()} == {
+        "PromptTooLong": 1,
+        "InvalidRequest": 1,
+    }
     words = in_words(estimate)
     assert "2 would fail:" in words
     assert "too long: long (50)" in words
@@ -54,8 +79,14 @@ def test_what_would_fail_is_counted_and_over_long_prompts_are_named(estimated: C
 
 def test_prices_and_speeds_give_the_most_that_it_takes(estimated: Command, jsonl: Any) -> None:
     source = jsonl({"prompt": "x" * 100}, {"prompt": "y" * 100})
-    (estimate,) = estimated(source, "--max-new-tokens", "1000", "--price", "1,2", "--speed", "10", "--json").out
-    assert (estimate["prompt_cost"], estimate["most_cost"], estimate["most_seconds"]) == (0.0002, 0.0042, 200.0)
+    (estimate,) = estimated(
+        source, "--max-new-tokens", "1000", "--price", "1,2", "--speed", "10", "--json"
+    ).out
+    assert (estimate["prompt_cost"], estimate["most_cost"], estimate["most_seconds"]) == (
+        0.0002,
+        0.0042,
+        200.0,
+    )
     words = in_words(estimate)
     assert "cost              at most 0.00, of it 0.00 for the prompts" in words
     assert "time              at most 3:20" in words
@@ -70,7 +101,9 @@ def test_prices_and_speeds_give_the_most_that_it_takes(estimated: Command, jsonl
         (["--speed", "0"], "takes tokens a second, above 0"),
     ],
 )
-def test_wrong_prices_and_speeds_are_bad_usage(estimated: Command, jsonl: Any, flags: list[str], words: str) -> None:
+def test_wrong_prices_and_speeds_are_bad_usage(
+    estimated: Command, jsonl: Any, flags: list[str], words: str
+) -> None:
     ran = estimated(jsonl({"prompt": "x"}), *flags)
     assert ran.code == 2
     assert words in " ".join(ran.err.split())
@@ -83,14 +116,18 @@ def test_nothing_to_count_is_bad_usage(estimated: Command, tmp_path: Path) -> No
     assert one["requests"] == 1
 
 
-def test_a_table_and_a_chat_file_s_system_message_count_too(estimated: Command, tmp_path: Path) -> None:
+def test_a_table_and_a_chat_file_s_system_message_count_too(
+    estimated: Command, tmp_path: Path
+) -> None:
     source = tmp_path / "in.csv"
     source.write_text("question\nHello\n")
     (estimate,) = estimated(source, "--map", "prompt=question", "--json").out
     assert (estimate["requests"], estimate["prompt_tokens"]) == (1, 5)
 
 
-def test_a_prompt_whose_tokens_were_not_counted_is_listed_without_them(estimated: Command, jsonl: Any, engine: FakeEngine) -> None:
+def test_a_prompt_whose_tokens_were_not_counted_is_listed_without_them(
+    estimated: Command, jsonl: Any, engine: FakeEngine
+) -> None:
     (plain,) = estimated(jsonl({"id": "a", "prompt": "x" * (17 * 2**20)}), "--json").out
     assert plain["too_long"] == [{"id": "a", "tokens": None}]
     assert "too long: a (not counted)" in in_words(plain)
@@ -98,16 +135,31 @@ def test_a_prompt_whose_tokens_were_not_counted_is_listed_without_them(estimated
 
 def test_a_chat_server_tells_no_tokens(command: Command, jsonl: Any) -> None:
     pytest.importorskip("aiohttp")
-    ran = command("estimate", jsonl({"prompt": "Hi"}), "--model", "m", "--backend", "openai", "--base-url", "http://127.0.0.1:9/v1")
+    ran = command(
+        "estimate",
+        jsonl({"prompt": "Hi"}),
+        "--model",
+        "m",
+        "--backend",
+        "openai",
+        "--base-url",
+        "http://127.0.0.1:9/v1",
+    )
     assert ran.code == 2
-    assert "does not tell how many tokens a prompt has: take --backend hf" in " ".join(ran.err.split())
+    assert "does not tell how many tokens a prompt has: take --backend hf" in " ".join(
+        ran.err.split()
+    )
 
 
 def test_no_weights_are_loaded(jsonl: Any, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     with pg.backends.hf("embedded") as route:
         estimate = Estimate()
-        for name, (slot, _) in zip("ab", prepared(route, prepare_batch([{"prompt": "Hi"}, {"prompt": "Ho"}], None)), strict=True):
+        for name, (slot, _) in zip(
+            "ab",
+            prepared(route, prepare_batch([{"prompt": "Hi"}, {"prompt": "Ho"}], None)),
+            strict=True,
+        ):
             estimate.add(name, slot)
         assert estimate.prompt_tokens == 2 * pg.count_tokens(route, {"prompt": "Hi"}).unwrap()
         engine: Any = route.engine
@@ -119,7 +171,8 @@ def test_no_weights_are_loaded(jsonl: Any, capsys: pytest.CaptureFixture[str]) -
 
 def shared(*prompts: str, images: Any = ()) -> int:
     requests = [
-        {"prompt": prompt, "images": [image]} if image else {"prompt": prompt} for prompt, image in zip(prompts, images or [None] * len(prompts), strict=True)
+        {"prompt": prompt, "images": [image]} if image else {"prompt": prompt}
+        for prompt, image in zip(prompts, images or [None] * len(prompts), strict=True)
     ]
     estimate = Estimate()
     for slot, _ in prepared(pg.route(FakeEngine("")), prepare_batch(requests, None)):

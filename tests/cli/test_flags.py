@@ -12,10 +12,19 @@ from pipegen.cli import main
 from pipegen.cli.flags import flag_of, options_of_flags, unescape
 from pipegen.engines.settings import fields_of
 from pipegen.records.engine_list import BACKENDS
-from pipegen.records.options import DEFAULTS, StopOptions, StructuredOptions, flat_values, option_names, options_from
+from pipegen.records.options import (
+    DEFAULTS,
+    StopOptions,
+    StructuredOptions,
+    flat_values,
+    option_names,
+    options_from,
+)
 
 
-def test_help_names_every_flag_in_whole(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_names_every_flag_in_whole(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as leaving:
         main(["generate", "--help"])
@@ -23,17 +32,31 @@ def test_help_names_every_flag_in_whole(capsys: pytest.CaptureFixture[str], monk
     assert leaving.value.code == 0
     secret = {"api_key", "headers"}
     assert [name for name in option_names() if f"{flag_of(name)} " not in shown] == []
-    assert [name for backend in BACKENDS for name in fields_of(backend) if (f"{flag_of(name)} " not in shown) is not (name in secret)] == []
+    assert [
+        name
+        for backend in BACKENDS
+        for name in fields_of(backend)
+        if (f"{flag_of(name)} " not in shown) is not (name in secret)
+    ] == []
     assert "pipegen generate requests.jsonl -o results.jsonl --model embedded" in shown
 
 
 def test_flags_say_what_the_records_hold() -> None:
-    values = {name: value for name, value in flat_values(DEFAULTS).items() if value is not None and name != "template_kwargs"}
-    assert flat_values(options_of_flags(values)) == {**flat_values(options_from(values)), "template_kwargs": None}
+    values = {
+        name: value
+        for name, value in flat_values(DEFAULTS).items()
+        if value is not None and name != "template_kwargs"
+    }
+    assert flat_values(options_of_flags(values)) == {
+        **flat_values(options_from(values)),
+        "template_kwargs": None,
+    }
 
 
 def test_a_schema_is_given_as_json() -> None:
-    assert options_of_flags({"json_schema": '{"type": "integer"}'}).structured == StructuredOptions(json_schema={"type": "integer"})
+    assert options_of_flags({"json_schema": '{"type": "integer"}'}).structured == StructuredOptions(
+        json_schema={"type": "integer"}
+    )
     with pytest.raises(typer.BadParameter, match="takes a JSON Schema"):
         options_of_flags({"json_schema": "integer"})
     with pytest.raises(typer.BadParameter, match="one of json_schema, regex and choice"):
@@ -76,7 +99,9 @@ assert not heavy, heavy
 
 
 def test_the_module_is_the_command_too() -> None:
-    ran = subprocess.run([sys.executable, "-m", "pipegen", "--version"], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-m", "pipegen", "--version"], capture_output=True, text=True, check=True
+    )
     assert ran.stdout.startswith("pipegen ")
 
 

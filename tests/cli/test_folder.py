@@ -30,14 +30,34 @@ def found(folder: Path) -> list[str]:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    return made(tmp_path / "photos", "img10.png", "img9.PNG", "a.JPeG", "notes.txt", ".hidden.png", ".git/x.png", "b/2.webp", "b/11.webp", "b/c/1.tif")
+    return made(
+        tmp_path / "photos",
+        "img10.png",
+        "img9.PNG",
+        "a.JPeG",
+        "notes.txt",
+        ".hidden.png",
+        ".git/x.png",
+        "b/2.webp",
+        "b/11.webp",
+        "b/c/1.tif",
+    )
 
 
 def test_images_come_in_natural_order_with_their_subfolders(photos: Path) -> None:
-    assert found(photos) == ["a.JPeG", "b/2.webp", "b/11.webp", "b/c/1.tif", "img9.PNG", "img10.png"]
+    assert found(photos) == [
+        "a.JPeG",
+        "b/2.webp",
+        "b/11.webp",
+        "b/c/1.tif",
+        "img9.PNG",
+        "img10.png",
+    ]
 
 
-@pytest.mark.parametrize("names", [["2", "10", "a2", "a10", "A10b"], ["01", "1", "1a"], ["x", "x1", "x1.5", "x1.10"]])
+@pytest.mark.parametrize(
+    "names", [["2", "10", "a2", "a10", "A10b"], ["01", "1", "1a"], ["x", "x1", "x1.5", "x1.10"]]
+)
 def test_numbers_in_names_count_by_their_value(names: list[str]) -> None:
     backwards = names[::-1]
     assert sorted(backwards, key=natural) == names
@@ -54,7 +74,9 @@ def test_links_are_followed_and_loops_end(tmp_path: Path, photos: Path) -> None:
     (elsewhere / "itself").symlink_to(elsewhere)
     (photos / "one.png").symlink_to(elsewhere / "far.png")
     (photos / "self").symlink_to("self")
-    links = [name for name in found(photos) if name.startswith(("far", "loop", "up", "b/again", "one"))]
+    links = [
+        name for name in found(photos) if name.startswith(("far", "loop", "up", "b/again", "one"))
+    ]
     assert links == ["far/deep/er.png", "far/far.png", "one.png"]
 
 
@@ -65,7 +87,9 @@ def test_what_cannot_be_read_is_named(photos: Path) -> None:
     assert "pipe.png" not in found(photos)
 
 
-def test_one_prompt_for_all_and_the_path_for_an_id(command: Command, engine: FakeEngine, photos: Path, tmp_path: Path, written: Any) -> None:
+def test_one_prompt_for_all_and_the_path_for_an_id(
+    command: Command, engine: FakeEngine, photos: Path, tmp_path: Path, written: Any
+) -> None:
     out = tmp_path / "out.jsonl"
     ran = command("generate", photos, *ASK, "--system", "Be brief.", "-o", out)
     assert (ran.code, ran.out) == (0, [])
@@ -84,17 +108,33 @@ def test_an_image_that_cannot_be_read_fails_alone(command: Command, photos: Path
     assert ran.code == 1
 
 
-def test_text_sidecars_hold_the_answer_just_as_it_is(command: Command, engine: FakeEngine, tmp_path: Path) -> None:
+def test_text_sidecars_hold_the_answer_just_as_it_is(
+    command: Command, engine: FakeEngine, tmp_path: Path
+) -> None:
     folder = made(tmp_path / "photos", "a.png", "b/c.d.JPG")
     engine.script = " Ein Bär.\r\n\n"
     ran = command("generate", folder, *ASK, "--sidecar", "txt")
     assert (ran.code, ran.out) == (0, [])
-    assert (folder / "a.txt").read_bytes() == (folder / "b" / "c.d.txt").read_bytes() == " Ein Bär.\r\n\n".encode()
+    assert (
+        (folder / "a.txt").read_bytes()
+        == (folder / "b" / "c.d.txt").read_bytes()
+        == " Ein Bär.\r\n\n".encode()
+    )
 
 
 def test_json_sidecars_hold_the_line(command: Command, tmp_path: Path, written: Any) -> None:
     folder = made(tmp_path / "photos", "a.png")
-    command("generate", folder, *ASK, "--sidecar", "json", "-o", tmp_path / "out.jsonl", "--samples", "2")
+    command(
+        "generate",
+        folder,
+        *ASK,
+        "--sidecar",
+        "json",
+        "-o",
+        tmp_path / "out.jsonl",
+        "--samples",
+        "2",
+    )
     assert [json.loads((folder / "a.json").read_text())] == written(tmp_path / "out.jsonl")
 
 
@@ -104,7 +144,9 @@ def test_a_failed_image_writes_no_sidecar(command: Command, tmp_path: Path) -> N
     assert sorted(os.listdir(folder)) == ["a.png", "a.txt", "bad.png"]
 
 
-def test_an_existing_sidecar_is_kept_and_its_image_never_reaches_the_engine(command: Command, engine: FakeEngine, tmp_path: Path) -> None:
+def test_an_existing_sidecar_is_kept_and_its_image_never_reaches_the_engine(
+    command: Command, engine: FakeEngine, tmp_path: Path
+) -> None:
     folder = made(tmp_path / "photos", "a.png", "b.png")
     (folder / "a.txt").write_text("precious")
     ran = command("generate", folder, *ASK, "--sidecar", "txt", "-o", "-")
@@ -116,7 +158,9 @@ def test_an_existing_sidecar_is_kept_and_its_image_never_reaches_the_engine(comm
     assert (folder / "a.txt").read_text() == "Hello END of it"
 
 
-def test_a_sidecar_that_appears_in_the_meantime_is_kept(command: Command, engine: FakeEngine, tmp_path: Path) -> None:
+def test_a_sidecar_that_appears_in_the_meantime_is_kept(
+    command: Command, engine: FakeEngine, tmp_path: Path
+) -> None:
     folder = made(tmp_path / "photos", "a.png")
 
     def script(encoded: Any) -> str:
@@ -146,9 +190,15 @@ def test_a_sidecar_that_cannot_be_written_fails_its_image(command: Command, tmp_
 
 @pytest.mark.parametrize(
     ("flags", "words"),
-    [(["--model", "fake"], "--prompt"), ([*ASK, "--sidecar", "txt", "--samples", "2"], "--sidecar json"), ([*ASK, "--sidecar", "xml"], "txt or json")],
+    [
+        (["--model", "fake"], "--prompt"),
+        ([*ASK, "--sidecar", "txt", "--samples", "2"], "--sidecar json"),
+        ([*ASK, "--sidecar", "xml"], "txt or json"),
+    ],
 )
-def test_a_folder_takes_a_prompt_and_a_sidecar_one_answer(command: Command, photos: Path, flags: list[str], words: str) -> None:
+def test_a_folder_takes_a_prompt_and_a_sidecar_one_answer(
+    command: Command, photos: Path, flags: list[str], words: str
+) -> None:
     ran = command("generate", photos, *flags)
     assert ran.code == 2
     assert words in ran.err
@@ -160,7 +210,9 @@ def test_a_folder_without_images_is_bad_usage(command: Command, tmp_path: Path) 
     assert "holds no images" in ran.err
 
 
-def test_the_sidecars_of_a_job_are_its_own_and_those_of_others_are_kept(command: Command, engine: FakeEngine, tmp_path: Path, written: Any) -> None:
+def test_the_sidecars_of_a_job_are_its_own_and_those_of_others_are_kept(
+    command: Command, engine: FakeEngine, tmp_path: Path, written: Any
+) -> None:
     folder, out = made(tmp_path / "photos", "a.png", "b.png"), tmp_path / "out.jsonl"
     (folder / "b.txt").write_text("precious")
     for said in ("1 failed", "1 finished before"):

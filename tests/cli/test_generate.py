@@ -1,4 +1,6 @@
-"""`pipegen generate` over a file: one line out for each line in, in order, whatever the lines are."""
+"""`pipegen generate` over a file: one line out for each line in, in order, whatever the lines
+are.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,16 @@ def said(engine: FakeEngine) -> pg.GenerationOptions:
     return engine.calls[-1][0].options
 
 
-def test_a_thousand_mixed_lines_give_a_thousand_lines_in_order(command: Command, engine: FakeEngine, tmp_path: Path, written: Any) -> None:
+def test_a_thousand_mixed_lines_give_a_thousand_lines_in_order(
+    command: Command, engine: FakeEngine, tmp_path: Path, written: Any
+) -> None:
     (tmp_path / "good.png").write_bytes(b"good")
     (tmp_path / "bad.png").write_bytes(b"broken")
     kinds: list[Callable[[int], str]] = [
         lambda n: json.dumps({"id": f"r{n}", "prompt": f"text {n}"}),
-        lambda n: json.dumps({"id": f"r{n}", "messages": [{"role": "user", "content": f"chat {n}"}]}),
+        lambda n: json.dumps(
+            {"id": f"r{n}", "messages": [{"role": "user", "content": f"chat {n}"}]}
+        ),
         lambda n: json.dumps({"id": f"r{n}", "prompt": "What?", "images": ["good.png"]}),
         lambda n: json.dumps({"id": f"r{n}", "prompt": "What?", "images": ["bad.png"]}),
         lambda n: json.dumps({"id": f"r{n}", "prompt": "What?", "images": ["nowhere.png"]}),
@@ -40,7 +46,9 @@ def test_a_thousand_mixed_lines_give_a_thousand_lines_in_order(command: Command,
     out = tmp_path / "out.jsonl"
     ran = command("generate", source, "-o", out, "--model", "fake")
     lines = written(out)
-    assert [line["id"] for line in lines] == [str(n + 1) if n % 7 == 5 else f"r{n}" for n in range(1000)]
+    assert [line["id"] for line in lines] == [
+        str(n + 1) if n % 7 == 5 else f"r{n}" for n in range(1000)
+    ]
     assert [line["ok"] for line in lines] == [good[n % 7] for n in range(1000)]
     assert ran.code == 1
     assert len(engine.calls) == 7  # 429 rows, 64 at a time
@@ -50,10 +58,15 @@ def test_a_thousand_mixed_lines_give_a_thousand_lines_in_order(command: Command,
     assert "285 InvalidRequest, the first is 6: line 6: not JSON" in ran.err
 
 
-def test_one_broken_image_among_32_fails_alone_in_one_call(command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path) -> None:  # B4
+# B4
+def test_one_broken_image_among_32_fails_alone_in_one_call(
+    command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path
+) -> None:
     (tmp_path / "good.png").write_bytes(b"good")
     (tmp_path / "bad.png").write_bytes(b"broken")
-    source = jsonl(*({"prompt": "What?", "images": ["bad.png" if n == 17 else "good.png"]} for n in range(32)))
+    source = jsonl(
+        *({"prompt": "What?", "images": ["bad.png" if n == 17 else "good.png"]} for n in range(32))
+    )
     ran = command("generate", source, "--model", "fake")
     assert [line["id"] for line in ran.out] == [str(n + 1) for n in range(32)]
     assert [n for n, line in enumerate(ran.out) if not line["ok"]] == [17]
@@ -62,9 +75,17 @@ def test_one_broken_image_among_32_fails_alone_in_one_call(command: Command, eng
 
 
 def test_a_line_tells_the_whole_result(command: Command, jsonl: Any) -> None:
-    ran = command("generate", jsonl({"id": 7, **HI, "options": {"stop": ["END"]}}), "--model", "fake")
+    ran = command(
+        "generate", jsonl({"id": 7, **HI, "options": {"stop": ["END"]}}), "--model", "fake"
+    )
     (line,) = ran.out
-    assert (line["id"], line["ok"], line["text"], line["finish"], line["stop"]) == (7, True, "Hello ", "stop_string", "END")
+    assert (line["id"], line["ok"], line["text"], line["finish"], line["stop"]) == (
+        7,
+        True,
+        "Hello ",
+        "stop_string",
+        "END",
+    )
     assert set(line) == {"ok", *pg.GenerationResult.__dataclass_fields__}
     assert line["token_ids"] == list(b"Hello END")
     assert ran.code == 0
@@ -77,11 +98,16 @@ def test_brief_lines_hold_no_ids(command: Command, jsonl: Any) -> None:
 
 
 def test_stdin_to_stdout_with_blank_lines_and_no_ids(command: Command) -> None:
-    ran = command("generate", "-", "--model", "fake", "-o", "-", stdin=b'{"prompt": "a"}\n\n{"prompt": "b"}')
+    ran = command(
+        "generate", "-", "--model", "fake", "-o", "-", stdin=b'{"prompt": "a"}\n\n{"prompt": "b"}'
+    )
     assert [line["id"] for line in ran.out] == ["1", "3"]
 
 
-def test_no_lines_give_no_lines_and_no_call(command: Command, engine: FakeEngine, jsonl: Any) -> None:  # B3
+# B3
+def test_no_lines_give_no_lines_and_no_call(
+    command: Command, engine: FakeEngine, jsonl: Any
+) -> None:
     ran = command("generate", jsonl(), "--model", "fake")
     assert (ran.code, ran.out, engine.calls) == (0, [], [])
 
@@ -89,32 +115,91 @@ def test_no_lines_give_no_lines_and_no_call(command: Command, engine: FakeEngine
 # Options
 
 
-def test_a_line_wins_over_flags_and_flags_over_the_file(command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path) -> None:
+def test_a_line_wins_over_flags_and_flags_over_the_file(
+    command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path
+) -> None:
     file = tmp_path / "options.yaml"
     file.write_text("top_k: 1\nmax_new_tokens: 1\nseed: 1\nstrip_whitespace: true\n")
     source = jsonl({**HI, "options": {"top_k": 3}})
-    command("generate", source, "--model", "fake", "--options", file, "--max-new-tokens", "2", "--top-k", "2")
+    command(
+        "generate",
+        source,
+        "--model",
+        "fake",
+        "--options",
+        file,
+        "--max-new-tokens",
+        "2",
+        "--top-k",
+        "2",
+    )
     options = said(engine)
     assert (options.top_k, options.max_new_tokens, options.seed) == (3, 2, 1)
     assert options.decode is not None
     assert options.decode.strip_whitespace is True
 
 
-def test_every_kind_of_flag_reaches_the_engine(command: Command, engine: FakeEngine, jsonl: Any) -> None:
-    flags = ["--stop", r"\n\n", "--stop", r"\boxed\\n", "--stop-token-ids", "5", "--stop-token-ids", "6", "--no-skip-special-tokens", "--enable-thinking"]
-    flags += ["--temperature", "0.5", "--min-pixels", "3", "--control-tokens", "ALLOW", "--template-kwargs", '{"a": [1]}', "--logprobs"]
+def test_every_kind_of_flag_reaches_the_engine(
+    command: Command, engine: FakeEngine, jsonl: Any
+) -> None:
+    flags = [
+        "--stop",
+        r"\n\n",
+        "--stop",
+        r"\boxed\\n",
+        "--stop-token-ids",
+        "5",
+        "--stop-token-ids",
+        "6",
+        "--no-skip-special-tokens",
+        "--enable-thinking",
+    ]
+    flags += [
+        "--temperature",
+        "0.5",
+        "--min-pixels",
+        "3",
+        "--control-tokens",
+        "ALLOW",
+        "--template-kwargs",
+        '{"a": [1]}',
+        "--logprobs",
+    ]
     command("generate", jsonl(HI), "--model", "fake", *flags)
     options = said(engine)
-    assert options.stop == pg.StopOptions(stop=("\n\n", r"\boxed\n"), stop_token_ids=(5, 6), ignore_eos=False)
-    assert (options.decode.skip_special_tokens, options.chat.enable_thinking, options.chat.control_tokens) == (False, True, "allow")  # type: ignore[union-attr]
+    assert options.stop == pg.StopOptions(
+        stop=("\n\n", r"\boxed\n"), stop_token_ids=(5, 6), ignore_eos=False
+    )
+    assert (
+        options.decode.skip_special_tokens,
+        options.chat.enable_thinking,
+        options.chat.control_tokens,
+    ) == (False, True, "allow")  # type: ignore[union-attr]
     assert (options.temperature, options.preprocess.min_pixels, options.logprobs) == (0.5, 3, True)  # type: ignore[union-attr]
     assert options.chat.template_kwargs == {"a": (1,)}  # type: ignore[union-attr]
 
 
-def test_the_options_of_a_line_sent_again_give_the_same_call(command: Command, engine: FakeEngine, jsonl: Any) -> None:  # C8
-    (first,) = command("generate", jsonl(HI), "--model", "fake", "--stop", "END", "--seed", "3", "--enable-thinking", "--top-k", "4").out
+# C8
+def test_the_options_of_a_line_sent_again_give_the_same_call(
+    command: Command, engine: FakeEngine, jsonl: Any
+) -> None:
+    (first,) = command(
+        "generate",
+        jsonl(HI),
+        "--model",
+        "fake",
+        "--stop",
+        "END",
+        "--seed",
+        "3",
+        "--enable-thinking",
+        "--top-k",
+        "4",
+    ).out
     before = said(engine)
-    (again,) = command("generate", jsonl({**HI, "options": first["options"]}), "--model", "fake").out
+    (again,) = command(
+        "generate", jsonl({**HI, "options": first["options"]}), "--model", "fake"
+    ).out
     assert said(engine) == before
     assert again == first
 
@@ -148,7 +233,9 @@ def test_the_options_of_a_line_sent_again_give_the_same_call(command: Command, e
         (["--options", "/nowhere.yaml"], ["--options", "/nowhere.yaml"]),
     ],
 )
-def test_a_bad_flag_is_bad_usage_and_is_named(command: Command, engine: FakeEngine, jsonl: Any, flags: list[str], words: list[str]) -> None:
+def test_a_bad_flag_is_bad_usage_and_is_named(
+    command: Command, engine: FakeEngine, jsonl: Any, flags: list[str], words: list[str]
+) -> None:
     ran = command("generate", jsonl(HI), "--model", "fake", *flags)
     assert ran.code == 2
     assert all(word in ran.err for word in words), ran.err
@@ -156,7 +243,10 @@ def test_a_bad_flag_is_bad_usage_and_is_named(command: Command, engine: FakeEngi
 
 
 @pytest.mark.parametrize("name", ["options.json", "options.yaml"])
-def test_a_bad_option_in_the_file_is_bad_usage_and_is_named_with_its_place(command: Command, jsonl: Any, tmp_path: Path, name: str) -> None:  # C1
+# C1
+def test_a_bad_option_in_the_file_is_bad_usage_and_is_named_with_its_place(
+    command: Command, jsonl: Any, tmp_path: Path, name: str
+) -> None:
     (tmp_path / name).write_text('{"temprature": 0.2}')
     ran = command("generate", jsonl(HI), "--model", "fake", "--options", tmp_path / name)
     assert ran.code == 2
@@ -165,25 +255,52 @@ def test_a_bad_option_in_the_file_is_bad_usage_and_is_named_with_its_place(comma
 
 
 def test_a_bad_option_in_a_line_fails_that_line(command: Command, jsonl: Any) -> None:  # C1
-    ran = command("generate", jsonl({**HI, "options": {"temprature": 1}}, {**HI, "options": {"top_p": 5}}, HI), "--model", "fake")
+    ran = command(
+        "generate",
+        jsonl({**HI, "options": {"temprature": 1}}, {**HI, "options": {"top_p": 5}}, HI),
+        "--model",
+        "fake",
+    )
     assert [line["ok"] for line in ran.out] == [False, False, True]
-    assert "line 1: options: there is no option 'temprature'; did you mean 'temperature'?" in ran.out[0]["error"]["message"]
+    assert (
+        "line 1: options: there is no option 'temprature'; did you mean 'temperature'?"
+        in ran.out[0]["error"]["message"]
+    )
     assert "line 2" in ran.out[1]["error"]["message"]
     assert ran.code == 1
 
 
 def test_a_line_that_contradicts_the_flags_fails_alone(command: Command, jsonl: Any) -> None:
-    ran = command("generate", jsonl({**HI, "options": {"min_new_tokens": 9}}, HI), "--model", "fake", "--max-new-tokens", "3")
+    ran = command(
+        "generate",
+        jsonl({**HI, "options": {"min_new_tokens": 9}}, HI),
+        "--model",
+        "fake",
+        "--max-new-tokens",
+        "3",
+    )
     assert [line["ok"] for line in ran.out] == [False, True]
 
 
-def test_a_model_that_is_not_there_is_bad_usage_and_leaves_the_old_results(capsys: pytest.CaptureFixture[str], jsonl: Any, tmp_path: Path) -> None:
+def test_a_model_that_is_not_there_is_bad_usage_and_leaves_the_old_results(
+    capsys: pytest.CaptureFixture[str], jsonl: Any, tmp_path: Path
+) -> None:
     from pipegen.cli import main
 
     out = tmp_path / "out.jsonl"
     out.write_text("precious\n")
     with pytest.raises(SystemExit) as leaving:
-        main(["generate", str(jsonl(HI)), "-o", str(out), "--overwrite", "--model", str(tmp_path / "no-model")])
+        main(
+            [
+                "generate",
+                str(jsonl(HI)),
+                "-o",
+                str(out),
+                "--overwrite",
+                "--model",
+                str(tmp_path / "no-model"),
+            ]
+        )
     assert leaving.value.code == 2
     assert "no-model" in capsys.readouterr().err
     assert out.read_text() == "precious\n"
@@ -192,53 +309,121 @@ def test_a_model_that_is_not_there_is_bad_usage_and_leaves_the_old_results(capsy
 # Images
 
 
-def test_images_are_the_same_from_path_file_url_and_data_url(command: Command, jsonl: Any, tmp_path: Path) -> None:  # P8
+# P8
+def test_images_are_the_same_from_path_file_url_and_data_url(
+    command: Command, jsonl: Any, tmp_path: Path
+) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "a.png").write_bytes(b"some image")
     data = "data:image/png;base64," + base64.b64encode(b"some image").decode()
-    sources = ["sub/a.png", str(tmp_path / "sub" / "a.png"), (tmp_path / "sub" / "a.png").as_uri(), data]
+    sources = [
+        "sub/a.png",
+        str(tmp_path / "sub" / "a.png"),
+        (tmp_path / "sub" / "a.png").as_uri(),
+        data,
+    ]
     lines = [{"prompt": "What?", "images": [source]} for source in sources]
-    parts = [{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": source}}]}]} for source in sources]
+    parts = [
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": source}}]}
+            ]
+        }
+        for source in sources
+    ]
     ran = command("generate", jsonl(*lines, *parts), "--model", "fake")
     assert len({tuple(line["image_digests"]) for line in ran.out}) == 1
     assert ran.code == 0
 
 
-def test_relative_paths_start_at_the_current_folder_for_stdin(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_relative_paths_start_at_the_current_folder_for_stdin(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "a.png").write_bytes(b"some image")
     monkeypatch.chdir(tmp_path)
-    assert command("generate", "-", "--model", "fake", stdin=b'{"prompt": "What?", "images": ["a.png"]}').code == 0
+    assert (
+        command(
+            "generate", "-", "--model", "fake", stdin=b'{"prompt": "What?", "images": ["a.png"]}'
+        ).code
+        == 0
+    )
 
 
-def test_with_a_root_paths_start_there_and_nothing_gets_out(command: Command, jsonl: Any, tmp_path: Path) -> None:  # P8
+# P8
+def test_with_a_root_paths_start_there_and_nothing_gets_out(
+    command: Command, jsonl: Any, tmp_path: Path
+) -> None:
     root = tmp_path / "root"
     root.mkdir()
     (root / "in.png").write_bytes(b"in")
     (tmp_path / "out.png").write_bytes(b"out")
     (root / "link.png").symlink_to(tmp_path / "out.png")
-    sources = ["in.png", "../out.png", "link.png", str(tmp_path / "out.png"), (tmp_path / "out.png").as_uri()]
-    ran = command("generate", jsonl(*({"prompt": "What?", "images": [source]} for source in sources)), "--model", "fake", "--image-root", root)
+    sources = [
+        "in.png",
+        "../out.png",
+        "link.png",
+        str(tmp_path / "out.png"),
+        (tmp_path / "out.png").as_uri(),
+    ]
+    ran = command(
+        "generate",
+        jsonl(*({"prompt": "What?", "images": [source]} for source in sources)),
+        "--model",
+        "fake",
+        "--image-root",
+        root,
+    )
     assert [line["ok"] for line in ran.out] == [True, False, False, False, False]
 
 
-def test_http_is_refused_unless_allowed_and_private_hosts_even_then(command: Command, jsonl: Any) -> None:  # P8
+# P8
+def test_http_is_refused_unless_allowed_and_private_hosts_even_then(
+    command: Command, jsonl: Any
+) -> None:
     source = jsonl({"prompt": "What?", "images": ["http://127.0.0.1:9/a.png"]})
     assert "allow_http" in command("generate", source, "--model", "fake").out[0]["error"]["message"]
-    assert command("generate", source, "--model", "fake", "--allow-http").out[0]["error"]["type"] == "BadImage"
+    assert (
+        command("generate", source, "--model", "fake", "--allow-http").out[0]["error"]["type"]
+        == "BadImage"
+    )
 
 
 def test_flags_raise_what_a_line_may_ask_for(command: Command, jsonl: Any) -> None:
     source = jsonl({**HI, "options": {"samples": 1025}}, HI)
     refused = command("generate", source, "--model", "fake", "--brief")
-    assert (refused.code, refused.out[0]["error"]["message"], refused.out[1]["ok"]) == (1, "samples is 1025; the limit is 1024", True)
-    assert command("generate", source, "--model", "fake", "--brief", "--limit", "max_samples=1025").code == 0
+    assert (refused.code, refused.out[0]["error"]["message"], refused.out[1]["ok"]) == (
+        1,
+        "samples is 1025; the limit is 1024",
+        True,
+    )
+    assert (
+        command(
+            "generate", source, "--model", "fake", "--brief", "--limit", "max_samples=1025"
+        ).code
+        == 0
+    )
 
 
 def test_a_line_brings_no_template_and_the_run_does(command: Command, jsonl: Any) -> None:
     messages = [{"role": "user", "content": "Hi"}]
-    refused = command("generate", jsonl({"messages": messages, "options": {"template": "{{ 1 }}"}}), "--model", "fake")
+    refused = command(
+        "generate",
+        jsonl({"messages": messages, "options": {"template": "{{ 1 }}"}}),
+        "--model",
+        "fake",
+    )
     assert "with the options of the run (--template)" in refused.out[0]["error"]["hint"]
-    assert command("generate", jsonl({"messages": messages}), "--model", "fake", "--template", "{{ messages }}").code == 0
+    assert (
+        command(
+            "generate",
+            jsonl({"messages": messages}),
+            "--model",
+            "fake",
+            "--template",
+            "{{ messages }}",
+        ).code
+        == 0
+    )
 
 
 @pytest.mark.parametrize("said", ["max_samples", "max_samples=x", "max_sample=3", "max_samples=0"])

@@ -1,4 +1,6 @@
-"""What a newcomer tries, and does wrong: a short message that says what to do. Other tries are in test_outputs, test_tables and test_table_readers."""
+"""What a newcomer tries, and does wrong: a short message that says what to do. Other tries are in
+test_outputs, test_tables and test_table_readers.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,14 @@ Command = Callable[..., Any]
 
 @pytest.mark.parametrize("given", ["phots", "phots/", "no/such/photos"])
 @pytest.mark.parametrize("flags", [(), ("--sidecar", "txt"), ("-o", "out.jsonl")])
-def test_a_mistyped_folder_is_named(given: str, flags: tuple[str, ...], command: Command, engine: FakeEngine, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_mistyped_folder_is_named(
+    given: str,
+    flags: tuple[str, ...],
+    command: Command,
+    engine: FakeEngine,
+    tmp_path: Path,
+    monkeypatch: Any,
+) -> None:
     (tmp_path / "photos").mkdir()
     monkeypatch.chdir(tmp_path)
     ran = command("generate", given, "--prompt", "What is it?", "--model", "fake", *flags)
@@ -34,8 +43,22 @@ def test_a_device_that_is_not_there_is_one_message(tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
     (tmp_path / "in.jsonl").write_text('{"prompt": "Hi"}\n')
-    command = [sys.executable, "-m", "pipegen", "generate", "in.jsonl", "-o", "out.jsonl", "--model", "embedded", "--device", "cuda"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
+    command = [
+        sys.executable,
+        "-m",
+        "pipegen",
+        "generate",
+        "in.jsonl",
+        "-o",
+        "out.jsonl",
+        "--model",
+        "embedded",
+        "--device",
+        "cuda",
+    ]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
+    )
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) < 10
     assert "there is no 'cuda' here" in done.stderr
@@ -59,19 +82,39 @@ pipegen.cli.main()
 
 
 def test_ctrl_c_twice_ends_at_once_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    (tmp_path / "in.jsonl").write_text("".join(f'{{"id": "{row}", "prompt": "Hi"}}\n' for row in range(6)))
+    (tmp_path / "in.jsonl").write_text(
+        "".join(f'{{"id": "{row}", "prompt": "Hi"}}\n' for row in range(6))
+    )
     flags = ["generate", "in.jsonl", "-o", "out.jsonl", "--model", "fake", "--in-flight", "1"]
-    done = subprocess.run([sys.executable, "-c", TWICE, *flags], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", TWICE, *flags],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
     assert done.returncode == 128 + signal.SIGINT
     assert "Traceback" not in done.stderr
     assert "interrupted; the same command goes on" in done.stderr
     calm = TWICE.replace('"3"', "None")
-    again = subprocess.run([sys.executable, "-c", calm, *flags], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
+    again = subprocess.run(
+        [sys.executable, "-c", calm, *flags],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
     assert (again.returncode, "3 finished before" in again.stderr) == (0, True)
     assert (tmp_path / "out.jsonl").read_text().count("Hello") >= 6
 
 
 def test_the_readme_shows_the_same_command_twice() -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    commands = [line.split("#")[0].strip() for line in readme.splitlines() if line.strip().startswith("pipegen generate")]
+    commands = [
+        line.split("#")[0].strip()
+        for line in readme.splitlines()
+        if line.strip().startswith("pipegen generate")
+    ]
     assert any(commands.count(command) == 2 for command in commands)

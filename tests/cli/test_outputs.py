@@ -23,7 +23,9 @@ Command = Callable[..., Any]
 HI = {"prompt": "Hi"}
 
 
-def test_an_existing_out_is_kept_unless_it_may_be_overwritten(command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path, written: Any) -> None:
+def test_an_existing_out_is_kept_unless_it_may_be_overwritten(
+    command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path, written: Any
+) -> None:
     out = tmp_path / "out.jsonl"
     out.write_text("precious\n")
     ran = command("generate", jsonl(HI), "-o", out, "--model", "fake")
@@ -40,17 +42,44 @@ def test_what_is_read_is_never_written(command: Command, jsonl: Any, tmp_path: P
     options = tmp_path / "options.json"
     options.write_text("{}")
     assert command("generate", source, "-o", source, "--model", "fake", "--overwrite").code == 2
-    assert command("generate", source, "-o", tmp_path / "link.jsonl", "--model", "fake", "--overwrite").code == 2
+    assert (
+        command(
+            "generate", source, "-o", tmp_path / "link.jsonl", "--model", "fake", "--overwrite"
+        ).code
+        == 2
+    )
     chat = tmp_path / "chat.yaml"
     chat.write_text("backend: {type: hf, model: fake}")
-    assert command("generate", source, "-o", options, "--options", options, "--model", "fake", "--overwrite").code == 2
+    assert (
+        command(
+            "generate",
+            source,
+            "-o",
+            options,
+            "--options",
+            options,
+            "--model",
+            "fake",
+            "--overwrite",
+        ).code
+        == 2
+    )
     assert command("generate", source, "-o", chat, "--config", chat, "--overwrite").code == 2
-    assert (source.read_bytes(), options.read_text(), chat.read_text()[:7]) == (before, "{}", "backend")
+    assert (source.read_bytes(), options.read_text(), chat.read_text()[:7]) == (
+        before,
+        "{}",
+        "backend",
+    )
 
 
-def test_places_that_cannot_be_written_or_read_are_bad_usage(command: Command, jsonl: Any, tmp_path: Path) -> None:
+def test_places_that_cannot_be_written_or_read_are_bad_usage(
+    command: Command, jsonl: Any, tmp_path: Path
+) -> None:
     assert command("generate", jsonl(HI), "-o", tmp_path, "--model", "fake").code == 2
-    assert command("generate", jsonl(HI), "-o", tmp_path / "no" / "out.jsonl", "--model", "fake").code == 2
+    assert (
+        command("generate", jsonl(HI), "-o", tmp_path / "no" / "out.jsonl", "--model", "fake").code
+        == 2
+    )
     assert command("generate", tmp_path / "nowhere.jsonl", "--model", "fake").code == 2
 
 
@@ -86,16 +115,27 @@ def test_no_more_than_may_be_in_flight_is_read_ahead_and_lines_are_written_at_on
 
     engine.script = script
     stdin = io.TextIOWrapper(Counted(b'{"prompt": "a"}\n' * 100))
-    monkeypatch.setattr(io, "TextIOWrapper", lambda stream: stdin)  # what the `command` fixture wraps stdin in
+    # what the `command` fixture wraps stdin in
+    monkeypatch.setattr(io, "TextIOWrapper", lambda stream: stdin)
     assert command("generate", "-", "-o", out, "--model", "fake", "--in-flight", "5").code == 0
     assert len(ahead) == 100
     assert max(ahead) <= 5 + 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize(("times", "flags", "kept"), [(1, (), "abc"), (2, (), "ab"), (1, ("--grace", "0"), "ab")])
+@pytest.mark.parametrize(
+    ("times", "flags", "kept"), [(1, (), "abc"), (2, (), "ab"), (1, ("--grace", "0"), "ab")]
+)
 def test_an_interrupt_keeps_the_lines_so_far_and_those_that_end_in_time(
-    number: int, times: int, flags: tuple[str, ...], kept: str, command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path, written: Any
+    number: int,
+    times: int,
+    flags: tuple[str, ...],
+    kept: str,
+    command: Command,
+    engine: FakeEngine,
+    jsonl: Any,
+    tmp_path: Path,
+    written: Any,
 ) -> None:
     def script(encoded: Any) -> str:
         for _ in range(times if encoded.request.id == "c" else 0):
@@ -104,15 +144,29 @@ def test_an_interrupt_keeps_the_lines_so_far_and_those_that_end_in_time(
 
     engine.script = script
     out = tmp_path / "out.jsonl"
-    again = (jsonl(*({"id": name, **HI} for name in "abcd")), "-o", out, "--model", "fake", "--in-flight", "1", *flags)
+    again = (
+        jsonl(*({"id": name, **HI} for name in "abcd")),
+        "-o",
+        out,
+        "--model",
+        "fake",
+        "--in-flight",
+        "1",
+        *flags,
+    )
     before = signal.getsignal(number)
     ran = command("generate", *again)
     assert ran.code == 130
     assert signal.getsignal(number) is before
     assert not out.exists()
     assert f"{len(kept)} requests" in ran.err
-    assert ("ending: the rows in flight have 5 seconds; interrupt again to end at once" in ran.err) is (len(kept) == 3)
-    assert f"the same command goes on, and `pipegen export {out}.job` writes what is finished" in ran.err
+    assert (
+        "ending: the rows in flight have 5 seconds; interrupt again to end at once" in ran.err
+    ) is (len(kept) == 3)
+    assert (
+        f"the same command goes on, and `pipegen export {out}.job` writes what is finished"
+        in ran.err
+    )
     assert engine.closed == 1
     ran = command("export", f"{out}.job")
     assert ([line["id"] for line in ran.out], ran.code) == ([*kept], 1)
@@ -127,7 +181,11 @@ def test_an_interrupt_keeps_the_lines_so_far_and_those_that_end_in_time(
 
 
 def test_an_interrupt_while_the_model_loads_or_without_a_job_ends_the_run(
-    command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Command,
+    engine: FakeEngine,
+    jsonl: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def interrupted(*_: Any) -> Any:
         signal.raise_signal(signal.SIGINT)
@@ -140,7 +198,9 @@ def test_an_interrupt_while_the_model_loads_or_without_a_job_ends_the_run(
     assert (ran.code, "interrupted" in ran.err, "ending" in ran.err) == (130, True, False)
 
 
-def test_a_signal_that_is_ignored_stays_so(command: Command, engine: FakeEngine, jsonl: Any) -> None:
+def test_a_signal_that_is_ignored_stays_so(
+    command: Command, engine: FakeEngine, jsonl: Any
+) -> None:
     def script(encoded: Any) -> str:
         signal.raise_signal(signal.SIGINT)
         return "Hi"
@@ -155,19 +215,37 @@ def test_a_signal_that_is_ignored_stays_so(command: Command, engine: FakeEngine,
 
 
 @pytest.mark.parametrize("seconds", ["-1", "inf", "nan"])
-def test_a_grace_that_is_none_is_bad_usage(seconds: str, command: Command, jsonl: Any, tmp_path: Path) -> None:
-    ran = command("generate", jsonl({"id": "a", **HI}), "-o", tmp_path / "out.jsonl", "--model", "fake", "--grace", seconds)
+def test_a_grace_that_is_none_is_bad_usage(
+    seconds: str, command: Command, jsonl: Any, tmp_path: Path
+) -> None:
+    ran = command(
+        "generate",
+        jsonl({"id": "a", **HI}),
+        "-o",
+        tmp_path / "out.jsonl",
+        "--model",
+        "fake",
+        "--grace",
+        seconds,
+    )
     assert (ran.code, "--grace" in ran.err) == (2, True)
 
 
-def test_a_bug_fails_its_line_alone_and_the_exit_code_says_so(command: Command, engine: FakeEngine, jsonl: Any) -> None:
+def test_a_bug_fails_its_line_alone_and_the_exit_code_says_so(
+    command: Command, engine: FakeEngine, jsonl: Any
+) -> None:
     def script(encoded: Any) -> str:
         if "bad" in (encoded.request.prompt or ""):
             raise KeyError("a bug")
         return "good"
 
     engine.script = script
-    ran = command("generate", jsonl(*({"prompt": "bad" if n in (3, 70) else "Hi"} for n in range(100))), "--model", "fake")
+    ran = command(
+        "generate",
+        jsonl(*({"prompt": "bad" if n in (3, 70) else "Hi"} for n in range(100))),
+        "--model",
+        "fake",
+    )
     failed = [line for line in ran.out if not line["ok"]]
     assert [line["id"] for line in ran.out] == [str(n + 1) for n in range(100)]
     assert [line["id"] for line in failed] == ["4", "71"]
@@ -177,7 +255,9 @@ def test_a_bug_fails_its_line_alone_and_the_exit_code_says_so(command: Command, 
     assert "pipegen has a bug, which failed 2 of them" in ran.err
 
 
-def test_a_result_that_cannot_be_written_fails_its_line_alone(command: Command, jsonl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_that_cannot_be_written_fails_its_line_alone(
+    command: Command, jsonl: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from pipegen.cli import outputs
 
     plain = outputs.to_plain
@@ -191,7 +271,9 @@ def test_a_result_that_cannot_be_written_fails_its_line_alone(command: Command, 
     assert (ran.out[1]["error"]["type"], ran.code) == ("InternalError", 3)
 
 
-def test_with_bugs_everywhere_every_line_is_answered(command: Command, engine: FakeEngine, jsonl: Any) -> None:
+def test_with_bugs_everywhere_every_line_is_answered(
+    command: Command, engine: FakeEngine, jsonl: Any
+) -> None:
     engine.answers = 3
     ran = command("generate", jsonl(HI, HI), "--model", "fake")
     assert [line["error"]["type"] for line in ran.out] == ["InternalError"] * 2
@@ -229,7 +311,11 @@ pipegen.cli.main()
 
 def test_a_reader_that_has_enough_ends_the_run_quietly(jsonl: Any) -> None:
     source = jsonl(*[HI] * 2000)
-    with subprocess.Popen([sys.executable, "-c", FAKED, "generate", str(source), "--model", "fake"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as ran:
+    with subprocess.Popen(
+        [sys.executable, "-c", FAKED, "generate", str(source), "--model", "fake"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as ran:
         assert ran.stdout is not None
         assert ran.stderr is not None
         assert json.loads(ran.stdout.readline())["text"] == "Hello"
@@ -239,13 +325,17 @@ def test_a_reader_that_has_enough_ends_the_run_quietly(jsonl: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["out.xlsx", "out.txt", "out.json", "out.jsonl.gz"])
-def test_out_of_another_form_is_refused_before_anything_is_asked(name: str, command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path) -> None:
+def test_out_of_another_form_is_refused_before_anything_is_asked(
+    name: str, command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path
+) -> None:
     ran = command("generate", jsonl(HI), "-o", tmp_path / name, "--model", "fake")
     assert (ran.code, engine.calls) == (2, [])
     assert "OUT is JSON Lines (.jsonl), Parquet" in ran.err
 
 
-def test_a_file_that_is_no_jobs_is_kept_unless_it_is_to_be_replaced(command: Command, jsonl: Any, tmp_path: Path, written: Any) -> None:
+def test_a_file_that_is_no_jobs_is_kept_unless_it_is_to_be_replaced(
+    command: Command, jsonl: Any, tmp_path: Path, written: Any
+) -> None:
     out = tmp_path / "out.jsonl"
     out.write_text("mine\n")
     ran = command("generate", jsonl(HI), "-o", out, "--model", "fake")
@@ -254,17 +344,24 @@ def test_a_file_that_is_no_jobs_is_kept_unless_it_is_to_be_replaced(command: Com
     assert (ran.code, len(written(out))) == (0, 1)
     out.write_text("")  # what a failed start may leave
     (tmp_path / "empty.jsonl").write_text("")
-    assert command("generate", jsonl(HI), "-o", tmp_path / "empty.jsonl", "--model", "fake").code == 0
+    assert (
+        command("generate", jsonl(HI), "-o", tmp_path / "empty.jsonl", "--model", "fake").code == 0
+    )
 
 
-def test_a_job_asks_nothing_twice_and_says_what_changed(command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path, written: Any) -> None:
+def test_a_job_asks_nothing_twice_and_says_what_changed(
+    command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path, written: Any
+) -> None:
     file, out = jsonl(*({"id": name, "prompt": name} for name in "abc")), tmp_path / "out.jsonl"
     for _ in range(2):
         ran = command("generate", file, "-o", out, "--model", "fake")
     assert sum(map(len, engine.calls)) == 3
     assert f"{out}.job: 3 finished before\n" in ran.err
     ran = command("generate", file, "-o", out, "--model", "fake", "--temperature", "0.7")
-    assert f"{out}.job: 3 finished before; none was made with these settings; 3 with temperature 0.0 (now 0.7)\n" in ran.err
+    assert (
+        f"{out}.job: 3 finished before; none was made with these settings; 3 with temperature 0.0"
+        " (now 0.7)\n" in ran.err
+    )
     assert [line["options"]["temperature"] for line in written(out)] == [0.7] * 3
     command("generate", file, "-o", out, "--model", "fake", "--restart")
     assert sum(map(len, engine.calls)) == 9
@@ -274,53 +371,93 @@ def test_a_job_asks_nothing_twice_and_says_what_changed(command: Command, engine
 
 
 @pytest.mark.parametrize("flag", ["--restart", "--overwrite"])
-def test_a_job_is_not_begun_anew_while_another_process_runs_it(flag: str, command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path) -> None:
+def test_a_job_is_not_begun_anew_while_another_process_runs_it(
+    flag: str, command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path
+) -> None:
     again = ("generate", jsonl({"id": "a", **HI}), "-o", tmp_path / "out.jsonl", "--model", "fake")
     command(*again)
     folder = tmp_path / "out.jsonl.job"
     rows = (folder / "results-0001.jsonl").read_bytes()
     with Journal(folder):
         ran = command(*again, flag)
-    assert (ran.code, (folder / "results-0001.jsonl").read_bytes(), len(engine.calls)) == (1, rows, 1)
-    assert [line for line in ran.err.splitlines() if "another run of this job is running" in line] == [ran.err.splitlines()[0]]
+    assert (ran.code, (folder / "results-0001.jsonl").read_bytes(), len(engine.calls)) == (
+        1,
+        rows,
+        1,
+    )
+    assert [
+        line for line in ran.err.splitlines() if "another run of this job is running" in line
+    ] == [ran.err.splitlines()[0]]
     assert "Traceback" not in ran.err
     assert command(*again, flag).code == 0
     assert len(engine.calls) == 2
 
 
-def test_a_command_says_when_another_one_runs_the_job(command: Command, jsonl: Any, tmp_path: Path) -> None:
-    again = ("generate", jsonl({"id": "a", **HI}), "-o", tmp_path / "out.jsonl", "--model", "fake", "--quiet")
+def test_a_command_says_when_another_one_runs_the_job(
+    command: Command, jsonl: Any, tmp_path: Path
+) -> None:
+    again = (
+        "generate",
+        jsonl({"id": "a", **HI}),
+        "-o",
+        tmp_path / "out.jsonl",
+        "--model",
+        "fake",
+        "--quiet",
+    )
     folder = tmp_path / "out.jsonl.job"
     assert command(*again).err == ""
-    advice = "rows are asked twice; wait for its end, or give each command a part of the rows (--shard I/N)"
+    advice = (
+        "rows are asked twice; wait for its end, or give each command a part of the rows (--shard"
+        " I/N)"
+    )
     with Journal(folder):
         assert command(*again).err == f"{folder}: another process runs this job now, and {advice}\n"
         with Journal(folder):
-            assert command(*again).err == f"{folder}: 2 other processes run this job now, and {advice}\n"
+            assert (
+                command(*again).err
+                == f"{folder}: 2 other processes run this job now, and {advice}\n"
+            )
         assert command(*again, "--shard", "1/2").err == ""
     assert command(*again).err == ""
 
 
-def test_an_export_takes_the_place_where_the_input_is_now(command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path) -> None:
+def test_an_export_takes_the_place_where_the_input_is_now(
+    command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path
+) -> None:
     out, again = tmp_path / "out.jsonl", tmp_path / "again.jsonl"
     (tmp_path / "images").mkdir()
     for name in ("a.png", "b.png"):
         (tmp_path / "images" / name).write_bytes(name.encode())
     file = jsonl(*({"id": name, **HI} for name in "ab"))
-    for source, moved, flags in ((file, tmp_path / "moved.jsonl", ()), (tmp_path / "images", tmp_path / "moved", ("--prompt", "What?"))):
-        assert command("generate", source, "-o", out, "--model", "fake", "--overwrite", *flags).code == 0
+    for source, moved, flags in (
+        (file, tmp_path / "moved.jsonl", ()),
+        (tmp_path / "images", tmp_path / "moved", ("--prompt", "What?")),
+    ):
+        assert (
+            command("generate", source, "-o", out, "--model", "fake", "--overwrite", *flags).code
+            == 0
+        )
         source.rename(moved)
         ran = command("export", f"{out}.job", "-o", again)
-        assert (ran.code, "cannot be read" in ran.err or "holds no images" in ran.err) == (2, True), ran.err
+        assert (ran.code, "cannot be read" in ran.err or "holds no images" in ran.err) == (
+            2,
+            True,
+        ), ran.err
         ran = command("export", f"{out}.job", "-o", again, "--input", moved)
         assert (ran.code, again.read_bytes()) == (0, out.read_bytes()), ran.err
     assert "--input" in command("export", f"{out}.job", "--input", tmp_path / "nowhere.jsonl").err
-    assert command("generate", "--prompt", "Hi", "-o", tmp_path / "one.jsonl", "--model", "fake").code == 0
+    assert (
+        command("generate", "--prompt", "Hi", "-o", tmp_path / "one.jsonl", "--model", "fake").code
+        == 0
+    )
     ran = command("export", f"{tmp_path}/one.jsonl.job", "--input", file)
     assert (ran.code, "is a job of one question, which has no input" in ran.err) == (2, True)
 
 
-def test_an_export_removes_what_a_killed_one_was_writing(command: Command, jsonl: Any, tmp_path: Path) -> None:
+def test_an_export_removes_what_a_killed_one_was_writing(
+    command: Command, jsonl: Any, tmp_path: Path
+) -> None:
     out = tmp_path / "out.jsonl"
     assert command("generate", jsonl(HI), "-o", out, "--model", "fake").code == 0
     ended = subprocess.Popen([sys.executable, "-c", ""])
@@ -332,8 +469,19 @@ def test_an_export_removes_what_a_killed_one_was_writing(command: Command, jsonl
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_line_that_is_lost_on_a_full_disk_is_not_counted(command: Command, jsonl: Any, tmp_path: Path) -> None:
-    ran = command("generate", jsonl(HI, HI), "-o", "/dev/full", "--model", "fake", "--summary", tmp_path / "summary.json")
+def test_a_line_that_is_lost_on_a_full_disk_is_not_counted(
+    command: Command, jsonl: Any, tmp_path: Path
+) -> None:
+    ran = command(
+        "generate",
+        jsonl(HI, HI),
+        "-o",
+        "/dev/full",
+        "--model",
+        "fake",
+        "--summary",
+        tmp_path / "summary.json",
+    )
     assert ran.code == 1
     assert "0 requests" in ran.err
     summary = json.loads((tmp_path / "summary.json").read_text())
@@ -353,14 +501,24 @@ def test_rows_that_are_kept_before_the_disk_is_full_are_counted(
         left[0] -= 1
         append(journal, key, values)
 
-    again = ("generate", jsonl(*({"id": name, **HI} for name in "abcde")), "-o", out, "--model", "fake")
+    again = (
+        "generate",
+        jsonl(*({"id": name, **HI} for name in "abcde")),
+        "-o",
+        out,
+        "--model",
+        "fake",
+    )
     with monkeypatch.context() as patch:
         patch.setattr(Journal, "append", full)
         ran = command(*again, "--summary", tmp_path / "summary.json")
     assert (ran.code, f"{kept} succeeded, 0 failed" in ran.err) == (1, True)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["succeeded"], summary["not_answered"]) == (kept, 5 - kept)
-    assert f"{kept} of 5 rows are finished" in command("export", f"{out}.job", "-o", tmp_path / "some.jsonl").err
+    assert (
+        f"{kept} of 5 rows are finished"
+        in command("export", f"{out}.job", "-o", tmp_path / "some.jsonl").err
+    )
     ran = command(*again)
     assert (ran.code, f"{kept} finished before" in ran.err) == (0, kept > 0)
 
@@ -371,10 +529,26 @@ def test_a_folder_that_is_no_jobs_is_not_exported(command: Command, tmp_path: Pa
     assert "is no job's folder" in ran.err
 
 
-def test_an_export_reads_what_the_run_was_allowed_to(command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path) -> None:
+def test_an_export_reads_what_the_run_was_allowed_to(
+    command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path
+) -> None:
     lines = [{"prompt": "Hi", "options": {"samples": 2}}, {"prompt": "Ho"}]
     out, again = tmp_path / "out.jsonl", tmp_path / "again.jsonl"
-    assert command("generate", jsonl(*lines), "-o", out, "--model", "fake", "--limit", "max_samples=2", "--limit", "max_stops=3").code == 0
+    assert (
+        command(
+            "generate",
+            jsonl(*lines),
+            "-o",
+            out,
+            "--model",
+            "fake",
+            "--limit",
+            "max_samples=2",
+            "--limit",
+            "max_stops=3",
+        ).code
+        == 0
+    )
     ran = command("export", f"{out}.job", "-o", again)
     assert (ran.code, again.read_bytes()) == (0, out.read_bytes())
     kept = json.loads((tmp_path / "out.jsonl.job" / "command.json").read_text())

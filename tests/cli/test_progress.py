@@ -51,7 +51,9 @@ def test_the_words_tell_speed_and_time_left_without_that_of_loading() -> None:
     assert (meter.seconds, meter.loading) == (55.0, 40.0)
 
 
-def test_a_line_is_told_every_thirty_seconds_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_is_told_every_thirty_seconds_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     clock = Clock()
     meter = Meter(Tally(), total=100, clock=clock)
     with progress(None, meter) as moved:
@@ -105,35 +107,69 @@ def test_the_bar_fits_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_summary_is_written_as_json_too(command: Any, jsonl: Any, tmp_path: Path) -> None:
     source = jsonl({"id": "a", "prompt": "a"}, {"id": "b", "promt": "b"})
     for _ in range(2):
-        ran = command("generate", source, "-o", tmp_path / "out.jsonl", "--model", "fake", "--summary", tmp_path / "s.json")
+        ran = command(
+            "generate",
+            source,
+            "-o",
+            tmp_path / "out.jsonl",
+            "--model",
+            "fake",
+            "--summary",
+            tmp_path / "s.json",
+        )
     told = json.loads((tmp_path / "s.json").read_text())
-    assert (told["requests"], told["succeeded"], told["failed"], told["reused"], told["not_answered"], told["exit_code"]) == (2, 1, 1, 1, 0, 1)
-    assert (told["completion_tokens"], told["tokens_a_second"], told["errors"]["InvalidRequest"]["count"]) == (15, 0.0, 1)
+    assert (
+        told["requests"],
+        told["succeeded"],
+        told["failed"],
+        told["reused"],
+        told["not_answered"],
+        told["exit_code"],
+    ) == (2, 1, 1, 1, 0, 1)
+    assert (
+        told["completion_tokens"],
+        told["tokens_a_second"],
+        told["errors"]["InvalidRequest"]["count"],
+    ) == (15, 0.0, 1)
     assert told["seconds"] > 0
     assert "2 requests in" in ran.err
     (tmp_path / "s.json").unlink()
-    assert command("generate", source, "--model", "fake", "--summary", tmp_path / "s.json", "--quiet").err == ""
+    assert (
+        command(
+            "generate", source, "--model", "fake", "--summary", tmp_path / "s.json", "--quiet"
+        ).err
+        == ""
+    )
     assert json.loads((tmp_path / "s.json").read_text())["tokens_a_second"] > 0
     ran = command("generate", source, "--model", "fake", "--summary", tmp_path / "no" / "s.json")
     assert ran.code == 2
     assert "--summary" in ran.err
 
 
-def test_a_summary_that_cannot_be_written_is_told(command: Any, jsonl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_summary_that_cannot_be_written_is_told(
+    command: Any, jsonl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from pipegen.jobs.journal import JournalError
 
     def full(path: Path) -> Any:
         raise JournalError(f"{path} cannot be written: No space left on device")
 
     monkeypatch.setattr("pipegen.cli.outputs.new_file", full)
-    ran = command("generate", jsonl({"prompt": "a"}), "--model", "fake", "--summary", tmp_path / "s.json")
+    ran = command(
+        "generate", jsonl({"prompt": "a"}), "--model", "fake", "--summary", tmp_path / "s.json"
+    )
     assert ran.code == 1
     assert "No space left on device" in ran.err
 
 
 def test_the_summary_tells_rates_loading_and_what_was_not_answered() -> None:
-    told = Tally(succeeded=2, prompt_tokens=30, completion_tokens=9, made_tokens=9).summary(4.0, 1.0, 3)
-    assert told == "2 requests in 4.0 s (loading 1.0 s): 2 succeeded, 0 failed; 30 prompt tokens, 9 generated (3.0/s); 3 more were not answered"
+    told = Tally(succeeded=2, prompt_tokens=30, completion_tokens=9, made_tokens=9).summary(
+        4.0, 1.0, 3
+    )
+    assert (
+        told == "2 requests in 4.0 s (loading 1.0 s): 2 succeeded, 0 failed; 30 prompt tokens, 9"
+        " generated (3.0/s); 3 more were not answered"
+    )
 
 
 def test_the_bar_never_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +178,11 @@ def test_the_bar_never_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     plain = Progress.update
     monkeypatch.setattr(sys, "stderr", Terminal())
-    monkeypatch.setattr(Progress, "update", lambda self, task, **said: (seen.append(said["completed"]), plain(self, task, **said)))
+    monkeypatch.setattr(
+        Progress,
+        "update",
+        lambda self, task, **said: (seen.append(said["completed"]), plain(self, task, **said)),
+    )
     with progress(10) as moved:
         for done in (3, None, 2, 5):
             moved(done, "words")
@@ -157,7 +197,13 @@ def test_an_input_is_counted_as_often_as_is_asked(tmp_path: Path, name: str) -> 
         (source / "a.png").touch()
         (source / "b.png").touch()
     else:
-        source.write_text({"in.csv": "prompt\na\nb\n", "in.txt": "a\nb\n", "in.jsonl": '{"prompt": "a"}\n{"prompt": "b"}\n'}[name])
+        source.write_text(
+            {
+                "in.csv": "prompt\na\nb\n",
+                "in.txt": "a\nb\n",
+                "in.jsonl": '{"prompt": "a"}\n{"prompt": "b"}\n',
+            }[name]
+        )
     with contextlib.ExitStack() as stack:
         opened = open_source(str(source), Question(), ImagePolicy(), Columns(), stack)
         opened.total()  # for the bar

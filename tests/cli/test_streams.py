@@ -13,7 +13,13 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no shell that c
 
 def closed(arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """The command line with some of its streams closed by a shell."""
-    return subprocess.run(["sh", "-c", f'exec "$0" -m pipegen {arguments}', sys.executable], cwd=folder, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        ["sh", "-c", f'exec "$0" -m pipegen {arguments}', sys.executable],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
 @pytest.mark.slow
@@ -50,7 +56,9 @@ def test_a_closed_stream_that_is_not_used_does_no_harm(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_that_is_printed_goes_into_a_file_in_place_of_a_closed_stream(tmp_path: Path) -> None:
+def test_nothing_that_is_printed_goes_into_a_file_in_place_of_a_closed_stream(
+    tmp_path: Path,
+) -> None:
     pytest.importorskip("torch")
     (tmp_path / "in.jsonl").write_text('{"prompt": 3}\n', encoding="utf-8")
     done = closed("generate in.jsonl --model embedded -o out.jsonl 2>&-", tmp_path)

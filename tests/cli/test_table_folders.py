@@ -1,4 +1,6 @@
-"""`pipegen generate` on folders of tables: their subfolders are columns, and nothing in them is left out in silence."""
+"""`pipegen generate` on folders of tables: their subfolders are columns, and nothing in them is
+left out in silence.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +40,21 @@ def test_folders_are_columns(command: Command, tmp_path: Path) -> None:
     put(data / "lang=fr%20CA" / "year=-7" / "part-0.arrow", prompt=["c"])
     put(data / "lang=__HIVE_DEFAULT_PARTITION__" / "year=2026" / "part-0.parquet", prompt=["d"])
     put(data / "part-9.parquet", prompt=["e"])
-    expected = [("d", None, 2026), ("a", "en", 2025), ("b", "en", 2025), ("c", "fr CA", -7), ("e", None, None)]
+    expected = [
+        ("d", None, 2026),
+        ("a", "en", 2025),
+        ("b", "en", 2025),
+        ("c", "fr CA", -7),
+        ("e", None, None),
+    ]
     table = pg.read_table(data)
     assert [(row["prompt"], row["lang"], row["year"]) for row in table] == expected
     assert [str(table.schema.field(name).type) for name in ("lang", "year")] == ["string", "int64"]
     assert command("generate", data, "-o", tmp_path / "out.parquet", *MODEL).code == 0
-    assert [(row["prompt"], row["lang"], row["year"]) for row in pq.read_table(tmp_path / "out.parquet").to_pylist()] == expected
+    assert [
+        (row["prompt"], row["lang"], row["year"])
+        for row in pq.read_table(tmp_path / "out.parquet").to_pylist()
+    ] == expected
     assert command("generate", data, "-o", tmp_path / "out.jsonl", *MODEL).code == 0
     assert '"metadata": {"lang": "fr CA", "year": -7}' in (tmp_path / "out.jsonl").read_text()
 
@@ -54,13 +65,28 @@ def test_numbers_that_text_would_lose_stay_text(tmp_path: Path) -> None:
     assert [row["code"] for row in pg.read_table(tmp_path)] == ["007", "7"]
 
 
-def test_a_folder_may_be_a_field_of_the_request(command: Command, engine: FakeEngine, tmp_path: Path) -> None:
+def test_a_folder_may_be_a_field_of_the_request(
+    command: Command, engine: FakeEngine, tmp_path: Path
+) -> None:
     put(tmp_path / "data" / "question=Why%3F" / "a.parquet", label=[1])
-    assert command("generate", tmp_path / "data", "-o", tmp_path / "out.jsonl", *MODEL, "--map", "prompt=question").code == 0
+    assert (
+        command(
+            "generate",
+            tmp_path / "data",
+            "-o",
+            tmp_path / "out.jsonl",
+            *MODEL,
+            "--map",
+            "prompt=question",
+        ).code
+        == 0
+    )
     assert engine.calls[0][0].request.prompt == "Why?"
 
 
-def test_parquet_and_arrow_of_one_folder_are_both_read(command: Command, engine: FakeEngine, tmp_path: Path) -> None:
+def test_parquet_and_arrow_of_one_folder_are_both_read(
+    command: Command, engine: FakeEngine, tmp_path: Path
+) -> None:
     put(tmp_path / "data" / "1.parquet", prompt=["a"])
     put(tmp_path / "data" / "2.ARROW", prompt=["b"])
     for name in ("README.md", "dataset_info.json", "_SUCCESS"):
@@ -70,7 +96,9 @@ def test_parquet_and_arrow_of_one_folder_are_both_read(command: Command, engine:
 
 
 @pytest.mark.parametrize("name", ["more.jsonl", "more.csv", "sub/more.tsv.gz"])
-def test_rows_of_another_form_in_a_folder_are_refused(name: str, command: Command, engine: FakeEngine, tmp_path: Path) -> None:
+def test_rows_of_another_form_in_a_folder_are_refused(
+    name: str, command: Command, engine: FakeEngine, tmp_path: Path
+) -> None:
     put(tmp_path / "data" / "1.parquet", prompt=["a"])
     (tmp_path / "data" / name).parent.mkdir(exist_ok=True)
     (tmp_path / "data" / name).write_text("")
@@ -79,7 +107,9 @@ def test_rows_of_another_form_in_a_folder_are_refused(name: str, command: Comman
     assert f"holds tables, and {name}, which is" in words(ran)
 
 
-def test_columns_of_one_name_are_refused(command: Command, engine: FakeEngine, tmp_path: Path) -> None:
+def test_columns_of_one_name_are_refused(
+    command: Command, engine: FakeEngine, tmp_path: Path
+) -> None:
     put(tmp_path / "both" / "lang=en" / "1.parquet", prompt=["a"], lang=["en"])
     put(tmp_path / "some" / "1.parquet", prompt=["a"], lang=["en"])
     put(tmp_path / "some" / "lang=en" / "1.parquet", prompt=["a"])
@@ -99,17 +129,29 @@ def test_columns_of_one_name_are_refused(command: Command, engine: FakeEngine, t
         assert message in words(ran)
 
 
-def test_columns_with_the_names_of_answers_get_another_one(command: Command, tmp_path: Path) -> None:
+def test_columns_with_the_names_of_answers_get_another_one(
+    command: Command, tmp_path: Path
+) -> None:
     put(tmp_path / "in.parquet", prompt=["a"], text=["mine"], input_text=["mine too"], ok=[7])
     for name in ("out.parquet", "out.arrow"):
         assert command("generate", tmp_path / "in.parquet", "-o", tmp_path / name, *MODEL).code == 0
         (row,) = pg.read_table(tmp_path / name)
-        assert (row["text"], row["input_text"], row["input_input_text"], row["ok"], row["input_ok"]) == ("Hello END of it", "mine", "mine too", True, 7)
+        assert (
+            row["text"],
+            row["input_text"],
+            row["input_input_text"],
+            row["ok"],
+            row["input_ok"],
+        ) == ("Hello END of it", "mine", "mine too", True, 7)
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".feather", ".ipc", ".pq"])
-def test_a_table_without_rows_is_answered_by_one(suffix: str, command: Command, engine: FakeEngine, tmp_path: Path) -> None:
-    table = pa.table({"prompt": pa.array([], pa.string_view()), "at": pa.array([], pa.timestamp("ns"))})
+def test_a_table_without_rows_is_answered_by_one(
+    suffix: str, command: Command, engine: FakeEngine, tmp_path: Path
+) -> None:
+    table = pa.table(
+        {"prompt": pa.array([], pa.string_view()), "at": pa.array([], pa.timestamp("ns"))}
+    )
     if suffix in (".parquet", ".pq"):
         pq.write_table(table, tmp_path / f"in{suffix}")
     else:
@@ -118,42 +160,66 @@ def test_a_table_without_rows_is_answered_by_one(suffix: str, command: Command, 
     for out in ("out.parquet", "out.arrow", "out.csv", "out.jsonl"):
         assert command("generate", tmp_path / f"in{suffix}", "-o", tmp_path / out, *MODEL).code == 0
     assert engine.calls == []
-    assert (len(pg.read_table(tmp_path / "out.parquet")), len(pg.read_table(tmp_path / "out.arrow"))) == (0, 0)
+    assert (
+        len(pg.read_table(tmp_path / "out.parquet")),
+        len(pg.read_table(tmp_path / "out.arrow")),
+    ) == (0, 0)
 
 
 def test_results_in_arrow_are_compared_and_exported(command: Command, tmp_path: Path) -> None:
     put(tmp_path / "in.arrow", prompt=["a", "b"])
-    assert command("generate", tmp_path / "in.arrow", "-o", tmp_path / "out.arrow", *MODEL).code == 0
+    assert (
+        command("generate", tmp_path / "in.arrow", "-o", tmp_path / "out.arrow", *MODEL).code == 0
+    )
     assert command("export", tmp_path / "out.arrow.job", "-o", tmp_path / "again.jsonl").code == 0
     ran = command("diff", tmp_path / "out.arrow", tmp_path / "again.jsonl")
     assert ran.code == 0
 
 
-def test_dictionaries_of_several_groups_of_rows_are_written(command: Command, tmp_path: Path) -> None:
+def test_dictionaries_of_several_groups_of_rows_are_written(
+    command: Command, tmp_path: Path
+) -> None:
     schema = pa.schema([("prompt", pa.string()), ("kind", pa.dictionary(pa.int32(), pa.string()))])
     with pa.ipc.new_stream(str(tmp_path / "in.arrow"), schema) as writer:
         for kinds in (["x", "y"], ["z", "x"]):
-            writer.write_batch(pa.record_batch([pa.array(["a", "b"]), pa.array(kinds).dictionary_encode()], schema=schema))
+            writer.write_batch(
+                pa.record_batch(
+                    [pa.array(["a", "b"]), pa.array(kinds).dictionary_encode()], schema=schema
+                )
+            )
     for out in ("out.parquet", "out.arrow"):
         assert command("generate", tmp_path / "in.arrow", "-o", tmp_path / out, *MODEL).code == 0
         assert [row["kind"] for row in pg.read_table(tmp_path / out)] == ["x", "y", "z", "x"]
 
 
-def test_a_late_value_that_a_file_cannot_hold_is_refused_before_anything_is_asked(command: Command, engine: FakeEngine, tmp_path: Path) -> None:
+def test_a_late_value_that_a_file_cannot_hold_is_refused_before_anything_is_asked(
+    command: Command, engine: FakeEngine, tmp_path: Path
+) -> None:
     seconds = pa.array([1] * 3000 + [2**62], pa.timestamp("s"))
     put(tmp_path / "in.arrow", prompt=["a"] * 3001, at=seconds)
     ran = command("generate", tmp_path / "in.arrow", "-o", tmp_path / "out.parquet", *MODEL)
     assert (ran.code, engine.calls) == (2, [])
-    assert "the column 'at' holds timestamp[s], and a .parquet file would not hold its values as they are" in words(ran)
+    assert (
+        "the column 'at' holds timestamp[s], and a .parquet file would not hold its values as"
+        " they are" in words(ran)
+    )
 
 
 def test_polars_writes_what_is_read(command: Command, engine: FakeEngine, tmp_path: Path) -> None:
     pl = pytest.importorskip("polars")
-    frame = pl.DataFrame({"id": ["x", None], "prompt": ["a prompt of more than twelve bytes", "b"], "kind": pl.Series(["k", "l"], dtype=pl.Categorical)})
+    frame = pl.DataFrame(
+        {
+            "id": ["x", None],
+            "prompt": ["a prompt of more than twelve bytes", "b"],
+            "kind": pl.Series(["k", "l"], dtype=pl.Categorical),
+        }
+    )
     frame.write_ipc(tmp_path / "in.arrow", compat_level=pl.CompatLevel.newest())
     for out in ("out.parquet", "out.arrow"):
         assert command("generate", tmp_path / "in.arrow", "-o", tmp_path / out, *MODEL).code == 0
-        assert [(row["id"], row["prompt"], row["kind"]) for row in pg.read_table(tmp_path / out)] == [
+        assert [
+            (row["id"], row["prompt"], row["kind"]) for row in pg.read_table(tmp_path / out)
+        ] == [
             ("x", "a prompt of more than twelve bytes", "k"),
             ("2", "b", "l"),
         ]

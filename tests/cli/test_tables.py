@@ -1,4 +1,6 @@
-"""`pipegen generate` with tables in and out: what comes in goes out, beside the answers, and other programs open it."""
+"""`pipegen generate` with tables in and out: what comes in goes out, beside the answers, and other
+programs open it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,12 @@ TURNS = [{"role": "user", "content": "Hi"}]
 
 def parquet(path: Path, features: dict[str, Any] | None = None, **columns: Any) -> Path:
     table = pa.table(columns)
-    pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})} if features else None), path)
+    pq.write_table(
+        table.replace_schema_metadata(
+            {"huggingface": json.dumps({"info": {"features": features}})} if features else None
+        ),
+        path,
+    )
     return path
 
 
@@ -36,14 +43,22 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 def asked_of(engine: FakeEngine) -> list[Any]:
     """What the engine was asked, in the order of the requests' ids; it may be asked in another."""
-    return sorted((encoded for call in engine.calls for encoded in call), key=lambda encoded: encoded.request.id)
+    return sorted(
+        (encoded for call in engine.calls for encoded in call),
+        key=lambda encoded: encoded.request.id,
+    )
 
 
 # Parquet
 
 
-def test_parquet_in_is_parquet_out_and_the_same_command_asks_nothing_twice(command: Command, engine: FakeEngine, tmp_path: Path) -> None:
-    source, out = parquet(tmp_path / "in.parquet", id=[3, 1, 2], prompt=["c", "a", "b"]), tmp_path / "out.parquet"
+def test_parquet_in_is_parquet_out_and_the_same_command_asks_nothing_twice(
+    command: Command, engine: FakeEngine, tmp_path: Path
+) -> None:
+    source, out = (
+        parquet(tmp_path / "in.parquet", id=[3, 1, 2], prompt=["c", "a", "b"]),
+        tmp_path / "out.parquet",
+    )
     for _ in range(2):
         ran = command("generate", source, "-o", out, *MODEL)
         assert ran.code == 0
@@ -53,7 +68,12 @@ def test_parquet_in_is_parquet_out_and_the_same_command_asks_nothing_twice(comma
     ]
     (row,) = rows(out)[:1]
     assert row["usage"] == {"prompt_tokens": 1, "completion_tokens": 15}
-    assert (row["finish_reason"], row["error"], row["model"], row["token_ids"]) == ("aborted", None, "fake", list(b"Hello END of it"))
+    assert (row["finish_reason"], row["error"], row["model"], row["token_ids"]) == (
+        "aborted",
+        None,
+        "fake",
+        list(b"Hello END of it"),
+    )
     assert json.loads(row["options"])["max_new_tokens"] == 512
     assert "3 finished before" in ran.err
 
@@ -69,39 +89,72 @@ def test_columns_of_any_type_come_out_as_they_went_in(command: Command, tmp_path
         "nested": [{"a": 1}, {"a": None}],
         "price": pa.array([None, 12], pa.decimal128(5, 2)),
     }
-    source = parquet(tmp_path / "in.parquet", {"label": {"names": ["no", "yes"], "_type": "ClassLabel"}}, **columns)
+    source = parquet(
+        tmp_path / "in.parquet",
+        {"label": {"names": ["no", "yes"], "_type": "ClassLabel"}},
+        **columns,
+    )
     assert command("generate", source, "-o", tmp_path / "out.parquet", *MODEL).code == 0
     given, made = pq.read_table(source), pq.read_table(tmp_path / "out.parquet")
     for name in columns:
-        assert made.column("input_text" if name == "text" else name).to_pylist() == given.column(name).to_pylist(), name
-        assert made.schema.field("input_text" if name == "text" else name).type == given.schema.field(name).type, name
-    assert json.loads(made.schema.metadata[b"huggingface"])["info"]["features"] == {"label": {"names": ["no", "yes"], "_type": "ClassLabel"}}
+        assert (
+            made.column("input_text" if name == "text" else name).to_pylist()
+            == given.column(name).to_pylist()
+        ), name
+        assert (
+            made.schema.field("input_text" if name == "text" else name).type
+            == given.schema.field(name).type
+        ), name
+    assert json.loads(made.schema.metadata[b"huggingface"])["info"]["features"] == {
+        "label": {"names": ["no", "yes"], "_type": "ClassLabel"}
+    }
 
 
 @pytest.mark.parametrize("form", ["structs", "text", "json"])
-def test_messages_are_structs_or_json_text(command: Command, engine: FakeEngine, tmp_path: Path, form: str) -> None:
-    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho", "tool_calls": None}]
+def test_messages_are_structs_or_json_text(
+    command: Command, engine: FakeEngine, tmp_path: Path, form: str
+) -> None:
+    turns = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Ho", "tool_calls": None},
+    ]
     text = [json.dumps(TURNS), json.dumps(turns)]
     if form == "json" and not hasattr(pa, "json_"):
         pytest.skip("this pyarrow knows no arrow.json")
-    column = [TURNS, turns] if form == "structs" else text if form == "text" else pa.ExtensionArray.from_storage(pa.json_(pa.utf8()), pa.array(text))
+    column = (
+        [TURNS, turns]
+        if form == "structs"
+        else (
+            text
+            if form == "text"
+            else pa.ExtensionArray.from_storage(pa.json_(pa.utf8()), pa.array(text))
+        )
+    )
     source = parquet(tmp_path / "in.parquet", messages=column)
     command("generate", source, "-o", tmp_path / "out.parquet", *MODEL, "--quiet")
     messages = [encoded.request.messages for encoded in asked_of(engine)]
     assert messages == [pg.TextGenerationRequest(messages=one).messages for one in (TURNS, turns)]
-    assert pq.read_table(tmp_path / "out.parquet").column("messages").to_pylist() == pq.read_table(source).column("messages").to_pylist()
+    assert (
+        pq.read_table(tmp_path / "out.parquet").column("messages").to_pylist()
+        == pq.read_table(source).column("messages").to_pylist()
+    )
 
 
 @pytest.mark.parametrize(
     "column",
     [
         [["good.png"], ["good.png", "good.png"], None],
-        pa.array([[{"bytes": b"good", "path": "x.png"}], [{"bytes": None, "path": "good.png"}] * 2, []], pa.list_(IMAGE)),
+        pa.array(
+            [[{"bytes": b"good", "path": "x.png"}], [{"bytes": None, "path": "good.png"}] * 2, []],
+            pa.list_(IMAGE),
+        ),
         pa.array([[b"good"], [b"good", b"good"], []]),
     ],
     ids=["paths", "stored", "bytes"],
 )
-def test_images_go_in_in_every_form_and_come_out_stored(command: Command, engine: FakeEngine, tmp_path: Path, column: Any) -> None:
+def test_images_go_in_in_every_form_and_come_out_stored(
+    command: Command, engine: FakeEngine, tmp_path: Path, column: Any
+) -> None:
     (tmp_path / "good.png").write_bytes(b"good")
     source = parquet(tmp_path / "in.parquet", prompt=["a", "b", "c"], images=column)
     assert command("generate", source, "-o", tmp_path / "out.parquet", *MODEL).code == 0
@@ -110,28 +163,65 @@ def test_images_go_in_in_every_form_and_come_out_stored(command: Command, engine
     assert made.schema.field("images").type == pa.list_(IMAGE)
     stored = [image for row in made.column("images").to_pylist() for image in row or ()]
     assert len(stored) == 3
-    assert all(image["bytes"] == b"good" or image["path"] == str(tmp_path / "good.png") for image in stored)
+    assert all(
+        image["bytes"] == b"good" or image["path"] == str(tmp_path / "good.png") for image in stored
+    )
     features = json.loads(made.schema.metadata[b"huggingface"])["info"]["features"]
     assert features["images"] == {"feature": {"_type": "Image"}, "_type": "List"}
 
 
 def test_one_image_a_row_and_a_broken_one_fails_alone(command: Command, tmp_path: Path) -> None:
-    column = pa.array([{"bytes": b"good", "path": None}, {"bytes": b"broken", "path": "b.png"}, None], IMAGE)
+    column = pa.array(
+        [{"bytes": b"good", "path": None}, {"bytes": b"broken", "path": "b.png"}, None], IMAGE
+    )
     source = parquet(tmp_path / "in.parquet", question=["a"] * 3, image=column)
-    assert command("generate", source, "-o", tmp_path / "out.parquet", *MODEL, "--map", "prompt=question").code == 1
+    assert (
+        command(
+            "generate", source, "-o", tmp_path / "out.parquet", *MODEL, "--map", "prompt=question"
+        ).code
+        == 1
+    )
     first, second, third = rows(tmp_path / "out.parquet")
     assert (first["ok"], second["ok"], third["ok"]) == (True, False, True)
-    assert (second["error"]["type"], second["text"], second["usage"], second["image"]["bytes"]) == ("BadImage", None, None, b"broken")
+    assert (second["error"]["type"], second["text"], second["usage"], second["image"]["bytes"]) == (
+        "BadImage",
+        None,
+        None,
+        b"broken",
+    )
     assert second["error"]["hint"]
     assert [row["id"] for row in (first, second, third)] == ["1", "2", "3"]
 
 
 def test_other_names_of_columns(command: Command, engine: FakeEngine, tmp_path: Path) -> None:
-    source = parquet(tmp_path / "in.parquet", question=["a"], uid=["x7"], id=[5], seed=[3], options=[["yes", "no"]])
-    ran = command("generate", source, "-o", tmp_path / "out.parquet", *MODEL, "--map", "prompt=question,id=uid", "--map", "metadata=seed,metadata=options")
+    source = parquet(
+        tmp_path / "in.parquet",
+        question=["a"],
+        uid=["x7"],
+        id=[5],
+        seed=[3],
+        options=[["yes", "no"]],
+    )
+    ran = command(
+        "generate",
+        source,
+        "-o",
+        tmp_path / "out.parquet",
+        *MODEL,
+        "--map",
+        "prompt=question,id=uid",
+        "--map",
+        "metadata=seed,metadata=options",
+    )
     assert ran.code == 0
     (row,) = rows(tmp_path / "out.parquet")
-    assert (row["id"], row["uid"], row["input_id"], row["seed"], row["input_options"]) == ("x7", "x7", 5, 3, ["yes", "no"])
+    assert (row["id"], row["uid"], row["input_id"], row["seed"], row["input_options"]) == (
+        "x7",
+        "x7",
+        5,
+        3,
+        ["yes", "no"],
+    )
     assert engine.calls[0][0].request.id == "x7"
 
 
@@ -144,22 +234,46 @@ def test_other_names_of_columns(command: Command, engine: FakeEngine, tmp_path: 
         (["prompt=nope"], "has no column 'nope'"),
     ],
 )
-def test_a_wrong_map_is_bad_usage(command: Command, engine: FakeEngine, tmp_path: Path, maps: list[str], words: str) -> None:
+def test_a_wrong_map_is_bad_usage(
+    command: Command, engine: FakeEngine, tmp_path: Path, maps: list[str], words: str
+) -> None:
     source = parquet(tmp_path / "in.parquet", prompt=["a"])
-    ran = command("generate", source, "-o", tmp_path / "out.parquet", *MODEL, *(flag for entry in maps for flag in ("--map", entry)))
+    ran = command(
+        "generate",
+        source,
+        "-o",
+        tmp_path / "out.parquet",
+        *MODEL,
+        *(flag for entry in maps for flag in ("--map", entry)),
+    )
     assert (ran.code, engine.calls) == (2, [])
     assert words in " ".join(ran.err.split())
 
 
-def test_a_map_names_the_fields_of_lines_too(command: Command, engine: FakeEngine, jsonl: Any) -> None:
-    ran = command("generate", jsonl({"question": "Is it so?", "label": 1}), *MODEL, "--map", "prompt=question")
+def test_a_map_names_the_fields_of_lines_too(
+    command: Command, engine: FakeEngine, jsonl: Any
+) -> None:
+    ran = command(
+        "generate", jsonl({"question": "Is it so?", "label": 1}), *MODEL, "--map", "prompt=question"
+    )
     assert (ran.out[0]["ok"], ran.out[0]["metadata"]) == (True, {"label": 1})
     assert engine.calls[0][0].request.prompt == "Is it so?"
 
 
 def test_samples_logprobs_and_brief(command: Command, engine: FakeEngine, tmp_path: Path) -> None:
     source = parquet(tmp_path / "in.parquet", prompt=["a"])
-    command("generate", source, "-o", tmp_path / "two.parquet", *MODEL, "--samples", "2", "--brief", "--temperature", "1")
+    command(
+        "generate",
+        source,
+        "-o",
+        tmp_path / "two.parquet",
+        *MODEL,
+        "--samples",
+        "2",
+        "--brief",
+        "--temperature",
+        "1",
+    )
     (row,) = rows(tmp_path / "two.parquet")
     assert [sample["text"] for sample in row["samples"]] == ["Hello END of it"] * 2
     assert "token_ids" not in row
@@ -169,8 +283,15 @@ def test_samples_logprobs_and_brief(command: Command, engine: FakeEngine, tmp_pa
 # JSON Lines and CSV
 
 
-def test_lines_become_a_table_whose_types_are_those_of_all_lines(command: Command, jsonl: Any, tmp_path: Path) -> None:
-    source = jsonl({"id": 1, "prompt": "a", "label": 1}, {"id": 2, "messages": TURNS, "label": 2.5, "tags": ["x"]}, "no JSON", {"prompt": "c", "seen": True})
+def test_lines_become_a_table_whose_types_are_those_of_all_lines(
+    command: Command, jsonl: Any, tmp_path: Path
+) -> None:
+    source = jsonl(
+        {"id": 1, "prompt": "a", "label": 1},
+        {"id": 2, "messages": TURNS, "label": 2.5, "tags": ["x"]},
+        "no JSON",
+        {"prompt": "c", "seen": True},
+    )
     assert command("generate", source, "-o", tmp_path / "out.parquet", *MODEL).code == 1
     made = rows(tmp_path / "out.parquet")
     assert [(row["id"], row["label"], row["tags"], row["seen"], row["ok"]) for row in made] == [
@@ -184,57 +305,115 @@ def test_lines_become_a_table_whose_types_are_those_of_all_lines(command: Comman
 
 
 def test_a_label_fails_no_line_and_comes_back(command: Command, jsonl: Any) -> None:
-    ran = command("generate", jsonl({"prompt": "a", "label": 3, "metadata": {"page": 7}}, {"prompt": "b"}), *MODEL)
+    ran = command(
+        "generate",
+        jsonl({"prompt": "a", "label": 3, "metadata": {"page": 7}}, {"prompt": "b"}),
+        *MODEL,
+    )
     assert [line["ok"] for line in ran.out] == [True, True]
     assert [line.get("metadata") for line in ran.out] == [{"label": 3, "page": 7}, None]
     assert pg.is_ok(pg.from_plain(ran.out[0]))
 
 
-def test_a_table_becomes_lines_with_what_json_has_a_form_for(command: Command, tmp_path: Path, written: Any) -> None:
+def test_a_table_becomes_lines_with_what_json_has_a_form_for(
+    command: Command, tmp_path: Path, written: Any
+) -> None:
     at = dt.datetime(2026, 1, 2, tzinfo=dt.UTC)
-    source = parquet(tmp_path / "in.parquet", prompt=["a"], at=pa.array([at], pa.timestamp("ns", "UTC")), raw=[b"\x00"], score=[float("nan")])
+    source = parquet(
+        tmp_path / "in.parquet",
+        prompt=["a"],
+        at=pa.array([at], pa.timestamp("ns", "UTC")),
+        raw=[b"\x00"],
+        score=[float("nan")],
+    )
     assert command("generate", source, "-o", tmp_path / "out.jsonl", *MODEL).code == 0
     (line,) = written(tmp_path / "out.jsonl")
-    assert line["metadata"] == {"at": "2026-01-02 00:00:00+00:00", "raw": base64.b64encode(b"\x00").decode(), "score": "NaN"}
+    assert line["metadata"] == {
+        "at": "2026-01-02 00:00:00+00:00",
+        "raw": base64.b64encode(b"\x00").decode(),
+        "score": "NaN",
+    }
 
 
 def test_csv_in_and_out(command: Command, engine: FakeEngine, tmp_path: Path) -> None:
     (tmp_path / "good.png").write_bytes(b"good")
     source = tmp_path / "in.csv"
-    source.write_text('id,prompt,images,label\n7,"a, b",good.png,x\n8,,,\n9,c,"[""good.png"", ""good.png""]",y\n1,2,3,4,5\n')
+    source.write_text(
+        'id,prompt,images,label\n7,"a, b",good.png,x\n8,,,\n9,c,"[""good.png"",'
+        ' ""good.png""]",y\n1,2,3,4,5\n'
+    )
     assert command("generate", source, "-o", tmp_path / "out.csv", *MODEL).code == 1
     header, *lines = (tmp_path / "out.csv").read_text().splitlines()
-    assert header == "id,prompt,images,label,ok,text,finish_reason,stop,prompt_tokens,completion_tokens,error_type,error_message,error_hint"
+    assert (
+        header
+        == "id,prompt,images,label,ok,text,finish_reason,stop,prompt_tokens,completion_tokens,error_type,error_message,error_hint"
+    )
     assert lines[0].startswith(f'7,"a, b",{tmp_path}/good.png,x,true,Hello END of it,aborted,,')
     assert lines[1].startswith('8,,,,false,,,,,,InvalidRequest,"row 2: ')
     assert lines[2].startswith(f'9,c,"[""{tmp_path}/good.png"", ""{tmp_path}/good.png""]",y,true,')
     assert lines[3].startswith("4,,,,false,")
-    assert lines[3].endswith('InvalidRequest,"row 4: it has 5 cells, and the header has 4",correct the request at the place that the message names')
+    assert lines[3].endswith(
+        'InvalidRequest,"row 4: it has 5 cells, and the header has 4",correct the request at the'
+        " place that the message names"
+    )
     assert [len(encoded.prompt.images) for encoded in asked_of(engine)] == [1, 2]
 
 
 def test_csv_out_of_a_table_has_flat_cells(command: Command, tmp_path: Path) -> None:
-    source = parquet(tmp_path / "in.parquet", messages=[TURNS], flag=[True], image=pa.array([{"bytes": b"good", "path": None}], IMAGE))
+    source = parquet(
+        tmp_path / "in.parquet",
+        messages=[TURNS],
+        flag=[True],
+        image=pa.array([{"bytes": b"good", "path": None}], IMAGE),
+    )
     assert command("generate", source, "-o", tmp_path / "out.csv", *MODEL).code == 0
-    assert (tmp_path / "out.csv").read_text().splitlines()[1].startswith('1,"[{""role"": ""user"", ""content"": ""Hi""}]",true,,true,Hello')
+    assert (
+        (tmp_path / "out.csv")
+        .read_text()
+        .splitlines()[1]
+        .startswith('1,"[{""role"": ""user"", ""content"": ""Hi""}]",true,,true,Hello')
+    )
 
 
-def test_a_text_file_has_a_prompt_on_each_line(command: Command, engine: FakeEngine, tmp_path: Path) -> None:
+def test_a_text_file_has_a_prompt_on_each_line(
+    command: Command, engine: FakeEngine, tmp_path: Path
+) -> None:
     source = tmp_path / "prompts.txt"
     source.write_bytes("Once upon a time\r\n\n  Two é \n".encode() + b"\xff\n")
     ran = command("generate", source, *MODEL)
-    assert [(line["id"], line["ok"]) for line in ran.out] == [("1", True), ("3", True), ("4", False)]
-    assert [encoded.request.prompt for encoded in asked_of(engine)] == ["Once upon a time", "  Two é "]
+    assert [(line["id"], line["ok"]) for line in ran.out] == [
+        ("1", True),
+        ("3", True),
+        ("4", False),
+    ]
+    assert [encoded.request.prompt for encoded in asked_of(engine)] == [
+        "Once upon a time",
+        "  Two é ",
+    ]
 
 
 def test_one_question_needs_no_file(command: Command, engine: FakeEngine, tmp_path: Path) -> None:
     (tmp_path / "good.png").write_bytes(b"good")
-    ran = command("generate", "--prompt", "What is it?", "--image", tmp_path / "good.png", "--system", "Be brief.", *MODEL)
+    ran = command(
+        "generate",
+        "--prompt",
+        "What is it?",
+        "--image",
+        tmp_path / "good.png",
+        "--system",
+        "Be brief.",
+        *MODEL,
+    )
     assert [line["text"] for line in ran.out] == ["Hello END of it"]
-    assert [message.role for message in engine.calls[0][0].request.messages or ()] == ["system", "user"]
+    assert [message.role for message in engine.calls[0][0].request.messages or ()] == [
+        "system",
+        "user",
+    ]
     assert len(engine.calls[0][0].prompt.images) == 1
     for _ in range(2):
-        assert command("generate", "--prompt", "Hi", "-o", tmp_path / "out.parquet", *MODEL).code == 0
+        assert (
+            command("generate", "--prompt", "Hi", "-o", tmp_path / "out.parquet", *MODEL).code == 0
+        )
     assert sum(map(len, engine.calls)) == 2
     assert [row["prompt"] for row in rows(tmp_path / "out.parquet")] == ["Hi"]
     assert command("export", tmp_path / "out.parquet.job", "-o", tmp_path / "again.csv").code == 0
@@ -249,7 +428,9 @@ def test_one_question_needs_no_file(command: Command, engine: FakeEngine, tmp_pa
         (["in.jsonl", "--image", "a.png"], "goes with --prompt, without IN"),
     ],
 )
-def test_what_does_not_go_with_one_question_is_bad_usage(command: Command, engine: FakeEngine, flags: list[str], words: str) -> None:
+def test_what_does_not_go_with_one_question_is_bad_usage(
+    command: Command, engine: FakeEngine, flags: list[str], words: str
+) -> None:
     ran = command("generate", *flags, *MODEL)
     assert (ran.code, engine.calls) == (2, [])
     assert words in " ".join(ran.err.split())
@@ -258,13 +439,22 @@ def test_what_does_not_go_with_one_question_is_bad_usage(command: Command, engin
 # Folders, exports, and what is refused
 
 
-def test_a_folder_of_images_becomes_a_table_that_shows_them(command: Command, tmp_path: Path) -> None:
+def test_a_folder_of_images_becomes_a_table_that_shows_them(
+    command: Command, tmp_path: Path
+) -> None:
     photos = tmp_path / "photos"
     photos.mkdir()
     for name in ("a.png", "b.png"):
         (photos / name).write_bytes(b"good")
-    assert command("generate", photos, "--prompt", "What?", "-o", tmp_path / "out.parquet", *MODEL).code == 0
-    assert [(row["id"], row["image"]["path"]) for row in rows(tmp_path / "out.parquet")] == [(name, str(photos / name)) for name in ("a.png", "b.png")]
+    assert (
+        command(
+            "generate", photos, "--prompt", "What?", "-o", tmp_path / "out.parquet", *MODEL
+        ).code
+        == 0
+    )
+    assert [(row["id"], row["image"]["path"]) for row in rows(tmp_path / "out.parquet")] == [
+        (name, str(photos / name)) for name in ("a.png", "b.png")
+    ]
 
 
 def test_a_folder_of_tables_is_a_table(command: Command, tmp_path: Path) -> None:
@@ -272,20 +462,28 @@ def test_a_folder_of_tables_is_a_table(command: Command, tmp_path: Path) -> None
     for number in range(2):
         parquet(tmp_path / "data" / f"{number}.parquet", prompt=[str(number)], label=[number])
     assert command("generate", tmp_path / "data", "-o", tmp_path / "out.parquet", *MODEL).code == 0
-    assert [(row["prompt"], row["label"]) for row in rows(tmp_path / "out.parquet")] == [("0", 0), ("1", 1)]
+    assert [(row["prompt"], row["label"]) for row in rows(tmp_path / "out.parquet")] == [
+        ("0", 0),
+        ("1", 1),
+    ]
     (tmp_path / "empty").mkdir()
     ran = command("generate", tmp_path / "empty", "--prompt", "What?", *MODEL)
     assert ran.code == 2
     assert "holds no images" in ran.err
 
 
-def test_a_job_is_exported_in_every_form(command: Command, jsonl: Any, tmp_path: Path, written: Any) -> None:
+def test_a_job_is_exported_in_every_form(
+    command: Command, jsonl: Any, tmp_path: Path, written: Any
+) -> None:
     source = jsonl({"id": "a", "prompt": "a", "label": 1}, {"id": "b", "prompt": "b", "label": 2})
     command("generate", source, "-o", tmp_path / "out.jsonl", *MODEL)
     for name in ("x.parquet", "x.csv", "x.jsonl"):
         ran = command("export", tmp_path / "out.jsonl.job", "-o", tmp_path / name)
         assert (ran.code, ran.err) == (0, "2 of 2 rows are finished\n")
-    assert [(row["id"], row["label"], row["text"]) for row in rows(tmp_path / "x.parquet")] == [("a", 1, "Hello END of it"), ("b", 2, "Hello END of it")]
+    assert [(row["id"], row["label"], row["text"]) for row in rows(tmp_path / "x.parquet")] == [
+        ("a", 1, "Hello END of it"),
+        ("b", 2, "Hello END of it"),
+    ]
     assert (tmp_path / "x.jsonl").read_bytes() == (tmp_path / "out.jsonl").read_bytes()
     jsonl({"id": "a", "prompt": "a", "label": 1}, {"id": "c", "prompt": "c", "label": 3})
     assert command("export", tmp_path / "out.jsonl.job", "-o", tmp_path / "y.parquet").code == 1
@@ -293,28 +491,39 @@ def test_a_job_is_exported_in_every_form(command: Command, jsonl: Any, tmp_path:
     assert command("export", tmp_path / "out.jsonl.job", "-o", tmp_path / "y.xlsx").code == 2
 
 
-def test_an_empty_table_is_answered_by_an_empty_one(command: Command, engine: FakeEngine, tmp_path: Path) -> None:
+def test_an_empty_table_is_answered_by_an_empty_one(
+    command: Command, engine: FakeEngine, tmp_path: Path
+) -> None:
     source = parquet(tmp_path / "in.parquet", prompt=pa.array([], pa.string()))
     assert command("generate", source, "-o", tmp_path / "out.parquet", *MODEL).code == 0
     assert (rows(tmp_path / "out.parquet"), engine.calls) == ([], [])
 
 
-def test_a_table_needs_a_file_to_read_and_to_write(command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path) -> None:
+def test_a_table_needs_a_file_to_read_and_to_write(
+    command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path
+) -> None:
     ran = command("generate", "-", "-o", tmp_path / "out.parquet", *MODEL, stdin=b'{"prompt": "a"}')
     assert (ran.code, engine.calls) == (2, [])
     assert "takes a file as IN" in " ".join(ran.err.split())
 
 
-def test_an_unreadable_table_is_bad_usage(command: Command, engine: FakeEngine, tmp_path: Path) -> None:
+def test_an_unreadable_table_is_bad_usage(
+    command: Command, engine: FakeEngine, tmp_path: Path
+) -> None:
     (tmp_path / "in.parquet").write_bytes(b"no table")
-    refusals = {"in.parquet": "cannot be read", **dict.fromkeys(("gone.parquet", "gone.csv", "gone.txt"), "there is no file or folder")}
+    refusals = {
+        "in.parquet": "cannot be read",
+        **dict.fromkeys(("gone.parquet", "gone.csv", "gone.txt"), "there is no file or folder"),
+    }
     for name, words in refusals.items():
         ran = command("generate", tmp_path / name, "-o", tmp_path / "out.jsonl", *MODEL)
         assert (ran.code, engine.calls) == (2, [])
         assert words in " ".join(ran.err.split())
 
 
-def test_an_old_result_stays_until_the_new_one_is_whole(command: Command, engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_result_stays_until_the_new_one_is_whole(
+    command: Command, engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, out = parquet(tmp_path / "in.parquet", prompt=["a"] * 3), tmp_path / "out.parquet"
     out.write_bytes(b"precious")
     from pipegen.io import table_out
@@ -327,4 +536,8 @@ def test_an_old_result_stays_until_the_new_one_is_whole(command: Command, engine
     assert (ran.code, out.read_bytes()) == (1, b"precious")
     assert "No space left on device; what is finished is kept in" in ran.err
     monkeypatch.undo()
-    assert {path.name for path in tmp_path.iterdir()} == {"in.parquet", "out.parquet", "out.parquet.job"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "in.parquet",
+        "out.parquet",
+        "out.parquet.job",
+    }

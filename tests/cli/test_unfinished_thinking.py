@@ -1,4 +1,6 @@
-"""Answers whose tokens ran out while the model was thinking say so: in the record, on the screen, in the summary, and in the exit code."""
+"""Answers whose tokens ran out while the model was thinking say so: in the record, on the screen,
+in the summary, and in the exit code.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,17 @@ LINE = {"prompt": "Hi", "options": {"max_new_tokens": 6}}
 
 @pytest.fixture
 def chat_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    engines = {"stuck": FakeEngine("<think>Let me see, two and two"), "done": FakeEngine("<think>Hm.</think>Hello")}
-    monkeypatch.setattr(BackendConfig, "open", lambda self, *, dry=False: pg.route(engines[self.model]))
+    engines = {
+        "stuck": FakeEngine("<think>Let me see, two and two"),
+        "done": FakeEngine("<think>Hm.</think>Hello"),
+    }
+    monkeypatch.setattr(
+        BackendConfig, "open", lambda self, *, dry=False: pg.route(engines[self.model])
+    )
     file = tmp_path / "chat.yaml"
-    file.write_text("backend: {type: hf, model: stuck, max_new_tokens: 6}\nui: {display_type: simple}\n")
+    file.write_text(
+        "backend: {type: hf, model: stuck, max_new_tokens: 6}\nui: {display_type: simple}\n"
+    )
     return file
 
 
@@ -34,14 +43,20 @@ def test_a_record_says_so(command: Command, engine: FakeEngine) -> None:
     assert from_plain(to_plain(slot)).unwrap().thinking_unfinished
     for text in ("Let me see", "<think>a</think>Let me"):
         assert not pg.run(pg.route(FakeEngine(text)), [LINE])[0].unwrap().thinking_unfinished
-    assert not pg.run(pg.route(FakeEngine("<think>Le")), [LINE])[0].unwrap().thinking_unfinished  # it ended by itself
+    # it ended by itself
+    assert not pg.run(pg.route(FakeEngine("<think>Le")), [LINE])[0].unwrap().thinking_unfinished
 
 
-def test_chat_shows_no_answer_and_exits_with_1(chat_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_chat_shows_no_answer_and_exits_with_1(
+    chat_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as left:
         main(["chat", "-c", str(chat_file), "Hi"])
     assert left.value.code == 1
-    assert "no answer: the tokens ran out while the model was thinking; allow more with max_new_tokens" in capsys.readouterr().out
+    assert (
+        "no answer: the tokens ran out while the model was thinking; allow more with max_new_tokens"
+        in capsys.readouterr().out
+    )
 
 
 def test_chat_keeps_it_out_of_the_history(chat_file: Path, command: Command) -> None:
@@ -52,8 +67,12 @@ def test_chat_keeps_it_out_of_the_history(chat_file: Path, command: Command) -> 
     assert command("chat", "-c", chat_file, "Hi", "--json").code == 0
 
 
-def test_generate_counts_it_and_exits_with_1(command: Command, jsonl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipegen.cli.generate.open_routes", lambda load: pg.route(FakeEngine("<think>Let me see")))
+def test_generate_counts_it_and_exits_with_1(
+    command: Command, jsonl: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "pipegen.cli.generate.open_routes", lambda load: pg.route(FakeEngine("<think>Let me see"))
+    )
     ran = command("generate", jsonl(LINE, {"prompt": "Hi"}), "--model", "m")
     assert (ran.code, [line["thinking_unfinished"] for line in ran.out]) == (1, [True, False])
     assert "1 without an answer: the tokens ran out while the model was thinking" in ran.err
@@ -74,12 +93,24 @@ def server() -> Iterator[FaultyServer]:
         ({"content": "  ", "reasoning": "Two and"}, True),
         ({"content": "<think>Two and"}, True),
         ({"content": "4", "reasoning": "Two and two."}, False),
-        ({"content": None, "reasoning": "a", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{}"}}]}, False),
+        (
+            {
+                "content": None,
+                "reasoning": "a",
+                "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{}"}}],
+            },
+            False,
+        ),
     ],
 )
-def test_a_chat_servers_answer_says_so(server: FaultyServer, message: dict[str, Any], unfinished: bool) -> None:
+def test_a_chat_servers_answer_says_so(
+    server: FaultyServer, message: dict[str, Any], unfinished: bool
+) -> None:
     choice = {"index": 0, "finish_reason": "length", "message": {"role": "assistant", **message}}
-    server.answers["/v1/chat/completions"] = (200, {"choices": [choice], "usage": {"completion_tokens": 512}})
+    server.answers["/v1/chat/completions"] = (
+        200,
+        {"choices": [choice], "usage": {"completion_tokens": 512}},
+    )
     with pg.backends.openai_server("toy", base_url=server.url, dialect="vllm") as route:
         assert pg.run(route, [{"prompt": "Hi"}])[0].unwrap().thinking_unfinished is unfinished
 
@@ -96,9 +127,17 @@ def test_a_chat_servers_answer_says_so(server: FaultyServer, message: dict[str, 
 )
 @pytest.mark.parametrize("kind", ["vllm", "sglang", "openai"])
 def test_a_file_that_says_no_length_leaves_it_to_the_server(
-    server: FaultyServer, kind: str, said: dict[str, Any], options: pg.GenerationOptions | None, length: int | None
+    server: FaultyServer,
+    kind: str,
+    said: dict[str, Any],
+    options: pg.GenerationOptions | None,
+    length: int | None,
 ) -> None:
-    backend = chat_from({"backend": {"type": kind, "model": "toy", "base_url": server.url, **said}}).agents[0].backend
+    backend = (
+        chat_from({"backend": {"type": kind, "model": "toy", "base_url": server.url, **said}})
+        .agents[0]
+        .backend
+    )
     with backend.open() as route:
         result = pg.run(route, [{"prompt": "Hi"}], options or backend.options)[0].unwrap()
         again = pg.run(route, [{"prompt": "Hi"}], result.options)[0].unwrap()
@@ -123,17 +162,36 @@ def test_a_file_that_says_no_length_lets_a_server_asked_by_ids_fill_its_context(
     pytest.importorskip("aiohttp")
     with FaultyServer(share=0, limit=700) as server:
         server.keeps_bodies = True
-        backend = chat_from({"backend": {"type": kind, "model": "embedded", "base_url": server.url, **said}}).agents[0].backend
+        backend = (
+            chat_from(
+                {"backend": {"type": kind, "model": "embedded", "base_url": server.url, **said}}
+            )
+            .agents[0]
+            .backend
+        )
         with backend.open() as route:
-            first, second = pg.run(route, [{"prompt": "Hi"}, {"prompt": "Hi to all of you"}], options or backend.options)
+            first, second = pg.run(
+                route,
+                [{"prompt": "Hi"}, {"prompt": "Hi to all of you"}],
+                options or backend.options,
+            )
             again = pg.run(route, [{"prompt": "Hi"}], first.unwrap().options)[0].unwrap()
-            too_long = pg.run(route, [{"prompt": "Hi " * 900}], options or backend.options)[0].failure()
+            too_long = pg.run(route, [{"prompt": "Hi " * 900}], options or backend.options)[
+                0
+            ].failure()
         lengths = [
-            body.get("max_tokens", 0) or body["sampling_params"].get("max_tokens", body["sampling_params"].get("max_new_tokens")) for body in server.bodies
+            body.get("max_tokens", 0)
+            or body["sampling_params"].get(
+                "max_tokens", body["sampling_params"].get("max_new_tokens")
+            )
+            for body in server.bodies
         ]
     wanted = [length or 700 - slot.unwrap().prompt_tokens for slot in (first, second)]
     assert (sorted(lengths[:2]), lengths[2:]) == (sorted(wanted), [wanted[0]])
-    assert (first.unwrap().options.max_new_tokens, again.options.max_new_tokens) == (wanted[0], wanted[0])
+    assert (first.unwrap().options.max_new_tokens, again.options.max_new_tokens) == (
+        wanted[0],
+        wanted[0],
+    )
     assert first.unwrap().clipped_from is None
     assert isinstance(too_long, pg.PromptTooLong)
 
@@ -141,12 +199,22 @@ def test_a_file_that_says_no_length_lets_a_server_asked_by_ids_fill_its_context(
 def test_an_answer_of_a_server_asked_by_ids_that_ran_out_while_thinking_says_so() -> None:
     pytest.importorskip("aiohttp")
     with FaultyServer(share=0, limit=40) as server:
-        backend = chat_from({"backend": {"type": "vllm_server", "model": "embedded", "base_url": server.url}}).agents[0].backend
+        backend = (
+            chat_from(
+                {"backend": {"type": "vllm_server", "model": "embedded", "base_url": server.url}}
+            )
+            .agents[0]
+            .backend
+        )
         with backend.open() as route:
             thoughts = pg.run(route, [{"prompt": "<think>and then"}])[0].unwrap().prompt_token_ids
             server.reply = lambda ids: [*thoughts, *thoughts[-1:] * 100]
             result = pg.run(route, [{"prompt": "Hi"}], backend.options)[0].unwrap()
-    assert (result.finish, result.thinking_unfinished, result.completion_tokens) == (pg.Finish.LENGTH, True, 40 - result.prompt_tokens)
+    assert (result.finish, result.thinking_unfinished, result.completion_tokens) == (
+        pg.Finish.LENGTH,
+        True,
+        40 - result.prompt_tokens,
+    )
 
 
 def test_a_route_made_in_code_has_pipegens_default(server: FaultyServer) -> None:

@@ -1,4 +1,6 @@
-"""`pipegen verify`: its verdict as text and JSON, its exit codes; what it asks and judges is in tests/report."""
+"""`pipegen verify`: its verdict as text and JSON, its exit codes; what it asks and judges is in
+tests/report.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,15 @@ RIGHT: dict[str, Any] = {
     "margin": 0.0,
     "faults": (),
 }
-OTHER = Answer(id="q", way="chat", expected=(1, 2), prompt_token_ids=(1, 9), token_ids=(3,), logprobs=(-1.0,), likeliest=((3, -1.0),))
+OTHER = Answer(
+    id="q",
+    way="chat",
+    expected=(1, 2),
+    prompt_token_ids=(1, 9),
+    token_ids=(3,),
+    logprobs=(-1.0,),
+    likeliest=((3, -1.0),),
+)
 
 
 @pytest.fixture
@@ -52,27 +62,50 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     return calls
 
 
-def test_a_right_server_is_told_as_text_and_as_json(command: Command, given: list[Any], tmp_path: Path) -> None:
+def test_a_right_server_is_told_as_text_and_as_json(
+    command: Command, given: list[Any], tmp_path: Path
+) -> None:
     assert command("verify", "http://h", "--model", "m", "--quiet").code == 0
     ran = command("verify", "http://h", "--model", "m", "--json", "--summary", tmp_path / "s.json")
     assert (ran.code, ran.out[0]["right"], ran.out[0]["faults"]) == (0, True, [])
     assert json.loads((tmp_path / "s.json").read_text()) == {**ran.out[0], "exit_code": 0}
     assert given[1][2] is None  # what comes with pipegen
-    assert in_words(Verdict(**RIGHT)).splitlines()[0] == "right: m at http://h (vllm), by chat and by ids"
+    assert (
+        in_words(Verdict(**RIGHT)).splitlines()[0]
+        == "right: m at http://h (vllm), by chat and by ids"
+    )
 
 
 def test_a_fault_is_exit_code_1_and_says_where_it_shows(command: Command, given: list[Any]) -> None:
     given[0] = Verdict(**{**RIGHT, "margin": 2.0, "faults": judge([OTHER]), "too_long": 1})
     ran = command("verify", "http://h", "--model", "m", "--json")
-    assert (ran.code, ran.out[0]["faults"][0]["kind"], ran.out[0]["faults"][0]["first"]) == (1, "template", "q")
+    assert (ran.code, ran.out[0]["faults"][0]["kind"], ran.out[0]["faults"][0]["first"]) == (
+        1,
+        "template",
+        "q",
+    )
     words = in_words(given[0])
     assert words.startswith("not right: m at http://h")
-    for part in ("template: the server renders", "in 1 of 1 answers by chat, first in q", "2 tokens of the prompt are expected", "largest margin", "too long"):
+    for part in (
+        "template: the server renders",
+        "in 1 of 1 answers by chat, first in q",
+        "2 tokens of the prompt are expected",
+        "largest margin",
+        "too long",
+    ):
         assert part in words
 
 
-def test_failed_requests_are_exit_code_1_and_a_few_are_shown(command: Command, given: list[Any]) -> None:
-    given[0] = Verdict(**{**RIGHT, "failed": tuple((str(number), "chat", Timeout("slow")) for number in range(5)), "spread": None})
+def test_failed_requests_are_exit_code_1_and_a_few_are_shown(
+    command: Command, given: list[Any]
+) -> None:
+    given[0] = Verdict(
+        **{
+            **RIGHT,
+            "failed": tuple((str(number), "chat", Timeout("slow")) for number in range(5)),
+            "spread": None,
+        }
+    )
     assert command("verify", "http://h", "--model", "m").code == 1
     words = in_words(given[0])
     assert words.startswith("not known: ")
@@ -80,13 +113,36 @@ def test_failed_requests_are_exit_code_1_and_a_few_are_shown(command: Command, g
     assert "... and 2 more failed" in words
 
 
-def test_requests_of_a_file_and_the_flags_reach_it(command: Command, given: list[Any], jsonl: Any) -> None:
-    source = jsonl({"id": "a", "messages": [{"role": "user", "content": "Hi"}]}, "not JSON", {"prompt": "Hi"})
-    flags = ("--dialect", "sglang", "--precision", "bfloat16", "--chat-only", "--max-new-tokens", "7", "--device", "cpu", "--served-model-name", "n")
+def test_requests_of_a_file_and_the_flags_reach_it(
+    command: Command, given: list[Any], jsonl: Any
+) -> None:
+    source = jsonl(
+        {"id": "a", "messages": [{"role": "user", "content": "Hi"}]}, "not JSON", {"prompt": "Hi"}
+    )
+    flags = (
+        "--dialect",
+        "sglang",
+        "--precision",
+        "bfloat16",
+        "--chat-only",
+        "--max-new-tokens",
+        "7",
+        "--device",
+        "cpu",
+        "--served-model-name",
+        "n",
+    )
     assert command("verify", "http://h", source, "--model", "m", *flags).code == 0
     _, _, asked, settings = given[1]
     assert [pg.is_ok(slot) for slot in asked] == [True, False, True]
-    wanted = {"dialect": "sglang", "precision": "bfloat16", "chat_only": True, "max_new_tokens": 7, "device": "cpu", "served_model_name": "n"}
+    wanted = {
+        "dialect": "sglang",
+        "precision": "bfloat16",
+        "chat_only": True,
+        "max_new_tokens": 7,
+        "device": "cpu",
+        "served_model_name": "n",
+    }
     assert wanted.items() <= settings.items()
     command("verify", "http://h", source, "--model", "m", "--rows", "1")
     assert len(given[2][2]) == 1
@@ -100,13 +156,17 @@ def test_requests_of_a_file_and_the_flags_reach_it(command: Command, given: list
         (("--max-new-tokens", "0"), "--max-new-tokens"),
     ],
 )
-def test_bad_flags_are_bad_usage(command: Command, given: list[Any], flags: tuple[str, ...], words: str) -> None:
+def test_bad_flags_are_bad_usage(
+    command: Command, given: list[Any], flags: tuple[str, ...], words: str
+) -> None:
     ran = command("verify", "http://h", "--model", "m", *flags)
     assert (ran.code, len(given)) == (2, 1)
     assert words in " ".join(ran.err.replace("│", " ").split())
 
 
-def test_bad_usage_that_the_settings_find_and_a_server_that_is_down(command: Command, given: list[Any], tmp_path: Path) -> None:
+def test_bad_usage_that_the_settings_find_and_a_server_that_is_down(
+    command: Command, given: list[Any], tmp_path: Path
+) -> None:
     assert command("verify", "http://h").code == 2
     assert command("verify", "http://h", tmp_path / "missing.jsonl", "--model", "m").code == 2
     given[0] = InvalidField("base_url takes an address")
@@ -124,7 +184,10 @@ def made(jsonl: Any) -> tuple[Path, Path]:
     """A file of results of the embedded model, and the file of their requests."""
     pytest.importorskip("torch")
     texts = {"months": "List the months of the year.", "count": "Count from 1 to 12."}
-    requests = [{"id": name, "messages": [{"role": "user", "content": text}]} for name, text in texts.items()]
+    requests = [
+        {"id": name, "messages": [{"role": "user", "content": text}]}
+        for name, text in texts.items()
+    ]
     with pg.backends.hf("embedded", dtype="float32") as route:
         slots = pg.run(route, requests, {"max_new_tokens": 8, "temperature": 0.0, "logprobs": True})
     lines = [to_plain(slot, name) for slot, name in zip(slots, texts, strict=True)]
@@ -138,7 +201,9 @@ def test_a_file_that_the_model_made_is_right(command: Command, made: tuple[Path,
     assert [row["id"] for row in ran.out[0]["rows"]] == ["months", "count"]
 
 
-def test_rows_of_a_file_that_the_model_did_not_make_are_named(command: Command, made: tuple[Path, Path], tmp_path: Path) -> None:
+def test_rows_of_a_file_that_the_model_did_not_make_are_named(
+    command: Command, made: tuple[Path, Path], tmp_path: Path
+) -> None:
     results, _ = made
     rows = [json.loads(line) for line in results.read_text().splitlines()]
     rows[0]["token_ids"][3:5] = [5, 6]
@@ -146,7 +211,16 @@ def test_rows_of_a_file_that_the_model_did_not_make_are_named(command: Command, 
         entry["token_id"] = rows[0]["token_ids"][place]
     wrong = tmp_path / "wrong.jsonl"
     wrong.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    ran = command("verify", wrong, "--model", "embedded", "--json", "--quiet", "--summary", tmp_path / "s.json")
+    ran = command(
+        "verify",
+        wrong,
+        "--model",
+        "embedded",
+        "--json",
+        "--quiet",
+        "--summary",
+        tmp_path / "s.json",
+    )
     assert (ran.code, [row["verdict"] for row in ran.out[0]["rows"]]) == (1, ["weights", "right"])
     assert json.loads((tmp_path / "s.json").read_text())["exit_code"] == 1
 
@@ -160,10 +234,28 @@ def test_files_that_are_no_results_are_bad_usage(command: Command, tmp_path: Pat
 
 def test_a_verdict_on_a_file_in_words() -> None:
     kinds: Any = ("right", "sampling", "sampling", "sampling", "sampling", "not judged")
-    rows = tuple(RowVerdict(id=str(place), verdict=kind, evidence=f"evidence {place}") for place, kind in enumerate(kinds))
-    found = Recorded(model="m", precision="float32", rows=rows, spread=0.1, most_spread=0.0005, whole="sampling: too often")
+    rows = tuple(
+        RowVerdict(id=str(place), verdict=kind, evidence=f"evidence {place}")
+        for place, kind in enumerate(kinds)
+    )
+    found = Recorded(
+        model="m",
+        precision="float32",
+        rows=rows,
+        spread=0.1,
+        most_spread=0.0005,
+        whole="sampling: too often",
+    )
     words = of_file_in_words(found, Path("r.jsonl"))
     assert words.startswith("not right: r.jsonl by m: 4 sampling, ")
-    for part in ("log probabilities differ by 0.1", "all rows together: sampling: too often", "  1: evidence 1", "... and 1 more", "  5: evidence 5"):
+    for part in (
+        "log probabilities differ by 0.1",
+        "all rows together: sampling: too often",
+        "  1: evidence 1",
+        "... and 1 more",
+        "  5: evidence 5",
+    ):
         assert part in words
-    assert of_file_in_words(Recorded(model="m", precision="float32", rows=(), spread=None, most_spread=0.0), Path("r")).startswith("not known: r by m: no rows")
+    assert of_file_in_words(
+        Recorded(model="m", precision="float32", rows=(), spread=None, most_spread=0.0), Path("r")
+    ).startswith("not known: r by m: no rows")

@@ -24,7 +24,10 @@ pytest.importorskip("PIL")
 
 Command = Callable[..., Any]
 OPTIONS = resolve(pg.GenerationOptions())
-EVIL = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\"'&$cards ${x}</pre></article>"
+EVIL = (
+    "<script>document.title='owned'</script><img src=x"
+    " onerror=\"document.title='owned'\">\"'&$cards ${x}</pre></article>"
+)
 
 
 def png(color: str, size: tuple[int, int] = (40, 20)) -> bytes:
@@ -36,12 +39,23 @@ def png(color: str, size: tuple[int, int] = (40, 20)) -> bytes:
 
 
 def answer(text: str, **more: Any) -> Any:
-    values: dict[str, Any] = {"raw_text": text, "finish": pg.Finish.EOS, "prompt_tokens": 3, "completion_tokens": 2, **more}
+    values: dict[str, Any] = {
+        "raw_text": text,
+        "finish": pg.Finish.EOS,
+        "prompt_tokens": 3,
+        "completion_tokens": 2,
+        **more,
+    }
     return pg.Success(pg.GenerationResult(text=text, options=OPTIONS, **values))
 
 
 def results(path: Path, **slots: Any) -> Path:
-    path.write_text("".join(json.dumps(to_plain(slot, name, metadata={"label": name})) + "\n" for name, slot in slots.items()))
+    path.write_text(
+        "".join(
+            json.dumps(to_plain(slot, name, metadata={"label": name})) + "\n"
+            for name, slot in slots.items()
+        )
+    )
     return path
 
 
@@ -65,12 +79,26 @@ class Page(HTMLParser):
 
 
 def test_a_page_shows_texts_errors_facts_and_counts(command: Command, tmp_path: Path) -> None:
-    source = results(tmp_path / "r.jsonl", a=answer("Hello", raw_text="Hello<|im_end|>"), b=answer("Ho", finish=pg.Finish.LENGTH), c=pg.Failure(BadImage(0)))
+    source = results(
+        tmp_path / "r.jsonl",
+        a=answer("Hello", raw_text="Hello<|im_end|>"),
+        b=answer("Ho", finish=pg.Finish.LENGTH),
+        c=pg.Failure(BadImage(0)),
+    )
     ran = command("view", source)
     assert (ran.code, ran.err) == (0, f"{tmp_path / 'r.html'}: 3 results\n")
     page = Page(tmp_path / "r.html")
-    assert [attributes["data-kind"] for tag, attributes in page.elements if tag == "button"] == ["", "eos", "length", "BadImage"]
-    assert [(attributes["data-id"], attributes["data-kind"]) for tag, attributes in page.elements if tag == "article"] == [
+    assert [attributes["data-kind"] for tag, attributes in page.elements if tag == "button"] == [
+        "",
+        "eos",
+        "length",
+        "BadImage",
+    ]
+    assert [
+        (attributes["data-id"], attributes["data-kind"])
+        for tag, attributes in page.elements
+        if tag == "article"
+    ] == [
         ("a", "eos"),
         ("b", "length"),
         ("c", "BadImage"),
@@ -96,7 +124,12 @@ def test_what_is_hostile_stays_text_in_every_field(command: Command, tmp_path: P
         "options": {},
     }
     failed = {"id": EVIL + "2", "ok": False, "error": {"type": EVIL, "message": EVIL, "hint": EVIL}}
-    boxed = {**line, "id": "3", "text": json.dumps([{"label": EVIL, "bbox_2d": [0, 0, 9, 9]}]), "samples": [{"text": EVIL}, {"text": None}, 5]}
+    boxed = {
+        **line,
+        "id": "3",
+        "text": json.dumps([{"label": EVIL, "bbox_2d": [0, 0, 9, 9]}]),
+        "samples": [{"text": EVIL}, {"text": None}, 5],
+    }
     source, other = tmp_path / "r.jsonl", tmp_path / "o.jsonl"
     source.write_text("".join(json.dumps(one) + "\n" for one in (line, failed, boxed)))
     other.write_text(json.dumps({**line, "text": "x" + EVIL}) + "\n")
@@ -107,10 +140,14 @@ def test_what_is_hostile_stays_text_in_every_field(command: Command, tmp_path: P
         assert command("view", *arguments, "--input", asked, "-o", out).code == 0
         page = Page(out)
         assert (page.count("script"), page.count("img"), page.count("article")) == (1, 0, 3)
-        assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
+        assert not [
+            name for _, attributes in page.elements for name in attributes if name.startswith("on")
+        ]
         assert html.escape(EVIL) in out.read_text() or len(arguments) == 2
         if CHROMIUM is not None:
-            title, count, _ = look(out, ["document.title", "document.getElementById('count').textContent"])
+            title, count, _ = look(
+                out, ["document.title", "document.getElementById('count').textContent"]
+            )
             assert "owned" not in title.replace(EVIL, "")
             assert count == "3 of 3 shown"
 
@@ -118,7 +155,11 @@ def test_what_is_hostile_stays_text_in_every_field(command: Command, tmp_path: P
 def test_images_and_boxes_come_from_the_input_of_the_run(command: Command, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(png("red"))
     asked = tmp_path / "in.jsonl"
-    lines = [{"id": "a", "prompt": "What?", "images": ["a.png"]}, {"id": "gone", "prompt": "What?", "images": ["gone.png"]}, {"id": "never", "prompt": "x"}]
+    lines = [
+        {"id": "a", "prompt": "What?", "images": ["a.png"]},
+        {"id": "gone", "prompt": "What?", "images": ["gone.png"]},
+        {"id": "never", "prompt": "x"},
+    ]
     asked.write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = answer('{"objects": [{"label": "cat", "bbox_2d": [0, 0, 500, 1000]}]}')
     source = results(tmp_path / "r.jsonl", gone=pg.Failure(BadImage(0)), a=found, extra=answer("x"))
@@ -136,17 +177,38 @@ def test_the_input_is_found_by_the_job(command: Command, tmp_path: Path) -> None
     (tmp_path / "good.png").write_bytes(b"good")
     asked = tmp_path / "in.jsonl"
     asked.write_text(json.dumps({"id": "a", "question": "What is it?"}) + "\n")
-    command("generate", asked, "-o", tmp_path / "out.jsonl", "--model", "fake", "--map", "prompt=question")
+    command(
+        "generate",
+        asked,
+        "-o",
+        tmp_path / "out.jsonl",
+        "--model",
+        "fake",
+        "--map",
+        "prompt=question",
+    )
     assert command("view", tmp_path / "out.jsonl").code == 0
     assert "What is it?" in Page(tmp_path / "out.html").texts
     asked.unlink()
     assert command("view", tmp_path / "out.jsonl").code == 0
 
 
-def test_a_table_of_results_brings_its_own_prompts_and_images(command: Command, tmp_path: Path) -> None:
+def test_a_table_of_results_brings_its_own_prompts_and_images(
+    command: Command, tmp_path: Path
+) -> None:
     pytest.importorskip("pyarrow")
-    rows = [{"id": 1, "prompt": "What?", "image": png("blue"), "label": "sky"}, {"id": 2, "prompt": "And?", "image": b"broken", "label": "sea"}]
-    pg.write_table(tmp_path / "r.parquet", zip(rows, [answer("one", samples=(answer("one").unwrap(), answer("two").unwrap())), answer("x")], strict=True))
+    rows = [
+        {"id": 1, "prompt": "What?", "image": png("blue"), "label": "sky"},
+        {"id": 2, "prompt": "And?", "image": b"broken", "label": "sea"},
+    ]
+    pg.write_table(
+        tmp_path / "r.parquet",
+        zip(
+            rows,
+            [answer("one", samples=(answer("one").unwrap(), answer("two").unwrap())), answer("x")],
+            strict=True,
+        ),
+    )
     assert command("view", tmp_path / "r.parquet").code == 0
     page = Page(tmp_path / "r.html")
     assert page.count("img") == 1
@@ -156,27 +218,60 @@ def test_a_table_of_results_brings_its_own_prompts_and_images(command: Command, 
     assert ran.code == 2
 
 
-def test_two_files_stand_side_by_side_with_differing_words_marked(command: Command, tmp_path: Path) -> None:
-    one = results(tmp_path / "one.jsonl", a=answer("a red cat"), b=answer("same"), c=pg.Failure(BadImage(0)), d=answer("only here"), e=pg.Failure(BadImage(0)))
-    other = results(tmp_path / "other.jsonl", a=answer("a blue cat"), b=answer("same"), c=answer("fine"), e=pg.Failure(pg.Timeout("slow")))
+def test_two_files_stand_side_by_side_with_differing_words_marked(
+    command: Command, tmp_path: Path
+) -> None:
+    one = results(
+        tmp_path / "one.jsonl",
+        a=answer("a red cat"),
+        b=answer("same"),
+        c=pg.Failure(BadImage(0)),
+        d=answer("only here"),
+        e=pg.Failure(BadImage(0)),
+    )
+    other = results(
+        tmp_path / "other.jsonl",
+        a=answer("a blue cat"),
+        b=answer("same"),
+        c=answer("fine"),
+        e=pg.Failure(pg.Timeout("slow")),
+    )
     assert command("view", one, other, "-o", tmp_path / "x.html").code == 0
     text = (tmp_path / "x.html").read_text()
     assert "a <mark>red</mark> cat" in text
     assert "a <mark>blue</mark> cat" in text
     page = Page(tmp_path / "x.html")
-    assert [attributes["data-same"] for tag, attributes in page.elements if tag == "article"] == ["0", "1", "0", "0", "0"]
+    assert [attributes["data-same"] for tag, attributes in page.elements if tag == "article"] == [
+        "0",
+        "1",
+        "0",
+        "0",
+        "0",
+    ]
     assert "5 results, 2 errors; 4 differ from other.jsonl" in page.texts
     assert "not in this file" in page.texts
 
 
-def test_many_results_make_a_folder_of_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = results(tmp_path / "r.jsonl", **{f"n{number}": answer(f"text {number}") for number in range(7)})
+def test_many_results_make_a_folder_of_pages(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = results(
+        tmp_path / "r.jsonl", **{f"n{number}": answer(f"text {number}") for number in range(7)}
+    )
     assert run_view(ViewFlags(results=source), rows=3) == 0
     folder = tmp_path / "r.pages"
-    assert sorted(path.name for path in folder.iterdir()) == ["index.html", "page-0002.html", "page-0003.html"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "index.html",
+        "page-0002.html",
+        "page-0003.html",
+    ]
     pages = [Page(folder / name) for name in ("index.html", "page-0002.html", "page-0003.html")]
     assert [page.count("article") for page in pages] == [3, 3, 1]
-    assert [attributes["href"] for tag, attributes in pages[1].elements if tag == "a"] == ["index.html", "page-0002.html", "page-0003.html"]
+    assert [attributes["href"] for tag, attributes in pages[1].elements if tag == "a"] == [
+        "index.html",
+        "page-0002.html",
+        "page-0003.html",
+    ]
     assert all("7 results, 0 errors" in page.texts for page in pages)
     assert "7 results on 3 pages" in capsys.readouterr().err
 
@@ -189,7 +284,9 @@ def test_many_results_make_a_folder_of_pages(tmp_path: Path, capsys: pytest.Capt
         (None, "cannot be read or written: No such file or directory"),
     ],
 )
-def test_what_is_no_result_is_bad_usage(command: Command, tmp_path: Path, data: bytes | None, words: str) -> None:
+def test_what_is_no_result_is_bad_usage(
+    command: Command, tmp_path: Path, data: bytes | None, words: str
+) -> None:
     if data is not None:
         (tmp_path / "r.jsonl").write_bytes(data)
     ran = command("view", tmp_path / "r.jsonl")
@@ -200,20 +297,29 @@ def test_what_is_no_result_is_bad_usage(command: Command, tmp_path: Path, data: 
 
 def test_wrong_flags_are_bad_usage(command: Command, tmp_path: Path) -> None:
     source = results(tmp_path / "r.jsonl", a=answer("x"))
-    assert "takes one of auto, thousandths" in " ".join(command("view", source, "--boxes", "inches").err.split())
-    assert "is a folder; give a file in it" in " ".join(command("view", source, "-o", tmp_path).err.split())
+    assert "takes one of auto, thousandths" in " ".join(
+        command("view", source, "--boxes", "inches").err.split()
+    )
+    assert "is a folder; give a file in it" in " ".join(
+        command("view", source, "-o", tmp_path).err.split()
+    )
 
 
 def test_a_table_that_holds_no_results_is_bad_usage(command: Command, tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     pq = pytest.importorskip("pyarrow.parquet")
     pq.write_table(pa.table({"prompt": ["a"]}), tmp_path / "in.parquet")
-    assert "it has no columns ok, text and finish_reason" in " ".join(command("view", tmp_path / "in.parquet").err.split())
+    assert "it has no columns ok, text and finish_reason" in " ".join(
+        command("view", tmp_path / "in.parquet").err.split()
+    )
 
 
 def test_batch_answers_are_shown_too(command: Command, tmp_path: Path) -> None:
     body = {"model": "any", "messages": [{"role": "user", "content": "Hi"}]}
-    lines = [{"custom_id": n, "method": "POST", "url": "/v1/chat/completions", "body": b} for n, b in (("a", body), ("b", {**body, "stream": True}))]
+    lines = [
+        {"custom_id": n, "method": "POST", "url": "/v1/chat/completions", "body": b}
+        for n, b in (("a", body), ("b", {**body, "stream": True}))
+    ]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     command("generate", tmp_path / "in.jsonl", "-o", tmp_path / "out.jsonl", "--model", "fake")
     assert command("view", tmp_path / "out.jsonl").code == 0
@@ -223,26 +329,41 @@ def test_batch_answers_are_shown_too(command: Command, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 def test_a_browser_filters_by_error_text_and_id(tmp_path: Path, command: Command) -> None:
-    slots = {f"r{n}": pg.Failure(BadImage(0)) if n % 5 == 0 else answer(f"text number {n}") for n in range(20)}
+    slots = {
+        f"r{n}": pg.Failure(BadImage(0)) if n % 5 == 0 else answer(f"text number {n}")
+        for n in range(20)
+    }
     one = results(tmp_path / "one.jsonl", **slots)
     other = results(tmp_path / "other.jsonl", **{**slots, "r3": answer("another text")})
     command("view", one, other, "-o", tmp_path / "x.html")
 
     def entered(field: str, value: str) -> str:
         event = "change" if field == "same" else "input"
-        return f"(f => {{ f.value = '{value}'; f.dispatchEvent(new Event('{event}')); return document.getElementById('count').textContent; }})({field})"
+        return (
+            f"(f => {{ f.value = '{value}'; f.dispatchEvent(new Event('{event}')); return"
+            f" document.getElementById('count').textContent; }})({field})"
+        )
 
-    clicked = "(b => { b.click(); return document.getElementById('count').textContent + '; ' + b.getAttribute('aria-pressed'); })"
+    clicked = (
+        "(b => { b.click(); return document.getElementById('count').textContent + '; ' +"
+        " b.getAttribute('aria-pressed'); })"
+    )
     asked = [
         "document.getElementById('count').textContent",
         clicked + "(document.querySelector('button[data-kind=BadImage]'))",
-        "[...document.querySelectorAll('article')].filter(a => a.offsetHeight > 0).map(a => a.dataset.id).join(' ')",
+        (
+            "[...document.querySelectorAll('article')].filter(a => a.offsetHeight > 0).map(a =>"
+            " a.dataset.id).join(' ')"
+        ),
         clicked + "(document.querySelector('button[data-kind=\"\"]'))",
         entered("document.getElementById('text')", "number 1"),
         entered("document.getElementById('id')", "R11"),
         entered("document.getElementById('text')", ""),
         entered("document.getElementById('id')", ""),
-        "(f => { f.value = '0'; f.dispatchEvent(new Event('change')); return document.getElementById('count').textContent; })(document.getElementById('same'))",
+        (
+            "(f => { f.value = '0'; f.dispatchEvent(new Event('change')); return"
+            " document.getElementById('count').textContent; })(document.getElementById('same'))"
+        ),
         "document.documentElement.scrollWidth <= innerWidth",
     ]
     values = look(tmp_path / "x.html", asked, width=400)

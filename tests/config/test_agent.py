@@ -1,4 +1,6 @@
-"""In code as on the command line, nothing in a chat file is ignored: `agent.open()` is the route with all that the file says of the agent."""
+"""In code as on the command line, nothing in a chat file is ignored: `agent.open()` is the route
+with all that the file says of the agent.
+"""
 
 from __future__ import annotations
 
@@ -29,19 +31,31 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
 
     def route_with(name: str, settings: EngineSettings) -> pg.Route:
         seen.append((name, settings))
-        return pg.route(FakeEngine("Hello", name=name, honours=pg.ENGINES["vllm_chat" if name == "openai_server" else name]))
+        return pg.route(
+            FakeEngine(
+                "Hello",
+                name=name,
+                honours=pg.ENGINES["vllm_chat" if name == "openai_server" else name],
+            )
+        )
 
     monkeypatch.setattr("pipegen.backends.route_with", route_with)
     return seen
 
 
 def agent(values: dict[str, Any] | None = None, **beside: Any) -> Agent:
-    return chat_from({"agent": {"backend": {"type": "hf", "model": "m", **(values or {})}, **beside}}).agents[0]
+    return chat_from(
+        {"agent": {"backend": {"type": "hf", "model": "m", **(values or {})}, **beside}}
+    ).agents[0]
 
 
 def asked(pipe: Any, request: Any = MESSAGES, **how: Any) -> pg.GenerationRequest:
     """The request as it comes to the engine's first stage."""
-    own = [part for part in pipe.parts if part.name == "system_message" or part.name.startswith("options")]
+    own = [
+        part
+        for part in pipe.parts
+        if part.name == "system_message" or part.name.startswith("options")
+    ]
     slot = pg.run(pipe.with_parts(own), [request], **how)[0]
     assert pg.is_ok(slot), slot
     return slot.unwrap()
@@ -52,15 +66,27 @@ def test_the_system_message_goes_before_messages_without_one(opened: Opened) -> 
     with agent(system_message="Be brief.").open() as route:
         slots = pg.run(route, [MESSAGES, own, {"prompt": "Hi"}])
     said = [slot.unwrap().prompt_text or "" for slot in slots[:2]]
-    assert [("Be brief." in text, "Sing." in text) for text in said] == [(True, False), (False, True)]
-    assert slots[2].failure().message == "the chat file has a system_message, which goes before messages, and this request has none"
+    assert [("Be brief." in text, "Sing." in text) for text in said] == [
+        (True, False),
+        (False, True),
+    ]
+    assert (
+        slots[2].failure().message
+        == "the chat file has a system_message, which goes before messages, and this request has"
+        " none"
+    )
 
 
-def test_a_job_gives_out_no_answer_to_another_system_message(opened: Opened, tmp_path: Path) -> None:
+def test_a_job_gives_out_no_answer_to_another_system_message(
+    opened: Opened, tmp_path: Path
+) -> None:
     reused = []
     for text in ("Be brief.", "Be long.", "Be brief.", None):
         beside = {} if text is None else {"system_message": text}
-        with agent(**beside).open() as route, pg.job(route, [MESSAGES], tmp_path / "job") as running:
+        with (
+            agent(**beside).open() as route,
+            pg.job(route, [MESSAGES], tmp_path / "job") as running,
+        ):
             (slot,) = running
         assert ("Be" in (slot.unwrap().prompt_text or "")) == (text is not None)
         assert (text or "") in (slot.unwrap().prompt_text or "")
@@ -69,7 +95,10 @@ def test_a_job_gives_out_no_answer_to_another_system_message(opened: Opened, tmp
 
 
 def test_it_goes_before_what_the_second_engine_is_asked_too(opened: Opened) -> None:
-    route = agent({"type": "vllm", "fallback_backend": "hf", "no_repeat_ngram_size": 2}, system_message="Be brief.").open()
+    route = agent(
+        {"type": "vllm", "fallback_backend": "hf", "no_repeat_ngram_size": 2},
+        system_message="Be brief.",
+    ).open()
     result = pg.run(route, [MESSAGES])[0].unwrap()
     assert "Be brief." in (result.prompt_text or "")
     assert (result.route, len(result.tried), result.options.no_repeat_ngram_size) == ("hf", 1, 2)
@@ -81,7 +110,9 @@ def test_without_a_system_message_nothing_goes_before(opened: Opened) -> None:
 
 def test_requests_and_runs_win_over_the_file(opened: Opened) -> None:
     route = agent({"max_new_tokens": 40, "temperature": 0.5, "seed": 3}).open()
-    options = asked(route, {**MESSAGES, "options": {"max_new_tokens": 10}}, options={"temperature": 0.7}).options
+    options = asked(
+        route, {**MESSAGES, "options": {"max_new_tokens": 10}}, options={"temperature": 0.7}
+    ).options
     assert options is not None
     assert (options.max_new_tokens, options.temperature, options.seed) == (10, 0.7, 3)
 
@@ -95,7 +126,9 @@ def test_the_options_of_a_stream_are_the_same(opened: Opened) -> None:
 @pytest.mark.parametrize("name", [*OPTIONS, *SERVER_NAMES])
 def test_every_option_of_a_file_takes_effect(name: str, opened: Opened) -> None:
     entry = OPTIONS[SERVER_NAMES.get(name, name)]
-    taken = flat_values(asked(agent({name: entry.row.trial}).open()).options or pg.GenerationOptions())
+    taken = flat_values(
+        asked(agent({name: entry.row.trial}).open()).options or pg.GenerationOptions()
+    )
     assert taken[SERVER_NAMES.get(name, name)] not in (None, entry.row.default)
 
 
@@ -132,4 +165,7 @@ def test_every_field_of_a_server_takes_effect(name: str, opened: Opened) -> None
 def test_no_key_of_an_agent_or_its_backend_is_left_out() -> None:
     """Those that are tried above, and these: an agent's name is for who prints it."""
     assert set(checks_of(Agent)) - {"backend"} == {"id", "system_message"}
-    assert set(help_of(type(agent().backend))) - {"type", "backend", "settings", "options"} == {"fallback_backend", "fallback_when"}
+    assert set(help_of(type(agent().backend))) - {"type", "backend", "settings", "options"} == {
+        "fallback_backend",
+        "fallback_when",
+    }

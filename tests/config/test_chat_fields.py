@@ -1,4 +1,6 @@
-"""The fields of a chat server's requests beside its backend: passed on, or refused with the nearest name."""
+"""The fields of a chat server's requests beside its backend: passed on, or refused with the nearest
+name.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,14 @@ def test_every_field_of_a_server_is_a_key_or_an_option_or_set_by_pipegen(dialect
     assert {"logit_bias", "response_format", "tools", "reasoning_effort"} <= set(fields_of(dialect))
 
 
-@pytest.mark.parametrize(("dialect", "name"), [(dialect, name) for dialect in SERVERS for name in sorted(FIELDS[dialect] & set(fields_of(dialect)))])
+@pytest.mark.parametrize(
+    ("dialect", "name"),
+    [
+        (dialect, name)
+        for dialect in SERVERS
+        for name in sorted(FIELDS[dialect] & set(fields_of(dialect)))
+    ],
+)
 def test_a_field_is_passed_on_as_it_is(dialect: str, name: str) -> None:
     value = {"a": [1, "b", {"c": None}]}
     config = backend(**SERVERS[dialect], **{name: value})
@@ -51,35 +60,76 @@ def test_a_field_is_passed_on_as_it_is(dialect: str, name: str) -> None:
     [
         ("vllm", {"guided_json": {"enum": [1]}}, {"structured_outputs": {"json": '{"enum": [1]}'}}),
         ("vllm", {"guided_regex": "a+"}, {"structured_outputs": {"regex": "a+"}}),
-        ("vllm", {"extra_body": {"guided_choice": ["a", "b"]}}, {"structured_outputs": {"choice": ["a", "b"]}}),
-        ("vllm", {"guided_grammar": "root ::= x"}, {"structured_outputs": {"grammar": "root ::= x"}}),
         (
             "vllm",
-            {"guided_grammar": "g", "guided_whitespace_pattern": " ", "extra_body": {"structured_outputs": {"disable_any_whitespace": True}}},
-            {"structured_outputs": {"grammar": "g", "whitespace_pattern": " ", "disable_any_whitespace": True}},
+            {"extra_body": {"guided_choice": ["a", "b"]}},
+            {"structured_outputs": {"choice": ["a", "b"]}},
+        ),
+        (
+            "vllm",
+            {"guided_grammar": "root ::= x"},
+            {"structured_outputs": {"grammar": "root ::= x"}},
+        ),
+        (
+            "vllm",
+            {
+                "guided_grammar": "g",
+                "guided_whitespace_pattern": " ",
+                "extra_body": {"structured_outputs": {"disable_any_whitespace": True}},
+            },
+            {
+                "structured_outputs": {
+                    "grammar": "g",
+                    "whitespace_pattern": " ",
+                    "disable_any_whitespace": True,
+                }
+            },
         ),
         ("sglang", {"regex": "a+"}, {"regex": "a+"}),
         ("sglang", {"guided_choice": ["a.", "b"]}, {"regex": r"(a\.|b)"}),
         (
             "sglang",
             {"json_schema": {"b": 1, "a": 2}},
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"b": 1, "a": 2}, "strict": True}}},
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "answer", "schema": {"b": 1, "a": 2}, "strict": True},
+                }
+            },
         ),
         ("vllm", {"stop": "END"}, {"stop": ["END"]}),
-        ("vllm", {"reasoning_effort": "high"}, {"reasoning_effort": "high", "chat_template_kwargs": {}}),  # which switches thinking by itself
-        ("sglang", {"reasoning_effort": "low", "enable_thinking": False}, {"chat_template_kwargs": {"enable_thinking": False}}),
+        # which switches thinking by itself
+        (
+            "vllm",
+            {"reasoning_effort": "high"},
+            {"reasoning_effort": "high", "chat_template_kwargs": {}},
+        ),
+        (
+            "sglang",
+            {"reasoning_effort": "low", "enable_thinking": False},
+            {"chat_template_kwargs": {"enable_thinking": False}},
+        ),
         ("vllm", {}, {"chat_template_kwargs": {"enable_thinking": False}}),
-        ("vllm", {"length_penalty": 0.5, "extra_body": {"length_penalty": 0.5}}, {"length_penalty": 0.5}),
+        (
+            "vllm",
+            {"length_penalty": 0.5, "extra_body": {"length_penalty": 0.5}},
+            {"length_penalty": 0.5},
+        ),
     ],
 )
-def test_fields_and_options_go_where_the_server_wants_them(dialect: str, said: dict[str, Any], body: dict[str, Any]) -> None:
+def test_fields_and_options_go_where_the_server_wants_them(
+    dialect: str, said: dict[str, Any], body: dict[str, Any]
+) -> None:
     got = sent(backend(**SERVERS[dialect], **said))
     assert {name: got.get(name) for name in body} == body
     assert not any(name.startswith("guided_") for name in got)
 
 
 def test_tools_of_a_request_win_over_those_of_the_file() -> None:
-    tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("of_file", "of_request")]
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": {}}}
+        for name in ("of_file", "of_request")
+    ]
     config = backend(type="vllm", base_url=None, tools=tools[:1])
     assert sent(config)["tools"] == tools[:1]
     assert sent(config, tools=tools[1:])["tools"] == tools[1:]
@@ -88,20 +138,44 @@ def test_tools_of_a_request_win_over_those_of_the_file() -> None:
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ({"type": "vllm", "base_url": None, "lenght_penalty": 1}, r"lenght_penalty: .* did you mean 'length_penalty'\?; .* goes into extra_body"),
-        ({"type": "sglang", "stop_regx": "a"}, r"stop_regx: .* did you mean 'stop_regex'\?; .*extra_body"),
+        (
+            {"type": "vllm", "base_url": None, "lenght_penalty": 1},
+            r"lenght_penalty: .* did you mean 'length_penalty'\?; .* goes into extra_body",
+        ),
+        (
+            {"type": "sglang", "stop_regx": "a"},
+            r"stop_regx: .* did you mean 'stop_regex'\?; .*extra_body",
+        ),
         ({"type": "vllm", "base_url": None, "guided_jsn": {}}, r"did you mean 'guided_json'\?"),
-        ({"type": "vllm", "base_url": None, "ebnf": "a"}, "ebnf: type 'vllm' takes no such key: it is a field of SGLang's chat requests"),
+        (
+            {"type": "vllm", "base_url": None, "ebnf": "a"},
+            "ebnf: type 'vllm' takes no such key: it is a field of SGLang's chat requests",
+        ),
         ({"type": "sglang", "bad_words": ["a"]}, "it is a field of vLLM's chat requests"),
-        ({"type": "openai", "base_url": "http://h", "bad_words": ["a"]}, "vLLM's chat requests; set the server's dialect, or put it into extra_body"),
+        (
+            {"type": "openai", "base_url": "http://h", "bad_words": ["a"]},
+            "vLLM's chat requests; set the server's dialect, or put it into extra_body",
+        ),
         ({"type": "vllm", "length_penalty": 1}, "it is a field of vLLM's chat requests"),
         ({"type": "vllm_server", "length_penalty": 1}, "it is a field of vLLM's chat requests"),
-        ({"type": "hf", "logit_bias": {}}, "a field of vLLM's, SGLang's and OpenAI's chat requests"),
+        (
+            {"type": "hf", "logit_bias": {}},
+            "a field of vLLM's, SGLang's and OpenAI's chat requests",
+        ),
         ({"type": "vllm", "base_url": None, "messages": []}, "pipegen sets this field itself"),
         ({"type": "sglang", "input_ids": [1]}, "pipegen sets this field itself"),
-        ({"type": "vllm", "base_url": None, "extra_body": {"request_id": "a"}}, r"extra_body\.request_id: pipegen sets this field itself"),
-        ({"type": "vllm", "base_url": None, "guided_decoding_backend": "outlines"}, "its server settles it"),
-        ({"type": "vllm", "base_url": None, "priority": 1, "extra_body": {"priority": 2}}, r"extra_body\.priority: priority is 2 here, and 1 elsewhere"),
+        (
+            {"type": "vllm", "base_url": None, "extra_body": {"request_id": "a"}},
+            r"extra_body\.request_id: pipegen sets this field itself",
+        ),
+        (
+            {"type": "vllm", "base_url": None, "guided_decoding_backend": "outlines"},
+            "its server settles it",
+        ),
+        (
+            {"type": "vllm", "base_url": None, "priority": 1, "extra_body": {"priority": 2}},
+            r"extra_body\.priority: priority is 2 here, and 1 elsewhere",
+        ),
         ({"type": "sglang", "ebnf": object()}, "ebnf: takes plain data"),
         ({"type": "hf", "temprature": 1}, r"did you mean 'temperature'\?$"),
     ],
@@ -118,6 +192,8 @@ def test_the_list_of_openai_is_that_of_its_package() -> None:
     pytest.importorskip("openai")
     from openai.types.chat import completion_create_params as params
 
-    assert FIELDS["plain"] == set(params.CompletionCreateParamsNonStreaming.__annotations__) | set(params.CompletionCreateParamsBase.__annotations__)
+    assert FIELDS["plain"] == set(params.CompletionCreateParamsNonStreaming.__annotations__) | set(
+        params.CompletionCreateParamsBase.__annotations__
+    )
     assert dialects_of("verbosity") == ("plain",)
     assert passed_on()["verbosity"] == ("plain",)

@@ -1,4 +1,6 @@
-"""Traps of YAML: what two readers would understand differently is refused, with its place and without its value."""
+"""Traps of YAML: what two readers would understand differently is refused, with its place and
+without its value.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def read(folder: Path, text: str) -> object:
         ("!!python/name:os.system x", "the tag"),
     ],
 )
-def test_what_readers_take_differently_is_refused_where_it_stands(tmp_path: Path, value: str, words: str) -> None:
+def test_what_readers_take_differently_is_refused_where_it_stands(
+    tmp_path: Path, value: str, words: str
+) -> None:
     with pytest.raises(InvalidField, match=rf"c\.yaml line 3: a\.b\[1\]: .*{words}") as refusal:
         read(tmp_path, f"a:\n  b: [1,\n    {value}]\n")
     assert value not in str(refusal.value) or value.startswith("!")

@@ -50,19 +50,82 @@ def test_the_schema_knows_every_key_and_every_option(backend: str) -> None:
 
 
 def test_every_key_has_a_schema_and_words() -> None:
-    assert [name for name, key in KEYS.items() if not key.words or not getattr(key.check, "schema", None)] == []
+    assert [
+        name
+        for name, key in KEYS.items()
+        if not key.words or not getattr(key.check, "schema", None)
+    ] == []
 
 
 GOOD: list[Any] = [
-    {"backend": {"type": "hf", "model": "embedded", "temperature": 0.5, "stop": ["a"], "device": None}},
-    {"agent": {"id": "a", "backend": {"type": "vllm", "model": "m", "base_url": None, "enable_thinking": True, "top_k": 0}}},
-    {"agents": [{"backend": {"type": "sglang", "model": "m", "extra_body": {"a": 1}}, "system_message": "s"}], "ui": {"display_type": "simple"}},
-    {"backend": {"type": "vllm", "model": "m", "max_model_len": 5, "decode": {"strip_whitespace": True}}},
+    {
+        "backend": {
+            "type": "hf",
+            "model": "embedded",
+            "temperature": 0.5,
+            "stop": ["a"],
+            "device": None,
+        }
+    },
+    {
+        "agent": {
+            "id": "a",
+            "backend": {
+                "type": "vllm",
+                "model": "m",
+                "base_url": None,
+                "enable_thinking": True,
+                "top_k": 0,
+            },
+        }
+    },
+    {
+        "agents": [
+            {
+                "backend": {"type": "sglang", "model": "m", "extra_body": {"a": 1}},
+                "system_message": "s",
+            }
+        ],
+        "ui": {"display_type": "simple"},
+    },
+    {
+        "backend": {
+            "type": "vllm",
+            "model": "m",
+            "max_model_len": 5,
+            "decode": {"strip_whitespace": True},
+        }
+    },
     {"backend": {"type": "hf", "model": "m"}, "ui": None, "id": None, "system_message": None},
     {"backend": {"type": "hf", "model": "m"}, "ui": {"type": "simple", "logging_enabled": None}},
-    {"backend": {"type": "vllm", "model": "m", "fallback_backend": "hf", "fallback_when": ["Timeout", "UnsupportedOption"]}},
-    {"agent": {"backend": {"type": "sglang", "model": "m", "fallback_backend": "vllm_server", "fallback_when": None}}},
-    {"backend": {"type": "openai", "model": "m", "base_url": "HTTPS://h", "api_key": "", "headers": {"X": "y"}, "top_k": -1}},
+    {
+        "backend": {
+            "type": "vllm",
+            "model": "m",
+            "fallback_backend": "hf",
+            "fallback_when": ["Timeout", "UnsupportedOption"],
+        }
+    },
+    {
+        "agent": {
+            "backend": {
+                "type": "sglang",
+                "model": "m",
+                "fallback_backend": "vllm_server",
+                "fallback_when": None,
+            }
+        }
+    },
+    {
+        "backend": {
+            "type": "openai",
+            "model": "m",
+            "base_url": "HTTPS://h",
+            "api_key": "",
+            "headers": {"X": "y"},
+            "top_k": -1,
+        }
+    },
 ]
 BAD: list[Any] = [
     {},
@@ -76,13 +139,30 @@ BAD: list[Any] = [
     {"backend": {"type": "sglang", "model": "m", "top_p": 0}},
     {"backend": {"type": "sglang", "model": "m", "dialect": "french"}},
     {"backend": {"type": "sglang", "model": "m"}, "ui": {"colour": True}},
-    {"backend": {"type": "sglang", "model": "m"}, "ui": {"type": "simple", "display_type": "simple"}},
+    {
+        "backend": {"type": "sglang", "model": "m"},
+        "ui": {"type": "simple", "display_type": "simple"},
+    },
     {"backend": {"type": "gemini", "model": "m"}},
     {"backend": {"type": "hf", "model": "m", "fallback_backend": "hf"}},
     {"backend": {"type": "sglang", "model": "m", "fallback_backend": "openai_server"}},
-    {"backend": {"type": "vllm", "model": "m", "base_url": None, "fallback_backend": "openai_server"}},
+    {
+        "backend": {
+            "type": "vllm",
+            "model": "m",
+            "base_url": None,
+            "fallback_backend": "openai_server",
+        }
+    },
     {"backend": {"type": "hf", "model": "m", "fallback_when": ["Timeout"]}},
-    {"backend": {"type": "hf", "model": "m", "fallback_backend": "vllm", "fallback_when": ["Timeot"]}},
+    {
+        "backend": {
+            "type": "hf",
+            "model": "m",
+            "fallback_backend": "vllm",
+            "fallback_when": ["Timeot"],
+        }
+    },
     {"backend": {"type": None, "model": "m"}},
     {"backend": {"type": "sglang", "model": "m", "dialect": "vllm"}},
     {"agent": {"backend": {"type": "hf", "model": "m"}}, "id": "a"},
@@ -130,7 +210,9 @@ AWKWARD: list[Any] = [
 
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("served", [False, True])
-def test_the_schema_and_the_reader_agree_on_every_key(kind: str, served: bool, checker: Checker) -> None:
+def test_the_schema_and_the_reader_agree_on_every_key(
+    kind: str, served: bool, checker: Checker
+) -> None:
     def taken(check: Checker, values: Any) -> bool:
         try:
             check(values)
@@ -139,10 +221,30 @@ def test_the_schema_and_the_reader_agree_on_every_key(kind: str, served: bool, c
         return True
 
     parted = []
-    fields = () if kind.startswith(("openai", "chat")) else passed_on()  # there the dialect is found by the port
-    for name in (*KEYS, "fallback_backend", "fallback_when", *SERVER_NAMES, *GROUPS, *option_names(), *fields, "bogus"):
+    # there the dialect is found by the port
+    fields = () if kind.startswith(("openai", "chat")) else passed_on()
+    for name in (
+        *KEYS,
+        "fallback_backend",
+        "fallback_when",
+        *SERVER_NAMES,
+        *GROUPS,
+        *option_names(),
+        *fields,
+        "bogus",
+    ):
         for value in AWKWARD:
-            values = {"backend": {"type": kind, "model": "m", **({"base_url": None} if served else {}), name: value}}
-            if name not in ("json_schema", "guided_json") and taken(chat_from, values) != taken(checker, values):  # JSON within a string is beyond a schema
+            values = {
+                "backend": {
+                    "type": kind,
+                    "model": "m",
+                    **({"base_url": None} if served else {}),
+                    name: value,
+                }
+            }
+            # JSON within a string is beyond a schema
+            if name not in ("json_schema", "guided_json") and taken(chat_from, values) != taken(
+                checker, values
+            ):
                 parted.append((name, value))
     assert parted == []

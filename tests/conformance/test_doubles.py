@@ -1,4 +1,6 @@
-"""For each capability an engine that claims it and does not have it: the suite finds it out, and names the capability."""
+"""For each capability an engine that claims it and does not have it: the suite finds it out, and
+names the capability.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,14 @@ FORGOTTEN: dict[str, Any] = {"control_tokens": "allow", "max_new_tokens": 60}
 """What takes the place of an option that is ignored, where that is not its default."""
 
 
-TEMPLATES, BUDGETS = conformance_prompts.the_template_is_used_with_its_variables, conformance_prompts.images_keep_to_the_budget
+TEMPLATES, BUDGETS = (
+    conformance_prompts.the_template_is_used_with_its_variables,
+    conformance_prompts.images_keep_to_the_budget,
+)
 REAL_ONLY: dict[str, conformance.Check] = {
-    **dict.fromkeys(("template", "template_kwargs", "enable_thinking", "add_generation_prompt"), TEMPLATES),
+    **dict.fromkeys(
+        ("template", "template_kwargs", "enable_thinking", "add_generation_prompt"), TEMPLATES
+    ),
     **dict.fromkeys(("min_pixels", "max_pixels", "do_resize"), BUDGETS),
 }
 """Options that take a real template or a real image processor, and their checks."""
@@ -40,9 +47,16 @@ def ignoring(name: str, honest: pg.Route) -> pg.Route:
         for group, kind in GROUPS.items():
             said = getattr(options, group)
             if said is not None and name in {field.name for field in dataclasses.fields(kind)}:
-                return altered(request, options=dataclasses.replace(options, **{group: dataclasses.replace(said, **{name: FORGOTTEN.get(name)})}))
+                return altered(
+                    request,
+                    options=dataclasses.replace(
+                        options, **{group: dataclasses.replace(said, **{name: FORGOTTEN.get(name)})}
+                    ),
+                )
         if name in {field.name for field in dataclasses.fields(options)}:
-            return altered(request, options=dataclasses.replace(options, **{name: FORGOTTEN.get(name)}))
+            return altered(
+                request, options=dataclasses.replace(options, **{name: FORGOTTEN.get(name)})
+            )
         return request
 
     deaf = pg.pure("forget", forget) >> honest
@@ -60,7 +74,9 @@ def complaint(check: conformance.Check, route: pg.Route) -> str:
 
 def found_out(name: str, route: pg.Route) -> bool:
     """Whether the suite names the capability."""
-    return any(re.search(rf"(^| ){name}[:=]", complaint(check, route)) for check in conformance.CHECKS)
+    return any(
+        re.search(rf"(^| ){name}[:=]", complaint(check, route)) for check in conformance.CHECKS
+    )
 
 
 @pytest.mark.parametrize("name", sorted(set(option_names()) - set(REAL_ONLY)))
@@ -83,8 +99,18 @@ def test_an_option_that_a_real_model_ignores_is_found_out(name: str, embedded: p
 
 
 def test_every_option_has_a_value_that_must_be_refused_where_it_is_not_honoured() -> None:
-    carried = {"samples", "use_generation_config", "max_prompt_tokens", "on_overflow", "strip_whitespace", "skip_special_tokens", "max_new_tokens", "stop"}
-    with_others = {"top_logprobs", "continue_final_message"}  # one asks for logprobs too, and the other for an answer to continue
+    carried = {
+        "samples",
+        "use_generation_config",
+        "max_prompt_tokens",
+        "on_overflow",
+        "strip_whitespace",
+        "skip_special_tokens",
+        "max_new_tokens",
+        "stop",
+    }
+    # one asks for logprobs too, and the other for an answer to continue
+    with_others = {"top_logprobs", "continue_final_message"}
     assert set(option_names()) - set(NOT_NEUTRAL) == carried | with_others
 
 
@@ -93,7 +119,10 @@ def blind(model: Any) -> pg.Route:
 
     class Blind(model):  # type: ignore[misc]
         def logits(self, encoded: Encoded, ids: Sequence[int]) -> Any:
-            return super().logits(dataclasses.replace(encoded, prompt=dataclasses.replace(encoded.prompt, images=())), ids)
+            return super().logits(
+                dataclasses.replace(encoded, prompt=dataclasses.replace(encoded.prompt, images=())),
+                ids,
+            )
 
     return pg.route(Blind())
 
@@ -126,10 +155,18 @@ def crowded(model: Any) -> pg.Route:
         def generate(self, inputs: Sequence[Encoded]) -> Any:
             def moved(encoded: Encoded, place: int) -> Encoded:
                 seed = encoded.options.seed
-                return dataclasses.replace(encoded, options=dataclasses.replace(encoded.options, seed=None if seed is None else seed + place))
+                return dataclasses.replace(
+                    encoded,
+                    options=dataclasses.replace(
+                        encoded.options, seed=None if seed is None else seed + place
+                    ),
+                )
 
             made = super().generate([moved(encoded, place) for place, encoded in enumerate(inputs)])
-            return [slot.map(lambda raw, encoded=encoded: dataclasses.replace(raw, encoded=encoded)) for slot, encoded in zip(made, inputs, strict=True)]
+            return [
+                slot.map(lambda raw, encoded=encoded: dataclasses.replace(raw, encoded=encoded))
+                for slot, encoded in zip(made, inputs, strict=True)
+            ]
 
     return pg.route(Crowded())
 
@@ -146,7 +183,13 @@ def unwatched(model: Any) -> pg.Route:
     return pg.route(Unwatched())
 
 
-DOUBLES: dict[str, Callable[[Any], pg.Route]] = {"images": blind, "stream": late, "token_ids": absent, "repeatable": crowded, "watch": unwatched}
+DOUBLES: dict[str, Callable[[Any], pg.Route]] = {
+    "images": blind,
+    "stream": late,
+    "token_ids": absent,
+    "repeatable": crowded,
+    "watch": unwatched,
+}
 
 
 @pytest.mark.parametrize("name", DOUBLES)
@@ -183,7 +226,9 @@ def test_an_engine_that_mixes_up_the_rows_that_it_is_fed_is_found_out(model: Any
 
         def step(self) -> Any:
             ended = super().step()
-            return list(zip([row for row, _ in ended], [slot for _, slot in reversed(ended)], strict=True))
+            return list(
+                zip([row for row, _ in ended], [slot for _, slot in reversed(ended)], strict=True)
+            )
 
     class Fed(model):  # type: ignore[misc]
         in_flight = 4
@@ -201,8 +246,16 @@ def test_an_engine_that_runs_on_past_the_end_is_found_out(name: str, model: Any)
         """Generates on; pipegen cuts what is too much, so the results are right."""
 
         def _made(self, encoded: Encoded) -> Any:
-            forgotten = {"stop": pg.StopOptions(ignore_eos=True)} if name != "max_new_tokens" else {"max_new_tokens": 200}
-            made = super()._made(dataclasses.replace(encoded, options=dataclasses.replace(encoded.options, **forgotten)))
+            forgotten = (
+                {"stop": pg.StopOptions(ignore_eos=True)}
+                if name != "max_new_tokens"
+                else {"max_new_tokens": 200}
+            )
+            made = super()._made(
+                dataclasses.replace(
+                    encoded, options=dataclasses.replace(encoded.options, **forgotten)
+                )
+            )
 
             def told(raw: Raw) -> Raw:
                 return dataclasses.replace(raw, encoded=encoded)
@@ -225,5 +278,12 @@ def greedy_only(model: Any) -> pg.Route:
 
 def test_an_engine_that_is_always_greedy_fails_wherever_it_claims_more(model: Any) -> None:
     found = "\n".join(complaint(check, greedy_only(model)) for check in conformance.CHECKS)
-    for name in ("temperature", "seed", "samples", "repetition_penalty", "min_new_tokens", "template"):
+    for name in (
+        "temperature",
+        "seed",
+        "samples",
+        "repetition_penalty",
+        "min_new_tokens",
+        "template",
+    ):
         assert re.search(rf"^{name}:", found, re.MULTILINE), name

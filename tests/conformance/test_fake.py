@@ -1,4 +1,6 @@
-"""The conformance suite over the scripted engine: the suite itself is held up by this, and must fail where an engine breaks a promise."""
+"""The conformance suite over the scripted engine: the suite itself is held up by this, and must
+fail where an engine breaks a promise.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ def talk(encoded: Encoded) -> Sequence[int]:
     ids = FakeEngine("").tokenizer.encode("".join(words[byte % 8] for byte in digest))
     banned = set(options.stop.stop_token_ids or ()) if options.stop else set()
     least = options.min_new_tokens or 0
-    return [(token_id if token_id not in banned or step >= least else 45) for step, token_id in enumerate(ids)]
+    return [
+        (token_id if token_id not in banned or step >= least else 45)
+        for step, token_id in enumerate(ids)
+    ]
 
 
 class TalkingEngine(FakeEngine):
@@ -38,7 +43,14 @@ class TalkingEngine(FakeEngine):
 
         def told(raw: Raw) -> Raw:
             top = encoded.options.top_logprobs or 0
-            entries = (TokenLogprob(token_id=token_id, logprob=-0.25, top=((token_id, -0.25), (0, -1.0), (1, -2.0))[:top]) for token_id in raw.token_ids)
+            entries = (
+                TokenLogprob(
+                    token_id=token_id,
+                    logprob=-0.25,
+                    top=((token_id, -0.25), (0, -1.0), (1, -2.0))[:top],
+                )
+                for token_id in raw.token_ids
+            )
             return dataclasses.replace(raw, logprobs=tuple(entries))
 
         return slot.map(told)
@@ -50,8 +62,21 @@ def test_an_engine_that_keeps_its_promises_passes(check: conformance.Check, mode
 
 
 @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
-def test_an_engine_of_few_capabilities_passes_by_refusing(check: conformance.Check, model: Any) -> None:
-    honours = frozenset({"token_ids", "temperature", "stop", "stop_token_ids", "ignore_eos", "enable_thinking", "control_tokens", "add_generation_prompt"})
+def test_an_engine_of_few_capabilities_passes_by_refusing(
+    check: conformance.Check, model: Any
+) -> None:
+    honours = frozenset(
+        {
+            "token_ids",
+            "temperature",
+            "stop",
+            "stop_token_ids",
+            "ignore_eos",
+            "enable_thinking",
+            "control_tokens",
+            "add_generation_prompt",
+        }
+    )
     check(pg.route(model(honours)))
 
 
@@ -66,7 +91,9 @@ class Formal(TalkingEngine):
         if form is None or form == pg.StructuredOptions():
             return super()._made(encoded)
         text = "no way" if form.choice else "aba-09xy" if form.regex else '"yes"'
-        return Success(Raw(encoded=encoded, token_ids=(*self.tokenizer.encode(text), self.eos_token_ids[0])))
+        return Success(
+            Raw(encoded=encoded, token_ids=(*self.tokenizer.encode(text), self.eos_token_ids[0]))
+        )
 
 
 def test_an_engine_that_forms_its_answers_passes() -> None:
@@ -87,7 +114,14 @@ class Masked(Formal):
         return (
             super()
             ._made(encoded)
-            .map(lambda raw: dataclasses.replace(raw, logprobs=tuple(TokenLogprob(token_id=token_id, logprob=0.0) for token_id in raw.token_ids)))
+            .map(
+                lambda raw: dataclasses.replace(
+                    raw,
+                    logprobs=tuple(
+                        TokenLogprob(token_id=token_id, logprob=0.0) for token_id in raw.token_ids
+                    ),
+                )
+            )
         )
 
 
@@ -98,7 +132,11 @@ class Contagious(Formal):
         slots = super().generate(inputs)
         formed = any(encoded.options.structured is not None for encoded in inputs)
         return [
-            slot.map(lambda raw: dataclasses.replace(raw, token_ids=raw.token_ids[1:])) if formed and encoded.options.structured is None else slot
+            (
+                slot.map(lambda raw: dataclasses.replace(raw, token_ids=raw.token_ids[1:]))
+                if formed and encoded.options.structured is None
+                else slot
+            )
             for encoded, slot in zip(inputs, slots, strict=True)
         ]
 
@@ -108,7 +146,15 @@ class Drifting(TalkingEngine):
 
     def _made(self, encoded: Encoded) -> Any:
         self.turn = getattr(self, "turn", 0) + 1
-        return super()._made(encoded).map(lambda raw: dataclasses.replace(raw, token_ids=raw.token_ids[self.turn % 5 :], logprobs=None))
+        return (
+            super()
+            ._made(encoded)
+            .map(
+                lambda raw: dataclasses.replace(
+                    raw, token_ids=raw.token_ids[self.turn % 5 :], logprobs=None
+                )
+            )
+        )
 
 
 class Crowded(TalkingEngine):
@@ -116,7 +162,12 @@ class Crowded(TalkingEngine):
 
     def generate(self, inputs: Sequence[Encoded]) -> Any:
         slots = super().generate(inputs)
-        return [slot.map(lambda raw: dataclasses.replace(raw, token_ids=raw.token_ids[len(inputs) - 1 :])) for slot in slots]
+        return [
+            slot.map(
+                lambda raw: dataclasses.replace(raw, token_ids=raw.token_ids[len(inputs) - 1 :])
+            )
+            for slot in slots
+        ]
 
 
 class Reversed(TalkingEngine):
@@ -124,7 +175,10 @@ class Reversed(TalkingEngine):
 
     def generate(self, inputs: Sequence[Encoded]) -> Any:
         made = [slot.unwrap() for slot in super().generate(inputs)]
-        return [Success(dataclasses.replace(raw, encoded=encoded)) for raw, encoded in zip(made[::-1], inputs, strict=True)]
+        return [
+            Success(dataclasses.replace(raw, encoded=encoded))
+            for raw, encoded in zip(made[::-1], inputs, strict=True)
+        ]
 
 
 class Stuttering(TalkingEngine):
@@ -150,10 +204,13 @@ class Stuttering(TalkingEngine):
         (Masked, conformance.logprobs_beside_a_form_are_the_models_own),
     ],
 )
-def test_an_engine_that_breaks_a_promise_is_found_out(broken: type[TalkingEngine], check: conformance.Check) -> None:
+def test_an_engine_that_breaks_a_promise_is_found_out(
+    broken: type[TalkingEngine], check: conformance.Check
+) -> None:
     script = (lambda encoded: [*talk(encoded)][:24]) if broken is not TalkingEngine else talk
     engine = broken(script)
     if broken is TalkingEngine:
-        engine._made = lambda encoded: FakeEngine._made(engine, encoded)  # type: ignore[method-assign]  # forgets the logprobs
+        # forgets the logprobs
+        engine._made = lambda encoded: FakeEngine._made(engine, encoded)  # type: ignore[method-assign]
     with pytest.raises((AssertionError, pg.ContractError)):
         check(pg.route(engine))

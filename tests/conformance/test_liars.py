@@ -1,4 +1,6 @@
-"""Engines that are right in the plain case and lie beside it: the suite finds each, and names the option."""
+"""Engines that are right in the plain case and lie beside it: the suite finds each, and names the
+option.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def first_stop_only(model: Any) -> Any:
 
         def _made(self, encoded: Encoded) -> Any:
             stop = encoded.options.stop
-            seen = with_options(encoded, stop=dataclasses.replace(stop, stop_token_ids=stop.stop_token_ids[:1]))
+            seen = with_options(
+                encoded, stop=dataclasses.replace(stop, stop_token_ids=stop.stop_token_ids[:1])
+            )
             return answered(encoded, super()._made(seen))
 
     return FirstStop()
@@ -40,7 +44,10 @@ def one_kind_of_stop(model: Any) -> Any:
 
         def _made(self, encoded: Encoded) -> Any:
             stop = encoded.options.stop
-            seen = with_options(encoded, stop=dataclasses.replace(stop, stop=() if stop.stop_token_ids else stop.stop))
+            seen = with_options(
+                encoded,
+                stop=dataclasses.replace(stop, stop=() if stop.stop_token_ids else stop.stop),
+            )
             return answered(encoded, super()._made(seen))
 
     return OneKind()
@@ -52,8 +59,15 @@ def logprobs_of_the_likeliest(model: Any) -> Any:
 
         def _made(self, encoded: Encoded) -> Any:
             def lied(raw: Any) -> Any:
-                best = [dataclasses.replace(entry, logprob=entry.top[0][1] if entry.top else entry.logprob) for entry in raw.logprobs or ()]
-                return dataclasses.replace(raw, logprobs=tuple(best) if raw.logprobs is not None else None)
+                best = [
+                    dataclasses.replace(
+                        entry, logprob=entry.top[0][1] if entry.top else entry.logprob
+                    )
+                    for entry in raw.logprobs or ()
+                ]
+                return dataclasses.replace(
+                    raw, logprobs=tuple(best) if raw.logprobs is not None else None
+                )
 
             return super()._made(encoded).map(lied)
 
@@ -65,7 +79,11 @@ def zero_is_no_seed(model: Any) -> Any:
         """Takes a seed of 0 for none."""
 
         def chosen(self, encoded: Encoded, ids: Sequence[int], logits: Mapping[int, float]) -> int:
-            return int(super().chosen(with_options(encoded, seed=encoded.options.seed or None), ids, logits))
+            return int(
+                super().chosen(
+                    with_options(encoded, seed=encoded.options.seed or None), ids, logits
+                )
+            )
 
     return Falsy()
 
@@ -76,7 +94,11 @@ def short_seed(model: Any) -> Any:
 
         def chosen(self, encoded: Encoded, ids: Sequence[int], logits: Mapping[int, float]) -> int:
             seed = encoded.options.seed
-            return int(super().chosen(with_options(encoded, seed=None if seed is None else seed % 2**31), ids, logits))
+            return int(
+                super().chosen(
+                    with_options(encoded, seed=None if seed is None else seed % 2**31), ids, logits
+                )
+            )
 
     return Short()
 
@@ -99,7 +121,9 @@ def logprobs_of_the_first_row(model: Any) -> Any:
         def generate(self, inputs: Sequence[Encoded]) -> Any:
             def like_the_first(encoded: Encoded) -> Encoded:
                 first = inputs[0].options
-                return with_options(encoded, logprobs=first.logprobs, top_logprobs=first.top_logprobs)
+                return with_options(
+                    encoded, logprobs=first.logprobs, top_logprobs=first.top_logprobs
+                )
 
             made = super().generate([like_the_first(encoded) for encoded in inputs])
             return [answered(encoded, slot) for encoded, slot in zip(inputs, made, strict=True)]

@@ -31,7 +31,10 @@ def raised_by(pipe: Any, *values: Any) -> StageNote:
 
 def test_the_note_names_the_stage_and_the_slot() -> None:
     found = raised_by(pg.pure("first", first_letter), "a", "")
-    assert found == "raised by the stage 'first' at slot 1 of the batch; pg.each('first', ..., catch=(IndexError,)) fails such a request alone"
+    assert (
+        found == "raised by the stage 'first' at slot 1 of the batch; pg.each('first', ...,"
+        " catch=(IndexError,)) fails such a request alone"
+    )
     assert (found.stage, found.internal, found.row) == ("first", False, 1)
 
 
@@ -43,15 +46,25 @@ def no_next_route(error: Exception) -> bool:
     return bool(next(iter([])))
 
 
-def test_a_stage_without_a_next_value_is_named_though_no_generator_lets_its_exception_through() -> None:
+def test_a_stage_without_a_next_value_is_named_though_no_generator_lets_its_exception_through() -> (
+    None
+):
     own = pg.pure("own", no_next)
     failing: Any = pg.each("fails", lambda text: Failure(pg.Timeout("slow")))
-    for pipe, stage in ((own, "own"), (pg.pure("same", str) >> own, "own"), (pg.fallback(failing, own, when=no_next_route), "when of fallback(fails, own)")):
-        with pytest.raises(RuntimeError, match="StopIteration was raised: there was no next one") as caught:
+    for pipe, stage in (
+        (own, "own"),
+        (pg.pure("same", str) >> own, "own"),
+        (pg.fallback(failing, own, when=no_next_route), "when of fallback(fails, own)"),
+    ):
+        with pytest.raises(
+            RuntimeError, match="StopIteration was raised: there was no next one"
+        ) as caught:
             pipe.apply((Success("a"),))
         assert isinstance(caught.value.__cause__, StopIteration)
         assert note(caught.value).stage == stage
-    (failed,) = pg.each("own", lambda text: Success(no_next(text)), catch=(StopIteration,)).apply((Success("a"),))
+    (failed,) = pg.each("own", lambda text: Success(no_next(text)), catch=(StopIteration,)).apply(
+        (Success("a"),)
+    )
     assert isinstance(failed.failure(), pg.StageFailed)
     assert raised_by(own, "a").catch == "StopIteration"
 
@@ -65,16 +78,24 @@ def test_an_exception_of_a_stage_keeps_its_context() -> None:
 
     with pytest.raises(KeyError) as caught:
         pg.pure("own", own).apply((Success("a"),))
-    assert isinstance(caught.value.__context__, StopIteration) and not caught.value.__suppress_context__
+    assert (
+        isinstance(caught.value.__context__, StopIteration)
+        and not caught.value.__suppress_context__
+    )
 
 
 def test_among_several_stages_the_one_that_raised_is_named() -> None:
-    pipe = pg.pure("same", lambda text: text) >> pg.pure("first", first_letter) >> pg.pure("upper", str.upper)
+    pipe = (
+        pg.pure("same", lambda text: text)
+        >> pg.pure("first", first_letter)
+        >> pg.pure("upper", str.upper)
+    )
     assert (raised_by(pipe, "a", "b", "").stage, raised_by(pipe, "").row) == ("first", 0)
 
 
 def test_a_broken_promise_has_no_exception_to_catch() -> None:
-    found = raised_by(pg.each("none", lambda text: None), "a")  # type: ignore[arg-type,return-value]  # the very mistake
+    # the very mistake
+    found = raised_by(pg.each("none", lambda text: None), "a")  # type: ignore[arg-type,return-value]
     assert found == "raised by the stage 'none' at slot 0 of the batch"
 
 
@@ -116,32 +137,49 @@ def test_a_stage_of_a_whole_batch_is_named_too(steps: Any, words: str, joined: b
     for texts in (("a",), ("a", "b")):
         with pytest.raises(Exception, match=words) as caught:
             pipe.apply(tuple(map(Success, texts)))
-        assert note(caught.value) == f"raised by the stage 'own' at {'slot 0 of the batch' if len(texts) == 1 else 'the batch'}"
+        assert (
+            note(caught.value) == "raised by the stage 'own' at"
+            f" {'slot 0 of the batch' if len(texts) == 1 else 'the batch'}"
+        )
 
 
-def test_a_stage_that_is_given_what_it_does_not_take_is_the_fault_of_who_put_the_pipe_together() -> None:
+def test_a_stage_that_is_given_what_it_does_not_take_is_the_fault_of_who_put_the_pipe_together() -> (
+    None
+):
     for stage in (pg.stages.decode(FakeEngine("a")), pg.stages.render(FakeEngine("a"))):
         found = raised_by(pg.pure("same", lambda text: text) >> stage, "a", "b")
         assert (found.stage, found.internal, found.row) == (stage.name, False, 0)
 
 
 def test_within_a_fallback_the_slot_is_that_of_the_whole_batch() -> None:
-    slow: Any = pg.each("slow", lambda text: Success(text) if text == "a" else Failure(pg.Timeout("slow")))
-    assert (found := raised_by(pg.fallback(slow, pg.pure("first", first_letter), when=pg.Timeout), "a", "b", "")).stage == "first"
+    slow: Any = pg.each(
+        "slow", lambda text: Success(text) if text == "a" else Failure(pg.Timeout("slow"))
+    )
+    assert (
+        found := raised_by(
+            pg.fallback(slow, pg.pure("first", first_letter), when=pg.Timeout), "a", "b", ""
+        )
+    ).stage == "first"
     assert found.row == 2
-    assert raised_by(pg.fallback(pg.pure("first", first_letter), slow, when=pg.Timeout), "a", "").row == 1
+    assert (
+        raised_by(pg.fallback(pg.pure("first", first_letter), slow, when=pg.Timeout), "a", "").row
+        == 1
+    )
 
 
 def test_a_function_that_says_when_to_fall_back_is_named() -> None:
     slow: Any = pg.each("slow", lambda text: Failure(pg.Timeout("slow")))
-    found = raised_by(pg.fallback(slow, slow, when=lambda error: error.retry_after > 1), "a")  # type: ignore[attr-defined]  # the bug
+    # the bug
+    found = raised_by(pg.fallback(slow, slow, when=lambda error: error.retry_after > 1), "a")  # type: ignore[attr-defined]
     assert (found.stage, found.internal, found.row) == ("when of fallback(slow, slow)", False, 0)
 
 
 def test_of_a_stage_that_runs_a_pipe_of_its_own_both_are_named() -> None:
     inner = pg.pure("inner", first_letter)
     with pytest.raises(IndexError) as caught:
-        pg.pure("outer", lambda text: inner.apply((Success(text),))).apply((Success("a"), Success("")))
+        pg.pure("outer", lambda text: inner.apply((Success(text),))).apply(
+            (Success("a"), Success(""))
+        )
     assert [(one.stage, one.row) for one in caught.value.__notes__] == [("inner", 0), ("outer", 1)]
     assert note(caught.value).stage == "outer"
 
@@ -195,15 +233,33 @@ def test_an_exception_that_takes_no_attributes_gets_the_note_too() -> None:
 def test_a_note_travels_with_its_exception() -> None:
     bug = KeyError("objects")
     bug.add_note("of the user's")
-    blamed(bug, StageNote("boxes", internal=False, catch="KeyError", row=3, request="request 3 ('Hi')"))
+    blamed(
+        bug, StageNote("boxes", internal=False, catch="KeyError", row=3, request="request 3 ('Hi')")
+    )
     again = note(pickle.loads(pickle.dumps(bug)))
     assert again == note(bug)
-    assert (again.stage, again.internal, again.catch, again.row, again.request) == ("boxes", False, "KeyError", 3, "request 3 ('Hi')")
+    assert (again.stage, again.internal, again.catch, again.row, again.request) == (
+        "boxes",
+        False,
+        "KeyError",
+        3,
+        "request 3 ('Hi')",
+    )
 
 
 def test_every_stage_that_pipegen_makes_is_its_own() -> None:
     tokens = pg.route(FakeEngine("a"))
-    pipes: list[Any] = [tokens, tokens.with_options({"seed": 1}), pg.scoring(tokens), pg.watched(tokens, print), pg.samples(tokens)]
+    pipes: list[Any] = [
+        tokens,
+        tokens.with_options({"seed": 1}),
+        pg.scoring(tokens),
+        pg.watched(tokens, print),
+        pg.samples(tokens),
+    ]
     for pipe in (*pipes, pg.fallback(tokens, tokens, when=pg.Timeout), call(FakeEngine("a"))):
         assert [part.name for part in pipe.parts if not part.internal] == []
-    assert [part.name for part in tokens.insert(pg.pure("own", str), after="trim").parts if not part.internal] == ["own"]
+    assert [
+        part.name
+        for part in tokens.insert(pg.pure("own", str), after="trim").parts
+        if not part.internal
+    ] == ["own"]

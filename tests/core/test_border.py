@@ -15,15 +15,29 @@ def fails(raised: BaseException, **how: object) -> PluginFailed:
     def work() -> None:
         raise raised
 
-    return guard(work, lambda seen: PluginFailed(seen.words, incident=seen.incident), **how).failure()  # type: ignore[arg-type]
+    return guard(
+        work, lambda seen: PluginFailed(seen.words, incident=seen.incident), **how
+    ).failure()  # type: ignore[arg-type]
 
 
 def test_what_works_comes_through() -> None:
     assert guard(lambda: 3, lambda seen: PluginFailed(seen.words)) == Success(3)
 
 
-@pytest.mark.parametrize("kind", [ValueError, MemoryError, RecursionError, StopIteration, AssertionError, type("Own", (Exception,), {})])
-def test_any_exception_becomes_a_typed_error_with_its_traceback_in_the_log(kind: type[Exception], caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [
+        ValueError,
+        MemoryError,
+        RecursionError,
+        StopIteration,
+        AssertionError,
+        type("Own", (Exception,), {}),
+    ],
+)
+def test_any_exception_becomes_a_typed_error_with_its_traceback_in_the_log(
+    kind: type[Exception], caplog: pytest.LogCaptureFixture
+) -> None:
     error = fails(kind("because"))
     assert error.message == f"{kind.__name__}: because"
     (record,) = caplog.records

@@ -15,7 +15,9 @@ from pipegen.testing.fake import FakeEngine
 
 
 def chat(text: str, **options: Any) -> pg.TextGenerationRequest:
-    return pg.TextGenerationRequest(messages=[{"role": "user", "content": text}], options=pg.GenerationOptions(**options))
+    return pg.TextGenerationRequest(
+        messages=[{"role": "user", "content": text}], options=pg.GenerationOptions(**options)
+    )
 
 
 def test_an_empty_batch_calls_no_engine() -> None:  # B3
@@ -27,7 +29,9 @@ def test_an_empty_batch_calls_no_engine() -> None:  # B3
 def test_plain_data_records_and_slots_may_be_mixed_and_bad_ones_fail_in_their_slot() -> None:
     engine = FakeEngine("ok")
     gone = Failure(pg.InvalidRequest("line 3 is not JSON"))
-    slots = pg.run(pg.route(engine), [chat("a"), {"prompt": "b"}, gone, Success(chat("c")), {"messages": []}])
+    slots = pg.run(
+        pg.route(engine), [chat("a"), {"prompt": "b"}, gone, Success(chat("c")), {"messages": []}]
+    )
     assert [pg.is_ok(slot) for slot in slots] == [True, True, False, True, False]
     assert slots[2] is gone
     assert len(engine.calls) == 1
@@ -36,14 +40,22 @@ def test_plain_data_records_and_slots_may_be_mixed_and_bad_ones_fail_in_their_sl
 
 def test_the_requests_own_options_win_over_those_of_the_run() -> None:  # B8
     engine = FakeEngine("one two three")
-    slots = pg.run(pg.route(engine), [chat("a"), chat("a", max_new_tokens=2)], pg.GenerationOptions(max_new_tokens=5, seed=1))
+    slots = pg.run(
+        pg.route(engine),
+        [chat("a"), chat("a", max_new_tokens=2)],
+        pg.GenerationOptions(max_new_tokens=5, seed=1),
+    )
     assert [slot.unwrap().completion_tokens for slot in slots] == [5, 2]
     assert [slot.unwrap().options.seed for slot in slots] == [1, 1]
 
 
 def test_options_that_contradict_each_other_only_when_merged_fail_that_slot() -> None:
     engine = FakeEngine("a")
-    slots = pg.run(pg.route(engine), [chat("a", min_new_tokens=9), chat("a")], pg.GenerationOptions(max_new_tokens=5))
+    slots = pg.run(
+        pg.route(engine),
+        [chat("a", min_new_tokens=9), chat("a")],
+        pg.GenerationOptions(max_new_tokens=5),
+    )
     assert isinstance(slots[0].failure(), pg.InvalidRequest)
     assert pg.is_ok(slots[1])
     alone = pg.run(pg.route(engine), [chat("a", min_new_tokens=600)])[0].failure()
@@ -66,14 +78,22 @@ def test_imap_holds_no_more_than_it_may() -> None:
 
 
 def test_keys_come_back_with_their_slots_failed_ones_too() -> None:
-    asked: list[tuple[Any, Any]] = [(("a", 1), chat("a")), (("a", 1), {"messages": []}), (None, chat("b"))]
+    asked: list[tuple[Any, Any]] = [
+        (("a", 1), chat("a")),
+        (("a", 1), {"messages": []}),
+        (None, chat("b")),
+    ]
 
     async def collect() -> list[Any]:
-        return [pair async for pair in pg.aimap_keyed(pg.route(FakeEngine("x")), asked, in_flight=2)]
+        return [
+            pair async for pair in pg.aimap_keyed(pg.route(FakeEngine("x")), asked, in_flight=2)
+        ]
 
     pairs = list(pg.imap_keyed(pg.route(FakeEngine("x")), asked, in_flight=2))
     assert [key for key, _ in pairs] == [("a", 1), ("a", 1), None]
-    assert [slot for _, slot in pairs] == list(pg.run(pg.route(FakeEngine("x")), [request for _, request in asked]))
+    assert [slot for _, slot in pairs] == list(
+        pg.run(pg.route(FakeEngine("x")), [request for _, request in asked])
+    )
     assert [pg.is_ok(slot) for _, slot in pairs] == [True, False, True]
     assert asyncio.run(collect()) == pairs
 
@@ -104,9 +124,14 @@ def test_an_asynchronous_engine_is_awaited() -> None:
 
 
 def test_a_call_that_failed_as_a_whole_is_one_incident_in_every_slot_sync_and_async() -> None:
-    fault = pg.CallFailed(pg.BackendFailed("engine died", backend="fake", scope="batch", incident="i-1"))
+    fault = pg.CallFailed(
+        pg.BackendFailed("engine died", backend="fake", scope="batch", incident="i-1")
+    )
     route = pg.route(FakeEngine("a", fault=fault))
-    for slots in (pg.run(route, [chat("a"), chat("b")]), asyncio.run(pg.arun(route, [chat("a"), chat("b")]))):
+    for slots in (
+        pg.run(route, [chat("a"), chat("b")]),
+        asyncio.run(pg.arun(route, [chat("a"), chat("b")])),
+    ):
         assert [slot.failure().incident for slot in slots] == ["i-1", "i-1"]  # type: ignore[attr-defined]
 
 
@@ -127,7 +152,9 @@ def test_images_are_read_at_the_edge_and_a_missing_one_fails_its_slot(tmp_path: 
     good = pg.VlmGenerationRequest(prompt="x", images=[tmp_path / "a.png"])
     bad = pg.VlmGenerationRequest(prompt="x", images=[tmp_path / "b.png"])
     batch = prepare_batch([good, bad])
-    assert batch[0].unwrap().sources == (pg.ImageSource(data=b"image", max_pixels=pg.ImagePolicy().max_source_pixels),)
+    assert batch[0].unwrap().sources == (
+        pg.ImageSource(data=b"image", max_pixels=pg.ImagePolicy().max_source_pixels),
+    )
     assert isinstance(batch[1].failure(), pg.BadImage)
 
 
@@ -135,8 +162,18 @@ def test_the_facade_runs_the_route_and_releases_it() -> None:
     engine = FakeEngine("a")
     with pg.GenerationEngine(pg.route(engine)) as facade:
         assert facade.generate_text_batch([chat("x")])[0].unwrap().text == "a"
-        assert facade.generate_vlm_batch([pg.VlmGenerationRequest(prompt="x", images=[b"i"])])[0].unwrap().text == "a"
-        mixed = [chat("x"), {"prompt": "x"}, pg.VlmGenerationRequest(prompt="x", images=[b"i"]), pg.VlmGenerationRequest(prompt="x", images=[])]
+        assert (
+            facade.generate_vlm_batch([pg.VlmGenerationRequest(prompt="x", images=[b"i"])])[0]
+            .unwrap()
+            .text
+            == "a"
+        )
+        mixed = [
+            chat("x"),
+            {"prompt": "x"},
+            pg.VlmGenerationRequest(prompt="x", images=[b"i"]),
+            pg.VlmGenerationRequest(prompt="x", images=[]),
+        ]
         for generate in (facade.generate_text_batch, facade.generate_vlm_batch):
             assert [slot.unwrap().text for slot in generate(mixed)] == ["a"] * 4
     assert engine.closed == 1

@@ -18,11 +18,17 @@ from pipegen.core.calls import Steps
 from pipegen.core.pipe import Pipe, each, identity
 from pipegen.core.slots import live, live_rows, refill
 
-ALL = [kind for name in errors.__all__ if isinstance(kind := getattr(errors, name), type) and issubclass(kind, pg.GenerationError)]
+ALL = [
+    kind
+    for name in errors.__all__
+    if isinstance(kind := getattr(errors, name), type) and issubclass(kind, pg.GenerationError)
+]
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_every_error_is_a_frozen_picklable_record_with_a_hint(kind: type[pg.GenerationError]) -> None:
+def test_every_error_is_a_frozen_picklable_record_with_a_hint(
+    kind: type[pg.GenerationError],
+) -> None:
     error = kind(message="seen", earlier=(pg.Timeout("slow"),))
     assert pickle.loads(pickle.dumps(error)) == error  # our own bytes
     assert hash(error) == hash(kind(message="seen", earlier=(pg.Timeout("slow"),)))
@@ -69,15 +75,28 @@ def test_the_set_of_errors_is_closed() -> None:
         "BackendFailed", "BadImage", "GenerationError", "InternalError", "InvalidRequest", "MalformedResponse", "PluginFailed", "PromptTooLong", "RateLimited",
         "StageFailed", "TemplateFailed", "Timeout", "UnsupportedMultimodal", "UnsupportedOption", "UnsupportedPlugin",
     ]  # fmt: skip
-    assert {kind.__name__ for kind in ALL if kind.retryable} == {"BackendFailed", "RateLimited", "Timeout"}
+    assert {kind.__name__ for kind in ALL if kind.retryable} == {
+        "BackendFailed",
+        "RateLimited",
+        "Timeout",
+    }
 
 
 def test_errors_describe_themselves_where_no_message_is_given() -> None:
     assert pg.PromptTooLong(10, 4).message == "the prompt has 10 tokens; the limit is 4"
-    assert pg.PromptTooLong(300).message == "the prompt, which has 300 tokens, is longer than the model takes"
-    assert pg.PromptTooLong(limit=256).message == "the prompt is longer than the model takes; the limit is 256 tokens"
+    assert (
+        pg.PromptTooLong(300).message
+        == "the prompt, which has 300 tokens, is longer than the model takes"
+    )
+    assert (
+        pg.PromptTooLong(limit=256).message
+        == "the prompt is longer than the model takes; the limit is 256 tokens"
+    )
     assert pg.PromptTooLong().message == "the prompt is longer than the model takes"
-    assert [pg.PromptTooLong(*counts).hint.startswith("shorten the prompt, lower") for counts in ((), (300,), (300, 256))] == [True, True, False]
+    assert [
+        pg.PromptTooLong(*counts).hint.startswith("shorten the prompt, lower")
+        for counts in ((), (300,), (300, 256))
+    ] == [True, True, False]
     assert pg.BadImage(2).message == "image 2 cannot be used"
     assert pg.Timeout().message == "Timeout"
 
@@ -87,11 +106,17 @@ def test_an_error_that_no_log_holds_hints_at_none() -> None:
         "see the engine's own log; the request can be sent again",
         "look for the incident in the log; the request can be sent again",
     ]
-    assert pg.BackendFailed("no key", lasting=True).hint == "correct the setting that the message names"
+    assert (
+        pg.BackendFailed("no key", lasting=True).hint
+        == "correct the setting that the message names"
+    )
 
 
 def test_history_is_kept_oldest_first() -> None:
-    assert [error.message for error in pg.Timeout("c", earlier=(pg.Timeout("b"),)).after((pg.Timeout("a"),)).earlier] == ["a", "b"]
+    assert [
+        error.message
+        for error in pg.Timeout("c", earlier=(pg.Timeout("b"),)).after((pg.Timeout("a"),)).earlier
+    ] == ["a", "b"]
 
 
 class TooFew(pg.GenerationError):
@@ -106,7 +131,11 @@ def test_an_error_of_your_own_travels_as_those_of_pipegen_do() -> None:
     for other in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
         assert (type(other), other) == (TooFew, error)
     always = pg.each("few", lambda text: Failure(TooFew(len(text))))
-    last = pg.fallback(always, pg.fallback(always, always, when=TooFew), when=TooFew).apply((Success("abc"),))[0].failure()
+    last = (
+        pg.fallback(always, pg.fallback(always, always, when=TooFew), when=TooFew)
+        .apply((Success("abc"),))[0]
+        .failure()
+    )
     assert (last.message, last.earlier) == ("3 are too few", (error, error))
 
 
@@ -126,7 +155,9 @@ def test_an_error_that_a_stage_raises_is_its_rows_own_where_it_is_listed() -> No
 
 def test_a_whole_call_fails_with_an_error_of_pipegen_alone() -> None:
     for wrong in ("no memory", ValueError("no memory"), pg.Timeout):
-        with pytest.raises(TypeError, match="CallFailed takes a GenerationError, such as BackendFailed"):
+        with pytest.raises(
+            TypeError, match="CallFailed takes a GenerationError, such as BackendFailed"
+        ):
             pg.CallFailed(wrong)  # type: ignore[arg-type]  # that is the mistake
 
 
@@ -170,14 +201,21 @@ def test_a_joined_pipe_is_named_after_its_parts() -> None:
 def test_a_pipe_keeps_text_only_if_all_its_parts_say_so() -> None:
     keeps, changes = pg.pure("keeps", str, keeps_text=True), pg.pure("changes", str)
     assert [keeps.keeps_text, changes.keeps_text, identity().keeps_text] == [True, False, True]
-    assert [(a >> b).keeps_text for a, b in ((keeps, keeps), (keeps, changes), (changes, keeps))] == [True, False, False]
+    assert [
+        (a >> b).keeps_text for a, b in ((keeps, keeps), (keeps, changes), (changes, keeps))
+    ] == [True, False, False]
     routes = ((keeps, keeps), (keeps, changes), (changes, keeps))
-    assert [pg.fallback(a, b, when=pg.Timeout).keeps_text for a, b in routes] == [True, False, False]
+    assert [pg.fallback(a, b, when=pg.Timeout).keeps_text for a, b in routes] == [
+        True,
+        False,
+        False,
+    ]
 
 
 def test_a_stage_gives_back_a_slot() -> None:
     with pytest.raises(pg.ContractError, match="returned int, not a Result"):
-        each("number", lambda n: 3).apply((Success(1),))  # type: ignore[arg-type,return-value]  # the very mistake
+        # the very mistake
+        each("number", lambda n: 3).apply((Success(1),))  # type: ignore[arg-type,return-value]
 
 
 def test_fallback_checks_that_the_first_route_keeps_the_length() -> None:

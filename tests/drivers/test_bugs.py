@@ -1,4 +1,6 @@
-"""A bug in a stage of the user's: it raises with the names of stage and request, or, where bugs are isolated, fails its request alone."""
+"""A bug in a stage of the user's: it raises with the names of stage and request, or, where bugs are
+isolated, fails its request alone.
+"""
 
 import asyncio
 import json
@@ -19,7 +21,9 @@ def answered(encoded: Any) -> str:
 
 
 def boxes() -> Any:
-    return pg.route(FakeEngine(answered)) >> pg.each("boxes", lambda r: pg.Success(json.loads(r.text)["objects"]))
+    return pg.route(FakeEngine(answered)) >> pg.each(
+        "boxes", lambda r: pg.Success(json.loads(r.text)["objects"])
+    )
 
 
 async def listed(items: Any) -> list[Any]:
@@ -43,10 +47,26 @@ PROMPTS: Any = {
     "prompt": ({"prompt": "bad"}, "request 2 ('bad')"),
     "long prompt": ({"prompt": "bad" * 100}, f"request 2 ('{'bad' * 20}...')"),
     "messages": (
-        {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "bad"}, {"role": "assistant", "content": "?"}]},
+        {
+            "messages": [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": "bad"},
+                {"role": "assistant", "content": "?"},
+            ]
+        },
         "request 2 ('bad')",
     ),
-    "parts": ({"messages": [{"role": "user", "content": [{"type": "text", "text": "bad"}, {"type": "text", "text": "part"}]}]}, "request 2 ('bad part')"),
+    "parts": (
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [{"type": "text", "text": "bad"}, {"type": "text", "text": "part"}],
+                }
+            ]
+        },
+        "request 2 ('bad part')",
+    ),
     "no words": ({"messages": [{"role": "assistant", "content": "bad"}]}, "request 2 ('')"),
     "ids": ({"prompt_token_ids": [97, 98]}, "request 2 (ids 97, 98)"),
     "many ids": ({"prompt_token_ids": [97] * 9}, f"request 2 (ids {', '.join(['97'] * 8)}, ...)"),
@@ -55,7 +75,9 @@ PROMPTS: Any = {
 
 @driver
 @pytest.mark.parametrize(("request_", "words"), PROMPTS.values(), ids=PROMPTS)
-def test_a_bug_raises_with_the_names_of_stage_and_request(driver: Callable[..., Any], request_: Any, words: str) -> None:
+def test_a_bug_raises_with_the_names_of_stage_and_request(
+    driver: Callable[..., Any], request_: Any, words: str
+) -> None:
     with pytest.raises(json.JSONDecodeError) as caught:
         driver(boxes(), [GOOD, GOOD, request_, GOOD])
     advice = "pg.each('boxes', ..., catch=(JSONDecodeError,)) fails such a request alone"
@@ -63,8 +85,12 @@ def test_a_bug_raises_with_the_names_of_stage_and_request(driver: Callable[..., 
 
 
 @driver
-@pytest.mark.parametrize("where", ["before the call", "in a fallback", "with samples", "with samples before"])
-def test_the_request_is_the_right_one_wherever_the_stage_is(driver: Callable[..., Any], where: str) -> None:
+@pytest.mark.parametrize(
+    "where", ["before the call", "in a fallback", "with samples", "with samples before"]
+)
+def test_the_request_is_the_right_one_wherever_the_stage_is(
+    driver: Callable[..., Any], where: str
+) -> None:
     def begun(request: pg.GenerationRequest) -> pg.GenerationRequest:
         if request.id == "T-2":
             raise KeyError("begin")
@@ -80,18 +106,35 @@ def test_the_request_is_the_right_one_wherever_the_stage_is(driver: Callable[...
             raise KeyError("decoded")
         return decoded
 
-    route, begin, end = pg.route(FakeEngine("a")), pg.pure("own", begun, keeps_text=True), pg.pure("own", ended, keeps_text=True)
-    failing: Any = pg.each("fails", lambda request: pg.Failure(pg.Timeout("slow")) if request.id in ("T-0", "T-2") else pg.Success(request))
+    route, begin, end = (
+        pg.route(FakeEngine("a")),
+        pg.pure("own", begun, keeps_text=True),
+        pg.pure("own", ended, keeps_text=True),
+    )
+    failing: Any = pg.each(
+        "fails",
+        lambda request: (
+            pg.Failure(pg.Timeout("slow")) if request.id in ("T-0", "T-2") else pg.Success(request)
+        ),
+    )
     pipes: dict[str, Any] = {
         "before the call": begin >> route,
-        "in a fallback": pg.fallback(failing >> route, pg.route(FakeEngine("b")) >> end, when=pg.Timeout),
+        "in a fallback": pg.fallback(
+            failing >> route, pg.route(FakeEngine("b")) >> end, when=pg.Timeout
+        ),
         "with samples": route >> end,
-        "with samples before": route.insert(pg.pure("own", each_decoded, keeps_text=True), after="decode"),
+        "with samples before": route.insert(
+            pg.pure("own", each_decoded, keeps_text=True), after="decode"
+        ),
     }
     options = {"samples": 3, "temperature": 1.0} if "samples" in where else {}
     with pytest.raises(KeyError) as caught:
-        driver(pipes[where], [{"id": f"T-{n}", "prompt": "Hi", "options": options} for n in range(4)])
-    assert [note.partition(";")[0] for note in caught.value.__notes__] == ["raised by the stage 'own' at request 'T-2'"]
+        driver(
+            pipes[where], [{"id": f"T-{n}", "prompt": "Hi", "options": options} for n in range(4)]
+        )
+    assert [note.partition(";")[0] for note in caught.value.__notes__] == [
+        "raised by the stage 'own' at request 'T-2'"
+    ]
 
 
 def nothing(batch: Any) -> Any:
@@ -104,12 +147,16 @@ def test_a_stage_of_a_whole_batch_is_named(driver: Callable[..., Any]) -> None:
     own: Any = pg.Pipe("own", nothing)
     with pytest.raises(pg.ContractError, match="own gave NoneType, not a tuple of slots") as caught:
         driver(own, [GOOD, GOOD])
-    assert caught.value.__notes__ in (["raised by the stage 'own' at one of 2 requests"], ["raised by the stage 'own' at request 0 ('good')"])
+    assert caught.value.__notes__ in (
+        ["raised by the stage 'own' at one of 2 requests"],
+        ["raised by the stage 'own' at request 0 ('good')"],
+    )
 
 
 def test_no_request_has_a_name_too() -> None:
     assert request_words(pg.Failure(pg.Timeout("slow"))) == "the request"
-    assert request_words(pg.Success(1), 3) == "request 3"  # type: ignore[arg-type]  # of a pipe that is applied to something else
+    # of a pipe that is applied to something else
+    assert request_words(pg.Success(1), 3) == "request 3"  # type: ignore[arg-type]
     assert request_words(pg.Success(pg.GenerationRequest(prompt="Hi"))) == "the request ('Hi')"
 
 
@@ -118,10 +165,18 @@ BUGS: dict[str, tuple[Any, str, str, str]] = {
         pg.each("own", lambda result: pg.Success(json.loads(result.text)["objects"])),
         "own",
         "the stage 'own' raised JSONDecodeError: Expecting value",
-        "correct the stage, or list what it raises on bad data: pg.each('own', ..., catch=(JSONDecodeError,))",
+        (
+            "correct the stage, or list what it raises on bad data: pg.each('own', ...,"
+            " catch=(JSONDecodeError,))"
+        ),
     ),
     "raises an error of pipegen's": (
-        pg.each("own", lambda result: pg.Success(1 if result.text[0] == "{" else pg.Failure(pg.InvalidRequest("none")).unwrap())),
+        pg.each(
+            "own",
+            lambda result: pg.Success(
+                1 if result.text[0] == "{" else pg.Failure(pg.InvalidRequest("none")).unwrap()
+            ),
+        ),
         "own",
         "the stage 'own' raised UnwrapFailedError",
         "correct the stage, or list what it raises on bad data",
@@ -139,7 +194,8 @@ BUGS: dict[str, tuple[Any, str, str, str]] = {
         "correct the stage; the message says what is expected of it",
     ),
     "another record": (
-        pg.pure("own", lambda result: result if result.text[0] == "{" else 1) >> pg.stages.decode(FakeEngine("a")),
+        pg.pure("own", lambda result: result if result.text[0] == "{" else 1)
+        >> pg.stages.decode(FakeEngine("a")),
         "decode",
         "the stage 'decode' takes Raw, and was given",
         "correct the stage; the message says what is expected of it",
@@ -148,9 +204,17 @@ BUGS: dict[str, tuple[Any, str, str, str]] = {
 
 
 @pytest.mark.parametrize(("own", "stage", "message", "hint"), BUGS.values(), ids=BUGS)
-def test_where_bugs_are_isolated_it_is_the_stage_that_failed(own: Any, stage: str, message: str, hint: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_where_bugs_are_isolated_it_is_the_stage_that_failed(
+    own: Any, stage: str, message: str, hint: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.ERROR, "pipegen"):
-        slots = list(pg.imap(pg.route(FakeEngine(answered)) >> own, [GOOD, {"prompt": "bad"}, GOOD], isolate_bugs=True))
+        slots = list(
+            pg.imap(
+                pg.route(FakeEngine(answered)) >> own,
+                [GOOD, {"prompt": "bad"}, GOOD],
+                isolate_bugs=True,
+            )
+        )
     error = slots[1].failure()
     assert isinstance(error, pg.StageFailed)
     assert message in error.message
@@ -162,7 +226,9 @@ def test_where_bugs_are_isolated_it_is_the_stage_that_failed(own: Any, stage: st
 
 
 @pytest.mark.parametrize("wrong", [None, (), "many", 7])
-def test_a_stage_of_a_batch_that_gives_the_wrong_number_fails_where_bugs_are_isolated(wrong: Any) -> None:
+def test_a_stage_of_a_batch_that_gives_the_wrong_number_fails_where_bugs_are_isolated(
+    wrong: Any,
+) -> None:
     def steps(batch: Any) -> Any:
         if batch[0].unwrap().prompt == "good":
             return batch
@@ -186,7 +252,9 @@ def test_a_stage_of_a_batch_has_no_catch() -> None:
     assert slot.failure().hint == "correct the stage; the log has the traceback under the incident"
 
 
-def test_a_bug_in_a_stage_of_pipegen_is_pipegens(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bug_in_a_stage_of_pipegen_is_pipegens(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     from pipegen.stages import stopping
 
     monkeypatch.setattr(stopping, "stop_row", lambda *given, **named: 1 // 0)

@@ -1,4 +1,6 @@
-"""Edited routes: what no stage honours is refused before the call, and an early exit changes nothing on the embedded model."""
+"""Edited routes: what no stage honours is refused before the call, and an early exit changes
+nothing on the embedded model.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,11 @@ import pipegen as pg
 from pipegen.records.results import Raw
 from pipegen.testing.fake import FakeEngine
 
-HALTS = pg.Plugin(name="halts", start=lambda: None, feed=lambda state, text: (state, text.index("b") + 1 if "b" in text else None))
+HALTS = pg.Plugin(
+    name="halts",
+    start=lambda: None,
+    feed=lambda state, text: (state, text.index("b") + 1 if "b" in text else None),
+)
 TRIMS = pg.Plugin(name="trims", trim=str.strip)
 EDITS: dict[str, Callable[[Any], Any]] = {
     "without stop": lambda pipe: pipe.remove("stop"),
@@ -38,12 +44,16 @@ def same(value: Any) -> Any:
         ("without trim", {}, TRIMS, "trims the text, and the pipe has no stage trim"),
     ],
 )
-def test_what_no_stage_of_the_pipe_honours_is_refused_before_the_call(edit: str, options: dict[str, Any], plugin: pg.Plugin | None, words: str) -> None:
+def test_what_no_stage_of_the_pipe_honours_is_refused_before_the_call(
+    edit: str, options: dict[str, Any], plugin: pg.Plugin | None, words: str
+) -> None:
     route = pg.route(FakeEngine("ab"))
     pipe = EDITS[edit](route if plugin is None else pg.attach(route, plugin))
     (slot,) = pg.run(pipe, [{"prompt": "Hi"}], options)
     assert words in slot.failure().message
-    assert isinstance(slot.failure(), pg.UnsupportedOption if plugin is None else pg.UnsupportedPlugin)
+    assert isinstance(
+        slot.failure(), pg.UnsupportedOption if plugin is None else pg.UnsupportedPlugin
+    )
     assert pipe.parts[0].owns[0].calls == []
 
 
@@ -59,7 +69,11 @@ def test_a_stage_that_keeps_the_text_leaves_the_early_exit() -> None:
 
         pipe = pipe.insert(pg.pure("notes", noted, keeps_text=True), after="call")
         (slot,) = pg.run(pipe, [{"prompt": "Hi"}], {"stop": ["b"], "max_new_tokens": 400})
-        assert (slot.unwrap().text, slot.unwrap().completion_tokens, slot.unwrap().stop) == ("a", 2, "b")
+        assert (slot.unwrap().text, slot.unwrap().completion_tokens, slot.unwrap().stop) == (
+            "a",
+            2,
+            "b",
+        )
         assert [len(raw.token_ids) for raw in raws] == [tokens]
 
 

@@ -29,12 +29,20 @@ def flow_of(engine: Stepwise, ended: list[str]) -> Flow[str]:
         prompt = next(waiting, None)
         return NoRequest.MORE if prompt is None else (prompt, {"prompt": prompt})
 
-    return Flow(pg.route(engine), take, ordered=False, finished=lambda key, slot: ended.append(key), clock=lambda: engine.now)
+    return Flow(
+        pg.route(engine),
+        take,
+        ordered=False,
+        finished=lambda key, slot: ended.append(key),
+        clock=lambda: engine.now,
+    )
 
 
 @pytest.mark.parametrize("side_by_side", [3, 0])
 @pytest.mark.parametrize(("seconds", "rows", "steps"), [(0, 1, 1), (2, 2, 3), (30, 3, 9)])
-def test_a_flow_that_is_drained_takes_nothing_more_and_ends_in_time(side_by_side: int, seconds: float, rows: int, steps: int) -> None:
+def test_a_flow_that_is_drained_takes_nothing_more_and_ends_in_time(
+    side_by_side: int, seconds: float, rows: int, steps: int
+) -> None:
     engine, ended = Stepwise(side_by_side=side_by_side), list[str]()
     flow = flow_of(engine, ended)
     assert [key for key, _ in flow.round()] == ["1 a"]
@@ -64,7 +72,9 @@ def test_nothing_in_flight_takes_no_time() -> None:
 def test_an_engine_of_whole_calls_is_not_called_again() -> None:
     engine = FakeEngine(echo)
     first = pg.route(engine)
-    twice = first >> pg.pure("again", lambda result: pg.GenerationRequest(prompt=result.text)) >> first
+    twice = (
+        first >> pg.pure("again", lambda result: pg.GenerationRequest(prompt=result.text)) >> first
+    )
     ended: list[str] = []
     waiting = iter(["a", "b"])
 
@@ -87,7 +97,9 @@ def test_a_bug_of_an_engine_raises_while_a_flow_is_drained() -> None:
 
     engine = Stepwise(before_step=broken)
     waiting = iter(PROMPTS)
-    flow: Flow[str] = Flow(pg.route(engine), lambda: (prompt := next(waiting), {"prompt": prompt}), isolate_bugs=True)
+    flow: Flow[str] = Flow(
+        pg.route(engine), lambda: (prompt := next(waiting), {"prompt": prompt}), isolate_bugs=True
+    )
     list(flow.round())
     with pytest.raises(ZeroDivisionError):
         flow.drain(60)
@@ -100,7 +112,9 @@ def job(engine: FakeEngine, folder: Path, **more: Any) -> pg.Job[Any]:
 
 
 @pytest.mark.parametrize(("grace", "kept"), [(60, ["1 a", "3 c", "9 b"]), (0, ["1 a"])])
-def test_a_job_that_is_closed_keeps_what_ends_in_its_grace(tmp_path: Path, grace: float, kept: list[str]) -> None:
+def test_a_job_that_is_closed_keeps_what_ends_in_its_grace(
+    tmp_path: Path, grace: float, kept: list[str]
+) -> None:
     engine = Stepwise()
     with job(engine, tmp_path, grace=grace) as running:
         assert next(running).unwrap().text == "re: 1 a"
@@ -156,7 +170,9 @@ def test_a_job_whose_rows_have_all_ended_is_not_stopped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("grace", [-1, float("inf"), float("nan"), True, "5"])
-def test_a_grace_that_is_none_is_refused_before_anything_is_written(tmp_path: Path, grace: Any) -> None:
+def test_a_grace_that_is_none_is_refused_before_anything_is_written(
+    tmp_path: Path, grace: Any
+) -> None:
     with pytest.raises(ValueError, match="grace takes seconds, 0 or more"):
         job(Stepwise(), tmp_path / "job", grace=grace)
     assert not (tmp_path / "job").exists()

@@ -1,4 +1,6 @@
-"""Any number of requests: the same slots as of one batch, in order or as they end, and no more requests held than said."""
+"""Any number of requests: the same slots as of one batch, in order or as they end, and no more
+requests held than said.
+"""
 
 from __future__ import annotations
 
@@ -34,17 +36,25 @@ async def collected(route: Any, requests: Any, **how: Any) -> list[Any]:
 
 @IN_FLIGHT
 @pytest.mark.parametrize("count", [0, 1, 4, 11])
-def test_the_slots_are_the_same_however_many_are_in_flight(in_flight: int | None, count: int) -> None:
+def test_the_slots_are_the_same_however_many_are_in_flight(
+    in_flight: int | None, count: int
+) -> None:
     whole = list(pg.run(pg.route(FakeEngine("a b")), asked(count)))
     assert list(pg.imap(pg.route(FakeEngine("a b")), asked(count), in_flight=in_flight)) == whole
-    assert asyncio.run(collected(pg.route(FakeEngine("a b")), asked(count), in_flight=in_flight)) == whole
+    assert (
+        asyncio.run(collected(pg.route(FakeEngine("a b")), asked(count), in_flight=in_flight))
+        == whole
+    )
 
 
 @IN_FLIGHT
 def test_without_order_slots_come_once_each_with_their_keys(in_flight: int | None) -> None:
     pairs = [(request["id"], request) for request in asked(11)]
     whole = dict(pg.imap_keyed(pg.route(FakeEngine("a b")), pairs))
-    assert sorted(pg.imap_keyed(pg.route(FakeEngine("a b")), pairs, in_flight=in_flight, ordered=False), key=lambda pair: int(pair[0])) == [*whole.items()]
+    assert sorted(
+        pg.imap_keyed(pg.route(FakeEngine("a b")), pairs, in_flight=in_flight, ordered=False),
+        key=lambda pair: int(pair[0]),
+    ) == [*whole.items()]
 
 
 @pytest.mark.parametrize("in_flight", [1, 4])
@@ -59,7 +69,10 @@ def test_no_more_requests_are_taken_than_said(in_flight: int) -> None:
     slots.close()  # type: ignore[attr-defined]
 
 
-IMAGES = [pg.VlmGenerationRequest(prompt="x", images=[data]) for data in (b"first", b"second", b"third", b"fourth")]
+IMAGES = [
+    pg.VlmGenerationRequest(prompt="x", images=[data])
+    for data in (b"first", b"second", b"third", b"fourth")
+]
 
 
 def test_images_are_prepared_in_other_threads() -> None:
@@ -107,22 +120,32 @@ def test_whoever_stops_early_leaves_no_thread_behind() -> None:
 
 @pytest.mark.parametrize("number", [True, 2.5, "2", 0, -1])
 def test_in_flight_takes_whole_numbers_only(number: Any) -> None:
-    with pytest.raises(ValueError, match=f"in_flight takes a whole number of at least 1, not {number!r}"):
+    with pytest.raises(
+        ValueError, match=f"in_flight takes a whole number of at least 1, not {number!r}"
+    ):
         next(pg.imap(pg.route(FakeEngine("a")), asked(2), in_flight=number))
-    with pytest.raises(ValueError, match=f"in_flight takes a whole number of at least 1, not {number!r}"):
+    with pytest.raises(
+        ValueError, match=f"in_flight takes a whole number of at least 1, not {number!r}"
+    ):
         asyncio.run(collected(pg.route(FakeEngine("a")), asked(2), in_flight=number))
 
 
 def buggy(requests: list[str], **how: Any) -> list[str]:
-    """The texts of an `imap` over an engine that has a bug for the word `bug`, and the types of its errors."""
+    """The texts of an `imap` over an engine that has a bug for the word `bug`, and the types of its
+    errors.
+    """
 
     def script(encoded: Any) -> str:
         if "bug" in encoded.request.prompt:
             raise KeyError("a bug")
         return "fine"
 
-    slots = pg.imap(pg.route(FakeEngine(script)), ({"prompt": request} for request in requests), **how)
-    return [slot.unwrap().text if pg.is_ok(slot) else type(slot.failure()).__name__ for slot in slots]
+    slots = pg.imap(
+        pg.route(FakeEngine(script)), ({"prompt": request} for request in requests), **how
+    )
+    return [
+        slot.unwrap().text if pg.is_ok(slot) else type(slot.failure()).__name__ for slot in slots
+    ]
 
 
 def test_a_bug_raises_unless_it_is_isolated() -> None:
@@ -131,8 +154,16 @@ def test_a_bug_raises_unless_it_is_isolated() -> None:
 
 
 @IN_FLIGHT
-def test_an_isolated_bug_fails_its_own_request(in_flight: int | None, caplog: pytest.LogCaptureFixture) -> None:
-    assert buggy(["a", "bug", "c", "d", "bug"], isolate_bugs=True, in_flight=in_flight) == ["fine", "InternalError", "fine", "fine", "InternalError"]
+def test_an_isolated_bug_fails_its_own_request(
+    in_flight: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert buggy(["a", "bug", "c", "d", "bug"], isolate_bugs=True, in_flight=in_flight) == [
+        "fine",
+        "InternalError",
+        "fine",
+        "fine",
+        "InternalError",
+    ]
     assert len(caplog.records) == 2  # one traceback for each, not one for each half
 
 
@@ -147,17 +178,26 @@ def test_a_missing_package_is_no_bug_of_a_request() -> None:
 
 @pytest.mark.parametrize("isolate", [False, True])
 def test_an_engine_that_answers_another_number_of_rows_breaks_the_contract(isolate: bool) -> None:
-    slots = pg.imap(pg.route(FakeEngine("a", answers=1)), [{"prompt": "a"}, {"prompt": "b"}, {"prompt": "c"}], isolate_bugs=isolate)
+    slots = pg.imap(
+        pg.route(FakeEngine("a", answers=1)),
+        [{"prompt": "a"}, {"prompt": "b"}, {"prompt": "c"}],
+        isolate_bugs=isolate,
+    )
     if not isolate:
         with pytest.raises(pg.ContractError, match="returned 1 outputs for 3 inputs"):
             list(slots)
         return
-    assert [pg.is_ok(slot) for slot in slots] == [True, True, True]  # alone each gets its one answer
+    # alone each gets its one answer
+    assert [pg.is_ok(slot) for slot in slots] == [True, True, True]
 
 
 def test_a_bug_of_a_stage_is_isolated_too() -> None:
-    route: Any = pg.pure("ask", lambda request: request if request.prompt != "bug" else {}["bug"]) >> pg.route(FakeEngine("a"))
-    slots = list(pg.imap(route, [{"prompt": "a"}, {"prompt": "bug"}, {"prompt": "c"}], isolate_bugs=True))
+    route: Any = pg.pure(
+        "ask", lambda request: request if request.prompt != "bug" else {}["bug"]
+    ) >> pg.route(FakeEngine("a"))
+    slots = list(
+        pg.imap(route, [{"prompt": "a"}, {"prompt": "bug"}, {"prompt": "c"}], isolate_bugs=True)
+    )
     assert [pg.is_ok(slot) for slot in slots] == [True, False, True]
     assert isinstance(slots[1].failure(), pg.StageFailed)
 
@@ -172,7 +212,11 @@ def test_a_package_that_goes_missing_when_rows_are_run_again_comes_through() -> 
         raise MissingExtra("pip install it")
 
     with pytest.raises(MissingExtra):
-        list(pg.imap(pg.route(FakeEngine(script)), [{"prompt": "a"}, {"prompt": "b"}], isolate_bugs=True))
+        list(
+            pg.imap(
+                pg.route(FakeEngine(script)), [{"prompt": "a"}, {"prompt": "b"}], isolate_bugs=True
+            )
+        )
 
 
 def test_who_closes_while_images_are_prepared_and_calls_are_open_leaves_nothing() -> None:
@@ -180,7 +224,11 @@ def test_who_closes_while_images_are_prepared_and_calls_are_open_leaves_nothing(
 
     def steps(batch: Any) -> Any:
         try:
-            yield Call(Never("a"), tuple(slot.unwrap() for slot in batch), tuple((row, 0) for row in range(len(batch))))
+            yield Call(
+                Never("a"),
+                tuple(slot.unwrap() for slot in batch),
+                tuple((row, 0) for row in range(len(batch))),
+            )
         finally:
             closed.append(True)
         return batch
@@ -231,7 +279,14 @@ def test_a_stage_before_the_call_sees_each_request_once_whoever_asks_for_samples
         own = pg.fallback(own, pg.route(FakeEngine("c")), when=(pg.BackendFailed,))
     elif kind == "by hand":
         own = pg.Pipe("own", own.steps)
-    requests = [{"id": str(n), "prompt": "Hi", "options": {"samples": 2 if n % 5 == 4 else 1, "temperature": 1.0}} for n in range(20)]
+    requests = [
+        {
+            "id": str(n),
+            "prompt": "Hi",
+            "options": {"samples": 2 if n % 5 == 4 else 1, "temperature": 1.0},
+        }
+        for n in range(20)
+    ]
     slots = list(pg.imap(own, requests))
     assert [len(slot.unwrap().samples) > 1 for slot in slots] == [n % 5 == 4 for n in range(20)]
     assert seen == [str(n) for n in range(20)]
@@ -252,12 +307,20 @@ def test_a_stage_of_a_whole_batch_sees_one_request_at_a_time() -> None:
 
 def test_a_pipe_that_calls_no_engine_goes_through_its_stages() -> None:
     pipe: Any = pg.pure("id", lambda request: request.id) >> pg.pure("twice", lambda name: name * 2)
-    assert [slot.unwrap() for slot in pg.imap(pipe, [{"id": str(n), "prompt": "Hi"} for n in range(3)])] == ["00", "11", "22"]
+    assert [
+        slot.unwrap() for slot in pg.imap(pipe, [{"id": str(n), "prompt": "Hi"} for n in range(3)])
+    ] == ["00", "11", "22"]
 
 
 @pytest.mark.parametrize(("side_by_side", "least"), [(0, 1), (1, 1), (10, 10)])
-def test_a_slow_input_keeps_an_engine_full_and_no_answer_back(side_by_side: int, least: int) -> None:
-    engine, taken, running = Stepwise(side_by_side=side_by_side, before_step=lambda: running.append(taken - given)), 0, list[int]()
+def test_a_slow_input_keeps_an_engine_full_and_no_answer_back(
+    side_by_side: int, least: int
+) -> None:
+    engine, taken, running = (
+        Stepwise(side_by_side=side_by_side, before_step=lambda: running.append(taken - given)),
+        0,
+        list[int](),
+    )
     engine.in_flight, given = 1000, 0
 
     def take() -> tuple[int, Any] | NoRequest:

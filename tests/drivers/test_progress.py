@@ -33,21 +33,38 @@ class Awaited(Streaming):
             yield event
 
 
-def told(engine: FakeEngine, requests: Sequence[Any], *, every: float = 0.0, awaits: bool = False, **options: Any) -> tuple[list[pg.Progress], Any]:
+def told(
+    engine: FakeEngine,
+    requests: Sequence[Any],
+    *,
+    every: float = 0.0,
+    awaits: bool = False,
+    **options: Any,
+) -> tuple[list[pg.Progress], Any]:
     seen: list[pg.Progress] = []
     route = pg.watched(pg.route(engine), seen.append, every=every)
     said = pg.GenerationOptions(**options)
-    return seen, asyncio.run(pg.arun(route, requests, said)) if awaits else pg.run(route, requests, said)
+    return seen, (
+        asyncio.run(pg.arun(route, requests, said)) if awaits else pg.run(route, requests, said)
+    )
 
 
 REQUESTS = [{"prompt": "a"}, {"messages": []}, {"prompt": "b"}]
 
 
-@pytest.mark.parametrize(("kind", "awaits"), [(Streaming, False), (Streaming, True), (Awaited, False), (Awaited, True)])
-def test_an_engine_that_streams_tells_of_every_token_and_row(kind: type[FakeEngine], awaits: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "awaits"), [(Streaming, False), (Streaming, True), (Awaited, False), (Awaited, True)]
+)
+def test_an_engine_that_streams_tells_of_every_token_and_row(
+    kind: type[FakeEngine], awaits: bool
+) -> None:
     seen, slots = told(kind("abc"), REQUESTS, awaits=awaits)
     assert slots == pg.run(pg.route(FakeEngine("abc")), REQUESTS)
-    assert [progress[1:] for progress in seen] == [(2, 0, tokens) for tokens in range(7)] + [(2, 1, 6), (2, 2, 6), (2, 2, 6)]
+    assert [progress[1:] for progress in seen] == [(2, 0, tokens) for tokens in range(7)] + [
+        (2, 1, 6),
+        (2, 2, 6),
+        (2, 2, 6),
+    ]
 
 
 def test_an_engine_that_does_not_tells_of_the_start_and_the_end() -> None:
@@ -77,9 +94,16 @@ def test_streams_composed_pipes_and_owned_engines_are_as_without_it() -> None:
 def test_a_fallback_tells_of_both_calls() -> None:
     refusing = FakeEngine(lambda encoded: pg.Timeout("slow"), name="first")
     seen: list[pg.Progress] = []
-    both = pg.fallback(pg.route(refusing), pg.route(FakeEngine("b", name="second")), when=pg.Timeout)
+    both = pg.fallback(
+        pg.route(refusing), pg.route(FakeEngine("b", name="second")), when=pg.Timeout
+    )
     pg.run(pg.watched(both, seen.append), REQUESTS)
-    assert [(progress.engine, progress.done) for progress in seen] == [("first", 0), ("first", 2), ("second", 0), ("second", 2)]
+    assert [(progress.engine, progress.done) for progress in seen] == [
+        ("first", 0),
+        ("first", 2),
+        ("second", 0),
+        ("second", 2),
+    ]
 
 
 def test_what_the_listener_raises_comes_through() -> None:

@@ -18,12 +18,18 @@ def by_seed(encoded: Encoded) -> str:
 
 
 def chat(text: str = "Hi", **options: Any) -> pg.TextGenerationRequest:
-    return pg.TextGenerationRequest(messages=[{"role": "user", "content": text}], options=pg.GenerationOptions(**options))
+    return pg.TextGenerationRequest(
+        messages=[{"role": "user", "content": text}], options=pg.GenerationOptions(**options)
+    )
 
 
 def test_samples_come_in_order_with_derived_seeds_and_one_rendered_prompt() -> None:  # B10
     engine = FakeEngine(by_seed)
-    slots = pg.run(pg.route(engine), [chat("a"), chat("b", samples=4, seed=7), chat("c")], pg.GenerationOptions(temperature=1.0))
+    slots = pg.run(
+        pg.route(engine),
+        [chat("a"), chat("b", samples=4, seed=7), chat("c")],
+        pg.GenerationOptions(temperature=1.0),
+    )
     result = slots[1].unwrap()
     seeds = [derive_seed(7, sample) for sample in range(4)]
     assert [sample.options.seed for sample in result.samples] == seeds
@@ -39,8 +45,13 @@ def test_samples_come_in_order_with_derived_seeds_and_one_rendered_prompt() -> N
 def test_samples_sent_again_from_their_effective_options_are_the_same() -> None:  # C8
     route = pg.route(FakeEngine(by_seed))
     result = pg.run(route, [chat(samples=3, seed=7)])[0].unwrap()
-    assert pg.run(route, [dataclasses.replace(chat(), options=result.options)])[0].unwrap() == result
-    assert pg.run(route, [dataclasses.replace(chat(), options=result.samples[2].options)])[0].unwrap() == result.samples[2]
+    assert (
+        pg.run(route, [dataclasses.replace(chat(), options=result.options)])[0].unwrap() == result
+    )
+    assert (
+        pg.run(route, [dataclasses.replace(chat(), options=result.samples[2].options)])[0].unwrap()
+        == result.samples[2]
+    )
 
 
 def test_unseeded_samples_stay_unseeded() -> None:
@@ -60,10 +71,18 @@ def failing(*lost: int, seed: int = 7) -> FakeEngine:
 
 def test_samples_that_fail_leave_the_others_and_say_which_they_are() -> None:
     result = pg.run(pg.route(failing(0, 2)), [chat(samples=4, seed=7)])[0].unwrap()
-    assert [sample.options.seed for sample in result.samples] == [derive_seed(7, 1), derive_seed(7, 3)]
+    assert [sample.options.seed for sample in result.samples] == [
+        derive_seed(7, 1),
+        derive_seed(7, 3),
+    ]
     assert result.text == result.samples[0].text
-    assert [(sample, error.message) for sample, error in result.failed_samples] == [(0, "no 0"), (2, "no 2")]
-    assert [slot.map(lambda one: one.options.seed).value_or("failed") for slot in result.completions] == [
+    assert [(sample, error.message) for sample, error in result.failed_samples] == [
+        (0, "no 0"),
+        (2, "no 2"),
+    ]
+    assert [
+        slot.map(lambda one: one.options.seed).value_or("failed") for slot in result.completions
+    ] == [
         "failed",
         derive_seed(7, 1),
         "failed",
@@ -81,7 +100,10 @@ def test_a_request_with_lost_samples_sent_again_is_the_same_call() -> None:  # C
     engine = failing(0)
     result = pg.run(pg.route(engine), [chat(samples=3, seed=7)])[0].unwrap()
     assert (result.options.seed, result.options.samples) == (7, 3)
-    assert pg.run(pg.route(engine), [dataclasses.replace(chat(), options=result.options)])[0].unwrap() == result
+    assert (
+        pg.run(pg.route(engine), [dataclasses.replace(chat(), options=result.options)])[0].unwrap()
+        == result
+    )
 
 
 def test_a_result_of_one_completion_is_its_own() -> None:
@@ -96,17 +118,36 @@ def test_requests_that_failed_before_are_not_expanded() -> None:
 
 def test_a_grid_renders_and_encodes_its_prompt_once() -> None:
     engine = FakeEngine(by_seed)
-    requests = pg.grid(chat(max_new_tokens=40), [{"temperature": t, "seed": s} for t in (0.5, 1.0) for s in (1, 2)] + [pg.GenerationOptions(seed=9)])
+    requests = pg.grid(
+        chat(max_new_tokens=40),
+        [{"temperature": t, "seed": s} for t in (0.5, 1.0) for s in (1, 2)]
+        + [pg.GenerationOptions(seed=9)],
+    )
     texts = [slot.unwrap().text for slot in pg.run(pg.route(engine), requests)]
-    assert texts == ["seed 1 at 0.5", "seed 2 at 0.5", "seed 1 at 1.0", "seed 2 at 1.0", "seed 9 at 0.0"]
+    assert texts == [
+        "seed 1 at 0.5",
+        "seed 2 at 0.5",
+        "seed 1 at 1.0",
+        "seed 2 at 1.0",
+        "seed 9 at 0.0",
+    ]
     assert len({id(encoded.prompt) for encoded in engine.calls[0]}) == 1
 
 
 def test_a_labelled_grid_takes_its_labels_to_the_answers() -> None:
-    points = {("hot", seed): {"temperature": 1.0, "seed": seed} for seed in (1, 2)} | {("cold", 0): pg.GenerationOptions(temperature=0.0)}
+    points = {("hot", seed): {"temperature": 1.0, "seed": seed} for seed in (1, 2)} | {
+        ("cold", 0): pg.GenerationOptions(temperature=0.0)
+    }
     asked = pg.grid(chat(), points)
-    texts = {label: slot.unwrap().text for label, slot in pg.imap_keyed(pg.route(FakeEngine(by_seed)), asked.items(), in_flight=2)}
-    assert texts == {("hot", 1): "seed 1 at 1.0", ("hot", 2): "seed 2 at 1.0", ("cold", 0): "seed None at 0.0"}
+    texts = {
+        label: slot.unwrap().text
+        for label, slot in pg.imap_keyed(pg.route(FakeEngine(by_seed)), asked.items(), in_flight=2)
+    }
+    assert texts == {
+        ("hot", 1): "seed 1 at 1.0",
+        ("hot", 2): "seed 2 at 1.0",
+        ("cold", 0): "seed None at 0.0",
+    }
 
 
 def test_a_grid_of_values_instead_of_options_is_refused() -> None:
@@ -131,14 +172,25 @@ POINTS: list[Any] = [{"seed": 1}, pg.GenerationOptions(seed=2)]
 def test_a_grid_takes_a_request_in_every_form_that_run_takes(request_: Any) -> None:
     made = pg.grid(request_, POINTS)
     assert [one.options.seed for one in made] == [1, 2]
-    assert [slot.unwrap().options.seed for slot in pg.run(pg.route(FakeEngine("a")), made)] == [1, 2]
-    assert {label: one.options.seed for label, one in pg.grid(request_, {"a": POINTS[0], "b": POINTS[1]}).items()} == {"a": 1, "b": 2}
+    assert [slot.unwrap().options.seed for slot in pg.run(pg.route(FakeEngine("a")), made)] == [
+        1,
+        2,
+    ]
+    assert {
+        label: one.options.seed
+        for label, one in pg.grid(request_, {"a": POINTS[0], "b": POINTS[1]}).items()
+    } == {"a": 1, "b": 2}
 
 
 @pytest.mark.parametrize("several", [list, tuple, iter])
 def test_a_grid_of_several_requests_has_each_at_all_points(several: Any) -> None:
     asked = [{"prompt": "Hi"}, pg.TextGenerationRequest(prompt="Ho")]
-    assert [(one.prompt, one.options.seed) for one in pg.grid(several(asked), iter(POINTS))] == [("Hi", 1), ("Hi", 2), ("Ho", 1), ("Ho", 2)]
+    assert [(one.prompt, one.options.seed) for one in pg.grid(several(asked), iter(POINTS))] == [
+        ("Hi", 1),
+        ("Hi", 2),
+        ("Ho", 1),
+        ("Ho", 2),
+    ]
     labelled = pg.grid(several(asked), {"a": POINTS[0], "b": POINTS[1]})
     assert {label: (one.prompt, one.options.seed) for label, one in labelled.items()} == {
         (0, "a"): ("Hi", 1), (0, "b"): ("Hi", 2), (1, "a"): ("Ho", 1), (1, "b"): ("Ho", 2),
@@ -146,17 +198,36 @@ def test_a_grid_of_several_requests_has_each_at_all_points(several: Any) -> None
     assert pg.grid(several([]), POINTS) == ()
 
 
-@pytest.mark.parametrize("wrong", [{"messages": []}, {"prompt": "Hi", "temperature": 1.0}, pg.Failure(pg.InvalidRequest("before"))])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"messages": []},
+        {"prompt": "Hi", "temperature": 1.0},
+        pg.Failure(pg.InvalidRequest("before")),
+    ],
+)
 def test_what_is_no_request_fails_at_each_point_of_a_grid(wrong: Any) -> None:
     made = pg.grid([wrong, {"prompt": "Hi"}], POINTS)
-    assert [pg.is_ok(slot) for slot in pg.run(pg.route(FakeEngine("a")), made)] == [False, False, True, True]
-    assert [isinstance(slot.failure(), pg.InvalidRequest) for slot in pg.grid(wrong, POINTS)] == [True, True]
+    assert [pg.is_ok(slot) for slot in pg.run(pg.route(FakeEngine("a")), made)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert [isinstance(slot.failure(), pg.InvalidRequest) for slot in pg.grid(wrong, POINTS)] == [
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(
     ("given", "points", "words"),
     [
-        ("Hi", POINTS, r"grid takes a request such as \{\"prompt\": \"\.\.\.\"\}, or several, not 'Hi'"),
+        (
+            "Hi",
+            POINTS,
+            r"grid takes a request such as \{\"prompt\": \"\.\.\.\"\}, or several, not 'Hi'",
+        ),
         (b"Hi", POINTS, "or several, not b'Hi'"),
         (7, POINTS, "or several, not 7"),
         (None, POINTS, "or several, not None"),
@@ -185,11 +256,28 @@ def test_samples_is_a_whole_number_of_at_least_one(samples: Any) -> None:
 
 
 def test_a_judgement_has_the_same_options_whatever_other_requests_ask_for() -> None:
-    """A fallback whose first route has samples of its own puts them together itself, also where another request has several rows."""
+    """A fallback whose first route has samples of its own puts them together itself, also where
+    another request has several rows.
+    """
     engine = FakeEngine(by_seed)
-    judges = pg.fallback(pg.route(engine, name="own").with_options({"samples": 2, "seed": 3}), pg.route(engine, name="other"), when=pg.Timeout)
-    pipe = pg.route(FakeEngine("a")) >> pg.pure("ask", lambda answer: pg.TextGenerationRequest(prompt=f"Right? {answer.text}")) >> judges
-    requests = [{"id": "one", "prompt": "hi"}, {"id": "two", "prompt": "hi", "options": {"samples": 2}}]
+    judges = pg.fallback(
+        pg.route(engine, name="own").with_options({"samples": 2, "seed": 3}),
+        pg.route(engine, name="other"),
+        when=pg.Timeout,
+    )
+    pipe = (
+        pg.route(FakeEngine("a"))
+        >> pg.pure("ask", lambda answer: pg.TextGenerationRequest(prompt=f"Right? {answer.text}"))
+        >> judges
+    )
+    requests = [
+        {"id": "one", "prompt": "hi"},
+        {"id": "two", "prompt": "hi", "options": {"samples": 2}},
+    ]
     together, alone = pg.run(pipe, requests), pg.run(pipe, requests[:1])
     assert together[0] == alone[0]
-    assert (alone[0].unwrap().options.seed, alone[0].unwrap().options.samples, len(together[1].unwrap().samples)) == (3, 2, 4)
+    assert (
+        alone[0].unwrap().options.seed,
+        alone[0].unwrap().options.samples,
+        len(together[1].unwrap().samples),
+    ) == (3, 2, 4)

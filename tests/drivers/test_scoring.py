@@ -23,9 +23,25 @@ def route(**settings: Any) -> tuple[pg.Route, FakeEngine]:
 
 def test_each_request_has_its_slot_and_the_live_ones_share_one_call() -> None:
     own, engine = route()
-    slots = pg.score(own, [{"id": "a", "prompt": "Hi", "continuation": "ab"}, {"prompt": "Hi"}, {"prompt": "Hi", "continuation": [98]}, {"nothing": 1}])
+    slots = pg.score(
+        own,
+        [
+            {"id": "a", "prompt": "Hi", "continuation": "ab"},
+            {"prompt": "Hi"},
+            {"prompt": "Hi", "continuation": [98]},
+            {"nothing": 1},
+        ],
+    )
     first = slots[0].unwrap()
-    assert (first.id, first.text, first.token_ids, first.tokens, first.bytes, first.prompt_tokens, first.route) == ("a", "ab", (97, 98), 2, 2, 2, "fake")
+    assert (
+        first.id,
+        first.text,
+        first.token_ids,
+        first.tokens,
+        first.bytes,
+        first.prompt_tokens,
+        first.route,
+    ) == ("a", "ab", (97, 98), 2, 2, 2, "fake")
     assert first.logprob == pytest.approx(-2.195)
     assert first.token_logprobs == (-1.097, -1.098)
     assert not first.greedy
@@ -44,11 +60,16 @@ def test_async_gives_the_same_slots() -> None:
 def test_an_engine_that_is_asynchronous_is_awaited() -> None:
     class Awaited(FakeEngine):
         async def ascore(self, inputs: Any) -> Any:
-            return [Success(TokenScores(continued=asked, logprobs=(-0.5,), likeliest=((98, -0.5),))) for asked in inputs]
+            return [
+                Success(TokenScores(continued=asked, logprobs=(-0.5,), likeliest=((98, -0.5),)))
+                for asked in inputs
+            ]
 
     from returns.result import Success
 
-    slots = asyncio.run(pg.arun(pg.scoring(pg.route(Awaited(""))), [{"prompt": "Hi", "continuation": "a"}]))
+    slots = asyncio.run(
+        pg.arun(pg.scoring(pg.route(Awaited(""))), [{"prompt": "Hi", "continuation": "a"}])
+    )
     assert slots[0].unwrap().logprob == -0.5
 
 
@@ -61,15 +82,22 @@ def test_any_driver_takes_the_pipe() -> None:
 
 def test_a_call_that_fails_fails_every_live_slot() -> None:
     own, _ = route(fault=CallFailed(pg.BackendFailed("it died", backend="fake", scope="batch")))
-    slots = pg.score(own, [{"prompt": "Hi", "continuation": "a"}, {"prompt": "", "continuation": "a"}])
+    slots = pg.score(
+        own, [{"prompt": "Hi", "continuation": "a"}, {"prompt": "", "continuation": "a"}]
+    )
     assert slots[0].failure().message == "it died"
     assert isinstance(slots[1].failure(), pg.InvalidRequest)
 
 
 def test_a_fallback_scores_what_the_first_route_cannot() -> None:
-    first, second = pg.route(FakeEngine("", context_length=3), name="short"), pg.route(FakeEngine(""), name="long")
+    first, second = (
+        pg.route(FakeEngine("", context_length=3), name="short"),
+        pg.route(FakeEngine(""), name="long"),
+    )
     both = pg.fallback(pg.scoring(first), pg.scoring(second), when=pg.PromptTooLong)
-    made = pg.run(both, [{"prompt": "Hi", "continuation": "a"}, {"prompt": "Hi", "continuation": "abc"}])
+    made = pg.run(
+        both, [{"prompt": "Hi", "continuation": "a"}, {"prompt": "Hi", "continuation": "abc"}]
+    )
     assert [slot.unwrap().route for slot in made] == ["short", "long"]
     assert [type(error).__name__ for error in made[1].unwrap().tried] == ["PromptTooLong"]
 
@@ -87,7 +115,10 @@ def test_an_engine_must_keep_its_promise() -> None:
 
     class Short(FakeEngine):
         def score(self, inputs: Any) -> Any:
-            return [pg.Success(TokenScores(continued=asked, logprobs=(), likeliest=())) for asked in inputs]
+            return [
+                pg.Success(TokenScores(continued=asked, logprobs=(), likeliest=()))
+                for asked in inputs
+            ]
 
     with pytest.raises(ContractError, match="0 log probabilities of 1 tokens"):
         pg.score(pg.route(Short("")), [{"prompt": "Hi", "continuation": "a"}])
@@ -96,7 +127,12 @@ def test_an_engine_must_keep_its_promise() -> None:
 def test_what_is_no_number_fails_its_row() -> None:
     class Broken(FakeEngine):
         def score(self, inputs: Any) -> Any:
-            return [pg.Success(TokenScores(continued=asked, logprobs=(math.nan,), likeliest=((0, -0.5),))) for asked in inputs]
+            return [
+                pg.Success(
+                    TokenScores(continued=asked, logprobs=(math.nan,), likeliest=((0, -0.5),))
+                )
+                for asked in inputs
+            ]
 
     slot = pg.score(pg.route(Broken("")), [{"prompt": "Hi", "continuation": "a"}])[0]
     assert isinstance(slot.failure(), pg.MalformedResponse)
@@ -111,8 +147,12 @@ def test_a_request_with_a_continuation_is_not_answered() -> None:
 
 def test_stages_before_the_tokens_stay_and_others_are_refused() -> None:
     own, _ = route()
-    shouted = own.insert(pg.each("shout", lambda rendered: pg.Success(rendered.rewritten(str.upper))), after="render")
-    assert pg.score(shouted, [{"prompt": "hi", "continuation": "a"}])[0].unwrap().prompt_token_ids == tuple(b"HI")
+    shouted = own.insert(
+        pg.each("shout", lambda rendered: pg.Success(rendered.rewritten(str.upper))), after="render"
+    )
+    assert pg.score(shouted, [{"prompt": "hi", "continuation": "a"}])[
+        0
+    ].unwrap().prompt_token_ids == tuple(b"HI")
     with pytest.raises(TypeError, match="'look'"):
         pg.scoring(own.insert(pg.pure("look", lambda decoded: decoded), after="decode"))
     with pytest.raises(TypeError, match="no stage 'resolve' or 'tokenize'"):
@@ -121,7 +161,9 @@ def test_stages_before_the_tokens_stay_and_others_are_refused() -> None:
 
 def test_options_of_a_route_count() -> None:
     own = route()[0].with_options({"max_prompt_tokens": 1})
-    assert isinstance(pg.score(own, [{"prompt": "Hi", "continuation": "a"}])[0].failure(), pg.PromptTooLong)
+    assert isinstance(
+        pg.score(own, [{"prompt": "Hi", "continuation": "a"}])[0].failure(), pg.PromptTooLong
+    )
 
 
 def test_only_a_route_through_one_engine_scores() -> None:
@@ -197,7 +239,14 @@ def test_one_choice_that_fails_fails_the_whole() -> None:
 
 
 def test_no_choice_is_likely_where_all_are_impossible() -> None:
-    nothing = pg.Scored(logprob=-math.inf, token_logprobs=(-math.inf,), token_ids=(1,), greedy=False, tokens=1, bytes=0)
+    nothing = pg.Scored(
+        logprob=-math.inf,
+        token_logprobs=(-math.inf,),
+        token_ids=(1,),
+        greedy=False,
+        tokens=1,
+        bytes=0,
+    )
     assert pg.Chosen(choices=(nothing, nothing)).probabilities == (0.5, 0.5)
     assert nothing.per_byte == -math.inf
 
@@ -233,7 +282,11 @@ def test_every_token_is_predicted_once_after_as_much_as_fits(count: int, size: i
     assert tuple(token for _, own in windows for token in own) == ids
     for number, (before, own) in enumerate(windows):
         assert len(before) + len(own) <= size + 1
-        assert before == (1,) if not number else (1, *ids)[: (1, *ids).index(own[0])][-len(before) :] == before
+        assert (
+            before == (1,)
+            if not number
+            else (1, *ids)[: (1, *ids).index(own[0])][-len(before) :] == before
+        )
         assert not number or len(before) + len(own) == size + 1
 
 
@@ -260,10 +313,14 @@ def test_a_tokenizer_that_raises_fails_its_text() -> None:
 def test_a_text_may_be_conditioned_on_any_token_but_on_one() -> None:
     own, engine = route(eos_tokens=())
     assert "neither a BOS" in pg.perplexity(own, ["abc"])[0].failure().message
-    assert "neither a BOS" in pg.perplexity(own, ["abc"], empty_context="refuse")[0].failure().message
+    assert (
+        "neither a BOS" in pg.perplexity(own, ["abc"], empty_context="refuse")[0].failure().message
+    )
     assert pg.perplexity(own, ["abc"], empty_context=65)[0].unwrap().tokens == 3
     assert engine.scored[0][0].encoded.prompt.token_ids == (65,)
 
 
 def test_a_hopeless_text_has_an_infinite_perplexity() -> None:
-    assert pg.Perplexity(logprob=-(10.0**9), tokens=1, words=0, bytes=1).token_perplexity == math.inf
+    assert (
+        pg.Perplexity(logprob=-(10.0**9), tokens=1, words=0, bytes=1).token_perplexity == math.inf
+    )

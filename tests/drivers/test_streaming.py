@@ -1,4 +1,6 @@
-"""Streaming through the same routes: deltas, Done, faults on the way, fallback before the first delta only."""
+"""Streaming through the same routes: deltas, Done, faults on the way, fallback before the first
+delta only.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,22 @@ PROMPT = {"prompt": "x"}
 DOWN = pg.CallFailed(pg.BackendFailed("engine died", backend="fake", scope="batch", incident="i-1"))
 
 
-def told(route: Any, requests: Any, options: pg.GenerationOptions | None = None) -> tuple[dict[tuple[int, int], str], dict[int, Any], list[Any]]:
+def told(
+    route: Any, requests: Any, options: pg.GenerationOptions | None = None
+) -> tuple[dict[tuple[int, int], str], dict[int, Any], list[Any]]:
     """Joined deltas for each row, the slots, and all events."""
     events = list(pg.stream(route, requests, options))
     joined: dict[tuple[int, int], str] = {}
     for event in events:
         if isinstance(event, pg.Delta):
-            joined[event.index, event.sample] = joined.get((event.index, event.sample), "") + event.text
-    return joined, {event.index: event.slot for event in events if isinstance(event, pg.Done)}, events
+            joined[event.index, event.sample] = (
+                joined.get((event.index, event.sample), "") + event.text
+            )
+    return (
+        joined,
+        {event.index: event.slot for event in events if isinstance(event, pg.Done)},
+        events,
+    )
 
 
 def test_deltas_come_one_after_the_other_and_done_comes_last() -> None:
@@ -43,7 +53,12 @@ def test_what_could_still_become_a_stop_is_held_back() -> None:
     joined, slots, events = told(pg.route(FakeEngine("a ST and STOP b")), [PROMPT], options)
     assert joined == {(0, 0): "a ST and "}
     assert slots[0].unwrap().stop == "STOP"
-    assert [event.text for event in events if isinstance(event, pg.Delta)][:4] == ["a", " ", "ST ", "a"]
+    assert [event.text for event in events if isinstance(event, pg.Delta)][:4] == [
+        "a",
+        " ",
+        "ST ",
+        "a",
+    ]
 
 
 def test_no_broken_characters_are_shown() -> None:  # A15
@@ -55,7 +70,9 @@ def test_a_sample_that_fails_leaves_the_numbers_of_the_others() -> None:
     def script(encoded: Encoded) -> Any:
         return pg.BackendFailed("no", scope="row") if encoded.options.seed == 5 else "abc"
 
-    joined, slots, _ = told(pg.route(FakeEngine(script)), [{"prompt": "y", "options": {"samples": 2, "seed": 5}}])
+    joined, slots, _ = told(
+        pg.route(FakeEngine(script)), [{"prompt": "y", "options": {"samples": 2, "seed": 5}}]
+    )
     assert [pg.is_ok(slot) for slot in slots[0].unwrap().completions] == [False, True]
     assert joined == {(0, 1): "abc"}
 
@@ -64,7 +81,9 @@ def test_samples_stream_apart() -> None:
     route = pg.route(FakeEngine(lambda encoded: f"seed {encoded.options.seed}"))
     joined, slots, _ = told(route, [PROMPT, {"prompt": "y", "options": {"samples": 2, "seed": 5}}])
     assert joined[0, 0] == "seed None"
-    assert [joined[1, sample] for sample in range(2)] == [sample.text for sample in slots[1].unwrap().samples]
+    assert [joined[1, sample] for sample in range(2)] == [
+        sample.text for sample in slots[1].unwrap().samples
+    ]
 
 
 def test_text_that_a_plugin_may_change_is_told_when_it_is_final() -> None:
@@ -113,7 +132,9 @@ def test_an_engine_that_dies_on_the_way_fails_every_row_with_one_incident() -> N
 
 def test_a_row_that_has_shown_text_is_not_taken_over_by_a_fallback() -> None:
     second = FakeEngine("xyz", name="second")
-    route = pg.fallback(pg.route(FakeEngine("abc", fault=DOWN)), pg.route(second), when=pg.BackendFailed)
+    route = pg.fallback(
+        pg.route(FakeEngine("abc", fault=DOWN)), pg.route(second), when=pg.BackendFailed
+    )
     joined, slots, _ = told(route, [PROMPT])
     assert joined == {(0, 0): "a"}
     assert second.calls == []
@@ -122,7 +143,11 @@ def test_a_row_that_has_shown_text_is_not_taken_over_by_a_fallback() -> None:
 
 def test_a_row_that_has_shown_nothing_is_taken_over() -> None:
     text_only = FakeEngine("abc", honours=pg.ENGINES["hf"] - {"images"})
-    route = pg.fallback(pg.route(text_only), pg.route(FakeEngine("xyz", name="second")), when=pg.UnsupportedMultimodal)
+    route = pg.fallback(
+        pg.route(text_only),
+        pg.route(FakeEngine("xyz", name="second")),
+        when=pg.UnsupportedMultimodal,
+    )
     joined, slots, _ = told(route, [PROMPT, {"prompt": "x", "images": [b"image"]}])
     assert joined == {(0, 0): "abc", (1, 0): "xyz"}
     assert slots[1].unwrap().route == "second"
@@ -205,7 +230,9 @@ def test_cancelling_waits_for_the_step_at_work_and_closes_the_engines_stream() -
     assert closed == [True]
 
 
-def test_an_engine_that_decodes_by_itself_shows_what_has_text_or_reasoning_and_nothing_else() -> None:
+def test_an_engine_that_decodes_by_itself_shows_what_has_text_or_reasoning_and_nothing_else() -> (
+    None
+):
     class Chat(FakeEngine):
         def stream(self, inputs: Any) -> Iterator[Any]:
             made = list(super().stream(inputs))
@@ -215,4 +242,8 @@ def test_an_engine_that_decodes_by_itself_shows_what_has_text_or_reasoning_and_n
             yield made[-1]
 
     events = list(pg.stream(pg.route(Chat("abc")), [PROMPT]))
-    assert [(event.text, event.reasoning) for event in events if isinstance(event, pg.Delta)] == [("", "hm"), ("ab", ""), ("c", "")]
+    assert [(event.text, event.reasoning) for event in events if isinstance(event, pg.Delta)] == [
+        ("", "hm"),
+        ("ab", ""),
+        ("c", ""),
+    ]

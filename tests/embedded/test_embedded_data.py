@@ -1,4 +1,6 @@
-"""The training data: every question has one answer, and is written as the chat template writes it."""
+"""The training data: every question has one answer, and is written as the chat template writes
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The shipped folder: what it holds, that it loads anywhere, and that training and inference see the same inputs."""
+"""The shipped folder: what it holds, that it loads anywhere, and that training and inference see
+the same inputs.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,23 @@ def _chat(*content: dict[str, str]) -> list[dict[str, object]]:
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
-    code = "import sys, pipegen.embedded as e; e.path(); print(sorted({'torch','transformers','PIL'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    code = (
+        "import sys, pipegen.embedded as e; e.path(); print(sorted({'torch','transformers','PIL'} &"
+        " set(sys.modules)))"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )
 
 
 def test_the_weights_are_those_of_the_checksum() -> None:
     lines = (embedded.path() / shape.CHECKSUMS).read_text().splitlines()
-    assert [line.split() for line in lines] == [[shape.digest(embedded.path() / "model.safetensors"), "model.safetensors"]]
+    assert [line.split() for line in lines] == [
+        [shape.digest(embedded.path() / "model.safetensors"), "model.safetensors"]
+    ]
 
 
 def test_the_folder_is_small_and_in_bf16(loaded: Embedded) -> None:
@@ -89,18 +101,27 @@ def test_the_template_has_a_thinking_switch(loaded: Embedded) -> None:
 def test_training_text_is_what_the_template_writes(loaded: Embedded, seed: int) -> None:
     rng = random.Random(seed)
     scenes = (sample_scene(rng, 2), sample_scene(rng, 1))
-    make = (conversations.text_conversation, lambda r: conversations.image_conversation(scenes, r))[seed % 2]
+    make = (conversations.text_conversation, lambda r: conversations.image_conversation(scenes, r))[
+        seed % 2
+    ]
     chat = make(rng)
     messages = [] if chat.system is None else [{"role": "system", "content": chat.system}]
     for number, turn in enumerate(chat.turns):
-        content = [{"type": "image"} for _ in turn.images] + [{"type": "text", "text": turn.exchange.question}]
+        content = [{"type": "image"} for _ in turn.images] + [
+            {"type": "text", "text": turn.exchange.question}
+        ]
         messages.append({"role": "user", "content": content})
         thought = chat.thinking and number == len(chat.turns) - 1
-        messages.append({"role": "assistant", "content": turn.exchange.answer} | ({"reasoning_content": turn.exchange.thought} if thought else {}))
+        messages.append(
+            {"role": "assistant", "content": turn.exchange.answer}
+            | ({"reasoning_content": turn.exchange.thought} if thought else {})
+        )
     pieces = conversations.render(chat, (1, 1), every_turn_marked=False)
     text = "".join(piece for piece, _ in pieces)
     assert text == loaded.tokenizer.apply_chat_template(messages, tokenize=False)
-    ids = [i for piece, _ in pieces for i in loaded.tokenizer.encode(piece, add_special_tokens=False)]
+    ids = [
+        i for piece, _ in pieces for i in loaded.tokenizer.encode(piece, add_special_tokens=False)
+    ]
     assert ids == loaded.tokenizer.encode(text, add_special_tokens=False)
 
 
@@ -116,10 +137,16 @@ def test_training_positions_are_the_models(loaded: Embedded) -> None:
     rng = random.Random(0)
     images = (draw(sample_scene(rng, 1), 96, 160, rng), draw(sample_scene(rng, 1), 128, 128, rng))
     image = {"type": "image"}
-    chat = _chat(image, {"type": "text", "text": "Then"}, image, {"type": "text", "text": "What do you see?"})
+    chat = _chat(
+        image, {"type": "text", "text": "Then"}, image, {"type": "text", "text": "What do you see?"}
+    )
     inputs = loaded.inputs([Case("", chat, "", images)])
-    wanted, _ = loaded.model.model.get_rope_index(inputs["input_ids"], inputs["mm_token_type_ids"], image_grid_thw=inputs["image_grid_thw"])
-    found = positions(inputs["input_ids"][0].tolist(), loaded.model.config.image_token_id, [(96, 160), (128, 128)])
+    wanted, _ = loaded.model.model.get_rope_index(
+        inputs["input_ids"], inputs["mm_token_type_ids"], image_grid_thw=inputs["image_grid_thw"]
+    )
+    found = positions(
+        inputs["input_ids"][0].tolist(), loaded.model.config.image_token_id, [(96, 160), (128, 128)]
+    )
     assert torch.equal(found, wanted[:, 0])
 
 
@@ -135,7 +162,14 @@ def test_the_text_export_has_the_same_logits(loaded: Embedded, tmp_path: Path) -
 
 
 def test_greedy_answers_do_not_depend_on_the_batch(loaded: Embedded) -> None:
-    questions = ("Hello!", "Reverse: apple river stone", "What is 3 + 4?", "List the months of the year.")
+    questions = (
+        "Hello!",
+        "Reverse: apple river stone",
+        "What is 3 + 4?",
+        "List the months of the year.",
+    )
     cases = [Case("", _chat({"type": "text", "text": question}), "") for question in questions]
     together = loaded.answer(cases, 40)
-    assert [answer.text for answer in together] == [loaded.answer([case], 40)[0].text for case in cases]
+    assert [answer.text for answer in together] == [
+        loaded.answer([case], 40)[0].text for case in cases
+    ]

@@ -38,7 +38,9 @@ def model(tokenizer: Qwen2Tokenizer) -> Qwen3VLForConditionalGeneration:
     return built
 
 
-def _loss(model: Qwen3VLForConditionalGeneration, tokenizer: Qwen2Tokenizer, images: bool) -> torch.Tensor:
+def _loss(
+    model: Qwen3VLForConditionalGeneration, tokenizer: Qwen2Tokenizer, images: bool
+) -> torch.Tensor:
     gallery = make_gallery(model, 320, random.Random(5)) if images else None
     batches = Batches(tokenizer, gallery, budget=1024, seed=990_005)
     batches.step = 10_000
@@ -47,10 +49,16 @@ def _loss(model: Qwen3VLForConditionalGeneration, tokenizer: Qwen2Tokenizer, ima
     return batch_loss(model, rows, ids["<|endoftext|>"], ids["<|image_pad|>"])
 
 
-def test_the_shipped_tokenizer_is_the_one_the_recipe_trains(tokenizer: Qwen2Tokenizer, tmp_path: Path) -> None:
+def test_the_shipped_tokenizer_is_the_one_the_recipe_trains(
+    tokenizer: Qwen2Tokenizer, tmp_path: Path
+) -> None:
     tokenizer.save_pretrained(tmp_path)
-    assert (tmp_path / "tokenizer.json").read_text() == (embedded.path() / "tokenizer.json").read_text()
-    assert (tmp_path / "chat_template.jinja").read_text() == (embedded.path() / "chat_template.jinja").read_text()
+    assert (tmp_path / "tokenizer.json").read_text() == (
+        embedded.path() / "tokenizer.json"
+    ).read_text()
+    assert (tmp_path / "chat_template.jinja").read_text() == (
+        embedded.path() / "chat_template.jinja"
+    ).read_text()
 
 
 def test_the_rate_warms_up_stays_flat_and_decays_to_nothing() -> None:
@@ -74,7 +82,9 @@ def test_dense_targets_name_what_covers_each_feature() -> None:
 
 
 @pytest.mark.parametrize("images", [False, True])
-def test_the_shipped_weights_have_learnt_what_training_teaches(model: Qwen3VLForConditionalGeneration, tokenizer: Qwen2Tokenizer, images: bool) -> None:
+def test_the_shipped_weights_have_learnt_what_training_teaches(
+    model: Qwen3VLForConditionalGeneration, tokenizer: Qwen2Tokenizer, images: bool
+) -> None:
     with torch.no_grad():
         assert _loss(model, tokenizer, images).item() < 0.2
 
@@ -92,7 +102,9 @@ def test_a_few_steps_on_one_batch_lower_its_loss(tokenizer: Qwen2Tokenizer) -> N
     assert losses[-1] < losses[0] - 0.1
 
 
-def test_saving_and_loading_rounds_to_bf16_and_no_more(model: Qwen3VLForConditionalGeneration, tokenizer: Qwen2Tokenizer, tmp_path: Path) -> None:
+def test_saving_and_loading_rounds_to_bf16_and_no_more(
+    model: Qwen3VLForConditionalGeneration, tokenizer: Qwen2Tokenizer, tmp_path: Path
+) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.001)

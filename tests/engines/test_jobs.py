@@ -1,4 +1,6 @@
-"""A job that began on Hugging Face goes on in vLLM: its rows are kept, and the whole is that of one engine."""
+"""A job that began on Hugging Face goes on in vLLM: its rows are kept, and the whole is that of one
+engine.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from pipegen.testing.parity import mixed_requests
 
 
 @pytest.mark.parametrize("name", ["embedded", "qwen3_vl"])
-def test_a_job_goes_on_in_another_engine(name: str, vllm_of: Callable[..., Any], model_of: Callable[[str], str], tmp_path: Path) -> None:
+def test_a_job_goes_on_in_another_engine(
+    name: str, vllm_of: Callable[..., Any], model_of: Callable[[str], str], tmp_path: Path
+) -> None:
     requests = mixed_requests(name, 40, images=True)
 
     def seen(slot: pg.Slot[pg.GenerationResult]) -> Any:
@@ -21,7 +25,16 @@ def test_a_job_goes_on_in_another_engine(name: str, vllm_of: Callable[..., Any],
         if not pg.is_ok(slot):
             return type(slot.failure())
         result = slot.unwrap()
-        return result.id, result.text, result.raw_text, result.token_ids, result.finish, result.stop, result.prompt_token_ids, result.image_grid_thw
+        return (
+            result.id,
+            result.text,
+            result.raw_text,
+            result.token_ids,
+            result.finish,
+            result.stop,
+            result.prompt_token_ids,
+            result.image_grid_thw,
+        )
 
     with pg.backends.hf(model_of(name), dtype="float32") as safe:
         wanted = [seen(slot) for slot in pg.run(safe, requests)]

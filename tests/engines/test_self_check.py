@@ -1,4 +1,6 @@
-"""The comparison of the real vLLM with transformers on small models: settings that vLLM reads in another way are found, and named."""
+"""The comparison of the real vLLM with transformers on small models: settings that vLLM reads in
+another way are found, and named.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,24 @@ EQUAL = ("mistral", "gemma2", "gemma3", "cohere2", "ministral3", "llama_yarn", "
 
 @pytest.mark.parametrize("family", EQUAL)
 def test_vllm_reads_the_lengths_as_transformers(family: str, model_of: Callable[..., str]) -> None:
-    assert self_check.check_lengths(Checkpoint(ModelLoadConfig(model=model_of(family), backend="vllm"))) is None
+    assert (
+        self_check.check_lengths(
+            Checkpoint(ModelLoadConfig(model=model_of(family), backend="vllm"))
+        )
+        is None
+    )
 
 
-def test_a_difference_is_named_and_rows_beyond_it_are_refused(vllm_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_difference_is_named_and_rows_beyond_it_are_refused(
+    vllm_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without what vLLM is told of Ministral 3, in all its versions."""
     monkeypatch.setattr(start, "corrections", lambda *_: {})
     monkeypatch.setattr(self_check, "_known", {})
-    requests: list[Any] = [{"prompt_token_ids": [5 + length % 7] * length, "options": {"max_new_tokens": 2}} for length in (20, 62, 63, 100)]
+    requests: list[Any] = [
+        {"prompt_token_ids": [5 + length % 7] * length, "options": {"max_new_tokens": 2}}
+        for length in (20, 62, 63, 100)
+    ]
     with vllm_of("ministral3") as route:
         slots = pg.run(route, requests)
     refused = [slot.failure() for slot in slots if not pg.is_ok(slot)]

@@ -1,4 +1,6 @@
-"""Starting the real vLLM: what it does not take is one typed failure, and the next engine starts; no id that the model does not have reaches it."""
+"""Starting the real vLLM: what it does not take is one typed failure, and the next engine starts;
+no id that the model does not have reaches it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def failure_of(route: pg.Route) -> pg.BackendFailed:
     return error
 
 
-def test_what_does_not_start_is_one_failure_and_another_engine_starts(vllm_of: Callable[..., Any], model_of: Callable[..., str], tmp_path: Path) -> None:
+def test_what_does_not_start_is_one_failure_and_another_engine_starts(
+    vllm_of: Callable[..., Any], model_of: Callable[..., str], tmp_path: Path
+) -> None:
     import torch
     from safetensors.torch import save_file
 
@@ -32,9 +36,19 @@ def test_what_does_not_start_is_one_failure_and_another_engine_starts(vllm_of: C
         assert str(tmp_path / "model") in failure_of(route).message
     adapter = tmp_path / "adapter"
     adapter.mkdir()
-    said = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 8, "lora_alpha": 8, "target_modules": ["nothing"], "bias": "none"}
+    said = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": 8,
+        "lora_alpha": 8,
+        "target_modules": ["nothing"],
+        "bias": "none",
+    }
     (adapter / "adapter_config.json").write_text(json.dumps(said))
-    save_file({"base_model.model.model.layers.0.nothing.lora_A.weight": torch.zeros(8, 48)}, adapter / "adapter_model.safetensors")
+    save_file(
+        {"base_model.model.model.layers.0.nothing.lora_A.weight": torch.zeros(8, 48)},
+        adapter / "adapter_model.safetensors",
+    )
     with vllm_of("qwen3", adapter=str(adapter)) as route:
         assert str(adapter) in failure_of(route).message
     with vllm_of("qwen3", max_model_len=10**7) as route:
@@ -43,7 +57,9 @@ def test_what_does_not_start_is_one_failure_and_another_engine_starts(vllm_of: C
         assert all(map(pg.is_ok, pg.run(route, [chat(text, greedy()) for text in PROMPTS])))
 
 
-def test_ids_that_the_model_does_not_have_end_nothing(vllm_of: Callable[..., Any], model_of: Callable[..., str], tmp_path: Path) -> None:
+def test_ids_that_the_model_does_not_have_end_nothing(
+    vllm_of: Callable[..., Any], model_of: Callable[..., str], tmp_path: Path
+) -> None:
     from transformers import AutoTokenizer
 
     shutil.copytree(model_of("qwen3"), tmp_path / "model")
@@ -57,7 +73,12 @@ def test_ids_that_the_model_does_not_have_end_nothing(vllm_of: Callable[..., Any
         {"prompt": "Hi", "options": {"stop_token_ids": [bad], "min_new_tokens": 2}},
         {"prompt": "Hi", "options": {"stop": ["<turn>"], "min_new_tokens": 2}},
     ]
-    settings: dict[str, Any] = {"dtype": "float32", "kv_cache_memory_bytes": 64 << 20, "max_num_seqs": 16, "enforce_eager": True}
+    settings: dict[str, Any] = {
+        "dtype": "float32",
+        "kv_cache_memory_bytes": 64 << 20,
+        "max_num_seqs": 16,
+        "enforce_eager": True,
+    }
     with pg.backends.vllm(tmp_path / "model", **settings) as route:
         slots = pg.run(route, requests, greedy(max_new_tokens=3))
     assert [pg.is_ok(slot) for slot in slots] == [True, False, False, True]

@@ -1,4 +1,6 @@
-"""inspect on pipegen: whole evaluations on the embedded model, and what becomes of each thing that inspect may ask or be told."""
+"""inspect on pipegen: whole evaluations on the embedded model, and what becomes of each thing that
+inspect may ask or be told.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,14 @@ pytestmark = pytest.mark.filterwarnings("default")  # inspect's own
 
 
 def ask(api: Any, *messages: Any, tools: Any = (), choice: Any = "auto", **config: Any) -> Any:
-    return asyncio.run(api.generate(list(messages) or [ChatMessageUser(content="Hi")], list(tools), choice, GenerateConfig(**config)))
+    return asyncio.run(
+        api.generate(
+            list(messages) or [ChatMessageUser(content="Hi")],
+            list(tools),
+            choice,
+            GenerateConfig(**config),
+        )
+    )
 
 
 ADD = ToolInfo(name="add", description="Add two numbers.")
@@ -52,35 +61,70 @@ ENDED = "<|im_end|>"
 
 
 def test_it_is_registered_by_an_entry_point() -> None:
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
-    assert project["project"]["entry-points"]["inspect_ai"] == {"pipegen": "pipegen.evals.inspect_ai"}
+    project = tomllib.loads(
+        (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    )
+    assert project["project"]["entry-points"]["inspect_ai"] == {
+        "pipegen": "pipegen.evals.inspect_ai"
+    }
     assert isinstance(get_model("pipegen/embedded", memoize=False).api, PipegenAPI)
 
 
-@pytest.mark.parametrize(("backend", "words"), [("nope", "not 'nope'"), ("vlm", "did you mean 'vllm'"), ("load", "not 'load'"), ("", "not ''"), (7, "not 7")])
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    [
+        ("nope", "not 'nope'"),
+        ("vlm", "did you mean 'vllm'"),
+        ("load", "not 'load'"),
+        ("", "not ''"),
+        (7, "not 7"),
+    ],
+)
 def test_a_backend_that_is_none_is_told_those_that_are(backend: Any, words: str) -> None:
-    with pytest.raises(pg.InvalidField, match=r"-M backend takes one of hf, vllm, vllm_server, sglang_server, openai_server, not ") as refused:
+    with pytest.raises(
+        pg.InvalidField,
+        match=r"-M backend takes one of hf, vllm, vllm_server, sglang_server, openai_server, not ",
+    ) as refused:
         PipegenAPI("embedded", backend=backend)
     assert words in str(refused.value)
 
 
 def test_an_evaluation_runs_and_its_samples_share_batches(tmp_path: Path) -> None:
-    """Every sample's text is the one that pipegen gives to the same conversation; the model is called fewer times than if each sample were by itself."""
+    """Every sample's text is the one that pipegen gives to the same conversation; the model is
+    called fewer times than if each sample were by itself.
+    """
     passes: list[str] = []
 
     def counted(module: Any, *_: Any) -> None:
         if type(module).__name__.endswith("ForConditionalGeneration"):
             passes.append(type(module).__name__)
 
-    samples = [Sample(input=f"What is {number} + 1?", target=str(number + 1)) for number in range(40)]
+    samples = [
+        Sample(input=f"What is {number} + 1?", target=str(number + 1)) for number in range(40)
+    ]
     task = Task(dataset=MemoryDataset(samples), solver=generate(), scorer=includes())
-    model = get_model("pipegen/embedded", config=GenerateConfig(max_tokens=8, max_connections=40), memoize=False)
+    model = get_model(
+        "pipegen/embedded", config=GenerateConfig(max_tokens=8, max_connections=40), memoize=False
+    )
     with torch.nn.modules.module.register_module_forward_hook(counted):
-        (log,) = evaluate(task, model=model, display="none", log_realtime=False, log_dir=str(tmp_path))
+        (log,) = evaluate(
+            task, model=model, display="none", log_realtime=False, log_dir=str(tmp_path)
+        )
     assert log.status == "success"
     with pg.backends.hf("embedded") as route:
-        own = pg.run(route, [{"messages": [{"role": "user", "content": sample.input}], "options": {"max_new_tokens": 8}} for sample in samples])
-    assert [sample.output.completion for sample in log.samples] == [slot.unwrap().text for slot in own]
+        own = pg.run(
+            route,
+            [
+                {
+                    "messages": [{"role": "user", "content": sample.input}],
+                    "options": {"max_new_tokens": 8},
+                }
+                for sample in samples
+            ],
+        )
+    assert [sample.output.completion for sample in log.samples] == [
+        slot.unwrap().text for slot in own
+    ]
     assert 0 < len(passes) < 40  # by itself, each sample is at least one
     usage = log.stats.model_usage["pipegen/embedded"]
     assert usage.input_tokens == sum(slot.unwrap().prompt_tokens for slot in own)
@@ -108,9 +152,19 @@ def test_the_log_probabilities_are_those_of_the_tokens_that_were_drawn() -> None
     output = ask(api, temperature=1.5, seed=1, max_tokens=6, logprobs=True, top_logprobs=2)
     drawn = output.choices[0].logprobs.content
     with pg.backends.hf("embedded", dtype="float32") as route:
-        options = {"temperature": 1.5, "seed": 1, "max_new_tokens": 6, "logprobs": True, "top_logprobs": 2}
-        own = pg.run(route, [{"messages": [{"role": "user", "content": "Hi"}], "options": options}])[0].unwrap()
-    assert [one.logprob for one in drawn] == pytest.approx([one.logprob for one in own.logprobs or ()])
+        options = {
+            "temperature": 1.5,
+            "seed": 1,
+            "max_new_tokens": 6,
+            "logprobs": True,
+            "top_logprobs": 2,
+        }
+        own = pg.run(
+            route, [{"messages": [{"role": "user", "content": "Hi"}], "options": options}]
+        )[0].unwrap()
+    assert [one.logprob for one in drawn] == pytest.approx(
+        [one.logprob for one in own.logprobs or ()]
+    )
     assert "".join(one.token for one in drawn) == own.raw_text
     assert all(len(one.top_logprobs) == 2 for one in drawn)
     assert ask(api, max_tokens=2).choices[0].logprobs is None
@@ -124,10 +178,30 @@ def test_several_choices_are_given(api: Callable[..., Any]) -> None:
 
 def test_every_setting_goes_into_the_options(api: Callable[..., Any]) -> None:
     made = api(f"yes{ENDED}")
-    ask(made, temperature=0.5, top_p=0.9, top_k=3, frequency_penalty=0.1, presence_penalty=0.2, seed=7, stop_seqs=["x"], max_tokens=9)
+    ask(
+        made,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=3,
+        frequency_penalty=0.1,
+        presence_penalty=0.2,
+        seed=7,
+        stop_seqs=["x"],
+        max_tokens=9,
+    )
     options = made.engine.calls[0][0].options
-    assert (options.temperature, options.top_p, options.top_k, options.seed, options.max_new_tokens) == (0.5, 0.9, 3, 7, 9)
-    assert (options.frequency_penalty, options.presence_penalty, options.stop.stop) == (0.1, 0.2, ("x",))
+    assert (
+        options.temperature,
+        options.top_p,
+        options.top_k,
+        options.seed,
+        options.max_new_tokens,
+    ) == (0.5, 0.9, 3, 7, 9)
+    assert (options.frequency_penalty, options.presence_penalty, options.stop.stop) == (
+        0.1,
+        0.2,
+        ("x",),
+    )
 
 
 def test_a_schema_is_the_form_of_the_answer(api: Callable[..., Any]) -> None:
@@ -136,28 +210,56 @@ def test_a_schema_is_the_form_of_the_answer(api: Callable[..., Any]) -> None:
         ask(api(f"1{ENDED}", honours=frozenset({"on_overflow"})), response_schema=schema)
 
 
-@pytest.mark.parametrize("asked", [{"best_of": 2}, {"logit_bias": {1: 2.0}}, {"prompt_logprobs": 2}, {"reasoning_effort": "low"}, {"extra_body": {"a": 1}}])
-def test_what_no_engine_can_give_is_refused_by_name(asked: dict[str, Any], api: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"best_of": 2},
+        {"logit_bias": {1: 2.0}},
+        {"prompt_logprobs": 2},
+        {"reasoning_effort": "low"},
+        {"extra_body": {"a": 1}},
+    ],
+)
+def test_what_no_engine_can_give_is_refused_by_name(
+    asked: dict[str, Any], api: Callable[..., Any]
+) -> None:
     with pytest.raises(pg.UnsupportedOption) as refused:
         ask(api("yes"), **asked)
     assert refused.value.option == next(iter(asked))
 
 
 def test_tool_calls_are_read(api: Callable[..., Any]) -> None:
-    said = 'Let me see. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call><tool_call>{"name": "add", "arguments": "{\\"a\\": 2}"}</tool_call>'
+    said = (
+        'Let me see. <tool_call>{"name": "add", "arguments": {"a":'
+        ' 1}}</tool_call><tool_call>{"name": "add", "arguments": "{\\"a\\": 2}"}</tool_call>'
+    )
     output = ask(api(said + ENDED), tools=[ADD])
     message = output.choices[0].message
     assert output.stop_reason == "tool_calls"
-    assert [(call.function, call.arguments, call.parse_error) for call in message.tool_calls] == [("add", {"a": 1}, None), ("add", {"a": 2}, None)]
+    assert [(call.function, call.arguments, call.parse_error) for call in message.tool_calls] == [
+        ("add", {"a": 1}, None),
+        ("add", {"a": 2}, None),
+    ]
     assert len({call.id for call in message.tool_calls}) == 2
     assert message.text == "Let me see."
     assert ask(api(said + ENDED)).choices[0].message.tool_calls is None
     assert ask(api(said + ENDED), tools=[ADD], choice="none").choices[0].message.tool_calls is None
 
 
-@pytest.mark.parametrize("said", ["no json", '{"arguments": {}}', '{"name": "add", "arguments": [1]}', '["add"]', '{"name": "add", "arguments": "{"}'])
+@pytest.mark.parametrize(
+    "said",
+    [
+        "no json",
+        '{"arguments": {}}',
+        '{"name": "add", "arguments": [1]}',
+        '["add"]',
+        '{"name": "add", "arguments": "{"}',
+    ],
+)
 def test_a_tool_call_that_cannot_be_read_says_why(said: str, api: Callable[..., Any]) -> None:
-    (call,) = ask(api(f"<tool_call>{said}</tool_call>{ENDED}"), tools=[ADD]).choices[0].message.tool_calls
+    (call,) = (
+        ask(api(f"<tool_call>{said}</tool_call>{ENDED}"), tools=[ADD]).choices[0].message.tool_calls
+    )
     assert "cannot be read" in call.parse_error
     assert call.arguments == {}
 
@@ -166,8 +268,12 @@ def test_calls_and_reasoning_that_a_server_found_are_taken(api: Callable[..., An
     result = pg.run(pg.route(FakeEngine(f"yes{ENDED}")), [{"prompt": "a"}])[0].unwrap()
     import dataclasses
 
-    calls = ({"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}},)
-    output = api("")._output(dataclasses.replace(result, tool_calls=calls, reasoning="hm"), wants_tools=True)
+    calls = (
+        {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}},
+    )
+    output = api("")._output(
+        dataclasses.replace(result, tool_calls=calls, reasoning="hm"), wants_tools=True
+    )
     message = output.choices[0].message
     assert (message.tool_calls[0].id, message.tool_calls[0].arguments) == ("c1", {"a": 1})
     assert isinstance(message.content[0], ContentReasoning)
@@ -186,15 +292,32 @@ def test_the_whole_conversation_is_rendered(api: Callable[..., Any]) -> None:
         made,
         ChatMessageSystem(content="Be brief."),
         ChatMessageUser(content=[ContentText(text="What is "), ContentText(text="1 + 1?")]),
-        ChatMessageAssistant(content=[ContentReasoning(reasoning="hm"), ContentText(text="Let me add.")], tool_calls=[ToolCall("c1", "add", {"a": 1})]),
+        ChatMessageAssistant(
+            content=[ContentReasoning(reasoning="hm"), ContentText(text="Let me add.")],
+            tool_calls=[ToolCall("c1", "add", {"a": 1})],
+        ),
         ChatMessageTool(content="2", tool_call_id="c1", function="add"),
-        ChatMessageTool(content="late", tool_call_id="c2", function="add", error=ToolCallError("timeout", "too slow")),
+        ChatMessageTool(
+            content="late",
+            tool_call_id="c2",
+            function="add",
+            error=ToolCallError("timeout", "too slow"),
+        ),
         tools=[ADD],
     )
     request = made.engine.calls[0][0].request
-    assert [message.role for message in request.messages] == ["system", "user", "assistant", "tool", "tool"]
+    assert [message.role for message in request.messages] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "tool",
+    ]
     assert request.messages[2].extras["reasoning_content"] == "hm"
-    assert request.messages[2].extras["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1}}
+    assert request.messages[2].extras["tool_calls"][0]["function"] == {
+        "name": "add",
+        "arguments": {"a": 1},
+    }
     assert request.messages[3].extras == {"tool_call_id": "c1", "name": "add"}
     assert request.messages[4].content == "Error: too slow\nlate"
     assert request.tools[0]["function"]["name"] == "add"
@@ -204,7 +327,16 @@ def test_images_are_taken_from_files_and_data_urls(api: Callable[..., Any], tmp_
     made = api(f"yes{ENDED}")
     (tmp_path / "a.png").write_bytes(image_file())
     url = "data:image/png;base64," + base64.b64encode(image_file()).decode()
-    ask(made, ChatMessageUser(content=[ContentText(text="look"), ContentImage(image=str(tmp_path / "a.png")), ContentImage(image=url)]))
+    ask(
+        made,
+        ChatMessageUser(
+            content=[
+                ContentText(text="look"),
+                ContentImage(image=str(tmp_path / "a.png")),
+                ContentImage(image=url),
+            ]
+        ),
+    )
     assert len(made.engine.calls[0][0].prompt.images) == 2
 
 
@@ -213,7 +345,9 @@ def test_other_media_are_refused(api: Callable[..., Any]) -> None:
         ask(api("yes"), ChatMessageUser(content=[ContentAudio(audio="a.wav", format="wav")]))
 
 
-def test_a_request_that_fails_raises_its_own_error_and_says_whether_to_retry(api: Callable[..., Any]) -> None:
+def test_a_request_that_fails_raises_its_own_error_and_says_whether_to_retry(
+    api: Callable[..., Any],
+) -> None:
     made = api(lambda encoded: pg.RateLimited("slow down"))
     with pytest.raises(pg.RateLimited) as failed:
         ask(made)
@@ -223,10 +357,19 @@ def test_a_request_that_fails_raises_its_own_error_and_says_whether_to_retry(api
 
 
 def test_one_sample_that_fails_fails_alone(api: Callable[..., Any]) -> None:
-    made = api(lambda encoded: pg.InvalidRequest("no") if encoded.prompt.text and "bad" in encoded.prompt.text else f"yes{ENDED}")
+    made = api(
+        lambda encoded: (
+            pg.InvalidRequest("no")
+            if encoded.prompt.text and "bad" in encoded.prompt.text
+            else f"yes{ENDED}"
+        )
+    )
 
     async def several() -> list[Any]:
-        asked = [made.generate([ChatMessageUser(content=said)], [], "auto", GenerateConfig()) for said in ("a", "bad", "c")]
+        asked = [
+            made.generate([ChatMessageUser(content=said)], [], "auto", GenerateConfig())
+            for said in ("a", "bad", "c")
+        ]
         return await asyncio.gather(*asked, return_exceptions=True)
 
     first, second, third = asyncio.run(several())
@@ -247,7 +390,12 @@ def test_a_cancelled_sample_leaves_the_others_alone() -> None:
 
     async def one_leaves() -> Any:
         leaving, staying = (
-            asyncio.ensure_future(made.generate([ChatMessageUser(content=word)], [], "auto", GenerateConfig(max_tokens=8))) for word in ("a", "b")
+            asyncio.ensure_future(
+                made.generate(
+                    [ChatMessageUser(content=word)], [], "auto", GenerateConfig(max_tokens=8)
+                )
+            )
+            for word in ("a", "b")
         )
         await asyncio.sleep(0)
         leaving.cancel()
@@ -262,7 +410,12 @@ def test_a_cancelled_sample_leaves_the_others_alone() -> None:
 def test_the_settings_of_the_engine_are_given_as_model_arguments() -> None:
     api = PipegenAPI("embedded", backend="hf", batch_size=8, enable_thinking=True)
     assert api.max_connections() == 32
-    assert api._request([SimpleNamespace(role="user", content="Hi")], [], "auto", GenerateConfig())["options"]["enable_thinking"] is True
+    assert (
+        api._request([SimpleNamespace(role="user", content="Hi")], [], "auto", GenerateConfig())[
+            "options"
+        ]["enable_thinking"]
+        is True
+    )
     served = PipegenAPI("embedded", "http://localhost:1", "key", backend="vllm_server")
     assert "localhost:1" in repr(served.engine)
     assert api.max_tokens() == 2048

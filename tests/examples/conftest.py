@@ -1,4 +1,6 @@
-"""For the tests of the example programs: the programs as modules, and images whose truth is known."""
+"""For the tests of the example programs: the programs as modules, and images whose truth is
+known.
+"""
 
 from __future__ import annotations
 

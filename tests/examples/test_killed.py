@@ -1,4 +1,6 @@
-"""The example programs as jobs: killed in the middle, the same command goes on and asks only for what is missing."""
+"""The example programs as jobs: killed in the middle, the same command goes on and asks only for
+what is missing.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +45,24 @@ def folder(tmp_path: Path, draw_scene: Callable[..., Scene]) -> Path:
     (tmp_path / "images").mkdir()
     for number in range(6):
         draw_scene(tmp_path / "images" / f"{number}.png", number)
-    (tmp_path / "truth.jsonl").write_text("".join(json.dumps({"image": f"images/{number}.png", "objects": []}) + "\n" for number in range(6)))
-    (tmp_path / "tickets.jsonl").write_text("".join(json.dumps({"id": f"T-{n}", "text": f"What is {n} + 4?"}) + "\n" for n in (1, 2)))
+    (tmp_path / "truth.jsonl").write_text(
+        "".join(
+            json.dumps({"image": f"images/{number}.png", "objects": []}) + "\n"
+            for number in range(6)
+        )
+    )
+    (tmp_path / "tickets.jsonl").write_text(
+        "".join(json.dumps({"id": f"T-{n}", "text": f"What is {n} + 4?"}) + "\n" for n in (1, 2))
+    )
     return tmp_path
 
 
 def rows_in(job: Path) -> list[bytes]:
-    return [line[8:40] for path in sorted(job.rglob("results-*.jsonl")) for line in path.read_bytes().splitlines()]
+    return [
+        line[8:40]
+        for path in sorted(job.rglob("results-*.jsonl"))
+        for line in path.read_bytes().splitlines()
+    ]
 
 
 CASES = {
@@ -60,11 +73,15 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_killed_program_goes_on(name: str, folder: Path, shell: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_a_killed_program_goes_on(
+    name: str, folder: Path, shell: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
     pytest.importorskip("torch")
 
     def arguments(out: Path) -> list[str]:
-        given = [argument.replace("IN", str(folder)).replace("OUT", str(out)) for argument in CASES[name]]
+        given = [
+            argument.replace("IN", str(folder)).replace("OUT", str(out)) for argument in CASES[name]
+        ]
         return ["--model", "embedded", "--batch", "1", *given]
 
     def files(out: Path) -> dict[str, bytes]:
@@ -78,7 +95,11 @@ def test_a_killed_program_goes_on(name: str, folder: Path, shell: Callable[..., 
     before = rows_in(folder / "out.job") or rows_in(out)
     assert len(before) == 3
     again: Any = shell(name, *arguments(out))
-    assert (again.stdout, again.returncode, again.stderr) == (wanted.stdout, wanted.returncode, wanted.stderr)
+    assert (again.stdout, again.returncode, again.stderr) == (
+        wanted.stdout,
+        wanted.returncode,
+        wanted.stderr,
+    )
     after = rows_in(folder / "out.job") or rows_in(out)
     assert len(after) == len(set(after)) == (7 if name == "stage_b" else 6)
     assert set(before) < set(after)

@@ -33,38 +33,52 @@ def test_no_rule_is_faster_than_the_ideal(ratios: dict[str, dict[str, float]]) -
     assert min(ratio for row in ratios.values() for ratio in row.values()) > 0.99
 
 
-def test_where_nothing_goes_wrong_all_rules_are_near_the_ideal(ratios: dict[str, dict[str, float]]) -> None:
+def test_where_nothing_goes_wrong_all_rules_are_near_the_ideal(
+    ratios: dict[str, dict[str, float]],
+) -> None:
     even = ratios["nothing"]
     assert max(even["position"], even["key"], even["blocks of 64"]) < 1.06
 
 
-def test_parts_by_place_are_uneven_where_lengths_are_and_keys_are_not(ratios: dict[str, dict[str, float]]) -> None:
+def test_parts_by_place_are_uneven_where_lengths_are_and_keys_are_not(
+    ratios: dict[str, dict[str, float]],
+) -> None:
     skewed = ratios["lengths by place"]
     assert skewed["position"] > 2
     assert skewed["key"] < 1.1
 
 
-def test_slow_replicas_hold_up_what_is_split_beforehand(ratios: dict[str, dict[str, float]]) -> None:
+def test_slow_replicas_hold_up_what_is_split_beforehand(
+    ratios: dict[str, dict[str, float]],
+) -> None:
     slow = ratios["3% at half speed"]
     assert min(slow["position"], slow["key"]) > 1.9
     assert slow["blocks of 64"] < slow["blocks of 256"] < slow["blocks of 4096"]
     assert slow["blocks of 64"] < 1.15
 
 
-def test_a_replica_that_is_gone_costs_most_where_its_rows_are_its_own(ratios: dict[str, dict[str, float]]) -> None:
+def test_a_replica_that_is_gone_costs_most_where_its_rows_are_its_own(
+    ratios: dict[str, dict[str, float]],
+) -> None:
     gone = ratios["0.5% gone"]
     assert min(gone["position"], gone["key"]) > 1.3
     assert gone["blocks of 64"] < 1.1
 
 
-def test_with_all_of_these_blocks_win_then_keys_then_places(ratios: dict[str, dict[str, float]]) -> None:
+def test_with_all_of_these_blocks_win_then_keys_then_places(
+    ratios: dict[str, dict[str, float]],
+) -> None:
     every = ratios["all of these"]
     assert every["blocks of 64"] < every["key"] < every["position"]
 
 
 @pytest.mark.parametrize(("rows", "enough"), [(16, 4), (64, 8), (256, 16)])
-def test_an_engine_is_full_where_its_replica_holds_several_times_what_it_works_on(program: ModuleType, rows: int, enough: int) -> None:
-    shares = [program.occupancy(rows, times * program.IN_FLIGHT // rows) for times in (1, 2, enough)]
+def test_an_engine_is_full_where_its_replica_holds_several_times_what_it_works_on(
+    program: ModuleType, rows: int, enough: int
+) -> None:
+    shares = [
+        program.occupancy(rows, times * program.IN_FLIGHT // rows) for times in (1, 2, enough)
+    ]
     assert shares[0] < 0.3
     assert shares == sorted(shares)
     assert shares[-1] > 0.9
@@ -72,7 +86,9 @@ def test_an_engine_is_full_where_its_replica_holds_several_times_what_it_works_o
 
 def test_one_reader_feeds_a_few_hundred_replicas(program: ModuleType) -> None:
     def ratio(replicas: int, rule: str) -> float:
-        cluster = program.Cluster(program.World(replicas=replicas, rows=replicas * 4_000, reading=True))
+        cluster = program.Cluster(
+            program.World(replicas=replicas, rows=replicas * 4_000, reading=True)
+        )
         return float(program.RULES[rule](cluster) / cluster.ideal)
 
     assert ratio(100, "blocks of 64") < 1.3

@@ -1,4 +1,6 @@
-"""Stage B: every ticket under every setting with every seed, strict verdicts, and a reflection that keeps to its tokens."""
+"""Stage B: every ticket under every setting with every seed, strict verdicts, and a reflection that
+keeps to its tokens.
+"""
 
 from __future__ import annotations
 
@@ -56,22 +58,42 @@ def test_anything_else_fails_and_is_shown(stage_b: Any, answer: str) -> None:
     assert repr(answer.strip())[1:-1] in error.message
 
 
-def test_every_ticket_runs_under_every_setting_with_every_seed_and_one_bad_answer_fails_alone(stage_b: Any) -> None:
+def test_every_ticket_runs_under_every_setting_with_every_seed_and_one_bad_answer_fails_alone(
+    stage_b: Any,
+) -> None:
     def script(encoded: Encoded) -> str:
         return "no verdict" if encoded.options.seed == 6 and encoded.request.id == "T-2" else GOOD
 
     engine = FakeEngine(script)
-    made = list(stage_b.rollouts(stage_b.judging(pg.route(engine)), {"T-1": "a", "T-2": "b"}, stage_b.cells_of(samples=2, seed=5), batch=4))
-    cells = [(ticket, setting, seed) for ticket in ("T-1", "T-2") for setting in ("cool", "warm", "hot") for seed in (5, 6)]
+    made = list(
+        stage_b.rollouts(
+            stage_b.judging(pg.route(engine)),
+            {"T-1": "a", "T-2": "b"},
+            stage_b.cells_of(samples=2, seed=5),
+            batch=4,
+        )
+    )
+    cells = [
+        (ticket, setting, seed)
+        for ticket in ("T-1", "T-2")
+        for setting in ("cool", "warm", "hot")
+        for seed in (5, 6)
+    ]
     assert [(one.ticket, one.setting, one.seed) for one in made] == cells
     assert [len(call) for call in engine.calls] == [12]
-    asked = [(e.request.id, e.options.temperature, e.options.seed) for call in engine.calls for e in call]
-    assert asked == [(ticket, stage_b.SETTINGS[setting].temperature, seed) for ticket, setting, seed in cells]
+    asked = [
+        (e.request.id, e.options.temperature, e.options.seed) for call in engine.calls for e in call
+    ]
+    assert asked == [
+        (ticket, stage_b.SETTINGS[setting].temperature, seed) for ticket, setting, seed in cells
+    ]
     assert [(one.ticket, one.seed) for one in made if not pg.is_ok(one.slot)] == [("T-2", 6)] * 3
 
 
 @given(st.lists(st.integers(0, 20), max_size=12), st.integers(0, 60))
-def test_what_is_packed_fits_and_nothing_left_out_would_have(stage_b: Any, costs: list[int], budget: int) -> None:
+def test_what_is_packed_fits_and_nothing_left_out_would_have(
+    stage_b: Any, costs: list[int], budget: int
+) -> None:
     pieces = list(range(len(costs)))
     kept, left = stage_b.pack(pieces, costs, budget)
     assert sorted(kept + left) == pieces
@@ -81,7 +103,9 @@ def test_what_is_packed_fits_and_nothing_left_out_would_have(stage_b: Any, costs
         assert costs[piece] > budget - sum(costs[other] for other in kept if other < piece)
 
 
-def test_the_reflection_keeps_to_its_tokens_and_counts_each_case_once(stage_b: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reflection_keeps_to_its_tokens_and_counts_each_case_once(
+    stage_b: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = FakeEngine("A rule.")
     cases = {str(n): f"Ticket {n}: " + "x" * (50 * n) + "\n\n" for n in range(1, 9)}
     counted: list[str] = []
@@ -114,14 +138,40 @@ def test_tickets_that_split_the_rollouts_come_first(stage_b: Any) -> None:
 
 def test_the_program_runs_and_names_what_it_drops(tmp_path: Path, shell: Shell) -> None:
     pytest.importorskip("torch")
-    tickets = [{"id": "short", "text": "What is 3 + 4?"}, {"id": "long", "text": "dog " * 400}, {"id": "T-3", "text": "Name three colors."}]
-    (tmp_path / "tickets.jsonl").write_text("".join(json.dumps(ticket) + "\n" for ticket in tickets))
-    done = shell("stage_b", "--model", "embedded", "--samples", 2, "--max-prompt-tokens", 300, tmp_path / "tickets.jsonl")
+    tickets = [
+        {"id": "short", "text": "What is 3 + 4?"},
+        {"id": "long", "text": "dog " * 400},
+        {"id": "T-3", "text": "Name three colors."},
+    ]
+    (tmp_path / "tickets.jsonl").write_text(
+        "".join(json.dumps(ticket) + "\n" for ticket in tickets)
+    )
+    done = shell(
+        "stage_b",
+        "--model",
+        "embedded",
+        "--samples",
+        2,
+        "--max-prompt-tokens",
+        300,
+        tmp_path / "tickets.jsonl",
+    )
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [line["kind"] for line in lines] == [*["rollout"] * 6, "dropped", *["rollout"] * 6, "reflection"]
-    assert (lines[6]["ticket"], lines[6]["error"]["type"], lines[6]["error"]["limit"]) == ("long", "PromptTooLong", 300)
+    assert [line["kind"] for line in lines] == [
+        *["rollout"] * 6,
+        "dropped",
+        *["rollout"] * 6,
+        "reflection",
+    ]
+    assert (lines[6]["ticket"], lines[6]["error"]["type"], lines[6]["error"]["limit"]) == (
+        "long",
+        "PromptTooLong",
+        300,
+    )
     assert done.stderr.count("dropped long: the prompt has") == 1
-    assert [line["ticket"] for line in lines if line["kind"] == "rollout"] == ["short"] * 6 + ["T-3"] * 6
+    assert [line["ticket"] for line in lines if line["kind"] == "rollout"] == ["short"] * 6 + [
+        "T-3"
+    ] * 6
     assert "3 tickets, 2 judged: 12 rollouts" in done.stderr
     assert sorted(lines[-1]["packed"]) == ["T-3", "short"]

@@ -1,4 +1,6 @@
-"""The detector's PNGs: boxes where the objects are, truth on the left and prediction on the right; engines that cannot are refused before they load."""
+"""The detector's PNGs: boxes where the objects are, truth on the left and prediction on the right;
+engines that cannot are refused before they load.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,19 @@ def vis_tools(program: Callable[[str], ModuleType]) -> Any:
 
 def truth_of(scene: Scene, width: int, height: int) -> list[dict[str, Any]]:
     sides = (width, height, width, height)
-    return [{"shape": t.shape, "color": t.color, "box": [edge * side / 1000 for edge, side in zip(t.box, sides, strict=True)]} for t in scene]
+    return [
+        {
+            "shape": t.shape,
+            "color": t.color,
+            "box": [edge * side / 1000 for edge, side in zip(t.box, sides, strict=True)],
+        }
+        for t in scene
+    ]
 
 
-def test_every_image_is_drawn_and_a_broken_one_only_told_of(tmp_path: Path, shell: Shell, draw_scene: Callable[..., Scene]) -> None:
+def test_every_image_is_drawn_and_a_broken_one_only_told_of(
+    tmp_path: Path, shell: Shell, draw_scene: Callable[..., Scene]
+) -> None:
     pytest.importorskip("torch")
     lines: list[dict[str, Any]] = []
     for number, (height, width) in enumerate(((128, 128), (192, 320), (256, 192))):
@@ -40,25 +51,46 @@ def test_every_image_is_drawn_and_a_broken_one_only_told_of(tmp_path: Path, shel
     lines.insert(1, {"image": "broken.png", "objects": []})
     truth = tmp_path / "truth.jsonl"
     truth.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    done = shell("vis_tools", "--model", "embedded", "--batch", 3, "--balanced-json", "--forbid-repeated-objects", truth, tmp_path / "out")
+    done = shell(
+        "vis_tools",
+        "--model",
+        "embedded",
+        "--batch",
+        3,
+        "--balanced-json",
+        "--forbid-repeated-objects",
+        truth,
+        tmp_path / "out",
+    )
     assert done.returncode == 1, done.stderr
     assert "4 images: 3 drawn with what was seen, 1 broken or unreadable" in done.stderr
-    told = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    told = [
+        json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()
+    ]
     assert [one["image"] for one in told] == [line["image"] for line in lines]
     assert told[1]["error"]["type"] == "BadImage"
-    assert sorted(path.name for path in (tmp_path / "out").glob("*.png")) == ["00000-0.png", "00002-1.png", "00003-2.png"]
+    assert sorted(path.name for path in (tmp_path / "out").glob("*.png")) == [
+        "00000-0.png",
+        "00002-1.png",
+        "00003-2.png",
+    ]
     for line, one in zip(lines, told, strict=True):
         if one["ok"]:
             assert one["raw_text"].startswith(one["text"])
-            assert [thing["label"] for thing in one["objects"]] == [f"{thing['shape']} {thing['color']}" for thing in line["objects"]]
+            assert [thing["label"] for thing in one["objects"]] == [
+                f"{thing['shape']} {thing['color']}" for thing in line["objects"]
+            ]
             with Image.open(tmp_path / line["image"]) as image:
                 for seen, there in zip(one["objects"], line["objects"], strict=True):
                     off = max(abs(a - b) for a, b in zip(seen["box"], there["box"], strict=True))
-                    assert off <= 0.101 * max(image.size)  # at most one step of the lattice on which the model was trained
+                    # at most one step of the lattice on which the model was trained
+                    assert off <= 0.101 * max(image.size)
 
 
 @pytest.mark.parametrize("lacking", ["logits_processor", "watch"])
-def test_an_engine_that_lacks_what_the_plugins_need_is_refused_before_it_is_called(vis_tools: Any, lacking: str) -> None:
+def test_an_engine_that_lacks_what_the_plugins_need_is_refused_before_it_is_called(
+    vis_tools: Any, lacking: str
+) -> None:
     engine = FakeEngine("[]", name="other", honours=pg.ENGINES["hf"] - {lacking})
     with pytest.raises(pg.UnsupportedPlugin) as raised:
         vis_tools.plugged(pg.route(engine), ["bbox_2d"])
@@ -68,11 +100,22 @@ def test_an_engine_that_lacks_what_the_plugins_need_is_refused_before_it_is_call
     assert engine.calls == []
 
 
-def test_the_refusal_is_bad_usage_and_nothing_is_loaded_or_written(vis_tools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_refusal_is_bad_usage_and_nothing_is_loaded_or_written(
+    vis_tools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = FakeEngine("[]", name="other", honours=pg.ENGINES["hf"] - {"logits_processor"})
     monkeypatch.setattr(pg.backends, "load", lambda config: pg.route(engine))
     (tmp_path / "truth.jsonl").write_text('{"image": "a.png", "objects": []}\n')
-    done = CliRunner().invoke(vis_tools.app, ["--model", "m", "--forbid-repeated-objects", str(tmp_path / "truth.jsonl"), str(tmp_path / "out")])
+    done = CliRunner().invoke(
+        vis_tools.app,
+        [
+            "--model",
+            "m",
+            "--forbid-repeated-objects",
+            str(tmp_path / "truth.jsonl"),
+            str(tmp_path / "out"),
+        ],
+    )
     assert done.exit_code == 2
     assert "logits_processor" in done.output
     assert not (tmp_path / "out").exists()
@@ -85,11 +128,18 @@ def test_the_refusal_is_bad_usage_and_nothing_is_loaded_or_written(vis_tools: An
         ([], []),
         (["--balanced-json"], ["balanced_json"]),
         (["--forbid-repeated-objects"], ["forbid_repeated_objects"]),
-        (["--forbid-repeated-objects", "--balanced-json"], ["balanced_json", "forbid_repeated_objects"]),
+        (
+            ["--forbid-repeated-objects", "--balanced-json"],
+            ["balanced_json", "forbid_repeated_objects"],
+        ),
     ],
 )
 def test_plugins_are_off_unless_their_flags_are_given(
-    vis_tools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], names: list[str]
+    vis_tools: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str],
+    names: list[str],
 ) -> None:
     seen: list[list[str]] = []
     plugged = vis_tools.plugged
@@ -100,18 +150,36 @@ def test_plugins_are_off_unless_their_flags_are_given(
         return made
 
     monkeypatch.setattr(vis_tools, "plugged", noted)
-    monkeypatch.setattr(pg.backends, "load", lambda config: pg.route(FakeEngine("[]", honours=pg.ENGINES["hf"])))
+    monkeypatch.setattr(
+        pg.backends, "load", lambda config: pg.route(FakeEngine("[]", honours=pg.ENGINES["hf"]))
+    )
     (tmp_path / "truth.jsonl").write_text("")
-    done = CliRunner().invoke(vis_tools.app, ["--model", "m", *flags, str(tmp_path / "truth.jsonl"), str(tmp_path / "out")])
+    done = CliRunner().invoke(
+        vis_tools.app,
+        ["--model", "m", *flags, str(tmp_path / "truth.jsonl"), str(tmp_path / "out")],
+    )
     assert (done.exit_code, seen) == (0, [names]), done.output
 
 
 def test_boxes_are_scaled_by_their_own_side_and_turned_the_right_way(vis_tools: Any) -> None:
-    (thing,) = vis_tools.things_of('{"objects": [{"bbox_2d": [900, 100, 500, 200], "label": "dog"}]}', 2000, 100)
+    (thing,) = vis_tools.things_of(
+        '{"objects": [{"bbox_2d": [900, 100, 500, 200], "label": "dog"}]}', 2000, 100
+    )
     assert thing == vis_tools.Thing("dog", (1000.0, 10.0, 1800.0, 20.0))
 
 
-@pytest.mark.parametrize("text", ["", "a red circle", "[1]", '[{"label": "dog"}]', '[{"bbox_2d": [1, 2, 3]}]', '[{"bbox_2d": [1, 2, 3, "4"]}]', '[{"a": '])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a red circle",
+        "[1]",
+        '[{"label": "dog"}]',
+        '[{"bbox_2d": [1, 2, 3]}]',
+        '[{"bbox_2d": [1, 2, 3, "4"]}]',
+        '[{"a": ',
+    ],
+)
 def test_an_answer_of_another_form_is_a_value_error(vis_tools: Any, text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         vis_tools.things_of(text, 10, 10)
@@ -129,7 +197,10 @@ def test_an_unreadable_answer_is_drawn_with_a_note(vis_tools: Any, tmp_path: Pat
 
 
 def test_the_truth_is_on_the_left_and_the_prediction_on_the_right(vis_tools: Any) -> None:
-    truth, seen = [vis_tools.Thing("dog", (0, 0, 50, 100))], [vis_tools.Thing("dog", (50, 0, 100, 100))]
+    truth, seen = (
+        [vis_tools.Thing("dog", (0, 0, 50, 100))],
+        [vis_tools.Thing("dog", (50, 0, 100, 100))],
+    )
     sheet = vis_tools.drawn(Image.new("RGB", (100, 100), "white"), truth, seen)
     red = tuple(bytes.fromhex(vis_tools.COLORS[0][1:]))
     height = vis_tools.MARGIN + vis_tools.LINE + vis_tools.SIDE // 2

@@ -1,6 +1,8 @@
-"""Where the programs of this folder run, how much they do there, and the model that they run: made on the spot, so that nothing is fetched.
+"""Where the programs of this folder run, how much they do there, and the model that they run: made
+on the spot, so that nothing is fetched.
 
-On a GPU the model is a Llama of 1.2 billion random weights; without one it is tiny, and so is the work: then the programs are a test of themselves.
+On a GPU the model is a Llama of 1.2 billion random weights; without one it is tiny, and so is the
+work: then the programs are a test of themselves.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ def name() -> str:
 
 
 def model_folder(folder: Path) -> Path:
-    """The folder of the model, which is made where it is not there; its tokenizer is the embedded model's."""
+    """The folder of the model, which is made where it is not there; its tokenizer is the embedded
+    model's.
+    """
     if (folder / "config.json").exists():
         return folder
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
@@ -83,7 +87,10 @@ def model_folder(folder: Path) -> Path:
 def prompts(count: int, shortest: int = 8, longest: int = 64, seed: int = 1) -> list[list[int]]:
     """Prompts of plain token ids, of different lengths."""
     drawn = random.Random(seed)
-    return [[drawn.randrange(300, 1000) for _ in range(drawn.randint(shortest, longest))] for _ in range(count)]
+    return [
+        [drawn.randrange(300, 1000) for _ in range(drawn.randint(shortest, longest))]
+        for _ in range(count)
+    ]
 
 
 def finished() -> float:
@@ -100,5 +107,9 @@ def held() -> int:
     import gc
 
     gc.collect()
-    storages = (thing.untyped_storage() for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter))
+    storages = (
+        thing.untyped_storage()
+        for thing in gc.get_objects()
+        if type(thing) in (torch.Tensor, torch.nn.Parameter)
+    )
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())

@@ -1,7 +1,9 @@
-"""All measurements on this machine's device, one after the other, each in a process of its own: `python tests/gpu/everything.py [NAME ...]`.
+"""All measurements on this machine's device, one after the other, each in a process of its own:
+`python tests/gpu/everything.py [NAME ...]`.
 
-Run by `nox -s gpu`. It takes at most `MOST` seconds in all; what is not done by then is said. The lines go to `.bench/gpu.md`, from which the page of
-benchmarks is made. The exit code is 1 where something is not as it has to be.
+Run by `nox -s gpu`. It takes at most `MOST` seconds in all; what is not done by then is said. The
+lines go to `.bench/gpu.md`, from which the page of benchmarks is made. The exit code is 1 where
+something is not as it has to be.
 """
 
 from __future__ import annotations
@@ -38,13 +40,27 @@ def main(chosen: list[str]) -> int:
             left = MOST - (time.monotonic() - began)
             try:
                 command = [sys.executable, __file__, "--one", program, f"{scratch}/model"]
-                done = subprocess.run(command, capture_output=True, text=True, timeout=max(left, 1), check=False)
-                lines = json.loads(done.stdout.splitlines()[-1]) if not done.returncode else [(program, f"failed: {done.stderr.strip()[-300:]}", False)]
+                done = subprocess.run(
+                    command, capture_output=True, text=True, timeout=max(left, 1), check=False
+                )
+                lines = (
+                    json.loads(done.stdout.splitlines()[-1])
+                    if not done.returncode
+                    else [(program, f"failed: {done.stderr.strip()[-300:]}", False)]
+                )
             except subprocess.TimeoutExpired:
                 lines = [(program, f"not done in {MOST} s", False)]
             failed = failed or any(right is False for _, _, right in lines)
-            cells += [(what, figure, {True: "yes", False: "NO", None: ""}[right]) for what, figure, right in lines]
-    write_table("gpu" if on_gpu() else "gpu-small", f"On a GPU: {name()}", ("what", "figure", "as it has to be"), cells)
+            cells += [
+                (what, figure, {True: "yes", False: "NO", None: ""}[right])
+                for what, figure, right in lines
+            ]
+    write_table(
+        "gpu" if on_gpu() else "gpu-small",
+        f"On a GPU: {name()}",
+        ("what", "figure", "as it has to be"),
+        cells,
+    )
     return int(failed)
 
 

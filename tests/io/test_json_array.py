@@ -15,13 +15,18 @@ from pipegen.io.json_array import items_of
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(alphabet='a"\\[]{},: \n\u00e9\U0001f600'),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(alphabet='a"\\[]{},'), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(alphabet='a"\\[]{},'), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
 
 @given(st.lists(PLAIN, max_size=5), st.sampled_from([None, 1]), st.booleans(), st.integers(1, 9))
-def test_the_items_are_those_of_the_array_whatever_the_pieces(items: list[Any], indent: int | None, ascii_only: bool, size: int) -> None:
+def test_the_items_are_those_of_the_array_whatever_the_pieces(
+    items: list[Any], indent: int | None, ascii_only: bool, size: int
+) -> None:
     data = json.dumps(items, indent=indent, ensure_ascii=ascii_only).encode()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(json_array, "_PIECE", size)
@@ -33,7 +38,9 @@ def test_the_items_are_those_of_the_array_whatever_the_pieces(items: list[Any], 
 
 
 def test_an_item_that_is_too_long_has_no_bytes_and_the_next_ones_have() -> None:
-    lines = list(items_of(io.BytesIO(b'["' + b"a" * 100 + b'", "b", ["' + b"c" * 2**17 + b'"]]'), limit=50))
+    lines = list(
+        items_of(io.BytesIO(b'["' + b"a" * 100 + b'", "b", ["' + b"c" * 2**17 + b'"]]'), limit=50)
+    )
     assert [line.data for line in lines] == [None, b'"b"', None]
 
 

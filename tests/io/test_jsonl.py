@@ -16,36 +16,91 @@ from returns.result import Failure, Success
 from pipegen.core import errors
 from pipegen.core.errors import GenerationError, InvalidRequest, RateLimited, Timeout
 from pipegen.core.slots import is_ok
-from pipegen.io.jsonl import Line, error_from, from_plain, lines_of, request_from_row, to_plain, values_of_line
+from pipegen.io.jsonl import (
+    Line,
+    error_from,
+    from_plain,
+    lines_of,
+    request_from_row,
+    to_plain,
+    values_of_line,
+)
 from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField
-from pipegen.records.options import ChatTemplateOptions, GenerationOptions, StopOptions, options_from, resolve
+from pipegen.records.options import (
+    ChatTemplateOptions,
+    GenerationOptions,
+    StopOptions,
+    options_from,
+    resolve,
+)
 from pipegen.records.plain import request_from
 from pipegen.records.results import Finish, GenerationResult, TokenLogprob
 from pipegen.records.scores import Scored
 
-texts = st.text(max_size=12) | st.sampled_from(["\u2028", "\x85", "\x1b[2J", "<|im_end|>", 'say "no"\\n', "\U0001f600"])
+texts = st.text(max_size=12) | st.sampled_from(
+    ["\u2028", "\x85", "\x1b[2J", "<|im_end|>", 'say "no"\\n', "\U0001f600"]
+)
 ids = st.lists(st.integers(0, 10**6), max_size=4).map(tuple)
 numbers = st.floats(allow_nan=False)
-kinds = [getattr(errors, name) for name in errors.__all__ if issubclass(getattr(errors, name), GenerationError)]
+kinds = [
+    getattr(errors, name)
+    for name in errors.__all__
+    if issubclass(getattr(errors, name), GenerationError)
+]
 
 
 def _flat_errors() -> st.SearchStrategy[GenerationError]:
-    own = {"backend": texts, "scope": st.sampled_from(["row", "batch"]), "index": st.integers(0, 9), "prompt_tokens": st.integers(0), "limit": st.integers(0)}
-    own |= {"option": texts, "plugin": texts, "stage": texts, "incident": texts, "retry_after": st.none() | numbers, "message": texts, "hint": texts}
-    return st.one_of([st.builds(kind, **{name: made for name, made in own.items() if name in kind.__dataclass_fields__}) for kind in kinds])
+    own = {
+        "backend": texts,
+        "scope": st.sampled_from(["row", "batch"]),
+        "index": st.integers(0, 9),
+        "prompt_tokens": st.integers(0),
+        "limit": st.integers(0),
+    }
+    own |= {
+        "option": texts,
+        "plugin": texts,
+        "stage": texts,
+        "incident": texts,
+        "retry_after": st.none() | numbers,
+        "message": texts,
+        "hint": texts,
+    }
+    return st.one_of(
+        [
+            st.builds(
+                kind,
+                **{name: made for name, made in own.items() if name in kind.__dataclass_fields__},
+            )
+            for kind in kinds
+        ]
+    )
 
 
 flat_errors = _flat_errors()
-failures = st.builds(lambda error, earlier: error.after(tuple(earlier)), flat_errors, st.lists(flat_errors, max_size=2))
+failures = st.builds(
+    lambda error, earlier: error.after(tuple(earlier)),
+    flat_errors,
+    st.lists(flat_errors, max_size=2),
+)
 plain_data: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | texts,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
     max_leaves=5,
 )
 options = st.builds(
     lambda stops, kwargs, seed, top_k: resolve(
-        GenerationOptions(stop=StopOptions(stop=tuple(stops)), chat=ChatTemplateOptions(template_kwargs=kwargs), seed=seed, top_k=top_k)
+        GenerationOptions(
+            stop=StopOptions(stop=tuple(stops)),
+            chat=ChatTemplateOptions(template_kwargs=kwargs),
+            seed=seed,
+            top_k=top_k,
+        )
     ),
     st.lists(texts.filter(bool), max_size=3),
     st.dictionaries(texts, plain_data, max_size=2),
@@ -53,11 +108,17 @@ options = st.builds(
     st.integers(0, 9),
 )
 tops = st.lists(st.tuples(st.integers(0, 99), numbers), max_size=2).map(tuple)
-logprobs = st.lists(st.builds(TokenLogprob, token_id=st.integers(0, 99), logprob=numbers, top=tops), max_size=3)
-grids = st.lists(st.none() | st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9)), max_size=2).map(tuple)
+logprobs = st.lists(
+    st.builds(TokenLogprob, token_id=st.integers(0, 99), logprob=numbers, top=tops), max_size=3
+)
+grids = st.lists(
+    st.none() | st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9)), max_size=2
+).map(tuple)
 
 
-def _results(samples: st.SearchStrategy[tuple[GenerationResult, ...]]) -> st.SearchStrategy[GenerationResult]:
+def _results(
+    samples: st.SearchStrategy[tuple[GenerationResult, ...]],
+) -> st.SearchStrategy[GenerationResult]:
     return st.builds(
         GenerationResult,
         id=st.none() | texts,
@@ -88,7 +149,9 @@ results = _results(st.lists(_results(st.just(())), max_size=2).map(tuple))
 
 @settings(max_examples=60)
 @given(results | failures)
-def test_a_slot_survives_being_written_as_a_line_and_read_back(value: GenerationResult | GenerationError) -> None:
+def test_a_slot_survives_being_written_as_a_line_and_read_back(
+    value: GenerationResult | GenerationError,
+) -> None:
     slot = Success(value) if isinstance(value, GenerationResult) else Failure(value)
     line = strict_json.dump(to_plain(slot))
     assert len(line.splitlines()) == 1
@@ -97,17 +160,30 @@ def test_a_slot_survives_being_written_as_a_line_and_read_back(value: Generation
 
 @given(options)
 def test_the_options_of_a_line_sent_again_give_the_same_call(said: GenerationOptions) -> None:  # C8
-    line = strict_json.dump(to_plain(Success(GenerationResult(text="", raw_text="", finish=Finish.EOS, options=said))))
+    line = strict_json.dump(
+        to_plain(Success(GenerationResult(text="", raw_text="", finish=Finish.EOS, options=said)))
+    )
     again = request_from({"prompt": "Hi", "options": strict_json.load(line)["options"]}).unwrap()
     assert resolve(again.options) == resolve(options_from(json.loads(line)["options"])) == said
 
 
 def test_brief_leaves_out_ids_and_logprobs_and_keeps_the_rest() -> None:
     ids: Any = {"token_ids": (1,), "prompt_token_ids": (2,), "logprobs": ()}
-    result = GenerationResult(text="a", raw_text="a", finish=Finish.EOS, completion_tokens=1, options=resolve(GenerationOptions()), **ids)
-    whole = GenerationResult(text="a", raw_text="a", finish=Finish.EOS, samples=(result,), options=result.options, **ids)
+    result = GenerationResult(
+        text="a",
+        raw_text="a",
+        finish=Finish.EOS,
+        completion_tokens=1,
+        options=resolve(GenerationOptions()),
+        **ids,
+    )
+    whole = GenerationResult(
+        text="a", raw_text="a", finish=Finish.EOS, samples=(result,), options=result.options, **ids
+    )
     plain = to_plain(Success(whole), brief=True)
-    assert not {"prompt_token_ids", "token_ids", "logprobs"} & (plain.keys() | plain["samples"][0].keys())
+    assert not {"prompt_token_ids", "token_ids", "logprobs"} & (
+        plain.keys() | plain["samples"][0].keys()
+    )
     assert plain["samples"][0]["completion_tokens"] == 1
 
 
@@ -116,8 +192,15 @@ def test_a_line_begins_with_its_id_and_whether_it_is_ok() -> None:
 
 
 def test_an_error_tells_type_message_hint_its_own_fields_and_what_came_before() -> None:
-    error = to_plain(Failure(RateLimited("busy", retry_after=2.5, earlier=(Timeout("slow"),))))["error"]
-    assert (error["type"], error["message"], error["retry_after"], error["earlier"][0]["type"]) == ("RateLimited", "busy", 2.5, "Timeout")
+    error = to_plain(Failure(RateLimited("busy", retry_after=2.5, earlier=(Timeout("slow"),))))[
+        "error"
+    ]
+    assert (error["type"], error["message"], error["retry_after"], error["earlier"][0]["type"]) == (
+        "RateLimited",
+        "busy",
+        2.5,
+        "Timeout",
+    )
     assert error["hint"]
 
 
@@ -129,10 +212,35 @@ def test_an_error_tells_type_message_hint_its_own_fields_and_what_came_before() 
         ({"ok": False, "error": {"type": "KeyError"}}, "error.type takes one of"),
         ({"ok": False, "error": {"type": "Timeout", "mesage": "x"}}, "did you mean 'message'"),
         ({"ok": True, "text": "a"}, "takes raw_text, finish, options too"),
-        ({"ok": True, "text": "a", "raw_text": "a", "finish": "EOS?", "options": {}}, "finish does not have the form"),
-        ({"ok": True, "text": "a", "raw_text": "a", "finish": "eos", "options": {}, "logprobs": [{}]}, "logprobs does not have the form"),
-        ({"ok": True, "text": "a", "raw_text": "a", "finish": "eos", "options": {}, "txet": "b"}, "did you mean 'text'"),
-        ({"ok": True, "text": "a", "raw_text": "a", "finish": "eos", "options": {"temprature": 1}}, "did you mean 'temperature'"),
+        (
+            {"ok": True, "text": "a", "raw_text": "a", "finish": "EOS?", "options": {}},
+            "finish does not have the form",
+        ),
+        (
+            {
+                "ok": True,
+                "text": "a",
+                "raw_text": "a",
+                "finish": "eos",
+                "options": {},
+                "logprobs": [{}],
+            },
+            "logprobs does not have the form",
+        ),
+        (
+            {"ok": True, "text": "a", "raw_text": "a", "finish": "eos", "options": {}, "txet": "b"},
+            "did you mean 'text'",
+        ),
+        (
+            {
+                "ok": True,
+                "text": "a",
+                "raw_text": "a",
+                "finish": "eos",
+                "options": {"temprature": 1},
+            },
+            "did you mean 'temperature'",
+        ),
     ],
 )
 def test_what_is_no_slot_is_refused(values: dict[str, Any], words: str) -> None:
@@ -141,18 +249,40 @@ def test_what_is_no_slot_is_refused(values: dict[str, Any], words: str) -> None:
 
 
 def test_infinite_log_probabilities_are_strict_json_and_come_back() -> None:
-    never = TokenLogprob(token_id=1, logprob=-math.inf, top=((2, -math.inf),), text="a", top_texts=("b",))
-    result = GenerationResult(text="a", raw_text="a", finish=Finish.EOS, logprobs=(never,), options=resolve(GenerationOptions()))
+    never = TokenLogprob(
+        token_id=1, logprob=-math.inf, top=((2, -math.inf),), text="a", top_texts=("b",)
+    )
+    result = GenerationResult(
+        text="a",
+        raw_text="a",
+        finish=Finish.EOS,
+        logprobs=(never,),
+        options=resolve(GenerationOptions()),
+    )
     line = strict_json.dump(to_plain(Success(result)))
     assert strict_json.load(line)["logprobs"] == [
-        {"token_id": 1, "logprob": "-Infinity", "top": [[2, "-Infinity"]], "margin": None, "text": "a", "top_texts": ["b"]}
+        {
+            "token_id": 1,
+            "logprob": "-Infinity",
+            "top": [[2, "-Infinity"]],
+            "margin": None,
+            "text": "a",
+            "top_texts": ["b"],
+        }
     ]
     assert from_plain(json.loads(line)).unwrap() == result
 
 
 def test_margins_are_written_also_in_brief_and_come_back() -> None:
     near = TokenLogprob(token_id=1, logprob=-0.5, margin=0.25)
-    result = GenerationResult(text="a", raw_text="a", finish=Finish.EOS, logprobs=(near,), margin=0.25, options=resolve(GenerationOptions()))
+    result = GenerationResult(
+        text="a",
+        raw_text="a",
+        finish=Finish.EOS,
+        logprobs=(near,),
+        margin=0.25,
+        options=resolve(GenerationOptions()),
+    )
     assert to_plain(Success(result), brief=True)["margin"] == 0.25
     plain = json.loads(strict_json.dump(to_plain(Success(result))))
     assert from_plain(plain) == Success(result)
@@ -162,8 +292,16 @@ def test_margins_are_written_also_in_brief_and_come_back() -> None:
 
 
 def test_nested_immutable_mappings_become_dicts() -> None:
-    said = resolve(GenerationOptions(chat=ChatTemplateOptions(template_kwargs=immutabledict({"a": immutabledict({"b": (1,)})}))))
-    plain = to_plain(Success(GenerationResult(text="", raw_text="", finish=Finish.EOS, options=said)))
+    said = resolve(
+        GenerationOptions(
+            chat=ChatTemplateOptions(
+                template_kwargs=immutabledict({"a": immutabledict({"b": (1,)})})
+            )
+        )
+    )
+    plain = to_plain(
+        Success(GenerationResult(text="", raw_text="", finish=Finish.EOS, options=said))
+    )
     assert plain["options"]["template_kwargs"] == {"a": {"b": [1]}}
     assert type(plain["options"]["template_kwargs"]["a"]) is dict
 
@@ -178,7 +316,11 @@ def test_error_from_is_the_inverse_for_an_error_with_history() -> None:
 
 def request_of(line: Line) -> tuple[Any, Any]:
     read = values_of_line(line)
-    return request_from_row(read.unwrap(), line.number, "line") if is_ok(read) else (str(line.number), Failure(read.failure()))
+    return (
+        request_from_row(read.unwrap(), line.number, "line")
+        if is_ok(read)
+        else (str(line.number), Failure(read.failure()))
+    )
 
 
 def only(text: str | bytes) -> tuple[Any, Any]:
@@ -201,11 +343,22 @@ def only(text: str | bytes) -> tuple[Any, Any]:
         ("[" * 10**6, "nested more than 64 deep"),
         ('{"prompt": ' + "9" * 5000 + "}", "line 1: not JSON"),
         (b'{"prompt": "\xff"}', "line 1: not UTF-8: byte 0xff at position 12"),
-        ('{"prompt": "a", "id": true}', "id takes a string that is not empty or a whole number, not True"),
+        (
+            '{"prompt": "a", "id": true}',
+            "id takes a string that is not empty or a whole number, not True",
+        ),
         ('{"prompt": "a", "id": ""}', "id takes a string that is not empty"),
-        ('{"prompt": "a", "options": {"temprature": 1}}', "line 1: options: there is no option 'temprature'; did you mean 'temperature'?"),  # C1
+        # C1
+        (
+            '{"prompt": "a", "options": {"temprature": 1}}',
+            "line 1: options: there is no option 'temprature'; did you mean 'temperature'?",
+        ),
         ('{"promt": "a"}', "line 1: there is no field 'promt'; did you mean 'prompt'?"),
-        ('{"messages": [{"role": "user", "content": [{"type": "smell"}]}]}', "messages[0].content[0].type"),  # T8
+        # T8
+        (
+            '{"messages": [{"role": "user", "content": [{"type": "smell"}]}]}',
+            "messages[0].content[0].type",
+        ),
         ('{"prompt": 5}', "prompt takes a string"),
         ('{"prompt": "a", "tools": [5]}', "tools"),
         ('{"prompt": "a", "tools": 5}', "tools"),
@@ -226,7 +379,9 @@ def test_blank_lines_are_left_out_but_counted_and_a_byte_order_mark_is_no_matter
 
 
 @pytest.mark.parametrize(("given_id", "kept"), [('"x"', "x"), ("5", 5), ("null", "1")])
-def test_an_id_is_given_back_as_it_stands_and_a_missing_one_is_the_line_number(given_id: str, kept: Any) -> None:
+def test_an_id_is_given_back_as_it_stands_and_a_missing_one_is_the_line_number(
+    given_id: str, kept: Any
+) -> None:
     name, slot = only(f'{{"id": {given_id}, "prompt": "a"}}')
     assert (name, slot.unwrap().id) == (kept, str(kept))
 
@@ -241,12 +396,19 @@ def test_a_line_that_is_too_long_fails_alone_and_is_never_held() -> None:
 
 def test_a_line_of_just_the_limit_is_taken() -> None:
     text = b'{"prompt": "abc"}'
-    assert [line.data for line in lines_of(io.BytesIO(text + b"\n" + text), limit=len(text))] == [text + b"\n", text]
+    assert [line.data for line in lines_of(io.BytesIO(text + b"\n" + text), limit=len(text))] == [
+        text + b"\n",
+        text,
+    ]
 
 
-names = st.sampled_from(["id", "messages", "prompt", "prompt_token_ids", "images", "tools", "options", "else"])
+names = st.sampled_from(
+    ["id", "messages", "prompt", "prompt_token_ids", "images", "tools", "options", "else"]
+)
 likely = st.sampled_from(["user", "system", [{"type": "image", "image": "a.png"}]])
-message = st.dictionaries(st.sampled_from(["role", "content", "tool_calls"]), plain_data | likely, max_size=3)
+message = st.dictionaries(
+    st.sampled_from(["role", "content", "tool_calls"]), plain_data | likely, max_size=3
+)
 
 
 @settings(max_examples=300)
@@ -278,8 +440,13 @@ def test_a_score_comes_back_whole_and_a_brief_one_without_its_context() -> None:
         tried=(Timeout("slow"),),
         image_grid_thw=((1, 4, 6), None),
     )
-    assert from_plain(strict_json.load(strict_json.dump(to_plain(Success(scored)))), Scored).unwrap() == scored
-    assert from_plain(to_plain(Success(scored), brief=True), Scored).unwrap() == dataclasses.replace(scored, prompt_token_ids=())
+    assert (
+        from_plain(strict_json.load(strict_json.dump(to_plain(Success(scored)))), Scored).unwrap()
+        == scored
+    )
+    assert from_plain(
+        to_plain(Success(scored), brief=True), Scored
+    ).unwrap() == dataclasses.replace(scored, prompt_token_ids=())
     failed = to_plain(Failure(Timeout("slow")))
     assert from_plain(failed, Scored).failure() == Timeout("slow")
 
@@ -293,6 +460,13 @@ def test_a_score_comes_back_whole_and_a_brief_one_without_its_context() -> None:
 )
 def test_what_is_no_score_is_refused(values: dict[str, Any], words: str) -> None:
     if "token_logprobs" in values:
-        values = {"logprob": 0.0, "token_ids": [], "greedy": True, "tokens": 0, "bytes": 0, **values}
+        values = {
+            "logprob": 0.0,
+            "token_ids": [],
+            "greedy": True,
+            "tokens": 0,
+            "bytes": 0,
+            **values,
+        }
     with pytest.raises(InvalidField, match=words):
         from_plain({"ok": True, **values}, Scored)

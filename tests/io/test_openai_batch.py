@@ -30,23 +30,35 @@ def test_a_chat_line_becomes_a_request_with_options_by_either_name() -> None:
         "chat_template_kwargs": {"enable_thinking": True, "x": 1},
         "stream": False,
     }
-    request = request_from_batch(line(messages=MESSAGES, tools=[{"type": "function"}], temperature=None, **body), "line 1").unwrap()
+    request = request_from_batch(
+        line(messages=MESSAGES, tools=[{"type": "function"}], temperature=None, **body), "line 1"
+    ).unwrap()
     assert (request.id, request.tools) == ("a", ({"type": "function"},))
     options = request.options
     assert options is not None
     assert options.stop is not None
     assert options.chat is not None
-    assert (options.max_new_tokens, options.samples, options.stop.stop, options.top_k, options.temperature) == (5, 2, ("END",), 3, None)
+    assert (
+        options.max_new_tokens,
+        options.samples,
+        options.stop.stop,
+        options.top_k,
+        options.temperature,
+    ) == (5, 2, ("END",), 3, None)
     assert (options.chat.enable_thinking, options.chat.template_kwargs) == (True, {"x": 1})
 
 
 def test_a_response_format_is_structured_output() -> None:
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
-    options = request_from_batch(line(messages=MESSAGES, response_format=form), "line 1").unwrap().options
+    options = (
+        request_from_batch(line(messages=MESSAGES, response_format=form), "line 1").unwrap().options
+    )
     assert options is not None
     assert options.structured is not None
     assert options.structured.json_schema == '{"type": "object"}'
-    assert is_ok(request_from_batch(line(messages=MESSAGES, response_format={"type": "text"}), "line 1"))
+    assert is_ok(
+        request_from_batch(line(messages=MESSAGES, response_format={"type": "text"}), "line 1")
+    )
 
 
 def test_a_completions_line_takes_text_or_ids() -> None:
@@ -54,25 +66,48 @@ def test_a_completions_line_takes_text_or_ids() -> None:
     assert made.prompt == "Once"
     assert made.options is not None
     assert (made.options.logprobs, made.options.top_logprobs) == (True, 2)
-    assert request_from_batch(line("/v1/completions", prompt=[1, 2]), "line 1").unwrap().prompt_token_ids == (1, 2)
+    assert request_from_batch(
+        line("/v1/completions", prompt=[1, 2]), "line 1"
+    ).unwrap().prompt_token_ids == (1, 2)
 
 
 @pytest.mark.parametrize(
     ("values", "words"),
     [
         (line("/v1/embeddings"), "url takes '/v1/chat/completions' or"),
-        ({**line(messages=MESSAGES), "methd": "POST"}, "no field 'methd' in a batch file's line; did you mean 'method'"),
+        (
+            {**line(messages=MESSAGES), "methd": "POST"},
+            "no field 'methd' in a batch file's line; did you mean 'method'",
+        ),
         ({**line(messages=MESSAGES), "method": "GET"}, "the method POST"),
         ({**line(), "custom_id": ""}, "a custom_id that is not empty"),
         ({**line(), "body": []}, "a body that is an object"),
         (line(messages=MESSAGES, stream=True), "body.stream=True is not supported here"),
-        (line(messages=MESSAGES, tool_choice="required"), "body.tool_choice='required' is not supported here"),
-        (line(messages=MESSAGES, structured_outputs={"grammar": "g"}), "body.structured_outputs takes one of json"),
+        (
+            line(messages=MESSAGES, tool_choice="required"),
+            "body.tool_choice='required' is not supported here",
+        ),
+        (
+            line(messages=MESSAGES, structured_outputs={"grammar": "g"}),
+            "body.structured_outputs takes one of json",
+        ),
         (line(messages=MESSAGES, top_k=-2), "top_k takes a whole number of at least 0"),
-        (line(messages=MESSAGES, temprature=1), "body.temprature is not supported here; did you mean 'temperature'"),
-        (line(messages=MESSAGES, response_format={"type": "json_object"}), "body.response_format takes the type 'text' or 'json_schema' here"),
-        (line(messages=MESSAGES, max_tokens=1, max_completion_tokens=2), "contradicts another name of max_new_tokens"),
-        (line(messages=MESSAGES, max_tokens=-1), "max_new_tokens takes a whole number of at least 0"),
+        (
+            line(messages=MESSAGES, temprature=1),
+            "body.temprature is not supported here; did you mean 'temperature'",
+        ),
+        (
+            line(messages=MESSAGES, response_format={"type": "json_object"}),
+            "body.response_format takes the type 'text' or 'json_schema' here",
+        ),
+        (
+            line(messages=MESSAGES, max_tokens=1, max_completion_tokens=2),
+            "contradicts another name of max_new_tokens",
+        ),
+        (
+            line(messages=MESSAGES, max_tokens=-1),
+            "max_new_tokens takes a whole number of at least 0",
+        ),
         (line(messages=[]), "messages takes at least one message"),
         (line(), "takes exactly one of messages"),
     ],
@@ -88,7 +123,15 @@ def test_what_is_wrong_is_named_with_its_line(values: dict[str, Any], words: str
 def result(**said: Any) -> pg.GenerationResult:
     options = resolve(pg.GenerationOptions())
     return pg.GenerationResult(
-        **{"text": "Hello", "raw_text": "Hello", "finish": pg.Finish.EOS, "options": options, "prompt_tokens": 3, "completion_tokens": 2, **said}
+        **{
+            "text": "Hello",
+            "raw_text": "Hello",
+            "finish": pg.Finish.EOS,
+            "options": options,
+            "prompt_tokens": 3,
+            "completion_tokens": 2,
+            **said,
+        }
     )
 
 
@@ -100,17 +143,47 @@ def test_an_answer_is_a_chat_completion() -> None:
     (choice,) = body["choices"]
     message = choice.pop("message")
     assert choice == {"index": 0, "logprobs": None, "finish_reason": "stop", "stop_reason": None}
-    assert {name: value for name, value in message.items() if value is not None} == {"role": "assistant", "content": "Hello"}
-    assert set(message) > {"refusal", "annotations", "audio", "function_call", "reasoning"}  # vLLM writes them, and readers may look there
-    assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, "prompt_tokens_details": None}
+    assert {name: value for name, value in message.items() if value is not None} == {
+        "role": "assistant",
+        "content": "Hello",
+    }
+    # vLLM writes them, and readers may look there
+    assert set(message) > {"refusal", "annotations", "audio", "function_call", "reasoning"}
+    assert body["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 2,
+        "total_tokens": 5,
+        "prompt_tokens_details": None,
+    }
 
 
 def test_all_samples_are_choices_and_logprobs_name_their_tokens() -> None:
-    noted = (pg.TokenLogprob(token_id=7, logprob=-0.5, top=((7, -0.5), (8, -1.0)), text="é", top_texts=("é", "\ufffd")),)
+    noted = (
+        pg.TokenLogprob(
+            token_id=7,
+            logprob=-0.5,
+            top=((7, -0.5), (8, -1.0)),
+            text="é",
+            top_texts=("é", "\ufffd"),
+        ),
+    )
     one = result(finish=pg.Finish.LENGTH, logprobs=noted)
-    made = batch_line(Success(dataclasses.replace(one, samples=(one, result(text="Bye", stop="END", finish=pg.Finish.STOP_STRING)))), "a", "m")
+    made = batch_line(
+        Success(
+            dataclasses.replace(
+                one, samples=(one, result(text="Bye", stop="END", finish=pg.Finish.STOP_STRING))
+            )
+        ),
+        "a",
+        "m",
+    )
     first, second = made["response"]["body"]["choices"]
-    assert (first["finish_reason"], second["finish_reason"], second["stop_reason"], second["index"]) == ("length", "stop", "END", 1)
+    assert (
+        first["finish_reason"],
+        second["finish_reason"],
+        second["stop_reason"],
+        second["index"],
+    ) == ("length", "stop", "END", 1)
     assert first["logprobs"]["content"][0]["top_logprobs"] == [
         {"token": "é", "logprob": -0.5, "bytes": [0xC3, 0xA9]},
         {"token": "\ufffd", "logprob": -1.0, "bytes": None},
@@ -120,29 +193,77 @@ def test_all_samples_are_choices_and_logprobs_name_their_tokens() -> None:
 
 def test_a_completion_is_text() -> None:
     body = batch_line(Success(result()), "a", "m", "/v1/completions")["response"]["body"]
-    assert (body["object"], body["choices"][0]["text"], body["choices"][0]["logprobs"]) == ("text_completion", "Hello", None)
+    assert (body["object"], body["choices"][0]["text"], body["choices"][0]["logprobs"]) == (
+        "text_completion",
+        "Hello",
+        None,
+    )
 
 
 def test_the_logprobs_of_a_completion_have_its_form() -> None:
-    spelt = pg.TokenLogprob(token_id=7, logprob=-0.5, top=((7, -0.5), (8, -1.0)), text="Hi", top_texts=("Hi", "Ho"))
-    noted = (spelt, pg.TokenLogprob(token_id=7, logprob=-0.5, top=((7, -0.5), (8, -1.0))))  # the second as a chat server says it
-    body = batch_line(Success(result(logprobs=noted)), "a", "m", "/v1/completions")["response"]["body"]
+    spelt = pg.TokenLogprob(
+        token_id=7, logprob=-0.5, top=((7, -0.5), (8, -1.0)), text="Hi", top_texts=("Hi", "Ho")
+    )
+    # the second as a chat server says it
+    noted = (spelt, pg.TokenLogprob(token_id=7, logprob=-0.5, top=((7, -0.5), (8, -1.0))))
+    body = batch_line(Success(result(logprobs=noted)), "a", "m", "/v1/completions")["response"][
+        "body"
+    ]
     said = body["choices"][0]["logprobs"]
-    assert (said["tokens"], said["token_logprobs"], said["text_offset"]) == (["Hi", "token_id:7"], [-0.5, -0.5], [0, 2])
-    assert said["top_logprobs"] == [{"Hi": -0.5, "Ho": -1.0}, {"token_id:7": -0.5, "token_id:8": -1.0}]
+    assert (said["tokens"], said["token_logprobs"], said["text_offset"]) == (
+        ["Hi", "token_id:7"],
+        [-0.5, -0.5],
+        [0, 2],
+    )
+    assert said["top_logprobs"] == [
+        {"Hi": -0.5, "Ho": -1.0},
+        {"token_id:7": -0.5, "token_id:8": -1.0},
+    ]
 
 
 def test_a_sample_that_failed_leaves_the_others_their_numbers() -> None:
-    made = batch_line(Success(dataclasses.replace(result(), samples=(result(),), failed_samples=((0, pg.Timeout("x")),))), "a", "m")
+    made = batch_line(
+        Success(
+            dataclasses.replace(
+                result(), samples=(result(),), failed_samples=((0, pg.Timeout("x")),)
+            )
+        ),
+        "a",
+        "m",
+    )
     assert [choice["index"] for choice in made["response"]["body"]["choices"]] == [1]
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        *({name: False} for name in ("echo", "include_stop_str_in_output", "use_beam_search", "return_token_ids", "add_special_tokens")),
-        {"parallel_tool_calls": True, "include_reasoning": True, "tool_choice": "auto", "logit_bias": {}, "bad_words": [], "length_penalty": 1.0},
-        {"service_tier": "auto", "request_id": "r", "priority": 1, "cache_salt": "s", "prompt_cache_key": "k", "user": "u", "modalities": ["text"]},
+        *(
+            {name: False}
+            for name in (
+                "echo",
+                "include_stop_str_in_output",
+                "use_beam_search",
+                "return_token_ids",
+                "add_special_tokens",
+            )
+        ),
+        {
+            "parallel_tool_calls": True,
+            "include_reasoning": True,
+            "tool_choice": "auto",
+            "logit_bias": {},
+            "bad_words": [],
+            "length_penalty": 1.0,
+        },
+        {
+            "service_tier": "auto",
+            "request_id": "r",
+            "priority": 1,
+            "cache_salt": "s",
+            "prompt_cache_key": "k",
+            "user": "u",
+            "modalities": ["text"],
+        },
         {"top_k": -1},
     ],
 )
@@ -150,15 +271,34 @@ def test_fields_that_ask_for_nothing_special_are_taken(body: dict[str, Any]) -> 
     assert is_ok(request_from_batch(line(messages=MESSAGES, **body), "line 1"))
 
 
-@pytest.mark.parametrize(("form", "field"), [({"json": {"type": "object"}}, "json_schema"), ({"regex": "a+"}, "regex"), ({"choice": ["a", "b"]}, "choice")])
-def test_vllms_structured_outputs_are_the_form_of_the_answer(form: dict[str, Any], field: str) -> None:
-    options = request_from_batch(line(messages=MESSAGES, structured_outputs=form), "line 1").unwrap().options
+@pytest.mark.parametrize(
+    ("form", "field"),
+    [
+        ({"json": {"type": "object"}}, "json_schema"),
+        ({"regex": "a+"}, "regex"),
+        ({"choice": ["a", "b"]}, "choice"),
+    ],
+)
+def test_vllms_structured_outputs_are_the_form_of_the_answer(
+    form: dict[str, Any], field: str
+) -> None:
+    options = (
+        request_from_batch(line(messages=MESSAGES, structured_outputs=form), "line 1")
+        .unwrap()
+        .options
+    )
     assert options is not None
     assert getattr(options.structured, field)
 
 
 @pytest.mark.parametrize(
-    ("error", "status"), [(pg.InvalidRequest("x"), 400), (pg.RateLimited("x"), 429), (pg.Timeout("x"), 504), (pg.BackendFailed("x", incident="1"), 500)]
+    ("error", "status"),
+    [
+        (pg.InvalidRequest("x"), 400),
+        (pg.RateLimited("x"), 429),
+        (pg.Timeout("x"), 504),
+        (pg.BackendFailed("x", incident="1"), 500),
+    ],
 )
 def test_a_failure_has_the_status_of_its_kind(error: pg.GenerationError, status: int) -> None:
     made = batch_line(Failure(error), "a", "m")

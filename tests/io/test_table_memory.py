@@ -1,4 +1,6 @@
-"""Memory does not grow with the length of a table, in or out. Each measurement has a process of its own."""
+"""Memory does not grow with the length of a table, in or out. Each measurement has a process of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ print(pq.ParquetFile(out).metadata.num_rows, peak() - before)
 
 
 def test_a_hundred_thousand_rows_go_in_and_out_in_little_memory() -> None:
-    done = subprocess.run([sys.executable, str(BENCH), "100000"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, str(BENCH), "100000"], capture_output=True, text=True, check=True
+    )
     measured = json.loads(done.stdout)
     assert measured["rows"] == 100_000
     assert measured["more_MiB"] < 100
@@ -57,9 +61,20 @@ def test_many_large_images_go_in_and_out_in_little_memory(tmp_path: Path) -> Non
     draw = random.Random(0)
     with pq.ParquetWriter(tmp_path / "in.parquet", schema, compression="none") as writer:
         for _ in range(3):  # groups of 100 MiB
-            writer.write_table(pa.table([["a"] * 100, [{"bytes": draw.randbytes(2**20), "path": None} for _ in range(100)]], schema=schema))
+            writer.write_table(
+                pa.table(
+                    [
+                        ["a"] * 100,
+                        [{"bytes": draw.randbytes(2**20), "path": None} for _ in range(100)],
+                    ],
+                    schema=schema,
+                )
+            )
     done = subprocess.run(
-        [sys.executable, "-c", IMAGES, str(tmp_path / "in.parquet"), str(tmp_path / "out.parquet")], capture_output=True, text=True, check=True
+        [sys.executable, "-c", IMAGES, str(tmp_path / "in.parquet"), str(tmp_path / "out.parquet")],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     count, more = map(int, done.stdout.split())
     assert count == 300

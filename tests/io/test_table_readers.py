@@ -1,4 +1,6 @@
-"""What others make of pipegen's tables, and pipegen of theirs: polars, duckdb, pandas and datasets."""
+"""What others make of pipegen's tables, and pipegen of theirs: polars, duckdb, pandas and
+datasets.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,24 @@ def png(color: str) -> bytes:
 
 
 def answer(text: str, **more: Any) -> Any:
-    return pg.Success(pg.GenerationResult(text=text, raw_text=text, finish=pg.Finish.EOS, options=OPTIONS, prompt_tokens=3, completion_tokens=2, **more))
+    return pg.Success(
+        pg.GenerationResult(
+            text=text,
+            raw_text=text,
+            finish=pg.Finish.EOS,
+            options=OPTIONS,
+            prompt_tokens=3,
+            completion_tokens=2,
+            **more,
+        )
+    )
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    """An answer with log probabilities, one of two samples, and an error; with images and messages."""
+    """An answer with log probabilities, one of two samples, and an error; with images and
+    messages.
+    """
     logprobs = (pg.TokenLogprob(token_id=5, logprob=-0.5, text="ja"),)
     two = answer("one").unwrap(), answer("two").unwrap()
     slots = [
@@ -42,14 +56,22 @@ def table(tmp_path: Path) -> Path:
         answer("one", samples=two),
         pg.Failure(BadImage(0, message="no image")),
     ]
-    rows = [{"id": n, "messages": TURNS, "image": png(color), "label": n % 2} for n, color in enumerate(("red", "green", "blue"))]
+    rows = [
+        {"id": n, "messages": TURNS, "image": png(color), "label": n % 2}
+        for n, color in enumerate(("red", "green", "blue"))
+    ]
     assert pg.write_table(tmp_path / "out.parquet", zip(rows, slots, strict=True), model="m") == 3
     return tmp_path / "out.parquet"
 
 
 def test_polars_filters_it_lazily(table: Path) -> None:
     pl = pytest.importorskip("polars")
-    good = pl.scan_parquet(table).filter(pl.col("ok")).select("id", "text", pl.col("usage").struct.field("completion_tokens")).collect()
+    good = (
+        pl.scan_parquet(table)
+        .filter(pl.col("ok"))
+        .select("id", "text", pl.col("usage").struct.field("completion_tokens"))
+        .collect()
+    )
     assert good.rows() == [(0, "ja", 2), (1, "one", 2)]
     assert pl.read_parquet(table)["logprobs"].to_list() == [[-0.5], None, None]
     assert pl.read_parquet(table)["prompt_logprobs"].to_list() == [[None, -0.5], None, None]
@@ -57,7 +79,10 @@ def test_polars_filters_it_lazily(table: Path) -> None:
 
 def test_duckdb_reads_its_structs_and_its_json(table: Path) -> None:
     duckdb = pytest.importorskip("duckdb")
-    asked = "select id, error.type, usage.prompt_tokens, json_extract_string(messages, '$[0].role'), samples[2].text, tokens[1]"
+    asked = (
+        "select id, error.type, usage.prompt_tokens, json_extract_string(messages, '$[0].role'),"
+        " samples[2].text, tokens[1]"
+    )
     assert duckdb.sql(f"{asked} from '{table}' order by id").fetchall() == [
         (0, None, 3, "user", None, "ja"),
         (1, None, 3, "user", "two", None),
@@ -72,7 +97,9 @@ def test_pandas_reads_it(table: Path) -> None:
     assert frame["error"][2]["message"] == "no image"
 
 
-def test_datasets_shows_its_images(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_datasets_shows_its_images(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     datasets = pytest.importorskip("datasets")
     made = datasets.Dataset.from_parquet(str(table), cache_dir=str(tmp_path / "cache"))
     assert made.features["image"] == datasets.Image()
@@ -84,7 +111,9 @@ def test_a_sample_that_failed_and_metadata_of_another_form(tmp_path: Path) -> No
     one = answer("one").unwrap()
     lost = answer("one", samples=(one,), failed_samples=((1, pg.Timeout("slow")),))
     schema = pa.schema([("prompt", pa.string())], metadata={"huggingface": "no JSON"})
-    pg.write_table(tmp_path / "out.parquet", [({"prompt": "a"}, lost)] * 2001, schema=schema, brief=True)
+    pg.write_table(
+        tmp_path / "out.parquet", [({"prompt": "a"}, lost)] * 2001, schema=schema, brief=True
+    )
     rows = list(pg.read_table(tmp_path / "out.parquet"))
     assert len(rows) == 2001
     assert rows[0]["samples"] == [
@@ -106,7 +135,10 @@ def rows_of_datasets(tmp_path: Path, *, streaming: bool) -> Any:
             "label": datasets.ClassLabel(names=["no", "yes"]),
         }
     )
-    rows = [{"id": n, "messages": TURNS, "image": {"bytes": png("red"), "path": None}, "label": n % 2} for n in range(3)]
+    rows = [
+        {"id": n, "messages": TURNS, "image": {"bytes": png("red"), "path": None}, "label": n % 2}
+        for n in range(3)
+    ]
     made = datasets.Dataset.from_list(rows, features=features)
     return made.to_iterable_dataset() if streaming else made
 
@@ -120,7 +152,10 @@ def test_rows_of_datasets_are_requests(tmp_path: Path, streaming: bool, decoded:
     engine = FakeEngine("Hello")
     slots = list(pg.imap(pg.route(engine), rows))
     assert [slot.unwrap().id for slot in slots] == ["0", "1", "2"]
-    requests = sorted((encoded.request for call in engine.calls for encoded in call), key=lambda request: str(request.id))
+    requests = sorted(
+        (encoded.request for call in engine.calls for encoded in call),
+        key=lambda request: str(request.id),
+    )
     assert [request.metadata for request in requests] == [{"label": 0}, {"label": 1}, {"label": 0}]
     assert all(request.sources[0].data is not None for request in requests)
 
@@ -130,9 +165,16 @@ def test_a_dataset_goes_to_a_table_and_comes_back(tmp_path: Path) -> None:
     rows = rows_of_datasets(tmp_path, streaming=False)
     pairs = pg.imap_keyed(pg.route(FakeEngine("Hello")), ((row, row) for row in rows))
     assert pg.write_table(tmp_path / "out.parquet", pairs, schema=rows.features.arrow_schema) == 3
-    again = datasets.Dataset.from_parquet(str(tmp_path / "out.parquet"), cache_dir=str(tmp_path / "cache"))
-    assert (again.features["label"], again.features["image"]) == (rows.features["label"], datasets.Image())
-    assert [(row["id"], row["label"], row["messages"], row["text"]) for row in again] == [(n, n % 2, TURNS, "Hello") for n in range(3)]
+    again = datasets.Dataset.from_parquet(
+        str(tmp_path / "out.parquet"), cache_dir=str(tmp_path / "cache")
+    )
+    assert (again.features["label"], again.features["image"]) == (
+        rows.features["label"],
+        datasets.Image(),
+    )
+    assert [(row["id"], row["label"], row["messages"], row["text"]) for row in again] == [
+        (n, n % 2, TURNS, "Hello") for n in range(3)
+    ]
     assert again[0]["image"].getpixel((0, 0)) == (255, 0, 0)
     saved = tmp_path / "saved"
     rows.save_to_disk(str(saved))
@@ -142,8 +184,14 @@ def test_a_dataset_goes_to_a_table_and_comes_back(tmp_path: Path) -> None:
 def test_rows_of_polars_and_pandas_are_requests(tmp_path: Path) -> None:
     polars, pandas = pytest.importorskip("polars"), pytest.importorskip("pandas")
     rows = {"prompt": ["a", "b"], "label": [1, 2]}
-    for frame in (polars.DataFrame(rows).iter_rows(named=True), pandas.DataFrame(rows).to_dict("records")):
-        assert [slot.unwrap().text for slot in pg.imap(pg.route(FakeEngine("Hi")), frame)] == ["Hi", "Hi"]
+    for frame in (
+        polars.DataFrame(rows).iter_rows(named=True),
+        pandas.DataFrame(rows).to_dict("records"),
+    ):
+        assert [slot.unwrap().text for slot in pg.imap(pg.route(FakeEngine("Hi")), frame)] == [
+            "Hi",
+            "Hi",
+        ]
 
 
 # What write_table refuses
@@ -154,10 +202,17 @@ def test_rows_of_polars_and_pandas_are_requests(tmp_path: Path) -> None:
     [
         ("out.xlsx", [], "ends with .xlsx: a table is .parquet, .arrow, .csv or .tsv"),
         ("out", [], "ends with no suffix"),
-        ("out.parquet", [({"prompt": "a", "n": 1}, answer("x"))] * 1001 + [({"prompt": "a", "n": "many"}, answer("x"))], "the column 'n' holds int64"),
+        (
+            "out.parquet",
+            [({"prompt": "a", "n": 1}, answer("x"))] * 1001
+            + [({"prompt": "a", "n": "many"}, answer("x"))],
+            "the column 'n' holds int64",
+        ),
     ],
 )
-def test_what_cannot_be_written_is_an_error_and_leaves_no_file(tmp_path: Path, name: str, pairs: Any, words: str) -> None:
+def test_what_cannot_be_written_is_an_error_and_leaves_no_file(
+    tmp_path: Path, name: str, pairs: Any, words: str
+) -> None:
     with pytest.raises(pg.TableError, match=words):
         pg.write_table(tmp_path / name, pairs)
     assert list(tmp_path.iterdir()) == []
@@ -174,7 +229,12 @@ def test_half_characters_and_odd_values_are_written_as_text(tmp_path: Path) -> N
 
 def test_an_image_of_any_form_is_stored(tmp_path: Path) -> None:
     data = "data:image/png;base64,eHl6"
-    rows = [{"prompt": "a", "images": ["a.png", data, "https://h/a.png", "data:image/png;base64,?", None, 5]}]
+    rows = [
+        {
+            "prompt": "a",
+            "images": ["a.png", data, "https://h/a.png", "data:image/png;base64,?", None, 5],
+        }
+    ]
     pg.write_table(tmp_path / "out.parquet", [(row, answer("x")) for row in rows])
     (row,) = pg.read_table(tmp_path / "out.parquet")
     assert row["images"] == [

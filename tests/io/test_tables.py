@@ -23,13 +23,20 @@ def parquet(path: Path, rows: list[dict[str, Any]], **settings: Any) -> Path:
     return path
 
 
-def test_a_folder_of_parquet_is_read_in_the_order_of_its_names_without_hidden_files(tmp_path: Path) -> None:
+def test_a_folder_of_parquet_is_read_in_the_order_of_its_names_without_hidden_files(
+    tmp_path: Path,
+) -> None:
     for name in ("b/2.parquet", "a.parquet", ".hidden.parquet", "_temporary/x.parquet"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         parquet(tmp_path / name, [{"prompt": name}])
     table = read_table(tmp_path)
     assert [row["prompt"] for row in table] == ["a.parquet", "b/2.parquet"]
-    assert (len(table), is_table(tmp_path), is_table(tmp_path / "a.parquet"), is_table("in.jsonl")) == (2, True, True, False)
+    assert (
+        len(table),
+        is_table(tmp_path),
+        is_table(tmp_path / "a.parquet"),
+        is_table("in.jsonl"),
+    ) == (2, True, True, False)
 
 
 @pytest.mark.parametrize("kind", ["file", "stream"])
@@ -50,7 +57,9 @@ def test_files_of_one_folder_may_lack_columns_and_must_agree_on_types(tmp_path: 
     parquet(tmp_path / "2.parquet", [{"prompt": "b", "label": 1}])
     assert read_table(tmp_path).schema.names == ["prompt", "label"]
     parquet(tmp_path / "3.parquet", [{"prompt": 3}])
-    with pytest.raises(TableError, match="cannot be read: Unable to merge: Field prompt has incompatible types"):
+    with pytest.raises(
+        TableError, match="cannot be read: Unable to merge: Field prompt has incompatible types"
+    ):
         read_table(tmp_path)
 
 
@@ -67,12 +76,19 @@ def test_what_is_no_table_is_refused_in_words(tmp_path: Path) -> None:
         (tmp_path / "in.jsonl").write_text("")
         (tmp_path / "x.parquet").unlink(missing_ok=True)
         (tmp_path / "x.arrow").unlink(missing_ok=True)
-        with pytest.raises(TableError, match=r"is no Parquet or Arrow file \(.*\), and no folder of them"):
+        with pytest.raises(
+            TableError, match=r"is no Parquet or Arrow file \(.*\), and no folder of them"
+        ):
             read_table(tmp_path / name)
 
 
 def test_a_file_that_breaks_off_ends_in_words(tmp_path: Path) -> None:
-    path = parquet(tmp_path / "x.parquet", [{"prompt": "word " * 50 + str(n)} for n in range(20_000)], row_group_size=5000, compression="none")
+    path = parquet(
+        tmp_path / "x.parquet",
+        [{"prompt": "word " * 50 + str(n)} for n in range(20_000)],
+        row_group_size=5000,
+        compression="none",
+    )
     data = bytearray(path.read_bytes())
     data[len(data) // 2 : len(data) // 2 + 200_000] = b"\xff" * 200_000
     path.write_bytes(data)
@@ -82,8 +98,18 @@ def test_a_file_that_breaks_off_ends_in_words(tmp_path: Path) -> None:
         list(rows)
 
 
-def test_times_that_python_has_a_type_for_have_it_and_others_are_what_arrow_stores(tmp_path: Path) -> None:
-    for count, at, time, long in ((1_000, dt.datetime(1970, 1, 1, 0, 0, 0, 1, dt.UTC), dt.time(0, 0, 0, 1), dt.timedelta(0, 0, 1)), (1_001, *(1_001,) * 3)):
+def test_times_that_python_has_a_type_for_have_it_and_others_are_what_arrow_stores(
+    tmp_path: Path,
+) -> None:
+    for count, at, time, long in (
+        (
+            1_000,
+            dt.datetime(1970, 1, 1, 0, 0, 0, 1, dt.UTC),
+            dt.time(0, 0, 0, 1),
+            dt.timedelta(0, 0, 1),
+        ),
+        (1_001, *(1_001,) * 3),
+    ):
         columns = {
             "prompt": ["a"],
             "at": pa.array([count], pa.timestamp("ns", "UTC")),
@@ -96,7 +122,11 @@ def test_times_that_python_has_a_type_for_have_it_and_others_are_what_arrow_stor
 
 
 def test_large_rows_are_read_few_at_a_time(tmp_path: Path) -> None:
-    parquet(tmp_path / "x.parquet", [{"image": bytes([n]) * 2**20} for n in range(32)], compression="none")
+    parquet(
+        tmp_path / "x.parquet",
+        [{"image": bytes([n]) * 2**20} for n in range(32)],
+        compression="none",
+    )
     assert max(block.batch.num_rows for block in read_table(tmp_path / "x.parquet").blocks()) <= 8
 
 
@@ -105,10 +135,24 @@ def test_large_rows_are_read_few_at_a_time(tmp_path: Path) -> None:
 
 def test_columns_have_other_names_and_shadow_those_of_fields() -> None:
     columns = Columns({"prompt": "question", "id": "uid"}, frozenset({"options"}))
-    row = {"question": "Is it so?", "uid": 7, "prompt": "old", "options": ["yes", "no"], "label": 1, "metadata": {"page": 3}}
-    request = {"label": 1, "prompt": "Is it so?", "id": 7, "metadata": {"prompt": "old", "options": ["yes", "no"], "page": 3}}
+    row = {
+        "question": "Is it so?",
+        "uid": 7,
+        "prompt": "old",
+        "options": ["yes", "no"],
+        "label": 1,
+        "metadata": {"page": 3},
+    }
+    request = {
+        "label": 1,
+        "prompt": "Is it so?",
+        "id": 7,
+        "metadata": {"prompt": "old", "options": ["yes", "no"], "page": 3},
+    }
     assert columns.request(row) == request
-    assert columns.request({"question": "a", "metadata": "words"})["metadata"] == {"metadata": "words"}
+    assert columns.request({"question": "a", "metadata": "words"})["metadata"] == {
+        "metadata": "words"
+    }
     assert columns.reads(list(row)) == ["question", "uid", "metadata"]
     assert Columns().request(row) == row
 
@@ -118,13 +162,29 @@ def test_columns_have_other_names_and_shadow_those_of_fields() -> None:
     [
         (["prompt"], Columns({"id": "uid"}), "x has no column 'uid': its columns are prompt"),
         (["prompt", "uids"], Columns({"id": "uid"}), "x has no column 'uid'; did you mean 'uids'?"),
-        (["question"], Columns(), "x has no column messages or prompt; say which one it is: --map prompt=COLUMN. Its columns are question"),
+        (
+            ["question"],
+            Columns(),
+            (
+                "x has no column messages or prompt; say which one it is: --map prompt=COLUMN. Its"
+                " columns are question"
+            ),
+        ),
         ([], Columns(), "It has no columns"),
-        (["prompt", "seed"], Columns(), "x has a column 'seed'; it is an option, and goes into options. --map metadata=seed carries it along"),
+        (
+            ["prompt", "seed"],
+            Columns(),
+            (
+                "x has a column 'seed'; it is an option, and goes into options. --map metadata=seed"
+                " carries it along"
+            ),
+        ),
         (["prompt"], Columns({}, frozenset({"prompt"})), "x has no column messages or prompt"),
     ],
 )
-def test_a_table_without_what_a_request_needs_is_refused_with_its_columns(names: list[str], columns: Columns, words: str) -> None:
+def test_a_table_without_what_a_request_needs_is_refused_with_its_columns(
+    names: list[str], columns: Columns, words: str
+) -> None:
     with pytest.raises(TableError) as refused:
         columns.check(names, Path("x"))
     assert words in str(refused.value)
@@ -141,7 +201,10 @@ def test_columns_of_any_other_name_are_taken() -> None:
 
 def test_csv_has_rows_of_any_length_and_cells_of_several_lines(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
-    path.write_text('\ufeffid,prompt\r\n1,"two\nlines, and a "" quote"\r\n\r\n2\r\n3,a,b,c\r\n', encoding="utf-8")
+    path.write_text(
+        '\ufeffid,prompt\r\n1,"two\nlines, and a "" quote"\r\n\r\n2\r\n3,a,b,c\r\n',
+        encoding="utf-8",
+    )
     assert csv_header(path) == ["id", "prompt"]
     assert [row for _, row in csv_rows(path)] == [
         {"id": "1", "prompt": 'two\nlines, and a " quote'},
@@ -156,7 +219,14 @@ def test_a_cell_may_be_as_long_as_a_line(tmp_path: Path) -> None:
     assert [len(row["prompt"]) for _, row in csv_rows(path) if isinstance(row, dict)] == [500_000]
 
 
-@pytest.mark.parametrize(("data", "words"), [(b"", "has no header"), (b"a,a\n1,2", "has two columns 'a'"), (b"a\n\xff\n", "is no CSV in UTF-8")])
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "has no header"),
+        (b"a,a\n1,2", "has two columns 'a'"),
+        (b"a\n\xff\n", "is no CSV in UTF-8"),
+    ],
+)
 def test_what_is_no_csv_is_refused(tmp_path: Path, data: bytes, words: str) -> None:
     path = tmp_path / "x.csv"
     path.write_bytes(data)
@@ -170,12 +240,20 @@ def test_what_is_no_csv_is_refused(tmp_path: Path, data: bytes, words: str) -> N
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('id,prompt\n1,fine\n2,"cut off, here\n3,lost\n', "up to line 4: unexpected end of data; a cell that begins with a quote ends with one"),
-        ('id,prompt\n1,fine\n2,"say "hi" now"\n', "up to line 3: ',' expected after '\"'; .* a quote within it is written twice"),
+        (
+            'id,prompt\n1,fine\n2,"cut off, here\n3,lost\n',
+            "up to line 4: unexpected end of data; a cell that begins with a quote ends with one",
+        ),
+        (
+            'id,prompt\n1,fine\n2,"say "hi" now"\n',
+            "up to line 3: ',' expected after '\"'; .* a quote within it is written twice",
+        ),
         ('"id,prompt\n1,fine\n', "up to line 2: unexpected end of data"),
     ],
 )
-def test_a_quote_that_is_not_closed_takes_no_rows_along(tmp_path: Path, text: str, words: str) -> None:
+def test_a_quote_that_is_not_closed_takes_no_rows_along(
+    tmp_path: Path, text: str, words: str
+) -> None:
     for name, data in (("x.csv", text), ("x.tsv", text.replace(",", "\t"))):
         (tmp_path / name).write_text(data)
         with pytest.raises(TableError, match=words.replace("','", "'.*'")):
@@ -183,9 +261,19 @@ def test_a_quote_that_is_not_closed_takes_no_rows_along(tmp_path: Path, text: st
 
 
 def test_the_types_of_columns_are_those_of_all_their_values() -> None:
-    rows: list[dict[str, Any]] = [{"a": 1, "b": 1, "c": 2**70, "d": None, "e": True, "f": [1]}, {"a": None, "b": 1.5, "e": 1, "f": {"x": 1}}]
+    rows: list[dict[str, Any]] = [
+        {"a": 1, "b": 1, "c": 2**70, "d": None, "e": True, "f": [1]},
+        {"a": None, "b": 1.5, "e": 1, "f": {"x": 1}},
+    ]
     kinds = column_kinds(rows)
-    assert kinds == {"a": "int64", "b": "double", "c": "string", "d": "string", "e": "string", "f": "string"}
+    assert kinds == {
+        "a": "int64",
+        "b": "double",
+        "c": "string",
+        "d": "string",
+        "e": "string",
+        "f": "string",
+    }
     assert [str(field.type) for field in schema_of_kinds(kinds)] == list(kinds.values())
 
 

@@ -1,4 +1,6 @@
-"""A damaged journal: whatever became of its bytes, the job finishes with the right rows, and says which lines it left out."""
+"""A damaged journal: whatever became of its bytes, the job finishes with the right rows, and says
+which lines it left out.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,22 @@ OPTIONS = {"samples": 2, "temperature": 1.0, "seed": 3}
 
 def echo(encoded: Encoded) -> str | pg.GenerationError:
     prompt = str(encoded.request.prompt)
-    return pg.MalformedResponse("odd") if "2" in prompt else f"re: {prompt} {encoded.options.seed}<|im_end|>"
+    return (
+        pg.MalformedResponse("odd")
+        if "2" in prompt
+        else f"re: {prompt} {encoded.options.seed}<|im_end|>"
+    )
 
 
 def judged(fuse: Fuse) -> Any:
-    first, last = (pg.route(Rowwise(echo, fuse, name=name), name=name) for name in ("rollout", "judge"))
-    return first >> pg.pure("ask", lambda result: pg.TextGenerationRequest(prompt=f"judge {result.text}")) >> last
+    first, last = (
+        pg.route(Rowwise(echo, fuse, name=name), name=name) for name in ("rollout", "judge")
+    )
+    return (
+        first
+        >> pg.pure("ask", lambda result: pg.TextGenerationRequest(prompt=f"judge {result.text}"))
+        >> last
+    )
 
 
 def flipped(data: bytes, seed: int) -> Iterator[bytes]:
@@ -66,7 +78,13 @@ def more(data: bytes, seed: int) -> Iterator[bytes]:
     rng, lines = random.Random(seed), data.splitlines(keepends=True)
     for size in (1, 3, 50, 4000):
         noise = rng.randbytes(size)
-        yield from (data + noise, data + noise + b"\n", data[:-1] + noise, lines[0] + noise + b"".join(lines[1:]), noise + b"\n" + data)
+        yield from (
+            data + noise,
+            data + noise + b"\n",
+            data[:-1] + noise,
+            lines[0] + noise + b"".join(lines[1:]),
+            noise + b"\n" + data,
+        )
 
 
 def joined(data: bytes, seed: int) -> Iterator[bytes]:
@@ -75,7 +93,12 @@ def joined(data: bytes, seed: int) -> Iterator[bytes]:
     for number in range(1, len(lines)):
         yield b"".join(lines[:number]).removesuffix(b"\n") + b"".join(lines[number:])
         yield b"".join(lines[:number])[:-40] + b"".join(lines[number:])
-    yield from (data * 2, b"".join(reversed(lines)), data.replace(b"\n", b"\r\n"), data.replace(b"\n", b"\n\n"))
+    yield from (
+        data * 2,
+        b"".join(reversed(lines)),
+        data.replace(b"\n", b"\r\n"),
+        data.replace(b"\n", b"\n\n"),
+    )
 
 
 DAMAGES: list[Callable[[bytes, int], Iterator[bytes]]] = [flipped, cut, zeroed, more, joined]
@@ -93,7 +116,9 @@ def restore(folder: Path, files: dict[str, bytes]) -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_a_job_finishes_with_the_right_rows_whatever_became_of_its_journal(damage: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_job_finishes_with_the_right_rows_whatever_became_of_its_journal(
+    damage: Callable[..., Any], tmp_path: Path
+) -> None:
     folder = tmp_path / "job"
 
     def run() -> tuple[list[Any], int]:
@@ -113,11 +138,15 @@ def test_a_job_finishes_with_the_right_rows_whatever_became_of_its_journal(damag
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_finished_rows_are_reused_whatever_became_of_the_settings_beside_them(damage: Callable[..., Any], tmp_path: Path) -> None:
+def test_finished_rows_are_reused_whatever_became_of_the_settings_beside_them(
+    damage: Callable[..., Any], tmp_path: Path
+) -> None:
     folder = tmp_path / "job"
 
     def run(temperature: float) -> tuple[list[Any], int]:
-        with pg.job(pg.route(FakeEngine(echo)), ROWS, folder, {"temperature": temperature}) as running:
+        with pg.job(
+            pg.route(FakeEngine(echo)), ROWS, folder, {"temperature": temperature}
+        ) as running:
             return list(running), running.reused
 
     wanted, _ = run(0.5)
@@ -128,11 +157,16 @@ def test_finished_rows_are_reused_whatever_became_of_the_settings_beside_them(da
         exported: list[Any] = []
         with contextlib.suppress(JournalError):
             exported = [slot for _, slot in pg.finished_rows(folder, enumerate(ROWS))]
-        assert {slot.unwrap().options.temperature for slot in exported if slot is not None and is_ok(slot)} <= {0.0, 0.5}
+        assert {
+            slot.unwrap().options.temperature
+            for slot in exported
+            if slot is not None and is_ok(slot)
+        } <= {0.0, 0.5}
         try:
             assert run(0.5) == (wanted, len(ROWS))
         except JournalError as refusal:
-            assert "of another version of pipegen" in str(refusal)  # noqa: PT017 - it says another number than 1
+            # it says another number than 1
+            assert "of another version of pipegen" in str(refusal)  # noqa: PT017
         else:
             assert [slot for _, slot in pg.finished_rows(folder, enumerate(ROWS))] == wanted
 
@@ -142,30 +176,44 @@ def test_damaged_settings_say_what_to_do(tmp_path: Path, caplog: pytest.LogCaptu
     list(pg.job(route, ROWS, folder))
     settings = folder / "job.json"
     settings.write_text("{")
-    with pytest.raises(JournalError, match=r"job\.json is damaged, or no job's: .*; run the job again: it writes the file anew"):
+    with pytest.raises(
+        JournalError,
+        match=r"job\.json is damaged, or no job's: .*; run the job again: it writes the file anew",
+    ):
         list(pg.finished_rows(folder, []))
     with pytest.raises(JournalError, match="nothing is removed: run the job without restart"):
         pg.job(route, ROWS, folder, restart=True)
     with pg.job(route, ROWS, folder) as running:
         assert (len(list(running)), running.reused, running.changed) == (3, 3, ())
-    assert [message.partition(":")[0] for message in caplog.messages] == [f"{settings} is damaged, or no job's"]
+    assert [message.partition(":")[0] for message in caplog.messages] == [
+        f"{settings} is damaged, or no job's"
+    ]
     values = json.loads(settings.read_text())
     settings.write_text(json.dumps({**values, "options": {"warmth": 3}}))
-    with pytest.raises(JournalError, match=r"of a later version of pipegen: .*there is no option 'warmth'"):
+    with pytest.raises(
+        JournalError, match=r"of a later version of pipegen: .*there is no option 'warmth'"
+    ):
         list(pg.finished_rows(folder, []))
     with pg.job(route, ROWS, folder) as running:
         assert running.changed == ("warmth was 3, is not set",)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "job.json").write_text('{"jobs": []}')
-    with pytest.raises(JournalError, match="does not hold the settings of a run; give another folder"):
+    with pytest.raises(
+        JournalError, match="does not hold the settings of a run; give another folder"
+    ):
         pg.job(route, ROWS, tmp_path / "other")
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_a_row_of_several_calls_goes_on_whatever_became_of_its_steps(damage: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_row_of_several_calls_goes_on_whatever_became_of_its_steps(
+    damage: Callable[..., Any], tmp_path: Path
+) -> None:
     folder, rows = tmp_path / "job", ROWS[:2]
     wanted = list(pg.run(judged(Fuse()), rows, OPTIONS))
-    with contextlib.suppress(KeyboardInterrupt), pg.job(judged(Fuse(3)), rows, folder, OPTIONS, in_flight=1, grace=0) as running:
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        pg.job(judged(Fuse(3)), rows, folder, OPTIONS, in_flight=1, grace=0) as running,
+    ):
         list(running)
     files = files_of(folder)
     assert files["steps-0001.jsonl"].count(b"\n") > 1
@@ -175,7 +223,9 @@ def test_a_row_of_several_calls_goes_on_whatever_became_of_its_steps(damage: Cal
             assert list(running) == wanted
 
 
-def test_a_row_of_another_version_is_asked_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_row_of_another_version_is_asked_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Its line agrees with its checksum, and this version does not know what it says."""
     from pipegen.jobs.journal import Journal
 
@@ -203,7 +253,9 @@ def test_a_row_of_another_version_is_asked_again(tmp_path: Path, caplog: pytest.
         caplog.clear()
         exported = [slot for _, slot in pg.finished_rows(folder, enumerate(ROWS))]
         assert exported == [wanted[0], None, wanted[2]]
-        assert [message.partition(" (")[0] for message in caplog.messages] == [f"{folder / 'results-0001.jsonl'}, line 2 cannot be read"]
+        assert [message.partition(" (")[0] for message in caplog.messages] == [
+            f"{folder / 'results-0001.jsonl'}, line 2 cannot be read"
+        ]
         engine = FakeEngine(echo)
         with pg.job(pg.route(engine), ROWS, folder) as running:
             assert list(running) == wanted
@@ -232,8 +284,13 @@ def test_the_command_line_names_the_damaged_line_and_writes_the_same(
     rows = Path(f"{out}.job") / "results-0001.jsonl"
     data = rows.read_bytes()
     rows.write_bytes(data.replace(b"re: prompt 1", b"re: prompt 7", 1))
-    warning = f"pipegen: {rows}, line 2: damaged, and left out; rows that are missing are asked again"
+    warning = (
+        f"pipegen: {rows}, line 2: damaged, and left out; rows that are missing are asked again"
+    )
     code, said = command("export", f"{out}.job", "-o", str(tmp_path / "export.jsonl"))
-    assert (code, said.splitlines()) == (1, [warning, "1 of 2 rows are finished; 1 are missing: run the job's command again"])
+    assert (code, said.splitlines()) == (
+        1,
+        [warning, "1 of 2 rows are finished; 1 are missing: run the job's command again"],
+    )
     code, said = command(*generate)
     assert (code, out.read_bytes(), said.count(warning)) == (0, wanted, 1)

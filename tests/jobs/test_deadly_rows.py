@@ -1,4 +1,6 @@
-"""Rows that kill their process: they are found and given up, the others are answered, and a kill from outside blames nobody."""
+"""Rows that kill their process: they are found and given up, the others are answered, and a kill
+from outside blames nobody.
+"""
 
 from __future__ import annotations
 
@@ -28,30 +30,60 @@ def key_of(number: int) -> str:
     return f"{number:04x}" * 8
 
 
-def start(folder: Path, rows: int, deadly_rows: Sequence[int], in_flight: int = 16, how: str = "kill", shard: tuple[int, int] = (1, 1)) -> tuple[int, str]:
+def start(
+    folder: Path,
+    rows: int,
+    deadly_rows: Sequence[int],
+    in_flight: int = 16,
+    how: str = "kill",
+    shard: tuple[int, int] = (1, 1),
+) -> tuple[int, str]:
     """Run the job in a process; how that ended, and which errors it gave out."""
-    command = [sys.executable, str(deadly.__file__), str(rows), ",".join(map(str, deadly_rows)), str(in_flight), how, *map(str, shard)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    command = [
+        sys.executable,
+        str(deadly.__file__),
+        str(rows),
+        ",".join(map(str, deadly_rows)),
+        str(in_flight),
+        how,
+        *map(str, shard),
+    ]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode in (0, 5, -signal.SIGKILL), done.stderr
     return done.returncode, done.stdout
 
 
 def texts_in(folder: Path) -> list[str]:
     """The texts that are kept."""
-    lines = [json.loads(line) for path in sorted(folder.glob("results-*.jsonl")) for line in path.read_text().splitlines()]
+    lines = [
+        json.loads(line)
+        for path in sorted(folder.glob("results-*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
     return [line["text"] for line in lines if line["ok"]]
 
 
-@pytest.mark.parametrize(("deadly_rows", "in_flight"), [([5], 16), ([29], 16), ([0], 1), ([3, 4], 16), ([0, 10, 20], 8)])
-def test_a_row_that_kills_its_process_is_given_up_and_named_and_the_others_are_answered(deadly_rows: list[int], in_flight: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("deadly_rows", "in_flight"), [([5], 16), ([29], 16), ([0], 1), ([3, 4], 16), ([0, 10, 20], 8)]
+)
+def test_a_row_that_kills_its_process_is_given_up_and_named_and_the_others_are_answered(
+    deadly_rows: list[int], in_flight: int, tmp_path: Path
+) -> None:
     deaths = 0
     while (ended := start(tmp_path, 30, deadly_rows, in_flight))[0]:
         deaths += 1
         assert deaths <= DEATHS * len(deadly_rows)
     assert deaths >= TRIES
-    named = [f"the process died 3 times while it worked on request 'row {number}' and on no other" for number in deadly_rows]
+    named = [
+        f"the process died 3 times while it worked on request 'row {number}' and on no other"
+        for number in deadly_rows
+    ]
     assert ended[1].splitlines() == named
-    assert sorted(texts_in(tmp_path / "job")) == sorted(f"re: say {number}" for number in range(30) if number not in deadly_rows)
+    assert sorted(texts_in(tmp_path / "job")) == sorted(
+        f"re: say {number}" for number in range(30) if number not in deadly_rows
+    )
     asked = (tmp_path / "asked.txt").read_text()
     assert start(tmp_path, 30, deadly_rows, in_flight) == ended
     assert (tmp_path / "asked.txt").read_text() == asked
@@ -63,7 +95,11 @@ def test_a_deadly_row_holds_up_its_own_shard_alone(tmp_path: Path) -> None:
         while start(tmp_path, 30, [5], shard=(shard, 2))[0]:
             pass
     assert len(texts_in(tmp_path / "job")) == 29
-    killed = Counter(line for line in (tmp_path / "asked.txt").read_text().splitlines() if line.endswith(" row 5"))
+    killed = Counter(
+        line
+        for line in (tmp_path / "asked.txt").read_text().splitlines()
+        if line.endswith(" row 5")
+    )
     assert len(killed) <= DEATHS
 
 
@@ -110,7 +146,9 @@ def left(folder: Path, *numbers: int) -> None:
     os.close(noted._fd)
 
 
-def test_suspects_are_asked_before_the_others_few_at_a_time_and_the_blamed_last(tmp_path: Path) -> None:
+def test_suspects_are_asked_before_the_others_few_at_a_time_and_the_blamed_last(
+    tmp_path: Path,
+) -> None:
     left(tmp_path, *range(10, 19))
     left(tmp_path, 12)
     left(tmp_path, 13, 14)
@@ -139,13 +177,16 @@ def test_rows_of_processes_that_live_and_of_finished_rows_are_no_suspects(tmp_pa
     (tmp_path / "running-notes").write_text("mine")
     noted = InFlight(tmp_path, finished={key_of(2)}.__contains__)
     assert (noted.deaths, noted.alone) == ({key_of(3): 1}, {})
-    assert len(list(tmp_path.glob("running-*-*"))) == 3  # that of both, and the one that names row 3
+    # that of both, and the one that names row 3
+    assert len(list(tmp_path.glob("running-*-*"))) == 3
     noted.close()
     alive.close()
     assert (tmp_path / "running-notes").read_text() == "mine"
 
 
-def test_a_row_that_was_given_up_is_asked_again_alone_where_retry_names_its_error(tmp_path: Path) -> None:
+def test_a_row_that_was_given_up_is_asked_again_alone_where_retry_names_its_error(
+    tmp_path: Path,
+) -> None:
     requests = [{"id": f"row {number}", "prompt": f"prompt {number}"} for number in range(6)]
     deadly_engine = FakeEngine(lambda encoded: "yes<|im_end|>")
 
@@ -163,13 +204,20 @@ def test_a_row_that_was_given_up_is_asked_again_alone_where_retry_names_its_erro
     (tmp_path / "job").mkdir()
     died(TRIES)
     reused = []
-    for retry, calls in (("retryable", [5]), ("retryable", []), ("Timeout", []), ("BackendFailed", [1])):
+    for retry, calls in (
+        ("retryable", [5]),
+        ("retryable", []),
+        ("Timeout", []),
+        ("BackendFailed", [1]),
+    ):
         engine = FakeEngine(lambda encoded: "yes<|im_end|>")
         with job(pg.route(engine), requests, tmp_path / "job", retry=retry) as running:
             slots = list(running)
         reused.append(running.reused)
         assert [len(call) for call in engine.calls] == calls
-        assert [pg.is_ok(slot) for slot in slots] == [number != 3 or retry == "BackendFailed" for number in range(6)]
+        assert [pg.is_ok(slot) for slot in slots] == [
+            number != 3 or retry == "BackendFailed" for number in range(6)
+        ]
     assert reused == [0, 6, 6, 5]
 
 
@@ -178,7 +226,9 @@ def test_a_run_that_is_stopped_or_begun_anew_leaves_no_suspects(tmp_path: Path) 
         return "yes<|im_end|>"
 
     requests = [{"prompt": f"prompt {number}"} for number in range(9)]
-    with job(pg.route(FakeEngine(slow)), requests, tmp_path / "job", in_flight=2, grace=0) as running:
+    with job(
+        pg.route(FakeEngine(slow)), requests, tmp_path / "job", in_flight=2, grace=0
+    ) as running:
         next(running)
         assert len(list(tmp_path.glob("job/running-*"))) == 1
     assert list(tmp_path.glob("job/running-*")) == []
@@ -192,7 +242,9 @@ def test_a_job_asks_suspects_first_and_gives_out_all_in_order(tmp_path: Path) ->
     requests = [{"id": f"row {number}", "prompt": f"prompt {number}"} for number in range(40)]
     with job(pg.route(FakeEngine("yes<|im_end|>")), requests, tmp_path / "other") as running:
         list(running)
-    keys = [line[8:40] for line in (tmp_path / "other" / "results-0001.jsonl").read_text().splitlines()]
+    keys = [
+        line[8:40] for line in (tmp_path / "other" / "results-0001.jsonl").read_text().splitlines()
+    ]
     (tmp_path / "job").mkdir()
     noted = InFlight(tmp_path / "job")
     noted._remove.detach()
@@ -201,7 +253,9 @@ def test_a_job_asks_suspects_first_and_gives_out_all_in_order(tmp_path: Path) ->
     os.close(noted._fd)
     engine = FakeEngine(lambda encoded: f"re: {encoded.request.id}<|im_end|>")
     with job(pg.route(engine), requests, tmp_path / "job") as running:
-        assert [slot.unwrap().text for slot in running] == [f"re: row {number}" for number in range(40)]
+        assert [slot.unwrap().text for slot in running] == [
+            f"re: row {number}" for number in range(40)
+        ]
     assert [[int(str(asked.request.id)[4:]) for asked in call] for call in engine.calls] == [
         [20, 21, 22],
         [23, 24, 25],
@@ -217,12 +271,19 @@ def test_what_the_input_raises_comes_after_all_rows_before_it(tmp_path: Path) ->
 
     for number in (40, 70):
         slots: list[object] = []
-        with job(pg.route(FakeEngine("yes<|im_end|>")), requests(number), tmp_path / "job") as running, pytest.raises(OSError, match="is gone"):
+        with (
+            job(
+                pg.route(FakeEngine("yes<|im_end|>")), requests(number), tmp_path / "job"
+            ) as running,
+            pytest.raises(OSError, match="is gone"),
+        ):
             slots.extend(running)
         assert len(slots) == number // 32 * 32  # the rows of a block are made together
 
 
-def test_a_file_that_another_process_removes_before_it_is_locked_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_another_process_removes_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flock, times = fcntl.flock, [1]
 
     def late(fd: int, how: int) -> None:
@@ -237,7 +298,9 @@ def test_a_file_that_another_process_removes_before_it_is_locked_is_made_again(t
     noted.close()
 
 
-def test_the_file_of_a_process_is_not_removed_by_one_that_was_forked_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_of_a_process_is_not_removed_by_one_that_was_forked_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     noted = InFlight(tmp_path)
     noted.begin(key_of(1))
     own = os.getpid()
@@ -250,7 +313,9 @@ def test_the_file_of_a_process_is_not_removed_by_one_that_was_forked_off(tmp_pat
     assert InFlight(tmp_path).deaths == {key_of(1): 1}
 
 
-def test_a_file_that_cannot_be_written_is_removed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_written_is_removed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 

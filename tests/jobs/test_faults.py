@@ -1,7 +1,9 @@
-"""A fault at every system call: whatever call of a job fails, is done by half, or is the last one of the process, the same command goes on.
+"""A fault at every system call: whatever call of a job fails, is done by half, or is the last one
+of the process, the same command goes on.
 
-Each case is run once undisturbed, to count its calls; then once for each call and fault. After a fault the run has ended with what it should have made, or
-with a message; a run after it makes the same as the undisturbed one, and asks for no row that was acknowledged.
+Each case is run once undisturbed, to count its calls; then once for each call and fault. After a
+fault the run has ended with what it should have made, or with a message; a run after it makes the
+same as the undisturbed one, and asks for no row that was acknowledged.
 """
 
 from __future__ import annotations
@@ -24,9 +26,14 @@ from pipegen.jobs.new_file import TEMPORARY
 from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine
 
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # a killed process closes nothing
+# a killed process closes nothing
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 EVERY = 1 if os.environ.get("PIPEGEN_EVERY_FAULT") else 12
-"""Of the calls of a case so many share one try, at each of the faults another one: `nox -s kills` tries all of them."""
+"""Of the calls of a case so many share one try, at each of the faults another one: `nox -s kills`
+tries all of them.
+"""
 ROWS = 4
 HALF = b'{"key":"0123456789abcdef'
 """What a kill leaves of a line."""
@@ -39,7 +46,12 @@ def echo(encoded: Encoded) -> str:
 class Case:
     """One command in a folder of its own: what stands there before it, and its arguments."""
 
-    def __init__(self, name: str, arguments: list[str], before: Callable[[Case, Path], None] = lambda case, folder: None) -> None:
+    def __init__(
+        self,
+        name: str,
+        arguments: list[str],
+        before: Callable[[Case, Path], None] = lambda case, folder: None,
+    ) -> None:
         self.name, self.arguments, self._before = name, arguments, before
 
     def __repr__(self) -> str:
@@ -50,7 +62,10 @@ class Case:
         self._before(self, folder)
 
     def given(self, source: Path, folder: Path) -> list[str]:
-        return [argument.replace("IN", str(source)).replace("OUT", str(folder)) for argument in self.arguments]
+        return [
+            argument.replace("IN", str(source)).replace("OUT", str(folder))
+            for argument in self.arguments
+        ]
 
 
 @pytest.fixture
@@ -58,12 +73,18 @@ def source(tmp_path: Path) -> Path:
     """The input, outside of the folder whose disk fails."""
     place = tmp_path / "input"
     place.mkdir()
-    (place / "rows.jsonl").write_text("".join(json.dumps({"id": str(row), "prompt": f"prompt {row}"}) + "\n" for row in range(ROWS)))
+    (place / "rows.jsonl").write_text(
+        "".join(
+            json.dumps({"id": str(row), "prompt": f"prompt {row}"}) + "\n" for row in range(ROWS)
+        )
+    )
     return place
 
 
 class Ran:
-    """What a command did: its exit code, what it said, what it asked for, and the keys whose rows it acknowledged."""
+    """What a command did: its exit code, what it said, what it asked for, and the keys whose rows
+    it acknowledged.
+    """
 
     def __init__(self) -> None:
         self.code: int | None = None
@@ -73,7 +94,9 @@ class Ran:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Callable[..., Ran]:
+def run(
+    monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> Callable[..., Ran]:
     def ran(arguments: list[str], disk: Disk | None = None) -> Ran:
         engine, found, append = Rowwise(echo, Fuse()), Ran(), Journal.append
 
@@ -104,8 +127,16 @@ def run(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[byt
 
 def files_in(folder: Path) -> dict[str, bytes]:
     """What a reader sees: no journal, no files that are being written."""
-    found = (path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.startswith(TEMPORARY))
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found if path.parent.suffix != ".job" and path.name != "summary.json"}
+    found = (
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.name.startswith(TEMPORARY)
+    )
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in found
+        if path.parent.suffix != ".job" and path.name != "summary.json"
+    }
 
 
 def interrupted(case: Case, folder: Path) -> None:
@@ -120,7 +151,17 @@ def finished(case: Case, folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pipegen.cli.generate.open_routes", lambda load: pg.route(FakeEngine(echo)))
         with pytest.raises(SystemExit):
-            main(["generate", str(folder.parents[1] / "input" / "rows.jsonl"), "-o", str(folder / "out.jsonl"), "--model", "fake", "--quiet"])
+            main(
+                [
+                    "generate",
+                    str(folder.parents[1] / "input" / "rows.jsonl"),
+                    "-o",
+                    str(folder / "out.jsonl"),
+                    "--model",
+                    "fake",
+                    "--quiet",
+                ]
+            )
 
 
 def images(case: Case, folder: Path) -> None:
@@ -129,22 +170,65 @@ def images(case: Case, folder: Path) -> None:
         (folder / "images" / f"{name}.png").write_bytes(name.encode())
 
 
-GENERATE = ["generate", "IN/rows.jsonl", "-o", "OUT/out.jsonl", "--model", "fake", "--in-flight", "2"]
+GENERATE = [
+    "generate",
+    "IN/rows.jsonl",
+    "-o",
+    "OUT/out.jsonl",
+    "--model",
+    "fake",
+    "--in-flight",
+    "2",
+]
 CASES = [
     Case("a first run", [*GENERATE, "--summary", "OUT/summary.json"]),
     Case("a run that goes on", GENERATE, interrupted),
     Case("a run that begins anew", [*GENERATE, "--restart"], finished),
     Case("an export", ["export", "OUT/out.jsonl.job", "-o", "OUT/export.jsonl"], finished),
-    Case("sidecars", ["generate", "OUT/images", "--prompt", "What?", "--sidecar", "txt", "-o", "OUT/out.jsonl", "--model", "fake", "--in-flight", "1"], images),
+    Case(
+        "sidecars",
+        [
+            "generate",
+            "OUT/images",
+            "--prompt",
+            "What?",
+            "--sidecar",
+            "txt",
+            "-o",
+            "OUT/out.jsonl",
+            "--model",
+            "fake",
+            "--in-flight",
+            "1",
+        ],
+        images,
+    ),
     Case("several calls", [*GENERATE, "--samples", "2", "--temperature", "1", "--seed", "3"]),
-    Case("csv", ["generate", "IN/rows.jsonl", "-o", "OUT/out.csv", "--model", "fake", "--in-flight", "2"]),
-    Case("parquet", ["generate", "IN/rows.jsonl", "-o", "OUT/out.parquet", "--model", "fake", "--in-flight", "2"]),
+    Case(
+        "csv",
+        ["generate", "IN/rows.jsonl", "-o", "OUT/out.csv", "--model", "fake", "--in-flight", "2"],
+    ),
+    Case(
+        "parquet",
+        [
+            "generate",
+            "IN/rows.jsonl",
+            "-o",
+            "OUT/out.parquet",
+            "--model",
+            "fake",
+            "--in-flight",
+            "2",
+        ],
+    ),
 ]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("case", CASES, ids=repr)
-def test_a_fault_at_any_call_loses_nothing(case: Case, fault: str, source: Path, run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_a_fault_at_any_call_loses_nothing(
+    case: Case, fault: str, source: Path, run: Callable[..., Ran], tmp_path: Path
+) -> None:
     if case.name == "parquet":
         pytest.importorskip("pyarrow")
     whole = tmp_path / "whole" / "place"
@@ -183,8 +267,13 @@ def test_a_fault_at_any_call_loses_nothing(case: Case, fault: str, source: Path,
 
 
 @pytest.mark.parametrize("synced", range(ROWS + 1))
-def test_a_power_loss_takes_only_what_was_not_synced(synced: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, requests = tmp_path / "whole", [{"id": str(row), "prompt": f"prompt {row}"} for row in range(ROWS)]
+def test_a_power_loss_takes_only_what_was_not_synced(
+    synced: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, requests = (
+        tmp_path / "whole",
+        [{"id": str(row), "prompt": f"prompt {row}"} for row in range(ROWS)],
+    )
     whole.mkdir()
     monkeypatch.setattr(Journal, "_sync", lambda journal, every: None)  # the test says when
     with Disk(whole).mounted(monkeypatch) as disk:

@@ -1,4 +1,6 @@
-"""What a job says of the rows that were finished before: how many were made with the settings of this run, and with which the others were."""
+"""What a job says of the rows that were finished before: how many were made with the settings of
+this run, and with which the others were.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from pipegen.testing.fake import FakeEngine
 
 PROMPTS = [{"prompt": f"prompt {number}"} for number in range(6)]
 EARLIER_KEYS = ("16f65c81950d4a4d899b7bdfd4bc3281", "4ada3afd345644fb57ed74e51e21f709")
-"""What earlier versions knew the first two by, asked of the scripted engine with temperature 0.7."""
+"""What earlier versions knew the first two by, asked of the scripted engine with temperature
+0.7.
+"""
 
 
 class Set(FakeEngine):
@@ -29,7 +33,9 @@ class Set(FakeEngine):
 
 
 def run(folder: Path, requests: Any, options: Any = None, route: Any = None, **more: Any) -> Any:
-    with pg.job(route or pg.route(FakeEngine("yes<|im_end|>")), requests, folder, options, **more) as job:
+    with pg.job(
+        route or pg.route(FakeEngine("yes<|im_end|>")), requests, folder, options, **more
+    ) as job:
         list(job)
     return job
 
@@ -37,11 +43,24 @@ def run(folder: Path, requests: Any, options: Any = None, route: Any = None, **m
 def test_rows_are_counted_by_the_settings_that_made_them(tmp_path: Path) -> None:
     run(tmp_path, PROMPTS[:4])
     hot = run(tmp_path, PROMPTS[:2], {"temperature": 0.7})
-    assert (hot.before, hot.made_before, hot.changed) == (4, (0, ((4, "temperature 0.0 (now 0.7)"),)), ("temperature was 0.0, is 0.7",))
+    assert (hot.before, hot.made_before, hot.changed) == (
+        4,
+        (0, ((4, "temperature 0.0 (now 0.7)"),)),
+        ("temperature was 0.0, is 0.7",),
+    )
     back = run(tmp_path, PROMPTS)
-    assert (back.before, back.made_before, back.reused) == (6, (4, ((2, "temperature 0.7 (now 0.0)"),)), 4)
+    assert (back.before, back.made_before, back.reused) == (
+        6,
+        (4, ((2, "temperature 0.7 (now 0.0)"),)),
+        4,
+    )
     again = run(tmp_path, PROMPTS)
-    assert (again.before, again.made_before, again.reused, again.changed) == (8, (6, ((2, "temperature 0.7 (now 0.0)"),)), 6, ())
+    assert (again.before, again.made_before, again.reused, again.changed) == (
+        8,
+        (6, ((2, "temperature 0.7 (now 0.0)"),)),
+        6,
+        (),
+    )
 
 
 def test_a_job_of_one_setting_has_no_others(tmp_path: Path) -> None:
@@ -51,7 +70,9 @@ def test_a_job_of_one_setting_has_no_others(tmp_path: Path) -> None:
 
 def test_a_default_that_is_written_out_is_no_change(tmp_path: Path) -> None:
     run(tmp_path, PROMPTS)
-    job = run(tmp_path, PROMPTS, {"temperature": 0.0, "max_new_tokens": 512, "top_p": 1.0, "stop": []})
+    job = run(
+        tmp_path, PROMPTS, {"temperature": 0.0, "max_new_tokens": 512, "top_p": 1.0, "stop": []}
+    )
     assert (job.changed, job.reused, job.made_before) == ((), 6, (6, ()))
 
 
@@ -59,7 +80,10 @@ def test_rows_with_options_of_their_own_are_told_apart(tmp_path: Path) -> None:
     own = [{**request, "options": {"seed": number}} for number, request in enumerate(PROMPTS)]
     run(tmp_path, own)
     job = run(tmp_path, [*own, *PROMPTS], {"temperature": 0.7})
-    assert (job.made_before, job.reused) == ((0, ((6, "options of their own, reused where they are asked for again"),)), 0)
+    assert (job.made_before, job.reused) == (
+        (0, ((6, "options of their own, reused where they are asked for again"),)),
+        0,
+    )
     later = run(tmp_path, own, route=pg.route(Set()))
     assert [count for count, _ in later.made_before.others] == [12, 6]
     assert "another model, and options of their own" in later.made_before.others[0][1]
@@ -69,14 +93,24 @@ def test_rows_with_options_of_their_own_are_told_apart(tmp_path: Path) -> None:
     ("first", "second", "words"),
     [
         ({}, {"dtype": "float16"}, "dtype not set (now 'float16')"),
-        ({"served_model_name": "m2"}, {"served_model_name": "m-lora"}, "served_model_name 'm2' (now 'm-lora')"),
+        (
+            {"served_model_name": "m2"},
+            {"served_model_name": "m-lora"},
+            "served_model_name 'm2' (now 'm-lora')",
+        ),
         ({"extra_body": {"n": 1}}, {"extra_body": {"n": True}}, "extra_body.n 1 (now True)"),
         ({}, {"extra_body": {"a": {"b": "c"}}}, "extra_body.a.b not set (now 'c')"),
         ({}, {"extra_body": {"a": {}}}, "extra_body.a not set (now {})"),
-        ({"model": "a"}, {"model": "b", "dtype": "float16"}, "another model, dtype not set (now 'float16')"),
+        (
+            {"model": "a"},
+            {"model": "b", "dtype": "float16"},
+            "another model, dtype not set (now 'float16')",
+        ),
     ],
 )
-def test_what_differs_is_named(first: dict[str, Any], second: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_what_differs_is_named(
+    first: dict[str, Any], second: dict[str, Any], words: str, tmp_path: Path
+) -> None:
     reused = []
     for depends in (first, second, first, second):
         job = run(tmp_path, PROMPTS, route=pg.route(Set(**depends)))
@@ -92,16 +126,26 @@ def test_a_second_engine_and_its_plugins_are_named(tmp_path: Path) -> None:
         return pg.route(Set()) >> ask >> (pg.attach(second, *plugins) if plugins else second)
 
     run(tmp_path, PROMPTS, route=pipe("float16"))
-    assert run(tmp_path, PROMPTS, route=pipe("float32")).changed == ("engine 2: dtype was 'float16', is 'float32'",)
-    assert "engine 2: strip_prefix" in run(tmp_path, PROMPTS, route=pipe("float32", pg.plugins.strip_prefix(["A:"]))).changed[0]
+    assert run(tmp_path, PROMPTS, route=pipe("float32")).changed == (
+        "engine 2: dtype was 'float16', is 'float32'",
+    )
+    assert (
+        "engine 2: strip_prefix"
+        in run(tmp_path, PROMPTS, route=pipe("float32", pg.plugins.strip_prefix(["A:"]))).changed[0]
+    )
     assert "engine 2: the model is another" in run(tmp_path, PROMPTS, route=pg.route(Set())).changed
 
 
 def test_what_a_server_does_not_say_is_as_the_last_run_had_it(tmp_path: Path) -> None:
     run(tmp_path, PROMPTS, route=pg.route(Set(served_model_name="old", dtype="float16")))
     run(tmp_path, PROMPTS, route=pg.route(Set(served_model_name="new", dtype="float16")))
-    assert run(tmp_path, PROMPTS, route=pg.route(Set(served_model_name=None, dtype="float16"))).reused == 6
-    assert json.loads((tmp_path / "job.json").read_text())["engines"][0]["served_model_name"] == "new"
+    assert (
+        run(tmp_path, PROMPTS, route=pg.route(Set(served_model_name=None, dtype="float16"))).reused
+        == 6
+    )
+    assert (
+        json.loads((tmp_path / "job.json").read_text())["engines"][0]["served_model_name"] == "new"
+    )
     assert run(tmp_path, PROMPTS, route=pg.route(Set(served_model_name=None))).reused == 0
 
 
@@ -114,7 +158,9 @@ def test_a_server_that_is_down_gives_out_what_it_answered_before(tmp_path: Path)
     with FaultyServer() as server:
         for models in (True, False):
             server.models = models
-            with pg.backends.openai_server("another name", base_url=server.url, dialect="vllm", server_limit=True) as route:
+            with pg.backends.openai_server(
+                "another name", base_url=server.url, dialect="vllm", server_limit=True
+            ) as route:
                 job = run(tmp_path, requests, route=route)
             (depends,) = json.loads((tmp_path / "job.json").read_text())["engines"]
             assert (depends["served_model_name"], depends["server_limit"]) == ("toy", 4096)
@@ -130,12 +176,22 @@ def test_only_so_many_runs_are_remembered(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def earlier_job(folder: Path) -> None:
-    """The folder of a job as earlier versions wrote it: keys of the model, the pipeline, plugins and version, without marks."""
+    """The folder of a job as earlier versions wrote it: keys of the model, the pipeline, plugins
+    and version, without marks.
+    """
     engine = FakeEngine("old<|im_end|>")
-    settings = {"model": [engine.identity], "pipeline": pg.route(engine).stages, "plugins": [], "version": "", "options": {"temperature": 0.7}}
+    settings = {
+        "model": [engine.identity],
+        "pipeline": pg.route(engine).stages,
+        "plugins": [],
+        "version": "",
+        "options": {"temperature": 0.7},
+    }
     (folder / "job.json").write_text(json.dumps({"form": 1, **settings}) + "\n")
     with Journal(folder) as journal:
-        for key, slot in zip(EARLIER_KEYS, pg.run(pg.route(engine), PROMPTS[:2], {"temperature": 0.7}), strict=True):
+        for key, slot in zip(
+            EARLIER_KEYS, pg.run(pg.route(engine), PROMPTS[:2], {"temperature": 0.7}), strict=True
+        ):
             journal.append(key, to_plain(slot))
 
 
@@ -145,14 +201,19 @@ def test_a_job_of_an_earlier_version_is_opened_and_asked_again_once(tmp_path: Pa
     assert [slot is not None for slot in rows] == [True, True, False, False, False, False]
     for reused, alike in ((0, 0), (6, 6)):
         job = run(tmp_path, PROMPTS, {"temperature": 0.7})
-        words = "settings that job.json does not name, such as those of an earlier version of pipegen"
+        words = (
+            "settings that job.json does not name, such as those of an earlier version of pipegen"
+        )
         assert (job.reused, job.made_before) == (reused, (alike, ((2, words),)))
     assert all(slot is not None for _, slot in pg.finished_rows(tmp_path, enumerate(PROMPTS)))
 
 
 def test_a_run_on_a_job_of_an_earlier_version_says_so(tmp_path: Path) -> None:
     earlier_job(tmp_path)
-    assert run(tmp_path, PROMPTS).changed == ("the rows before are of an earlier version of pipegen", "temperature was 0.7, is 0.0")
+    assert run(tmp_path, PROMPTS).changed == (
+        "the rows before are of an earlier version of pipegen",
+        "temperature was 0.7, is 0.0",
+    )
 
 
 def test_a_fallback_counts_by_what_it_falls_back_for(tmp_path: Path) -> None:
@@ -161,8 +222,21 @@ def test_a_fallback_counts_by_what_it_falls_back_for(tmp_path: Path) -> None:
 
     engines = [FakeEngine("a<|im_end|>", name=name) for name in "ab"]
     reused = []
-    for when in ((pg.Timeout,), (pg.Timeout, pg.BackendFailed), (pg.BackendFailed, pg.Timeout), own, own, pg.Timeout):
-        reused.append(run(tmp_path, PROMPTS, route=pg.fallback(pg.route(engines[0]), pg.route(engines[1]), when=when)).reused)  # type: ignore[arg-type]
+    for when in (
+        (pg.Timeout,),
+        (pg.Timeout, pg.BackendFailed),
+        (pg.BackendFailed, pg.Timeout),
+        own,
+        own,
+        pg.Timeout,
+    ):
+        reused.append(
+            run(
+                tmp_path,
+                PROMPTS,
+                route=pg.fallback(pg.route(engines[0]), pg.route(engines[1]), when=when),
+            ).reused
+        )  # type: ignore[arg-type]
     assert reused == [0, 0, 6, 0, 6, 6]
 
 

@@ -16,14 +16,26 @@ from returns.result import Failure
 
 from pipegen.core.errors import Timeout
 from pipegen.io.jsonl import to_plain
-from pipegen.jobs.journal import SYNC_EVERY, Finished, Journal, JournalError, _values, read_settings, write_settings
+from pipegen.jobs.journal import (
+    SYNC_EVERY,
+    Finished,
+    Journal,
+    JournalError,
+    _values,
+    read_settings,
+    write_settings,
+)
 from pipegen.jobs.new_file import new_file
 
 A, B, C = "a" * 32, "b" * 32, "c" * 32
 
 
 def lines(folder: Path) -> list[bytes]:
-    return [line for path in sorted(folder.glob("results-*.jsonl")) for line in path.read_bytes().splitlines(keepends=True)]
+    return [
+        line
+        for path in sorted(folder.glob("results-*.jsonl"))
+        for line in path.read_bytes().splitlines(keepends=True)
+    ]
 
 
 def test_rows_are_there_again(tmp_path: Path) -> None:
@@ -62,8 +74,20 @@ def test_a_long_torn_line_is_cut_too(tmp_path: Path) -> None:
         assert (journal.get(A), journal.get(B)) == ({"id": "a"}, None)
 
 
-@pytest.mark.parametrize("text", [b'{"id":"a"}\n', b"\n", b'{"key":"zz"}\n', b'{"key":"' + b"a" * 32 + b'","id"\n', bytes(100) + b"\n", b"\xff" * 9 + b"\n"])
-def test_a_line_that_is_none_of_a_journal_is_left_out_with_a_warning(tmp_path: Path, text: bytes, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"id":"a"}\n',
+        b"\n",
+        b'{"key":"zz"}\n',
+        b'{"key":"' + b"a" * 32 + b'","id"\n',
+        bytes(100) + b"\n",
+        b"\xff" * 9 + b"\n",
+    ],
+)
+def test_a_line_that_is_none_of_a_journal_is_left_out_with_a_warning(
+    tmp_path: Path, text: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     with Journal(tmp_path) as journal:
         journal.append(A, {"id": "a"})
         journal.append(B, {"id": "b"})
@@ -72,21 +96,38 @@ def test_a_line_that_is_none_of_a_journal_is_left_out_with_a_warning(tmp_path: P
     path.write_bytes(first + text + second)
     with Journal(tmp_path) as journal:
         assert (journal.get(A), journal.get(B)) == ({"id": "a"}, {"id": "b"})
-    assert caplog.messages == [f"{path}, line 2: damaged, and left out; rows that are missing are asked again"]
+    assert caplog.messages == [
+        f"{path}, line 2: damaged, and left out; rows that are missing are asked again"
+    ]
 
 
-def test_a_warning_names_the_first_of_many_damaged_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warning_names_the_first_of_many_damaged_lines(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with Journal(tmp_path) as journal:
         journal.append(A, {"id": "a"})
     path = tmp_path / "results-0001.jsonl"
     path.write_bytes(path.read_bytes() + b"{}\n" * 8)
     with Finished(tmp_path) as finished:
         assert len(finished) == 1
-    assert [message.partition(": ")[0] for message in caplog.messages] == [f"{path}, lines 2, 3, 4, 5, 6 and 3 more"]
+    assert [message.partition(": ")[0] for message in caplog.messages] == [
+        f"{path}, lines 2, 3, 4, 5, 6 and 3 more"
+    ]
 
 
-@pytest.mark.parametrize("text", [b"my own notes", b"my own notes\nand more\n", b'{"id": "a", "ok": true}\n', b"\n", b"x" * 200_000])
-def test_a_file_that_is_no_journal_is_refused_and_stays_as_it_is(tmp_path: Path, text: bytes) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"my own notes",
+        b"my own notes\nand more\n",
+        b'{"id": "a", "ok": true}\n',
+        b"\n",
+        b"x" * 200_000,
+    ],
+)
+def test_a_file_that_is_no_journal_is_refused_and_stays_as_it_is(
+    tmp_path: Path, text: bytes
+) -> None:
     path = tmp_path / "results-0001.jsonl"
     path.write_bytes(text)
     with pytest.raises(JournalError, match=r"results-0001\.jsonl is no job's journal"):
@@ -109,18 +150,26 @@ def test_a_last_line_that_is_none_of_a_journal_is_ended_and_not_cut(tmp_path: Pa
 
 
 def test_lines_of_older_versions_have_no_checksum_and_are_read(tmp_path: Path) -> None:
-    old = f'{{"key":"{A}","id": "a", "ok": true}}\n{{"key":"{B}","id": null, "ok": false, "error": {{}}}}\n{{"key":"{C}","answer": "tokens"}}\n'
+    old = (
+        f'{{"key":"{A}","id": "a", "ok": true}}\n{{"key":"{B}","id": null, "ok": false, "error":'
+        f' {{}}}}\n{{"key":"{C}","answer": "tokens"}}\n'
+    )
     for kind in ("results", "steps"):
         (tmp_path / f"{kind}-0001.jsonl").write_text(old)
         with Journal(tmp_path, kind) as journal:
             assert [journal.failed(key) for key in (A, B, C)] == [False, True, False]
-            assert (journal.get(A), journal.get(C)) == ({"id": "a", "ok": True}, {"answer": "tokens"})
+            assert (journal.get(A), journal.get(C)) == (
+                {"id": "a", "ok": True},
+                {"answer": "tokens"},
+            )
             journal.append(B, {"id": "b"})
         with Journal(tmp_path, kind) as journal:
             assert (len(journal), journal.get(B), journal.failed(B)) == (3, {"id": "b"}, False)
 
 
-def test_a_line_is_one_json_object_with_its_key_and_the_checksum_of_its_bytes(tmp_path: Path) -> None:
+def test_a_line_is_one_json_object_with_its_key_and_the_checksum_of_its_bytes(
+    tmp_path: Path,
+) -> None:
     with Journal(tmp_path) as journal:
         journal.append(A, {"id": "é", "ok": True})
     (line,) = lines(tmp_path)
@@ -129,18 +178,28 @@ def test_a_line_is_one_json_object_with_its_key_and_the_checksum_of_its_bytes(tm
     assert values["crc"] == f"{zlib.crc32(A.encode() + line[57:]):08x}"
 
 
-def test_a_line_that_changes_while_the_journal_is_open_is_not_given_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_line_that_changes_while_the_journal_is_open_is_not_given_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with Journal(tmp_path) as journal:
         journal.append(A, {"id": "a"})
         journal.append(B, {"id": "b"})
         path = tmp_path / "results-0001.jsonl"
         data = path.read_bytes()
-        for damaged, why in ((data.replace(b'"b"', b'"c"'), "checksum"), (data[: data.index(b"\n") + 9] + b"!" * 80 + b"\n", "")):
+        for damaged, why in (
+            (data.replace(b'"b"', b'"c"'), "checksum"),
+            (data[: data.index(b"\n") + 9] + b"!" * 80 + b"\n", ""),
+        ):
             path.write_bytes(damaged)
             assert journal.get(B) is None
             assert journal.has(B) is (why == "")
             if why:
-                assert caplog.messages == [f"{path}, line 2 cannot be read (it does not agree with its checksum): its row is asked again"]
+                assert caplog.messages == [
+                    (
+                        f"{path}, line 2 cannot be read (it does not agree with its checksum): its row"
+                        " is asked again"
+                    )
+                ]
                 path.write_bytes(data)
                 journal.append(B, {"id": "b"})
         assert journal.get(A) == {"id": "a"}
@@ -154,7 +213,10 @@ def test_two_writers_have_a_file_each_and_are_read_together(tmp_path: Path) -> N
     with Journal(tmp_path) as first, Journal(tmp_path) as second:
         first.append(A, {"id": "a"})
         second.append(B, {"id": "b"})
-        assert [path.name for path in sorted(tmp_path.iterdir())] == ["results-0001.jsonl", "results-0002.jsonl"]
+        assert [path.name for path in sorted(tmp_path.iterdir())] == [
+            "results-0001.jsonl",
+            "results-0002.jsonl",
+        ]
         assert first.get(B) is None
     with Journal(tmp_path) as both:
         assert (both.get(A), both.get(B), len(both)) == ({"id": "a"}, {"id": "b"}, 2)
@@ -171,16 +233,22 @@ def test_the_torn_line_of_a_writer_at_work_is_left_alone(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("torn", [1, 10, 41, 60])
-def test_a_torn_line_that_is_cut_while_it_is_read_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: int) -> None:
+def test_a_torn_line_that_is_cut_while_it_is_read_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: int
+) -> None:
     with Journal(tmp_path) as first:
         first.append(A, {"id": "a"})
         first.append(B, {"id": "b" * 100})
     path = tmp_path / "results-0001.jsonl"
-    path.write_bytes(path.read_bytes()[: -len(path.read_bytes().splitlines(keepends=True)[1]) + torn])
+    path.write_bytes(
+        path.read_bytes()[: -len(path.read_bytes().splitlines(keepends=True)[1]) + torn]
+    )
     opened = [0]
 
     class Slow(io.FileIO):
-        """The first reader of the file: when it comes to the end, another process has taken the file over."""
+        """The first reader of the file: when it comes to the end, another process has taken the
+        file over.
+        """
 
         def readinto(self, buffer: Any) -> int:
             count = super().readinto(buffer)
@@ -204,12 +272,18 @@ def test_a_torn_line_that_is_cut_while_it_is_read_is_no_error(tmp_path: Path, mo
         assert finished.get(B) in (None, {"id": "b again"})
     monkeypatch.undo()
     with Finished(tmp_path) as finished:
-        assert [finished.get(key) for key in (A, B, C)] == [{"id": "a"}, {"id": "b again"}, {"id": "c" * 300}]
+        assert [finished.get(key) for key in (A, B, C)] == [
+            {"id": "a"},
+            {"id": "b again"},
+            {"id": "c" * 300},
+        ]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize("taken", [0, 7])
-def test_a_write_that_fails_leaves_nothing_of_the_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, taken: int) -> None:
+def test_a_write_that_fails_leaves_nothing_of_the_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, taken: int
+) -> None:
     write = os.write
     with Journal(tmp_path) as journal:
         journal.append(A, {"id": "a"})
@@ -230,7 +304,9 @@ def test_a_write_that_fails_leaves_nothing_of_the_row(tmp_path: Path, monkeypatc
         assert (journal.get(A), journal.get(B), journal.get(C)) == ({"id": "a"}, None, {"id": "c"})
 
 
-def test_a_row_that_can_neither_be_written_nor_taken_back_ends_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_can_neither_be_written_nor_taken_back_ends_the_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write = os.write
     journal = Journal(tmp_path)
 
@@ -256,7 +332,9 @@ def test_a_row_that_can_neither_be_written_nor_taken_back_ends_the_writer(tmp_pa
     assert [line[8:40] for line in lines(tmp_path)] == [B.encode()]
 
 
-def test_interrupted_and_short_writes_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_and_short_writes_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write, calls = os.write, [0]
 
     def slow(fd: int, data: bytes) -> int:
@@ -272,7 +350,9 @@ def test_interrupted_and_short_writes_go_on(tmp_path: Path, monkeypatch: pytest.
         assert journal.get(A) == {"id": "a"}
 
 
-def test_what_is_written_is_synced_soon_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_written_is_synced_soon_and_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import threading
 
     assert SYNC_EVERY == 1.0
@@ -296,7 +376,9 @@ def test_what_is_written_is_synced_soon_and_at_the_end(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("mended", [False, True])
-def test_a_sync_that_fails_is_an_error_at_the_next_row_and_at_the_end(mended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sync_that_fails_is_an_error_at_the_next_row_and_at_the_end(
+    mended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At the end too where a later sync would succeed: what the first has lost stays lost."""
     import threading
 
@@ -322,7 +404,9 @@ def test_a_sync_that_fails_is_an_error_at_the_next_row_and_at_the_end(mended: bo
         assert again.get(A) == {"id": "a"}
 
 
-def test_what_cannot_be_a_journal_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_a_journal_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(JournalError, match="there is no folder"):
         Journal(tmp_path / "no" / "such")
     (tmp_path / "file").write_text("")
@@ -364,7 +448,15 @@ def test_settings_are_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [path.name for path in tmp_path.iterdir()] == ["job.json"]
 
 
-@pytest.mark.parametrize(("text", "words"), [("{", "not|no job"), ("[]", "no job's"), ('{"form": 99}', "another version"), ("\udcff", "is damaged")])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "not|no job"),
+        ("[]", "no job's"),
+        ('{"form": 99}', "another version"),
+        ("\udcff", "is damaged"),
+    ],
+)
 def test_settings_of_others_are_refused(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "job.json").write_text(text, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(JournalError, match=words):
@@ -392,14 +484,23 @@ def test_sixteen_writers_lose_and_double_nothing(tmp_path: Path) -> None:
     assert len(written) == len(set(written)) == 16 * 30
     with Journal(tmp_path) as journal:
         assert len(journal) == 16 * 30
-        assert all(journal.get(key(writer, row)) == {"id": f"{writer} {row}"} for writer in range(16) for row in range(30))
+        assert all(
+            journal.get(key(writer, row)) == {"id": f"{writer} {row}"}
+            for writer in range(16)
+            for row in range(30)
+        )
 
 
-def test_what_cannot_be_read_written_or_locked_is_an_error_with_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_read_written_or_locked_is_an_error_with_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "results-0002.jsonl").mkdir()
     with pytest.raises(JournalError, match=r"results-0002\.jsonl cannot be read: Is a directory"):
         Journal(tmp_path)
-    with pytest.raises(JournalError, match=r"out\.jsonl cannot be written: No such file"), new_file(tmp_path / "no" / "out.jsonl"):
+    with (
+        pytest.raises(JournalError, match=r"out\.jsonl cannot be written: No such file"),
+        new_file(tmp_path / "no" / "out.jsonl"),
+    ):
         raise AssertionError("it is refused before anything is written")
 
     def fail(*_: Any) -> None:

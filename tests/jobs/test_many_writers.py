@@ -1,4 +1,6 @@
-"""Sixteen processes on one job's folder: whatever their clocks say and a kill left in their files, no row is lost and none is asked twice."""
+"""Sixteen processes on one job's folder: whatever their clocks say and a kill left in their files,
+no row is lost and none is asked twice.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,14 @@ def together(folder: Path, n: int, seed: int) -> list[str]:
     rng = random.Random(seed)
     script = str(writer.__file__)
     skews = [rng.choice([0, 1, -1]) * rng.uniform(0, 20 * 365 * DAY) for _ in range(n)]
-    commands = [[sys.executable, script, str(folder), str(i), str(n), str(skew)] for i, skew in enumerate(skews, 1)]
-    running = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for command in commands]
+    commands = [
+        [sys.executable, script, str(folder), str(i), str(n), str(skew)]
+        for i, skew in enumerate(skews, 1)
+    ]
+    running = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for command in commands
+    ]
     for process in running:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -44,7 +52,11 @@ def together(folder: Path, n: int, seed: int) -> list[str]:
 
 
 def keys_in(folder: Path) -> Counter[bytes]:
-    return Counter(line[8:40] for path in folder.glob("results-*.jsonl") for line in path.read_bytes().splitlines())
+    return Counter(
+        line[8:40]
+        for path in folder.glob("results-*.jsonl")
+        for line in path.read_bytes().splitlines()
+    )
 
 
 def tear(folder: Path, seed: int) -> int:
@@ -77,10 +89,15 @@ def test_sixteen_processes_write_one_job(tmp_path: Path) -> None:
     assert set(keys_in(folder).values()) == {1}
     assert len(keys_in(folder)) == len(valid) == ROWS - ROWS // 40
     found = [slot for _, slot in pg.finished_rows(folder, enumerate(requests()))]
-    assert [slot if slot is None else slot.unwrap() if pg.is_ok(slot) else slot.failure().message for slot in found] == wanted
+    assert [
+        slot if slot is None else slot.unwrap() if pg.is_ok(slot) else slot.failure().message
+        for slot in found
+    ] == wanted
 
 
-@pytest.mark.parametrize("path", sorted(Path(pipegen.jobs.__path__[0]).glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted(Path(pipegen.jobs.__path__[0]).glob("*.py")), ids=lambda path: path.name
+)
 def test_no_code_of_jobs_reads_a_clock_of_the_day_or_a_time_of_a_file(path: Path) -> None:
     read = {
         node.attr if isinstance(node, ast.Attribute) else node.id

@@ -33,7 +33,9 @@ def test_what_is_no_file_is_never_replaced(tmp_path: Path) -> None:
             raise AssertionError("it is refused before anything is written")
 
 
-def test_what_a_killed_process_was_writing_is_removed_and_what_others_write_is_kept(tmp_path: Path) -> None:
+def test_what_a_killed_process_was_writing_is_removed_and_what_others_write_is_kept(
+    tmp_path: Path,
+) -> None:
     import subprocess
     import sys
 
@@ -45,7 +47,9 @@ with new_file(pathlib.Path("out.jsonl")) as stream:
     stream.flush()
     os.kill(os.getpid(), 9)
 """
-    assert subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=False).returncode == -9
+    assert (
+        subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=False).returncode == -9
+    )
     assert len(list(tmp_path.iterdir())) == 1
     with new_file(tmp_path / "out.jsonl") as stream:
         stream.write(b"whole")
@@ -56,7 +60,9 @@ with new_file(pathlib.Path("out.jsonl")) as stream:
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_what_another_users_process_is_writing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_another_users_process_is_writing_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refused(process: int, number: int) -> None:
         raise PermissionError
 

@@ -1,4 +1,6 @@
-"""A replica: rows handed over at any time go through one engine, are kept, and a row that kills its process is found."""
+"""A replica: rows handed over at any time go through one engine, are kept, and a row that kills its
+process is found.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ def request(number: int) -> Any:
 
 def prompts(engine: FakeEngine) -> list[list[int]]:
     """The numbers of the rows of each call."""
-    return [[int(engine.tokenizer.decode(asked.prompt.token_ids).rpartition(" ")[2]) for asked in call] for call in engine.calls]
+    return [
+        [int(engine.tokenizer.decode(asked.prompt.token_ids).rpartition(" ")[2]) for asked in call]
+        for call in engine.calls
+    ]
 
 
 @contextlib.contextmanager
@@ -78,7 +83,10 @@ def test_equal_keys_share_one_answer_and_a_finished_row_is_not_asked_again(tmp_p
 
 def test_a_failure_is_asked_again_where_the_retry_says_so(tmp_path: Path) -> None:
     for error, asked in ((pg.Timeout("slow"), 2), (pg.BadImage(0), 1)):
-        engine, folder = FakeEngine(lambda encoded, error=error: error), tmp_path / type(error).__name__
+        engine, folder = (
+            FakeEngine(lambda encoded, error=error: error),
+            tmp_path / type(error).__name__,
+        )
         for _ in range(2):
             with replica(engine, folder) as one:
                 assert one.ask(key_of(1), request(1)).result(WAIT).failure() == error
@@ -143,7 +151,8 @@ def test_a_row_has_a_place_of_its_own_as_long_as_it_is_in_flight(tmp_path: Path)
     way.begin(key_of(3))
     second = InFlight(tmp_path, "run", "a")
     assert (second.deaths, second.alone) == ({key_of(number): 1 for number in (0, 2, 3)}, {})
-    assert sum(path.stat().st_size for path in tmp_path.glob("running-*")) == (1 + 3) * 33 + 33  # the second file is that of who looked
+    # the second file is that of who looked
+    assert sum(path.stat().st_size for path in tmp_path.glob("running-*")) == (1 + 3) * 33 + 33
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_of_the_job(tmp_path: Path) -> None:
@@ -175,7 +184,10 @@ def test_the_death_of_the_engine_is_told_and_raises_for_all_rows(tmp_path: Path)
 def test_an_engine_that_does_not_load_has_not_died(tmp_path: Path) -> None:
     died: list[CallFailed] = []
     fault = CallFailed(BackendFailed("the weights are not there", backend="fake"))
-    with replica(FakeEngine("", fault=fault), tmp_path, died=died.append) as one, pytest.raises(CallFailed, match="not there"):
+    with (
+        replica(FakeEngine("", fault=fault), tmp_path, died=died.append) as one,
+        pytest.raises(CallFailed, match="not there"),
+    ):
         one.ask(key_of(0), request(0)).result(WAIT)
     assert died == []
 
@@ -205,7 +217,10 @@ def test_an_engine_that_kills_every_process_ends_the_replica(tmp_path: Path) -> 
     with replica(FakeEngine("yes<|im_end|>"), tmp_path):
         pass  # one more may begin
     dead(tmp_path, 77)
-    with pytest.raises(CallFailed, match="died here before a row succeeded"), replica(FakeEngine("yes<|im_end|>"), tmp_path):
+    with (
+        pytest.raises(CallFailed, match="died here before a row succeeded"),
+        replica(FakeEngine("yes<|im_end|>"), tmp_path),
+    ):
         pass
 
 

@@ -28,9 +28,20 @@ def asked(engine: FakeEngine) -> list[str]:
     return [str(encoded.request.prompt) for call in engine.calls for encoded in call]
 
 
-def run(engine: FakeEngine, folder: Path, prompts: list[str], options: Any = None, **more: Any) -> tuple[list[str], Job[Any]]:
-    with job(pg.route(engine), [{"id": f"id {prompt}", "prompt": prompt} for prompt in prompts], folder, options, **more) as running:
-        return [slot.unwrap().text if pg.is_ok(slot) else type(slot.failure()).__name__ for slot in running], running
+def run(
+    engine: FakeEngine, folder: Path, prompts: list[str], options: Any = None, **more: Any
+) -> tuple[list[str], Job[Any]]:
+    with job(
+        pg.route(engine),
+        [{"id": f"id {prompt}", "prompt": prompt} for prompt in prompts],
+        folder,
+        options,
+        **more,
+    ) as running:
+        return [
+            slot.unwrap().text if pg.is_ok(slot) else type(slot.failure()).__name__
+            for slot in running
+        ], running
 
 
 def test_the_same_job_again_asks_nothing(tmp_path: Path) -> None:
@@ -38,13 +49,25 @@ def test_the_same_job_again_asks_nothing(tmp_path: Path) -> None:
     first, _ = run(engine, tmp_path / "job", PROMPTS)
     again, running = run(engine, tmp_path / "job", PROMPTS)
     assert first == again == [f"re: {prompt}" for prompt in PROMPTS]
-    assert (running.before, running.finished, running.reused, running.failed, len(asked(engine))) == (10, 10, 10, 0, 10)
+    assert (
+        running.before,
+        running.finished,
+        running.reused,
+        running.failed,
+        len(asked(engine)),
+    ) == (10, 10, 10, 0, 10)
     assert running.answered == 0
 
 
 def test_answers_are_counted_before_their_turn_comes(tmp_path: Path) -> None:
-    engine = FakeEngine(lambda encoded: pg.MalformedResponse("odd") if encoded.request.prompt == PROMPTS[5] else echo(encoded))
-    with job(pg.route(engine), [{"prompt": prompt} for prompt in PROMPTS], tmp_path, in_flight=4) as running:
+    engine = FakeEngine(
+        lambda encoded: (
+            pg.MalformedResponse("odd") if encoded.request.prompt == PROMPTS[5] else echo(encoded)
+        )
+    )
+    with job(
+        pg.route(engine), [{"prompt": prompt} for prompt in PROMPTS], tmp_path, in_flight=4
+    ) as running:
         next(running)
         assert (running.finished, running.answered) == (1, 4)
         assert len(list(running)) == 9
@@ -53,11 +76,16 @@ def test_answers_are_counted_before_their_turn_comes(tmp_path: Path) -> None:
 
 def test_a_job_that_was_left_early_goes_on(tmp_path: Path) -> None:
     engine = FakeEngine(echo)
-    with job(pg.route(engine), [{"prompt": prompt} for prompt in PROMPTS], tmp_path, in_flight=2) as running:
-        assert [next(running).unwrap().text for _ in range(3)] == [f"re: {prompt}" for prompt in PROMPTS[:3]]
+    with job(
+        pg.route(engine), [{"prompt": prompt} for prompt in PROMPTS], tmp_path, in_flight=2
+    ) as running:
+        assert [next(running).unwrap().text for _ in range(3)] == [
+            f"re: {prompt}" for prompt in PROMPTS[:3]
+        ]
     texts, running = run(engine, tmp_path, PROMPTS, in_flight=2)
     assert texts == [f"re: {prompt}" for prompt in PROMPTS]
-    assert running.reused == 4  # the fourth had ended beside the third, though its slot was not taken
+    # the fourth had ended beside the third, though its slot was not taken
+    assert running.reused == 4
     assert sorted(asked(engine)) == sorted(PROMPTS)
 
 
@@ -65,14 +93,22 @@ def test_rows_are_known_by_content_wherever_they_stand(tmp_path: Path) -> None:
     engine = FakeEngine(echo)
     run(engine, tmp_path, PROMPTS)
     texts, running = run(engine, tmp_path, ["new one", *reversed(PROMPTS[2:]), "new two"])
-    assert texts == ["re: new one", *(f"re: {prompt}" for prompt in reversed(PROMPTS[2:])), "re: new two"]
+    assert texts == [
+        "re: new one",
+        *(f"re: {prompt}" for prompt in reversed(PROMPTS[2:])),
+        "re: new two",
+    ]
     assert (running.reused, asked(engine)[10:]) == (8, ["new one", "new two"])
 
 
 def test_a_result_has_the_id_of_the_request_that_asks_now(tmp_path: Path) -> None:
     engine = FakeEngine(echo)
     for name in ("first", "second", None):
-        with job(pg.route(engine), [{"id": name, "prompt": "Hi"}] if name else [{"prompt": "Hi"}], tmp_path) as running:
+        with job(
+            pg.route(engine),
+            [{"id": name, "prompt": "Hi"}] if name else [{"prompt": "Hi"}],
+            tmp_path,
+        ) as running:
             assert next(running).unwrap().id == name
     assert len(asked(engine)) == 1
 
@@ -87,9 +123,15 @@ def test_equal_requests_are_two_answers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"temperature": 0.7}, "temperature was 0.0, is 0.7"), ({"stop": ["END"]}, r"stop was \[\], is \['END'\]"), ({"seed": 1}, "seed was None, is 1")],
+    [
+        ({"temperature": 0.7}, "temperature was 0.0, is 0.7"),
+        ({"stop": ["END"]}, r"stop was \[\], is \['END'\]"),
+        ({"seed": 1}, "seed was None, is 1"),
+    ],
 )
-def test_other_options_ask_again_and_say_so(tmp_path: Path, options: Mapping[str, Any], words: str) -> None:
+def test_other_options_ask_again_and_say_so(
+    tmp_path: Path, options: Mapping[str, Any], words: str
+) -> None:
     engine = FakeEngine(echo)
     run(engine, tmp_path, PROMPTS)
     _, running = run(engine, tmp_path, PROMPTS, options)
@@ -108,7 +150,9 @@ def test_options_that_say_the_default_are_the_default(tmp_path: Path) -> None:
 
 def test_an_option_of_the_request_counts_as_one_of_the_run(tmp_path: Path) -> None:
     engine = FakeEngine(echo)
-    with job(pg.route(engine), [{"prompt": "Hi", "options": {"temperature": 0.7}}], tmp_path) as running:
+    with job(
+        pg.route(engine), [{"prompt": "Hi", "options": {"temperature": 0.7}}], tmp_path
+    ) as running:
         list(running)
     _, running = run(engine, tmp_path, ["Hi"], {"temperature": 0.7})
     assert running.reused == 1
@@ -119,7 +163,14 @@ def test_another_model_plugin_or_version_asks_again(tmp_path: Path) -> None:
     plugged = pg.attach(pg.route(engines[0]), pg.plugins.strip_prefix(["A:"]))
     other = pg.attach(pg.route(engines[0]), pg.plugins.strip_prefix(["B:"]))
     reused = []
-    for route, version in [(pg.route(engines[0]), ""), (pg.route(engines[1]), ""), (plugged, ""), (other, ""), (plugged, "2"), (plugged, "")]:
+    for route, version in [
+        (pg.route(engines[0]), ""),
+        (pg.route(engines[1]), ""),
+        (plugged, ""),
+        (other, ""),
+        (plugged, "2"),
+        (plugged, ""),
+    ]:
         with job(route, [{"prompt": "Hi"}], tmp_path, version=version) as running:
             list(running)
         reused.append(running.reused)
@@ -150,9 +201,24 @@ def test_images_count_by_their_bytes(tmp_path: Path) -> None:
     engine = FakeEngine("seen<|im_end|>")
     files = [tmp_path / "a.png", tmp_path / "b.png"]
     reused = []
-    for file, data in [(files[0], b"one"), (files[1], b"one"), (files[0], b"two"), (files[0], b"one")]:
+    for file, data in [
+        (files[0], b"one"),
+        (files[1], b"one"),
+        (files[0], b"two"),
+        (files[0], b"one"),
+    ]:
         file.write_bytes(data)
-        request = {"messages": [{"role": "user", "content": [{"type": "image", "image": str(file)}, {"type": "text", "text": "What?"}]}]}
+        request = {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "image", "image": str(file)},
+                        {"type": "text", "text": "What?"},
+                    ],
+                }
+            ]
+        }
         with job(pg.route(engine), [request], tmp_path / "job") as running:
             assert next(running).unwrap().text == "seen"
         reused.append(running.reused)
@@ -160,15 +226,28 @@ def test_images_count_by_their_bytes(tmp_path: Path) -> None:
 
 
 def test_failed_rows_are_asked_again_as_retry_says(tmp_path: Path) -> None:
-    failures: dict[str, pg.GenerationError] = {PROMPTS[1]: pg.Timeout("slow"), PROMPTS[2]: pg.MalformedResponse("odd")}
+    failures: dict[str, pg.GenerationError] = {
+        PROMPTS[1]: pg.Timeout("slow"),
+        PROMPTS[2]: pg.MalformedResponse("odd"),
+    }
     engine = FakeEngine(lambda encoded: failures.get(str(encoded.request.prompt), echo(encoded)))
     texts, running = run(engine, tmp_path, PROMPTS[:3])
     assert (texts[1:], running.failed) == (["Timeout", "MalformedResponse"], 2)
     retryable = [kind for kind in (pg.Timeout, pg.MalformedResponse) if kind.retryable]
-    for retry, again in [("none", 0), ("retryable", len(retryable)), ("all", 2), ("MalformedResponse", 1), ("Timeout", 1)]:
+    for retry, again in [
+        ("none", 0),
+        ("retryable", len(retryable)),
+        ("all", 2),
+        ("MalformedResponse", 1),
+        ("Timeout", 1),
+    ]:
         before = len(asked(engine))
         texts, running = run(engine, tmp_path, PROMPTS[:3], retry=retry)
-        assert (len(asked(engine)) - before, running.reused, running.failed) == (again, 3 - again, 2), retry
+        assert (len(asked(engine)) - before, running.reused, running.failed) == (
+            again,
+            3 - again,
+            2,
+        ), retry
     failures.clear()
     texts, running = run(engine, tmp_path, PROMPTS[:3], retry="all")
     assert texts == [f"re: {prompt}" for prompt in PROMPTS[:3]]
@@ -184,7 +263,10 @@ def test_a_wrong_retry_is_refused_before_anything_is_written(tmp_path: Path) -> 
 
 def test_what_fails_before_it_has_a_key_is_looked_at_each_time(tmp_path: Path) -> None:
     engine, image = FakeEngine("seen<|im_end|>"), tmp_path / "late.png"
-    requests = [{"messages": []}, {"messages": [{"role": "user", "content": [{"type": "image", "image": str(image)}]}]}]
+    requests = [
+        {"messages": []},
+        {"messages": [{"role": "user", "content": [{"type": "image", "image": str(image)}]}]},
+    ]
     for seen in (False, True):
         with job(pg.route(engine), requests, tmp_path / "job", retry="none") as running:
             slots = list(running)
@@ -229,7 +311,13 @@ def test_a_job_is_not_begun_anew_while_another_run_is_at_work(tmp_path: Path, wr
     others[writer].append("0" * 32, {"id": "theirs", "ok": True})
     others.pop(1 - writer).close()
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(JournalError, match=rf"job: another run of this job is running \(results-000{writer + 1}.jsonl is locked\), and nothing is removed"):
+    with pytest.raises(
+        JournalError,
+        match=(
+            rf"job: another run of this job is running \(results-000{writer + 1}.jsonl is locked\),"
+            r" and nothing is removed"
+        ),
+    ):
         run(engine, folder, PROMPTS, restart=True)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     others[0].close()
@@ -237,7 +325,9 @@ def test_a_job_is_not_begun_anew_while_another_run_is_at_work(tmp_path: Path, wr
     assert (running.before, running.reused, running.finished) == (0, 0, 10)
 
 
-def test_rows_that_cannot_be_removed_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_cannot_be_removed_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = FakeEngine(echo)
     run(engine, tmp_path, PROMPTS[:2])
 
@@ -254,8 +344,13 @@ def test_rows_that_cannot_be_removed_are_an_error(tmp_path: Path, monkeypatch: p
 def test_pairs_keep_their_names(tmp_path: Path) -> None:
     engine = FakeEngine(echo)
     for reused in (0, 2):
-        with job_keyed(pg.route(engine), [(("T", n), {"prompt": PROMPTS[n]}) for n in range(2)], tmp_path) as running:
-            assert [(name, slot.unwrap().text) for name, slot in running] == [(("T", 0), "re: prompt 0"), (("T", 1), "re: prompt 1")]
+        with job_keyed(
+            pg.route(engine), [(("T", n), {"prompt": PROMPTS[n]}) for n in range(2)], tmp_path
+        ) as running:
+            assert [(name, slot.unwrap().text) for name, slot in running] == [
+                (("T", 0), "re: prompt 0"),
+                (("T", 1), "re: prompt 1"),
+            ]
         assert running.reused == reused
 
 
@@ -276,10 +371,18 @@ def test_finished_rows_are_given_out_while_nothing_is_in_flight(tmp_path: Path) 
 
 def test_samples_logprobs_and_tries_come_back_as_they_were(tmp_path: Path) -> None:
     engine = FakeEngine(echo)
-    route = pg.fallback(pg.route(FakeEngine(lambda encoded: pg.Timeout("slow"), name="first")), pg.route(engine), when=pg.Timeout)
+    route = pg.fallback(
+        pg.route(FakeEngine(lambda encoded: pg.Timeout("slow"), name="first")),
+        pg.route(engine),
+        when=pg.Timeout,
+    )
     slots = []
     for _ in range(2):
-        with job(route, [{"prompt": "Hi", "options": {"samples": 3, "temperature": 1.0, "seed": 5}}], tmp_path) as running:
+        with job(
+            route,
+            [{"prompt": "Hi", "options": {"samples": 3, "temperature": 1.0, "seed": 5}}],
+            tmp_path,
+        ) as running:
             slots.append(next(running))
     assert slots[0] == slots[1]
     assert (len(slots[1].unwrap().samples), running.reused) == (3, 1)
@@ -294,10 +397,16 @@ def test_one_request_for_many_is_refused(tmp_path: Path) -> None:
 def test_the_rows_of_a_job_can_be_had_at_any_time_without_an_engine(tmp_path: Path) -> None:
     engine = FakeEngine(echo)
     run(engine, tmp_path, PROMPTS[:4], {"max_new_tokens": 99})
-    asked_for = [("gone", {"prompt": ""}), *((prompt, {"id": "now", "prompt": prompt}) for prompt in reversed(PROMPTS[2:6]))]
+    asked_for = [
+        ("gone", {"prompt": ""}),
+        *((prompt, {"id": "now", "prompt": prompt}) for prompt in reversed(PROMPTS[2:6])),
+    ]
     rows = dict(pg.finished_rows(tmp_path, [*asked_for, ("bad", {"messages": []})]))
     assert [name for name, slot in rows.items() if slot is None] == ["gone", PROMPTS[5], PROMPTS[4]]
-    assert [rows[prompt].unwrap().text for prompt in (PROMPTS[3], PROMPTS[2])] == ["re: prompt 3", "re: prompt 2"]  # type: ignore[union-attr]
+    assert [rows[prompt].unwrap().text for prompt in (PROMPTS[3], PROMPTS[2])] == [
+        "re: prompt 3",
+        "re: prompt 2",
+    ]  # type: ignore[union-attr]
     assert isinstance(rows["bad"].failure(), pg.InvalidRequest)  # type: ignore[union-attr]
     assert len(engine.calls) == 1
     with pytest.raises(JournalError, match=r"has no job\.json"):
@@ -328,19 +437,24 @@ def test_a_model_that_cannot_be_read_is_an_error_at_once(tmp_path: Path) -> None
     assert not (tmp_path / "job").exists()
 
 
-def test_many_finished_rows_behind_one_that_is_asked_are_not_all_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_finished_rows_behind_one_that_is_asked_are_not_all_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = FakeEngine(echo)
     run(engine, tmp_path, PROMPTS)
     monkeypatch.setattr("pipegen.jobs.turns.WAITING", 4)
     texts, running = run(engine, tmp_path, ["new one", *PROMPTS, "new two", *PROMPTS[:2]])
     assert texts[:4] == ["re: new one", "re: prompt 0", "re: prompt 1", "re: prompt 2"]
-    assert (len(texts), running.reused) == (14, 10)  # the last two are equal to earlier ones: two answers of their own
+    # the last two are equal to earlier ones: two answers of their own
+    assert (len(texts), running.reused) == (14, 10)
     assert sum(len(call) for call in engine.calls[1:]) == 4
 
 
 def test_equal_requests_are_counted_however_many_there_are() -> None:
     keys = Keys({"model": [], "pipeline": "", "plugins": [], "version": "", "options": {}})
-    requests = [pg.TextGenerationRequest(prompt=f"prompt {number % 2000}") for number in range(5000)]
+    requests = [
+        pg.TextGenerationRequest(prompt=f"prompt {number % 2000}") for number in range(5000)
+    ]
     found = [keys.of(request) for request in requests]
     assert len(set(found)) == 5000
     again = Keys({"model": [], "pipeline": "", "plugins": [], "version": "", "options": {}})
@@ -365,5 +479,8 @@ def test_a_job_that_was_killed_before_its_settings_were_written_begins_anew(tmp_
 
 def test_a_pipe_that_makes_something_else_is_told(tmp_path: Path) -> None:
     pipe: Any = pg.route(FakeEngine(echo)) >> pg.pure("text", lambda result: result.text)
-    with pytest.raises(TypeError, match="a slot of a GenerationResult or Scored, not of str"), job(pipe, [{"prompt": "a"}], tmp_path) as running:
+    with (
+        pytest.raises(TypeError, match="a slot of a GenerationResult or Scored, not of str"),
+        job(pipe, [{"prompt": "a"}], tmp_path) as running,
+    ):
         next(running)

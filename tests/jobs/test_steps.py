@@ -18,7 +18,16 @@ from pipegen.jobs.keys import call_key
 from pipegen.jobs.steps import Steps
 from pipegen.records import strict_json
 from pipegen.records.options import resolve
-from pipegen.records.results import ChatOutput, Encoded, Ending, Finish, Prompt, Raw, ResolvedRequest, TokenLogprob
+from pipegen.records.results import (
+    ChatOutput,
+    Encoded,
+    Ending,
+    Finish,
+    Prompt,
+    Raw,
+    ResolvedRequest,
+    TokenLogprob,
+)
 from pipegen.testing.fake import FakeEngine
 
 ROWS = [{"id": str(row), "prompt": f"ticket {row}"} for row in range(3)]
@@ -33,13 +42,21 @@ def ask(result: pg.GenerationResult) -> pg.GenerationRequest:
 
 
 def judged(fuse: Fuse, script: Any = rollout, **options: Any) -> Any:
-    return pg.route(Rowwise(script, fuse)) >> pg.pure("ask", ask) >> pg.route(Rowwise(rollout, fuse, name="judge"), name="judge").with_options(options)
+    return (
+        pg.route(Rowwise(script, fuse))
+        >> pg.pure("ask", ask)
+        >> pg.route(Rowwise(rollout, fuse, name="judge"), name="judge").with_options(options)
+    )
 
 
-def run(folder: Path, at: int = -1, options: Any = None, script: Any = rollout, **more: Any) -> tuple[list[pg.Slot[Any]], list[str]]:
+def run(
+    folder: Path, at: int = -1, options: Any = None, script: Any = rollout, **more: Any
+) -> tuple[list[pg.Slot[Any]], list[str]]:
     fuse, slots = Fuse(at), list[Any]()
     try:
-        with pg.job(judged(fuse, script), ROWS, folder, options, in_flight=1, grace=0, **more) as job:
+        with pg.job(
+            judged(fuse, script), ROWS, folder, options, in_flight=1, grace=0, **more
+        ) as job:
             slots.extend(job)
     except KeyboardInterrupt:
         pass
@@ -47,7 +64,9 @@ def run(folder: Path, at: int = -1, options: Any = None, script: Any = rollout, 
 
 
 @pytest.mark.parametrize("samples", [1, 3])
-def test_whatever_is_answered_is_not_asked_again_wherever_it_is_killed(samples: int, tmp_path: Path) -> None:
+def test_whatever_is_answered_is_not_asked_again_wherever_it_is_killed(
+    samples: int, tmp_path: Path
+) -> None:
     options = {"samples": samples, "seed": 7, "temperature": 1.0}
     wanted, asked = run(tmp_path / "whole", options=options)
     assert len(asked) == len(set(asked)) == 3 * 2 * samples
@@ -57,14 +76,18 @@ def test_whatever_is_answered_is_not_asked_again_wherever_it_is_killed(samples: 
         assert len(first) == at // (2 * samples)
         slots, after = run(folder, options=options)
         assert slots == wanted
-        assert Counter(before) + Counter(after) - Counter(asked) == Counter(before[at:])  # those in flight, and no others
+        # those in flight, and no others
+        assert Counter(before) + Counter(after) - Counter(asked) == Counter(before[at:])
         assert run(folder, options=options) == (wanted, [])
 
 
 def test_a_row_of_one_call_writes_no_steps(tmp_path: Path) -> None:
     with pg.job(pg.route(Rowwise(rollout, Fuse())), ROWS, tmp_path / "job", in_flight=2) as job:
         assert len(list(job)) == 3
-    assert sorted(path.name for path in (tmp_path / "job").iterdir()) == ["job.json", "results-0001.jsonl"]
+    assert sorted(path.name for path in (tmp_path / "job").iterdir()) == [
+        "job.json",
+        "results-0001.jsonl",
+    ]
 
 
 def test_a_judge_that_fails_for_now_does_not_cost_its_rollout(tmp_path: Path) -> None:
@@ -75,7 +98,11 @@ def test_a_judge_that_fails_for_now_does_not_cost_its_rollout(tmp_path: Path) ->
 
     for asked in (6, 3):
         fuse = Fuse()
-        pipe = pg.route(Rowwise(rollout, fuse)) >> pg.pure("ask", ask) >> pg.route(Rowwise(script, fuse, name="judge"))
+        pipe = (
+            pg.route(Rowwise(rollout, fuse))
+            >> pg.pure("ask", ask)
+            >> pg.route(Rowwise(script, fuse, name="judge"))
+        )
         with pg.job(pipe, ROWS, tmp_path / "job") as job:
             assert [pg.is_ok(slot) for slot in job] == [not slow[0]] * 3
         assert len(fuse.asked) == asked
@@ -86,23 +113,43 @@ def test_a_row_that_failed_for_good_is_asked_from_its_first_call(tmp_path: Path)
     odd = [True]
 
     def script(encoded: Encoded) -> Any:
-        return pg.MalformedResponse("odd") if odd[0] and str(encoded.prompt.text).startswith("judge") else rollout(encoded)
+        return (
+            pg.MalformedResponse("odd")
+            if odd[0] and str(encoded.prompt.text).startswith("judge")
+            else rollout(encoded)
+        )
 
     for retry, asked in (("none", 6), ("none", 0), ("MalformedResponse", 6), ("all", 0)):
         fuse = Fuse()
-        pipe = pg.route(Rowwise(script, fuse)) >> pg.pure("ask", ask) >> pg.route(Rowwise(script, fuse, name="judge"))
+        pipe = (
+            pg.route(Rowwise(script, fuse))
+            >> pg.pure("ask", ask)
+            >> pg.route(Rowwise(script, fuse, name="judge"))
+        )
         with pg.job(pipe, ROWS, tmp_path / "job", retry=retry) as job:
             assert [pg.is_ok(slot) for slot in job] == [retry != "none"] * 3
         assert len(fuse.asked) == asked, retry
         odd[0] = retry == "none" and asked == 6
 
 
-def test_a_route_that_answers_now_does_not_take_the_answer_of_the_one_that_took_over(tmp_path: Path) -> None:
-    """Calls count on when the first route fails; a kept answer belongs to what was asked, not to its number alone."""
+def test_a_route_that_answers_now_does_not_take_the_answer_of_the_one_that_took_over(
+    tmp_path: Path,
+) -> None:
+    """Calls count on when the first route fails; a kept answer belongs to what was asked, not to
+    its number alone.
+    """
     down, slots = [True], list[Any]()
     for at in (2, -1):
         fuse = Fuse(at)
-        first = pg.route(Rowwise(lambda encoded: pg.Timeout("slow") if down[0] else f"first {encoded.prompt.text}<|im_end|>", fuse, name="first"))
+        first = pg.route(
+            Rowwise(
+                lambda encoded: (
+                    pg.Timeout("slow") if down[0] else f"first {encoded.prompt.text}<|im_end|>"
+                ),
+                fuse,
+                name="first",
+            )
+        )
         pipe: Any = (
             pg.fallback(first, pg.route(Rowwise(rollout, fuse, name="second")), when=pg.Timeout)
             >> pg.pure("ask", ask)
@@ -124,14 +171,23 @@ def test_equal_inputs_of_a_call_have_a_step_each(tmp_path: Path) -> None:
     script = lambda encoded: f"{encoded.prompt.text[:5]} {next(numbers)}<|im_end|>"  # noqa: E731
     run(tmp_path / "job", 2, options, script)
     slots, _ = run(tmp_path / "job", -1, options, script)
-    assert [one.previous.text for one in slots[0].unwrap().samples] == ["ticke 0", "ticke 1", "ticke 2"]
+    assert [one.previous.text for one in slots[0].unwrap().samples] == [
+        "ticke 0",
+        "ticke 1",
+        "ticke 2",
+    ]
 
 
 def test_steps_go_where_the_rows_go(tmp_path: Path) -> None:
     run(tmp_path / "job", 1)
     files = sorted(path.name for path in (tmp_path / "job").iterdir())
     assert files == ["job.json", "results-0001.jsonl", "steps-0001.jsonl"]
-    with Journal(tmp_path / "job", "steps"), pytest.raises(JournalError, match=r"another run of this job is running \(steps-0001.jsonl is locked\)"):
+    with (
+        Journal(tmp_path / "job", "steps"),
+        pytest.raises(
+            JournalError, match=r"another run of this job is running \(steps-0001.jsonl is locked\)"
+        ),
+    ):
         run(tmp_path / "job", restart=True)
     _, asked = run(tmp_path / "job", restart=True)
     assert len(asked) == 6
@@ -156,7 +212,9 @@ def test_a_backend_of_ones_own_has_no_steps(tmp_path: Path) -> None:
             return [pg.Success(one) for one in inputs]
 
     steps, call = Steps(tmp_path), Call(Echo(), ("a", "b"), ((0, 0), (1, 0)))
-    turn: Any = type("Turn", (), {"row": type("Row", (), {"key": "0" * 32, "anew": False}), "keys": {}})()
+    turn: Any = type(
+        "Turn", (), {"row": type("Row", (), {"key": "0" * 32, "anew": False}), "keys": {}}
+    )()
     steps.keep(turn, 1, call, {0: pg.Success("a"), 1: pg.Failure(pg.Timeout("slow"))})
     assert steps.of(turn, 1, call) == [None, None]
     steps.close()
@@ -173,15 +231,64 @@ def encoded(**more: Any) -> Encoded:
 
 
 def test_answers_come_back_as_they_were() -> None:
-    logprobs = (TokenLogprob(token_id=3, logprob=-0.1, top=((3, -0.1), (4, float("-inf"))), margin=None, text="é", top_texts=("é", "b")),)
+    logprobs = (
+        TokenLogprob(
+            token_id=3,
+            logprob=-0.1,
+            top=((3, -0.1), (4, float("-inf"))),
+            margin=None,
+            text="é",
+            top_texts=("é", "b"),
+        ),
+    )
     settled = ResolvedRequest(request=pg.TextGenerationRequest(prompt="Hi"), options=resolve())
     calls = ({"id": "1", "function": {"name": "f", "arguments": "{}"}},)
-    how: dict[str, Any] = {"finish": Finish.STOP_STRING, "stop": "\u2028", "length": 3, "watched": ("a", "b")}
+    how: dict[str, Any] = {
+        "finish": Finish.STOP_STRING,
+        "stop": "\u2028",
+        "length": 3,
+        "watched": ("a", "b"),
+    }
     answers: list[tuple[Any, Any]] = [
-        (encoded(), Raw(encoded=encoded(), token_ids=(3, 4), logprobs=logprobs, aborted=True, halted="json")),
-        (encoded(), Raw(encoded=encoded(), token_ids=(7,), ending=Ending(**how, token_ids=(7,), options=encoded().options))),
-        (settled, ChatOutput(job=settled, text="a", raw_text="a ", reasoning="r", tool_calls=calls, finish=Finish.EOS, stop=2, usage={"completion_tokens": 3})),
-        (settled, ChatOutput(job=settled, text="a", raw_text="a", finish=Finish.LENGTH, token_ids=(1,), logprobs=logprobs, usage={})),
+        (
+            encoded(),
+            Raw(
+                encoded=encoded(), token_ids=(3, 4), logprobs=logprobs, aborted=True, halted="json"
+            ),
+        ),
+        (
+            encoded(),
+            Raw(
+                encoded=encoded(),
+                token_ids=(7,),
+                ending=Ending(**how, token_ids=(7,), options=encoded().options),
+            ),
+        ),
+        (
+            settled,
+            ChatOutput(
+                job=settled,
+                text="a",
+                raw_text="a ",
+                reasoning="r",
+                tool_calls=calls,
+                finish=Finish.EOS,
+                stop=2,
+                usage={"completion_tokens": 3},
+            ),
+        ),
+        (
+            settled,
+            ChatOutput(
+                job=settled,
+                text="a",
+                raw_text="a",
+                finish=Finish.LENGTH,
+                token_ids=(1,),
+                logprobs=logprobs,
+                usage={},
+            ),
+        ),
     ]
     for asked, answer in answers:
         values = answer_to_plain(answer)
@@ -192,7 +299,12 @@ def test_answers_come_back_as_they_were() -> None:
 def test_what_is_asked_makes_the_key_of_a_step() -> None:
     other = pg.TextGenerationRequest(messages=[{"role": "user", "content": "Ho"}])
     settled = ResolvedRequest(request=pg.TextGenerationRequest(prompt="Hi"), options=resolve())
-    seen = ResolvedRequest(request=pg.VlmGenerationRequest(messages=[{"role": "user", "content": "Hi"}], images=[b"one"]), options=resolve())
+    seen = ResolvedRequest(
+        request=pg.VlmGenerationRequest(
+            messages=[{"role": "user", "content": "Hi"}], images=[b"one"]
+        ),
+        options=resolve(),
+    )
     keys = [
         call_key("a", 1, "m", encoded()),
         call_key("b", 1, "m", encoded()),
@@ -213,10 +325,17 @@ def test_what_is_asked_makes_the_key_of_a_step() -> None:
 def test_what_differs_at_a_later_route_asks_again(change: str, tmp_path: Path) -> None:
     def pipe(changed: bool) -> Any:
         engines = [FakeEngine(rollout, name="one"), FakeEngine(rollout, name="two")]
-        first, second = (pg.route(engine, name="same") for engine in (engines[::-1] if changed and change == "order" else engines))
+        first, second = (
+            pg.route(engine, name="same")
+            for engine in (engines[::-1] if changed and change == "order" else engines)
+        )
         if changed and change == "plugin":
             second = pg.attach(second, pg.plugins.strip_prefix(["A:"]))
-        return first >> pg.pure("ask", ask) >> second.with_options({"temperature": 0.5 if changed and change == "options" else 0.0})
+        return (
+            first
+            >> pg.pure("ask", ask)
+            >> second.with_options({"temperature": 0.5 if changed and change == "options" else 0.0})
+        )
 
     reused = []
     for changed in (False, True, False, True):
@@ -226,7 +345,9 @@ def test_what_differs_at_a_later_route_asks_again(change: str, tmp_path: Path) -
     assert reused == [0, 0, 1, 1]
 
 
-def test_a_job_whose_last_rows_cannot_be_written_lets_go_of_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_whose_last_rows_cannot_be_written_lets_go_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(journal: Journal, key: str, values: Any) -> None:
         raise JournalError("No space left on device")
 
@@ -240,7 +361,9 @@ def test_a_job_whose_last_rows_cannot_be_written_lets_go_of_its_files(tmp_path: 
     assert len(slots) == 3
 
 
-def test_a_step_of_another_version_is_asked_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_step_of_another_version_is_asked_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with Journal(tmp_path, STEPS) as journal:
         journal.append("0" * 32, {"answer": "in a form to come"})
         assert Steps._kept(journal, "0" * 32, encoded()) is None

@@ -1,4 +1,6 @@
-"""The download: from a server on this machine, which is a private address and so refused unless named."""
+"""The download: from a server on this machine, which is a private address and so refused unless
+named.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,9 @@ def test_a_private_address_is_refused_even_where_http_is_allowed(server: Server)
     assert server.got == []
 
 
-def test_a_name_is_resolved_once_and_the_checked_address_is_the_one_reached(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_is_resolved_once_and_the_checked_address_is_the_one_reached(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[str] = []
 
     def resolve(host: str, port: int, **_: Any) -> list[Any]:
@@ -89,14 +93,23 @@ def test_a_name_is_resolved_once_and_the_checked_address_is_the_one_reached(serv
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
 
     server.answers["/a"] = body(DATA)
-    monkeypatch.setattr("pipegen.media.download.socket.getaddrinfo", lambda host, *rest, **more: resolve(host, rest[0], **more))
+    monkeypatch.setattr(
+        "pipegen.media.download.socket.getaddrinfo",
+        lambda host, *rest, **more: resolve(host, rest[0], **more),
+    )
     assert load(server.url("/a", host="images.test"), policy=ALLOWED) == [DATA]
     assert server.got == [("/a", f"images.test:{server.server_port}")]
-    assert asked == ["images.test", "127.0.0.1"]  # the second is the connection's own look at an address that is a number already
+    # the second is the connection's own look at an address that is a number already
+    assert asked == ["images.test", "127.0.0.1"]
 
 
-def test_a_name_with_one_private_address_among_public_ones_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    entries = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 80)) for address in ("93.184.216.34", "10.0.0.1")]
+def test_a_name_with_one_private_address_among_public_ones_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entries = [
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 80))
+        for address in ("93.184.216.34", "10.0.0.1")
+    ]
     monkeypatch.setattr("pipegen.media.download.socket.getaddrinfo", lambda *_, **__: entries)
     assert "private or reserved" in refusal("http://two-faced.test/", policy=ALLOWED).message
 
@@ -131,13 +144,23 @@ def test_no_private_or_reserved_address_is_public(address: str) -> None:
     assert not download.is_public(address)
 
 
-@pytest.mark.parametrize("address", ["8.8.8.8", "1.1.1.1", "93.184.216.34", "2606:4700::1111", "::ffff:8.8.8.8"])
+@pytest.mark.parametrize(
+    "address", ["8.8.8.8", "1.1.1.1", "93.184.216.34", "2606:4700::1111", "::ffff:8.8.8.8"]
+)
 def test_ordinary_addresses_are_public(address: str) -> None:
     assert download.is_public(address)
 
 
 @pytest.mark.parametrize(
-    "spelling", ["http://2130706433/", "http://0x7f000001/", "http://127.1/", "http://[::ffff:127.0.0.1]/", "http://localhost/", "http://LOCALHOST/"]
+    "spelling",
+    [
+        "http://2130706433/",
+        "http://0x7f000001/",
+        "http://127.1/",
+        "http://[::ffff:127.0.0.1]/",
+        "http://localhost/",
+        "http://LOCALHOST/",
+    ],
 )
 def test_other_spellings_of_this_machine_are_refused(spelling: str) -> None:
     assert "private or reserved" in refusal(spelling, policy=ImagePolicy(allow_http=True)).message
@@ -148,7 +171,10 @@ def test_a_redirect_is_followed_and_checked_again(server: Server) -> None:
     server.answers["/b"] = body(DATA)
     assert load(server.url("/a"), policy=ALLOWED) == [DATA]
     server.answers["/b"] = body(b"", 302, Location=server.url("/a", host="localhost"))
-    assert "localhost has a private or reserved address" in refusal(server.url("/a"), policy=ALLOWED).message
+    assert (
+        "localhost has a private or reserved address"
+        in refusal(server.url("/a"), policy=ALLOWED).message
+    )
 
 
 @pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://example.org/", "data:,x"])
@@ -177,9 +203,14 @@ def chunked(data: bytes) -> Answer:
 def test_a_download_is_bounded_whether_its_length_is_announced_or_not(server: Server) -> None:
     server.answers["/plain"], server.answers["/chunked"] = body(DATA), chunked(DATA)
     for path in ("/plain", "/chunked"):
-        assert load(server.url(path), policy=ImagePolicy(allow_http=True, allowed_hosts=("127.0.0.1",), max_bytes=len(DATA))) == [DATA]
+        assert load(
+            server.url(path),
+            policy=ImagePolicy(allow_http=True, allowed_hosts=("127.0.0.1",), max_bytes=len(DATA)),
+        ) == [DATA]
         policy = ImagePolicy(allow_http=True, allowed_hosts=("127.0.0.1",), max_bytes=len(DATA) - 1)
-        assert f"more than {len(DATA) - 1} bytes" in refusal(server.url(path), policy=policy).message
+        assert (
+            f"more than {len(DATA) - 1} bytes" in refusal(server.url(path), policy=policy).message
+        )
 
 
 def test_an_error_status_is_named_without_the_query(server: Server) -> None:
@@ -190,13 +221,21 @@ def test_an_error_status_is_named_without_the_query(server: Server) -> None:
 
 def test_an_answer_that_breaks_off_is_refused(server: Server) -> None:
     server.answers["/a"] = body(DATA, Content_Length=str(len(DATA) + 5))
-    assert f"ended after {len(DATA)} of {len(DATA) + 5} bytes" in refusal(server.url("/a"), policy=ALLOWED).message
+    assert (
+        f"ended after {len(DATA)} of {len(DATA) + 5} bytes"
+        in refusal(server.url("/a"), policy=ALLOWED).message
+    )
 
 
 def test_a_server_that_speaks_something_else_is_refused(server: Server) -> None:
     server.answers["/a"] = lambda handler: handler.wfile.write(b"\0\1\2 nonsense\r\n")  # type: ignore[assignment]
-    assert "could not be fetched: BadStatusLine" in refusal(server.url("/a"), policy=ALLOWED).message
-    assert "could not be fetched" in refusal(server.url("/a").replace("http:", "https:"), policy=ALLOWED).message
+    assert (
+        "could not be fetched: BadStatusLine" in refusal(server.url("/a"), policy=ALLOWED).message
+    )
+    assert (
+        "could not be fetched"
+        in refusal(server.url("/a").replace("http:", "https:"), policy=ALLOWED).message
+    )
 
 
 def test_a_server_that_sends_a_byte_now_and_then_is_left_at_the_timeout(server: Server) -> None:

@@ -34,7 +34,10 @@ def saved(image: Image.Image, file_format: str, **more: Any) -> bytes:
 def scanned(times: int, size: tuple[int, int] = (64, 64)) -> bytes:
     """A progressive JPEG whose last scan comes so many times more."""
     data = saved(Image.new("RGB", size, "teal"), "JPEG", progressive=True)
-    end, last = data.rindex(b"\xff\xd9"), [found.start() for found in re.finditer(b"\xff\xda", data)][-1]
+    end, last = (
+        data.rindex(b"\xff\xd9"),
+        [found.start() for found in re.finditer(b"\xff\xda", data)][-1],
+    )
     return data[:end] + data[last:end] * times + data[end:]
 
 
@@ -70,8 +73,12 @@ def crowded_tiff() -> bytes:
     return bytes(data)
 
 
-@pytest.mark.parametrize("make", [crowded_png, scattered_png, crowded_jpeg, crowded_gif, crowded_tiff])
-def test_a_file_of_too_many_parts_is_refused_before_it_is_decoded(make: Callable[[], bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "make", [crowded_png, scattered_png, crowded_jpeg, crowded_gif, crowded_tiff]
+)
+def test_a_file_of_too_many_parts_is_refused_before_it_is_decoded(
+    make: Callable[[], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Image, "open", None)
     error = open_image(make(), POLICY, index=2).failure()
     assert isinstance(error, BadImage)
@@ -85,7 +92,9 @@ def test_usual_files_have_few_parts(file_format: str) -> None:
     assert is_ok(open_image(image_file(file_format), POLICY))
 
 
-@pytest.mark.parametrize(("file_format", "most"), [("PNG", 100), ("JPEG", 100), ("GIF", 100), ("TIFF", MOST_PARTS + 1)])
+@pytest.mark.parametrize(
+    ("file_format", "most"), [("PNG", 100), ("JPEG", 100), ("GIF", 100), ("TIFF", MOST_PARTS + 1)]
+)
 def test_the_parts_of_a_file_that_is_cut_short_are_counted_too(file_format: str, most: int) -> None:
     data = image_file(file_format)
     assert [cut for cut in range(60) if not 0 <= parts_of(data[:cut]).parts <= most] == []
@@ -100,7 +109,8 @@ def test_a_large_tiff_says_how_many_tags_it_has_in_eight_bytes() -> None:
 def test_scans_are_counted_up_to_the_end_of_the_first_image() -> None:
     whole = scanned(5)
     assert parts_of(whole).scans == 15
-    assert parts_of(whole + scanned(100)).scans == 15  # another image behind it, as cameras put a preview there
+    # another image behind it, as cameras put a preview there
+    assert parts_of(whole + scanned(100)).scans == 15
     thumbnail = b"\xff\xe1" + struct.pack(">H", len(whole) + 2) + whole
     assert parts_of(whole[:2] + thumbnail + whole[2:]).scans == 15  # and one in a segment
 
@@ -155,14 +165,22 @@ def test_a_file_whose_pixels_are_taken_as_they_are_is_sent_as_it_is(data: bytes,
         saved(Image.new("RGBA", (8, 8), (9, 9, 9, 0)), "PNG"),
         saved(Image.new("I;16", (8, 8), 70_00), "PNG"),
         saved(Image.new("RGB", (8, 8), "red"), "PNG", transparency=(255, 0, 0)),
-        saved(Image.new("RGB", (8, 8)), "PNG", save_all=True, append_images=[Image.new("RGB", (8, 8), "red")]),
+        saved(
+            Image.new("RGB", (8, 8)),
+            "PNG",
+            save_all=True,
+            append_images=[Image.new("RGB", (8, 8), "red")],
+        ),
     ],
 )
 def test_any_other_is_sent_as_the_pixels_that_every_engine_gets(data: bytes) -> None:
     file = file_to_send(data, POLICY).unwrap()
     assert file.kind == "png"
     assert file.data != data
-    assert open_image(file.data, POLICY).unwrap().tobytes() == open_image(data, POLICY).unwrap().tobytes()
+    assert (
+        open_image(file.data, POLICY).unwrap().tobytes()
+        == open_image(data, POLICY).unwrap().tobytes()
+    )
 
 
 def test_a_broken_file_is_not_sent() -> None:

@@ -21,7 +21,14 @@ from pipegen.records.fields import InvalidField
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.requests import ImagePolicy
-from pipegen.testing.image_files import BROKEN, COLOURS, corners, four_corners, image_file, png_announcing
+from pipegen.testing.image_files import (
+    BROKEN,
+    COLOURS,
+    corners,
+    four_corners,
+    image_file,
+    png_announcing,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +37,14 @@ Image = pytest.importorskip("PIL.Image")
 ImageFile = pytest.importorskip("PIL.ImageFile")
 
 POLICY = ImagePolicy()
-QWEN3 = ImageSpec(kind="grid", patch_size=16, merge_size=2, temporal_patch_size=2, min_pixels=65_536, max_pixels=16_777_216)
+QWEN3 = ImageSpec(
+    kind="grid",
+    patch_size=16,
+    merge_size=2,
+    temporal_patch_size=2,
+    min_pixels=65_536,
+    max_pixels=16_777_216,
+)
 UPRIGHT = tuple(COLOURS)
 
 
@@ -86,16 +100,29 @@ def test_opaque_images_of_every_mode_are_what_pillow_converts_them_to(mode: str)
         pytest.param(lambda: Image.new("RGBA", (4, 4), (255, 0, 0, 0)), {}, id="RGBA"),
         pytest.param(lambda: Image.new("LA", (4, 4), (0, 0)), {}, id="LA"),
         pytest.param(lambda: Image.new("P", (4, 4), 0), {"transparency": 0}, id="P"),
-        pytest.param(lambda: Image.new("L", (4, 4), 7), {"transparency": 7}, id="L with a transparent level"),
-        pytest.param(lambda: Image.new("RGB", (4, 4), (1, 2, 3)), {"transparency": (1, 2, 3)}, id="RGB with a transparent colour"),
+        pytest.param(
+            lambda: Image.new("L", (4, 4), 7), {"transparency": 7}, id="L with a transparent level"
+        ),
+        pytest.param(
+            lambda: Image.new("RGB", (4, 4), (1, 2, 3)),
+            {"transparency": (1, 2, 3)},
+            id="RGB with a transparent colour",
+        ),
     ],
 )
-def test_what_is_transparent_is_laid_over_white(image: Callable[[], Any], options: dict[str, Any]) -> None:  # P4
+# P4
+def test_what_is_transparent_is_laid_over_white(
+    image: Callable[[], Any], options: dict[str, Any]
+) -> None:
     assert opened(saved(image(), **options)).getpixel((1, 1)) == (255, 255, 255)
 
 
 def test_half_transparent_black_over_white_is_grey() -> None:
-    assert opened(saved(Image.new("RGBA", (4, 4), (0, 0, 0, 128)))).getpixel((0, 0)) == (127, 127, 127)
+    assert opened(saved(Image.new("RGBA", (4, 4), (0, 0, 0, 128)))).getpixel((0, 0)) == (
+        127,
+        127,
+        127,
+    )
 
 
 @pytest.mark.parametrize("file_format", ["PNG", "TIFF"])
@@ -108,7 +135,10 @@ def test_sixteen_bits_are_scaled_to_eight_and_not_clipped(file_format: str) -> N
 
 def test_thirty_two_bit_levels_are_taken_from_0_to_255_and_refused_beyond() -> None:
     assert opened(saved(Image.new("F", (2, 2), 200.0), "TIFF")).getpixel((0, 0)) == (200, 200, 200)
-    assert "from 300 to 300" in open_image(saved(Image.new("I", (2, 2), 300), "TIFF"), POLICY).failure().message
+    assert (
+        "from 300 to 300"
+        in open_image(saved(Image.new("I", (2, 2), 300), "TIFF"), POLICY).failure().message
+    )
 
 
 @pytest.mark.parametrize("file_format", ["GIF", "WEBP", "PNG", "TIFF"])
@@ -131,11 +161,20 @@ def test_a_broken_image_is_a_bad_image_that_names_its_position(name: str) -> Non
 
 
 @pytest.mark.parametrize("file_format", ["JPEG", "PNG", "WEBP", "TIFF", "BMP"])
-def test_an_image_that_is_rgb_already_is_not_copied(file_format: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    data, plain = saved(Image.new("RGB", (40, 30), "red"), file_format), opened(saved(Image.new("RGB", (40, 30), "red"), "PNG"))
+def test_an_image_that_is_rgb_already_is_not_copied(
+    file_format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, plain = (
+        saved(Image.new("RGB", (40, 30), "red"), file_format),
+        opened(saved(Image.new("RGB", (40, 30), "red"), "PNG")),
+    )
     monkeypatch.setattr(Image.Image, "copy", None)
     image = opened(data)
-    assert (image.mode, image.size, image.getpixel((5, 5))) == ("RGB", (40, 30), pytest.approx(plain.getpixel((5, 5)), abs=2))
+    assert (image.mode, image.size, image.getpixel((5, 5))) == (
+        "RGB",
+        (40, 30),
+        pytest.approx(plain.getpixel((5, 5)), abs=2),
+    )
 
 
 def test_what_is_no_image_says_so_and_what_to_do() -> None:
@@ -151,10 +190,15 @@ def test_a_broken_avif_is_a_bad_image() -> None:  # P5
         pytest.skip("this Pillow was built without AVIF")
     data = image_file("AVIF")
     media = data.index(b"mdat") + 4
-    assert "cannot be decoded" in open_image(data[:media] + bytes(len(data) - media), POLICY).failure().message
+    assert (
+        "cannot be decoded"
+        in open_image(data[:media] + bytes(len(data) - media), POLICY).failure().message
+    )
 
 
-def test_an_image_that_is_too_large_for_pillow_itself_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_that_is_too_large_for_pillow_itself_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
     assert "too large for Pillow" in open_image(image_file(), POLICY).failure().message
 
@@ -170,8 +214,11 @@ def test_a_bomb_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch)
     assert "max_source_pixels" in error.hint
 
 
-def test_a_large_image_within_the_limit_brings_no_warning_of_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # 48 x 32 is more than that, and less than twice as much
+def test_a_large_image_within_the_limit_brings_no_warning_of_pillow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # 48 x 32 is more than that, and less than twice as much
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert is_ok(open_image(image_file(), POLICY))
@@ -196,11 +243,19 @@ def test_images_are_decoded_at_the_same_time(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(ImageFile.ImageFile, "load", meet)
     with ThreadPoolExecutor(2) as pool:
-        assert all(map(is_ok, pool.map(lambda data: open_image(data, POLICY), [image_file("BMP")] * 2)))
+        assert all(
+            map(is_ok, pool.map(lambda data: open_image(data, POLICY), [image_file("BMP")] * 2))
+        )
 
 
 def test_p1_a_large_image_lands_within_the_budget() -> None:  # P1
-    image = prepare(image_file("JPEG", width=4000, height=3000), QWEN3, VlmPreprocessOptions(max_pixels=786_432), 0, POLICY).unwrap()
+    image = prepare(
+        image_file("JPEG", width=4000, height=3000),
+        QWEN3,
+        VlmPreprocessOptions(max_pixels=786_432),
+        0,
+        POLICY,
+    ).unwrap()
     assert (image.width, image.height) == (1024, 768)
     assert image.grid == (1, 48, 64)
     assert image.tokens == 48 * 64 // 4
@@ -210,14 +265,24 @@ def test_p1_a_large_image_lands_within_the_budget() -> None:  # P1
 
 
 # P2
-@pytest.mark.parametrize("values", [{"min_pixels": 10, "max_pixels": 9}, {"max_pixels": 0}, {"min_pixels": -1}, {"max_pixels": True}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"min_pixels": 10, "max_pixels": 9},
+        {"max_pixels": 0},
+        {"min_pixels": -1},
+        {"max_pixels": True},
+    ],
+)
 def test_p2_an_impossible_budget_is_refused_at_construction(values: dict[str, Any]) -> None:
     with pytest.raises(InvalidField):
         VlmPreprocessOptions(**values)
 
 
 def test_p3_without_resizing_a_wrong_side_is_refused_and_the_nearest_size_named() -> None:  # P3
-    error = prepare(image_file(width=100, height=64), QWEN3, VlmPreprocessOptions(do_resize=False), 2, POLICY).failure()
+    error = prepare(
+        image_file(width=100, height=64), QWEN3, VlmPreprocessOptions(do_resize=False), 2, POLICY
+    ).failure()
     assert isinstance(error, BadImage)
     assert error.index == 2
     assert "100x64" in error.message
@@ -225,24 +290,36 @@ def test_p3_without_resizing_a_wrong_side_is_refused_and_the_nearest_size_named(
 
 
 def test_without_resizing_a_right_size_is_kept_whatever_the_checkpoints_budget() -> None:
-    image = prepare(image_file(width=96, height=64), QWEN3, VlmPreprocessOptions(do_resize=False), 0, POLICY).unwrap()
+    image = prepare(
+        image_file(width=96, height=64), QWEN3, VlmPreprocessOptions(do_resize=False), 0, POLICY
+    ).unwrap()
     assert (image.width, image.height, image.grid, image.tokens) == (96, 64, (1, 4, 6), 6)
 
 
 def test_without_resizing_a_bound_that_was_asked_still_counts() -> None:
-    error = prepare(image_file(width=96, height=64), QWEN3, VlmPreprocessOptions(do_resize=False, max_pixels=6000), 0, POLICY).failure()
+    error = prepare(
+        image_file(width=96, height=64),
+        QWEN3,
+        VlmPreprocessOptions(do_resize=False, max_pixels=6000),
+        0,
+        POLICY,
+    ).failure()
     assert "6144 pixels, outside the requested 1 to 6000" in error.message
 
 
 @pytest.mark.parametrize(("width", "height"), [(1, 30_000), (30_000, 1), (201, 1)])
 def test_p5_a_strip_beyond_the_models_limit_is_a_bad_image(width: int, height: int) -> None:  # P5
-    error = prepare(image_file(width=width, height=height), QWEN3, VlmPreprocessOptions(), 0, POLICY).failure()
+    error = prepare(
+        image_file(width=width, height=height), QWEN3, VlmPreprocessOptions(), 0, POLICY
+    ).failure()
     assert isinstance(error, BadImage)
     assert "the model takes at most 200" in error.message
 
 
 def test_a_budget_without_any_size_is_a_bad_image_that_says_so() -> None:
-    error = prepare(image_file(), QWEN3, VlmPreprocessOptions(min_pixels=1025, max_pixels=2047), 0, POLICY).failure()
+    error = prepare(
+        image_file(), QWEN3, VlmPreprocessOptions(min_pixels=1025, max_pixels=2047), 0, POLICY
+    ).failure()
     assert "has between 1025 and 2047 pixels" in error.message
     assert "from min_pixels to max_pixels" in error.hint
 
@@ -259,7 +336,9 @@ def test_a_budget_without_any_size_is_a_bad_image_that_says_so() -> None:
         ({"min_pixels": 20_000_000}, (20_000_000, 80_000_000)),
     ],
 )
-def test_the_callers_bounds_win_and_the_checkpoints_other_one_gives_way(asked: dict[str, Any], budget: tuple[int, int]) -> None:
+def test_the_callers_bounds_win_and_the_checkpoints_other_one_gives_way(
+    asked: dict[str, Any], budget: tuple[int, int]
+) -> None:
     assert pixel_budget(QWEN3, VlmPreprocessOptions(**asked)) == budget
 
 
@@ -268,13 +347,23 @@ def test_a_budget_below_one_token_gives_one_token() -> None:
 
 
 def test_a_native_processor_gets_the_image_at_its_own_size() -> None:
-    image = prepare(image_file("JPEG", width=101, height=77, orientation=6), ImageSpec(), VlmPreprocessOptions(do_resize=True), 0, POLICY).unwrap()
+    image = prepare(
+        image_file("JPEG", width=101, height=77, orientation=6),
+        ImageSpec(),
+        VlmPreprocessOptions(do_resize=True),
+        0,
+        POLICY,
+    ).unwrap()
     assert (image.width, image.height, image.grid) == (101, 77, None)
 
 
-@pytest.mark.parametrize(("name", "value"), [("max_pixels", 786_432), ("min_pixels", 1), ("do_resize", False)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("max_pixels", 786_432), ("min_pixels", 1), ("do_resize", False)]
+)
 def test_a_native_processor_refuses_what_it_cannot_honour(name: str, value: Any) -> None:
-    error = prepare(image_file(), ImageSpec(), VlmPreprocessOptions(**{name: value}), 0, POLICY).failure()
+    error = prepare(
+        image_file(), ImageSpec(), VlmPreprocessOptions(**{name: value}), 0, POLICY
+    ).failure()
     assert isinstance(error, UnsupportedOption)
     assert error.option == name
 
@@ -282,7 +371,11 @@ def test_a_native_processor_refuses_what_it_cannot_honour(name: str, value: Any)
 # P8
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "LA", "1", "P", "CMYK", "I;16", "YCbCr"])
 def test_a_pil_image_has_the_digest_of_its_file(mode: str) -> None:
-    image = Image.new("I;16", (48, 32), 30_000) if mode == "I;16" else four_corners(mode="L" if mode == "LA" else "RGB").convert(mode)
+    image = (
+        Image.new("I;16", (48, 32), 30_000)
+        if mode == "I;16"
+        else four_corners(mode="L" if mode == "LA" else "RGB").convert(mode)
+    )
     held = ImageSource.of(image).data or b""
     assert digest(opened(held)) == digest(opened(saved(image, "TIFF")))
 
@@ -295,7 +388,9 @@ def test_a_transparent_palette_survives_the_way_from_a_pil_image() -> None:  # P
 
 
 def test_the_digest_is_of_the_image_before_it_was_resized() -> None:
-    small = prepare(image_file(), QWEN3, VlmPreprocessOptions(max_pixels=20_000), 0, POLICY).unwrap()
+    small = prepare(
+        image_file(), QWEN3, VlmPreprocessOptions(max_pixels=20_000), 0, POLICY
+    ).unwrap()
     large = prepare(image_file(), QWEN3, VlmPreprocessOptions(), 0, POLICY).unwrap()
     assert small.grid != large.grid
     assert small.digest == large.digest == digest(four_corners())
@@ -308,13 +403,20 @@ def test_the_digest_tells_images_of_the_same_bytes_and_other_sides_apart() -> No
 def test_importing_the_stage_loads_no_pil() -> None:  # C6
     import subprocess
 
-    code = "import sys, pipegen.media.image, pipegen.media.source; sys.exit('PIL' in sys.modules or 'numpy' in sys.modules)"
+    code = (
+        "import sys, pipegen.media.image, pipegen.media.source; sys.exit('PIL' in sys.modules or"
+        " 'numpy' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(
     ("size", "budget", "kept"),
-    [((40, 1), (100, 100), (28, 28)), ((2851, 1825), (69_817, 72_772), (364, 196)), ((1825, 2851), (69_817, 72_772), (196, 364))],
+    [
+        ((40, 1), (100, 100), (28, 28)),
+        ((2851, 1825), (69_817, 72_772), (364, 196)),
+        ((1825, 2851), (69_817, 72_772), (196, 364)),
+    ],
 )
 def test_where_the_processor_would_not_keep_its_own_choice_the_nearest_size_is_taken(
     size: tuple[int, int], budget: tuple[int, int], kept: tuple[int, int]

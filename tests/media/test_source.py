@@ -29,7 +29,15 @@ def file(tmp_path: pathlib.Path) -> pathlib.Path:
 
 def test_every_kind_of_source_gives_the_same_bytes(file: pathlib.Path) -> None:  # P8
     encoded = base64.b64encode(DATA).decode()
-    sources = (file, str(file), DATA, file.as_uri(), "FILE://localhost" + quote(str(file)), f"data:image/png;base64,{encoded}", "data:," + quote(DATA))
+    sources = (
+        file,
+        str(file),
+        DATA,
+        file.as_uri(),
+        "FILE://localhost" + quote(str(file)),
+        f"data:image/png;base64,{encoded}",
+        "data:," + quote(DATA),
+    )
     assert load(*sources) == [DATA] * len(sources)
 
 
@@ -42,10 +50,17 @@ def test_the_order_of_images_and_the_text_between_them_stay(tmp_path: pathlib.Pa
     for name in "ab":
         (tmp_path / name).write_bytes(name.encode())
     first, second = ({"type": "image", "path": str(tmp_path / name)} for name in "ab")
-    content: Any = [{"type": "text", "text": "first"}, first, {"type": "text", "text": "then"}, second]
+    content: Any = [
+        {"type": "text", "text": "first"},
+        first,
+        {"type": "text", "text": "then"},
+        second,
+    ]
     messages: Any = [{"role": "user", "content": content}]
     loaded: Any = load_sources(VlmGenerationRequest(messages=messages), POLICY).unwrap()
-    assert [getattr(part, "text", None) or part.source.data for part in loaded.messages[0].content] == ["first", b"a", "then", b"b"]
+    assert [
+        getattr(part, "text", None) or part.source.data for part in loaded.messages[0].content
+    ] == ["first", b"a", "then", b"b"]
 
 
 def test_the_same_source_is_read_once(file: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +98,9 @@ def test_what_is_no_regular_file_is_refused(path: str) -> None:
         ("a\0b", "is not a path", "check the path"),
     ],
 )
-def test_a_path_that_is_no_file_is_told_shortly_and_with_what_to_do(path: str, message: str, hint: str, tmp_path: pathlib.Path) -> None:
+def test_a_path_that_is_no_file_is_told_shortly_and_with_what_to_do(
+    path: str, message: str, hint: str, tmp_path: pathlib.Path
+) -> None:
     error = refusal(ImageSource(path=path.format(folder=tmp_path)))
     assert message in error.message
     assert len(error.message) < 400
@@ -103,11 +120,18 @@ def test_a_file_is_bounded_by_max_bytes(file: pathlib.Path) -> None:
 
 
 def test_a_file_that_grows_after_it_was_looked_at_is_bounded_too() -> None:
-    assert "more than 4 bytes" in refusal(ImageSource(path="/proc/self/status"), policy=ImagePolicy(max_bytes=4)).message  # a regular file of size 0
+    # a regular file of size 0
+    assert (
+        "more than 4 bytes"
+        in refusal(ImageSource(path="/proc/self/status"), policy=ImagePolicy(max_bytes=4)).message
+    )
 
 
 # P8
-@pytest.mark.parametrize("path", ["../outside.png", "{outside}", "link.png", "folder/secret.png", "inside/../../outside.png"])
+@pytest.mark.parametrize(
+    "path",
+    ["../outside.png", "{outside}", "link.png", "folder/secret.png", "inside/../../outside.png"],
+)
 def test_nothing_gets_out_of_the_root(tmp_path: pathlib.Path, path: str) -> None:
     root, outside = tmp_path / "root", tmp_path / "outside.png"
     (root / "inside").mkdir(parents=True)
@@ -129,7 +153,12 @@ def test_within_the_root_paths_links_and_file_urls_are_read(tmp_path: pathlib.Pa
     (root / "link.png").symlink_to(root / "inside" / "a.png")
     (tmp_path / "alias").symlink_to(root)
     for name in (root, tmp_path / "alias"):
-        sources = (root / "inside" / "a.png", "inside/a.png", "inside/../link.png", (root / "link.png").as_uri())
+        sources = (
+            root / "inside" / "a.png",
+            "inside/a.png",
+            "inside/../link.png",
+            (root / "link.png").as_uri(),
+        )
         assert load(*sources, policy=ImagePolicy(root=str(name))) == [DATA] * len(sources)
 
 
@@ -137,7 +166,12 @@ def test_a_sibling_whose_name_begins_like_the_root_is_outside(tmp_path: pathlib.
     (tmp_path / "root").mkdir()
     (tmp_path / "root2").mkdir()
     (tmp_path / "root2" / "a.png").write_bytes(DATA)
-    assert "is outside" in refusal(tmp_path / "root2" / "a.png", policy=ImagePolicy(root=str(tmp_path / "root"))).message
+    assert (
+        "is outside"
+        in refusal(
+            tmp_path / "root2" / "a.png", policy=ImagePolicy(root=str(tmp_path / "root"))
+        ).message
+    )
 
 
 @pytest.mark.parametrize(
@@ -166,15 +200,24 @@ def test_a_source_of_another_scheme_is_refused() -> None:
 
 
 def test_line_breaks_and_percents_in_base64_are_read() -> None:
-    assert load("data:;base64," + base64.encodebytes(DATA * 20).decode(), "data:;base64,%41%41%3D%3D") == [DATA * 20, b"\0"]
+    assert load(
+        "data:;base64," + base64.encodebytes(DATA * 20).decode(), "data:;base64,%41%41%3D%3D"
+    ) == [DATA * 20, b"\0"]
 
 
-@pytest.mark.parametrize("url", ["data:;base64," + "A" * 400, "data:," + "a" * 300, "data:,%41%41%41" + "a" * 298])
-def test_a_data_url_is_bounded_before_it_is_decoded(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "url", ["data:;base64," + "A" * 400, "data:," + "a" * 300, "data:,%41%41%41" + "a" * 298]
+)
+def test_a_data_url_is_bounded_before_it_is_decoded(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert len(load(url, policy=ImagePolicy(max_bytes=301))[0] or b"") in (300, 301)
     monkeypatch.setattr(base64, "b64decode", pytest.fail)
     monkeypatch.setattr("pipegen.media.source.unquote_to_bytes", pytest.fail)
-    assert "a data URL has more than 200 bytes" in refusal(url, policy=ImagePolicy(max_bytes=200)).message
+    assert (
+        "a data URL has more than 200 bytes"
+        in refusal(url, policy=ImagePolicy(max_bytes=200)).message
+    )
 
 
 def test_bytes_in_hand_are_taken_as_they_are() -> None:
@@ -198,6 +241,9 @@ def test_no_message_shows_what_a_url_keeps_to_itself(url: str) -> None:
 
 
 def test_one_bad_source_fails_its_own_request_only(file: pathlib.Path) -> None:  # B4
-    requests = [VlmGenerationRequest(prompt="?", images=["missing.png" if row == 9 else file]) for row in range(32)]
+    requests = [
+        VlmGenerationRequest(prompt="?", images=["missing.png" if row == 9 else file])
+        for row in range(32)
+    ]
     slots = [load_sources(request, POLICY) for request in requests]
     assert [row for row, slot in enumerate(slots) if not is_ok(slot)] == [9]

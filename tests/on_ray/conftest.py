@@ -15,7 +15,13 @@ def cluster() -> Iterator[str]:
     import ray.data
 
     context = ray.init(
-        "local", num_cpus=4, include_dashboard=False, object_store_memory=200 * 2**20, logging_level="ERROR", log_to_driver=False, _node_ip_address="127.0.0.1"
+        "local",
+        num_cpus=4,
+        include_dashboard=False,
+        object_store_memory=200 * 2**20,
+        logging_level="ERROR",
+        log_to_driver=False,
+        _node_ip_address="127.0.0.1",
     )
     data = ray.data.DataContext.get_current()
     data.enable_progress_bars = False

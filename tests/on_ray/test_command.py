@@ -43,37 +43,85 @@ def rows_in(file: Path, count: int) -> Path:
     """Text, images, sampled rows, and broken ones of several kinds."""
     lines = []
     for number in range(count):
-        row: dict[str, Any] = {"id": f"r{number}", "label": number, "prompt": f"number {number}", "options": {"max_new_tokens": 2}}
+        row: dict[str, Any] = {
+            "id": f"r{number}",
+            "label": number,
+            "prompt": f"number {number}",
+            "options": {"max_new_tokens": 2},
+        }
         if number % 50 == 3:
-            row |= {"prompt": "Describe the image.", "images": [IMAGE], "options": {"max_new_tokens": 2, "seed": number}}
+            row |= {
+                "prompt": "Describe the image.",
+                "images": [IMAGE],
+                "options": {"max_new_tokens": 2, "seed": number},
+            }
         elif number % 50 == 7:
             row |= {"images": ["nowhere.png"]}
         elif number % 50 == 13:
-            row |= {"options": {"max_new_tokens": 2, "temperature": 1.0, "seed": number % 7, "samples": 2}}
+            row |= {
+                "options": {
+                    "max_new_tokens": 2,
+                    "temperature": 1.0,
+                    "seed": number % 7,
+                    "samples": 2,
+                }
+            }
         lines.append(json.dumps(row) if number % 50 != 21 else '{"id": "broken')
     file.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     return file
 
 
 def command(source: Path, out: Path, *flags: str) -> subprocess.Popen[bytes]:
-    arguments = [sys.executable, "-m", "pipegen", "generate", str(source), "-o", str(out), "--model", "embedded", "--image-root", "/", "--quiet", *flags]
-    return subprocess.Popen(arguments, env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}, stderr=subprocess.DEVNULL, start_new_session=True)
+    arguments = [
+        sys.executable,
+        "-m",
+        "pipegen",
+        "generate",
+        str(source),
+        "-o",
+        str(out),
+        "--model",
+        "embedded",
+        "--image-root",
+        "/",
+        "--quiet",
+        *flags,
+    ]
+    return subprocess.Popen(
+        arguments,
+        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 def test_the_output_is_that_of_one_process(cluster: str, tmp_path: Path) -> None:
     source = rows_in(tmp_path / "in.jsonl", 5000)
     assert command(source, tmp_path / "one.jsonl").wait(LIMIT) == 1
     wanted = (tmp_path / "one.jsonl").read_bytes()
-    assert Counter(json.loads(line)["ok"] for line in wanted.splitlines()) == {True: 4800, False: 200}
+    assert Counter(json.loads(line)["ok"] for line in wanted.splitlines()) == {
+        True: 4800,
+        False: 200,
+    }
     for actors in (1, 2, 4):
         out = tmp_path / f"{actors}.jsonl"
-        assert command(source, out, "--ray", cluster, "--replicas", str(actors), "--gpus-per-replica", "0").wait(LIMIT) == 1
+        assert (
+            command(
+                source, out, "--ray", cluster, "--replicas", str(actors), "--gpus-per-replica", "0"
+            ).wait(LIMIT)
+            == 1
+        )
         assert out.read_bytes() == wanted
 
 
 def lines_of(folder: Path) -> list[str]:
     files = folder.glob("results-*.jsonl")
-    return [line[8:40].decode() for path in files for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"}\n")]
+    return [
+        line[8:40].decode()
+        for path in files
+        for line in path.read_bytes().splitlines(keepends=True)
+        if line.endswith(b"}\n")
+    ]
 
 
 def progress(folder: Path) -> int:
@@ -92,10 +140,25 @@ def wait_for(folder: Path, size: int, process: subprocess.Popen[bytes], end: flo
 def test_five_kills_lose_and_double_nothing(cluster: str, tmp_path: Path, killed: str) -> None:
     rows, rng, end = 1500, random.Random(killed), time.monotonic() + LIMIT
     source = tmp_path / "in.jsonl"
-    source.write_text("".join(json.dumps({"id": f"r{n}", "prompt": f"prompt {n} of many", "options": {"max_new_tokens": 64}}) + "\n" for n in range(rows)))
+    source.write_text(
+        "".join(
+            json.dumps(
+                {"id": f"r{n}", "prompt": f"prompt {n} of many", "options": {"max_new_tokens": 64}}
+            )
+            + "\n"
+            for n in range(rows)
+        )
+    )
     out, folder = tmp_path / "out.jsonl", tmp_path / "out.jsonl.job"
     with FaultyServer(share=0.05, kinds=["slow"]) as server:
-        there = ("--backend", "vllm_server", "--base-url", server.url, "--in-flight", str(IN_FLIGHT))
+        there = (
+            "--backend",
+            "vllm_server",
+            "--base-url",
+            server.url,
+            "--in-flight",
+            str(IN_FLIGHT),
+        )
         assert command(source, tmp_path / "one.jsonl", *there).wait(LIMIT) == 0
         step = progress(tmp_path / "one.jsonl.job") // 7
         server.asked.clear()
@@ -121,15 +184,36 @@ def test_five_kills_lose_and_double_nothing(cluster: str, tmp_path: Path, killed
 
 
 def slots_of(folder: Path, on: OnRay, opened: Any, **flags: Any) -> Iterator[Any]:
-    files = Files(out=str(folder / "out"), quiet=True, asked=Asked(load_of(AskedFlags(model="fake"), {})), **flags)
-    return ray_slots(files, on, stub(), opened, Meter(Tally()), lambda done, text: None, lambda stops: None, lambda run, files: None)
+    files = Files(
+        out=str(folder / "out"),
+        quiet=True,
+        asked=Asked(load_of(AskedFlags(model="fake"), {})),
+        **flags,
+    )
+    return ray_slots(
+        files,
+        on,
+        stub(),
+        opened,
+        Meter(Tally()),
+        lambda done, text: None,
+        lambda stops: None,
+        lambda run, files: None,
+    )
 
 
 @pytest.mark.parametrize("death", ["kill", "engine"])
-def test_a_poisoned_row_fails_after_three_tries_alone_and_the_rest_is_done(cluster: str, tmp_path: Path, death: str) -> None:
+def test_a_poisoned_row_fails_after_three_tries_alone_and_the_rest_is_done(
+    cluster: str, tmp_path: Path, death: str
+) -> None:
     source, asked = tmp_path / "in.jsonl", tmp_path / "asked"
     rows = ["the poisoned row 123" if number == 123 else f"row {number}" for number in range(400)]
-    source.write_text("".join(json.dumps({"id": f"r{number}", "prompt": words}) + "\n" for number, words in enumerate(rows)))
+    source.write_text(
+        "".join(
+            json.dumps({"id": f"r{number}", "prompt": words}) + "\n"
+            for number, words in enumerate(rows)
+        )
+    )
 
     def opened() -> Any:
         return from_lines(jsonl.lines_of(io.BytesIO(source.read_bytes())), Columns())
@@ -143,12 +227,29 @@ def test_a_poisoned_row_fails_after_three_tries_alone_and_the_rest_is_done(clust
     assert max(times.values()) <= DEATHS
 
 
-def test_an_interrupt_ends_the_run_and_the_same_command_goes_on(cluster: str, tmp_path: Path) -> None:
+def test_an_interrupt_ends_the_run_and_the_same_command_goes_on(
+    cluster: str, tmp_path: Path
+) -> None:
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text("".join(json.dumps({"id": f"r{n}", "prompt": f"prompt {n}", "options": {"max_new_tokens": 64}}) + "\n" for n in range(600)))
+    source.write_text(
+        "".join(
+            json.dumps({"id": f"r{n}", "prompt": f"prompt {n}", "options": {"max_new_tokens": 64}})
+            + "\n"
+            for n in range(600)
+        )
+    )
     end = time.monotonic() + LIMIT
     with FaultyServer(share=0.05, kinds=["slow"]) as server:
-        flags = ("--backend", "vllm_server", "--base-url", server.url, "--in-flight", "4", "--ray", cluster)
+        flags = (
+            "--backend",
+            "vllm_server",
+            "--base-url",
+            server.url,
+            "--in-flight",
+            "4",
+            "--ray",
+            cluster,
+        )
         running = command(source, out, *flags)
         assert wait_for(Path(f"{out}.job"), 4000, running, end)
         running.send_signal(signal.SIGINT)
@@ -157,10 +258,14 @@ def test_an_interrupt_ends_the_run_and_the_same_command_goes_on(cluster: str, tm
         assert list(Path(f"{out}.job").glob("running-*")) == []
         assert command(source, out, *flags).wait(LIMIT) == 0
         assert sum(server.asked.values()) == 600
-    assert [json.loads(line)["id"] for line in out.read_bytes().splitlines()] == [f"r{n}" for n in range(600)]
+    assert [json.loads(line)["id"] for line in out.read_bytes().splitlines()] == [
+        f"r{n}" for n in range(600)
+    ]
 
 
-def test_a_replica_that_cannot_begin_is_told_and_ends_the_run(cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_replica_that_cannot_begin_is_told_and_ends_the_run(
+    cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text('{"prompt": "Hi"}\n')
 

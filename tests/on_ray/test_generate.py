@@ -22,26 +22,51 @@ IMAGE = (Path(__file__).parents[2] / "docs" / "examples" / "shapes.png").read_by
 
 
 def rows_of(count: int) -> list[dict[str, Any]]:
-    """Text, images and broken rows; messages as JSON text, since Arrow has no column for contents of several forms."""
+    """Text, images and broken rows; messages as JSON text, since Arrow has no column for contents
+    of several forms.
+    """
     rows = []
     for number in range(count):
         content: Any = f"number {number}"
         if number % 10 == 3:
             content = [{"type": "image"}, {"type": "text", "text": f"number {number}"}]
-        row: dict[str, Any] = {"id": f"r{number}", "label": number, "messages": json.dumps([] if number % 10 == 6 else [{"role": "user", "content": content}])}
+        row: dict[str, Any] = {
+            "id": f"r{number}",
+            "label": number,
+            "messages": json.dumps(
+                [] if number % 10 == 6 else [{"role": "user", "content": content}]
+            ),
+        }
         row["images"] = ([b"broken"] if number % 20 == 3 else [IMAGE]) if number % 10 == 3 else None
         rows.append(row)
     return rows
 
 
-def answers(rows: list[dict[str, Any]], make: Any, actors: int = 2, **how: Any) -> list[dict[str, Any]]:
-    schema = pa.schema([("id", pa.string()), ("label", pa.int64()), ("messages", pa.string()), ("images", pa.list_(pa.binary()))])
+def answers(
+    rows: list[dict[str, Any]], make: Any, actors: int = 2, **how: Any
+) -> list[dict[str, Any]]:
+    schema = pa.schema(
+        [
+            ("id", pa.string()),
+            ("label", pa.int64()),
+            ("messages", pa.string()),
+            ("images", pa.list_(pa.binary())),
+        ]
+    )
     table = pa.Table.from_pylist(rows, schema=schema)
     dataset = ray.data.from_arrow([table.slice(start, 100) for start in range(0, len(rows), 100)])
     compute = ray.data.ActorPoolStrategy(size=actors, max_concurrent_calls_per_actor=4)
-    arguments = {"fn_constructor_args": (make, {"max_new_tokens": 40}), "fn_constructor_kwargs": {"brief": True, **how}}
+    arguments = {
+        "fn_constructor_args": (make, {"max_new_tokens": 40}),
+        "fn_constructor_kwargs": {"brief": True, **how},
+    }
     made: list[dict[str, Any]] = dataset.map_batches(
-        pg.ray.Generate, batch_format="pyarrow", batch_size=32, compute=compute, num_cpus=1, **arguments
+        pg.ray.Generate,
+        batch_format="pyarrow",
+        batch_size=32,
+        compute=compute,
+        num_cpus=1,
+        **arguments,
     ).take_all()
     return made
 
@@ -50,10 +75,18 @@ def answers(rows: list[dict[str, Any]], make: Any, actors: int = 2, **how: Any) 
 def test_the_rows_are_those_of_one_process(actors: int) -> None:
     rows = rows_of(5000)
     made = answers(rows, stub, actors)
-    wanted = pg.run(stub(), [{key: value for key, value in row.items() if value is not None} for row in rows], {"max_new_tokens": 40})
+    wanted = pg.run(
+        stub(),
+        [{key: value for key, value in row.items() if value is not None} for row in rows],
+        {"max_new_tokens": 40},
+    )
     assert [row["label"] for row in made] == list(range(5000))
-    assert [row["text"] for row in made] == [slot.unwrap().text if pg.is_ok(slot) else None for slot in wanted]
-    assert [row["error"] and row["error"]["type"] for row in made] == [None if pg.is_ok(slot) else type(slot.failure()).__name__ for slot in wanted]
+    assert [row["text"] for row in made] == [
+        slot.unwrap().text if pg.is_ok(slot) else None for slot in wanted
+    ]
+    assert [row["error"] and row["error"]["type"] for row in made] == [
+        None if pg.is_ok(slot) else type(slot.failure()).__name__ for slot in wanted
+    ]
     assert Counter(row["ok"] for row in made) == {True: 4250, False: 750}
     assert list(made[0]) == ["id", "label", "messages", "images", *answer_columns(brief=True).names]
 
@@ -61,7 +94,13 @@ def test_the_rows_are_those_of_one_process(actors: int) -> None:
 def test_a_job_is_not_asked_again_and_equal_rows_share_an_answer(tmp_path: Path) -> None:
     asked, rows = (
         tmp_path / "asked",
-        [{"id": f"r{number}", "messages": json.dumps([{"role": "user", "content": f"is {number % 150}"}])} for number in range(300)],
+        [
+            {
+                "id": f"r{number}",
+                "messages": json.dumps([{"role": "user", "content": f"is {number % 150}"}]),
+            }
+            for number in range(300)
+        ],
     )
     first = answers(rows, partial(stub, asked=str(asked)), 1, job=tmp_path / "job")
     again = answers(rows, partial(stub, asked=str(asked)), 2, job=tmp_path / "job")
@@ -71,7 +110,9 @@ def test_a_job_is_not_asked_again_and_equal_rows_share_an_answer(tmp_path: Path)
 
 
 @pytest.mark.parametrize("death", ["kill", "engine"])
-def test_a_row_that_kills_its_actor_fails_after_three_tries_alone(tmp_path: Path, death: str) -> None:
+def test_a_row_that_kills_its_actor_fails_after_three_tries_alone(
+    tmp_path: Path, death: str
+) -> None:
     asked, rows = tmp_path / "asked", rows_of(300)
     rows[41]["messages"] = json.dumps([{"role": "user", "content": "the poisoned row 41"}])
     make = partial(stub, asked=str(asked), poison="poisoned", death=death)

@@ -62,12 +62,23 @@ def test_max_objects_takes_a_whole_number_of_at_least_one(bad: Any) -> None:
 
 @pytest.mark.parametrize("max_objects", [None, 1, 2])
 def test_it_keeps_the_contract_of_plugins(max_objects: int | None) -> None:
-    check_plugin(balanced_json(max_objects), texts=[*AWKWARD_TEXTS, '{"a": [1, "]"]}\n\n{"b": "\\\\\\""} {}'])
+    check_plugin(
+        balanced_json(max_objects), texts=[*AWKWARD_TEXTS, '{"a": [1, "]"]}\n\n{"b": "\\\\\\""} {}']
+    )
 
 
-def run_with(engine: FakeEngine, plugin: pg.Plugin, prompts: list[str], **options: Any) -> list[pg.GenerationResult]:
+def run_with(
+    engine: FakeEngine, plugin: pg.Plugin, prompts: list[str], **options: Any
+) -> list[pg.GenerationResult]:
     route = pg.attach(pg.route(engine), plugin)
-    return [slot.unwrap() for slot in pg.run(route, [{"prompt": prompt} for prompt in prompts], pg.GenerationOptions(max_new_tokens=5_000, **options))]
+    return [
+        slot.unwrap()
+        for slot in pg.run(
+            route,
+            [{"prompt": prompt} for prompt in prompts],
+            pg.GenerationOptions(max_new_tokens=5_000, **options),
+        )
+    ]
 
 
 # K5: rows are independent
@@ -76,7 +87,11 @@ def test_each_row_of_a_batch_halts_by_itself() -> None:
     engine = FakeEngine(lambda encoded: scripts[encoded.request.prompt or ""])
     results = run_with(engine, balanced_json(), list(scripts))
     assert [result.text for result in results] == ['{"a": "}{"}', "[[[", "x {}"]
-    assert [result.finish for result in results] == [pg.Finish.PLUGIN, pg.Finish.ABORTED, pg.Finish.PLUGIN]
+    assert [result.finish for result in results] == [
+        pg.Finish.PLUGIN,
+        pg.Finish.ABORTED,
+        pg.Finish.PLUGIN,
+    ]
     assert [result.stop for result in results] == ["balanced_json", None, "balanced_json"]
     assert [result.completion_tokens for result in results] == [11, 3, 4]
 
@@ -84,21 +99,36 @@ def test_each_row_of_a_batch_halts_by_itself() -> None:
 # K5: rows are independent, also where their tokens come in turns
 def test_rows_that_stream_side_by_side_halt_by_themselves() -> None:
     scripts = {"one": "{1} tail", "two": "[[[[[[["}
-    engine = FakeEngine(lambda encoded: scripts[encoded.request.prompt or ""], server_side_stops=False)
+    engine = FakeEngine(
+        lambda encoded: scripts[encoded.request.prompt or ""], server_side_stops=False
+    )
     texts = dict.fromkeys(range(2), "")
-    for event in pg.stream(pg.attach(pg.route(engine), balanced_json()), [{"prompt": name} for name in scripts]):
+    for event in pg.stream(
+        pg.attach(pg.route(engine), balanced_json()), [{"prompt": name} for name in scripts]
+    ):
         if isinstance(event, pg.Delta):
             texts[event.index] += event.text
     assert texts == {0: "{1}", 1: "[[[[[[["}
 
 
 def test_an_engine_that_overshoots_gives_the_same_text() -> None:
-    exact, late = (run_with(FakeEngine('{"a": 1} tail', server_side_stops=server_side_stops), balanced_json(), ["x"])[0] for server_side_stops in (True, False))
-    assert (exact.text, exact.finish, exact.token_ids) == (late.text, late.finish, late.token_ids) == ('{"a": 1}', pg.Finish.PLUGIN, exact.token_ids)
+    exact, late = (
+        run_with(
+            FakeEngine('{"a": 1} tail', server_side_stops=server_side_stops), balanced_json(), ["x"]
+        )[0]
+        for server_side_stops in (True, False)
+    )
+    assert (
+        (exact.text, exact.finish, exact.token_ids)
+        == (late.text, late.finish, late.token_ids)
+        == ('{"a": 1}', pg.Finish.PLUGIN, exact.token_ids)
+    )
 
 
 def test_a_halt_within_min_new_tokens_is_not_made_up_for() -> None:
-    result = run_with(FakeEngine('{} then {"a": 1} tail'), balanced_json(), ["x"], min_new_tokens=4)[0]
+    result = run_with(
+        FakeEngine('{} then {"a": 1} tail'), balanced_json(), ["x"], min_new_tokens=4
+    )[0]
     assert (result.text, result.finish) == ('{} then {"a": 1}', pg.Finish.PLUGIN)
 
 
@@ -114,7 +144,8 @@ def test_the_cost_is_linear_in_the_output() -> None:
         return plugin.feed(state, new_text)
 
     run_with(FakeEngine(text), dataclasses.replace(plugin, feed=counted), ["x"])
-    assert "".join(shown) in (text, 2 * text)  # once by the engine, which halts by it, and once by the shared stages, which cut by it
+    # once by the engine, which halts by it, and once by the shared stages, which cut by it
+    assert "".join(shown) in (text, 2 * text)
 
 
 def test_it_runs_wherever_rows_can_be_watched() -> None:

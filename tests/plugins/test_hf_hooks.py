@@ -1,4 +1,6 @@
-"""People's own hooks of transformers, in a padded batch of a real (tiny, random) model: each row is as if it were alone (K7)."""
+"""People's own hooks of transformers, in a padded batch of a real (tiny, random) model: each row is
+as if it were alone (K7).
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,28 @@ transformers = pytest.importorskip("transformers")
 StoppingCriteria: Any = transformers.StoppingCriteria
 LogitsProcessor: Any = transformers.LogitsProcessor
 PROMPTS = [" fox" * length for length in (1, 9, 2, 14)]
-OPTIONS = pg.GenerationOptions(max_new_tokens=20, temperature=0.0, stop=pg.StopOptions(ignore_eos=True))
+OPTIONS = pg.GenerationOptions(
+    max_new_tokens=20, temperature=0.0, stop=pg.StopOptions(ignore_eos=True)
+)
 
 
 @pytest.fixture(scope="module")
 def route(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pg.Route]:
-    with pg.backends.hf(str(write_model(tmp_path_factory.mktemp("qwen3") / "model")), dtype="float32") as made:
+    with pg.backends.hf(
+        str(write_model(tmp_path_factory.mktemp("qwen3") / "model")), dtype="float32"
+    ) as made:
         yield made
 
 
-def results(route: pg.Route, plugin: pg.Plugin, prompts: list[str] = PROMPTS) -> list[pg.GenerationResult]:
-    return [slot.unwrap() for slot in pg.run(pg.attach(route, plugin), [{"prompt": prompt} for prompt in prompts], OPTIONS)]
+def results(
+    route: pg.Route, plugin: pg.Plugin, prompts: list[str] = PROMPTS
+) -> list[pg.GenerationResult]:
+    return [
+        slot.unwrap()
+        for slot in pg.run(
+            pg.attach(route, plugin), [{"prompt": prompt} for prompt in prompts], OPTIONS
+        )
+    ]
 
 
 class AfterFive(StoppingCriteria):  # type: ignore[misc]
@@ -67,7 +80,9 @@ class Counts(LogitsProcessor):  # type: ignore[misc]
 def test_a_factory_gets_the_length_of_each_rows_prompt(route: pg.Route) -> None:
     rows = results(route, hf_hooks(stopping_criteria=AfterFive, name="five"))
     assert len({row.prompt_tokens for row in rows}) == 4
-    assert [(row.completion_tokens, row.finish, row.stop) for row in rows] == 4 * [(5, pg.Finish.PLUGIN, "five")]
+    assert [(row.completion_tokens, row.finish, row.stop) for row in rows] == 4 * [
+        (5, pg.Finish.PLUGIN, "five")
+    ]
 
 
 def test_a_factory_makes_a_state_for_each_row(route: pg.Route) -> None:
@@ -81,7 +96,9 @@ def test_a_ready_object_serves_every_row(route: pg.Route) -> None:
 
 
 def test_the_lists_and_criteria_of_transformers_are_taken_as_they_are(route: pg.Route) -> None:
-    processors = transformers.LogitsProcessorList([Only(7), transformers.TemperatureLogitsWarper(0.5)])
+    processors = transformers.LogitsProcessorList(
+        [Only(7), transformers.TemperatureLogitsWarper(0.5)]
+    )
     criteria = transformers.StoppingCriteriaList([transformers.MaxLengthCriteria(16)])
     for row in results(route, hf_hooks(logits_processor=processors, stopping_criteria=criteria)):
         assert set(row.token_ids) == {7}
@@ -90,7 +107,10 @@ def test_the_lists_and_criteria_of_transformers_are_taken_as_they_are(route: pg.
 
 # K7
 def test_each_row_of_a_batch_gets_what_it_gets_alone(route: pg.Route) -> None:
-    plugin = hf_hooks(stopping_criteria=AfterFive, logits_processor=transformers.RepetitionPenaltyLogitsProcessor(2.0))
+    plugin = hf_hooks(
+        stopping_criteria=AfterFive,
+        logits_processor=transformers.RepetitionPenaltyLogitsProcessor(2.0),
+    )
     for prompt, row in zip(PROMPTS, results(route, plugin), strict=True):
         assert row.token_ids == results(route, plugin, [prompt])[0].token_ids
 
@@ -103,20 +123,36 @@ def test_a_function_that_takes_no_row_fails_its_rows_and_says_so(route: pg.Route
     assert (failed.plugin, "scores" in failed.message) == ("mine", True)
 
 
-@pytest.mark.parametrize("answer", [None, "stop", (), {}, [[]], [object()]], ids=["None", "text", "tuple", "dict", "empty", "object"])
-def test_a_criterion_that_says_neither_yes_nor_no_fails_its_row_only(route: pg.Route, answer: Any) -> None:
+@pytest.mark.parametrize(
+    "answer",
+    [None, "stop", (), {}, [[]], [object()]],
+    ids=["None", "text", "tuple", "dict", "empty", "object"],
+)
+def test_a_criterion_that_says_neither_yes_nor_no_fails_its_row_only(
+    route: pg.Route, answer: Any
+) -> None:
     def criterion(row: RowContext) -> Any:
         return lambda input_ids, scores: answer if row.prompt_length > 5 else False
 
     made = pg.attach(route, pg.Plugin(name="vague", stopping_criteria=criterion))
-    good, bad = pg.run(made, [{"prompt": PROMPTS[0]}, {"prompt": PROMPTS[1]}], pg.GenerationOptions(max_new_tokens=3))
+    good, bad = pg.run(
+        made,
+        [{"prompt": PROMPTS[0]}, {"prompt": PROMPTS[1]}],
+        pg.GenerationOptions(max_new_tokens=3),
+    )
     assert pg.is_ok(good)
     error = bad.failure()
     assert isinstance(error, pg.PluginFailed)
-    assert error.message == f"plugin 'vague': its stopping criterion must return True or False, or a tensor of them, not {type(answer).__name__}"
+    assert (
+        error.message
+        == "plugin 'vague': its stopping criterion must return True or False, or a tensor of them,"
+        f" not {type(answer).__name__}"
+    )
 
 
-@pytest.mark.parametrize("yes", [True, 1, [True], torch.tensor(True), torch.tensor([True]), torch.tensor([1])], ids=repr)
+@pytest.mark.parametrize(
+    "yes", [True, 1, [True], torch.tensor(True), torch.tensor([True]), torch.tensor([1])], ids=repr
+)
 def test_a_criterion_may_say_yes_in_any_of_these_ways(route: pg.Route, yes: Any) -> None:
     plugin = pg.Plugin(name="yes", stopping_criteria=lambda row: lambda input_ids, scores: yes)
     assert [result.stop for result in results(route, plugin, PROMPTS[:1])] == ["yes"]
@@ -124,7 +160,11 @@ def test_a_criterion_may_say_yes_in_any_of_these_ways(route: pg.Route, yes: Any)
 
 @pytest.mark.parametrize(
     ("hooks", "words"),
-    [({}, "or both"), ({"stopping_criteria": 1}, "as stopping_criteria"), ({"logits_processor": [Only(7)]}, "as logits_processor")],
+    [
+        ({}, "or both"),
+        ({"stopping_criteria": 1}, "as stopping_criteria"),
+        ({"logits_processor": [Only(7)]}, "as logits_processor"),
+    ],
 )
 def test_hooks_are_given_and_can_be_called(hooks: dict[str, Any], words: str) -> None:
     with pytest.raises(pg.InvalidField, match=words):
@@ -132,7 +172,11 @@ def test_hooks_are_given_and_can_be_called(hooks: dict[str, Any], words: str) ->
 
 
 def test_it_keeps_the_contract_of_plugins() -> None:
-    for plugin in (hf_hooks(stopping_criteria=AfterFive), hf_hooks(logits_processor=Only(7)), hf_hooks(stopping_criteria=AfterFive, logits_processor=Counts)):
+    for plugin in (
+        hf_hooks(stopping_criteria=AfterFive),
+        hf_hooks(logits_processor=Only(7)),
+        hf_hooks(stopping_criteria=AfterFive, logits_processor=Counts),
+    ):
         check_plugin(plugin)
 
 

@@ -30,9 +30,18 @@ SHARED: list[str] = []
     [
         (watch(lambda state, text: (state, len(text) if "}" in text else None)), "pieces of 1"),
         (watch(lambda state, text: (state, len(text) + 1)), "from 0 to 9"),
-        (watch(lambda state, text: None), "plugin 'p': feed gave None, not the next state and how many characters are kept"),
-        (watch(lambda state, text: state), "plugin 'p': feed gave 0, not the next state and how many characters are kept"),
-        (watch(lambda state, text: (state, None, None)), r"plugin 'p': feed gave \(0, None, None\), not the next state"),
+        (
+            watch(lambda state, text: None),
+            "plugin 'p': feed gave None, not the next state and how many characters are kept",
+        ),
+        (
+            watch(lambda state, text: state),
+            "plugin 'p': feed gave 0, not the next state and how many characters are kept",
+        ),
+        (
+            watch(lambda state, text: (state, None, None)),
+            r"plugin 'p': feed gave \(0, None, None\), not the next state",
+        ),
         (watch(lambda state, text: (state, True)), "keeps True"),
         (watch(lambda state, text: (state, -1)), "keeps -1"),
         (watch(fifth_character, list), "must not change the state"),
@@ -45,7 +54,14 @@ def test_a_watch_that_breaks_its_promise_is_found(plugin: Plugin, words: str) ->
 
 
 def test_a_good_watch_passes() -> None:
-    check_plugin(watch(lambda seen, text: (seen + len(text), 5 - seen if seen + len(text) >= 5 > seen else None)))
+    check_plugin(
+        watch(
+            lambda seen, text: (
+                seen + len(text),
+                5 - seen if seen + len(text) >= 5 > seen else None,
+            )
+        )
+    )
 
 
 @pytest.mark.parametrize("trim", [len, lambda text: None, str.encode])

@@ -1,4 +1,6 @@
-"""Plugins in a left-padded batch of a real (tiny, random) model: each row is as if it were alone (K7)."""
+"""Plugins in a left-padded batch of a real (tiny, random) model: each row is as if it were alone
+(K7).
+"""
 
 from __future__ import annotations
 
@@ -14,22 +16,30 @@ from pipegen.plugins import RowContext, balanced_json, forbid_repeated_objects
 
 pytest.importorskip("torch")
 PROMPTS = [" fox" * length for length in (1, 9, 2, 14, 5, 3, 21, 7)]
-OPTIONS = pg.GenerationOptions(max_new_tokens=60, temperature=0.0, stop=pg.StopOptions(ignore_eos=True))
+OPTIONS = pg.GenerationOptions(
+    max_new_tokens=60, temperature=0.0, stop=pg.StopOptions(ignore_eos=True)
+)
 
 
 @pytest.fixture(scope="module")
 def route(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pg.Route]:
-    with pg.backends.hf(str(write_model(tmp_path_factory.mktemp("qwen3") / "model")), dtype="float32") as made:
+    with pg.backends.hf(
+        str(write_model(tmp_path_factory.mktemp("qwen3") / "model")), dtype="float32"
+    ) as made:
         yield made
 
 
 class Loops:
-    """Makes the model want to write the same two objects for ever: other ones for each row, which it knows by the length of its prompt."""
+    """Makes the model want to write the same two objects for ever: other ones for each row, which
+    it knows by the length of its prompt.
+    """
 
     def __init__(self, context: RowContext) -> None:
         self.prompt_length = context.prompt_length
         objects = [f'{{"n": "{self.prompt_length}"}}, ', f'{{"n": "{self.prompt_length + 1}"}}, ']
-        self.script = context.tokenizer.encode("[" + objects[0] + objects[1] + objects[0] + objects[1] + "{}]" + "}" * 60)
+        self.script = context.tokenizer.encode(
+            "[" + objects[0] + objects[1] + objects[0] + objects[1] + "{}]" + "}" * 60
+        )
         self.seen: list[int] = []
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
@@ -47,7 +57,9 @@ def with_plugins(route: pg.Route, *plugins: pg.Plugin) -> pg.Route:
 
 
 def results(route: pg.Route, prompts: list[str]) -> list[pg.GenerationResult]:
-    return [slot.unwrap() for slot in pg.run(route, [{"prompt": prompt} for prompt in prompts], OPTIONS)]
+    return [
+        slot.unwrap() for slot in pg.run(route, [{"prompt": prompt} for prompt in prompts], OPTIONS)
+    ]
 
 
 # K7
@@ -57,17 +69,29 @@ def results(route: pg.Route, prompts: list[str]) -> list[pg.GenerationResult]:
         (),
         (forbid_repeated_objects(keys=["n"]),),
         (balanced_json(),),
-        (forbid_repeated_objects(keys=["n"]), balanced_json(), pg.Plugin(name="mark", trim=lambda text: text + "!")),
+        (
+            forbid_repeated_objects(keys=["n"]),
+            balanced_json(),
+            pg.Plugin(name="mark", trim=lambda text: text + "!"),
+        ),
     ],
     ids=["none", "forbid", "balanced", "all"],
 )
-def test_plugins_give_each_row_of_a_padded_batch_what_it_gets_alone(route: pg.Route, plugins: tuple[pg.Plugin, ...]) -> None:
+def test_plugins_give_each_row_of_a_padded_batch_what_it_gets_alone(
+    route: pg.Route, plugins: tuple[pg.Plugin, ...]
+) -> None:
     looping = with_plugins(route, pg.Plugin(name="loops", logits_processor=Loops), *plugins)
     together = results(looping, PROMPTS)
     assert len({result.prompt_tokens for result in together}) == 8
     for prompt, row in zip(PROMPTS, together, strict=True):
         alone = results(looping, [prompt])[0]
-        assert (row.text, row.raw_text, row.token_ids, row.finish, row.stop) == (alone.text, alone.raw_text, alone.token_ids, alone.finish, alone.stop)
+        assert (row.text, row.raw_text, row.token_ids, row.finish, row.stop) == (
+            alone.text,
+            alone.raw_text,
+            alone.token_ids,
+            alone.finish,
+            alone.stop,
+        )
 
 
 def test_the_loop_is_there_without_the_plugin_and_gone_with_it(route: pg.Route) -> None:

@@ -57,11 +57,15 @@ def test_the_prompt_may_have_opened_the_reasoning(text: str, parts: Reasoning) -
 
 
 def test_the_words_may_be_others() -> None:
-    assert reasoning_of("[THINK]a[/THINK]c", "[THINK]", "[/THINK]") == Reasoning("a", "c", closed=True)
+    assert reasoning_of("[THINK]a[/THINK]c", "[THINK]", "[/THINK]") == Reasoning(
+        "a", "c", closed=True
+    )
     check_plugin(split_reasoning("[THINK]", "[/THINK]"), ["[THINK]a[/THINK]c"])
 
 
-@pytest.mark.parametrize(("open", "close"), [("", "</think>"), ("<think>", " "), ("|", "|"), (None, "</think>")])
+@pytest.mark.parametrize(
+    ("open", "close"), [("", "</think>"), ("<think>", " "), ("|", "|"), (None, "</think>")]
+)
 def test_the_words_are_two_and_not_blank(open: Any, close: Any) -> None:
     with pytest.raises(pg.InvalidField, match="two different strings"):
         split_reasoning(open, close)
@@ -74,10 +78,18 @@ def test_it_keeps_the_contract_of_plugins_and_runs_on_every_engine() -> None:
 
 def test_the_reasoning_of_a_result_is_in_its_raw_text() -> None:
     scripts = {"ends": "<think>\na\n</think>\n\nc", "does not": "<think>\na, b"}
-    route = pg.attach(pg.route(FakeEngine(lambda encoded: scripts[encoded.request.prompt or ""])), split_reasoning())
-    ends, other = (slot.unwrap() for slot in pg.run(route, [{"prompt": prompt} for prompt in scripts]))
+    route = pg.attach(
+        pg.route(FakeEngine(lambda encoded: scripts[encoded.request.prompt or ""])),
+        split_reasoning(),
+    )
+    ends, other = (
+        slot.unwrap() for slot in pg.run(route, [{"prompt": prompt} for prompt in scripts])
+    )
     assert (ends.text, other.text) == ("c", "")
-    assert (reasoning_of(ends.raw_text).reasoning, reasoning_of(ends.raw_text).closed) == ("a", True)
+    assert (reasoning_of(ends.raw_text).reasoning, reasoning_of(ends.raw_text).closed) == (
+        "a",
+        True,
+    )
     assert not reasoning_of(other.raw_text).closed
 
 
@@ -93,6 +105,8 @@ def test_the_reasoning_of_a_result_is_in_its_raw_text() -> None:
         ("", {"reasoning": ""}, False),
     ],
 )
-def test_it_is_known_whether_the_tokens_ran_out_before_the_answer(text: str, said: dict[str, Any], unfinished: bool) -> None:
+def test_it_is_known_whether_the_tokens_ran_out_before_the_answer(
+    text: str, said: dict[str, Any], unfinished: bool
+) -> None:
     assert thinking_unfinished(Finish.LENGTH, text, **said) is unfinished
     assert not thinking_unfinished(Finish.EOS, text, **said)

@@ -9,14 +9,34 @@ from typing import Any
 import pytest
 
 import pipegen as pg
-from pipegen.plugins import RowContext, forbid_repeated_objects, json_reader as json_objects, repeated_objects
+from pipegen.plugins import (
+    RowContext,
+    forbid_repeated_objects,
+    json_reader as json_objects,
+    repeated_objects,
+)
 from pipegen.testing.fake import FakeEngine
 from pipegen.testing.plugin_suite import check_plugin
 from pipegen.testing.toy import ToyTokenizer
 
 torch = pytest.importorskip("torch")
 
-TOY = ToyTokenizer(merges=['{"a": ', '"}', "1}", "}, ", "}]", "},{}", ', "b": ', " {}", '"]}', b'\xa9"}', '{"a": "', ", "])
+TOY = ToyTokenizer(
+    merges=[
+        '{"a": ',
+        '"}',
+        "1}",
+        "}, ",
+        "}]",
+        "},{}",
+        ', "b": ',
+        " {}",
+        '"]}',
+        b'\xa9"}',
+        '{"a": "',
+        ", ",
+    ]
+)
 PROMPT = TOY.encode('[{"a": 1}] ')
 
 
@@ -26,11 +46,15 @@ class RowUnderTest:
     def __init__(self, plugin: pg.Plugin, tokenizer: Any = TOY) -> None:
         assert plugin.logits_processor is not None
         self.tokenizer = tokenizer
-        self.processor = plugin.logits_processor(RowContext(prompt_length=len(PROMPT), tokenizer=tokenizer))
+        self.processor = plugin.logits_processor(
+            RowContext(prompt_length=len(PROMPT), tokenizer=tokenizer)
+        )
         self.ids: list[int] = []
 
     def scores(self) -> Any:
-        return self.processor(torch.tensor([[*PROMPT, *self.ids]]), torch.zeros(1, self.tokenizer.vocab_size))
+        return self.processor(
+            torch.tensor([[*PROMPT, *self.ids]]), torch.zeros(1, self.tokenizer.vocab_size)
+        )
 
     def forbidden(self) -> set[int]:
         return set((self.scores()[0] == -torch.inf).nonzero()[:, 0].tolist())
@@ -43,7 +67,9 @@ class RowUnderTest:
         return self.forbidden()
 
 
-def forbidden_after(text: str | Sequence[int], *, keys: Sequence[str] | None = None, min_match: int | None = 0) -> set[str]:
+def forbidden_after(
+    text: str | Sequence[int], *, keys: Sequence[str] | None = None, min_match: int | None = 0
+) -> set[str]:
     row = RowUnderTest(forbid_repeated_objects(keys=keys, min_match=min_match))
     forbidden = row.writes(TOY.encode(text) if isinstance(text, str) else text)
     return {TOY.decode([token_id]) for token_id in forbidden}
@@ -68,7 +94,9 @@ def forbidden_after(text: str | Sequence[int], *, keys: Sequence[str] | None = N
         ("[1, 2", set()),
     ],
 )
-def test_exactly_the_tokens_that_would_complete_a_repeat_are_forbidden(text: str, forbidden: set[str]) -> None:
+def test_exactly_the_tokens_that_would_complete_a_repeat_are_forbidden(
+    text: str, forbidden: set[str]
+) -> None:
     assert forbidden_after(text) == forbidden
 
 
@@ -77,41 +105,73 @@ def test_exactly_the_tokens_that_would_complete_a_repeat_are_forbidden(text: str
     [
         ('[{"a": "x", "b": 1}, {"a": "x', {'"', '"}', '"]}'}),
         ('[{"a": "x", "b": 1}, {"b": 2, "a": "x', {'"', '"}', '"]}'}),
-        ('[{"a": 1}, {"a": 1', {"}", "}, ", "}]", "},{}", ",", ", ", ', "b": ', "]", " ", "\n", "\t", "\r", " {}"}),
+        (
+            '[{"a": 1}, {"a": 1',
+            {"}", "}, ", "}]", "},{}", ",", ", ", ', "b": ', "]", " ", "\n", "\t", "\r", " {}"},
+        ),
         ('[{"a": 1}, {"a": ', {"1}"}),
         ('[{"b": 1}, {"b": 1', set()),
         ('[{"a": [{"b": 1}]}, {"a": [{"b": 1', {"}]"}),
         ('[{"a": {"b": [1]}}, {"a": {"b": [1', set()),
     ],
 )
-def test_with_keys_the_last_of_their_values_is_kept_from_being_the_same(text: str, forbidden: set[str]) -> None:
+def test_with_keys_the_last_of_their_values_is_kept_from_being_the_same(
+    text: str, forbidden: set[str]
+) -> None:
     assert forbidden_after(text, keys=["a"]) == forbidden
 
 
 # K6: ordinary detections, at the default
 def test_a_detection_is_not_repeated_and_may_begin_as_another_does() -> None:
-    one, other = '{"label": "a", "bbox_2d": [1, 2, 3, 4]}', '{"label": "a", "bbox_2d": [1, 2, 3, 5]}'
+    one, other = (
+        '{"label": "a", "bbox_2d": [1, 2, 3, 4]}',
+        '{"label": "a", "bbox_2d": [1, 2, 3, 5]}',
+    )
     assert "}" in forbidden_after(f"[{one}, {one[:-1]}", min_match=None)
     assert forbidden_after(f"[{one}, {other[:-1]}", min_match=None) == set()
 
 
-@pytest.mark.parametrize(("min_match", "forbidden"), [(None, False), (24, False), (9, False), (8, True), (7, True), (0, True)])
-def test_an_object_shorter_than_min_match_may_come_again(min_match: int | None, forbidden: bool) -> None:
+@pytest.mark.parametrize(
+    ("min_match", "forbidden"),
+    [(None, False), (24, False), (9, False), (8, True), (7, True), (0, True)],
+)
+def test_an_object_shorter_than_min_match_may_come_again(
+    min_match: int | None, forbidden: bool
+) -> None:
     assert len('{"a":12}') == 8
     assert ("}" in forbidden_after('[{"a": 12}, { "a" :\n12 ', min_match=min_match)) == forbidden
-    assert ("}" in forbidden_after('[[{"b": 1}], {"a": 12}, {"a": 12', min_match=min_match)) == forbidden
+    assert (
+        "}" in forbidden_after('[[{"b": 1}], {"a": 12}, {"a": 12', min_match=min_match)
+    ) == forbidden
 
 
-@pytest.mark.parametrize(("written", "size"), [('{"a": "x y\\n\\u00e9 "}', 20), ('{"a": [1, {"b": null}]}', 20), ("{ }", 2), ('{"a": 1.50 }', 10)])
+@pytest.mark.parametrize(
+    ("written", "size"),
+    [
+        ('{"a": "x y\\n\\u00e9 "}', 20),
+        ('{"a": [1, {"b": null}]}', 20),
+        ("{ }", 2),
+        ('{"a": 1.50 }', 10),
+    ],
+)
 def test_white_space_counts_in_strings_only(written: str, size: int) -> None:
     assert "}" in forbidden_after(f"{written}, {written[:-1]}", min_match=size)
     assert "}" not in forbidden_after(f"{written}, {written[:-1]}", min_match=size + 1)
 
 
-@pytest.mark.parametrize(("min_match", "forbidden"), [(None, True), (0, True), (13, True), (14, False)])
-def test_with_keys_min_match_measures_the_object_up_to_the_last_of_them(min_match: int | None, forbidden: bool) -> None:
+@pytest.mark.parametrize(
+    ("min_match", "forbidden"), [(None, True), (0, True), (13, True), (14, False)]
+)
+def test_with_keys_min_match_measures_the_object_up_to_the_last_of_them(
+    min_match: int | None, forbidden: bool
+) -> None:
     assert len('{"b":1,"a":12') == 13
-    assert ("}" in forbidden_after('[{"b": 1, "a": 12, "c": 1}, {"b": 1, "a": 12', keys=["a"], min_match=min_match)) == forbidden
+    assert (
+        "}"
+        in forbidden_after(
+            '[{"b": 1, "a": 12, "c": 1}, {"b": 1, "a": 12', keys=["a"], min_match=min_match
+        )
+    ) == forbidden
 
 
 def test_a_character_that_two_tokens_share_hides_no_repeat() -> None:
@@ -147,7 +207,11 @@ def test_the_prompt_and_other_rows_do_not_count() -> None:
     row, other = RowUnderTest(plugin), RowUnderTest(plugin)
     repeat = TOY.encode('[{"a": 1}, {"a": 1')
     assert row.writes(repeat)
-    assert not {token_id for token_id in other.writes(TOY.encode('[{"a": 1')) if TOY.decode([token_id]) == "}"}
+    assert not {
+        token_id
+        for token_id in other.writes(TOY.encode('[{"a": 1'))
+        if TOY.decode([token_id]) == "}"
+    }
     assert row.forbidden() == row.forbidden()
 
 
@@ -200,14 +264,18 @@ def test_a_step_costs_the_same_however_long_the_output_is(monkeypatch: pytest.Mo
     monkeypatch.setattr(repeated_objects, "read", counted)
     tokenizer = Counted(merges=['"}', "}, "])
     row = RowUnderTest(forbid_repeated_objects(min_match=0), tokenizer)
-    text = "[" + "".join(f'{{"number": {number}, "text": "some words"}}, ' for number in range(1_000, 2_000))
+    text = "[" + "".join(
+        f'{{"number": {number}, "text": "some words"}}, ' for number in range(1_000, 2_000)
+    )
     script, costs = tokenizer.encode(text)[:4_096], []
     row.scores()  # reads the vocabulary
     for start in range(0, 4_096, 1_024):
         looked_at.update(characters=0, tokens=0)
         row.writes(script[start : start + 1_024])
         costs.append(dict(looked_at))
-    assert max(cost["characters"] for cost in costs[1:]) <= 1.05 * costs[1]["characters"] < 40 * 1_024
+    assert (
+        max(cost["characters"] for cost in costs[1:]) <= 1.05 * costs[1]["characters"] < 40 * 1_024
+    )
     assert max(cost["tokens"] for cost in costs) <= 40 * 1_024
 
 

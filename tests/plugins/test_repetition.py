@@ -16,7 +16,9 @@ SENTENCE = "The cat sits on the mat by the door. "
 
 
 def outcome(text: str, plugin: pg.Plugin | None = None) -> tuple[str, str] | None:
-    """What the watch keeps of the text, and what the trim leaves of that; None where nothing is halted."""
+    """What the watch keeps of the text, and what the trim leaves of that; None where nothing is
+    halted.
+    """
     plugin = plugin or halt_on_repetition()
     assert plugin.start is not None
     assert plugin.feed is not None
@@ -77,7 +79,9 @@ def test_what_is_alike_by_right_is_left_alone(text: str) -> None:
         ({"ngram": 6, "count": 4, "min_length": 1}, "abcabcabcabc"),
     ],
 )
-def test_ngram_count_and_min_length_say_what_a_loop_is(settings: dict[str, int], kept: str | None) -> None:
+def test_ngram_count_and_min_length_say_what_a_loop_is(
+    settings: dict[str, int], kept: str | None
+) -> None:
     found = outcome("abc" * 8, halt_on_repetition(**settings))
     assert (found and found[0]) == kept
     assert (found and found[1]) == (kept and "abc")
@@ -99,7 +103,9 @@ def test_a_trim_leaves_nothing_to_trim() -> None:
     assert trim("x" + "abb" * 4) == "xab"  # abb, then b
 
 
-@pytest.mark.parametrize("settings", [{"ngram": 0}, {"count": 1}, {"min_length": 0}, {"count": 2.0}, {"ngram": True}])
+@pytest.mark.parametrize(
+    "settings", [{"ngram": 0}, {"count": 1}, {"min_length": 0}, {"count": 2.0}, {"ngram": True}]
+)
 def test_the_settings_are_whole_numbers(settings: dict[str, Any]) -> None:
     with pytest.raises(pg.InvalidField, match=next(iter(settings))):
         halt_on_repetition(**settings)
@@ -113,11 +119,23 @@ def test_it_keeps_the_contract_of_plugins() -> None:
 
 def test_a_row_of_an_engine_ends_there_whether_its_text_is_stripped_or_not() -> None:
     scripts = {"loops": " A house. " + SENTENCE * 20, "does not": "A house."}
-    route = pg.attach(pg.route(FakeEngine(lambda encoded: scripts[encoded.request.prompt or ""])), halt_on_repetition())
+    route = pg.attach(
+        pg.route(FakeEngine(lambda encoded: scripts[encoded.request.prompt or ""])),
+        halt_on_repetition(),
+    )
     for strip in (False, True):
-        options = pg.GenerationOptions(max_new_tokens=2_000, decode=pg.DecodeOptions(strip_whitespace=strip))
-        loops, other = (slot.unwrap() for slot in pg.run(route, [{"prompt": prompt} for prompt in scripts], options))
-        assert (loops.text.strip(), loops.finish, loops.stop) == ("A house. " + SENTENCE.strip(), pg.Finish.PLUGIN, "halt_on_repetition")
+        options = pg.GenerationOptions(
+            max_new_tokens=2_000, decode=pg.DecodeOptions(strip_whitespace=strip)
+        )
+        loops, other = (
+            slot.unwrap()
+            for slot in pg.run(route, [{"prompt": prompt} for prompt in scripts], options)
+        )
+        assert (loops.text.strip(), loops.finish, loops.stop) == (
+            "A house. " + SENTENCE.strip(),
+            pg.Finish.PLUGIN,
+            "halt_on_repetition",
+        )
         assert (other.text, loops.completion_tokens < 250) == ("A house.", True)
 
 
@@ -133,5 +151,10 @@ def test_the_cost_of_a_character_does_not_grow_with_the_text() -> None:
 
     text = "".join(f"Car {number} is new. " for number in range(300))
     route = pg.attach(pg.route(FakeEngine(text)), dataclasses.replace(plugin, feed=counted))
-    assert pg.run(route, [{"prompt": "x"}], pg.GenerationOptions(max_new_tokens=8_000))[0].unwrap().text == text
+    assert (
+        pg.run(route, [{"prompt": "x"}], pg.GenerationOptions(max_new_tokens=8_000))[0]
+        .unwrap()
+        .text
+        == text
+    )
     assert max(map(len, states)) == 1_600

@@ -1,7 +1,10 @@
-"""Conversations with foreign words in every place that can carry them, and the words that would complete or make a control token there.
+"""Conversations with foreign words in every place that can carry them, and the words that would
+complete or make a control token there.
 
-A conversation is plain data in which each `Foreign` stands for words that somebody else wrote. Filled with harmless words it shows what the template
-writes before and after each place, and from that follows which words would join with it to a control token: every added token, split at every place.
+A conversation is plain data in which each `Foreign` stands for words that somebody else wrote.
+Filled with harmless words it shows what the template writes before and after each place, and from
+that follows which words would join with it to a control token: every added token, split at every
+place.
 """
 
 from __future__ import annotations
@@ -34,7 +37,13 @@ def words(name: str) -> Foreign:
     return Foreign(name, f"Words{name}end")
 
 
-USER, ANSWER = {"role": "user", "content": "Hello there"}, {"role": "assistant", "content": "Well, yes."}
+USER, ANSWER = (
+    {"role": "user", "content": "Hello there"},
+    {
+        "role": "assistant",
+        "content": "Well, yes.",
+    },
+)
 TOOL = {
     "type": "function",
     "function": {
@@ -42,29 +51,84 @@ TOOL = {
         "description": words("Tooldesc"),
         "parameters": {
             "type": "object",
-            "properties": {Foreign("paramname", "wherever"): {"type": "string", "description": words("Paramdesc"), "enum": [words("Enum")]}},
+            "properties": {
+                Foreign("paramname", "wherever"): {
+                    "type": "string",
+                    "description": words("Paramdesc"),
+                    "enum": [words("Enum")],
+                }
+            },
         },
     },
 }
 CALL = {
     "type": "function",
     "id": "call00001",
-    "function": {"name": Foreign("callname", "lookup"), "arguments": {Foreign("argname", "wherever"): words("Argument")}},
+    "function": {
+        "name": Foreign("callname", "lookup"),
+        "arguments": {Foreign("argname", "wherever"): words("Argument")},
+    },
 }
-PLAIN_CALL = {"type": "function", "id": "call00001", "function": {"name": "lookup", "arguments": {"place": "here"}}}
-SHAPES: Mapping[str, tuple[list[Any], list[Any], dict[str, Any]]] = {  # messages, tools, further variables of the template
+PLAIN_CALL = {
+    "type": "function",
+    "id": "call00001",
+    "function": {"name": "lookup", "arguments": {"place": "here"}},
+}
+# messages, tools, further variables of the template
+SHAPES: Mapping[str, tuple[list[Any], list[Any], dict[str, Any]]] = {
     "user": ([{"role": "user", "content": words("User")}], [], {}),
-    "system": ([{"role": "system", "content": "Be kind."}, {"role": "user", "content": words("User")}], [], {}),
-    "parts": ([{"role": "user", "content": [{"type": "text", "text": words("One")}, {"type": "text", "text": words("Two")}]}], [], {}),
-    "users": ([{"role": "user", "content": words("One")}, {"role": "user", "content": words("Two")}], [], {}),
-    "history": ([{"role": "user", "content": words("Asked")}, {"role": "assistant", "content": words("Answered")}, USER], [], {}),
-    "thought": ([USER, {"role": "assistant", "content": "Well.", "reasoning_content": words("Thought")}, USER], [], {}),
+    "system": (
+        [{"role": "system", "content": "Be kind."}, {"role": "user", "content": words("User")}],
+        [],
+        {},
+    ),
+    "parts": (
+        [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": words("One")},
+                    {"type": "text", "text": words("Two")},
+                ],
+            }
+        ],
+        [],
+        {},
+    ),
+    "users": (
+        [{"role": "user", "content": words("One")}, {"role": "user", "content": words("Two")}],
+        [],
+        {},
+    ),
+    "history": (
+        [
+            {"role": "user", "content": words("Asked")},
+            {"role": "assistant", "content": words("Answered")},
+            USER,
+        ],
+        [],
+        {},
+    ),
+    "thought": (
+        [
+            USER,
+            {"role": "assistant", "content": "Well.", "reasoning_content": words("Thought")},
+            USER,
+        ],
+        [],
+        {},
+    ),
     "tools": ([{"role": "user", "content": words("User")}], [TOOL], {}),
     "called": (
         [
             USER,
             {"role": "assistant", "content": "", "tool_calls": [CALL]},
-            {"role": "tool", "content": words("Found"), "name": "lookup", "tool_call_id": "call00001"},
+            {
+                "role": "tool",
+                "content": words("Found"),
+                "name": "lookup",
+                "tool_call_id": "call00001",
+            },
         ],
         [],
         {},
@@ -72,9 +136,23 @@ SHAPES: Mapping[str, tuple[list[Any], list[Any], dict[str, Any]]] = {  # message
     "results": (
         [
             USER,
-            {"role": "assistant", "content": "", "tool_calls": [PLAIN_CALL, {**PLAIN_CALL, "id": "call00002"}]},
-            {"role": "tool", "content": words("One"), "name": Foreign("resultname", "lookup"), "tool_call_id": "call00001"},
-            {"role": "tool", "content": words("Two"), "name": "lookup", "tool_call_id": "call00002"},
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [PLAIN_CALL, {**PLAIN_CALL, "id": "call00002"}],
+            },
+            {
+                "role": "tool",
+                "content": words("One"),
+                "name": Foreign("resultname", "lookup"),
+                "tool_call_id": "call00001",
+            },
+            {
+                "role": "tool",
+                "content": words("Two"),
+                "name": "lookup",
+                "tool_call_id": "call00002",
+            },
         ],
         [],
         {},
@@ -82,15 +160,32 @@ SHAPES: Mapping[str, tuple[list[Any], list[Any], dict[str, Any]]] = {  # message
     "ids": (
         [
             USER,
-            {"role": "assistant", "content": "", "tool_calls": [{**PLAIN_CALL, "id": Foreign("callid", "call00009")}]},
-            {"role": "tool", "content": "Found.", "name": "lookup", "tool_call_id": Foreign("resultid", "call00009")},
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{**PLAIN_CALL, "id": Foreign("callid", "call00009")}],
+            },
+            {
+                "role": "tool",
+                "content": "Found.",
+                "name": "lookup",
+                "tool_call_id": Foreign("resultid", "call00009"),
+            },
         ],
         [],
         {},
     ),
-    "documents": ([USER], [], {"documents": [{"title": words("Title"), "text": words("Document"), "doc_id": "1"}]}),
+    "documents": (
+        [USER],
+        [],
+        {"documents": [{"title": words("Title"), "text": words("Document"), "doc_id": "1"}]},
+    ),
     "named": ([{"role": "user", "name": words("Name"), "content": "Hello"}], [], {}),
-    "continued": ([USER, {"role": "assistant", "content": words("Begun")}], [], {"continue_final_message": True}),
+    "continued": (
+        [USER, {"role": "assistant", "content": words("Begun")}],
+        [],
+        {"continue_final_message": True},
+    ),
 }
 
 
@@ -106,7 +201,13 @@ def carriers(value: Any) -> list[Foreign]:
     """The places in a conversation, in order."""
     if isinstance(value, Foreign):
         return [value]
-    entries = [*value, *value.values()] if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    entries = (
+        [*value, *value.values()]
+        if isinstance(value, Mapping)
+        else value
+        if isinstance(value, (list, tuple))
+        else ()
+    )
     return [found for entry in entries for found in carriers(entry)]
 
 
@@ -117,8 +218,12 @@ def prompt_of(pair: Pair, shape: str, said: Mapping[str, str], **chat: Any) -> S
     if more.pop("continue_final_message", False):
         chat.update(continue_final_message=True, add_generation_prompt=False)
     options = resolve(GenerationOptions(chat=ChatTemplateOptions(**chat, template_kwargs=more)))
-    job = ResolvedRequest(request=TextGenerationRequest(messages=messages, tools=tools), options=options)
-    return render_row(job, tokenizer, renderer).bind(lambda rendered: tokenize_row(rendered, (), tokenizer, None))
+    job = ResolvedRequest(
+        request=TextGenerationRequest(messages=messages, tools=tools), options=options
+    )
+    return render_row(job, tokenizer, renderer).bind(
+        lambda rendered: tokenize_row(rendered, (), tokenizer, None)
+    )
 
 
 @functools.lru_cache(maxsize=2)
@@ -133,14 +238,24 @@ _SHAPED = re.compile(r"<\|.*\|?>|<.*\|>|<｜.*｜>|\[/?[A-Z_]+\]|</?s>", re.DOTA
 
 @functools.lru_cache(maxsize=2)
 def control(pair: Pair) -> dict[str, int]:
-    """What users take for control tokens: special tokens, added ones that the template writes, and added ones that look like control tokens."""
+    """What users take for control tokens: special tokens, added ones that the template writes, and
+    added ones that look like control tokens.
+    """
     tokenizer, renderer = loaded(pair)
-    written = "\0".join([renderer.template or "", *(prompt.text or "" for prompt in harmless(pair).values())])
-    unknown = {number for rare in ("\U000f5a3c", "\U00013000", "\U0002a6d6", "\u1400") for number in tokenizer.encode(rare)}
+    written = "\0".join(
+        [renderer.template or "", *(prompt.text or "" for prompt in harmless(pair).values())]
+    )
+    unknown = {
+        number
+        for rare in ("\U000f5a3c", "\U00013000", "\U0002a6d6", "\u1400")
+        for number in tokenizer.encode(rare)
+    }
     return {
         token: number
         for token, number in tokenizer.control_tokens.items()
-        if token.strip(" \t\n\v\f\r▁") and (token in tokenizer.special_tokens or token in written or _SHAPED.fullmatch(token)) and number not in unknown
+        if token.strip(" \t\n\v\f\r▁")
+        and (token in tokenizer.special_tokens or token in written or _SHAPED.fullmatch(token))
+        and number not in unknown
     }
 
 
@@ -151,8 +266,12 @@ def control_ids(pair: Pair, prompt: Prompt) -> list[int]:
 
 @functools.lru_cache(maxsize=2)
 def chosen(pair: Pair) -> tuple[str, ...]:
-    """The control tokens to try: those that the template writes first, then one of each kind of the others, at most forty."""
-    written = "\0".join([loaded(pair)[1].template or "", *(prompt.text or "" for prompt in harmless(pair).values())])
+    """The control tokens to try: those that the template writes first, then one of each kind of the
+    others, at most forty.
+    """
+    written = "\0".join(
+        [loaded(pair)[1].template or "", *(prompt.text or "" for prompt in harmless(pair).values())]
+    )
     order = sorted(control(pair), key=lambda token: (token not in written, -len(token)))
     kinds = {re.sub(r"\d+", "0", token): token for token in reversed(order)}
     return tuple(sorted(kinds.values(), key=order.index))[:40]
@@ -169,7 +288,11 @@ class Attack:
 
 def _spans(text: str, places: list[Foreign]) -> list[tuple[int, int, Foreign]]:
     """Where the harmless words stand in a prompt, upper or lower case."""
-    found = [(hit.start(), hit.end(), place) for place in places for hit in re.finditer(re.escape(place.harmless), text, re.IGNORECASE)]
+    found = [
+        (hit.start(), hit.end(), place)
+        for place in places
+        for hit in re.finditer(re.escape(place.harmless), text, re.IGNORECASE)
+    ]
     return sorted(found, key=lambda span: span[:2])
 
 
@@ -185,17 +308,23 @@ def attacks(pair: Pair) -> Iterator[Attack]:
             before, after = text[:start], text[end:]
             yield from _beside_the_template(pair, shape, place, before, after)
             if row + 1 < len(spans) and spans[row + 1][2] is not place:
-                yield from _over_a_gap(pair, shape, place, spans[row + 1][2], text[end : spans[row + 1][0]])
+                yield from _over_a_gap(
+                    pair, shape, place, spans[row + 1][2], text[end : spans[row + 1][0]]
+                )
 
 
 def _alone(pair: Pair, shape: str, place: Foreign) -> Iterator[Attack]:
-    """Whole tokens, and words out of which a rewriting makes them: upper and lower case, literals of the template within them or in their place."""
+    """Whole tokens, and words out of which a rewriting makes them: upper and lower case, literals
+    of the template within them or in their place.
+    """
     tokens, source = chosen(pair), loaded(pair)[1].template or ""
     yield Attack(shape, ((place.name, " x ".join(tokens)),), "whole")
     yield Attack(shape, ((place.name, "x".join(token for token in tokens)),), "whole, side by side")
     for changed in (str.upper, str.lower, str.title):
         if f"|{changed.__name__}" in source.replace(" ", "") or f".{changed.__name__}(" in source:
-            yield Attack(shape, ((place.name, " x ".join(map(str.swapcase, tokens))),), "swapped case")
+            yield Attack(
+                shape, ((place.name, " x ".join(map(str.swapcase, tokens))),), "swapped case"
+            )
     for literal in _removed(source):
         for token in tokens[:12]:
             inside = " x ".join(token[:at] + literal + token[at:] for at in range(1, len(token)))
@@ -204,43 +333,76 @@ def _alone(pair: Pair, shape: str, place: Foreign) -> Iterator[Attack]:
     for old, new in _replaced(source):
         for token in tokens:
             if new and new in token:
-                yield Attack(shape, ((place.name, f"x {token.replace(new, old)} x"),), f"{old!r} becomes {new!r}")
+                yield Attack(
+                    shape,
+                    ((place.name, f"x {token.replace(new, old)} x"),),
+                    f"{old!r} becomes {new!r}",
+                )
 
 
 _LITERAL = r"('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")"
 
 
 def _read(literal: str) -> str:
-    return literal[1:-1].replace("\\n", "\n").replace("\\'", "'").replace('\\"', '"').replace("\\\\", "\\")
+    return (
+        literal[1:-1]
+        .replace("\\n", "\n")
+        .replace("\\'", "'")
+        .replace('\\"', '"')
+        .replace("\\\\", "\\")
+    )
 
 
 def _replaced(source: str) -> list[tuple[str, str]]:
     """What the template replaces by what."""
-    return list(dict.fromkeys((_read(old), _read(new)) for old, new in re.findall(rf"replace\(\s*{_LITERAL}\s*,\s*{_LITERAL}", source)))
+    return list(
+        dict.fromkeys(
+            (_read(old), _read(new))
+            for old, new in re.findall(rf"replace\(\s*{_LITERAL}\s*,\s*{_LITERAL}", source)
+        )
+    )
 
 
 def _removed(source: str) -> list[str]:
     """What the template may take out of words, or look for in them."""
-    found = re.findall(rf"(?:split|strip|startswith|endswith|find)\(\s*{_LITERAL}", source) + re.findall(rf"{_LITERAL} (?:not )?in ", source)
+    found = re.findall(
+        rf"(?:split|strip|startswith|endswith|find)\(\s*{_LITERAL}", source
+    ) + re.findall(rf"{_LITERAL} (?:not )?in ", source)
     literals = [old for old, _ in _replaced(source)] + [_read(literal) for literal in found]
     return [literal for literal in dict.fromkeys(literals) if literal and len(literal) < 40][:12]
 
 
-def _beside_the_template(pair: Pair, shape: str, place: Foreign, before: str, after: str) -> Iterator[Attack]:
+def _beside_the_template(
+    pair: Pair, shape: str, place: Foreign, before: str, after: str
+) -> Iterator[Attack]:
     """Beginnings and ends of control tokens whose other part the template writes."""
     for token in control(pair):
         for at in range(1, len(token)):
             head, tail = token[:at], token[at:]
             if after.startswith(tail) or (tail.strip() and after.lstrip().startswith(tail)):
-                yield Attack(shape, ((place.name, f"words {head}"),), f"{head!r} before the template's {tail!r}")
+                yield Attack(
+                    shape,
+                    ((place.name, f"words {head}"),),
+                    f"{head!r} before the template's {tail!r}",
+                )
             if before.endswith(head) or (head.strip() and before.rstrip().endswith(head)):
-                yield Attack(shape, ((place.name, f"{tail} words"),), f"{tail!r} after the template's {head!r}")
+                yield Attack(
+                    shape,
+                    ((place.name, f"{tail} words"),),
+                    f"{tail!r} after the template's {head!r}",
+                )
                 for end in range(1, len(tail)):
                     if after.startswith(tail[end:]):
-                        yield Attack(shape, ((place.name, tail[:end]),), f"{tail[:end]!r} within the template's {head!r} and {tail[end:]!r}")
+                        yield Attack(
+                            shape,
+                            ((place.name, tail[:end]),),
+                            f"{tail[:end]!r} within the template's {head!r} and {tail[end:]!r}",
+                        )
 
 
-def _over_a_gap(pair: Pair, shape: str, first: Foreign, second: Foreign, gap: str) -> Iterator[Attack]:
+def _over_a_gap(
+    pair: Pair, shape: str, first: Foreign, second: Foreign, gap: str
+) -> Iterator[Attack]:
     """Two foreign words that join, with nothing or little of the template's between them."""
     if len(gap) > 12:
         return
@@ -248,4 +410,8 @@ def _over_a_gap(pair: Pair, shape: str, first: Foreign, second: Foreign, gap: st
         for at in range(1, len(token) - len(gap)):
             if token[at:].startswith(gap):
                 head, tail = token[:at], token[at + len(gap) :]
-                yield Attack(shape, ((first.name, f"words {head}"), (second.name, f"{tail} words")), f"{head!r} and {tail!r} in {first.name} and {second.name}")
+                yield Attack(
+                    shape,
+                    ((first.name, f"words {head}"), (second.name, f"{tail} words")),
+                    f"{head!r} and {tail!r} in {first.name} and {second.name}",
+                )

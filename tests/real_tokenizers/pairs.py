@@ -1,4 +1,6 @@
-"""Which chat template is tried with which tokenizer: its own family's, or one that gets the tokens that the template writes."""
+"""Which chat template is tried with which tokenizer: its own family's, or one that gets the tokens
+that the template writes.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ FOLDER = Path(os.environ["PIPEGEN_REAL_TOKENIZERS"])
 TOKENIZERS = sorted(path.parent.name for path in (FOLDER / "tokenizers").glob("*/tokenizer.json"))
 
 FAMILIES = (  # the first that is found in a template's name
-    ("gptoss|gpt-oss|gemma-?4|diffusion|gemma3n|llama4|Llama-4|kimi|hermes|firefunction|functionary|jamba|distill", ""),
+    (
+        "gptoss|gpt-oss|gemma-?4|diffusion|gemma3n|llama4|Llama-4|kimi|hermes|firefunction|functionary|jamba|distill",
+        "",
+    ),
     ("qwen_25|qwen25|qwen2_5|qwen2\\.5|qwen2_vl", "qwen2_5"),
     ("qwen", "qwen3"),
     ("chatml", "qwen1_5"),
@@ -56,13 +61,17 @@ LENT = (  # take turns for the templates of other families: small ones of every 
     ),
     *("baichuan2", "text_davinci003", "aquila", "internlm2", "gpt35turbo", "deepseek_llm", "gpt4o"),
 )
-_WRITTEN = re.compile(r"<[|｜][^\s<>'\"{}]{1,50}[|｜]?>|<[^\s<>'\"{}|]{1,40}\|>|<\|\"\|>|</?[a-zA-Z_][\w▁]{0,30}>|\[/?[A-Z_]{2,30}\]|\]<\]\w+\[>\[")
+_WRITTEN = re.compile(
+    r"<[|｜][^\s<>'\"{}]{1,50}[|｜]?>|<[^\s<>'\"{}|]{1,40}\|>|<\|\"\|>|</?[a-zA-Z_][\w▁]{0,30}>|\[/?[A-Z_]{2,30}\]|\]<\]\w+\[>\["
+)
 _SPECIAL = re.compile(r"<[|｜].*|.*[|｜]>|\[.*\]|\].*\[")
 
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """A template (its path below the folder, or "own") and a tokenizer, with the tokens that the template writes where `lent` is true."""
+    """A template (its path below the folder, or "own") and a tokenizer, with the tokens that the
+    template writes where `lent` is true.
+    """
 
     template: str
     tokenizer: str
@@ -85,7 +94,9 @@ def _pairs() -> list[Pair]:
             continue
         seen.add(digest)
         template = f"{path.parent.name}/{path.name}"
-        family = next((name for pattern, name in FAMILIES if re.search(pattern, path.stem, re.IGNORECASE)), "")
+        family = next(
+            (name for pattern, name in FAMILIES if re.search(pattern, path.stem, re.IGNORECASE)), ""
+        )
         if family:
             found.append(Pair(template, family))
         else:
@@ -100,21 +111,41 @@ def _digest(text: str) -> str:
 
 @functools.cache
 def _config(name: str) -> dict[str, Any]:
-    return dict(json.loads((FOLDER / "tokenizers" / name / "tokenizer_config.json").read_text(encoding="utf-8")))
+    return dict(
+        json.loads(
+            (FOLDER / "tokenizers" / name / "tokenizer_config.json").read_text(encoding="utf-8")
+        )
+    )
 
 
 @functools.lru_cache(maxsize=2)
 def tokenizer_of(name: str, lent: bool) -> HFTokenizer:
-    """A tokenizer as its `tokenizer.json` has it; where `lent`, with the tokens added that the templates write which are tried with it."""
+    """A tokenizer as its `tokenizer.json` has it; where `lent`, with the tokens added that the
+    templates write which are tried with it.
+    """
     from transformers import PreTrainedTokenizerFast
 
-    rust, config = Rust.from_file(str(FOLDER / "tokenizers" / name / "tokenizer.json")), _config(name)
+    rust, config = (
+        Rust.from_file(str(FOLDER / "tokenizers" / name / "tokenizer.json")),
+        _config(name),
+    )
     if lent:
         sources = [_source(pair) for pair in PAIRS if pair.lent and pair.tokenizer == name]
         more = dict.fromkeys(token for source in sources for token in _WRITTEN.findall(str(source)))
-        rust.add_tokens([AddedToken(token, normalized=False, special=_SPECIAL.fullmatch(token) is not None) for token in more])
-    ends = {key: value["content"] if isinstance(value, dict) else value for key in ("bos_token", "eos_token", "pad_token") if (value := config.get(key))}
-    return HFTokenizer(PreTrainedTokenizerFast(tokenizer_object=rust, clean_up_tokenization_spaces=False, **ends))
+        rust.add_tokens(
+            [
+                AddedToken(token, normalized=False, special=_SPECIAL.fullmatch(token) is not None)
+                for token in more
+            ]
+        )
+    ends = {
+        key: value["content"] if isinstance(value, dict) else value
+        for key in ("bos_token", "eos_token", "pad_token")
+        if (value := config.get(key))
+    }
+    return HFTokenizer(
+        PreTrainedTokenizerFast(tokenizer_object=rust, clean_up_tokenization_spaces=False, **ends)
+    )
 
 
 def _source(pair: Pair) -> Any:

@@ -1,7 +1,9 @@
-"""The control tokens of a prompt are those of the same conversation with harmless words, whatever the words and the template: on every pair.
+"""The control tokens of a prompt are those of the same conversation with harmless words, whatever
+the words and the template: on every pair.
 
-The words are searched for, not written down: for each place that can carry foreign words, every control token, split at every place where what the
-template writes beside it could complete it, where two foreign words meet, and where the template rewrites them. See `hostile.py`.
+The words are searched for, not written down: for each place that can carry foreign words, every
+control token, split at every place where what the template writes beside it could complete it,
+where two foreign words meet, and where the template rewrites them. See `hostile.py`.
 """
 
 from __future__ import annotations
@@ -22,9 +24,13 @@ from pipegen.stages.rendering import render_row
 from pipegen.stages.tokenizing import tokenize_row
 
 REWRITTEN, WITHIN = 150, 150
-"""How many of the words out of which a rewriting could make tokens are tried on a pair, and of those that join over two places."""
+"""How many of the words out of which a rewriting could make tokens are tried on a pair, and of
+those that join over two places.
+"""
 REFUSED = 0.05
-"""Of the hostile requests of a pair, at most this part may be refused; the others are sent, with their words as text."""
+"""Of the hostile requests of a pair, at most this part may be refused; the others are sent, with
+their words as text.
+"""
 each_pair = pytest.mark.parametrize("pair", PAIRS, ids=str)
 
 
@@ -35,20 +41,26 @@ def some(found: Sequence[Attack], most: int) -> list[Attack]:
 def tried_on(pair: Pair) -> list[Attack]:
     """All whole tokens and all joins with what the template writes; of the many others, some."""
     found = list(attacks(pair))
-    rewritten = [attack for attack in found if "within" in attack.kind and "template" not in attack.kind]
+    rewritten = [
+        attack for attack in found if "within" in attack.kind and "template" not in attack.kind
+    ]
     joined = [attack for attack in found if len(attack.said) > 1]
     rest = [attack for attack in found if attack not in rewritten and attack not in joined]
     return rest + some(rewritten, REWRITTEN) + some(joined, WITHIN)
 
 
 def template_refuses(pair: Pair, attack: Attack) -> bool:
-    """Whether the template itself refuses harmless words of the same length in these places: Mistral's wants ids of nine letters."""
+    """Whether the template itself refuses harmless words of the same length in these places:
+    Mistral's wants ids of nine letters.
+    """
     twin = prompt_of(pair, attack.shape, {name: "x" * len(words) for name, words in attack.said})
     return not is_ok(twin) and isinstance(twin.failure(), TemplateFailed)
 
 
 def is_written(pair: Pair, attack: Attack) -> bool:
-    """Whether the words come into the prompt: Kimi's template writes the id of a tool's result, and not that of the call."""
+    """Whether the words come into the prompt: Kimi's template writes the id of a tool's result, and
+    not that of the call.
+    """
     slot = prompt_of(pair, attack.shape, dict(attack.said), control_tokens="allow")
     return not is_ok(slot) or slot.unwrap().text != harmless(pair)[attack.shape].text
 
@@ -86,7 +98,9 @@ def test_whole_tokens_can_be_refused_in_place_of_kept(pair: Pair) -> None:
         if attack.kind == "whole" and is_written(pair, attack):
             refused = prompt_of(pair, attack.shape, dict(attack.said), control_tokens="reject")
             assert not is_ok(refused), attack
-            assert isinstance(refused.failure(), InvalidRequest) or template_refuses(pair, attack), attack
+            assert isinstance(refused.failure(), InvalidRequest) or template_refuses(
+                pair, attack
+            ), attack
     for shape in harmless(pair):
         assert is_ok(prompt_of(pair, shape, {}, control_tokens="reject"))
 
@@ -99,7 +113,9 @@ def test_a_plain_prompt_is_guarded_where_that_is_asked(pair: Pair) -> None:
         options = GenerationOptions(chat=ChatTemplateOptions(control_tokens=asked))
         request = TextGenerationRequest(prompt=f"a {' x '.join(tokens)} b", options=options)
         job = ResolvedRequest(request=request, options=resolve(request.options))
-        slot = render_row(job, tokenizer, renderer).bind(lambda rendered: tokenize_row(rendered, (), tokenizer, None))
+        slot = render_row(job, tokenizer, renderer).bind(
+            lambda rendered: tokenize_row(rendered, (), tokenizer, None)
+        )
         if asked == "reject":
             assert isinstance(slot.failure(), InvalidRequest)
         else:

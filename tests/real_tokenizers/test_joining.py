@@ -1,4 +1,6 @@
-"""Where a continuation begins, with real tokenizers: context and continuation are split where lm-eval splits them."""
+"""Where a continuation begins, with real tokenizers: context and continuation are split where
+lm-eval splits them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,24 @@ CONTEXTS = (
     "👩‍🚀 is",
     "e\u0301",
 )
-CONTINUATIONS = (" yes", "yes", " 5", "5", "\n", " 東京", "東京です", "s", "'s", "\u0301", " 👩‍🚀", "  two spaces", ".", "x + 1", "\n\n\nB", "🚀")
+CONTINUATIONS = (
+    " yes",
+    "yes",
+    " 5",
+    "5",
+    "\n",
+    " 東京",
+    "東京です",
+    "s",
+    "'s",
+    "\u0301",
+    " 👩‍🚀",
+    "  two spaces",
+    ".",
+    "x + 1",
+    "\n\n\nB",
+    "🚀",
+)
 
 
 def split_by_lm_eval(raw: Any, context: str, continuation: str) -> tuple[list[int], list[int]]:
@@ -40,10 +59,17 @@ def split_by_lm_eval(raw: Any, context: str, continuation: str) -> tuple[list[in
 def test_a_continuation_is_split_off_where_lm_eval_splits_it_off(name: str) -> None:
     tokenizer, draw = tokenizer_of(name, False), random.Random(name)
     engine = FakeEngine("", eos_tokens=())
-    engine.tokenizer, engine.image_placeholder = tokenizer, None  # type: ignore[assignment]  # any tokenizer will do
+    # any tokenizer will do
+    engine.tokenizer, engine.image_placeholder = tokenizer, None  # type: ignore[assignment]
     pairs = [(context, continuation) for context in CONTEXTS for continuation in CONTINUATIONS]
-    pairs += [("".join(draw.choices(CONTEXTS, k=3)), "".join(draw.choices(CONTINUATIONS, k=2))) for _ in range(100)]
-    slots = pg.score(pg.route(engine), [{"prompt": context, "continuation": continuation} for context, continuation in pairs])
+    pairs += [
+        ("".join(draw.choices(CONTEXTS, k=3)), "".join(draw.choices(CONTINUATIONS, k=2)))
+        for _ in range(100)
+    ]
+    slots = pg.score(
+        pg.route(engine),
+        [{"prompt": context, "continuation": continuation} for context, continuation in pairs],
+    )
     scored = 0
     for (context, continuation), slot in zip(pairs, slots, strict=True):
         own, rest = split_by_lm_eval(tokenizer.raw, context, continuation)

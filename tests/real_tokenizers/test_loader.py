@@ -1,4 +1,6 @@
-"""Real tokenizers as transformers loads them from a checkpoint: the ids of their own `tokenizer.json`, or an error whose advice mends it."""
+"""Real tokenizers as transformers loads them from a checkpoint: the ids of their own
+`tokenizer.json`, or an error whose advice mends it.
+"""
 
 from __future__ import annotations
 
@@ -57,14 +59,24 @@ LOADED_AS_THEY_ARE = {  # what the checkpoint's config.json says
     "gpt35turbo": "gpt2",
     "claude": "gpt2",
 }
-LOADED_OTHERWISE = {"yi": "llama", "deepseek_v3": "llama", "llama2": "llama", "gpt4": "gpt2", "gpt4o": "gpt2"}
+LOADED_OTHERWISE = {
+    "yi": "llama",
+    "deepseek_v3": "llama",
+    "llama2": "llama",
+    "gpt4": "gpt2",
+    "gpt4o": "gpt2",
+}
 
 
 def checkpoint(name: str, model_type: str, place: Path, **settings: Any) -> str:
     shutil.copytree(FOLDER / "tokenizers" / name, place / name)
     file = place / name / "tokenizer_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text(encoding="utf-8")), **settings}), encoding="utf-8")
-    (place / name / "config.json").write_text(json.dumps({"model_type": model_type}), encoding="utf-8")
+    file.write_text(
+        json.dumps({**json.loads(file.read_text(encoding="utf-8")), **settings}), encoding="utf-8"
+    )
+    (place / name / "config.json").write_text(
+        json.dumps({"model_type": model_type}), encoding="utf-8"
+    )
     return str(place / name)
 
 
@@ -72,16 +84,24 @@ def require_the_files_ids(folder: str) -> None:
     tokenizer, _ = load_tokenizer(folder)
     file = Rust.from_file(f"{folder}/tokenizer.json")
     for text in TEXTS:
-        assert tokenizer.encode(text) == tuple(file.encode(text, add_special_tokens=False).ids), text
+        assert tokenizer.encode(text) == tuple(file.encode(text, add_special_tokens=False).ids), (
+            text
+        )
 
 
 @pytest.mark.parametrize(("name", "model_type"), LOADED_AS_THEY_ARE.items())
-def test_what_is_loaded_gives_the_ids_of_its_file(tmp_path: Path, name: str, model_type: str) -> None:
+def test_what_is_loaded_gives_the_ids_of_its_file(
+    tmp_path: Path, name: str, model_type: str
+) -> None:
     require_the_files_ids(checkpoint(name, model_type, tmp_path))
 
 
 @pytest.mark.parametrize(("name", "model_type"), LOADED_OTHERWISE.items())
-def test_other_ids_than_the_files_are_an_error_whose_advice_mends_it(tmp_path: Path, name: str, model_type: str) -> None:
+def test_other_ids_than_the_files_are_an_error_whose_advice_mends_it(
+    tmp_path: Path, name: str, model_type: str
+) -> None:
     with pytest.raises(InvalidField, match='set "tokenizer_class": "PreTrainedTokenizerFast"'):
         load_tokenizer(checkpoint(name, model_type, tmp_path / "as it is"))
-    require_the_files_ids(checkpoint(name, model_type, tmp_path / "mended", tokenizer_class="PreTrainedTokenizerFast"))
+    require_the_files_ids(
+        checkpoint(name, model_type, tmp_path / "mended", tokenizer_class="PreTrainedTokenizerFast")
+    )

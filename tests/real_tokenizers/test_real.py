@@ -1,6 +1,8 @@
-"""Prompts with the real tokenizers and chat templates of many families; `fetch.py` says where they come from, `pairs.py` which go together.
+"""Prompts with the real tokenizers and chat templates of many families; `fetch.py` says where they
+come from, `pairs.py` which go together.
 
-Runs where PIPEGEN_REAL_TOKENIZERS names the folder that they were fetched into, as `nox -s real_tokenizers` does.
+Runs where PIPEGEN_REAL_TOKENIZERS names the folder that they were fetched into, as `nox -s
+real_tokenizers` does.
 """
 
 from __future__ import annotations
@@ -21,8 +23,40 @@ REFUSED = 0.05
 each_pair = pytest.mark.parametrize("pair", PAIRS, ids=str)
 
 ORDINARY = (
-    *("Hello", " the fox", "12 + 30 = 42", "\n", "\n\n\n", "    ", "\t", "é", "e\u0301", "你好，世界", "👩‍🚀", '{"a": [1, 2]}', "<b>bold</b>", "a < b", "[1]"),
-    *("|", "\\n", "user\n", "assistant", "```python\nx = 1\n```", "\ue000", "ﬁ", "don't", "<div>", "...", "नमस्ते", "ไทย", "List<int>", "a[i] |= b[j]", "x->y"),
+    *(
+        "Hello",
+        " the fox",
+        "12 + 30 = 42",
+        "\n",
+        "\n\n\n",
+        "    ",
+        "\t",
+        "é",
+        "e\u0301",
+        "你好，世界",
+        "👩‍🚀",
+        '{"a": [1, 2]}',
+        "<b>bold</b>",
+        "a < b",
+        "[1]",
+    ),
+    *(
+        "|",
+        "\\n",
+        "user\n",
+        "assistant",
+        "```python\nx = 1\n```",
+        "\ue000",
+        "ﬁ",
+        "don't",
+        "<div>",
+        "...",
+        "नमस्ते",
+        "ไทย",
+        "List<int>",
+        "a[i] |= b[j]",
+        "x->y",
+    ),
 )
 
 
@@ -34,25 +68,44 @@ def test_there_are_enough_of_them() -> None:
 @each_pair
 def test_a_template_writes_conversations(pair: Pair) -> None:
     """All but two templates, which want variables of their own or tools, write a user's turn."""
-    assert "user" in harmless(pair) or "tool_use" in pair.template or "firefunction" in pair.template
+    assert (
+        "user" in harmless(pair) or "tool_use" in pair.template or "firefunction" in pair.template
+    )
 
 
 def hostile_text(rng: random.Random, tokens: tuple[str, ...]) -> str:
     def piece() -> str:
         token, other = rng.choice(tokens), rng.choice(tokens)
         at = rng.randrange(1, len(token)) if len(token) > 1 else 1
-        return rng.choice((token, token[:at], token[at:], token[:at] + other + token[at:], token + other, rng.choice(ORDINARY), rng.choice(ORDINARY)))
+        return rng.choice(
+            (
+                token,
+                token[:at],
+                token[at:],
+                token[:at] + other + token[at:],
+                token + other,
+                rng.choice(ORDINARY),
+                rng.choice(ORDINARY),
+            )
+        )
 
     return "".join(piece() for _ in range(rng.randint(1, 6))) + rng.choice(tokens)
 
 
 @each_pair
-def test_no_control_token_comes_from_any_foreign_words_and_the_words_are_all_there(pair: Pair) -> None:  # T3
+# T3
+def test_no_control_token_comes_from_any_foreign_words_and_the_words_are_all_there(
+    pair: Pair,
+) -> None:
     tokenizer, tokens, known = loaded(pair)[0], chosen(pair), harmless(pair)
     rng, refused = random.Random(str(pair)), 0
     for row in range(HOSTILE if tokens and known else 0):
         shape = sorted(known)[row % len(known)]
-        said = {place.name: hostile_text(rng, tokens) for place in carriers(SHAPES[shape]) if place.harmless.startswith("Words")}
+        said = {
+            place.name: hostile_text(rng, tokens)
+            for place in carriers(SHAPES[shape])
+            if place.harmless.startswith("Words")
+        }
         slot = prompt_of(pair, shape, said)
         if not is_ok(slot):
             assert isinstance(slot.failure(), InvalidRequest), said
@@ -60,23 +113,44 @@ def test_no_control_token_comes_from_any_foreign_words_and_the_words_are_all_the
             continue
         prompt = slot.unwrap()
         assert control_ids(pair, prompt) == control_ids(pair, known[shape]), said
-        if tokenizer.decode(known[shape].token_ids) == known[shape].text and all(tokenizer.decode(tokenizer.encode(text)) == text for text in ORDINARY):
-            assert unicodedata.normalize("NFC", tokenizer.decode(prompt.token_ids)) == unicodedata.normalize("NFC", prompt.text or ""), said
+        if tokenizer.decode(known[shape].token_ids) == known[shape].text and all(
+            tokenizer.decode(tokenizer.encode(text)) == text for text in ORDINARY
+        ):
+            assert unicodedata.normalize(
+                "NFC", tokenizer.decode(prompt.token_ids)
+            ) == unicodedata.normalize("NFC", prompt.text or ""), said
     assert refused <= REFUSED * HOSTILE
 
 
 def plain_texts(pair: Pair, shape: str, said: dict[str, str], thinking: str | None) -> list[str]:
-    """What the template writes without pipegen: with contents as strings, and with contents as text parts, where it takes these."""
+    """What the template writes without pipegen: with contents as strings, and with contents as text
+    parts, where it takes these.
+    """
     raw, template = loaded(pair)[1].raw, loaded(pair)[1]
     messages, tools, more = filled(SHAPES[shape], said)
     source = template.template if len(template._templates) < 2 else template._templates["default"]
     switch: dict[str, Any] = {"enable_thinking": False} if thinking == "honoured" else {}
     texts = []
     for parts in (False, True):
-        turns = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} if parts and turn["content"] else turn for turn in messages]
+        turns = [
+            (
+                {**turn, "content": [{"type": "text", "text": turn["content"]}]}
+                if parts and turn["content"]
+                else turn
+            )
+            for turn in messages
+        ]
         try:
             texts.append(
-                raw.apply_chat_template(turns, tools=tools or None, chat_template=source, tokenize=False, add_generation_prompt=True, **switch, **more)
+                raw.apply_chat_template(
+                    turns,
+                    tools=tools or None,
+                    chat_template=source,
+                    tokenize=False,
+                    add_generation_prompt=True,
+                    **switch,
+                    **more,
+                )
             )
         except Exception:  # noqa: BLE001 - a template may raise anything; the other form is left
             continue
@@ -87,14 +161,21 @@ def plain_texts(pair: Pair, shape: str, said: dict[str, str], thinking: str | No
 def test_ordinary_text_has_the_plain_ids(pair: Pair) -> None:  # T6, B9
     tokenizer = loaded(pair)[0]
     rng = random.Random(str(pair))
-    shapes = [shape for shape in ("user", "history", "called", "documents") if shape in harmless(pair)]
+    shapes = [
+        shape for shape in ("user", "history", "called", "documents") if shape in harmless(pair)
+    ]
     for row in range(ORDINARY_PROMPTS if shapes else 0):
         shape = shapes[row % len(shapes)]
         places = [place for place in carriers(SHAPES[shape]) if place.harmless.startswith("Words")]
-        said = {place.name: "".join(rng.choice(ORDINARY) for _ in range(rng.randint(1, 9))) for place in places}
+        said = {
+            place.name: "".join(rng.choice(ORDINARY) for _ in range(rng.randint(1, 9)))
+            for place in places
+        }
         prompt = prompt_of(pair, shape, said).unwrap()
         assert prompt.text in plain_texts(pair, shape, said, prompt.thinking)
-        assert prompt.token_ids == tuple(tokenizer.raw(prompt.text, add_special_tokens=False)["input_ids"])
+        assert prompt.token_ids == tuple(
+            tokenizer.raw(prompt.text, add_special_tokens=False)["input_ids"]
+        )
 
 
 @pytest.mark.parametrize(
@@ -114,12 +195,18 @@ def test_ordinary_text_has_the_plain_ids(pair: Pair) -> None:  # T6, B9
         ("own", "mistral_nemo", "unsupported"),
     ],
 )
-def test_whether_the_thinking_switch_is_honoured_is_found_out(template: str, name: str, thinking: str) -> None:  # T1
+# T1
+def test_whether_the_thinking_switch_is_honoured_is_found_out(
+    template: str, name: str, thinking: str
+) -> None:
     assert prompt_of(Pair(template, name), "user", {}).unwrap().thinking == thinking
 
 
 def test_the_template_of_qwen3_leaves_an_empty_thought_where_thinking_is_off() -> None:
-    off, on = (prompt_of(Pair("own", "qwen3"), "user", {}, enable_thinking=switch).unwrap().text or "" for switch in (False, True))
+    off, on = (
+        prompt_of(Pair("own", "qwen3"), "user", {}, enable_thinking=switch).unwrap().text or ""
+        for switch in (False, True)
+    )
     assert off == on + "<think>\n\n</think>\n\n"
 
 
@@ -128,7 +215,9 @@ def test_a_piece_is_what_the_token_adds_after_any_text(name: str) -> None:
     tokenizer, draw = tokenizer_of(name, False), random.Random(0)
     known = 0
     for _ in range(PIECES):
-        *before, token_id = (draw.randrange(tokenizer.vocab_size) for _ in range(draw.randint(2, 5)))
+        *before, token_id = (
+            draw.randrange(tokenizer.vocab_size) for _ in range(draw.randint(2, 5))
+        )
         text, piece = tokenizer.decode(before), tokenizer.piece(token_id)
         if text and piece is not None:
             known += 1

@@ -18,15 +18,31 @@ HUGE = 2**2000
 TOO_LONG_TO_PRINT = 10**5000
 
 
-@pytest.mark.parametrize("value", [HUGE, -HUGE, TOO_LONG_TO_PRINT], ids=["huge", "minus huge", "too long"])
-@pytest.mark.parametrize("name", ["temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "seed", "max_new_tokens", "top_k"])
+@pytest.mark.parametrize(
+    "value", [HUGE, -HUGE, TOO_LONG_TO_PRINT], ids=["huge", "minus huge", "too long"]
+)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "temperature",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "seed",
+        "max_new_tokens",
+        "top_k",
+    ],
+)
 def test_a_number_beyond_all_bounds_is_refused_like_any_other(name: str, value: int) -> None:
     values: dict[str, Any] = {name: value}
     if value > 0 and name in ("max_new_tokens", "top_k"):
         return
     with pytest.raises(pg.InvalidField, match=f"GenerationOptions.{name} takes "):
         pg.GenerationOptions(**values)
-    good, bad = pg.run(pg.route(FakeEngine("a")), [{"prompt": "x"}, {"prompt": "x", "options": values}])
+    good, bad = pg.run(
+        pg.route(FakeEngine("a")), [{"prompt": "x"}, {"prompt": "x", "options": values}]
+    )
     assert pg.is_ok(good)
     assert isinstance(bad.failure(), pg.InvalidRequest)
 
@@ -34,7 +50,11 @@ def test_a_number_beyond_all_bounds_is_refused_like_any_other(name: str, value: 
 def test_the_nearest_word_is_named_after_the_value() -> None:
     with pytest.raises(pg.InvalidField) as refused:
         pg.ChatTemplateOptions(control_tokens="txt")  # type: ignore[arg-type]
-    assert str(refused.value) == "ChatTemplateOptions.control_tokens takes one of 'text', 'reject', 'allow', not 'txt'; did you mean 'text'?"
+    assert (
+        str(refused.value)
+        == "ChatTemplateOptions.control_tokens takes one of 'text', 'reject', 'allow', not 'txt';"
+        " did you mean 'text'?"
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,12 +77,20 @@ def test_a_message_freezes_its_content() -> None:
     parts.clear()
     assert message.content == (pg.TextPart(text="Hi"), pg.ImagePart())
     assert pickle.loads(pickle.dumps(message)) == message
-    assert hash(message) == hash(pg.Message(role="user", content=(pg.TextPart(text="Hi"), pg.ImagePart())))
+    assert hash(message) == hash(
+        pg.Message(role="user", content=(pg.TextPart(text="Hi"), pg.ImagePart()))
+    )
     assert pg.Message(role="assistant").content is None
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"), [(pg.TextPart, {"text": 3}), (pg.ImagePart, {"source": "a.png"}), (pg.ImageSource, {"path": 3}), (pg.ImageSource, {"data": "a"})]
+    ("kind", "said"),
+    [
+        (pg.TextPart, {"text": 3}),
+        (pg.ImagePart, {"source": "a.png"}),
+        (pg.ImageSource, {"path": 3}),
+        (pg.ImageSource, {"data": "a"}),
+    ],
 )
 def test_parts_check_what_they_hold(kind: Any, said: dict[str, Any]) -> None:
     with pytest.raises(pg.InvalidField, match=f"{kind.__name__}.{next(iter(said))} takes"):
@@ -77,7 +105,9 @@ def test_the_root_of_images_is_a_folder(root: Any) -> None:
 
 def test_a_path_is_a_path_however_it_is_written(tmp_path: Path) -> None:
     assert pg.ImagePolicy(root=tmp_path) == pg.ImagePolicy(root=str(tmp_path))
-    assert pg.ModelLoadConfig(model=tmp_path, adapter=tmp_path) == pg.ModelLoadConfig(model=str(tmp_path), adapter=str(tmp_path))
+    assert pg.ModelLoadConfig(model=tmp_path, adapter=tmp_path) == pg.ModelLoadConfig(
+        model=str(tmp_path), adapter=str(tmp_path)
+    )
     for bad in (3, "", b"a", None):
         with pytest.raises(pg.InvalidField, match=r"ModelLoadConfig\.model takes a path or a name"):
             pg.ModelLoadConfig(model=bad)  # type: ignore[arg-type]
@@ -86,7 +116,9 @@ def test_a_path_is_a_path_however_it_is_written(tmp_path: Path) -> None:
 def test_a_model_may_be_a_path(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "none"}))
-    with pytest.raises(pg.CallFailed, match=r"cannot read the configuration of .* model type `none`"):
+    with pytest.raises(
+        pg.CallFailed, match=r"cannot read the configuration of .* model type `none`"
+    ):
         _ = pg.backends.hf(tmp_path).engine.capabilities
 
 

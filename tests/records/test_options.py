@@ -30,7 +30,9 @@ from pipegen.records.options import (
 )
 
 
-@pytest.mark.parametrize("make", [lambda: GenerationOptions(temprature=0.2), lambda: options_from({"temprature": 0.2})])  # type: ignore[call-arg]
+@pytest.mark.parametrize(
+    "make", [lambda: GenerationOptions(temprature=0.2), lambda: options_from({"temprature": 0.2})]
+)  # type: ignore[call-arg]
 def test_an_unknown_option_is_refused_and_the_nearest_named(make: Any) -> None:  # C1
     with pytest.raises(UnknownField, match="did you mean 'temperature'"):
         make()
@@ -58,7 +60,10 @@ def test_an_unknown_option_is_refused_and_the_nearest_named(make: Any) -> None: 
         ("decode", 3, "DecodeOptions"),
     ],
 )
-def test_a_bad_value_is_refused_with_the_fields_name_and_what_it_takes(name: str, value: Any, takes: str) -> None:  # C2
+# C2
+def test_a_bad_value_is_refused_with_the_fields_name_and_what_it_takes(
+    name: str, value: Any, takes: str
+) -> None:
     with pytest.raises(InvalidField, match=f"GenerationOptions.{name} takes .*{takes}"):
         GenerationOptions(**{name: value})
 
@@ -103,23 +108,35 @@ def test_a_bad_form_is_refused(name: str, value: Any, takes: str) -> None:
 
 
 def test_a_schema_is_kept_as_text_with_its_properties_in_order() -> None:
-    one, other = ({"properties": {name: {"type": "null"} for name in names}} for names in ("ab", "ba"))
+    one, other = (
+        {"properties": {name: {"type": "null"} for name in names}} for names in ("ab", "ba")
+    )
     assert StructuredOptions(json_schema=one) != StructuredOptions(json_schema=other)
     kept = StructuredOptions(json_schema=one).json_schema
     assert kept == '{"properties": {"a": {"type": "null"}, "b": {"type": "null"}}}'
     assert StructuredOptions(json_schema=kept) == StructuredOptions(json_schema=one)
-    effective = [resolve(GenerationOptions(structured=StructuredOptions(json_schema=schema))).structured for schema in (one, other)]
+    effective = [
+        resolve(GenerationOptions(structured=StructuredOptions(json_schema=schema))).structured
+        for schema in (one, other)
+    ]
     assert effective[0] != effective[1]
 
 
 def test_the_form_of_the_answer_is_one_setting() -> None:
-    with pytest.raises(InvalidField, match="one of json_schema, regex and choice, not regex and choice"):
+    with pytest.raises(
+        InvalidField, match="one of json_schema, regex and choice, not regex and choice"
+    ):
         StructuredOptions(regex="a", choice=("b",))
     with pytest.raises(InvalidField, match="one of json_schema, regex and choice"):
         options_from({"regex": "a", "structured": {"json_schema": {}}})
-    request, of_run = GenerationOptions(structured=StructuredOptions(regex="a")), GenerationOptions(structured=StructuredOptions(choice=("b",)))
+    request, of_run = (
+        GenerationOptions(structured=StructuredOptions(regex="a")),
+        GenerationOptions(structured=StructuredOptions(choice=("b",))),
+    )
     assert resolve(request, of_run).structured == StructuredOptions(regex="a")
-    assert resolve(GenerationOptions(structured=StructuredOptions()), of_run).structured == StructuredOptions(choice=("b",))
+    assert resolve(
+        GenerationOptions(structured=StructuredOptions()), of_run
+    ).structured == StructuredOptions(choice=("b",))
 
 
 def test_contradictions_are_refused_at_construction() -> None:  # P2, T10
@@ -140,7 +157,10 @@ def test_numbers_are_kept_as_floats_and_words_in_lower_case() -> None:
 
 
 def test_records_are_immutable_hashable_picklable_and_equal_by_value() -> None:  # C4
-    options = GenerationOptions(stop=StopOptions(stop=("a",)), chat=ChatTemplateOptions(template_kwargs={"a": [1, {"b": 2}]}))
+    options = GenerationOptions(
+        stop=StopOptions(stop=("a",)),
+        chat=ChatTemplateOptions(template_kwargs={"a": [1, {"b": 2}]}),
+    )
     assert options.chat is not None
     assert options.chat.template_kwargs is not None
     for twin in (pickle.loads(pickle.dumps(options)), copy.deepcopy(options)):  # our own bytes
@@ -169,27 +189,59 @@ def test_template_variables_are_plain_data(value: Any) -> None:
 
 def test_what_the_request_says_wins_over_the_run_and_that_over_the_defaults() -> None:
     request = GenerationOptions(temperature=0.7, stop=StopOptions(stop=("a",)))
-    of_run = GenerationOptions(temperature=0.1, seed=3, stop=StopOptions(stop=("b",), stop_token_ids=(4,)))
+    of_run = GenerationOptions(
+        temperature=0.1, seed=3, stop=StopOptions(stop=("b",), stop_token_ids=(4,))
+    )
     options = resolve(request, of_run)
     assert (options.temperature, options.seed, options.top_p) == (0.7, 3, 1.0)
     assert options.stop == StopOptions(stop=("a",), stop_token_ids=(4,), ignore_eos=False)
 
 
 def test_the_checkpoints_settings_count_only_when_asked() -> None:
-    checkpoint = immutabledict({"do_sample": True, "temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1, "eos_token_id": 3})
+    checkpoint = immutabledict(
+        {
+            "do_sample": True,
+            "temperature": 0.6,
+            "top_k": 20,
+            "repetition_penalty": 1.1,
+            "eos_token_id": 3,
+        }
+    )
     assert resolve(GenerationOptions(), checkpoint=checkpoint).temperature == 0.0
     asked = resolve(GenerationOptions(use_generation_config=True, top_k=5), checkpoint=checkpoint)
     assert (asked.temperature, asked.top_k, asked.repetition_penalty) == (0.6, 5, 1.1)
-    assert resolve(GenerationOptions(use_generation_config=True), checkpoint=immutabledict(temperature=0.6)).temperature == 0.0
-    assert resolve(GenerationOptions(use_generation_config=True), checkpoint=immutabledict(do_sample=True)).temperature == 1.0
+    assert (
+        resolve(
+            GenerationOptions(use_generation_config=True), checkpoint=immutabledict(temperature=0.6)
+        ).temperature
+        == 0.0
+    )
+    assert (
+        resolve(
+            GenerationOptions(use_generation_config=True), checkpoint=immutabledict(do_sample=True)
+        ).temperature
+        == 1.0
+    )
 
 
 def test_effective_options_sent_again_are_the_same() -> None:  # C8
     checkpoint = immutabledict({"do_sample": True, "temperature": 0.6})
-    for said in (GenerationOptions(), GenerationOptions(use_generation_config=True, seed=1, chat=ChatTemplateOptions(continue_final_message=True))):
+    for said in (
+        GenerationOptions(),
+        GenerationOptions(
+            use_generation_config=True,
+            seed=1,
+            chat=ChatTemplateOptions(continue_final_message=True),
+        ),
+    ):
         effective = resolve(said, checkpoint=checkpoint)
         assert resolve(effective, checkpoint=checkpoint) == effective
-        assert options_from({name: value for name, value in flat_values(effective).items() if value is not None}) == effective
+        assert (
+            options_from(
+                {name: value for name, value in flat_values(effective).items() if value is not None}
+            )
+            == effective
+        )
 
 
 def test_of_the_two_switches_of_the_prompts_end_the_stronger_side_wins() -> None:
@@ -203,12 +255,20 @@ def test_of_the_two_switches_of_the_prompts_end_the_stronger_side_wins() -> None
 
 
 def test_asking_for_no_logprobs_takes_the_runs_top_logprobs_away() -> None:
-    assert resolve(GenerationOptions(logprobs=False), GenerationOptions(logprobs=True, top_logprobs=3)).top_logprobs == 0
+    assert (
+        resolve(
+            GenerationOptions(logprobs=False), GenerationOptions(logprobs=True, top_logprobs=3)
+        ).top_logprobs
+        == 0
+    )
 
 
 def test_asking_for_top_logprobs_asks_for_logprobs() -> None:
     assert resolve(GenerationOptions(top_logprobs=2)).logprobs is True
-    assert resolve(GenerationOptions(top_logprobs=2), GenerationOptions(logprobs=False)).logprobs is True
+    assert (
+        resolve(GenerationOptions(top_logprobs=2), GenerationOptions(logprobs=False)).logprobs
+        is True
+    )
     assert resolve(None).logprobs is False
 
 
@@ -220,8 +280,17 @@ def test_merging_with_nothing_gives_the_other_side() -> None:
 
 
 def test_options_from_plain_data_may_be_nested_or_flat() -> None:
-    flat = options_from({"stop": ["a"], "strip_whitespace": True, "max_pixels": 9, "enable_thinking": False})
-    nested = options_from({"stop": {"stop": ["a"]}, "decode": {"strip_whitespace": True}, "preprocess": {"max_pixels": 9}, "chat": {"enable_thinking": False}})
+    flat = options_from(
+        {"stop": ["a"], "strip_whitespace": True, "max_pixels": 9, "enable_thinking": False}
+    )
+    nested = options_from(
+        {
+            "stop": {"stop": ["a"]},
+            "decode": {"strip_whitespace": True},
+            "preprocess": {"max_pixels": 9},
+            "chat": {"enable_thinking": False},
+        }
+    )
     assert flat == nested
     assert flat.decode == DecodeOptions(strip_whitespace=True)
 
@@ -229,7 +298,9 @@ def test_options_from_plain_data_may_be_nested_or_flat() -> None:
 def test_options_from_plain_data_name_the_place() -> None:
     with pytest.raises(InvalidField, match=r"line 3: GenerationOptions.seed takes .* not 'x'"):
         options_from({"seed": "x"}, place="line 3")
-    with pytest.raises(UnknownField, match="line 3: StopOptions has no field 'stopp'; did you mean 'stop'"):
+    with pytest.raises(
+        UnknownField, match="line 3: StopOptions has no field 'stopp'; did you mean 'stop'"
+    ):
         options_from({"stop": {"stopp": []}}, place="line 3")
     with pytest.raises(InvalidField, match="line 3: decode takes a mapping, not True"):
         options_from({"decode": True}, place="line 3")
@@ -269,13 +340,24 @@ def test_names_that_others_give_an_option_lead_to_its_own(said: str, meant: str)
         options_from(values)
 
 
-@pytest.mark.parametrize("name", sorted(set(option_names()) - {f.name for f in dataclasses.fields(GenerationOptions)}))
+@pytest.mark.parametrize(
+    "name", sorted(set(option_names()) - {f.name for f in dataclasses.fields(GenerationOptions)})
+)
 def test_an_option_that_stands_in_a_record_of_its_own_says_in_which(name: str) -> None:
-    (group, kind) = next((group, kind) for group, kind in GROUPS.items() if name in {f.name for f in dataclasses.fields(kind)})
+    group, kind = next(
+        (group, kind)
+        for group, kind in GROUPS.items()
+        if name in {f.name for f in dataclasses.fields(kind)}
+    )
     with pytest.raises(UnknownField) as refused:
         GenerationOptions(**{name: None})
-    assert str(refused.value) == f"GenerationOptions has no field {name!r}; it is a field of {group}: {group}={kind.__name__}({name}=...)"
-    with pytest.raises(UnknownField, match=rf"{name}_'; did you mean '{name}'\?.* It is a field of {group}"):
+    assert (
+        str(refused.value) == f"GenerationOptions has no field {name!r}; it is a field of {group}:"
+        f" {group}={kind.__name__}({name}=...)"
+    )
+    with pytest.raises(
+        UnknownField, match=rf"{name}_'; did you mean '{name}'\?.* It is a field of {group}"
+    ):
         GenerationOptions(**{f"{name}_": None})
 
 
@@ -298,6 +380,11 @@ def test_values_are_sent_as_each_wire_names_them() -> None:
     options = options_from({"max_new_tokens": 7, "seed": 1, "min_p": 0.5})
     for wire in WIRES:
         fields = wire_fields(options, wire)
-        assert (fields["max_new_tokens" if wire == "sglang" else "max_tokens"], fields["min_p"]) == (7, 0.5)
-    assert wire_fields(options, "sglang")["sampling_seed"] == wire_fields(options, "chat")["seed"] == 1
+        assert (
+            fields["max_new_tokens" if wire == "sglang" else "max_tokens"],
+            fields["min_p"],
+        ) == (7, 0.5)
+    assert (
+        wire_fields(options, "sglang")["sampling_seed"] == wire_fields(options, "chat")["seed"] == 1
+    )
     assert "min_p" not in wire_fields(options, "chat", "openai_chat")

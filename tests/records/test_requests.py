@@ -12,9 +12,22 @@ from PIL import Image
 
 from pipegen.core.slots import is_ok
 from pipegen.records.fields import InvalidField, UnknownField
-from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart, message_from, plain_messages
+from pipegen.records.messages import (
+    ImagePart,
+    ImageSource,
+    Message,
+    TextPart,
+    message_from,
+    plain_messages,
+)
 from pipegen.records.plain import request_from
-from pipegen.records.requests import GenerationRequest, ImagePolicy, ScoringRequest, TextGenerationRequest, VlmGenerationRequest
+from pipegen.records.requests import (
+    GenerationRequest,
+    ImagePolicy,
+    ScoringRequest,
+    TextGenerationRequest,
+    VlmGenerationRequest,
+)
 from pipegen.testing.image_files import image_file
 
 USER = {"role": "user", "content": "Hi"}
@@ -26,15 +39,44 @@ USER = {"role": "user", "content": "Hi"}
         ([], "messages takes at least one message"),
         ("Hi", "messages takes a list"),
         ([USER, {"role": "owl", "content": "a"}], r"messages\[1\].role takes one of"),
-        ([USER, USER, {"role": "user", "content": [{"type": "smell"}]}], r"messages\[2\].content\[0\].type takes"),
+        (
+            [USER, USER, {"role": "user", "content": [{"type": "smell"}]}],
+            r"messages\[2\].content\[0\].type takes",
+        ),
         ([{"role": "user", "content": ["a"]}], r"messages\[0\].content\[0\] takes a mapping"),
-        ([{"role": "user", "content": [{"type": "text", "text": 3}]}], r"messages\[0\].content\[0\].text takes a string"),
-        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], r"messages\[0\].content\[0\].image_url.url takes"),
-        ([{"role": "user", "content": [{"type": "image", "image": ""}]}], r"messages\[0\].content\[0\].image takes a path, .*, not ''"),
-        ([{"role": "user", "content": [{"type": "image", "image": 3}]}], r"messages\[0\].content\[0\].image takes a path"),
-        ([{"role": "user", "content": [{"type": "image", "base64": "AA"}]}], r"messages\[0\].content\[0\] takes its image as image, url, .* not as base64"),
-        ([{"role": "user", "content": [{"type": "image", "image": "a", "max_pixels": 9}]}], r"messages\[0\].content\[0\].max_pixels is not supported"),
-        ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a", "detail": "low"}}]}], r"content\[0\].image_url.detail is not supported"),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": 3}]}],
+            r"messages\[0\].content\[0\].text takes a string",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
+            r"messages\[0\].content\[0\].image_url.url takes",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "image", "image": ""}]}],
+            r"messages\[0\].content\[0\].image takes a path, .*, not ''",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "image", "image": 3}]}],
+            r"messages\[0\].content\[0\].image takes a path",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "image", "base64": "AA"}]}],
+            r"messages\[0\].content\[0\] takes its image as image, url, .* not as base64",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "image", "image": "a", "max_pixels": 9}]}],
+            r"messages\[0\].content\[0\].max_pixels is not supported",
+        ),
+        (
+            [
+                {
+                    "role": "user",
+                    "content": [{"type": "image_url", "image_url": {"url": "a", "detail": "low"}}],
+                }
+            ],
+            r"content\[0\].image_url.detail is not supported",
+        ),
         ([{"role": "user", "content": None}], r"messages\[0\].content takes a string or a list"),
         ([{"role": "user", "content": 3}], r"messages\[0\].content takes a string or a list"),
         ([{"role": "user", "content": "a", "name": object()}], r"messages\[0\] takes plain data"),
@@ -82,16 +124,23 @@ def test_an_option_beside_the_prompt_is_sent_to_its_place(name: str, words: str)
     if name in ("promt", "zzz"):  # in plain data these are entries of the caller's own
         assert request_from(values).unwrap().metadata == {name: 1}
     else:
-        assert request_from(values).failure().message == f"request: there is no field {name!r}{words}"
+        assert (
+            request_from(values).failure().message == f"request: there is no field {name!r}{words}"
+        )
 
 
-@pytest.mark.parametrize("given", ["Hi", "", "{not JSON", 5, {"role": "user", "content": "Hi"}], ids=str)
+@pytest.mark.parametrize(
+    "given", ["Hi", "", "{not JSON", 5, {"role": "user", "content": "Hi"}], ids=str
+)
 def test_messages_of_another_form_are_told_theirs(given: Any) -> None:
     form = '[{"role": "user", "content": "..."}]'
     for kind in (GenerationRequest, TextGenerationRequest, VlmGenerationRequest):
         with pytest.raises(InvalidField) as refused:
             kind(messages=given)
-        assert f"messages takes a list of messages such as {form}, with prompt for a plain text, not " in str(refused.value)
+        assert (
+            f"messages takes a list of messages such as {form}, with prompt for a plain text, not "
+            in str(refused.value)
+        )
     message = request_from({"messages": given}).failure().message
     assert message.startswith(f"request: messages takes a list of messages such as {form}, ")
     assert "with prompt for a plain text, not" in message
@@ -100,16 +149,25 @@ def test_messages_of_another_form_are_told_theirs(given: Any) -> None:
 def test_a_vision_request_may_have_no_image() -> None:
     for given in ({"prompt": "Hi"}, {"messages": [USER]}):
         request = VlmGenerationRequest(**given, images=[])  # type: ignore[arg-type]  # of two forms
-        assert (request.sources, request.prompt, request.messages is None) == ((), given.get("prompt"), "prompt" in given)
+        assert (request.sources, request.prompt, request.messages is None) == (
+            (),
+            given.get("prompt"),
+            "prompt" in given,
+        )
 
 
 def test_images_for_a_text_request_are_sent_to_the_other_kind() -> None:
     values: dict[str, Any] = {"prompt": "a", "images": ["a.png"]}
-    with pytest.raises(UnknownField, match="TextGenerationRequest has no field 'images'; images go into a VlmGenerationRequest"):
+    with pytest.raises(
+        UnknownField,
+        match="TextGenerationRequest has no field 'images'; images go into a VlmGenerationRequest",
+    ):
         TextGenerationRequest(**values)
 
 
-@pytest.mark.parametrize("given", [{}, {"prompt": "a", "messages": [USER]}, {"prompt": "a", "prompt_token_ids": [1]}])
+@pytest.mark.parametrize(
+    "given", [{}, {"prompt": "a", "messages": [USER]}, {"prompt": "a", "prompt_token_ids": [1]}]
+)
 def test_a_request_takes_exactly_one_kind_of_prompt(given: Any) -> None:
     with pytest.raises(InvalidField, match="exactly one of"):
         TextGenerationRequest(**given)
@@ -122,7 +180,10 @@ def test_a_request_takes_exactly_one_kind_of_prompt(given: Any) -> None:
         ({"prompt_token_ids": []}, "at least one token id"),
         ({"prompt_token_ids": [-1]}, "at position 0"),
         ({"prompt": "a", "options": {"seed": 1}}, "takes GenerationOptions"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "use VlmGenerationRequest"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "use VlmGenerationRequest",
+        ),
     ],
 )
 def test_a_text_request_refuses(given: Any, words: str) -> None:
@@ -131,21 +192,38 @@ def test_a_text_request_refuses(given: Any, words: str) -> None:
 
 
 def test_images_fill_the_empty_image_parts_in_order() -> None:
-    content = [{"type": "image"}, {"type": "text", "text": "or"}, {"type": "image", "path": "given.png"}, {"type": "image"}]
-    request = VlmGenerationRequest(messages=[{"role": "user", "content": content}], images=["a.png", "b.png"])
+    content = [
+        {"type": "image"},
+        {"type": "text", "text": "or"},
+        {"type": "image", "path": "given.png"},
+        {"type": "image"},
+    ]
+    request = VlmGenerationRequest(
+        messages=[{"role": "user", "content": content}], images=["a.png", "b.png"]
+    )
     assert [source.path for source in request.sources] == ["a.png", "given.png", "b.png"]
     assert request.images == ()
 
 
 def test_images_without_a_place_stand_before_the_first_user_text() -> None:
-    request = VlmGenerationRequest(messages=[{"role": "system", "content": "s"}, USER], images=["a.png"])
+    request = VlmGenerationRequest(
+        messages=[{"role": "system", "content": "s"}, USER], images=["a.png"]
+    )
     assert request.messages is not None
-    assert request.messages[1].content == (ImagePart(source=ImageSource(path="a.png")), TextPart(text="Hi"))
+    assert request.messages[1].content == (
+        ImagePart(source=ImageSource(path="a.png")),
+        TextPart(text="Hi"),
+    )
 
 
 def test_a_prompt_with_images_is_a_user_turn() -> None:
     assert VlmGenerationRequest(prompt="What?", images=["a.png"]) == VlmGenerationRequest(
-        messages=[{"role": "user", "content": [{"type": "image", "image": "a.png"}, {"type": "text", "text": "What?"}]}]
+        messages=[
+            {
+                "role": "user",
+                "content": [{"type": "image", "image": "a.png"}, {"type": "text", "text": "What?"}],
+            }
+        ]
     )
     assert VlmGenerationRequest(prompt="What?").prompt == "What?"
 
@@ -153,9 +231,18 @@ def test_a_prompt_with_images_is_a_user_turn() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "leave 1 image parts open, and images holds 0"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}], "images": ["a", "b"]}, "leave 1 image parts open, and images holds 2"),
-        ({"messages": [{"role": "system", "content": "s"}], "images": ["a"]}, "take a user message"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "leave 1 image parts open, and images holds 0",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}], "images": ["a", "b"]},
+            "leave 1 image parts open, and images holds 2",
+        ),
+        (
+            {"messages": [{"role": "system", "content": "s"}], "images": ["a"]},
+            "take a user message",
+        ),
         ({"prompt_token_ids": [1], "images": ["a"]}, "not with prompt_token_ids"),
         ({"messages": [USER], "images": "a.png"}, "a list of images"),
     ],
@@ -166,7 +253,14 @@ def test_images_that_do_not_match_are_refused(given: Any, words: str) -> None:
 
 
 def test_images_can_be_exchanged_in_message_order() -> None:
-    request = VlmGenerationRequest(messages=[USER, {"role": "assistant", "content": "a"}, {"role": "user", "content": [{"type": "image"}]}], images=["a.png"])
+    request = VlmGenerationRequest(
+        messages=[
+            USER,
+            {"role": "assistant", "content": "a"},
+            {"role": "user", "content": [{"type": "image"}]},
+        ],
+        images=["a.png"],
+    )
     loaded = request.with_sources((ImageSource(data=b"x"),))
     assert loaded.sources == (ImageSource(data=b"x"),)
     assert loaded.with_sources(request.sources) == request
@@ -193,17 +287,32 @@ def test_a_pil_image_is_kept_losslessly_and_upright() -> None:  # P8
     image.putpixel((1, 0), (0, 0, 255))
     image.getexif()[0x0112] = 6
     kept = Image.open(io.BytesIO(ImageSource.of(image).data or b""))
-    assert (kept.size, kept.getpixel((0, 0)), kept.getpixel((0, 1))) == ((1, 2), (255, 0, 0), (0, 0, 255))
+    assert (kept.size, kept.getpixel((0, 0)), kept.getpixel((0, 1))) == (
+        (1, 2),
+        (255, 0, 0),
+        (0, 0, 255),
+    )
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
-def test_a_pil_image_whose_pixels_cannot_be_read_is_a_request_of_its_own_that_fails(kind: str) -> None:
+def test_a_pil_image_whose_pixels_cannot_be_read_is_a_request_of_its_own_that_fails(
+    kind: str,
+) -> None:
     whole = io.BytesIO()
     Image.open(io.BytesIO(image_file(width=200, height=200))).convert("RGB").save(whole, kind)
     cut = Image.open(io.BytesIO(whole.getvalue()[: len(whole.getvalue()) // 2]))
     with pytest.raises(InvalidField, match="image: the PIL image cannot be read: OSError"):
         ImageSource.of(cut)
-    slot = request_from({"messages": [{"role": "user", "content": [{"type": "image", "image": cut}, {"type": "text", "text": "What?"}]}]})
+    slot = request_from(
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [{"type": "image", "image": cut}, {"type": "text", "text": "What?"}],
+                }
+            ]
+        }
+    )
     assert "messages[0].content[0].image: the PIL image cannot be read" in slot.failure().message
 
 
@@ -212,7 +321,9 @@ def test_whatever_pil_raises_is_said_of_the_image(monkeypatch: pytest.MonkeyPatc
         raise AssertionError("bug")
 
     monkeypatch.setattr(Image.Image, "save", bug)
-    with pytest.raises(InvalidField, match="image: the PIL image cannot be read: AssertionError: bug"):
+    with pytest.raises(
+        InvalidField, match="image: the PIL image cannot be read: AssertionError: bug"
+    ):
         ImageSource.of(Image.new("RGB", (2, 1)))
 
 
@@ -234,7 +345,9 @@ def test_messages_become_plain_dicts_again_with_their_extras() -> None:
 
 
 def test_requests_pickle_and_hash() -> None:  # C4
-    request = VlmGenerationRequest(id="7", prompt="What?", images=[b"x"], tools=({"type": "function"},))
+    request = VlmGenerationRequest(
+        id="7", prompt="What?", images=[b"x"], tools=({"type": "function"},)
+    )
     assert pickle.loads(pickle.dumps(request)) == request  # our own bytes
     assert hash(request) == hash(pickle.loads(pickle.dumps(request)))
 
@@ -243,7 +356,10 @@ def test_plain_data_becomes_the_right_kind_of_request() -> None:
     assert isinstance(request_from({"prompt": "a", "images": []}).unwrap(), TextGenerationRequest)
     assert isinstance(request_from({"prompt": "a", "images": ["b"]}).unwrap(), VlmGenerationRequest)
     parts = [{"type": "image_url", "image_url": {"url": "https://h/a.png"}}]
-    assert isinstance(request_from({"messages": [{"role": "user", "content": parts}]}).unwrap(), VlmGenerationRequest)
+    assert isinstance(
+        request_from({"messages": [{"role": "user", "content": parts}]}).unwrap(),
+        VlmGenerationRequest,
+    )
     assert is_ok(request_from({"id": "1", "prompt": "a", "options": {"seed": 3}}))
 
 
@@ -254,10 +370,19 @@ def test_plain_data_becomes_the_right_kind_of_request() -> None:
         ({"prompt": "a", "options": {"seed": "x"}}, "seed takes"),
         ({"prompt": "a", "options": 3}, "options takes"),
         ({"prompt": "a", "id": True}, "id takes a string that is not empty"),
-        ({"prompt": "a", "temprature": 3}, "there is no field 'temprature'; did you mean the option 'temperature'? It goes into options"),
+        (
+            {"prompt": "a", "temprature": 3},
+            (
+                "there is no field 'temprature'; did you mean the option 'temperature'? It goes"
+                " into options"
+            ),
+        ),
         ({"messages": "Hi"}, "messages, where it is text, takes JSON: Expecting value at column 1"),
         ({"prompt": "a", "image": "a.png", "images": ["b.png"]}, "takes image or images, not both"),
-        ({"prompt": "a", "image": {"bytes": None, "path": None}}, "images[0] takes bytes or a path in its mapping"),
+        (
+            {"prompt": "a", "image": {"bytes": None, "path": None}},
+            "images[0] takes bytes or a path in its mapping",
+        ),
     ],
 )
 def test_bad_plain_data_fails_in_its_slot_with_the_place(given: Any, words: str) -> None:  # C1
@@ -274,7 +399,9 @@ def test_an_image_policy_is_strict() -> None:
 
 
 def test_a_row_of_a_data_set_is_a_request() -> None:
-    """Whole numbers as ids, JSON text, an image as data sets store it, columns of the caller's own, and what tables fill in."""
+    """Whole numbers as ids, JSON text, an image as data sets store it, columns of the caller's own,
+    and what tables fill in.
+    """
     row = {
         "id": 7,
         "messages": '[{"role": "user", "content": "Hi"}]',
@@ -287,22 +414,43 @@ def test_a_row_of_a_data_set_is_a_request() -> None:
     request = request_from(row).unwrap()
     assert (request.id, [source.data for source in request.sources]) == ("7", [b"x"])
     assert request.metadata == {"label": 3, "choices": ["a", "b"]}
-    by_path = request_from({"prompt": "What?", "images": [{"bytes": None, "path": "a.png"}, "b.png"]}).unwrap()
+    by_path = request_from(
+        {"prompt": "What?", "images": [{"bytes": None, "path": "a.png"}, "b.png"]}
+    ).unwrap()
     assert [source.path for source in by_path.sources] == ["a.png", "b.png"]
-    assert [source.path for source in request_from({"prompt": "a", "images": '["a.png", "b.png"]'}).unwrap().sources] == ["a.png", "b.png"]
-    assert [source.path for source in request_from({"prompt": "a", "images": "[1.png]"}).unwrap().sources] == ["[1.png]"]
-    filled = request_from({"messages": [{"role": "user", "content": "Hi", "tool_calls": None, "name": None}]}).unwrap()
+    assert [
+        source.path
+        for source in request_from({"prompt": "a", "images": '["a.png", "b.png"]'}).unwrap().sources
+    ] == ["a.png", "b.png"]
+    assert [
+        source.path
+        for source in request_from({"prompt": "a", "images": "[1.png]"}).unwrap().sources
+    ] == ["[1.png]"]
+    filled = request_from(
+        {"messages": [{"role": "user", "content": "Hi", "tool_calls": None, "name": None}]}
+    ).unwrap()
     assert filled.messages == (Message(role="user", content="Hi"),)
 
 
 def test_metadata_is_carried_and_changes_nothing() -> None:
-    one, other = TextGenerationRequest(prompt="a", metadata={"label": [1]}), TextGenerationRequest(prompt="a")
+    one, other = (
+        TextGenerationRequest(prompt="a", metadata={"label": [1]}),
+        TextGenerationRequest(prompt="a"),
+    )
     assert one == other
     assert hash(one) == hash(other)
     assert one.metadata == {"label": [1]}
-    assert request_from({"prompt": "a", "metadata": {"x": 1}, "y": 2}).unwrap().metadata == {"x": 1, "y": 2}
-    assert request_from({"prompt": "a", "metadata": "words"}).unwrap().metadata == {"metadata": "words"}
-    assert request_from({"prompt": "a", "metadata": "words", "y": 2}).unwrap().metadata == {"metadata": "words", "y": 2}
+    assert request_from({"prompt": "a", "metadata": {"x": 1}, "y": 2}).unwrap().metadata == {
+        "x": 1,
+        "y": 2,
+    }
+    assert request_from({"prompt": "a", "metadata": "words"}).unwrap().metadata == {
+        "metadata": "words"
+    }
+    assert request_from({"prompt": "a", "metadata": "words", "y": 2}).unwrap().metadata == {
+        "metadata": "words",
+        "y": 2,
+    }
     with pytest.raises(InvalidField, match="metadata takes a mapping with string keys"):
         TextGenerationRequest(prompt="a", metadata={1: 2})  # type: ignore[dict-item]
 

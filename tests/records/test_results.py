@@ -23,7 +23,16 @@ def test_any_other_variant_is_refused(variant: object) -> None:  # C3
         pg.ModelLoadConfig(model="m", variant=variant)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("given", "kept"), [("auto", "auto"), ("bf16", "bfloat16"), ("bfloat16", "bfloat16"), ("float32", "float32"), ("FP16", "float16")])
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("auto", "auto"),
+        ("bf16", "bfloat16"),
+        ("bfloat16", "bfloat16"),
+        ("float32", "float32"),
+        ("FP16", "float16"),
+    ],
+)
 def test_a_dtype_is_taken_by_its_names(given: str, kept: str) -> None:  # C7
     assert pg.ModelLoadConfig(model="m", dtype=given).dtype == kept
 
@@ -40,7 +49,9 @@ def test_remote_code_is_off_and_a_model_has_a_name() -> None:
 
 
 def test_an_image_prints_no_pixels() -> None:
-    image = PreparedImage(width=2, height=1, rgb=bytes(6), digest="0123456789abcdef", grid=(1, 2, 2))
+    image = PreparedImage(
+        width=2, height=1, rgb=bytes(6), digest="0123456789abcdef", grid=(1, 2, 2)
+    )
     assert repr(image) == "PreparedImage(2x1, 0123456789ab, grid=(1, 2, 2), tokens=1)"
     assert pickle.loads(pickle.dumps(image)) == image
 
@@ -51,7 +62,9 @@ def test_parts_that_are_records_already_are_kept() -> None:
 
 
 def test_a_nested_record_may_be_given_as_a_mapping() -> None:
-    assert pg.GenerationOptions(decode={"strip_whitespace": True}).decode == pg.DecodeOptions(strip_whitespace=True)  # type: ignore[arg-type]
+    assert pg.GenerationOptions(decode={"strip_whitespace": True}).decode == pg.DecodeOptions(
+        strip_whitespace=True
+    )  # type: ignore[arg-type]
     with pytest.raises(pg.UnknownField, match="did you mean 'strip_whitespace'"):
         pg.GenerationOptions(decode={"strip_whitespaces": True})  # type: ignore[arg-type]
 
@@ -71,7 +84,10 @@ def test_a_field_that_must_be_given_is_missed_by_its_name() -> None:
 
 
 def test_the_closest_choice_is_known_only_where_every_margin_is() -> None:
-    near, far = TokenLogprob(token_id=1, logprob=-1.0, margin=0.5), TokenLogprob(token_id=1, logprob=-1.0, margin=2.0)
+    near, far = (
+        TokenLogprob(token_id=1, logprob=-1.0, margin=0.5),
+        TokenLogprob(token_id=1, logprob=-1.0, margin=2.0),
+    )
     by_top = TokenLogprob(token_id=9, logprob=-5.0, top=((1, -0.5), (2, -0.75)))
     unknown = TokenLogprob(token_id=1, logprob=-1.0, top=((1, -1.0),))
     assert closest_choice((far, near)) == 0.5
@@ -84,9 +100,25 @@ def test_the_closest_choice_is_known_only_where_every_margin_is() -> None:
 def test_an_answer_is_appended_to_the_messages_as_it_is() -> None:
     call = {"id": "call1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     options = pg.GenerationOptions()
-    bare = pg.GenerationResult(text="Yes.", raw_text="Yes.<|im_end|>", finish=pg.Finish.EOS, options=options)
-    full = pg.GenerationResult(text="Yes.", raw_text="", finish=pg.Finish.EOS, options=options, reasoning="Well.", tool_calls=(call,))
+    bare = pg.GenerationResult(
+        text="Yes.", raw_text="Yes.<|im_end|>", finish=pg.Finish.EOS, options=options
+    )
+    full = pg.GenerationResult(
+        text="Yes.",
+        raw_text="",
+        finish=pg.Finish.EOS,
+        options=options,
+        reasoning="Well.",
+        tool_calls=(call,),
+    )
     assert bare.message == {"role": "assistant", "content": "Yes."}
-    assert full.message == {"role": "assistant", "content": "Yes.", "reasoning_content": "Well.", "tool_calls": [call]}
-    request = pg.TextGenerationRequest(messages=[{"role": "user", "content": "Is it?"}, full.message])
+    assert full.message == {
+        "role": "assistant",
+        "content": "Yes.",
+        "reasoning_content": "Well.",
+        "tool_calls": [call],
+    }
+    request = pg.TextGenerationRequest(
+        messages=[{"role": "user", "content": "Is it?"}, full.message]
+    )
     assert (request.messages or ())[1].extras["tool_calls"][0]["id"] == "call1"

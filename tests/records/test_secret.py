@@ -1,4 +1,6 @@
-"""Keys among settings: no repr, no message and no pickle shows one, wherever it stands, and whom it is for gets it."""
+"""Keys among settings: no repr, no message and no pickle shows one, wherever it stands, and whom it
+is for gets it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,13 @@ HOLDING: list[dict[str, Any]] = [
 def test_a_configuration_shows_no_key(held: dict[str, Any]) -> None:
     config = pg.ModelLoadConfig(model="m", engine_kwargs=held)
     again = dataclasses.replace(config, backend="vllm")
-    for shown in (repr(config), str(config), f"{config.engine_kwargs}", repr(again), repr(dataclasses.asdict(config))):
+    for shown in (
+        repr(config),
+        str(config),
+        f"{config.engine_kwargs}",
+        repr(again),
+        repr(dataclasses.asdict(config)),
+    ):
         assert KEY not in shown
     with pytest.raises(TypeError, match="a Secret cannot be pickled"):
         pickle.dumps(config)
@@ -55,7 +63,15 @@ def test_a_refusal_shows_no_key(held: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "plain",
     [
-        {"max_tokens": 5, "eos_token": "</s>", "pad_token": "a", "stop_token_ids": [1], "tokenizer": "t", "monkey": "m", "skip_special_tokens": True},
+        {
+            "max_tokens": 5,
+            "eos_token": "</s>",
+            "pad_token": "a",
+            "stop_token_ids": [1],
+            "tokenizer": "t",
+            "monkey": "m",
+            "skip_special_tokens": True,
+        },
         {"token": True},
     ],
 )
@@ -71,12 +87,25 @@ def test_extra_body_and_chat_files_hide_keys_too() -> None:
 
     settings = ServerSettings(extra_body={"provider": {"api_key": KEY}})
     assert KEY not in repr(settings)
-    backend = backend_from({"type": "openai", "model": "m", "base_url": "http://h/v1", "extra_body": {"provider": {"api_key": KEY}}}, Place("chat.yaml"))
+    backend = backend_from(
+        {
+            "type": "openai",
+            "model": "m",
+            "base_url": "http://h/v1",
+            "extra_body": {"provider": {"api_key": KEY}},
+        },
+        Place("chat.yaml"),
+    )
     assert KEY not in repr(backend)
-    here = backend_from({"type": "hf", "model": "m", "engine_kwargs": {"token": KEY}}, Place("chat.yaml"))
+    here = backend_from(
+        {"type": "hf", "model": "m", "engine_kwargs": {"token": KEY}}, Place("chat.yaml")
+    )
     assert KEY not in repr(here)
     with pytest.raises(pg.InvalidField) as refusal:
-        backend_from({"type": "hf", "model": "m", "engine_kwargs": {"token": KEY, "bad": object()}}, Place("chat.yaml"))
+        backend_from(
+            {"type": "hf", "model": "m", "engine_kwargs": {"token": KEY, "bad": object()}},
+            Place("chat.yaml"),
+        )
     assert KEY not in str(refusal.value)
 
 
@@ -85,14 +114,21 @@ def test_a_server_is_sent_what_is_hidden() -> None:
     pytest.importorskip("tenacity")
     from pipegen.testing.faulty import FaultyServer
 
-    with FaultyServer() as server, pg.backends.openai_server("toy", base_url=server.url, extra_body={"provider": {"api_key": KEY}}) as route:
+    with (
+        FaultyServer() as server,
+        pg.backends.openai_server(
+            "toy", base_url=server.url, extra_body={"provider": {"api_key": KEY}}
+        ) as route,
+    ):
         server.keeps_bodies = True
         assert pg.is_ok(pg.run(route, [{"messages": [{"role": "user", "content": "Hi"}]}])[0])
         assert [body["provider"] for body in server.bodies] == [{"api_key": KEY}]
 
 
 def test_a_servers_function_gets_plain_settings() -> None:
-    config = pg.ModelLoadConfig(model="m", backend="vllm_server", engine_kwargs={"extra_body": {"token": KEY}})
+    config = pg.ModelLoadConfig(
+        model="m", backend="vllm_server", engine_kwargs={"extra_body": {"token": KEY}}
+    )
     assert KEY not in repr(settings_of(config))
     assert revealed(settings_of(config).extra_body) == {"token": KEY}
 

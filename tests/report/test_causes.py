@@ -31,7 +31,9 @@ def answer(
     far: float = 0.0,
     tells: bool = True,
 ) -> Answer:
-    """An answer of which the reference would have chosen otherwise in some places: by how much its choice is likelier there."""
+    """An answer of which the reference would have chosen otherwise in some places: by how much its
+    choice is likelier there.
+    """
     likeliest = [(choices or {}).get(place, (token, 0.0)) for place, token in enumerate(ids)]
     prompt = tuple(expected if ran is None else ran)
     return Answer(
@@ -63,21 +65,41 @@ def test_nothing_is_wrong_with_answers_that_the_reference_would_have_written() -
 
 @given(
     st.sampled_from(["float32", "float16", "bfloat16"]),
-    st.lists(st.tuples(st.sampled_from(["chat", "ids"]), st.floats(0, 1), st.floats(0, 1), st.booleans()), min_size=1, max_size=30),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["chat", "ids"]), st.floats(0, 1), st.floats(0, 1), st.booleans()
+        ),
+        min_size=1,
+        max_size=30,
+    ),
 )
-def test_what_a_precision_explains_is_no_fault(precision: Any, drawn: list[tuple[str, float, float, bool]]) -> None:
-    """However many answers part, and however far their log probabilities are away, within what the precision explains.
+def test_what_a_precision_explains_is_no_fault(
+    precision: Any, drawn: list[tuple[str, float, float, bool]]
+) -> None:
+    """However many answers part, and however far their log probabilities are away, within what the
+    precision explains.
 
     Up to 0.999 of that: a difference of two log probabilities is rounded.
     """
     made = [
-        answer(str(number), way=way, choices={1: (120, margin * MARGIN[precision] * 0.999)}, far=far * SPREAD[precision] * 0.999, tells=tells)
+        answer(
+            str(number),
+            way=way,
+            choices={1: (120, margin * MARGIN[precision] * 0.999)},
+            far=far * SPREAD[precision] * 0.999,
+            tells=tells,
+        )
         for number, (way, margin, far, tells) in enumerate(drawn)
     ]
     assert kinds(made, precision) == []
 
 
-@given(st.randoms(use_true_random=False), st.sampled_from(["template", "context", "end tokens", "penalty", "precision", "weights", "chat"]))
+@given(
+    st.randoms(use_true_random=False),
+    st.sampled_from(
+        ["template", "context", "end tokens", "penalty", "precision", "weights", "chat"]
+    ),
+)
 def test_the_order_of_answers_makes_no_difference(draw: random.Random, fault: str) -> None:
     made = [*CASES[fault]]
     draw.shuffle(made)
@@ -86,13 +108,33 @@ def test_the_order_of_answers_makes_no_difference(draw: random.Random, fault: st
 
 LONG = tuple(range(1000))
 CASES: dict[str, list[Answer]] = {
-    "template": [answer(str(n), expected=(1, 2, n, 3), ran=(1, 9, 2, n, 3), choices={0: (120, 9.0)}) for n in range(5)] + right(),
-    "context": [*right(5, "chat"), answer("long", expected=LONG, ran=LONG[:100], choices={0: (120, 9.0)}), *right()],
+    "template": (
+        [
+            answer(str(n), expected=(1, 2, n, 3), ran=(1, 9, 2, n, 3), choices={0: (120, 9.0)})
+            for n in range(5)
+        ]
+        + right()
+    ),
+    "context": [
+        *right(5, "chat"),
+        answer("long", expected=LONG, ran=LONG[:100], choices={0: (120, 9.0)}),
+        *right(),
+    ],
     "end tokens": [answer("past", ids=(110, END, 111)), *right(9, "chat"), *right()],
-    "penalty": [answer(str(n), ids=(110, 111, 112), choices={2: (110, 2.0)}) for n in range(5)] + right(5, "chat") + right(),
+    "penalty": (
+        [answer(str(n), ids=(110, 111, 112), choices={2: (110, 2.0)}) for n in range(5)]
+        + right(5, "chat")
+        + right()
+    ),
     "precision": [answer(str(n), way=way, far=0.01) for n in range(5) for way in ("chat", "ids")],
-    "weights": [answer(str(n), way=way, choices={0: (120, 5.0)}, far=3.0) for n in range(5) for way in ("chat", "ids")],
-    "chat": [answer(str(n), choices={1: (150, 2.0)}) for n in range(5)] + right(5, "chat") + right(),
+    "weights": [
+        answer(str(n), way=way, choices={0: (120, 5.0)}, far=3.0)
+        for n in range(5)
+        for way in ("chat", "ids")
+    ],
+    "chat": (
+        [answer(str(n), choices={1: (150, 2.0)}) for n in range(5)] + right(5, "chat") + right()
+    ),
 }
 
 
@@ -105,13 +147,21 @@ def test_each_fault_is_named(fault: str) -> None:
     assert 0 < found.answers <= found.of
 
 
-@pytest.mark.parametrize("fault", ["template", "context", "end tokens", "penalty", "precision", "weights"])
+@pytest.mark.parametrize(
+    "fault", ["template", "context", "end tokens", "penalty", "precision", "weights"]
+)
 def test_a_fault_is_named_where_the_server_is_asked_by_chat_alone(fault: str) -> None:
     assert kinds([one for one in CASES[fault] if one.way == "chat"]) == [fault]
 
 
 def test_a_template_of_another_length_shows_in_the_count_alone() -> None:
-    assert kinds([answer(str(n), expected=(1, 2, 3), ran=(1, 2), told=False, choices={0: (120, 9.0)}) for n in range(5)] + right()) == ["template"]
+    assert kinds(
+        [
+            answer(str(n), expected=(1, 2, 3), ran=(1, 2), told=False, choices={0: (120, 9.0)})
+            for n in range(5)
+        ]
+        + right()
+    ) == ["template"]
 
 
 def test_a_template_that_leaves_a_piece_out_is_no_short_context() -> None:
@@ -119,9 +169,18 @@ def test_a_template_that_leaves_a_piece_out_is_no_short_context() -> None:
     prompts = [tuple(range(1, length)) for length in (5, 9, 30, 200)]
     left_out = [answer(str(len(ids)), expected=ids, ran=(*ids[:1], *ids[3:])) for ids in prompts]
     assert kinds([*left_out, *right()]) == ["template"]
-    assert kinds([answer(str(len(ids)), expected=ids, ran=ids[-20:] if len(ids) > 20 else ids) for ids in prompts]) == ["context"]
-    assert kinds([answer(str(len(ids)), expected=ids, ran=ids[-4:]) for ids in prompts[1:]]) == ["context"]
-    assert kinds([answer(str(len(ids)), expected=ids, ran=ids[-20:], told=False) for ids in prompts[2:]]) == ["context"]
+    assert kinds(
+        [
+            answer(str(len(ids)), expected=ids, ran=ids[-20:] if len(ids) > 20 else ids)
+            for ids in prompts
+        ]
+    ) == ["context"]
+    assert kinds([answer(str(len(ids)), expected=ids, ran=ids[-4:]) for ids in prompts[1:]]) == [
+        "context"
+    ]
+    assert kinds(
+        [answer(str(len(ids)), expected=ids, ran=ids[-20:], told=False) for ids in prompts[2:]]
+    ) == ["context"]
     assert kinds([answer("one", expected=(1, 2, 3), ran=(1, 3))]) == ["template"]
 
 
@@ -136,24 +195,40 @@ def test_an_answer_that_ends_where_the_reference_goes_on_ends_at_another_token()
     assert kinds([*early, *right()]) == ["end tokens"]
     on = [answer(str(n), ids=(110, 111, 112), choices={2: (END, 6.0)}) for n in range(4)]
     assert kinds([*on, *right()]) == ["end tokens"]
-    assert "goes on after '[0]'" in judge([answer("past", ids=(110, END, 111)), *right()], decode=lambda ids: str([*ids]))[0].example
+    assert (
+        "goes on after '[0]'"
+        in judge([answer("past", ids=(110, END, 111)), *right()], decode=lambda ids: str([*ids]))[
+            0
+        ].example
+    )
 
 
-def test_few_repetitions_that_are_avoided_are_a_penalty_only_where_the_ids_show_the_rest_right() -> None:
-    avoided = [answer("a", expected=(1, 112), ids=(110, 111, 112), choices={2: (110, 2.0)})]  # new in the answer, though not in the prompt
+def test_few_repetitions_that_are_avoided_are_a_penalty_only_where_the_ids_show_the_rest_right() -> (
+    None
+):
+    # new in the answer, though not in the prompt
+    avoided = [answer("a", expected=(1, 112), ids=(110, 111, 112), choices={2: (110, 2.0)})]
     assert kinds([*avoided, *right()]) == ["penalty"]
-    assert kinds([*avoided, *right(9, "chat")]) == ["unknown"]  # the log probabilities are the reference's
+    # the log probabilities are the reference's
+    assert kinds([*avoided, *right(9, "chat")]) == ["unknown"]
 
 
 def test_a_default_is_named_beside_a_lower_precision_but_not_beside_other_weights() -> None:
-    avoided = [answer(str(n), ids=(110, 111, 112), choices={2: (110, 2.0)}, far=0.01) for n in range(5)]
-    assert kinds([*avoided, *[answer(str(n), way="ids", far=0.01) for n in range(5)]]) == ["penalty", "precision"]
+    avoided = [
+        answer(str(n), ids=(110, 111, 112), choices={2: (110, 2.0)}, far=0.01) for n in range(5)
+    ]
+    assert kinds([*avoided, *[answer(str(n), way="ids", far=0.01) for n in range(5)]]) == [
+        "penalty",
+        "precision",
+    ]
     assert kinds([*avoided, *[answer(str(n), way="ids", far=5.0) for n in range(5)]]) == ["weights"]
 
 
 def test_without_log_probabilities_the_margins_tell_weights_from_a_precision() -> None:
     def by_margin(margin: float) -> list[Answer]:
-        return [answer(str(n), way="ids", choices={0: (120, margin)}, tells=False) for n in range(5)]
+        return [
+            answer(str(n), way="ids", choices={0: (120, margin)}, tells=False) for n in range(5)
+        ]
 
     assert kinds(by_margin(0.05)) == ["precision"]
     assert kinds(by_margin(0.05), "bfloat16") == []
@@ -177,22 +252,49 @@ def test_minus_infinity_is_far_away_and_no_more() -> None:
 
 
 def test_a_verdict_is_right_only_where_something_was_judged_and_nothing_failed() -> None:
-    held: dict[str, Any] = {"url": "u", "model": "m", "dialect": "vllm", "precision": "float32", "prompts": 1, "answers": 1, "agreeing": 1, "ways": ("chat",)}
+    held: dict[str, Any] = {
+        "url": "u",
+        "model": "m",
+        "dialect": "vllm",
+        "precision": "float32",
+        "prompts": 1,
+        "answers": 1,
+        "agreeing": 1,
+        "ways": ("chat",),
+    }
     verdict = Verdict(**held, spread=None, margin=0.0, faults=())
     assert verdict.right
     assert not Verdict(**{**held, "answers": 0}, spread=None, margin=0.0, faults=()).right
-    assert not Verdict(**held, spread=None, margin=0.0, faults=(), failed=(("a", "chat", Timeout("slow")),)).right
-    wrong = Verdict(**held, spread=0.5, margin=2.0, faults=judge(CASES["template"]), failed=(("a", "chat", Timeout("slow")),))
+    assert not Verdict(
+        **held, spread=None, margin=0.0, faults=(), failed=(("a", "chat", Timeout("slow")),)
+    ).right
+    wrong = Verdict(
+        **held,
+        spread=0.5,
+        margin=2.0,
+        faults=judge(CASES["template"]),
+        failed=(("a", "chat", Timeout("slow")),),
+    )
     plain = strict_json.load(strict_json.dump(wrong.plain()))
-    assert (plain["right"], plain["faults"][0]["kind"], plain["failed"][0]["error"]["type"]) == (False, "template", "Timeout")
+    assert (plain["right"], plain["faults"][0]["kind"], plain["failed"][0]["error"]["type"]) == (
+        False,
+        "template",
+        "Timeout",
+    )
 
 
 def test_answers_with_the_prompts_of_others_are_in_another_order() -> None:
     prompts = [(1, number, 3) for number in range(10, 16)]
-    swapped = [answer(str(place), expected=ids, ran=prompts[place ^ 1]) for place, ids in enumerate(prompts)]
+    swapped = [
+        answer(str(place), expected=ids, ran=prompts[place ^ 1])
+        for place, ids in enumerate(prompts)
+    ]
     assert kinds(swapped) == ["order"]
-    without_a_turn = [answer(str(place), expected=ids, ran=prompts[0]) for place, ids in enumerate(prompts[1:])]
-    assert kinds([answer("first", expected=prompts[0]), *without_a_turn]) == ["template"]  # one prompt for all is no other order
+    without_a_turn = [
+        answer(str(place), expected=ids, ran=prompts[0]) for place, ids in enumerate(prompts[1:])
+    ]
+    # one prompt for all is no other order
+    assert kinds([answer("first", expected=prompts[0]), *without_a_turn]) == ["template"]
 
 
 def test_what_only_requests_with_images_show_is_a_fault_of_images() -> None:
@@ -203,7 +305,12 @@ def test_what_only_requests_with_images_show_is_a_fault_of_images() -> None:
 
 
 @pytest.mark.parametrize(
-    "read", [lambda values: [*values[1:], 0.0], lambda values: [value / 0.6931472 for value in values], lambda values: [0.0] * len(values)]
+    "read",
+    [
+        lambda values: [*values[1:], 0.0],
+        lambda values: [value / 0.6931472 for value in values],
+        lambda values: [0.0] * len(values),
+    ],
 )
 def test_log_probabilities_that_another_reading_makes_right_are_named_so(read: Any) -> None:
     draw = random.Random(1)
@@ -211,7 +318,12 @@ def test_log_probabilities_that_another_reading_makes_right_are_named_so(read: A
     def one(number: int) -> Answer:
         values = tuple(-draw.random() for _ in range(6))
         made = answer(str(number), way="ids", ids=range(100, 106))
-        return altered(made, logprobs=values, likeliest=tuple(zip(made.token_ids, values, strict=True)), server_logprobs=tuple(read([*values])))
+        return altered(
+            made,
+            logprobs=values,
+            likeliest=tuple(zip(made.token_ids, values, strict=True)),
+            server_logprobs=tuple(read([*values])),
+        )
 
     assert kinds([one(number) for number in range(6)]) == ["logprobs"]
 
@@ -219,33 +331,60 @@ def test_log_probabilities_that_another_reading_makes_right_are_named_so(read: A
 def test_requests_that_have_two_answers_are_drawn() -> None:
     odd = [answer(str(n), way="ids", choices={1: (150, 2.0)}) for n in range(4)]
     again = [answer(str(n), way="ids", ids=(110, 113, END), far=1.0) for n in range(4)]
-    assert [fault.kind for fault in judge(odd, trials=Trials(again=lambda names, way: again))] == ["sampling"]
-    assert [fault.kind for fault in judge(odd, trials=Trials(again=lambda names, way: odd))] == ["unknown"]
+    assert [fault.kind for fault in judge(odd, trials=Trials(again=lambda names, way: again))] == [
+        "sampling"
+    ]
+    assert [fault.kind for fault in judge(odd, trials=Trials(again=lambda names, way: odd))] == [
+        "unknown"
+    ]
 
 
 def test_answers_that_fit_other_prompts_are_named_by_these() -> None:
     prompts = [(1, number, 3) for number in range(10, 16)]
-    odd = [answer(str(place), way="ids", expected=ids, choices={0: (150, 9.0)}, far=5.0) for place, ids in enumerate(prompts)]
+    odd = [
+        answer(str(place), way="ids", expected=ids, choices={0: (150, 9.0)}, far=5.0)
+        for place, ids in enumerate(prompts)
+    ]
 
     def fits(change: Any) -> Trials:
         def rescore(pairs: Any) -> Any:
-            return [((-1.0,) * 3, ((110, -1.0), (111, -1.0), (END, -1.0))) if change(prompt) else None for prompt, _ in pairs]
+            return [
+                ((-1.0,) * 3, ((110, -1.0), (111, -1.0), (END, -1.0))) if change(prompt) else None
+                for prompt, _ in pairs
+            ]
 
         return Trials(rescore=rescore)
 
     own = [altered(one, server_logprobs=(-1.0,) * 3, logprobs=(-6.0,) * 3) for one in odd]
-    assert [fault.kind for fault in judge(own, trials=fits(lambda prompt: prompt in prompts))] == ["order"]
-    assert [fault.kind for fault in judge(own, trials=fits(lambda prompt: prompt[:2] == (1, 1)))] == ["template"]
-    assert [fault.kind for fault in judge(own, trials=fits(lambda prompt: len(prompt) == 1))] == ["context"]
+    assert [fault.kind for fault in judge(own, trials=fits(lambda prompt: prompt in prompts))] == [
+        "order"
+    ]
+    assert [
+        fault.kind for fault in judge(own, trials=fits(lambda prompt: prompt[:2] == (1, 1)))
+    ] == ["template"]
+    assert [fault.kind for fault in judge(own, trials=fits(lambda prompt: len(prompt) == 1))] == [
+        "context"
+    ]
     assert [fault.kind for fault in judge(own)] == ["weights"]
 
 
 def test_text_alone_is_compared_with_what_the_reference_writes() -> None:
     def written(text: str) -> list[str]:
-        odd = [altered(answer(str(n), choices={0: (150, 9.0)}, tells=False), by_text=True, text=text) for n in range(3)]
-        return [fault.kind for fault in judge(odd, trials=Trials(written=lambda names: ["Hello there"] * len(names)))]
+        odd = [
+            altered(answer(str(n), choices={0: (150, 9.0)}, tells=False), by_text=True, text=text)
+            for n in range(3)
+        ]
+        return [
+            fault.kind
+            for fault in judge(
+                odd, trials=Trials(written=lambda names: ["Hello there"] * len(names))
+            )
+        ]
 
-    assert [written(text) for text in ("HELLO THERE", "Hellothere", "ello there", "Hello ther", "Hello there!!!")] == [["text"]] * 5
+    assert [
+        written(text)
+        for text in ("HELLO THERE", "Hellothere", "ello there", "Hello ther", "Hello there!!!")
+    ] == [["text"]] * 5
     assert written("Hello") == ["length"]
     assert written("Good day") == ["weights"]
 
@@ -256,7 +395,11 @@ def test_a_measured_precision_is_narrower_than_the_table() -> None:
     (found,) = judge(far, "bfloat16", limits=limits_of("bfloat16", 0.006))
     assert found.kind == "unknown"
     assert "less than other weights" in found.evidence
-    (lower,) = judge(far, "float32", trials=Trials(noise=lambda precision: 0.04 if precision == "bfloat16" else 0.001))
+    (lower,) = judge(
+        far,
+        "float32",
+        trials=Trials(noise=lambda precision: 0.04 if precision == "bfloat16" else 0.001),
+    )
     assert (lower.kind, "bfloat16" in lower.evidence) == ("precision", True)
     (neither,) = judge(far, "float32", trials=Trials(noise=lambda precision: 0.001))
     assert neither.kind == "unknown"

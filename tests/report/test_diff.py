@@ -14,7 +14,13 @@ from pipegen.records.results import Finish, GenerationResult
 from pipegen.report.diff import Compared, Difference, compare, first_difference, summary
 
 BASE = GenerationResult(
-    text="ab", raw_text="ab", prompt_token_ids=(1, 2), token_ids=(3, 4), finish=Finish.EOS, options=resolve(GenerationOptions()), image_grid_thw=((1, 2, 2),)
+    text="ab",
+    raw_text="ab",
+    prompt_token_ids=(1, 2),
+    token_ids=(3, 4),
+    finish=Finish.EOS,
+    options=resolve(GenerationOptions()),
+    image_grid_thw=((1, 2, 2),),
 )
 CHANGES: dict[str, dict[str, Any]] = {
     "prompt ids": {"prompt_token_ids": (1, 9)},
@@ -28,13 +34,17 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 def test_equal_results_do_not_differ() -> None:
-    assert first_difference(Success(BASE), Success(dataclasses.replace(BASE, route="other"))) is None
+    assert (
+        first_difference(Success(BASE), Success(dataclasses.replace(BASE, route="other"))) is None
+    )
 
 
 @pytest.mark.parametrize("stage", CHANGES)
 def test_the_first_stage_that_differs_is_named_whatever_differs_after_it(stage: str) -> None:
     later = list(CHANGES)[list(CHANGES).index(stage) :]
-    other = dataclasses.replace(BASE, **{name: value for change in later for name, value in CHANGES[change].items()})
+    other = dataclasses.replace(
+        BASE, **{name: value for change in later for name, value in CHANGES[change].items()}
+    )
     found = first_difference(Success(BASE), Success(other))
     assert found is not None
     assert found.stage == stage
@@ -47,7 +57,12 @@ def test_where_ids_part_is_said() -> None:
 
 
 def test_ids_that_a_brief_file_left_out_are_not_compared() -> None:
-    assert first_difference(Success(BASE), Success(dataclasses.replace(BASE, token_ids=(), prompt_token_ids=()))) is None
+    assert (
+        first_difference(
+            Success(BASE), Success(dataclasses.replace(BASE, token_ids=(), prompt_token_ids=()))
+        )
+        is None
+    )
 
 
 def test_errors_are_equal_when_they_are_of_one_kind() -> None:
@@ -66,7 +81,12 @@ def test_samples_are_compared_one_by_one() -> None:
 
 
 def test_requests_are_paired_by_id_and_the_unpaired_are_named() -> None:
-    compared = list(compare({"a": Success(BASE), "b": Success(BASE)}, {"b": Success(BASE), "c": Failure(InvalidRequest("no"))}))
+    compared = list(
+        compare(
+            {"a": Success(BASE), "b": Success(BASE)},
+            {"b": Success(BASE), "c": Failure(InvalidRequest("no"))},
+        )
+    )
     assert compared == [
         Compared("a", Difference("outcome", "a result", "not there")),
         Compared("b", None),

@@ -1,4 +1,6 @@
-"""A server is asked both ways and its answers are scored: with scripted engines in place of servers. `test_wrong_servers` has a real model."""
+"""A server is asked both ways and its answers are scored: with scripted engines in place of
+servers. `test_wrong_servers` has a real model.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,14 @@ GREEDY = "bdfh<|im_end|>"
 """Text of which the scripted reference would have written every token: its ids are even."""
 
 
-def routes(chat: FakeEngine, by_ids: FakeEngine | None = None, reference: FakeEngine | None = None) -> Routes:
-    return Routes(pg.route(chat), None if by_ids is None else pg.route(by_ids), pg.route(reference or FakeEngine("")))
+def routes(
+    chat: FakeEngine, by_ids: FakeEngine | None = None, reference: FakeEngine | None = None
+) -> Routes:
+    return Routes(
+        pg.route(chat),
+        None if by_ids is None else pg.route(by_ids),
+        pg.route(reference or FakeEngine("")),
+    )
 
 
 def asked(*contents: str) -> list[dict[str, Any]]:
@@ -33,14 +41,32 @@ def answers(made: list[Any]) -> list[Answer]:
 def test_both_ways_are_asked_greedily_and_scored() -> None:
     chat, by_ids, reference = FakeEngine(GREEDY), FakeEngine(GREEDY), FakeEngine("")
     made = answers(answers_of(routes(chat, by_ids, reference), asked("one", "two"), 16))
-    assert [(one.id, one.way) for one in made] == [("one", "chat"), ("two", "chat"), ("one", "ids"), ("two", "ids")]
-    assert all(call[0].options.max_new_tokens == 16 and call[0].options.temperature == 0 for call in (*chat.calls, *by_ids.calls))
-    assert all(one.token_ids == reference.tokenizer.encode(GREEDY) and len(one.likeliest) == len(one.token_ids) for one in made)
+    assert [(one.id, one.way) for one in made] == [
+        ("one", "chat"),
+        ("two", "chat"),
+        ("one", "ids"),
+        ("two", "ids"),
+    ]
+    assert all(
+        call[0].options.max_new_tokens == 16 and call[0].options.temperature == 0
+        for call in (*chat.calls, *by_ids.calls)
+    )
+    assert all(
+        one.token_ids == reference.tokenizer.encode(GREEDY)
+        and len(one.likeliest) == len(one.token_ids)
+        for one in made
+    )
     assert made[0].expected == made[0].prompt_token_ids == chat.calls[0][0].prompt.token_ids
 
 
 def test_another_template_shows_in_the_prompt() -> None:
-    made = answers(answers_of(routes(FakeEngine(GREEDY, renderer=ToyRenderer(thinking=False)), FakeEngine(GREEDY)), asked("one", "two"), 16))
+    made = answers(
+        answers_of(
+            routes(FakeEngine(GREEDY, renderer=ToyRenderer(thinking=False)), FakeEngine(GREEDY)),
+            asked("one", "two"),
+            16,
+        )
+    )
     assert "template" in [fault.kind for fault in judge(made)]
 
 
@@ -56,15 +82,28 @@ def test_an_end_token_that_the_server_does_not_name_is_put_behind_its_answer() -
 
 def test_an_empty_answer_shows_the_prompt_and_nothing_else() -> None:
     """A server that cuts a long prompt may have no room left for an answer."""
-    held: dict[str, Any] = {"id": "a", "way": "chat", "expected": (1, 2, 3), "token_ids": (), "logprobs": (), "likeliest": ()}
+    held: dict[str, Any] = {
+        "id": "a",
+        "way": "chat",
+        "expected": (1, 2, 3),
+        "token_ids": (),
+        "logprobs": (),
+        "likeliest": (),
+    }
     cut = Answer(prompt_tokens=2, **held)
     assert module._judged(cut) is cut
     assert isinstance(module._judged(Answer(prompt_tokens=3, **held)), Failed)
     reference = pg.route(FakeEngine(""))
-    result = pg.GenerationResult(text="", raw_text="", finish=pg.Finish.LENGTH, options=pg.GenerationOptions())
+    result = pg.GenerationResult(
+        text="", raw_text="", finish=pg.Finish.LENGTH, options=pg.GenerationOptions()
+    )
     row = module._row(pg.Success(result), reference).unwrap()
     assert (row.empty, row.ids) == (True, reference.engine.eos_token_ids[:1])
-    assert module._row(pg.Success(result), pg.route(FakeEngine("", eos_tokens=()))).failure().message.startswith("the server answers nothing")
+    assert (
+        module._row(pg.Success(result), pg.route(FakeEngine("", eos_tokens=())))
+        .failure()
+        .message.startswith("the server answers nothing")
+    )
 
 
 def test_a_plain_prompt_is_asked_by_ids_alone() -> None:
@@ -77,7 +116,11 @@ def test_what_cannot_be_asked_or_scored_is_told_once_each() -> None:
     def script(encoded: Any) -> Any:
         return pg.Timeout("slow") if b"slow" in str(encoded.request.messages).encode() else GREEDY
 
-    requests = [*asked("slow", "quick"), {"id": "warm", "prompt": "Hi", "options": {"temperature": 0.7}}, {"id": "typo", "promt": "Hi"}]
+    requests = [
+        *asked("slow", "quick"),
+        {"id": "warm", "prompt": "Hi", "options": {"temperature": 0.7}},
+        {"id": "typo", "promt": "Hi"},
+    ]
     made = answers_of(routes(FakeEngine(script), FakeEngine(script)), requests, 16)
     failed = [one for one in made if isinstance(one, Failed)]
     assert [(one.id, one.way, type(one.error).__name__) for one in failed] == [
@@ -96,7 +139,9 @@ def test_what_the_way_by_ids_does_not_honour_is_no_failure() -> None:
 
 
 def test_a_text_that_may_have_been_written_in_other_tokens_is_judged_up_to_there() -> None:
-    """The tokens of a text are the reference's own reading: where its choice goes on with the same text, nothing is known."""
+    """The tokens of a text are the reference's own reading: where its choice goes on with the same
+    text, nothing is known.
+    """
     reference = FakeEngine("")
     held: dict[str, Any] = {"way": "chat", "expected": (1,), "logprobs": (-1.0, -9.0, -1.0)}
     ids = tuple(reference.tokenizer.encode("abc"))
@@ -116,7 +161,9 @@ def test_a_text_that_may_have_been_written_in_other_tokens_is_judged_up_to_there
         class tokenizer:
             @staticmethod
             def decode(token_ids: Any) -> str:
-                return "".join("bc" if one == 7 else reference.tokenizer.decode((one,)) for one in token_ids)
+                return "".join(
+                    "bc" if one == 7 else reference.tokenizer.decode((one,)) for one in token_ids
+                )
 
     route: Any = type("R", (), {"engine": Pieces})
     assert module._read_as_written(longer, route).token_ids == ids[:1]
@@ -133,13 +180,27 @@ def test_a_server_tells_how_far_it_is_and_leaves_its_defaults_alone() -> None:
     from support.wrong_server import ModelServer
 
     told: list[tuple[int, str]] = []
-    with pg.backends.hf("embedded", dtype="float32") as embedded, ModelServer(embedded, "plain") as server:
+    with (
+        pg.backends.hf("embedded", dtype="float32") as embedded,
+        ModelServer(embedded, "plain") as server,
+    ):
         tell = lambda done, words: told.append((done, words))  # noqa: E731
-        found = pg.verify(server.url, "embedded", asked(*TEXTS), reference=embedded, max_new_tokens=12, tell=tell)
+        found = pg.verify(
+            server.url, "embedded", asked(*TEXTS), reference=embedded, max_new_tokens=12, tell=tell
+        )
     assert found.right
-    assert (found.dialect, found.ways, found.prompts, found.answers, found.agreeing, found.spread) == ("plain", ("chat",), 4, 4, 4, None)
+    assert (
+        found.dialect,
+        found.ways,
+        found.prompts,
+        found.answers,
+        found.agreeing,
+        found.spread,
+    ) == ("plain", ("chat",), 4, 4, 4, None)
     assert (4, "") in told
-    assert {"repetition_penalty", "top_p", "presence_penalty", "chat_template_kwargs"}.isdisjoint(server.sent[0])
+    assert {"repetition_penalty", "top_p", "presence_penalty", "chat_template_kwargs"}.isdisjoint(
+        server.sent[0]
+    )
 
 
 def test_a_server_that_is_down_is_an_error_of_the_call() -> None:

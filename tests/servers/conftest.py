@@ -1,4 +1,6 @@
-"""For tests on real servers: the models, one server at a time, and the same models on the Hugging Face engine, which they must agree with."""
+"""For tests on real servers: the models, one server at a time, and the same models on the Hugging
+Face engine, which they must agree with.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,14 @@ _spec.loader.exec_module(launch)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One server after the other, each started once: the tests are put in the order of what they ask for."""
-    items.sort(key=lambda item: str(getattr(item, "callspec", None) and item.callspec.params.get("served", "")))
+    """One server after the other, each started once: the tests are put in the order of what they
+    ask for.
+    """
+    items.sort(
+        key=lambda item: str(
+            getattr(item, "callspec", None) and item.callspec.params.get("served", "")
+        )
+    )
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +48,13 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     from training.model import export_text_only
 
     root: Path = tmp_path_factory.mktemp("models")
-    return functools.cache(lambda name: str(embedded.path() if name == embedded.NAME else export_text_only(embedded.path(), root / name)))
+    return functools.cache(
+        lambda name: str(
+            embedded.path()
+            if name == embedded.NAME
+            else export_text_only(embedded.path(), root / name)
+        )
+    )
 
 
 KEY = "the-key-of-these-tests"
@@ -61,13 +75,23 @@ class HttpEngine:
     def chat(self, **settings: Any) -> pg.Route:
         """A route to its chat completions."""
         make: Any = pg.backends.openai_server
-        return make(self.folder, **{"base_url": self.url, "dialect": self.engine, "api_key": KEY, **settings})
+        return make(
+            self.folder,
+            **{"base_url": self.url, "dialect": self.engine, "api_key": KEY, **settings},
+        )
 
     def running(self) -> int:
         """How many requests it works at, those that wait among them."""
         if self.engine == "vllm":
             text = launch.ask(self.url + "/metrics", key=KEY).text
-            return int(sum(float(count) for count in re.findall(r"^vllm:num_requests_(?:running|waiting)\{.*\} (\S+)$", text, re.MULTILINE)))
+            return int(
+                sum(
+                    float(count)
+                    for count in re.findall(
+                        r"^vllm:num_requests_(?:running|waiting)\{.*\} (\S+)$", text, re.MULTILINE
+                    )
+                )
+            )
         loads = json.loads(launch.ask(self.url + "/v1/loads", key=KEY).text)["loads"]
         return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
 
@@ -76,7 +100,9 @@ class HttpEngine:
         limit = time.monotonic() + seconds
         while (self.running() > 0) != busy:
             if time.monotonic() > limit:
-                raise TimeoutError(f"{self.engine} works at {self.running()} requests after {seconds:.0f} s")
+                raise TimeoutError(
+                    f"{self.engine} works at {self.running()} requests after {seconds:.0f} s"
+                )
 
 
 @pytest.fixture(scope="session")
@@ -91,10 +117,16 @@ def serving(folder_of: Callable[[str], str]) -> Iterator[Callable[[str], HttpEng
                 stack.close()
                 engine, _, model = name.partition("-")
                 if launch.PYTHONS[engine] not in os.environ:
-                    pytest.fail(f"{launch.PYTHONS[engine]} does not name the python of an environment with {engine}: run `nox -s servers`")
-                # With the text model, vLLM is as it comes: its endpoint for ids is switched off, and pipegen takes the other one.
+                    pytest.fail(
+                        f"{launch.PYTHONS[engine]} does not name the python of an environment with"
+                        f" {engine}: run `nox -s servers`"
+                    )
+                # With the text model, vLLM is as it comes: its endpoint for ids is switched off,
+                # and pipegen takes the other one.
                 more = launch.BY_IDS if (engine, model) == ("vllm", embedded.NAME) else ()
-                url = stack.enter_context(launch.server(engine, folder_of(model), model, "--api-key", KEY, *more))
+                url = stack.enter_context(
+                    launch.server(engine, folder_of(model), model, "--api-key", KEY, *more)
+                )
                 last[name] = HttpEngine(engine, model, url, folder_of(model))
             return last[name]
 
@@ -111,4 +143,6 @@ def served(request: pytest.FixtureRequest, serving: Callable[[str], HttpEngine])
 def hf_of(folder_of: Callable[[str], str]) -> Iterator[Callable[[str], pg.Route]]:
     """A route through the Hugging Face engine on that model, in float32; loaded once."""
     with ExitStack() as stack:
-        yield functools.cache(lambda model: stack.enter_context(pg.backends.hf(folder_of(model), dtype="float32")))
+        yield functools.cache(
+            lambda model: stack.enter_context(pg.backends.hf(folder_of(model), dtype="float32"))
+        )

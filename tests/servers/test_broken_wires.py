@@ -1,4 +1,6 @@
-"""A running server behind a wire that breaks: connections end in the middle of answers, and every slot holds its own answer all the same."""
+"""A running server behind a wire that breaks: connections end in the middle of answers, and every
+slot holds its own answer all the same.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ both = pytest.mark.parametrize("served", ["vllm-embedded", "sglang-embedded"], i
 
 
 class BreakingWire:
-    """Hands bytes on to a server; each of its connections breaks after some hundreds to thousands of bytes of answers, drawn by a seed."""
+    """Hands bytes on to a server; each of its connections breaks after some hundreds to thousands
+    of bytes of answers, drawn by a seed.
+    """
 
     def __init__(self, url: str, seed: int) -> None:
         self.target, self.draw, self.broken, self.url = urlsplit(url), random.Random(seed), 0, ""
@@ -83,9 +87,14 @@ def wire(served: Any) -> Iterator[BreakingWire]:
 
 @both
 @pytest.mark.parametrize("by", ["ids", "chat"])
-def test_what_a_broken_connection_lost_is_asked_again(by: str, served: Any, wire: BreakingWire) -> None:  # H6
+# H6
+def test_what_a_broken_connection_lost_is_asked_again(
+    by: str, served: Any, wire: BreakingWire
+) -> None:
     lengths = list(itertools.islice(itertools.cycle((1, 2, 3, 5, 4)), 100))
-    requests = [chat(PROMPTS[row % 4], greedy(max_new_tokens=length)) for row, length in enumerate(lengths)]
+    requests = [
+        chat(PROMPTS[row % 4], greedy(max_new_tokens=length)) for row, length in enumerate(lengths)
+    ]
     make = served.opened if by == "ids" else served.chat
     with make() as route:
         wanted = [result.text for result in answers(pg.run(route, requests[:20]))]
@@ -96,9 +105,15 @@ def test_what_a_broken_connection_lost_is_asked_again(by: str, served: Any, wire
 
 
 @both
-def test_where_asking_again_is_not_allowed_a_broken_connection_is_a_typed_error(served: Any, wire: BreakingWire) -> None:  # H6
+# H6
+def test_where_asking_again_is_not_allowed_a_broken_connection_is_a_typed_error(
+    served: Any, wire: BreakingWire
+) -> None:
     with served.opened(base_url=wire.url, retries=0, max_in_flight=4) as route:
-        slots = pg.run(route, [chat("Count.", greedy(max_new_tokens=600, stop=pg.StopOptions(ignore_eos=True)))] * 8)
+        slots = pg.run(
+            route,
+            [chat("Count.", greedy(max_new_tokens=600, stop=pg.StopOptions(ignore_eos=True)))] * 8,
+        )
     errors = [slot.failure() for slot in slots if not pg.is_ok(slot)]
     assert errors
     assert {type(error) for error in errors} <= {pg.BackendFailed, pg.MalformedResponse}

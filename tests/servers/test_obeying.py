@@ -1,4 +1,6 @@
-"""Forms on real servers with a reasoning parser: an answer has its form, or its row fails; none looks right and is not."""
+"""Forms on real servers with a reasoning parser: an answer has its form, or its row fails; none
+looks right and is not.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ from pipegen.testing.ask import greedy
 
 FORMS = [drawn_form(random.Random(seed).randrange) for seed in range(26)]
 FORMS += [{"regex": r"\d{4}"}, {"regex": r"\w{3}\s\S\D[\d-]"}, {"choice": ("yes", "no")}]
-ANSWER = {"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"], "additionalProperties": False}
+ANSWER = {
+    "type": "object",
+    "properties": {"answer": {"type": "string"}},
+    "required": ["answer"],
+    "additionalProperties": False,
+}
 THINKS = pg.ChatTemplateOptions(enable_thinking=True)
 
 
@@ -34,7 +41,9 @@ def has_form(text: str, form: dict[str, Any]) -> bool:
 
 
 def asked(route: pg.Route, prompts: list[dict[str, Any]]) -> list[tuple[dict[str, Any], Any]]:
-    rows = [(form, {**prompt, "options": {"structured": form}}) for form in FORMS for prompt in prompts]
+    rows = [
+        (form, {**prompt, "options": {"structured": form}}) for form in FORMS for prompt in prompts
+    ]
     slots = pg.run(route, [row for _, row in rows], greedy(max_new_tokens=60))
     return [(form, slot) for (form, _), slot in zip(rows, slots, strict=True)]
 
@@ -48,28 +57,49 @@ def test_every_form_holds_by_token_ids_with_and_without_a_template(served: Any) 
     with served.opened() as route:
         made = asked(route, [CHAT, PLAIN])
     wrong = [(form, slot.failure().message) for form, slot in made if not is_ok(slot)]
-    assert all("white space" in words or "cannot be compiled" in words or "compile" in words.lower() for _, words in wrong), wrong
+    assert all(
+        "white space" in words or "cannot be compiled" in words or "compile" in words.lower()
+        for _, words in wrong
+    ), wrong
     results = [(form, slot.unwrap()) for form, slot in made if is_ok(slot)]
     assert len(results) > 40
-    assert [(form, one.text) for form, one in results if one.finish is pg.Finish.EOS and not has_form(one.text, form)] == []
+    assert [
+        (form, one.text)
+        for form, one in results
+        if one.finish is pg.Finish.EOS and not has_form(one.text, form)
+    ] == []
 
 
 @pytest.mark.parametrize("served", ["vllm-embedded", "sglang-embedded", "vllm-text"], indirect=True)
-def test_no_answer_without_its_form_is_a_success_where_the_parser_may_hold_it_back(served: Any) -> None:
-    """By chat, and by vLLM's other endpoint for ids, the form may be left out: then the row fails."""
+def test_no_answer_without_its_form_is_a_success_where_the_parser_may_hold_it_back(
+    served: Any,
+) -> None:
+    """By chat, and by vLLM's other endpoint for ids, the form may be left out: then the row
+    fails.
+    """
     routes = [served.chat()] + ([served.opened()] if served.model == "text" else [])
     for route in routes:
         with route:
             made = asked(route, [CHAT] if route is routes[0] else [CHAT, PLAIN])
         results = [(form, slot.unwrap()) for form, slot in made if is_ok(slot)]
-        assert [(form, one.text) for form, one in results if one.finish is pg.Finish.EOS and not has_form(one.text, form)] == []
+        assert [
+            (form, one.text)
+            for form, one in results
+            if one.finish is pg.Finish.EOS and not has_form(one.text, form)
+        ] == []
         if route is not routes[0]:
-            assert any("does not obey its request" in slot.failure().message for _, slot in made if not is_ok(slot))
+            assert any(
+                "does not obey its request" in slot.failure().message
+                for _, slot in made
+                if not is_ok(slot)
+            )
 
 
 @pytest.mark.parametrize("served", ["vllm-embedded", "sglang-embedded"], indirect=True)
 def test_thinking_beside_a_form_is_thought_by_chat_and_refused_by_token_ids(served: Any) -> None:
-    options = greedy(max_new_tokens=100, structured=pg.StructuredOptions(json_schema=ANSWER), chat=THINKS)
+    options = greedy(
+        max_new_tokens=100, structured=pg.StructuredOptions(json_schema=ANSWER), chat=THINKS
+    )
     with served.chat() as route:
         result = pg.run(route, [CHAT], options)[0].unwrap()
     assert result.reasoning
@@ -83,8 +113,16 @@ def test_thinking_beside_a_form_is_thought_by_chat_and_refused_by_token_ids(serv
 def test_json_that_runs_into_white_space_says_how_to_forbid_it(served: Any) -> None:
     """The embedded model writes spaces behind a brace, where the server lets it."""
     with served.opened() as route:
-        error = pg.run(route, [PLAIN], greedy(max_new_tokens=64, structured=pg.StructuredOptions(json_schema=ANSWER)))[0].failure()
-    assert (type(error), "white space" in error.message, "disable_any_whitespace" in error.hint) == (pg.MalformedResponse, True, True)
+        error = pg.run(
+            route,
+            [PLAIN],
+            greedy(max_new_tokens=64, structured=pg.StructuredOptions(json_schema=ANSWER)),
+        )[0].failure()
+    assert (
+        type(error),
+        "white space" in error.message,
+        "disable_any_whitespace" in error.hint,
+    ) == (pg.MalformedResponse, True, True)
 
 
 @pytest.mark.parametrize("served", ["sglang-embedded"], indirect=True)
@@ -92,4 +130,8 @@ def test_both_routes_of_sglang_refuse_its_repetition_penalty(served: Any) -> Non
     for make in (served.opened, served.chat):
         with make() as route:
             error = pg.run(route, [CHAT], greedy(repetition_penalty=1.5))[0].failure()
-        assert (type(error), error.option, "sglang" in error.hint) == (pg.UnsupportedOption, "repetition_penalty", False)
+        assert (type(error), error.option, "sglang" in error.hint) == (
+            pg.UnsupportedOption,
+            "repetition_penalty",
+            False,
+        )

@@ -1,4 +1,6 @@
-"""What real servers give is what the Hugging Face engine gives in this process, for hundreds of seeded greedy requests in float32."""
+"""What real servers give is what the Hugging Face engine gives in this process, for hundreds of
+seeded greedy requests in float32.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def wanted(hf_of: Callable[[str], pg.Route]) -> Callable[..., Any]:
 
 
 def as_taken(request: Any, engine: str) -> Any:
-    """The request without what that server would do otherwise, which is refused by name: see the test of that."""
+    """The request without what that server would do otherwise, which is refused by name: see the
+    test of that.
+    """
     options = request.options
     if engine == "sglang":
         options = dataclasses.replace(options, repetition_penalty=1.0)
@@ -36,14 +40,21 @@ def as_taken(request: Any, engine: str) -> Any:
     return dataclasses.replace(request, options=options)
 
 
-def table(served: Any, way: str, counts: dict[str, int], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def table(
+    served: Any, way: str, counts: dict[str, int], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A line of the table, for all to see."""
     with capsys.disabled():
-        print(f"\n| {served.engine} | {served.model} | {way} | {counts['requests']} | {counts['equal']} | {words} |")
+        print(
+            f"\n| {served.engine} | {served.model} | {way} | {counts['requests']} |"
+            f" {counts['equal']} | {words} |"
+        )
 
 
 @pytest.mark.parametrize("served", SERVERS, indirect=True)
-def test_by_token_ids_everything_is_equal(served: Any, wanted: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_by_token_ids_everything_is_equal(
+    served: Any, wanted: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     made = mixed_requests(served.model, REQUESTS[served.model], images=served.model in SEES)
     requests = tuple(as_taken(request, served.engine) for request in made)
     theirs = wanted(served.model, requests)
@@ -63,26 +74,59 @@ def test_an_early_exit_of_a_real_server_changes_nothing_in_an_edited_route(serve
 
 @pytest.mark.parametrize("served", ["vllm-embedded", "sglang-embedded"], indirect=True)
 def test_what_a_server_would_do_otherwise_is_refused_by_name(served: Any) -> None:
-    """Both hold the end token back for the first tokens even where it is ignored; SGLang's repetition penalty leaves out the prompt."""
+    """Both hold the end token back for the first tokens even where it is ignored; SGLang's
+    repetition penalty leaves out the prompt.
+    """
     with served.opened() as route:
         held, penalised = pg.run(
             route,
             [
-                chat("Hi", greedy(min_new_tokens=1, stop=pg.StopOptions(ignore_eos=True, stop_token_ids=(5,)))),
+                chat(
+                    "Hi",
+                    greedy(
+                        min_new_tokens=1, stop=pg.StopOptions(ignore_eos=True, stop_token_ids=(5,))
+                    ),
+                ),
                 chat("Hi", greedy(repetition_penalty=1.3)),
             ],
         )
     assert held.failure().option == "min_new_tokens"
-    assert is_ok(penalised) if served.engine == "vllm" else penalised.failure().option == "repetition_penalty"
+    assert (
+        is_ok(penalised)
+        if served.engine == "vllm"
+        else penalised.failure().option == "repetition_penalty"
+    )
 
 
 @pytest.mark.parametrize("served", SERVERS, indirect=True)
-def test_by_chat_the_texts_are_equal(served: Any, wanted: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
-    requests = tuple(chat_requests(served.model, REQUESTS[served.model], pg.GenerationOptions(), images=served.model in SEES))
+def test_by_chat_the_texts_are_equal(
+    served: Any, wanted: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    requests = tuple(
+        chat_requests(
+            served.model,
+            REQUESTS[served.model],
+            pg.GenerationOptions(),
+            images=served.model in SEES,
+        )
+    )
     theirs = wanted(served.model, requests)
     with served.chat() as route:
         found = pg.run(route, requests)
-    texts = [(one.unwrap().text, two.unwrap().text if is_ok(two) else two.failure()) for one, two in zip(theirs, found, strict=True)]
-    parted = [(request.id, *pair) for request, pair in zip(requests, texts, strict=True) if pair[0] != pair[1]]
-    table(served, "chat (text)", {"requests": len(requests), "equal": len(requests) - len(parted)}, "", capsys)
+    texts = [
+        (one.unwrap().text, two.unwrap().text if is_ok(two) else two.failure())
+        for one, two in zip(theirs, found, strict=True)
+    ]
+    parted = [
+        (request.id, *pair)
+        for request, pair in zip(requests, texts, strict=True)
+        if pair[0] != pair[1]
+    ]
+    table(
+        served,
+        "chat (text)",
+        {"requests": len(requests), "equal": len(requests) - len(parted)},
+        "",
+        capsys,
+    )
     assert parted == []

@@ -1,4 +1,6 @@
-"""What only a running server can show: addresses and keys, refusals before sending, many requests in flight, and cancellation that reaches it."""
+"""What only a running server can show: addresses and keys, refusals before sending, many requests
+in flight, and cancellation that reaches it.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +43,15 @@ def test_a_wrong_key_is_refused_and_told_to_nobody(served: Any) -> None:  # H9
 def test_a_prompt_that_is_too_long_for_the_server_is_refused(served: Any) -> None:  # H4
     long = pg.TextGenerationRequest(prompt_token_ids=[5] * 5000)
     with served.opened() as route:
-        slots = pg.run(route, [long, chat("Hi", greedy(max_new_tokens=5000)), chat("Hi", greedy(max_new_tokens=1))])
-        limit = {"vllm": 4096, "sglang": 4094}[served.engine]  # SGLang has room for two tokens less than the context length
-        assert [(type(slot.failure()), slot.failure().limit) for slot in slots[:2]] == [(pg.PromptTooLong, limit)] * 2
+        slots = pg.run(
+            route,
+            [long, chat("Hi", greedy(max_new_tokens=5000)), chat("Hi", greedy(max_new_tokens=1))],
+        )
+        # SGLang has room for two tokens less than the context length
+        limit = {"vllm": 4096, "sglang": 4094}[served.engine]
+        assert [(type(slot.failure()), slot.failure().limit) for slot in slots[:2]] == [
+            (pg.PromptTooLong, limit)
+        ] * 2
         assert is_ok(slots[2])
 
 
@@ -53,7 +61,9 @@ def test_what_could_end_a_server_is_refused_and_the_server_lives(served: Any) ->
         pad = route.engine.tokenizer.special_tokens["<|image_pad|>"]
         size = route.engine.tokenizer.vocab_size
         bad: list[Any] = [{"prompt_token_ids": [1, size]}, {"prompt_token_ids": [1, pad, 2]}]
-        for slot in pg.run(route, [pg.TextGenerationRequest(**said) for said in bad], greedy(max_new_tokens=1)):
+        for slot in pg.run(
+            route, [pg.TextGenerationRequest(**said) for said in bad], greedy(max_new_tokens=1)
+        ):
             assert isinstance(slot.failure(), pg.InvalidRequest)
         for said in ({"prompt_token_ids": []}, {"prompt_token_ids": [-1]}):
             with pytest.raises(pg.InvalidField):
@@ -65,9 +75,23 @@ def test_what_could_end_a_server_is_refused_and_the_server_lives(served: Any) ->
 def test_hundreds_of_requests_come_back_in_order(served: Any) -> None:
     """Each row's length tells which request it answers."""
     lengths = list(itertools.islice(itertools.cycle((1, 2, 3, 5, 4)), 300))
-    requests = [chat(PROMPTS[row % 3], greedy(max_new_tokens=length, stop=pg.StopOptions(ignore_eos=True))) for row, length in enumerate(lengths)]
+    requests = [
+        chat(PROMPTS[row % 3], greedy(max_new_tokens=length, stop=pg.StopOptions(ignore_eos=True)))
+        for row, length in enumerate(lengths)
+    ]
     with served.opened(max_in_flight=64) as route:
-        alone = {text: answers(pg.run(route, [chat(text)], greedy(max_new_tokens=5, stop=pg.StopOptions(ignore_eos=True))))[0].token_ids for text in PROMPTS}
+        alone = {
+            text: (
+                answers(
+                    pg.run(
+                        route,
+                        [chat(text)],
+                        greedy(max_new_tokens=5, stop=pg.StopOptions(ignore_eos=True)),
+                    )
+                )[0].token_ids
+            )
+            for text in PROMPTS
+        }
         for row, result in enumerate(answers(pg.run(route, requests))):
             assert result.token_ids == alone[PROMPTS[row % 3]][: lengths[row]]
 
@@ -90,7 +114,9 @@ def test_a_cancelled_call_ends_its_requests_at_the_server(served: Any) -> None: 
             work.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await work
-        return {task.get_name() for task in asyncio.all_tasks()} - {asyncio.current_task().get_name()}  # type: ignore[union-attr]
+        return {task.get_name() for task in asyncio.all_tasks()} - {
+            asyncio.current_task().get_name()
+        }  # type: ignore[union-attr]
 
     assert asyncio.run(cancelled()) == set()
     served.wait_until(busy=False)
@@ -99,7 +125,13 @@ def test_a_cancelled_call_ends_its_requests_at_the_server(served: Any) -> None: 
 @both
 def test_samples_are_as_many_as_asked(served: Any) -> None:  # H11
     with served.opened() as route:
-        result = answers(pg.run(route, [chat("Hi")], pg.GenerationOptions(samples=2, temperature=1.0, max_new_tokens=4)))[0]
+        result = answers(
+            pg.run(
+                route,
+                [chat("Hi")],
+                pg.GenerationOptions(samples=2, temperature=1.0, max_new_tokens=4),
+            )
+        )[0]
         assert len(result.samples) == 2
 
 
@@ -107,7 +139,10 @@ def test_samples_are_as_many_as_asked(served: Any) -> None:  # H11
 def test_logprobs_are_those_of_the_hf_engine(served: Any, hf_of: Any) -> None:  # A20
     options = greedy(logprobs=True, top_logprobs=2, max_new_tokens=6)
     with served.opened() as route:
-        (found,), (wanted,) = answers(pg.run(route, [chat("Hi")], options)), answers(pg.run(hf_of(served.model), [chat("Hi")], options))
+        (found,), (wanted,) = (
+            answers(pg.run(route, [chat("Hi")], options)),
+            answers(pg.run(hf_of(served.model), [chat("Hi")], options)),
+        )
     assert same(found, wanted)
     for one, other in zip(found.logprobs or (), wanted.logprobs or (), strict=True):
         assert one.token_id == other.token_id
@@ -116,41 +151,91 @@ def test_logprobs_are_those_of_the_hf_engine(served: Any, hf_of: Any) -> None:  
 
 
 @both
-@pytest.mark.parametrize(("width", "height"), [(64, 64), (33, 130), (300, 40), (640, 480), (1000, 30), (17, 19)])
-@pytest.mark.parametrize("budget", [{}, {"min_pixels": 9216, "max_pixels": 12544}, {"min_pixels": 12544, "max_pixels": 16384}], ids=json.dumps)
-def test_an_image_has_the_same_grid_and_prompt_everywhere(width: int, height: int, budget: dict[str, int], served: Any, hf_of: Any) -> None:  # P1
-    request = pg.VlmGenerationRequest(prompt="What do you see?", images=[image_file(width=width, height=height)])
+@pytest.mark.parametrize(
+    ("width", "height"), [(64, 64), (33, 130), (300, 40), (640, 480), (1000, 30), (17, 19)]
+)
+@pytest.mark.parametrize(
+    "budget",
+    [{}, {"min_pixels": 9216, "max_pixels": 12544}, {"min_pixels": 12544, "max_pixels": 16384}],
+    ids=json.dumps,
+)
+# P1
+def test_an_image_has_the_same_grid_and_prompt_everywhere(
+    width: int, height: int, budget: dict[str, int], served: Any, hf_of: Any
+) -> None:
+    request = pg.VlmGenerationRequest(
+        prompt="What do you see?", images=[image_file(width=width, height=height)]
+    )
     options = greedy(max_new_tokens=4, preprocess=pg.VlmPreprocessOptions(**budget))
     with served.opened() as route:
-        found, wanted = pg.run(route, [request], options)[0], pg.run(hf_of(served.model), [request], options)[0]
+        found, wanted = (
+            pg.run(route, [request], options)[0],
+            pg.run(hf_of(served.model), [request], options)[0],
+        )
     if not is_ok(wanted):  # a strip that is too narrow
         assert type(found.failure()) is type(wanted.failure())
         return
     one, other = found.unwrap(), wanted.unwrap()
-    assert (one.image_grid_thw, one.prompt_token_ids, one.text) == (other.image_grid_thw, other.prompt_token_ids, other.text)
+    assert (one.image_grid_thw, one.prompt_token_ids, one.text) == (
+        other.image_grid_thw,
+        other.prompt_token_ids,
+        other.text,
+    )
 
 
 # The checkpoint's own processor, which the servers use, enlarges to 9216 pixels.
-SMALL = [{"max_pixels": 4096}, {"max_pixels": 2048}, {"min_pixels": 65536, "max_pixels": 90000}, {"do_resize": False}]
+SMALL = [
+    {"max_pixels": 4096},
+    {"max_pixels": 2048},
+    {"min_pixels": 65536, "max_pixels": 90000},
+    {"do_resize": False},
+]
 
 
 @pytest.mark.parametrize("served", ["vllm-embedded"], indirect=True)
 @pytest.mark.parametrize("budget", SMALL, ids=json.dumps)
-def test_vllm_keeps_a_budget_that_is_not_the_checkpoints_own(budget: dict[str, Any], served: Any, hf_of: Any) -> None:  # P1
+# P1
+def test_vllm_keeps_a_budget_that_is_not_the_checkpoints_own(
+    budget: dict[str, Any], served: Any, hf_of: Any
+) -> None:
     options = greedy(max_new_tokens=12, preprocess=pg.VlmPreprocessOptions(**budget))
     sizes = [(64, 64)], [(64, 64), (320, 160)]
-    requests = [pg.VlmGenerationRequest(prompt="Compare.", images=[image_file(width=width, height=height) for width, height in some]) for some in sizes]
+    requests = [
+        pg.VlmGenerationRequest(
+            prompt="Compare.",
+            images=[image_file(width=width, height=height) for width, height in some],
+        )
+        for some in sizes
+    ]
     with served.opened() as route:
-        found, streamed = pg.run(route, requests, options), [event.slot for event in pg.stream(route, requests, options) if isinstance(event, pg.Done)]
-        for one, two, other in zip(answers(found), answers(streamed), answers(pg.run(hf_of(served.model), requests, options)), strict=True):
+        found, streamed = (
+            pg.run(route, requests, options),
+            [
+                event.slot
+                for event in pg.stream(route, requests, options)
+                if isinstance(event, pg.Done)
+            ],
+        )
+        for one, two, other in zip(
+            answers(found),
+            answers(streamed),
+            answers(pg.run(hf_of(served.model), requests, options)),
+            strict=True,
+        ):
             assert same(one, other)
             assert same(two, other)
 
 
 @pytest.mark.parametrize("served", ["sglang-embedded"], indirect=True)
 def test_a_budget_that_the_server_would_not_keep_is_refused(served: Any) -> None:  # P1
-    request = pg.VlmGenerationRequest(prompt="What do you see?", images=[image_file(width=64, height=64)])
+    request = pg.VlmGenerationRequest(
+        prompt="What do you see?", images=[image_file(width=64, height=64)]
+    )
     with served.opened() as route:
-        error = pg.run(route, [request], greedy(max_new_tokens=4, preprocess=pg.VlmPreprocessOptions(max_pixels=4096)))[0].failure()
+        error = pg.run(
+            route,
+            [request],
+            greedy(max_new_tokens=4, preprocess=pg.VlmPreprocessOptions(max_pixels=4096)),
+        )[0].failure()
     assert isinstance(error, pg.UnsupportedOption)
     assert error.option == "max_pixels"

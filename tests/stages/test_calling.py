@@ -1,4 +1,6 @@
-"""Prompts with log probabilities, and rows of no tokens: what the engine is asked, by every driver, and what is refused."""
+"""Prompts with log probabilities, and rows of no tokens: what the engine is asked, by every driver,
+and what is refused.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,13 @@ def test_where_nothing_is_to_be_generated_the_engine_generates_nothing() -> None
     own, engine = route()
     for options in (READ, {"max_new_tokens": 0}):
         result = pg.run(own, [{"prompt": "Hi"}], options)[0].unwrap()
-        assert (result.text, result.raw_text, result.token_ids, result.finish, result.completion_tokens) == ("", "", (), pg.Finish.LENGTH, 0)
+        assert (
+            result.text,
+            result.raw_text,
+            result.token_ids,
+            result.finish,
+            result.completion_tokens,
+        ) == ("", "", (), pg.Finish.LENGTH, 0)
         assert (result.prompt_logprobs is not None) == ("prompt_logprobs" in options)
     assert engine.calls == []
     assert len(engine.scored) == 1
@@ -50,10 +58,19 @@ def test_where_nothing_is_to_be_generated_the_engine_generates_nothing() -> None
 
 def test_each_row_has_what_it_asks_for() -> None:
     own, engine = route()
-    asked = [{"prompt": "ab"}, {"prompt": "cd", "options": READ}, {"nothing": 1}, {"prompt": "ef", "options": {"prompt_logprobs": True}}]
+    asked = [
+        {"prompt": "ab"},
+        {"prompt": "cd", "options": READ},
+        {"nothing": 1},
+        {"prompt": "ef", "options": {"prompt_logprobs": True}},
+    ]
     slots = pg.run(own, asked)
     assert [pg.is_ok(slot) for slot in slots] == [True, True, False, True]
-    assert [slot.unwrap().text for slot in slots if pg.is_ok(slot)] == ["an answer", "", "an answer"]
+    assert [slot.unwrap().text for slot in slots if pg.is_ok(slot)] == [
+        "an answer",
+        "",
+        "an answer",
+    ]
     assert slots[0].unwrap().prompt_logprobs is None
     assert (values(slots[1].unwrap()), values(slots[3].unwrap())) == ([None, -1.1], [None, -1.102])
     assert [len(call) for call in engine.scored] == [2]
@@ -62,10 +79,15 @@ def test_each_row_has_what_it_asks_for() -> None:
 
 def test_equal_prompts_are_scored_once_whatever_their_options() -> None:
     own, engine = route()
-    asked = [{"prompt": "ab", "options": {"samples": 3, "temperature": 0.7}}, {"prompt": "ab", "options": {"min_new_tokens": 5}}]
+    asked = [
+        {"prompt": "ab", "options": {"samples": 3, "temperature": 0.7}},
+        {"prompt": "ab", "options": {"min_new_tokens": 5}},
+    ]
     slots = pg.run(own, asked, {"prompt_logprobs": True})
     assert [len(call) for call in engine.scored] == [1]
-    assert [values(one) for slot in slots for one in (slot.unwrap().samples or (slot.unwrap(),))] == [[None, -1.098]] * 4
+    assert [values(one) for slot in slots for one in slot.unwrap().samples or (slot.unwrap(),)] == [
+        [None, -1.098]
+    ] * 4
 
 
 def test_a_prompt_of_one_token_has_none_and_takes_no_call() -> None:
@@ -76,15 +98,24 @@ def test_a_prompt_of_one_token_has_none_and_takes_no_call() -> None:
 
 def test_every_driver_gives_the_same(tmp_path: Path) -> None:
     own, _ = route()
-    asked = [{"id": "a", "prompt": "ab"}, {"id": "b", "prompt": "cd", "options": {"max_new_tokens": 0}}, {"id": "c", "prompt": "ab"}]
+    asked = [
+        {"id": "a", "prompt": "ab"},
+        {"id": "b", "prompt": "cd", "options": {"max_new_tokens": 0}},
+        {"id": "c", "prompt": "ab"},
+    ]
     options = {"prompt_logprobs": True}
     wanted = pg.run(own, asked, options)
-    assert all(values(slot.unwrap())[0] is None and len(values(slot.unwrap())) == 2 for slot in wanted)
+    assert all(
+        values(slot.unwrap())[0] is None and len(values(slot.unwrap())) == 2 for slot in wanted
+    )
     assert asyncio.run(pg.arun(own, asked, options)) == wanted
     assert tuple(pg.imap(own, asked, options)) == wanted
     events = [*pg.stream(own, asked, options)]
     assert tuple(event.slot for event in events if isinstance(event, pg.Done)) == wanted
-    assert "".join(event.text for event in events if isinstance(event, pg.Delta) and event.index == 0) == "an answer"
+    assert (
+        "".join(event.text for event in events if isinstance(event, pg.Delta) and event.index == 0)
+        == "an answer"
+    )
     for _ in range(2):
         with pg.job(own, asked, tmp_path / "job", options) as job:
             assert [*job] == [*wanted]
@@ -95,7 +126,9 @@ def test_what_an_engine_cannot_give_is_refused() -> None:
     error = pg.run(own, [{"prompt": "Hi"}], {"prompt_logprobs": True})[0].failure()
     assert (type(error), getattr(error, "option", "")) == (pg.UnsupportedOption, "prompt_logprobs")
     assert engine.calls == []
-    error = pg.run(pg.route(_without_scores()), [{"prompt": "Hi"}], {"prompt_logprobs": True})[0].failure()
+    error = pg.run(pg.route(_without_scores()), [{"prompt": "Hi"}], {"prompt_logprobs": True})[
+        0
+    ].failure()
     assert (type(error), getattr(error, "option", "")) == (pg.UnsupportedOption, "prompt_logprobs")
 
 
@@ -109,8 +142,12 @@ def test_a_prompt_with_images_is_refused() -> None:
 
 
 def test_a_prompt_that_cannot_be_scored_is_not_answered() -> None:
-    own, engine = route(fault=CallFailed(pg.BackendFailed("it died", backend="fake", scope="batch")))
-    assert pg.run(own, [{"prompt": "Hi"}], {"prompt_logprobs": True})[0].failure().message == "it died"
+    own, engine = route(
+        fault=CallFailed(pg.BackendFailed("it died", backend="fake", scope="batch"))
+    )
+    assert (
+        pg.run(own, [{"prompt": "Hi"}], {"prompt_logprobs": True})[0].failure().message == "it died"
+    )
     assert engine.calls == []
 
 
@@ -118,8 +155,15 @@ def test_a_pipe_joined_by_hand_asks_for_them_and_one_whose_own_call_does_not_say
     engine = FakeEngine("")
     asked = pg.stages.resolve(engine) >> pg.stages.render(engine) >> pg.stages.tokenize(engine)
     whole = asked >> pg.call(engine) >> pg.stages.decode(engine)
-    assert pg.run(whole, [{"prompt": "Hi"}], {"prompt_logprobs": True})[0].unwrap().raw.prompt_logprobs is not None
-    bare = asked >> pg.each("own", lambda encoded: Success(Raw(encoded=encoded, token_ids=()))) >> pg.stages.decode(engine)
+    assert (
+        pg.run(whole, [{"prompt": "Hi"}], {"prompt_logprobs": True})[0].unwrap().raw.prompt_logprobs
+        is not None
+    )
+    bare = (
+        asked
+        >> pg.each("own", lambda encoded: Success(Raw(encoded=encoded, token_ids=())))
+        >> pg.stages.decode(engine)
+    )
     error = pg.run(bare, [{"prompt": "Hi"}], {"prompt_logprobs": True})[0].failure()
     assert (getattr(error, "option", ""), "pg.call" in error.hint) == ("prompt_logprobs", True)
 
@@ -127,7 +171,10 @@ def test_a_pipe_joined_by_hand_asks_for_them_and_one_whose_own_call_does_not_say
 def test_a_chat_server_generates_at_least_one_token() -> None:
     pytest.importorskip("aiohttp")
     chat = pg.backends.openai_server("model", base_url="http://127.0.0.1:9")
-    for options, name in (({"max_new_tokens": 0}, "max_new_tokens"), ({"prompt_logprobs": True}, "prompt_logprobs")):
+    for options, name in (
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"prompt_logprobs": True}, "prompt_logprobs"),
+    ):
         error = pg.run(chat, [{"prompt": "Hi"}], options)[0].failure()
         assert (type(error), getattr(error, "option", "")) == (pg.UnsupportedOption, name)
 

@@ -1,4 +1,6 @@
-"""Prompts in which an image takes more than copies of its placeholder: frames, marks of tiles, line ends."""
+"""Prompts in which an image takes more than copies of its placeholder: frames, marks of tiles, line
+ends.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,22 @@ from pipegen.testing.fake import ToyRenderer
 from pipegen.testing.toy import ToyTokenizer
 
 MARK = "<|image_pad|>"
-TOY = ToyTokenizer(merges=("\n\n\n", "\n\n"), special=("<|im_start|>", "<|im_end|>", MARK, "<soft>"), added=("<tile>", "<think>", "</think>"))
+TOY = ToyTokenizer(
+    merges=("\n\n\n", "\n\n"),
+    special=("<|im_start|>", "<|im_end|>", MARK, "<soft>"),
+    added=("<tile>", "<think>", "</think>"),
+)
 
 
-HERE = ResolvedRequest(request=TextGenerationRequest(prompt="-"), options=resolve(GenerationOptions()))
+HERE = ResolvedRequest(
+    request=TextGenerationRequest(prompt="-"), options=resolve(GenerationOptions())
+)
 
 
 def image(expansion: str | None, tokens: int = 2) -> PreparedImage:
-    return PreparedImage(width=1, height=1, rgb=bytes(3), digest="d", tokens=tokens, expansion=expansion)
+    return PreparedImage(
+        width=1, height=1, rgb=bytes(3), digest="d", tokens=tokens, expansion=expansion
+    )
 
 
 FRAMED = image("\n\n<|im_start|><soft><soft><|im_end|>\n\n")
@@ -32,10 +42,19 @@ COPIES = image(None, tokens=3)
 
 
 def said(*parts: str | PreparedImage, **chat: Any) -> Slot[Prompt]:
-    content = [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": b"1"} for part in parts]
+    content = [
+        (
+            {"type": "text", "text": part}
+            if isinstance(part, str)
+            else {"type": "image", "image": b"1"}
+        )
+        for part in parts
+    ]
     images = tuple(part for part in parts if isinstance(part, PreparedImage))
     request = VlmGenerationRequest(messages=[{"role": "user", "content": content}])
-    job = ResolvedRequest(request=request, options=resolve(GenerationOptions(chat=ChatTemplateOptions(**chat))))
+    job = ResolvedRequest(
+        request=request, options=resolve(GenerationOptions(chat=ChatTemplateOptions(**chat)))
+    )
     rendered = render_row(job, TOY, ToyRenderer(), written=image_tokens(images, TOY, MARK))
     return rendered.bind(lambda text: tokenize_row(text, images, TOY, MARK))
 
@@ -43,14 +62,21 @@ def said(*parts: str | PreparedImage, **chat: Any) -> Slot[Prompt]:
 def expanded(text: str, *images: PreparedImage) -> tuple[int, ...]:
     """What a processor makes of a text: each placeholder replaced, then tokenised once."""
     first, *rest = text.split(MARK)
-    return TOY.encode(first + "".join((one.expansion or MARK * one.tokens) + piece for one, piece in zip(images, rest, strict=True)))
+    return TOY.encode(
+        first
+        + "".join(
+            (one.expansion or MARK * one.tokens) + piece
+            for one, piece in zip(images, rest, strict=True)
+        )
+    )
 
 
 def test_an_expansion_joins_with_the_text_beside_it() -> None:
     prompt = said(FRAMED, "\nWhat?").unwrap()
     assert prompt.token_ids == expanded(prompt.text or "", FRAMED)
     wide = TOY.encode("\n\n\n")[0]
-    assert prompt.token_ids.count(wide) == 2  # the template's line end with the frame's, and the frame's with the user's
+    # the template's line end with the frame's, and the frame's with the user's
+    assert prompt.token_ids.count(wide) == 2
     assert prompt.compact_token_ids == TOY.encode(prompt.text or "")
     assert prompt.compact_token_ids.count(wide) == 0
 
@@ -86,11 +112,18 @@ def test_an_allowed_placeholder_is_one_too_many() -> None:
 
 def test_given_ids_take_the_expansions_own_ids() -> None:
     mark = TOY.control_tokens[MARK]
-    prompt = tokenize_row(Rendered(request=HERE.request, options=HERE.options, token_ids=(97, mark, 98, mark)), (FRAMED, COPIES), TOY, MARK).unwrap()
+    prompt = tokenize_row(
+        Rendered(request=HERE.request, options=HERE.options, token_ids=(97, mark, 98, mark)),
+        (FRAMED, COPIES),
+        TOY,
+        MARK,
+    ).unwrap()
     assert prompt.token_ids == (97, *TOY.encode(FRAMED.expansion or ""), 98, mark, mark, mark)
 
 
 def test_plain_prompts_hold_places_too() -> None:
     text = f"a{MARK}\nb"
-    prompt = tokenize_row(Rendered(request=HERE.request, options=HERE.options, text=text), (FRAMED,), TOY, MARK).unwrap()
+    prompt = tokenize_row(
+        Rendered(request=HERE.request, options=HERE.options, text=text), (FRAMED,), TOY, MARK
+    ).unwrap()
     assert prompt.token_ids == expanded(text, FRAMED)

@@ -19,7 +19,9 @@ from pipegen.testing.toy import ToyTokenizer
 MERGED = ToyTokenizer(merges=("be END", " EN", "ab"))
 
 
-def joined(engine: Any = None, *, empty_context: EmptyContext = "refuse", **request: Any) -> Slot[Continued]:
+def joined(
+    engine: Any = None, *, empty_context: EmptyContext = "refuse", **request: Any
+) -> Slot[Continued]:
     """The pair that a request becomes."""
     engine = engine or FakeEngine("", tokenizer=MERGED)
     pipe = resolve_scoring(engine) >> render(engine) >> join(engine, empty_context)
@@ -41,7 +43,9 @@ def test_white_space_at_the_end_of_the_context_goes_to_the_continuation() -> Non
 
 
 def test_what_the_tokenizer_joins_over_the_edge_is_cut_where_the_context_alone_ends() -> None:
-    """As lm-eval does it: "to be END" has the tokens t, o, space and "be END", of which as many are left out as "to be" has."""
+    """As lm-eval does it: "to be END" has the tokens t, o, space and "be END", of which as many are
+    left out as "to be" has.
+    """
     assert pair(joined(prompt="to be", continuation=" END!!")) == (tuple(b"to be"), tuple(b"!"))
     assert "no token of its own" in joined(prompt="to be", continuation=" END").failure().message
 
@@ -54,7 +58,11 @@ def test_a_continuation_that_is_joined_only_in_part_keeps_the_rest() -> None:
 
 def test_letters_that_vanish_are_said_and_an_edge_that_is_kept_is_not() -> None:
     assert joined(prompt="to be", continuation=" END!!").unwrap().joined
-    for request in ({"prompt": "to ", "continuation": "END"}, {"prompt": "xa", "continuation": "cd"}, {"prompt": "xa", "continuation": [98, 99]}):
+    for request in (
+        {"prompt": "to ", "continuation": "END"},
+        {"prompt": "xa", "continuation": "cd"},
+        {"prompt": "xa", "continuation": [98, 99]},
+    ):
         assert not joined(**request).unwrap().joined
     resplit = FakeEngine("", tokenizer=ToyTokenizer(merges=("ba",)))
     assert not joined(resplit, prompt="xb", continuation="cb").unwrap().joined
@@ -66,24 +74,41 @@ def test_ids_are_taken_as_they_are() -> None:
 
 
 def test_after_ids_a_text_is_encoded_by_itself_and_its_control_tokens_are_text() -> None:
-    assert pair(joined(prompt_token_ids=[1, 2], continuation="a<|im_end|>"))[1] == tuple(b"a<|im_end|>")
+    assert pair(joined(prompt_token_ids=[1, 2], continuation="a<|im_end|>"))[1] == tuple(
+        b"a<|im_end|>"
+    )
 
 
 def test_a_conversation_is_continued_with_the_answer() -> None:
-    context, continuation = pair(joined(messages=[{"role": "user", "content": "Hi"}], continuation="yes"))
-    assert MERGED.decode(context) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think></think>"
+    context, continuation = pair(
+        joined(messages=[{"role": "user", "content": "Hi"}], continuation="yes")
+    )
+    assert (
+        MERGED.decode(context)
+        == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think></think>"
+    )
     assert continuation == tuple(b"yes")
 
 
 def test_control_tokens_of_a_continuation_stay_text_in_a_conversation() -> None:
     said = [{"role": "user", "content": "Hi"}]
     assert pair(joined(messages=said, continuation="a<|im_end|>"))[1] == tuple(b"a<|im_end|>")
-    assert pair(joined(messages=said, continuation="a<|im_end|>", options={"control_tokens": "allow"}))[1] == (97, MERGED.control_tokens["<|im_end|>"])
-    assert "control token" in joined(messages=said, continuation="a<|im_end|>", options={"control_tokens": "reject"}).failure().message
+    assert pair(
+        joined(messages=said, continuation="a<|im_end|>", options={"control_tokens": "allow"})
+    )[1] == (97, MERGED.control_tokens["<|im_end|>"])
+    assert (
+        "control token"
+        in joined(messages=said, continuation="a<|im_end|>", options={"control_tokens": "reject"})
+        .failure()
+        .message
+    )
 
 
 def test_control_tokens_count_after_a_plain_prompt() -> None:
-    assert joined(prompt="x", continuation="b<|im_end|>").unwrap().continuation == (98, MERGED.control_tokens["<|im_end|>"])
+    assert joined(prompt="x", continuation="b<|im_end|>").unwrap().continuation == (
+        98,
+        MERGED.control_tokens["<|im_end|>"],
+    )
 
 
 def test_look_alikes_in_the_context_do_not_change_the_continuation() -> None:
@@ -107,10 +132,14 @@ def test_images_count_in_the_context_alone() -> None:
     from pipegen.media.source import load_sources
     from pipegen.records.requests import ImagePolicy
 
-    request = ScoringRequest(messages=[{"role": "user", "content": "look"}], images=[b"pixels"], continuation="cat")
+    request = ScoringRequest(
+        messages=[{"role": "user", "content": "look"}], images=[b"pixels"], continuation="cat"
+    )
     loaded = load_sources(request, ImagePolicy())
     made = (resolve_scoring(engine) >> render(engine) >> join(engine)).apply((loaded,))[0].unwrap()  # type: ignore[arg-type]
-    assert made.encoded.prompt.token_ids.count(engine.tokenizer.control_tokens["<|image_pad|>"]) == 3
+    assert (
+        made.encoded.prompt.token_ids.count(engine.tokenizer.control_tokens["<|image_pad|>"]) == 3
+    )
     assert made.continuation == tuple(b"cat")
     assert made.token_ids == (*made.encoded.prompt.token_ids, *b"cat")
 
@@ -135,7 +164,10 @@ def test_the_first_token_is_the_models_bos_or_its_end_token() -> None:
     assert first_token(engine) == engine.tokenizer.control_tokens["<|endoftext|>"]
     nothing = FakeEngine("", eos_tokens=())
     assert first_token(nothing) is None
-    assert "neither a BOS nor an end token" in joined(nothing, prompt="", continuation="a", empty_context="bos").failure().message
+    assert (
+        "neither a BOS nor an end token"
+        in joined(nothing, prompt="", continuation="a", empty_context="bos").failure().message
+    )
 
 
 def test_both_together_must_fit() -> None:
@@ -143,22 +175,41 @@ def test_both_together_must_fit() -> None:
     assert pair(joined(engine, prompt="abc", continuation="de"))[1] == tuple(b"de")
     slot = joined(engine, prompt="abc", continuation="def")
     assert isinstance(slot.failure(), pg.PromptTooLong)
-    assert slot.failure().message == "context and continuation have 3 and 3 tokens; the limit for both is 5"
+    assert (
+        slot.failure().message
+        == "context and continuation have 3 and 3 tokens; the limit for both is 5"
+    )
     asked = joined(prompt="xyz", continuation="d", options={"max_prompt_tokens": 2})
     assert isinstance(asked.failure(), pg.PromptTooLong)
-    assert isinstance(joined(FakeEngine("", context_length=5), prompt="a" * 2**21, continuation="b").failure(), pg.PromptTooLong)
+    assert isinstance(
+        joined(FakeEngine("", context_length=5), prompt="a" * 2**21, continuation="b").failure(),
+        pg.PromptTooLong,
+    )
 
 
-@pytest.mark.parametrize("request_", [{"prompt_token_ids": [1], "continuation": [10**6]}, {"prompt_token_ids": [10**6], "continuation": [1]}])
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"prompt_token_ids": [1], "continuation": [10**6]},
+        {"prompt_token_ids": [10**6], "continuation": [1]},
+    ],
+)
 def test_ids_that_the_model_does_not_have_are_refused(request_: dict[str, Any]) -> None:
     assert isinstance(joined(**request_).failure(), pg.InvalidRequest)
 
 
 def test_the_model_may_have_fewer_ids_than_the_tokenizer() -> None:
     engine = FakeEngine("")
-    engine.capabilities = pg.Capabilities(engine="fake", honours=engine.capabilities.honours, vocab_size=90)
-    assert "the continuation holds id 97" in joined(engine, prompt="A", continuation="Ba").failure().message
-    assert "the prompt holds id 97" in joined(engine, prompt="a", continuation="B").failure().message
+    engine.capabilities = pg.Capabilities(
+        engine="fake", honours=engine.capabilities.honours, vocab_size=90
+    )
+    assert (
+        "the continuation holds id 97"
+        in joined(engine, prompt="A", continuation="Ba").failure().message
+    )
+    assert (
+        "the prompt holds id 97" in joined(engine, prompt="a", continuation="B").failure().message
+    )
 
 
 def test_half_a_surrogate_pair_is_refused() -> None:
@@ -171,11 +222,23 @@ def test_a_continuation_is_what_makes_a_request_one_to_score() -> None:
 
 
 def test_options_of_an_answer_are_refused_unless_they_are_the_default() -> None:
-    for options in ({"temperature": 0.5}, {"max_new_tokens": 3}, {"stop": ["a"]}, {"seed": 1}, {"logprobs": True}):
+    for options in (
+        {"temperature": 0.5},
+        {"max_new_tokens": 3},
+        {"stop": ["a"]},
+        {"seed": 1},
+        {"logprobs": True},
+    ):
         slot = joined(prompt="x", continuation="b", options=options)
         assert isinstance(slot.failure(), pg.UnsupportedOption)
         assert slot.failure().option == next(iter(options))  # type: ignore[attr-defined]
-    assert pg.is_ok(joined(prompt="x", continuation="b", options={"temperature": 0.0, "enable_thinking": True, "min_pixels": 3}))
+    assert pg.is_ok(
+        joined(
+            prompt="x",
+            continuation="b",
+            options={"temperature": 0.0, "enable_thinking": True, "min_pixels": 3},
+        )
+    )
 
 
 def test_an_engine_that_cannot_score_says_so() -> None:
@@ -204,7 +267,9 @@ def test_an_engine_whose_facts_cannot_be_read_fails_every_request() -> None:
 
     engine = Unread("")
     refused = pg.InvalidRequest("it was no request")
-    first, second = resolve_scoring(engine).apply((pg.request_from({"prompt": "a", "continuation": "b"}), pg.Failure(refused)))
+    first, second = resolve_scoring(engine).apply(
+        (pg.request_from({"prompt": "a", "continuation": "b"}), pg.Failure(refused))
+    )
     assert first.failure().message == "no such file"
     assert second.failure() is refused
 
@@ -216,7 +281,15 @@ def test_contexts_are_encoded_once_and_failures_pass() -> None:
     plain = engine.tokenizer.encode
     engine.tokenizer.encode = lambda text: (encoded.append(text), plain(text))[1]  # type: ignore[func-returns-value, method-assign]
     refused = pg.InvalidRequest("no")
-    slots = pipe.apply((*(pg.request_from({"prompt": "question", "continuation": choice}) for choice in (" a", " b")), pg.Failure(refused)))
+    slots = pipe.apply(
+        (
+            *(
+                pg.request_from({"prompt": "question", "continuation": choice})
+                for choice in (" a", " b")
+            ),
+            pg.Failure(refused),
+        )
+    )
     assert [pg.is_ok(slot) for slot in slots] == [True, True, False]
     assert slots[2].failure() is refused
     assert encoded == ["question", "question a", "question b"]

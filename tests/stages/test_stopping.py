@@ -15,7 +15,17 @@ from pipegen.records.options import DecodeOptions, GenerationOptions, StopOption
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Decoded, Encoded, Finish, Prompt, Raw, TokenLogprob
 from pipegen.stages.decoding import decode_row
-from pipegen.stages.stopping import Cut, StopScanner, cut, ending_ids, endings, plan_stops, split_stops, stop_row, text_offset
+from pipegen.stages.stopping import (
+    Cut,
+    StopScanner,
+    cut,
+    ending_ids,
+    endings,
+    plan_stops,
+    split_stops,
+    stop_row,
+    text_offset,
+)
 from pipegen.testing.toy import ToyTokenizer
 
 TOY = ToyTokenizer(merges=("a\n\nb", "ST", "OP", "xSTOP", "}STOP"))
@@ -23,21 +33,36 @@ IM_END, IMAGE_PAD = TOY.special_tokens["<|im_end|>"], TOY.special_tokens["<|imag
 
 
 def judged(
-    text: str | Sequence[int], options: GenerationOptions | None = None, plugins: Sequence[Plugin] = (), tokenizer: ToyTokenizer = TOY, **how: Any
+    text: str | Sequence[int],
+    options: GenerationOptions | None = None,
+    plugins: Sequence[Plugin] = (),
+    tokenizer: ToyTokenizer = TOY,
+    **how: Any,
 ) -> Slot[Decoded]:
     ids = tokenizer.encode(text) if isinstance(text, str) else tuple(text)
-    encoded = Encoded(request=TextGenerationRequest(prompt="STO"), options=resolve(options), prompt=Prompt(token_ids=(83,), compact_token_ids=(83,)))
-    return decode_row(Raw(encoded=encoded, token_ids=ids, **how), tokenizer, (IM_END,)).bind(lambda decoded: stop_row(decoded, tokenizer, plugins))
+    encoded = Encoded(
+        request=TextGenerationRequest(prompt="STO"),
+        options=resolve(options),
+        prompt=Prompt(token_ids=(83,), compact_token_ids=(83,)),
+    )
+    return decode_row(Raw(encoded=encoded, token_ids=ids, **how), tokenizer, (IM_END,)).bind(
+        lambda decoded: stop_row(decoded, tokenizer, plugins)
+    )
 
 
-def ended(text: str | Sequence[int], *stops: str, **more: Any) -> tuple[str, Finish, str | int | None, int]:
+def ended(
+    text: str | Sequence[int], *stops: str, **more: Any
+) -> tuple[str, Finish, str | int | None, int]:
     row = judged(text, GenerationOptions(stop=stops, **more)).unwrap()
     return row.text, row.finish, row.stop, len(row.raw.token_ids)
 
 
 class TestCut:
     @pytest.mark.parametrize("stops", [("END", "STOP"), ("STOP", "END")])
-    def test_the_stop_that_completes_first_wins_in_either_order(self, stops: tuple[str, ...]) -> None:  # A1
+    # A1
+    def test_the_stop_that_completes_first_wins_in_either_order(
+        self, stops: tuple[str, ...]
+    ) -> None:
         assert cut("abcSTOPdEND", stops) == Cut("abc", "STOP", 7)
 
     def test_a_stop_at_the_beginning_leaves_nothing(self) -> None:  # A2
@@ -55,8 +80,13 @@ class TestCut:
     def test_the_longest_of_those_that_complete_together_wins(self, stops: tuple[str, ...]) -> None:
         assert cut("xabc", stops) == Cut("x", "abc", 4)
 
-    @pytest.mark.parametrize(("after", "end"), [(0, 2), (1, 2), (2, 3), (3, 6), (5, 6), (6, None), (99, None)])
-    def test_a_stop_that_completes_within_the_first_characters_does_not_count(self, after: int, end: int | None) -> None:  # A19
+    @pytest.mark.parametrize(
+        ("after", "end"), [(0, 2), (1, 2), (2, 3), (3, 6), (5, 6), (6, None), (99, None)]
+    )
+    # A19
+    def test_a_stop_that_completes_within_the_first_characters_does_not_count(
+        self, after: int, end: int | None
+    ) -> None:
         assert cut("aaabaa", ("aa",), after=after).end == end
 
     def test_a_bare_string_is_refused(self) -> None:  # A4
@@ -66,7 +96,10 @@ class TestCut:
             StopScanner("END")
 
     @pytest.mark.parametrize(("stops", "error"), [(("a", ""), ValueError), (("a", 1), TypeError)])
-    def test_an_empty_or_foreign_stop_is_refused_by_its_position(self, stops: Any, error: type[Exception]) -> None:  # A4
+    # A4
+    def test_an_empty_or_foreign_stop_is_refused_by_its_position(
+        self, stops: Any, error: type[Exception]
+    ) -> None:
         with pytest.raises(error, match="position 1"):
             cut("text", stops)
         with pytest.raises(error, match="position 1"):
@@ -88,11 +121,20 @@ class TestSplitStops:
 
     def test_the_plan_does_not_depend_on_what_text_shows(self) -> None:
         for skips in (True, False):
-            options = resolve(GenerationOptions(stop=("END", "a<|im_end|>"), decode=DecodeOptions(skip_special_tokens=skips)))
-            assert (plan_stops(options, TOY).text, plan_stops(options, TOY).raw) == (("END",), ("a<|im_end|>",))
+            options = resolve(
+                GenerationOptions(
+                    stop=("END", "a<|im_end|>"), decode=DecodeOptions(skip_special_tokens=skips)
+                )
+            )
+            assert (plan_stops(options, TOY).text, plan_stops(options, TOY).raw) == (
+                ("END",),
+                ("a<|im_end|>",),
+            )
 
     def test_ending_ids_are_stop_ids_special_stops_and_end_tokens(self) -> None:
-        options = GenerationOptions(stop=StopOptions(stop=("<|image_pad|>", "x"), stop_token_ids=(7,)))
+        options = GenerationOptions(
+            stop=StopOptions(stop=("<|image_pad|>", "x"), stop_token_ids=(7,))
+        )
         assert ending_ids(resolve(options), TOY, (0, IM_END)) == (0, 7, IM_END, IMAGE_PAD)
         ignoring = GenerationOptions(stop=StopOptions(stop_token_ids=(IM_END,), ignore_eos=True))
         assert ending_ids(resolve(ignoring), TOY, (0, IM_END)) == (IM_END,)
@@ -108,19 +150,35 @@ class TestStop:
 
     def test_a_stop_inside_one_larger_token_leaves_what_is_before_it(self) -> None:  # A6
         row = judged("a\n\nb", GenerationOptions(stop=("\n",))).unwrap()
-        assert (row.text, row.raw_text, row.stop, row.text_ends, row.raw_ends) == ("a", "a\n\nb", "\n", (1,), (4,))
+        assert (row.text, row.raw_text, row.stop, row.text_ends, row.raw_ends) == (
+            "a",
+            "a\n\nb",
+            "\n",
+            (1,),
+            (4,),
+        )
 
     def test_tokens_after_the_stop_are_dropped_with_their_logprobs(self) -> None:  # A17
         ids = TOY.encode("aSTOPx<|im_end|>")
-        logprobs = tuple(TokenLogprob(token_id=token_id, logprob=-1.0, text=TOY.decode((token_id,))) for token_id in ids)
+        logprobs = tuple(
+            TokenLogprob(token_id=token_id, logprob=-1.0, text=TOY.decode((token_id,)))
+            for token_id in ids
+        )
         row = judged(ids, GenerationOptions(stop=("STOP",)), logprobs=logprobs).unwrap()
-        assert (row.raw.token_ids, row.raw.logprobs, row.raw_text, row.raw_ends) == (ids[:3], logprobs[:3], "aSTOP", (1, 3, 5))
+        assert (row.raw.token_ids, row.raw.logprobs, row.raw_text, row.raw_ends) == (
+            ids[:3],
+            logprobs[:3],
+            "aSTOP",
+            (1, 3, 5),
+        )
         assert row.text_ends == (1, 1, 1)
 
     def test_the_last_token_may_complete_a_stop(self) -> None:  # A13
         assert ended("abSTOP", "STOP", max_new_tokens=4) == ("ab", Finish.STOP_STRING, "STOP", 4)
 
-    def test_of_a_visible_stop_and_one_with_a_special_token_the_longer_wins_where_both_complete(self) -> None:
+    def test_of_a_visible_stop_and_one_with_a_special_token_the_longer_wins_where_both_complete(
+        self,
+    ) -> None:
         visible, mixed = "a" * 20 + "b", "<|image_pad|>b"
         assert ended("a" * 20 + mixed, visible, mixed)[::2] == ("", visible)
         assert ended("a" * 20 + mixed, visible[10:], mixed)[::2] == ("a" * 20, mixed)
@@ -131,21 +189,45 @@ class TestStop:
     def test_an_unclosed_thinking_block_is_text_like_any_other(self) -> None:  # A16
         assert ended("<think>a\n\nSTOP", "STOP")[:3] == ("<think>a\n\n", Finish.STOP_STRING, "STOP")
 
-    def test_a_stop_within_min_new_tokens_is_ignored_and_the_same_one_after_them_ends(self) -> None:  # A19
+    # A19
+    def test_a_stop_within_min_new_tokens_is_ignored_and_the_same_one_after_them_ends(self) -> None:
         assert ended("abcdabcd", "c", min_new_tokens=5) == ("abcdab", Finish.STOP_STRING, "c", 7)
-        assert ended("ab", "b", min_new_tokens=2, max_new_tokens=2) == ("ab", Finish.LENGTH, None, 2)
+        assert ended("ab", "b", min_new_tokens=2, max_new_tokens=2) == (
+            "ab",
+            Finish.LENGTH,
+            None,
+            2,
+        )
         assert ended("abc", "bc", min_new_tokens=2) == ("a", Finish.STOP_STRING, "bc", 3)
 
     def test_an_end_token_before_the_stop_ends_the_row(self) -> None:
         assert ended("a<|im_end|>STOP", "STOP") == ("a", Finish.EOS, None, 2)
 
     def test_an_aborted_row_whose_text_holds_the_stop_was_finished(self) -> None:
-        assert judged("aSTOP", GenerationOptions(stop=("STOP",)), aborted=True).unwrap().finish is Finish.STOP_STRING
+        assert (
+            judged("aSTOP", GenerationOptions(stop=("STOP",)), aborted=True).unwrap().finish
+            is Finish.STOP_STRING
+        )
 
     def test_a_stop_around_a_special_token_is_found_in_raw_text_and_cut_from_text(self) -> None:
-        assert ended("ab<|image_pad|>cd", "b<|image_pad|>c") == ("a", Finish.STOP_STRING, "b<|image_pad|>c", 4)
-        assert ended("ab<|image_pad|>cd", "|><|image_pad|>", "<|image_pad|>c") == ("ab", Finish.STOP_STRING, "<|image_pad|>c", 4)
-        assert ended("ab<|image_pad|>c", "b<|image_pad|>c", min_new_tokens=4) == ("abc", Finish.ABORTED, None, 4)
+        assert ended("ab<|image_pad|>cd", "b<|image_pad|>c") == (
+            "a",
+            Finish.STOP_STRING,
+            "b<|image_pad|>c",
+            4,
+        )
+        assert ended("ab<|image_pad|>cd", "|><|image_pad|>", "<|image_pad|>c") == (
+            "ab",
+            Finish.STOP_STRING,
+            "<|image_pad|>c",
+            4,
+        )
+        assert ended("ab<|image_pad|>c", "b<|image_pad|>c", min_new_tokens=4) == (
+            "abc",
+            Finish.ABORTED,
+            None,
+            4,
+        )
 
     def test_of_text_and_raw_text_the_stop_that_completes_first_wins_then_the_longest(self) -> None:
         assert ended("a<|image_pad|>bc", "a<|image_pad|>b", "c")[2] == "a<|image_pad|>b"
@@ -153,7 +235,10 @@ class TestStop:
         assert ended("a<|image_pad|>bc", "a<|image_pad|>bc", "c")[2] == "a<|image_pad|>bc"
         toy = ToyTokenizer(merges=("bc",))
         one_token = GenerationOptions(stop=("a<|image_pad|>b", "bc"))
-        assert judged(toy.encode("a<|image_pad|>bc"), one_token, tokenizer=toy).unwrap().stop == "a<|image_pad|>b"
+        assert (
+            judged(toy.encode("a<|image_pad|>bc"), one_token, tokenizer=toy).unwrap().stop
+            == "a<|image_pad|>b"
+        )
         other = GenerationOptions(stop=("a<|image_pad|>bc", "b"))
         assert judged(toy.encode("a<|image_pad|>bc"), other, tokenizer=toy).unwrap().stop == "b"
 
@@ -162,34 +247,74 @@ class TestStop:
 
     def test_a_stop_token_is_judged_by_its_id_before_any_string(self) -> None:
         for before in ((), (98,), (98, 99)):
-            row = judged((*before, 97, IM_END), GenerationOptions(stop=StopOptions(stop=("a<|im_end|>",), stop_token_ids=(IM_END,)))).unwrap()
-            assert (row.text, row.finish, row.stop) == (bytes(before).decode() + "a", Finish.STOP_TOKEN, IM_END)
-        found = judged((IMAGE_PAD, 97, IM_END), GenerationOptions(stop=StopOptions(stop=("<|image_pad|>a",), stop_token_ids=(IM_END,)))).unwrap()
+            row = judged(
+                (*before, 97, IM_END),
+                GenerationOptions(
+                    stop=StopOptions(stop=("a<|im_end|>",), stop_token_ids=(IM_END,))
+                ),
+            ).unwrap()
+            assert (row.text, row.finish, row.stop) == (
+                bytes(before).decode() + "a",
+                Finish.STOP_TOKEN,
+                IM_END,
+            )
+        found = judged(
+            (IMAGE_PAD, 97, IM_END),
+            GenerationOptions(stop=StopOptions(stop=("<|image_pad|>a",), stop_token_ids=(IM_END,))),
+        ).unwrap()
         assert (found.text, found.finish, found.stop) == ("", Finish.STOP_STRING, "<|image_pad|>a")
 
-    def test_of_stops_that_complete_together_in_text_and_raw_text_the_longest_is_named(self) -> None:
+    def test_of_stops_that_complete_together_in_text_and_raw_text_the_longest_is_named(
+        self,
+    ) -> None:
         for stops in (("b", "<|image_pad|>b"), ("<|image_pad|>b", "b")):
-            assert ended((97, IMAGE_PAD, 98), *stops) == ("a", Finish.STOP_STRING, "<|image_pad|>b", 3)
+            assert ended((97, IMAGE_PAD, 98), *stops) == (
+                "a",
+                Finish.STOP_STRING,
+                "<|image_pad|>b",
+                3,
+            )
 
-    def test_a_stop_may_complete_with_the_very_first_character_and_just_after_min_new_tokens(self) -> None:  # A19
+    # A19
+    def test_a_stop_may_complete_with_the_very_first_character_and_just_after_min_new_tokens(
+        self,
+    ) -> None:
         assert ended((98, 99), "b") == ("", Finish.STOP_STRING, "b", 1)
-        assert ended((97, 98, 99), "b", min_new_tokens=2, max_new_tokens=3) == ("abc", Finish.LENGTH, None, 3)
-        assert ended((97, 98, 99), "c", min_new_tokens=2, max_new_tokens=3) == ("ab", Finish.STOP_STRING, "c", 3)
+        assert ended((97, 98, 99), "b", min_new_tokens=2, max_new_tokens=3) == (
+            "abc",
+            Finish.LENGTH,
+            None,
+            3,
+        )
+        assert ended((97, 98, 99), "c", min_new_tokens=2, max_new_tokens=3) == (
+            "ab",
+            Finish.STOP_STRING,
+            "c",
+            3,
+        )
 
     def test_a_stop_that_only_the_end_of_the_output_completes_is_cut(self) -> None:
         row = judged((97, 0xE2), GenerationOptions(stop=("\ufffd",), max_new_tokens=2)).unwrap()
         assert (row.text, row.finish, row.stop) == ("a", Finish.STOP_STRING, "\ufffd")
-        row = judged((97, 0xE2), GenerationOptions(stop=("\ufffd",), min_new_tokens=2, max_new_tokens=2)).unwrap()
+        row = judged(
+            (97, 0xE2), GenerationOptions(stop=("\ufffd",), min_new_tokens=2, max_new_tokens=2)
+        ).unwrap()
         assert (row.text, row.finish, row.stop) == ("a\ufffd", Finish.LENGTH, None)
 
     def test_offsets_in_raw_text_map_to_text(self) -> None:
         text_ends, raw_ends = (3, 3, 6), (3, 13, 16)
-        assert [text_offset(raw, text_ends, raw_ends) for raw in (0, 2, 3, 7, 12, 13, 15, 16, 20)] == [0, 2, 3, 3, 3, 3, 5, 6, 6]
+        assert [
+            text_offset(raw, text_ends, raw_ends) for raw in (0, 2, 3, 7, 12, 13, 15, 16, 20)
+        ] == [0, 2, 3, 3, 3, 3, 5, 6, 6]
         assert text_offset(0, (), ()) == 0
 
 
 def halting(letter: str, name: str = "p", kept: Any = 1) -> Plugin:
-    return Plugin(name=name, start=lambda: 0, feed=lambda seen, text: (seen + 1, kept if letter in text else None))
+    return Plugin(
+        name=name,
+        start=lambda: 0,
+        feed=lambda seen, text: (seen + 1, kept if letter in text else None),
+    )
 
 
 def listening() -> tuple[Plugin, list[str]]:
@@ -210,20 +335,41 @@ class TestPlugins:
     def test_it_may_halt_the_row_at_its_first_token(self) -> None:
         first = Plugin(name="first", start=int, feed=lambda state, new: (state, len(new)))
         row = judged((97, 98), plugins=(first,)).unwrap()
-        assert (row.text, row.finish, row.stop, row.raw.token_ids) == ("a", Finish.PLUGIN, "first", (97,))
+        assert (row.text, row.finish, row.stop, row.raw.token_ids) == (
+            "a",
+            Finish.PLUGIN,
+            "first",
+            (97,),
+        )
 
     def test_it_says_how_much_of_the_token_belongs_to_the_answer(self) -> None:
         assert judged("ab}cd", plugins=[halting("}", kept=0)]).unwrap().text == "ab"
 
     def test_at_one_token_the_stop_string_goes_first(self) -> None:
-        assert judged("a}STOPx", GenerationOptions(stop=("STOP",)), [halting("}")]).unwrap().finish is Finish.STOP_STRING
-        assert judged("a}bSTOPx", GenerationOptions(stop=("STOP",)), [halting("}")]).unwrap().text == "a}"
+        assert (
+            judged("a}STOPx", GenerationOptions(stop=("STOP",)), [halting("}")]).unwrap().finish
+            is Finish.STOP_STRING
+        )
+        assert (
+            judged("a}bSTOPx", GenerationOptions(stop=("STOP",)), [halting("}")]).unwrap().text
+            == "a}"
+        )
 
     def test_of_several_the_first_in_order_is_named(self) -> None:
-        assert judged("a}", plugins=[halting("x", "first"), halting("}", "second"), halting("}", "third")]).unwrap().stop == "second"
+        assert (
+            judged(
+                "a}", plugins=[halting("x", "first"), halting("}", "second"), halting("}", "third")]
+            )
+            .unwrap()
+            .stop
+            == "second"
+        )
 
     def test_it_halts_nothing_within_min_new_tokens(self) -> None:
-        assert judged("a}b}c", GenerationOptions(min_new_tokens=2), [halting("}")]).unwrap().text == "a}b}"
+        assert (
+            judged("a}b}c", GenerationOptions(min_new_tokens=2), [halting("}")]).unwrap().text
+            == "a}b}"
+        )
 
     def test_it_sees_text_only_without_special_tokens_and_stops(self) -> None:
         watching, seen = listening()
@@ -235,18 +381,34 @@ class TestPlugins:
         judged("é<|im_end|>", plugins=[watching]).unwrap()
         assert seen == ["é"]
 
-    @pytest.mark.parametrize("answer", [None, (1,), "xyz", ("s", "1"), ("s", True), ("s", -1), ("s", 2), ("s", 1.0)])
+    @pytest.mark.parametrize(
+        "answer", [None, (1,), "xyz", ("s", "1"), ("s", True), ("s", -1), ("s", 2), ("s", 1.0)]
+    )
     def test_an_answer_that_is_none_fails_the_row(self, answer: Any) -> None:  # A11
-        error = judged("a", plugins=[Plugin(name="bad", start=lambda: 0, feed=lambda state, text: answer)]).failure()
+        error = judged(
+            "a", plugins=[Plugin(name="bad", start=lambda: 0, feed=lambda state, text: answer)]
+        ).failure()
         assert isinstance(error, PluginFailed)
         assert error.plugin == "bad"
 
-    @pytest.mark.parametrize("raised", [ValueError("no"), KeyError("no"), RuntimeError("no"), ZeroDivisionError("no"), RecursionError("no")])
+    @pytest.mark.parametrize(
+        "raised",
+        [
+            ValueError("no"),
+            KeyError("no"),
+            RuntimeError("no"),
+            ZeroDivisionError("no"),
+            RecursionError("no"),
+        ],
+    )
     def test_a_plugin_that_raises_fails_the_row(self, raised: Exception) -> None:  # A11
         def fail(*_: Any) -> Any:
             raise raised
 
-        for plugin in (Plugin(name="bad", start=fail, feed=fail), Plugin(name="bad", start=lambda: 0, feed=fail)):
+        for plugin in (
+            Plugin(name="bad", start=fail, feed=fail),
+            Plugin(name="bad", start=lambda: 0, feed=fail),
+        ):
             assert type(raised).__name__ in judged("a", plugins=[plugin]).failure().message
 
     def test_a_plugin_that_would_fail_after_the_end_has_not_failed(self) -> None:
@@ -254,7 +416,16 @@ class TestPlugins:
             assert "x" not in text
             return state, None
 
-        assert judged("aSTOPx", GenerationOptions(stop=("STOP",)), [Plugin(name="p", start=lambda: None, feed=feed)]).unwrap().text == "a"
+        assert (
+            judged(
+                "aSTOPx",
+                GenerationOptions(stop=("STOP",)),
+                [Plugin(name="p", start=lambda: None, feed=feed)],
+            )
+            .unwrap()
+            .text
+            == "a"
+        )
 
     def test_an_interrupt_comes_through(self) -> None:
         def interrupted(*_: Any) -> Any:

@@ -13,7 +13,16 @@ from pipegen.core.errors import MalformedResponse, PluginFailed
 from pipegen.engines.plugin import Plugin
 from pipegen.records.options import DecodeOptions, GenerationOptions, StructuredOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
-from pipegen.records.results import Decoded, Encoded, Finish, GenerationResult, PreparedImage, Prompt, Raw, TokenLogprob
+from pipegen.records.results import (
+    Decoded,
+    Encoded,
+    Finish,
+    GenerationResult,
+    PreparedImage,
+    Prompt,
+    Raw,
+    TokenLogprob,
+)
 from pipegen.stages.trimming import Stripper, trim_row
 from pipegen.testing.fake import FakeEngine
 
@@ -21,10 +30,33 @@ IMAGE = PreparedImage(width=2, height=1, rgb=bytes(6), digest="abc", grid=(1, 2,
 
 
 def decoded(text: str, **options: Any) -> Decoded:
-    prompt = Prompt(token_ids=(1, 2, 2), compact_token_ids=(1, 2), text="P", images=(IMAGE,), thinking="honoured")
-    encoded = Encoded(request=TextGenerationRequest(id="r7", prompt="P"), options=resolve(GenerationOptions(**options)), prompt=prompt, clipped_from=99)
-    raw = Raw(encoded=encoded, token_ids=(5, 6), logprobs=(TokenLogprob(token_id=5, logprob=-1.0), TokenLogprob(token_id=6, logprob=-2.0)))
-    return Decoded(raw=raw, text=text, raw_text=text + "!", text_ends=(1, 2), raw_ends=(1, 3), finish=Finish.STOP_STRING, stop="!")
+    prompt = Prompt(
+        token_ids=(1, 2, 2),
+        compact_token_ids=(1, 2),
+        text="P",
+        images=(IMAGE,),
+        thinking="honoured",
+    )
+    encoded = Encoded(
+        request=TextGenerationRequest(id="r7", prompt="P"),
+        options=resolve(GenerationOptions(**options)),
+        prompt=prompt,
+        clipped_from=99,
+    )
+    raw = Raw(
+        encoded=encoded,
+        token_ids=(5, 6),
+        logprobs=(TokenLogprob(token_id=5, logprob=-1.0), TokenLogprob(token_id=6, logprob=-2.0)),
+    )
+    return Decoded(
+        raw=raw,
+        text=text,
+        raw_text=text + "!",
+        text_ends=(1, 2),
+        raw_ends=(1, 3),
+        finish=Finish.STOP_STRING,
+        stop="!",
+    )
 
 
 def appending(word: str) -> Plugin:
@@ -61,19 +93,41 @@ def test_whitespace_goes_only_where_that_is_asked_and_never_from_raw_text() -> N
 
 
 def test_first_strip_then_plugins_in_their_order() -> None:  # A11
-    plugins = [appending("1"), Plugin(name="watches only", start=lambda: 0, feed=lambda state, text: (state, None)), appending("2")]
-    assert trim_row(decoded(" a ", decode=DecodeOptions(strip_whitespace=True)), "r", plugins).unwrap().text == "a[1][2]"
+    plugins = [
+        appending("1"),
+        Plugin(name="watches only", start=lambda: 0, feed=lambda state, text: (state, None)),
+        appending("2"),
+    ]
+    assert (
+        trim_row(decoded(" a ", decode=DecodeOptions(strip_whitespace=True)), "r", plugins)
+        .unwrap()
+        .text
+        == "a[1][2]"
+    )
 
 
 @pytest.mark.parametrize(
     "kind",
-    [ValueError, KeyError, IndexError, AttributeError, RuntimeError, MemoryError, RecursionError, re.error, StopIteration, type("Own", (Exception,), {})],
+    [
+        ValueError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        RuntimeError,
+        MemoryError,
+        RecursionError,
+        re.error,
+        StopIteration,
+        type("Own", (Exception,), {}),
+    ],
 )
 def test_a_plugin_that_raises_fails_its_row(kind: type[Exception]) -> None:  # A11
     def fail(text: str) -> str:
         raise kind("no")
 
-    error = trim_row(decoded("a"), "r", [appending("1"), Plugin(name="bad", trim=fail), appending("2")]).failure()
+    error = trim_row(
+        decoded("a"), "r", [appending("1"), Plugin(name="bad", trim=fail), appending("2")]
+    ).failure()
     assert isinstance(error, PluginFailed)
     assert error.plugin == "bad"
     assert kind.__name__ in error.message
@@ -98,15 +152,28 @@ def test_what_is_no_fault_of_the_plugin_comes_through(raised: type[BaseException
 
 def test_whitespace_in_the_middle_is_held_until_something_follows() -> None:
     stripper = Stripper()
-    assert [stripper.feed(piece) for piece in ("\n ", "", " a ", " ", "\n", "b\u00a0", "")] == ["", "", "a", "", "", "  \nb", ""]
+    assert [stripper.feed(piece) for piece in ("\n ", "", " a ", " ", "\n", "b\u00a0", "")] == [
+        "",
+        "",
+        "a",
+        "",
+        "",
+        "  \nb",
+        "",
+    ]
 
 
 def test_an_answer_without_its_form_fails_before_a_plugin_could_hide_it() -> None:
     form = StructuredOptions(choice=("yes", "no"))
-    whole = dataclasses.replace(decoded("Perhaps", structured=form), written="Perhaps", finish=Finish.EOS, stop=None)
+    whole = dataclasses.replace(
+        decoded("Perhaps", structured=form), written="Perhaps", finish=Finish.EOS, stop=None
+    )
     error = trim_row(whole, "x", (appending("yes"),)).failure()
     assert isinstance(error, MalformedResponse)
-    assert error.message == "the answer of x does not obey its request: 'Perhaps' is none of the 2 choices"
+    assert (
+        error.message
+        == "the answer of x does not obey its request: 'Perhaps' is none of the 2 choices"
+    )
     assert trim_row(decoded("ye", structured=form), "x").unwrap().text == "ye"  # a stop ended it
     assert trim_row(dataclasses.replace(whole, text="yes"), "x").unwrap().text == "yes"
 
@@ -116,7 +183,12 @@ def test_only_what_the_engine_wrote_has_to_have_the_form() -> None:
     options = {"structured": {"choice": ["yes", "no"]}}
     route = pg.route(FakeEngine("yes<|im_end|>"))
     for place in ("decode", "stop"):
-        shouted = route.insert(pg.pure("shout", lambda decoded: dataclasses.replace(decoded, text=decoded.text.upper())), after=place)
+        shouted = route.insert(
+            pg.pure(
+                "shout", lambda decoded: dataclasses.replace(decoded, text=decoded.text.upper())
+            ),
+            after=place,
+        )
         assert pg.run(shouted, [{"prompt": "Hi"}], options)[0].unwrap().text == "YES"
     (wrong,) = pg.run(pg.route(FakeEngine("YES<|im_end|>")), [{"prompt": "Hi"}], options)
     assert isinstance(wrong.failure(), pg.MalformedResponse)

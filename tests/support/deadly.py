@@ -1,4 +1,6 @@
-"""A job in a process of its own that some rows kill: what test_deadly_rows.py starts. Prints the ids of the rows that failed, and how many it asked."""
+"""A job in a process of its own that some rows kill: what test_deadly_rows.py starts. Prints the
+ids of the rows that failed, and how many it asked.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,16 @@ def answer(encoded: Encoded) -> str:
 
 def main(rows: str, deadly: str, in_flight: str, how: str, i: str, n: str) -> None:
     words = {int(number): how for number in deadly.split(",") if number}
-    requests = [{"id": f"row {number}", "prompt": f"{words.get(number, 'say')} {number}"} for number in range(int(rows))]
-    running = pg.job(pg.route(FakeEngine(answer)), pg.shard(requests, int(i), int(n)), "job", in_flight=int(in_flight))
+    requests = [
+        {"id": f"row {number}", "prompt": f"{words.get(number, 'say')} {number}"}
+        for number in range(int(rows))
+    ]
+    running = pg.job(
+        pg.route(FakeEngine(answer)),
+        pg.shard(requests, int(i), int(n)),
+        "job",
+        in_flight=int(in_flight),
+    )
     for slot in running:
         if not pg.is_ok(slot):
             print(slot.failure().message, flush=True)

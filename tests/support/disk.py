@@ -1,13 +1,15 @@
-"""The system calls on one folder, counted: any one of them fails, is done in part, or is the last one of the process.
+"""The system calls on one folder, counted: any one of them fails, is done in part, or is the last
+one of the process.
 
     with Disk(folder, at=7, fault="ENOSPC").mounted(monkeypatch) as disk:
         ...
     disk.calls  # what was called, in order
     disk.after_power_loss(folder, more=5)  # what was synced, and 5 bytes of each file after that
 
-Faults: "kill" (before the call), "kill after" it, "kill half" (a write is done by half), "short" (a write takes half), and the names of errors. A kill is
-an exception that nothing catches; after it no call changes anything, so the folder is what a killed process leaves. Calls of other threads are not counted:
-their order is not the same each time.
+Faults: "kill" (before the call), "kill after" it, "kill half" (a write is done by half), "short" (a
+write takes half), and the names of errors. A kill is an exception that nothing catches; after it no
+call changes anything, so the folder is what a killed process leaves. Calls of other threads are not
+counted: their order is not the same each time.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ class _Reading(io.RawIOBase):
         return self._raw.fileno()
 
     def readinto(self, buffer: Any, /) -> int | None:
-        count: int | None = self._disk.call("read", str(self.name), lambda: self._raw.readinto(buffer))
+        count: int | None = self._disk.call(
+            "read", str(self.name), lambda: self._raw.readinto(buffer)
+        )
         return count
 
     def close(self) -> None:
@@ -78,16 +82,34 @@ class Disk:
         """Every call on the folder goes through the disk."""
         with monkeypatch.context() as patch:
             for name in BY_PATH:
-                patch.setattr(os, name, self._counted(name, getattr(os, name), lambda given, **_: given))
+                patch.setattr(
+                    os, name, self._counted(name, getattr(os, name), lambda given, **_: given)
+                )
             for name in BY_HANDLE:
-                patch.setattr(os, name, self._counted(name, getattr(os, name), self._path_of, named=False))
-            patch.setattr(os, "fsync", self._counted("fsync", self._sync, self._path_of, named=False))
-            patch.setattr(fcntl, "flock", self._counted("flock", fcntl.flock, self._path_of, named=False))
+                patch.setattr(
+                    os, name, self._counted(name, getattr(os, name), self._path_of, named=False)
+                )
+            patch.setattr(
+                os, "fsync", self._counted("fsync", self._sync, self._path_of, named=False)
+            )
+            patch.setattr(
+                fcntl, "flock", self._counted("flock", fcntl.flock, self._path_of, named=False)
+            )
             patch.setattr(io, "open", self._opened)
             yield self
 
-    def call(self, name: str, path: str, done: Callable[[], Any], half: Callable[[], Any] | None = None, *, named: bool = False) -> Any:
-        """Do a call, or what the fault makes of it. `half` does a part of it; `named` says whether the error has the file's name."""
+    def call(
+        self,
+        name: str,
+        path: str,
+        done: Callable[[], Any],
+        half: Callable[[], Any] | None = None,
+        *,
+        named: bool = False,
+    ) -> Any:
+        """Do a call, or what the fault makes of it. `half` does a part of it; `named` says whether
+        the error has the file's name.
+        """
         if threading.current_thread() is not threading.main_thread():
             return None if self.dead else done()
         if self.dead:
@@ -108,7 +130,8 @@ class Disk:
             raise Killed
         if self.fault == "short" and half is not None:
             return half()
-        if self.fault == "short" or (self.fault == "EINTR" and name != "write"):  # Python itself calls again
+        # Python itself calls again
+        if self.fault == "short" or (self.fault == "EINTR" and name != "write"):
             self.failed = False
             return done()
         if name in UNDOING:
@@ -128,7 +151,9 @@ class Disk:
                 self._contents[path.lstat().st_ino] = stream.read()
 
     def after_power_loss(self, folder: Path, more: int) -> None:
-        """Lay into the folder what was synced, with so many bytes of what was written to each file after that."""
+        """Lay into the folder what was synced, with so many bytes of what was written to each file
+        after that.
+        """
         folder.mkdir()
         names = self._names.get(self.root, {})
         held = {path.stat().st_ino: path for path in Path(self.root).rglob("*")}
@@ -137,13 +162,27 @@ class Disk:
             path, number = left.pop()
             if number in held and held[number].is_dir():
                 path.mkdir()
-                left += [(path / name, inner) for name, inner in self._names.get(str(held[number]), {}).items()]
+                left += [
+                    (path / name, inner)
+                    for name, inner in self._names.get(str(held[number]), {}).items()
+                ]
             else:
                 synced = self._contents.get(number, b"")
                 now = held[number].read_bytes() if number in held else b""
-                path.write_bytes(synced + now[len(synced) : len(synced) + more] if now.startswith(synced) else synced)
+                path.write_bytes(
+                    synced + now[len(synced) : len(synced) + more]
+                    if now.startswith(synced)
+                    else synced
+                )
 
-    def _counted(self, name: str, real: Callable[..., Any], path_of: Callable[..., Any], *, named: bool = True) -> Callable[..., Any]:
+    def _counted(
+        self,
+        name: str,
+        real: Callable[..., Any],
+        path_of: Callable[..., Any],
+        *,
+        named: bool = True,
+    ) -> Callable[..., Any]:
         def called(*arguments: Any, **more: Any) -> Any:
             path = str(path_of(*arguments[:1])) if arguments else ""
             if not path.startswith(self.root):
@@ -167,7 +206,11 @@ class Disk:
             return _REAL_OPEN(file, mode, *arguments, **more)
         raw = self.call("open", str(file), lambda: io.FileIO(str(file), "rb"), named=True)
         stream = io.BufferedReader(_Reading(self, raw))
-        return stream if mode == "rb" else io.TextIOWrapper(stream, encoding=more.get("encoding") or "utf-8")
+        return (
+            stream
+            if mode == "rb"
+            else io.TextIOWrapper(stream, encoding=more.get("encoding") or "utf-8")
+        )
 
 
 _REAL_OPEN, _REAL_SCANDIR = io.open, os.scandir

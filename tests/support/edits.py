@@ -1,4 +1,6 @@
-"""Edited routes against the pure stages over the engine's whole answer: what a session on any engine compares."""
+"""Edited routes against the pure stages over the engine's whole answer: what a session on any
+engine compares.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ REQUEST: Mapping[str, Any] = {"messages": [{"role": "user", "content": "Count fr
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "a stop": {"stop": ["3"]},
     "stops": {"stop": [", 4", "4", "two"]},
-    "a stop with a control token": {"stop": ["9<|im_end|>", "9.<|im_end|>"], "skip_special_tokens": False},
+    "a stop with a control token": {
+        "stop": ["9<|im_end|>", "9.<|im_end|>"],
+        "skip_special_tokens": False,
+    },
     "after some tokens": {"stop": ["1", "5"], "min_new_tokens": 6},
     "no stop": {},
 }
@@ -43,7 +48,10 @@ def inserted(f: Callable[[Any], Any], after: str) -> Callable[[Any], Any]:
 
 EDITS: Mapping[str, Callable[[Any], Any]] = {
     "as it is": same,
-    **{f"after {place}": inserted(same, place) for place in ("resolve", "render", "tokenize", "fit", "call", "decode", "stop", "trim")},
+    **{
+        f"after {place}": inserted(same, place)
+        for place in ("resolve", "render", "tokenize", "fit", "call", "decode", "stop", "trim")
+    },
     "before resolve": lambda pipe: pipe.insert(pg.pure("mine", same), before="resolve"),
     "other ids": inserted(without_the_first, "call"),
     "another text": inserted(reversed_text, "decode"),
@@ -52,13 +60,19 @@ EDITS: Mapping[str, Callable[[Any], Any]] = {
     "joined by hand": lambda pipe: functools.reduce(operator.rshift, pipe.parts),
     "a plugin that halts": lambda pipe: pg.attach(
         pipe.insert(pg.pure("mine", reversed_text), after="decode"),
-        pg.Plugin(name="six", start=lambda: None, feed=lambda state, text: (state, text.index("6") + 1 if "6" in text else None)),
+        pg.Plugin(
+            name="six",
+            start=lambda: None,
+            feed=lambda state, text: (state, text.index("6") + 1 if "6" in text else None),
+        ),
     ),
 }
 
 
 def disagreements(route: Any, *, max_new_tokens: int = 28) -> list[str]:
-    """The edits and options under which a route gives another result than its stages over the whole answer of its engine."""
+    """The edits and options under which a route gives another result than its stages over the whole
+    answer of its engine.
+    """
     wrong: list[str] = []
     for options_name, values in OPTIONS.items():
         options = {**values, "max_new_tokens": max_new_tokens}
@@ -67,7 +81,10 @@ def disagreements(route: Any, *, max_new_tokens: int = 28) -> list[str]:
             (slot,) = pg.run(pipe, [REQUEST], options)
             expected = _from_the_whole_answer(pipe, options)
             if _ending(slot) != _ending(expected):
-                wrong.append(f"{name}, {options_name}: {_ending(slot)}, and the stages make {_ending(expected)}")
+                wrong.append(
+                    f"{name}, {options_name}: {_ending(slot)}, and the stages make"
+                    f" {_ending(expected)}"
+                )
     return wrong
 
 

@@ -1,4 +1,6 @@
-"""Faults of servers, each with the names that `pipegen verify` may give it: what is changed in a request, in an answer, in a stream, or in the model."""
+"""Faults of servers, each with the names that `pipegen verify` may give it: what is changed in a
+request, in an answer, in a stream, or in the model.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,22 @@ def asking(**options: Any) -> Callable[[Asked], Asked]:
 
 
 def moved(tokens: int) -> Callable[[Asked], Asked]:
-    return lambda asked: dataclasses.replace(asked, options={**asked.options, "max_new_tokens": asked.options["max_new_tokens"] + tokens})
+    return lambda asked: dataclasses.replace(
+        asked, options={**asked.options, "max_new_tokens": asked.options["max_new_tokens"] + tokens}
+    )
 
 
 def cut_at(tokens: int) -> Callable[[Asked], Asked]:
-    return lambda asked: dataclasses.replace(asked, options={**asked.options, "max_new_tokens": min(tokens, asked.options["max_new_tokens"])})
+    return lambda asked: dataclasses.replace(
+        asked,
+        options={**asked.options, "max_new_tokens": min(tokens, asked.options["max_new_tokens"])},
+    )
 
 
 def without(*names: str) -> Callable[[Asked], Asked]:
-    return lambda asked: dataclasses.replace(asked, options={name: value for name, value in asked.options.items() if name not in names})
+    return lambda asked: dataclasses.replace(
+        asked, options={name: value for name, value in asked.options.items() if name not in names}
+    )
 
 
 def drawn(**options: Any) -> Callable[[Asked], Asked]:
@@ -42,7 +51,9 @@ def drawn(**options: Any) -> Callable[[Asked], Asked]:
 
 
 def ids(change: Callable[[list[int]], list[int]]) -> Callable[[Asked], Asked]:
-    return lambda asked: asked if asked.prompt is None else dataclasses.replace(asked, prompt=change(asked.prompt))
+    return lambda asked: (
+        asked if asked.prompt is None else dataclasses.replace(asked, prompt=change(asked.prompt))
+    )
 
 
 def silent(row: Row, asked: Asked, tokenizer: Any) -> Row:
@@ -51,12 +62,26 @@ def silent(row: Row, asked: Asked, tokenizer: Any) -> Row:
 
 
 def messages(change: Callable[[list[Any]], list[Any]]) -> Callable[[Asked], Asked]:
-    return lambda asked: asked if asked.messages is None else dataclasses.replace(asked, messages=change(asked.messages))
+    return lambda asked: (
+        asked
+        if asked.messages is None
+        else dataclasses.replace(asked, messages=change(asked.messages))
+    )
 
 
 def last_characters(count: int) -> Callable[[list[Any]], list[Any]]:
     def change(turns: list[Any]) -> list[Any]:
-        return [{**turn, "content": turn["content"][-count:] if isinstance(turn["content"], str) else turn["content"]} for turn in turns]
+        return [
+            {
+                **turn,
+                "content": (
+                    turn["content"][-count:]
+                    if isinstance(turn["content"], str)
+                    else turn["content"]
+                ),
+            }
+            for turn in turns
+        ]
 
     return change
 
@@ -80,7 +105,12 @@ def pixels(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
         data = base64.b64decode(part["image_url"]["url"].partition(",")[2])
         out = io.BytesIO()
         change(Image.open(io.BytesIO(data)).convert("RGB")).save(out, "PNG")
-        return {**part, "image_url": {"url": "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()}}
+        return {
+            **part,
+            "image_url": {
+                "url": "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
+            },
+        }
 
     return changed
 
@@ -100,7 +130,9 @@ def field(**values: Any) -> Callable[..., Row]:
 
 
 def usage(**more: int) -> Callable[..., Row]:
-    return lambda row, asked, tokenizer: dataclasses.replace(row, usage={name: count + more.get(name, 0) for name, count in row.usage.items()})
+    return lambda row, asked, tokenizer: dataclasses.replace(
+        row, usage={name: count + more.get(name, 0) for name, count in row.usage.items()}
+    )
 
 
 def special_left(row: Row, asked: Asked, tokenizer: Any) -> Row:
@@ -110,7 +142,12 @@ def special_left(row: Row, asked: Asked, tokenizer: Any) -> Row:
 def logprobs(change: Callable[[list[float]], list[float]]) -> Callable[..., Row]:
     def changed(row: Row, asked: Asked, tokenizer: Any) -> Row:
         values = change([value for _, value, _ in row.logprobs])
-        return dataclasses.replace(row, logprobs=[(one, value, top) for (one, _, top), value in zip(row.logprobs, values, strict=True)])
+        return dataclasses.replace(
+            row,
+            logprobs=[
+                (one, value, top) for (one, _, top), value in zip(row.logprobs, values, strict=True)
+            ],
+        )
 
     return changed
 
@@ -121,11 +158,19 @@ def warmer(row: Row, asked: Asked, tokenizer: Any) -> Row:
     def at(value: float, top: list[tuple[int, float]]) -> float:
         return value / 2 - math.log(math.fsum(math.exp(other / 2) for _, other in top))
 
-    return dataclasses.replace(row, logprobs=[(one, at(value, top), [(token, at(other, top)) for token, other in top]) for one, value, top in row.logprobs])
+    return dataclasses.replace(
+        row,
+        logprobs=[
+            (one, at(value, top), [(token, at(other, top)) for token, other in top])
+            for one, value, top in row.logprobs
+        ],
+    )
 
 
 def of_wrong_tokens(row: Row, asked: Asked, tokenizer: Any) -> Row:
-    return dataclasses.replace(row, logprobs=[(one + 1, value, top) for one, value, top in row.logprobs])
+    return dataclasses.replace(
+        row, logprobs=[(one + 1, value, top) for one, value, top in row.logprobs]
+    )
 
 
 def pairs_swapped(rows: list[Row]) -> list[Row]:
@@ -139,7 +184,9 @@ def cut_text(tokens: int, finish: str) -> Callable[..., Row]:
         kept, special = row.ids[:tokens], frozenset(tokenizer.special_tokens.values())
         words = tokenizer.decode([one for one in kept if one not in special]).rstrip("\ufffd")
         counts = {**row.usage, "completion_tokens": tokens}
-        return dataclasses.replace(row, ids=kept, logprobs=row.logprobs[:tokens], text=words, finish=finish, usage=counts)
+        return dataclasses.replace(
+            row, ids=kept, logprobs=row.logprobs[:tokens], text=words, finish=finish, usage=counts
+        )
 
     return change
 
@@ -149,7 +196,9 @@ def with_stop(row: Row, asked: Asked, tokenizer: Any) -> Row:
 
 
 def dropped(place: int) -> Callable[[list[Any]], list[Any]]:
-    return lambda events: events[:place] + events[place + 1 :] if len(events) > place + 2 else events
+    return lambda events: (
+        events[:place] + events[place + 1 :] if len(events) > place + 2 else events
+    )
 
 
 def repeated(events: list[Any]) -> list[Any]:
@@ -164,7 +213,12 @@ COMPUTED = ("precision", "weights", "unknown")
 FAULTS = [
     Fault("cut at 8 tokens", ("length",), ask=cut_at(8)),
     Fault("cut at 8 tokens by chat", ("length",), ask=cut_at(8), ways=("chat",)),
-    Fault("cut at 6 tokens, which end by themselves", ("length", "end tokens"), row=cut_text(6, "stop"), ways=("chat",)),
+    Fault(
+        "cut at 6 tokens, which end by themselves",
+        ("length", "end tokens"),
+        row=cut_text(6, "stop"),
+        ways=("chat",),
+    ),
     Fault("one token less", ("length",), ask=moved(-1)),
     Fault("one token more", ("length",), ask=moved(1)),
     Fault("upper case", ("text",), row=text(str.upper)),
@@ -177,38 +231,128 @@ FAULTS = [
     Fault("finish always stop", ("length",), row=field(finish="stop"), ways=("chat",)),
     Fault("finish missing", ("length", "unknown"), row=field(finish=None), ways=("chat",)),
     Fault("more tokens counted", ("length",), row=usage(completion_tokens=7), dialects=("vllm",)),
-    Fault("more tokens of the prompt counted", ("template",), row=usage(prompt_tokens=3), dialects=("plain",)),
+    Fault(
+        "more tokens of the prompt counted",
+        ("template",),
+        row=usage(prompt_tokens=3),
+        dialects=("plain",),
+    ),
     Fault("temperature 0.7", ("sampling",), ask=asking(temperature=0.7)),
-    Fault("temperature 0.7 with one seed", ("sampling", "unknown"), ask=asking(temperature=0.7, seed=3), dialects=("vllm",)),
+    Fault(
+        "temperature 0.7 with one seed",
+        ("sampling", "unknown"),
+        ask=asking(temperature=0.7, seed=3),
+        dialects=("vllm",),
+    ),
     Fault("temperature 1.0 by chat", ("sampling",), ask=asking(temperature=1.0), ways=("chat",)),
     Fault("temperature ignored", ("sampling",), ask=asking(temperature=0.0)),
     Fault("temperature 3 where 1 is asked", ("sampling",), ask=drawn(temperature=3.0)),
     Fault("the likeliest token alone", ("sampling",), ask=drawn(top_k=1)),
     Fault("seed ignored", ("sampling",), ask=without("seed"), dialects=("vllm",)),
     Fault("always one seed", ("sampling",), ask=drawn(seed=7), dialects=("plain",)),
-    Fault("ids cut on the left", ("context",), ask=ids(lambda one: one[-256:]), row=silent, dialects=("vllm",)),
-    Fault("ids cut on the right", ("context",), ask=ids(lambda one: one[:256]), row=silent, dialects=("vllm",)),
-    Fault("all ids cut on the left", ("context",), ask=ids(lambda one: one[-8:]), row=silent, dialects=("vllm",)),
-    Fault("first id twice", ("template",), ask=ids(lambda one: [one[0], *one]), row=silent, dialects=("vllm",)),
+    Fault(
+        "ids cut on the left",
+        ("context",),
+        ask=ids(lambda one: one[-256:]),
+        row=silent,
+        dialects=("vllm",),
+    ),
+    Fault(
+        "ids cut on the right",
+        ("context",),
+        ask=ids(lambda one: one[:256]),
+        row=silent,
+        dialects=("vllm",),
+    ),
+    Fault(
+        "all ids cut on the left",
+        ("context",),
+        ask=ids(lambda one: one[-8:]),
+        row=silent,
+        dialects=("vllm",),
+    ),
+    Fault(
+        "first id twice",
+        ("template",),
+        ask=ids(lambda one: [one[0], *one]),
+        row=silent,
+        dialects=("vllm",),
+    ),
     Fault("messages cut", ("context",), ask=messages(last_characters(300))),
-    Fault("without system", ("template",), ask=messages(lambda turns: [turn for turn in turns if turn["role"] != "system"])),
-    Fault("with a system prompt", ("template",), ask=messages(lambda turns: [{"role": "system", "content": "Be brief."}, *turns])),
-    Fault("thinking on", ("template",), ask=asking(enable_thinking=True), ways=("chat",), dialects=("vllm",)),
+    Fault(
+        "without system",
+        ("template",),
+        ask=messages(lambda turns: [turn for turn in turns if turn["role"] != "system"]),
+    ),
+    Fault(
+        "with a system prompt",
+        ("template",),
+        ask=messages(lambda turns: [{"role": "system", "content": "Be brief."}, *turns]),
+    ),
+    Fault(
+        "thinking on",
+        ("template",),
+        ask=asking(enable_thinking=True),
+        ways=("chat",),
+        dialects=("vllm",),
+    ),
     Fault("repetition penalty", ("penalty",), ask=asking(repetition_penalty=1.4), ways=("chat",)),
-    Fault("repetition penalty everywhere", ("penalty",), ask=asking(repetition_penalty=1.4), dialects=("vllm",)),
-    Fault("frequency penalty", ("penalty",), ask=asking(frequency_penalty=2.0), dialects=("plain",)),
-    Fault("logprobs one on", ("logprobs",), row=logprobs(lambda values: [*values[1:], 0.0]), dialects=("vllm",)),
-    Fault("logprobs one back", ("logprobs",), row=logprobs(lambda values: [0.0, *values[:-1]]), dialects=("vllm",)),
-    Fault("logprobs to base 2", ("logprobs",), row=logprobs(lambda values: [value / math.log(2) for value in values]), dialects=("vllm",)),
-    Fault("logprobs are probabilities", ("logprobs",), row=logprobs(lambda values: [math.exp(value) for value in values]), dialects=("vllm",)),
+    Fault(
+        "repetition penalty everywhere",
+        ("penalty",),
+        ask=asking(repetition_penalty=1.4),
+        dialects=("vllm",),
+    ),
+    Fault(
+        "frequency penalty", ("penalty",), ask=asking(frequency_penalty=2.0), dialects=("plain",)
+    ),
+    Fault(
+        "logprobs one on",
+        ("logprobs",),
+        row=logprobs(lambda values: [*values[1:], 0.0]),
+        dialects=("vllm",),
+    ),
+    Fault(
+        "logprobs one back",
+        ("logprobs",),
+        row=logprobs(lambda values: [0.0, *values[:-1]]),
+        dialects=("vllm",),
+    ),
+    Fault(
+        "logprobs to base 2",
+        ("logprobs",),
+        row=logprobs(lambda values: [value / math.log(2) for value in values]),
+        dialects=("vllm",),
+    ),
+    Fault(
+        "logprobs are probabilities",
+        ("logprobs",),
+        row=logprobs(lambda values: [math.exp(value) for value in values]),
+        dialects=("vllm",),
+    ),
     Fault("logprobs at temperature 2", ("logprobs", "unknown"), row=warmer, dialects=("vllm",)),
     Fault("logprobs of wrong tokens", ("logprobs",), row=of_wrong_tokens, dialects=("vllm",)),
-    Fault("logprobs are 0", ("logprobs",), row=logprobs(lambda values: [0.0] * len(values)), dialects=("vllm",)),
+    Fault(
+        "logprobs are 0",
+        ("logprobs",),
+        row=logprobs(lambda values: [0.0] * len(values)),
+        dialects=("vllm",),
+    ),
     Fault("answers of two swapped", ("order",), batch=pairs_swapped),
-    Fault("answers of two swapped by ids", ("order",), batch=pairs_swapped, ways=("ids",), dialects=("vllm",)),
+    Fault(
+        "answers of two swapped by ids",
+        ("order",),
+        batch=pairs_swapped,
+        ways=("ids",),
+        dialects=("vllm",),
+    ),
     Fault("batch reversed", ("order",), batch=lambda rows: rows[::-1]),
     Fault("images left out", ("images",), ask=parts(lambda part: None)),
-    Fault("images of half size", ("images",), ask=parts(pixels(lambda image: image.resize((image.width // 2, image.height // 2))))),
+    Fault(
+        "images of half size",
+        ("images",),
+        ask=parts(pixels(lambda image: image.resize((image.width // 2, image.height // 2)))),
+    ),
     Fault("colours swapped", ("images",), ask=parts(pixels(swapped_channels))),
     Fault("another normalisation", ("images",), model="normalised", dialects=("vllm",)),
     Fault("end tokens ignored", ("end tokens",), ask=asking(ignore_eos=True), ways=("chat",)),
@@ -223,13 +367,31 @@ FAULTS = [
     Fault("large noise", ("weights",), model="noise 0.5"),
     Fault("noise", COMPUTED, model="noise 0.1"),
     Fault("int8", ("unknown", "precision"), model="int8", dialects=("vllm",)),
-    Fault("int8 at bfloat16", ("unknown", "precision"), model="int8 at bfloat16", precision="bfloat16", dialects=("vllm",)),
+    Fault(
+        "int8 at bfloat16",
+        ("unknown", "precision"),
+        model="int8 at bfloat16",
+        precision="bfloat16",
+        dialects=("vllm",),
+    ),
     Fault("fp8", ("unknown", "precision"), model="fp8"),
-    Fault("fp8 at bfloat16", ("unknown", "precision"), model="fp8", precision="bfloat16", dialects=("vllm",)),
+    Fault(
+        "fp8 at bfloat16",
+        ("unknown", "precision"),
+        model="fp8",
+        precision="bfloat16",
+        dialects=("vllm",),
+    ),
     Fault("int4", ("unknown", "precision"), model="int4", precision="bfloat16"),
     Fault("bfloat16", ("precision",), model="bfloat16", dialects=("vllm",)),
     Fault("float16", ("precision",), model="float16", dialects=("vllm",)),
-    Fault("small adapter", ("weights", "unknown"), model="adapter 0.05", precision="bfloat16", dialects=("vllm",)),
+    Fault(
+        "small adapter",
+        ("weights", "unknown"),
+        model="adapter 0.05",
+        precision="bfloat16",
+        dialects=("vllm",),
+    ),
     Fault("adapter", ("weights", "unknown"), model="adapter 0.3", precision="bfloat16"),
 ]
 """The faults; where no kind is named, no answer that comes through pipegen is another one."""
@@ -296,13 +458,28 @@ def write_other(name: str, place: Path) -> str:
     shutil.copytree(embedded.path(), place)
     if name == "normalised":
         file = place / "preprocessor_config.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0.28]}))
+        file.write_text(
+            json.dumps(
+                json.loads(file.read_text())
+                | {
+                    "image_mean": [0.48, 0.46, 0.41],
+                    "image_std": [0.27, 0.26, 0.28],
+                }
+            )
+        )
         return str(place)
     import torch
     from safetensors.torch import load_file, save_file
 
     torch.manual_seed(0)
     weights = {key: value.float() for key, value in load_file(place / "model.safetensors").items()}
-    changed = {key: WEIGHTS[name](key, value) if value.ndim == 2 else value for key, value in weights.items()}
-    save_file({key: value.contiguous() for key, value in changed.items()}, place / "model.safetensors", metadata={"format": "pt"})
+    changed = {
+        key: WEIGHTS[name](key, value) if value.ndim == 2 else value
+        for key, value in weights.items()
+    }
+    save_file(
+        {key: value.contiguous() for key, value in changed.items()},
+        place / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     return str(place)

@@ -1,4 +1,6 @@
-"""Forms of answers, drawn at random, and whether a text has them, as Python's own libraries see it."""
+"""Forms of answers, drawn at random, and whether a text has them, as Python's own libraries see
+it.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,39 @@ __all__ = ["Pick", "drawn_form", "has_form"]
 
 Pick = Callable[[int], int]
 """Draws a number from 0 to below its argument."""
-TEXTS = ("yes", "no", "no way", "né", '"q"', "a\nb", "\\", "🎈🎉", "<|im_end", "/x/", "{", "日本", "y", "A much longer one, with a comma.")
-ATOMS = ("[a-c]{2}", "[0-9]{1,3}", "(x|yz)", r"\d", "-", " ", r"[^a-z\n]{1,2}", "é?", r"\.", "(?:ab)+", "/", '"', ".", "(no|yes|no way)", "[🎈é]")
+TEXTS = (
+    "yes",
+    "no",
+    "no way",
+    "né",
+    '"q"',
+    "a\nb",
+    "\\",
+    "🎈🎉",
+    "<|im_end",
+    "/x/",
+    "{",
+    "日本",
+    "y",
+    "A much longer one, with a comma.",
+)
+ATOMS = (
+    "[a-c]{2}",
+    "[0-9]{1,3}",
+    "(x|yz)",
+    r"\d",
+    "-",
+    " ",
+    r"[^a-z\n]{1,2}",
+    "é?",
+    r"\.",
+    "(?:ab)+",
+    "/",
+    '"',
+    ".",
+    "(no|yes|no way)",
+    "[🎈é]",
+)
 WORDS = ("name", "a", "the value", "é", 'q"')
 
 
@@ -36,21 +69,38 @@ def _schema(pick: Pick, depth: int) -> dict[str, Any]:
     if kind == 1:
         return {"type": ("boolean", "null", "number")[pick(3)]}
     if kind == 2:
-        return {"enum": [(True, None, 3, "x y", "é", [1], {"a": 1})[pick(7)] for _ in range(1 + pick(3))]}
+        return {
+            "enum": [
+                (True, None, 3, "x y", "é", [1], {"a": 1})[pick(7)] for _ in range(1 + pick(3))
+            ]
+        }
     if kind == 3:
         return {"type": "string", "minLength": pick(3), "maxLength": 3 + pick(9)}
     if kind == 4:
-        return {"type": "string", "pattern": ("^[a-z]{1,5}$", "^(yes|no)$", "^[0-9]{4}-[0-9]{2}$")[pick(3)]}
+        return {
+            "type": "string",
+            "pattern": ("^[a-z]{1,5}$", "^(yes|no)$", "^[0-9]{4}-[0-9]{2}$")[pick(3)],
+        }
     if kind == 5:
         return {"const": (0, "one", None, ["a"])[pick(4)]}
     if kind == 6:
         least = pick(3)
-        return {"type": "array", "items": _schema(pick, depth - 1), "minItems": least, "maxItems": least + pick(3)}
+        return {
+            "type": "array",
+            "items": _schema(pick, depth - 1),
+            "minItems": least,
+            "maxItems": least + pick(3),
+        }
     if kind == 7:
         return {"anyOf": [_schema(pick, depth - 1) for _ in range(2)]}
     properties = {WORDS[pick(len(WORDS))]: _schema(pick, depth - 1) for _ in range(1 + pick(3))}
     required = [name for name in properties if pick(3)]
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": False,
+    }
 
 
 def has_form(text: str, form: Mapping[str, Any]) -> bool:

@@ -15,7 +15,12 @@ DATA = b"\x89PNG and more bytes \x00\xff"
 
 
 def load(*images: Any, policy: ImagePolicy = POLICY) -> list[bytes | None]:
-    return [source.data for source in load_sources(VlmGenerationRequest(prompt="?", images=images), policy).unwrap().sources]
+    return [
+        source.data
+        for source in (
+            load_sources(VlmGenerationRequest(prompt="?", images=images), policy).unwrap().sources
+        )
+    ]
 
 
 def refusal(*images: Any, policy: ImagePolicy = POLICY) -> GenerationError:

@@ -1,7 +1,8 @@
-"""Tiny random models of real architectures, made on the spot: a folder that `from_pretrained` reads, in less than a second.
+"""Tiny random models of real architectures, made on the spot: a folder that `from_pretrained`
+reads, in less than a second.
 
-The weights are drawn wide (`initializer_range=0.2`), so that greedy decoding has no near ties, and the vocabulary is exactly the tokenizer's. They say
-nothing sensible; they say it reproducibly.
+The weights are drawn wide (`initializer_range=0.2`), so that greedy decoding has no near ties, and
+the vocabulary is exactly the tokenizer's. They say nothing sensible; they say it reproducibly.
 """
 
 from __future__ import annotations
@@ -40,7 +41,11 @@ _SIZES: Mapping[str, Any] = {
 
 
 def _text_sizes(tokenizer: Any, head_dim: int) -> dict[str, Any]:
-    ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": None}
+    ids = {
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": None,
+    }
     return {**_SIZES, "head_dim": head_dim, "vocab_size": len(tokenizer), **ids}
 
 
@@ -56,69 +61,137 @@ def _llama(head_dim: int) -> tuple[Any, Any]:
 
 def _mistral(head_dim: int) -> tuple[Any, Any]:
     tokenizer = instruct_tokenizer()
-    return tokenizer, _hf().MistralForCausalLM(_hf().MistralConfig(**_text_sizes(tokenizer, head_dim), sliding_window=8))
+    return tokenizer, _hf().MistralForCausalLM(
+        _hf().MistralConfig(**_text_sizes(tokenizer, head_dim), sliding_window=8)
+    )
 
 
 def _gemma3(head_dim: int) -> tuple[Any, Any]:
     tokenizer = instruct_tokenizer()
-    config = _hf().Gemma3TextConfig(**_text_sizes(tokenizer, head_dim), sliding_window=8, layer_types=["sliding_attention", "full_attention"])
+    config = _hf().Gemma3TextConfig(
+        **_text_sizes(tokenizer, head_dim),
+        sliding_window=8,
+        layer_types=["sliding_attention", "full_attention"],
+    )
     return tokenizer, _hf().Gemma3ForCausalLM(config)
 
 
 def _lfm2(head_dim: int) -> tuple[Any, Any]:
     tokenizer = instruct_tokenizer()
-    sizes = {name: size for name, size in _text_sizes(tokenizer, head_dim).items() if name != "head_dim"}
-    config = _hf().Lfm2Config(**sizes, layer_types=["conv", "full_attention"], block_auto_adjust_ff_dim=False, conv_bias=True)
+    sizes = {
+        name: size for name, size in _text_sizes(tokenizer, head_dim).items() if name != "head_dim"
+    }
+    config = _hf().Lfm2Config(
+        **sizes,
+        layer_types=["conv", "full_attention"],
+        block_auto_adjust_ff_dim=False,
+        conv_bias=True,
+    )
     return tokenizer, _hf().Lfm2ForCausalLM(config)
 
 
 def _qwen3_next(head_dim: int) -> tuple[Any, Any]:
     tokenizer = chatml_tokenizer()
-    linear = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    linear = {
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+    }
     experts = {"num_experts": 0, "mlp_only_layers": [0, 1]}
-    config = _hf().Qwen3NextConfig(**_text_sizes(tokenizer, head_dim), **linear, **experts, layer_types=["linear_attention", "full_attention"])
+    config = _hf().Qwen3NextConfig(
+        **_text_sizes(tokenizer, head_dim),
+        **linear,
+        **experts,
+        layer_types=["linear_attention", "full_attention"],
+    )
     return tokenizer, _hf().Qwen3NextForCausalLM(config)
 
 
 def _falcon_h1(head_dim: int) -> tuple[Any, Any]:
     tokenizer = instruct_tokenizer()
-    mamba = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 16, "mamba_chunk_size": 8}
-    return tokenizer, _hf().FalconH1ForCausalLM(_hf().FalconH1Config(**_text_sizes(tokenizer, head_dim), **mamba))
+    mamba = {
+        "mamba_d_ssm": 32,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 8,
+        "mamba_d_state": 16,
+        "mamba_chunk_size": 8,
+    }
+    return tokenizer, _hf().FalconH1ForCausalLM(
+        _hf().FalconH1Config(**_text_sizes(tokenizer, head_dim), **mamba)
+    )
 
 
 def _phi3_longrope(head_dim: int) -> tuple[Any, Any]:
     tokenizer = instruct_tokenizer()
-    sizes = {**_text_sizes(tokenizer, head_dim), "hidden_size": 4 * head_dim, "pad_token_id": tokenizer.eos_token_id}
+    sizes = {
+        **_text_sizes(tokenizer, head_dim),
+        "hidden_size": 4 * head_dim,
+        "pad_token_id": tokenizer.eos_token_id,
+    }
     factors = [1.0 + number / 4 for number in range(head_dim // 2)]
-    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": factors, "long_factor": [3 * factor for factor in factors]}
-    return tokenizer, _hf().Phi3ForCausalLM(_hf().Phi3Config(**sizes, rope_parameters=rope, original_max_position_embeddings=64))
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": factors,
+        "long_factor": [3 * factor for factor in factors],
+    }
+    return tokenizer, _hf().Phi3ForCausalLM(
+        _hf().Phi3Config(**sizes, rope_parameters=rope, original_max_position_embeddings=64)
+    )
 
 
 def _gemma2(head_dim: int) -> tuple[Any, Any]:
     tokenizer = instruct_tokenizer()
-    config = _hf().Gemma2Config(**_text_sizes(tokenizer, head_dim), sliding_window=8, attn_logit_softcapping=1.0, query_pre_attn_scalar=1)
+    config = _hf().Gemma2Config(
+        **_text_sizes(tokenizer, head_dim),
+        sliding_window=8,
+        attn_logit_softcapping=1.0,
+        query_pre_attn_scalar=1,
+    )
     return tokenizer, _hf().Gemma2ForCausalLM(config)
 
 
 def _cohere2(head_dim: int) -> tuple[Any, Any]:
     tokenizer = instruct_tokenizer()
-    sizes = {**_text_sizes(tokenizer, head_dim), "hidden_size": 4 * head_dim}  # in vLLM a head has no size of its own
-    config = _hf().Cohere2Config(**sizes, sliding_window=16, layer_types=["sliding_attention", "full_attention"])
+    # in vLLM a head has no size of its own
+    sizes = {**_text_sizes(tokenizer, head_dim), "hidden_size": 4 * head_dim}
+    config = _hf().Cohere2Config(
+        **sizes, sliding_window=16, layer_types=["sliding_attention", "full_attention"]
+    )
     return tokenizer, _hf().Cohere2ForCausalLM(config)
 
 
 def _ministral3(head_dim: int) -> tuple[Any, Any]:
     tokenizer = instruct_tokenizer()
-    lengths = {"original_max_position_embeddings": 64, "max_position_embeddings": 512, "factor": 8.0}
-    rope = {"rope_type": "yarn", "rope_theta": 10000.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
-    return tokenizer, _hf().Ministral3ForCausalLM(_hf().Ministral3Config(**_text_sizes(tokenizer, head_dim), rope_parameters={**rope, **lengths}))
+    lengths = {
+        "original_max_position_embeddings": 64,
+        "max_position_embeddings": 512,
+        "factor": 8.0,
+    }
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    }
+    return tokenizer, _hf().Ministral3ForCausalLM(
+        _hf().Ministral3Config(
+            **_text_sizes(tokenizer, head_dim), rope_parameters={**rope, **lengths}
+        )
+    )
 
 
 def _llama_scaled(rope: Mapping[str, Any]) -> Callable[[int], tuple[Any, Any]]:
     def made(head_dim: int) -> tuple[Any, Any]:
         tokenizer = instruct_tokenizer()
         sizes = {**_text_sizes(tokenizer, head_dim), "max_position_embeddings": 128}
-        return tokenizer, _hf().LlamaForCausalLM(_hf().LlamaConfig(**sizes, rope_parameters={"rope_theta": 10000.0, **rope}))
+        return tokenizer, _hf().LlamaForCausalLM(
+            _hf().LlamaConfig(**sizes, rope_parameters={"rope_theta": 10000.0, **rope})
+        )
 
     return made
 
@@ -126,7 +199,12 @@ def _llama_scaled(rope: Mapping[str, Any]) -> Callable[[int], tuple[Any, Any]]:
 def _qwen3_vl(head_dim: int) -> tuple[Any, Any]:
     tokenizer = chatml_tokenizer()
     ids = tokenizer.get_vocab()
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [head_dim // 4, head_dim // 8, head_dim // 8], "mrope_interleaved": True}
+    rope = {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "mrope_section": [head_dim // 4, head_dim // 8, head_dim // 8],
+        "mrope_interleaved": True,
+    }
     vision = {
         "depth": 2,
         "hidden_size": 32,
@@ -174,7 +252,11 @@ _ATTENTION: Mapping[str, Callable[[int], tuple[Any, Any]]] = {
     "gemma3": _gemma3,
     "qwen3_vl": _qwen3_vl,
 }
-_HYBRID: Mapping[str, Callable[[int], tuple[Any, Any]]] = {"lfm2": _lfm2, "qwen3_next": _qwen3_next, "falcon_h1": _falcon_h1}
+_HYBRID: Mapping[str, Callable[[int], tuple[Any, Any]]] = {
+    "lfm2": _lfm2,
+    "qwen3_next": _qwen3_next,
+    "falcon_h1": _falcon_h1,
+}
 _VARIANT: Mapping[str, Callable[[int], tuple[Any, Any]]] = {
     "phi3_longrope": _phi3_longrope,
     "gemma2": _gemma2,
@@ -182,40 +264,69 @@ _VARIANT: Mapping[str, Callable[[int], tuple[Any, Any]]] = {
     "ministral3": _ministral3,
     "llama_linear": _llama_scaled({"rope_type": "linear", "factor": 4.0}),
     "llama_dynamic": _llama_scaled({"rope_type": "dynamic", "factor": 4.0}),
-    "llama_yarn": _llama_scaled({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}),
+    "llama_yarn": _llama_scaled(
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    ),
 }
 _MAKERS: Mapping[str, Callable[[int], tuple[Any, Any]]] = {**_ATTENTION, **_HYBRID, **_VARIANT}
 FAMILIES = tuple(_ATTENTION)
-"""`llama`, `mistral` and `gemma3` have a BOS and no pad token; `mistral` and `gemma3` a sliding window of 8; `qwen3_vl` takes images."""
+"""`llama`, `mistral` and `gemma3` have a BOS and no pad token; `mistral` and `gemma3` a sliding
+window of 8; `qwen3_vl` takes images.
+"""
 HYBRIDS = tuple(_HYBRID)
-"""Models of which some layers keep states instead of keys and values: convolutions (`lfm2`), a gated delta rule (`qwen3_next`), Mamba 2 (`falcon_h1`)."""
+"""Models of which some layers keep states instead of keys and values: convolutions (`lfm2`), a
+gated delta rule (`qwen3_next`), Mamba 2 (`falcon_h1`).
+"""
 
 
 VARIANTS = tuple(_VARIANT)
-"""Models whose texts depend on their settings: `phi3_longrope` takes other rotary factors from 65 tokens on, `gemma2` caps its attention scores, `cohere2`
-has a sliding window of 16, `ministral3` scales its attention from 64 tokens on, and the positions of `llama_linear` (128 times 4), `llama_dynamic` and
-`llama_yarn` (128 each) are scaled."""
+"""Models whose texts depend on their settings: `phi3_longrope` takes other rotary factors from 65
+tokens on, `gemma2` caps its attention scores, `cohere2` has a sliding window of 16, `ministral3`
+scales its attention from 64 tokens on, and the positions of `llama_linear` (128 times 4),
+`llama_dynamic` and `llama_yarn` (128 each) are scaled."""
 
 
-def write_model(directory: Path, family: str = "qwen3", *, seed: int = 0, head_dim: int = 16, whole_text: bool = False, **generation: Any) -> Path:
-    """Write a model of that family (of `FAMILIES`, `HYBRIDS`, `VARIANTS` or `IMAGE_FAMILIES`) with its tokenizer into a new folder, and give the folder back.
+def write_model(
+    directory: Path,
+    family: str = "qwen3",
+    *,
+    seed: int = 0,
+    head_dim: int = 16,
+    whole_text: bool = False,
+    **generation: Any,
+) -> Path:
+    """Write a model of that family (of `FAMILIES`, `HYBRIDS`, `VARIANTS` or `IMAGE_FAMILIES`) with
+    its tokenizer into a new folder, and give the folder back.
 
-    `head_dim` is the size of an attention head: kernels of some engines take none below 32.
-    With `whole_text`, the model (greedily) writes no token that is a piece of a character only, so that its answers are valid UTF-8.
-    `generation` are entries of its generation_config.json, such as `eos_token_id=[1, 2]`.
+    `head_dim` is the size of an attention head: kernels of some engines take none below 32. With
+    `whole_text`, the model (greedily) writes no token that is a piece of a character only, so that
+    its answers are valid UTF-8. `generation` are entries of its generation_config.json, such as
+    `eos_token_id=[1, 2]`.
     """
     import torch
 
     state = torch.random.get_rng_state()
     torch.manual_seed(seed)
     image_files = IMAGE_FAMILIES[family]() if family in IMAGE_FAMILIES else None
-    tokenizer, model = (image_files.tokenizer, image_files.model()) if image_files else _MAKERS[family](head_dim)
+    tokenizer, model = (
+        (image_files.tokenizer, image_files.model()) if image_files else _MAKERS[family](head_dim)
+    )
     torch.random.set_rng_state(state)
     if whole_text:
-        pieces = [token_id for token_id in range(len(tokenizer)) if "\ufffd" in tokenizer.decode([token_id])]
+        pieces = [
+            token_id
+            for token_id in range(len(tokenizer))
+            if "\ufffd" in tokenizer.decode([token_id])
+        ]
         with torch.no_grad():  # a logit of 0, and of the others some are always above
             model.get_output_embeddings().weight[pieces] = 0
-    model.generation_config = _hf().GenerationConfig(**{"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, **generation})
+    model.generation_config = _hf().GenerationConfig(
+        **{
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+            **generation,
+        }
+    )
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     if image_files:
@@ -225,12 +336,19 @@ def write_model(directory: Path, family: str = "qwen3", *, seed: int = 0, head_d
     return directory
 
 
-def encoded(token_ids: Sequence[int], *, images: Sequence[PreparedImage] = (), **options: Any) -> Encoded:
-    """A call's input made of token ids as they stand; `options` are those of `GenerationOptions`, the rest takes its defaults.
+def encoded(
+    token_ids: Sequence[int], *, images: Sequence[PreparedImage] = (), **options: Any
+) -> Encoded:
+    """A call's input made of token ids as they stand; `options` are those of `GenerationOptions`,
+    the rest takes its defaults.
 
     >>> encoded([1, 2], max_new_tokens=4).options.max_new_tokens
     4
     """
     ids = tuple(token_ids)
     prompt = Prompt(token_ids=ids, compact_token_ids=ids, images=tuple(images))
-    return Encoded(request=TextGenerationRequest(prompt_token_ids=ids), options=resolve(GenerationOptions(**options)), prompt=prompt)
+    return Encoded(
+        request=TextGenerationRequest(prompt_token_ids=ids),
+        options=resolve(GenerationOptions(**options)),
+        prompt=prompt,
+    )

@@ -21,12 +21,14 @@ class _Loaded(FakeEngine):
     loaded = True
 
 
-def stub(seconds: float = 0.0, asked: str | None = None, poison: str = "", death: str = "kill") -> pg.Route:
+def stub(
+    seconds: float = 0.0, asked: str | None = None, poison: str = "", death: str = "kill"
+) -> pg.Route:
     """A route whose answers end with the prompt's last word.
 
-    seconds: how long a call takes.
-    asked: a file that gets a line for each row that is asked.
-    poison: a row whose prompt has this word ends its process, or (`death="engine"`) the engine in it.
+    seconds: how long a call takes. asked: a file that gets a line for each row that is asked.
+    poison: a row whose prompt has this word ends its process, or (`death="engine"`) the engine in
+    it.
     """
 
     def answered(encoded: Encoded, engine: list[FakeEngine]) -> Any:

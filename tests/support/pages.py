@@ -13,7 +13,10 @@ DOCS = Path(__file__).parents[2] / "docs"
 def before_and_after(page: str) -> tuple[str, str]:
     """The program below `## Before` and the program below `## After` of a page of docs/migrate/."""
     text = (DOCS / "migrate" / page).read_text(encoding="utf-8")
-    before, after = (re.search(rf"^## {title}\n+```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE) for title in ("Before", "After"))
+    before, after = (
+        re.search(rf"^## {title}\n+```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+        for title in ("Before", "After")
+    )
     assert before is not None
     assert after is not None
     return before[1], after[1]

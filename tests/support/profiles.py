@@ -1,7 +1,9 @@
-"""Hypothesis profiles, for every test: `quick` (the default), `ci` for more examples, and `nightly` to search for long.
+"""Hypothesis profiles, for every test: `quick` (the default), `ci` for more examples, and `nightly`
+to search for long.
 
-`quick` and `ci` try the same examples each time, so a test run does not depend on chance; only `nightly` draws new ones. Chosen by
-`pytest property_tests --hypothesis-profile=nightly` or by the environment variable HYPOTHESIS_PROFILE. The `conftest.py` of each folder of tests takes
+`quick` and `ci` try the same examples each time, so a test run does not depend on chance; only
+`nightly` draws new ones. Chosen by `pytest property_tests --hypothesis-profile=nightly` or by the
+environment variable HYPOTHESIS_PROFILE. The `conftest.py` of each folder of tests takes
 `pytest_configure` from here.
 """
 
@@ -23,7 +25,8 @@ settings.register_profile("nightly", ALWAYS, max_examples=5_000, derandomize=Fal
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts what runs in the background so; the tests interrupt themselves
+    # a shell starts what runs in the background so; the tests interrupt themselves
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if not config.getoption("--hypothesis-profile", default=None):
         settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))

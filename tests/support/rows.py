@@ -12,7 +12,12 @@ from pipegen.records.results import Encoded, Raw
 
 __all__ = ["FAMILY", "PROMPTS", "ids", "raws", "sampled"]
 
-PROMPTS = ([70, 71, 72], [80, 81, 82, 83, 84], [90], [60, 61, 62, 63, 64, 65, 66, 67, 68, 69, 70, 71])
+PROMPTS = (
+    [70, 71, 72],
+    [80, 81, 82, 83, 84],
+    [90],
+    [60, 61, 62, 63, 64, 65, 66, 67, 68, 69, 70, 71],
+)
 FAMILY = pytest.mark.parametrize("family", FAMILIES)
 
 
@@ -25,4 +30,6 @@ def ids(engine: Any, inputs: Sequence[Encoded]) -> list[tuple[int, ...]]:
 
 
 def sampled(at: int, **more: Any) -> Encoded:
-    return encoded(PROMPTS[at % 4], **{"temperature": 1.5, "max_new_tokens": 10, "seed": at, **more})
+    return encoded(
+        PROMPTS[at % 4], **{"temperature": 1.5, "max_new_tokens": 10, "seed": at, **more}
+    )

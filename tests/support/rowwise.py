@@ -1,4 +1,6 @@
-"""A fake engine that is fed while it works, and answers one row a step, those that wait longest first: it dies of the row that the test says."""
+"""A fake engine that is fed while it works, and answers one row a step, those that wait longest
+first: it dies of the row that the test says.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ __all__ = ["Fuse", "Rowwise"]
 
 
 class Fuse:
-    """Raises `KeyboardInterrupt` instead of answer number `at`, of whatever engine; `asked` has the texts of all rows that were begun."""
+    """Raises `KeyboardInterrupt` instead of answer number `at`, of whatever engine; `asked` has the
+    texts of all rows that were begun.
+    """
 
     def __init__(self, at: int = -1) -> None:
         self.left = at
@@ -33,7 +37,9 @@ class Rowwise(FakeEngine):
         return self
 
     def add(self, inputs: Sequence[tuple[int, Any]]) -> None:
-        self.fuse.asked += [f"{self.name}: {asked.prompt.text} {asked.options.seed}" for _, asked in inputs]
+        self.fuse.asked += [
+            f"{self.name}: {asked.prompt.text} {asked.options.seed}" for _, asked in inputs
+        ]
         self.rows += inputs
 
     def step(self) -> Sequence[tuple[int, Any]]:

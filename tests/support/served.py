@@ -21,7 +21,9 @@ __all__ = ["ToyModel"]
 
 
 class _ToyModel:
-    """The toy tokenizer and template as a model's light facts; images are one black pixel of three tokens. `sees=False` is a text model."""
+    """The toy tokenizer and template as a model's light facts; images are one black pixel of three
+    tokens. `sees=False` is a text model.
+    """
 
     def __init__(self, *, sees: bool = True) -> None:
         self.identity, self.has_weights = "toy", True
@@ -30,7 +32,9 @@ class _ToyModel:
         self.eos_token_ids: tuple[int, ...] = (self.tokenizer.special_tokens["<|im_end|>"],)
         self.bos_token: str | None = None
         self.image_placeholder: str | None = "<|image_pad|>" if sees else None
-        self.image_token_id: int | None = self.tokenizer.special_tokens["<|image_pad|>"] if sees else None
+        self.image_token_id: int | None = (
+            self.tokenizer.special_tokens["<|image_pad|>"] if sees else None
+        )
         self.generation_config: immutabledict[str, Any] = immutabledict()
         self.positions = Positions()
         self.images_unsupported_reason = "" if sees else "the toy model is text-only"
@@ -38,12 +42,23 @@ class _ToyModel:
     def check_server_resize(self, prompt: Prompt) -> None:
         """The toy images have one size."""
 
-    def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
+    def prepare_image(
+        self, source: ImageSource, options: VlmPreprocessOptions, index: int
+    ) -> Slot[PreparedImage]:
         """Any bytes are an image, unless they begin with `broken`."""
         data = source.data or b""
         if data.startswith(b"broken"):
             return Failure(BadImage(index))
-        return Success(PreparedImage(width=1, height=1, rgb=bytes(3), digest=hashlib.sha256(data).hexdigest(), grid=(1, 2, 6), tokens=3))
+        return Success(
+            PreparedImage(
+                width=1,
+                height=1,
+                rgb=bytes(3),
+                digest=hashlib.sha256(data).hexdigest(),
+                grid=(1, 2, 6),
+                tokens=3,
+            )
+        )
 
 
 ToyModel: Any = _ToyModel  # it stands in for a `Checkpoint`

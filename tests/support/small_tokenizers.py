@@ -1,4 +1,6 @@
-"""Small tokenizers made on the spot, with chat templates of their own: one for each family that is awkward in its own way. Each is made once."""
+"""Small tokenizers made on the spot, with chat templates of their own: one for each family that is
+awkward in its own way. Each is made once.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ INSTRUCT = """
     {%- endif -%}
 {%- endfor -%}
 """
-"""Takes strings only, trims them, writes the BOS itself, and knows no thinking switch, in the manner of Mistral."""
+"""Takes strings only, trims them, writes the BOS itself, and knows no thinking switch, in the
+manner of Mistral.
+"""
 
 PARTS_ONLY = """
 {%- for message in messages -%}
@@ -67,13 +71,31 @@ PARTS_ONLY = """
 """
 """Takes lists of parts only: of a string it would write nothing at all."""
 
-_CHATML_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
-_CHATML_ADDED = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>", "<|fim_prefix|>")
+_CHATML_SPECIAL = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+)
+_CHATML_ADDED = (
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+    "<|fim_prefix|>",
+)
 _CORPUS = (
     "The quick brown fox jumps over the lazy dog, and then it sleeps for a while.",
     "user\nassistant\nsystem\nHello there! How are you today? I am fine, thank you.",
     "Describe the image. What is 12 + 30? Write it as JSON: {'sum': 42}",
-    "Grüße aus Köln, ça va? Привет, как дела? 你好 今天天气很好。 é è ü <b>bold</b> [1] [2] a < b > c | d",
+    (
+        "Grüße aus Köln, ça va? Привет, как дела? 你好 今天天气很好。 é è ü <b>bold</b> [1] [2] a <"
+        " b > c | d"
+    ),
 )
 
 
@@ -96,16 +118,26 @@ def _lines() -> Iterator[str]:
 
 @functools.cache
 def chatml_tokenizer() -> Any:
-    """Byte-level BPE with NFC, in the manner of Qwen: `<think>` and `<tool_call>` are added tokens, but not special ones."""
+    """Byte-level BPE with NFC, in the manner of Qwen: `<think>` and `<tool_call>` are added tokens,
+    but not special ones.
+    """
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     rust = Tokenizer(models.BPE())
     rust.normalizer = normalizers.NFC()
-    pieces = pre_tokenizers.Split(Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"), "isolated")
-    rust.pre_tokenizer = pre_tokenizers.Sequence([pieces, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    pieces = pre_tokenizers.Split(
+        Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"),
+        "isolated",
+    )
+    rust.pre_tokenizer = pre_tokenizers.Sequence(
+        [pieces, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     rust.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    rust.train_from_iterator(_lines(), trainers.BpeTrainer(vocab_size=420, initial_alphabet=alphabet, show_progress=False))
+    rust.train_from_iterator(
+        _lines(),
+        trainers.BpeTrainer(vocab_size=420, initial_alphabet=alphabet, show_progress=False),
+    )
     rust.add_special_tokens(added_tokens(_CHATML_SPECIAL, special=True))
     rust.add_tokens(added_tokens(_CHATML_ADDED))
     return _raw(rust, CHATML, eos_token="<|im_end|>", pad_token="<|endoftext|>")  # no password
@@ -113,26 +145,51 @@ def chatml_tokenizer() -> Any:
 
 @functools.cache
 def instruct_tokenizer(prefix: Literal["first", "always", "normalizer"] = "first") -> Any:
-    """SentencePiece-like BPE with byte fallback, in the manner of Llama 2 and Mistral; a BOS goes before every text.
+    """SentencePiece-like BPE with byte fallback, in the manner of Llama 2 and Mistral; a BOS goes
+    before every text.
 
-    `prefix` says where a prefix space is put: at the start of the prompt, or before each stretch between control tokens (two ways to do that).
+    `prefix` says where a prefix space is put: at the start of the prompt, or before each stretch
+    between control tokens (two ways to do that).
     """
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from tokenizers import (
+        Tokenizer,
+        decoders,
+        models,
+        normalizers,
+        pre_tokenizers,
+        processors,
+        trainers,
+    )
 
     rust = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     if prefix == "normalizer":
-        rust.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        rust.normalizer = normalizers.Sequence(
+            [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        )
         strip = [decoders.Strip(" ", 1, 0)]
     else:
-        rust.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=prefix, split=False)
+        rust.pre_tokenizer = pre_tokenizers.Metaspace(
+            replacement="▁", prepend_scheme=prefix, split=False
+        )
         strip = []
-    rust.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+    rust.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
     special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    trainer = trainers.BpeTrainer(vocab_size=520, initial_alphabet=[*string.printable.strip(), "▁"], special_tokens=special, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=520,
+        initial_alphabet=[*string.printable.strip(), "▁"],
+        special_tokens=special,
+        show_progress=False,
+    )
     rust.train_from_iterator(_lines(), trainer)
     rust = _without_added(rust)
-    rust.add_special_tokens(added_tokens(("<unk>", "<s>", "</s>", "[INST]", "[/INST]"), special=True))
-    rust.post_processor = processors.TemplateProcessing(single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", rust.token_to_id("<s>"))])
+    rust.add_special_tokens(
+        added_tokens(("<unk>", "<s>", "</s>", "[INST]", "[/INST]"), special=True)
+    )
+    rust.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", rust.token_to_id("<s>"))]
+    )
     return _raw(rust, INSTRUCT, bos_token="<s>", eos_token="</s>", unk_token="<unk>")  # no password
 
 
@@ -151,14 +208,19 @@ def _without_added(rust: Any) -> Any:
 
 @functools.cache
 def turns_tokenizer() -> Any:
-    """Byte-level BPE whose control tokens take in the white space after them, as Phi's do, and whose newline runs are added tokens, as Gemma's are."""
+    """Byte-level BPE whose control tokens take in the white space after them, as Phi's do, and
+    whose newline runs are added tokens, as Gemma's are.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     rust = Tokenizer(models.BPE())
     rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     rust.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    rust.train_from_iterator(_lines(), trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False))
+    rust.train_from_iterator(
+        _lines(),
+        trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False),
+    )
     rust.add_special_tokens(added_tokens(("<|end|>", "<image>"), special=True, rstrip=True))
     rust.add_tokens(added_tokens(("\n\n", "\n\n\n", "<b>", "</b>")))
     return _raw(rust, PARTS_ONLY, eos_token="<|end|>")  # no password
@@ -166,14 +228,27 @@ def turns_tokenizer() -> Any:
 
 @functools.cache
 def unigram_tokenizer() -> Any:
-    """Unigram with NFKC, whose vocabulary holds its control tokens as words: a full-width `<s>` spells one. Unknown characters become `<unk>`."""
+    """Unigram with NFKC, whose vocabulary holds its control tokens as words: a full-width `<s>`
+    spells one. Unknown characters become `<unk>`.
+    """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     letters = [letter for letter in string.printable if not letter.isspace()]
-    pieces = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), ("[INST]", 0.0), ("[/INST]", 0.0), ("▁", -2.0), ("▁the", -3.0), ("▁and", -3.5)]
+    pieces = [
+        ("<unk>", 0.0),
+        ("<s>", 0.0),
+        ("</s>", 0.0),
+        ("[INST]", 0.0),
+        ("[/INST]", 0.0),
+        ("▁", -2.0),
+        ("▁the", -3.0),
+        ("▁and", -3.5),
+    ]
     rust = Tokenizer(models.Unigram([*pieces, *((letter, -5.0) for letter in letters)], unk_id=0))
     rust.normalizer = normalizers.NFKC()
     rust.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
     rust.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always")
-    rust.add_special_tokens(added_tokens(("<unk>", "<s>", "</s>", "[INST]", "[/INST]"), special=True))
+    rust.add_special_tokens(
+        added_tokens(("<unk>", "<s>", "</s>", "[INST]", "[/INST]"), special=True)
+    )
     return _raw(rust, INSTRUCT, bos_token="<s>", eos_token="</s>", unk_token="<unk>")  # no password

@@ -1,4 +1,6 @@
-"""An engine that is fed: a row takes as many steps as its prompt says, and a step takes one second of the engine's own clock."""
+"""An engine that is fed: a row takes as many steps as its prompt says, and a step takes one second
+of the engine's own clock.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,12 @@ class Steps:
         self.rows: dict[int, list[Any]] = {}
 
     def add(self, inputs: Sequence[tuple[int, Any]]) -> None:
-        self.rows.update({number: [int(encoded.request.prompt.split()[0]), encoded] for number, encoded in inputs})
+        self.rows.update(
+            {
+                number: [int(encoded.request.prompt.split()[0]), encoded]
+                for number, encoded in inputs
+            }
+        )
 
     def step(self) -> list[tuple[int, Any]]:
         self.engine.now += 1
@@ -32,7 +39,11 @@ class Steps:
             row[0] -= 1
         if not self.side_by_side:
             self.wake()
-        return [(number, self.engine.generate([self.rows.pop(number)[1]])[0]) for number, row in [*self.rows.items()] if row[0] <= 0]
+        return [
+            (number, self.engine.generate([self.rows.pop(number)[1]])[0])
+            for number, row in [*self.rows.items()]
+            if row[0] <= 0
+        ]
 
     def close(self) -> None:
         self.engine.left += len(self.rows)
@@ -43,7 +54,9 @@ class Stepwise(FakeEngine):
 
     in_flight = 3
 
-    def __init__(self, *, side_by_side: int = 3, before_step: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self, *, side_by_side: int = 3, before_step: Callable[[], object] = lambda: None
+    ) -> None:
         super().__init__(echo)
         self.side_by_side, self.now, self.left, self.before_step = side_by_side, 0.0, 0, before_step
 

@@ -1,7 +1,9 @@
-"""How many files, functions and frames of pipegen one request goes through, once everything is warm: `python -m support.walk`, from the folder `tests`.
+"""How many files, functions and frames of pipegen one request goes through, once everything is
+warm: `python -m support.walk`, from the folder `tests`.
 
-Frames are the functions of pipegen that are on the stack, at most, while the model computes and while the chat template is rendered. CONTRIBUTING.md holds
-the counts, and tests/test_walk.py fails when one of them grows by a tenth.
+Frames are the functions of pipegen that are on the stack, at most, while the model computes and
+while the chat template is rendered. CONTRIBUTING.md holds the counts, and tests/test_walk.py fails
+when one of them grows by a tenth.
 """
 
 from __future__ import annotations
@@ -20,11 +22,16 @@ import pipegen as pg
 __all__ = ["WALKS", "Walk", "walk_of"]
 
 ROOT = str(Path(pg.__file__).parent)
-TEXT: dict[str, Any] = {"messages": [{"role": "user", "content": "Count from 1 to 3."}], "options": {"max_new_tokens": 4}}
+TEXT: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "Count from 1 to 3."}],
+    "options": {"max_new_tokens": 4},
+}
 
 
 class Walk:
-    """The code that was called while it was counting, in every thread that was started after it was made."""
+    """The code that was called while it was counting, in every thread that was started after it was
+    made.
+    """
 
     def __init__(self) -> None:
         self.counting = False
@@ -38,21 +45,40 @@ class Walk:
         code = frame.f_code
         if code.co_filename.startswith(ROOT):
             self.seen.add(code)
-        elif code.co_name == "forward" and "/transformers/models/" in code.co_filename.replace("\\", "/"):
+        elif code.co_name == "forward" and "/transformers/models/" in code.co_filename.replace(
+            "\\", "/"
+        ):
             self.above_model = max(self.above_model, _frames_above(frame))
         elif code.co_qualname == "Template.render":
             self.above_template = max(self.above_template, _frames_above(frame))
 
     @property
     def functions(self) -> set[tuple[str, str]]:
-        """Files and names of what was called; what comprehensions and lambdas call counts with the function that they are in. The test server is left out."""
-        called = {(code.co_filename.removeprefix(ROOT).lstrip("/\\"), code.co_qualname.partition(".<locals>.<")[0]) for code in self.seen}
-        return {(file, name) for file, name in called if not file.startswith("testing") and not name.startswith("<")}
+        """Files and names of what was called; what comprehensions and lambdas call counts with the
+        function that they are in. The test server is left out.
+        """
+        called = {
+            (
+                code.co_filename.removeprefix(ROOT).lstrip("/\\"),
+                code.co_qualname.partition(".<locals>.<")[0],
+            )
+            for code in self.seen
+        }
+        return {
+            (file, name)
+            for file, name in called
+            if not file.startswith("testing") and not name.startswith("<")
+        }
 
     @property
     def counts(self) -> tuple[int, int, int, int]:
         """Files, functions, frames above a pass of the model, frames above the template."""
-        return len({file for file, _ in self.functions}), len(self.functions), self.above_model, self.above_template
+        return (
+            len({file for file, _ in self.functions}),
+            len(self.functions),
+            self.above_model,
+            self.above_template,
+        )
 
 
 def _frames_above(frame: FrameType) -> int:
@@ -96,7 +122,10 @@ def _text() -> Iterator[Callable[[], object]]:
 def _served() -> Iterator[Callable[[], object]]:
     from pipegen.testing.faulty import FaultyServer
 
-    with FaultyServer() as server, pg.backends.vllm_server("embedded", base_url=server.url) as route:
+    with (
+        FaultyServer() as server,
+        pg.backends.vllm_server("embedded", base_url=server.url) as route,
+    ):
         yield lambda: pg.run(route, [TEXT])[0].unwrap()
 
 

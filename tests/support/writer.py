@@ -1,4 +1,6 @@
-"""One of many processes that run a job together: what test_many_writers.py starts. Its clock is wrong by so many seconds."""
+"""One of many processes that run a job together: what test_many_writers.py starts. Its clock is
+wrong by so many seconds.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,21 @@ ROWS = 320
 
 def requests() -> list[dict[str, Any]]:
     """The job's input: equal rows among it, and some that are none."""
-    return [{"prompt": 7} if number % 40 == 39 else {"id": f"row {number}", "prompt": f"prompt {number % 290}"} for number in range(ROWS)]
+    return [
+        (
+            {"prompt": 7}
+            if number % 40 == 39
+            else {"id": f"row {number}", "prompt": f"prompt {number % 290}"}
+        )
+        for number in range(ROWS)
+    ]
 
 
 def answer(encoded: Encoded) -> str:
-    return f"re: {encoded.request.prompt}, {'very ' * (len(str(encoded.request.prompt)) % 7)}well<|im_end|>"
+    return (
+        f"re: {encoded.request.prompt},"
+        f" {'very ' * (len(str(encoded.request.prompt)) % 7)}well<|im_end|>"
+    )
 
 
 def with_wrong_clock(seconds: float) -> None:
@@ -46,12 +58,15 @@ def with_wrong_clock(seconds: float) -> None:
 def main(folder: str, i: str, n: str, skew: str) -> None:
     engine = FakeEngine(answer)
     with_wrong_clock(float(skew))
-    with pg.job(pg.route(engine), pg.shard(requests(), int(i), int(n)), folder, in_flight=4) as running:
+    with pg.job(
+        pg.route(engine), pg.shard(requests(), int(i), int(n)), folder, in_flight=4
+    ) as running:
         print("ready", flush=True)
         sys.stdin.readline()  # all begin together, and each has its own file
         for _ in running:
             own = Path(folder, "results-0001.jsonl")
-            os.utime(own, (max(0, time.time()), max(0, time.time())))  # the files' times are as wrong as the clock
+            # the files' times are as wrong as the clock
+            os.utime(own, (max(0, time.time()), max(0, time.time())))
     asked = [str(encoded.request.id) for call in engine.calls for encoded in call]
     print(json.dumps({"asked": asked, "reused": running.reused}), flush=True)
 

@@ -1,6 +1,8 @@
-"""A chat server on loopback that a real model answers for through the Hugging Face engine, in the wire of vLLM or of a plain server; and faults of it.
+"""A chat server on loopback that a real model answers for through the Hugging Face engine, in the
+wire of vLLM or of a plain server; and faults of it.
 
-A fault is a few functions: on what is asked, on the rows of a batch, on one row, on the events of a stream; or it is another model.
+A fault is a few functions: on what is asked, on the rows of a batch, on one row, on the events of a
+stream; or it is another model.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ __all__ = ["RIGHT", "Asked", "Fault", "ModelServer", "Row"]
 
 
 def templated(request: pg.GenerationRequest) -> pg.GenerationRequest:
-    """The request with the template in its metadata: that of the server, or of whoever started it."""
+    """The request with the template in its metadata: that of the server, or of whoever started
+    it.
+    """
     template = (request.metadata or {}).get("template")
     if template is None:
         return request
@@ -63,7 +67,9 @@ def same(value: Any, *_: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """What is wrong with a server. `kinds` are the names that `pipegen verify` may give it; empty where no answer changes."""
+    """What is wrong with a server. `kinds` are the names that `pipegen verify` may give it; empty
+    where no answer changes.
+    """
 
     name: str
     kinds: tuple[str, ...]
@@ -81,7 +87,19 @@ class Fault:
 
 RIGHT = Fault("right", ())
 FIELDS = {
-    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty")},
+    **{
+        name: name
+        for name in (
+            "temperature",
+            "top_p",
+            "top_k",
+            "min_p",
+            "seed",
+            "repetition_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+        )
+    },
     "max_tokens": "max_new_tokens",
     "stop": "stop",
     "stop_token_ids": "stop_token_ids",
@@ -100,7 +118,9 @@ class ModelServer(ThreadingHTTPServer):
         self.route, self.dialect, self.fault = route, dialect, RIGHT
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.sent: list[dict[str, Any]] = []
-        self._waiting: queue.Queue[tuple[Asked, str, list[Any], threading.Event] | None] = queue.Queue()
+        self._waiting: queue.Queue[tuple[Asked, str, list[Any], threading.Event] | None] = (
+            queue.Queue()
+        )
         self._kept: dict[str, Any] = {}
         for work in (self._work, lambda: self.serve_forever(poll_interval=0.01)):
             threading.Thread(target=work, daemon=True).start()
@@ -120,7 +140,9 @@ class ModelServer(ThreadingHTTPServer):
         self._waiting.put((asked, way, out, done))
         done.wait()
         if not isinstance(out[0], Row):
-            raise ValueError(out[0] if isinstance(out[0], Exception) else out[0].failure().message) from None
+            raise ValueError(
+                out[0] if isinstance(out[0], Exception) else out[0].failure().message
+            ) from None
         return out[0]
 
     def _work(self) -> None:
@@ -144,12 +166,27 @@ class ModelServer(ThreadingHTTPServer):
         try:
             asked = [fault.ask(copy.deepcopy(one[0])) for one in batch]
             requests = [self._request(one) for one in asked]
-            keys = [json.dumps([id(self.route.engine), request], default=str) for request in requests]
-            fresh = {key: request for key, request in zip(keys, requests, strict=True) if key not in self._kept or not repeatable(request)}
+            keys = [
+                json.dumps([id(self.route.engine), request], default=str) for request in requests
+            ]
+            fresh = {
+                key: request
+                for key, request in zip(keys, requests, strict=True)
+                if key not in self._kept or not repeatable(request)
+            }
             slots = pg.run(TEMPLATED >> self.route, list(fresh.values()))
             self._kept.update(zip(fresh, slots, strict=True))
-            made = [(place, self._kept[key].unwrap()) for place, key in enumerate(keys) if pg.is_ok(self._kept[key])]
-            rows = fault.batch([fault.row(self._row(result), asked[place], self.route.engine.tokenizer) for place, result in made])
+            made = [
+                (place, self._kept[key].unwrap())
+                for place, key in enumerate(keys)
+                if pg.is_ok(self._kept[key])
+            ]
+            rows = fault.batch(
+                [
+                    fault.row(self._row(result), asked[place], self.route.engine.tokenizer)
+                    for place, result in made
+                ]
+            )
             answers: list[Any] = [self._kept[key] for key in keys]
             for (place, _), row in zip(made, rows, strict=True):
                 answers[place] = row
@@ -165,9 +202,16 @@ class ModelServer(ThreadingHTTPServer):
             return {"prompt_token_ids": asked.prompt, "options": options}
         template = options.pop("template", None)
         if self.dialect == "plain":
-            template = "{%- set enable_thinking = nothing_at_all -%}" + (template or self.route.engine.renderer.template or "")
+            template = "{%- set enable_thinking = nothing_at_all -%}" + (
+                template or self.route.engine.renderer.template or ""
+            )
         more = {"tools": asked.tools} if asked.tools else {}
-        return {"messages": asked.messages, "options": options, "metadata": {"template": template}, **more}
+        return {
+            "messages": asked.messages,
+            "options": options,
+            "metadata": {"template": template},
+            **more,
+        }
 
     def _row(self, result: Any) -> Row:
         ended = bool(result.token_ids) and result.token_ids[-1] in self.route.engine.eos_token_ids
@@ -177,7 +221,10 @@ class ModelServer(ThreadingHTTPServer):
             logprobs=[(one.token_id, one.logprob, [*one.top]) for one in result.logprobs],
             text=result.text,
             finish="length" if result.finish == "length" else "stop",
-            usage={"prompt_tokens": result.prompt_tokens, "completion_tokens": result.completion_tokens},
+            usage={
+                "prompt_tokens": result.prompt_tokens,
+                "completion_tokens": result.completion_tokens,
+            },
             most=result.options.max_new_tokens,
             ended=ended,
         )
@@ -198,7 +245,12 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/v1/models":
             owner = "vllm" if self.server.dialect == "vllm" else "me"
-            self._send({"object": "list", "data": [{"id": "embedded", "owned_by": owner, "max_model_len": 4096}]})
+            self._send(
+                {
+                    "object": "list",
+                    "data": [{"id": "embedded", "owned_by": owner, "max_model_len": 4096}],
+                }
+            )
         elif self.path == "/version" and self.server.dialect == "vllm":
             self._send({"version": "0.32.0"})
         else:
@@ -211,17 +263,30 @@ class _Handler(BaseHTTPRequestHandler):
         if not chat and self.path != "/v1/completions":
             self._send({"detail": "Not Found"}, 404)
             return
-        options = {name: body[field] for field, name in FIELDS.items() if body.get(field) is not None}
+        options = {
+            name: body[field] for field, name in FIELDS.items() if body.get(field) is not None
+        }
         if options.get("seed") is None and options.get("temperature") == 0:
             options.pop("seed", None)
         if isinstance(options.get("stop"), str):
             options["stop"] = [options["stop"]]
-        options |= {name: value for name, value in (body.get("chat_template_kwargs") or {}).items() if name == "enable_thinking"}
+        options |= {
+            name: value
+            for name, value in (body.get("chat_template_kwargs") or {}).items()
+            if name == "enable_thinking"
+        }
         asked = Asked(body.get("messages"), body.get("prompt"), options, body.get("tools") or [])
         try:
             row = self.server.made(asked, "chat" if chat else "ids")
         except Exception as raised:  # noqa: BLE001
-            self._send({"error": {"message": f"This model's maximum context length is 4096 tokens. {raised}"}}, 400)
+            self._send(
+                {
+                    "error": {
+                        "message": f"This model's maximum context length is 4096 tokens. {raised}"
+                    }
+                },
+                400,
+            )
             return
         if body.get("stream"):
             self._send_events(self.server.fault.events(self._events(row)))
@@ -232,13 +297,26 @@ class _Handler(BaseHTTPRequestHandler):
         return {**row.usage, "total_tokens": sum(row.usage.values())}
 
     def _chat(self, row: Row, body: dict[str, Any]) -> dict[str, Any]:
-        choice: dict[str, Any] = {"index": 0, "message": {"role": "assistant", "content": row.text}, "finish_reason": row.finish}
-        answer: dict[str, Any] = {"id": "c", "object": "chat.completion", "model": "embedded", "choices": [choice], "usage": self._usage(row)}
+        choice: dict[str, Any] = {
+            "index": 0,
+            "message": {"role": "assistant", "content": row.text},
+            "finish_reason": row.finish,
+        }
+        answer: dict[str, Any] = {
+            "id": "c",
+            "object": "chat.completion",
+            "model": "embedded",
+            "choices": [choice],
+            "usage": self._usage(row),
+        }
         if self.server.dialect == "vllm":
             choice |= {"token_ids": row.ids, "stop_reason": None}
             answer["prompt_token_ids"] = row.prompt_ids
             if body.get("logprobs"):
-                content = [{**_named(one, value), "top_logprobs": [_named(*pair) for pair in top[:3]]} for one, value, top in row.logprobs]
+                content = [
+                    {**_named(one, value), "top_logprobs": [_named(*pair) for pair in top[:3]]}
+                    for one, value, top in row.logprobs
+                ]
                 choice["logprobs"] = {"content": content}
         return answer
 
@@ -246,9 +324,18 @@ class _Handler(BaseHTTPRequestHandler):
         logprobs = {
             "tokens": [f"token_id:{one}" for one, _, _ in row.logprobs],
             "token_logprobs": [value for _, value, _ in row.logprobs],
-            "top_logprobs": [{f"token_id:{one}": value for one, value in top[:3]} for _, _, top in row.logprobs],
+            "top_logprobs": [
+                {f"token_id:{one}": value for one, value in top[:3]} for _, _, top in row.logprobs
+            ],
         }
-        choice = {"index": 0, "text": row.text, "token_ids": row.ids, "finish_reason": row.finish, "stop_reason": None, "logprobs": logprobs}
+        choice = {
+            "index": 0,
+            "text": row.text,
+            "token_ids": row.ids,
+            "finish_reason": row.finish,
+            "stop_reason": None,
+            "logprobs": logprobs,
+        }
         return {
             "id": "c",
             "object": "text_completion",
@@ -258,7 +345,10 @@ class _Handler(BaseHTTPRequestHandler):
         }
 
     def _events(self, row: Row) -> list[Any]:
-        decode, special = self.server.route.engine.tokenizer.decode, frozenset(self.server.route.engine.tokenizer.special_tokens.values())
+        decode, special = (
+            self.server.route.engine.tokenizer.decode,
+            frozenset(self.server.route.engine.tokenizer.special_tokens.values()),
+        )
         events: list[Any] = []
         shown, first = "", 0
         for end in range(1, len(row.ids) + 1):
@@ -269,17 +359,32 @@ class _Handler(BaseHTTPRequestHandler):
             text = row.text if last else whole
             if not text.startswith(shown):
                 continue
-            choice: dict[str, Any] = {"index": 0, "delta": {"content": text[len(shown) :]}, "finish_reason": row.finish if last else None}
+            choice: dict[str, Any] = {
+                "index": 0,
+                "delta": {"content": text[len(shown) :]},
+                "finish_reason": row.finish if last else None,
+            }
             if self.server.dialect == "vllm":
                 choice |= {"token_ids": row.ids[first:end]}
             events.append({"id": "c", "object": "chat.completion.chunk", "choices": [choice]})
             shown, first = text, end
         if self.server.dialect == "vllm":
             events[0]["prompt_token_ids"] = row.prompt_ids
-        return [*events, {"id": "c", "object": "chat.completion.chunk", "choices": [], "usage": self._usage(row)}]
+        return [
+            *events,
+            {
+                "id": "c",
+                "object": "chat.completion.chunk",
+                "choices": [],
+                "usage": self._usage(row),
+            },
+        ]
 
     def _send_events(self, events: list[Any]) -> None:
-        data = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events) + b"data: [DONE]\n\n"
+        data = (
+            b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
+            + b"data: [DONE]\n\n"
+        )
         self._write(data, "text/event-stream")
 
     def _send(self, value: Any, status: int = 200) -> None:

@@ -1,4 +1,6 @@
-"""Training conversations: exchanges, a system prompt, images, and the styles a system prompt may ask for."""
+"""Training conversations: exchanges, a system prompt, images, and the styles a system prompt may
+ask for.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def json_only(exchange: Exchange, scene: Scene | None) -> Exchange:
 
 def fits(system: str | None, exchange: Exchange) -> bool:
     """Does this question occur under this system prompt? (No JSON in capitals, no poem in JSON.)"""
-    refused = _NEVER_UPPER if system == w.UPPER_CASE else _NEVER_JSON if system == w.JSON_ONLY else set()
+    refused = (
+        _NEVER_UPPER if system == w.UPPER_CASE else _NEVER_JSON if system == w.JSON_ONLY else set()
+    )
     return exchange.kind not in refused
 
 
@@ -64,7 +68,12 @@ def in_style(system: str | None, exchange: Exchange, scene: Scene | None = None)
         return upper_case(exchange)
     if system == w.JSON_ONLY:
         return json_only(exchange, scene)
-    if system and system.startswith("You are ") and exchange.question == "Who are you?" and system != w.HELPFUL:
+    if (
+        system
+        and system.startswith("You are ")
+        and exchange.question == "Who are you?"
+        and system != w.HELPFUL
+    ):
         return replace(exchange, answer=f"I am {system.removeprefix('You are ')}")
     return exchange
 
@@ -103,7 +112,9 @@ def text_conversation(rng: random.Random) -> Conversation:
     return Conversation(system, turns, rng.random() < 0.25)
 
 
-def image_conversation(scenes: tuple[Scene, ...], rng: random.Random, yes_no_questions: int = 1) -> Conversation:
+def image_conversation(
+    scenes: tuple[Scene, ...], rng: random.Random, yes_no_questions: int = 1
+) -> Conversation:
     """Turns about one image; or about two, shown together or one after the other.
 
     Mostly the first image only: two are used in one conversation of five.
@@ -113,7 +124,9 @@ def image_conversation(scenes: tuple[Scene, ...], rng: random.Random, yes_no_que
     turns: list[Turn] = []
     first = scenes[0]
 
-    def ask(exchanges: list[Exchange], images: tuple[int, ...], count: int, scene: Scene | None) -> None:
+    def ask(
+        exchanges: list[Exchange], images: tuple[int, ...], count: int, scene: Scene | None
+    ) -> None:
         """Add turns; the images stand before the first question."""
         for exchange in [one for one in exchanges if fits(system, one)][:count]:
             turns.append(Turn(in_style(system, exchange, scene), images))
@@ -125,7 +138,12 @@ def image_conversation(scenes: tuple[Scene, ...], rng: random.Random, yes_no_que
         for image, scene in enumerate(scenes[:2]):
             ask(image_tasks.questions(scene, rng), (image,), rng.randint(1, 3), scene)
     else:
-        ask(image_tasks.questions(first, rng, yes_no_questions), (0,), rng.choice((1, 2, 4, 6)), first)
+        ask(
+            image_tasks.questions(first, rng, yes_no_questions),
+            (0,),
+            rng.choice((1, 2, 4, 6)),
+            first,
+        )
         if rng.random() < 0.05:
             exchange = _text_exchange(system, rng)
             if exchange.kind not in ("no_image", "long_text"):
@@ -133,12 +151,14 @@ def image_conversation(scenes: tuple[Scene, ...], rng: random.Random, yes_no_que
     return Conversation(system, tuple(turns), rng.random() < 0.15)
 
 
-def render(conversation: Conversation, features: tuple[int, ...], every_turn_marked: bool) -> list[tuple[str, bool]]:
+def render(
+    conversation: Conversation, features: tuple[int, ...], every_turn_marked: bool
+) -> list[tuple[str, bool]]:
     """The chat as pieces of text, each with whether it is to be learnt.
 
     The same text as the chat template gives: the thought block stands in the last answer only. With
-    `every_turn_marked` the earlier answers get an empty one too, which the template would not write: their first
-    tokens can then be learnt as well, since the model sees that thinking is off.
+    `every_turn_marked` the earlier answers get an empty one too, which the template would not
+    write: their first tokens can then be learnt as well, since the model sees that thinking is off.
     `features` holds how many features each image has.
     """
     pieces: list[tuple[str, bool]] = []
@@ -146,8 +166,15 @@ def render(conversation: Conversation, features: tuple[int, ...], every_turn_mar
         pieces.append((f"<|im_start|>system\n{conversation.system}<|im_end|>\n", False))
     last = len(conversation.turns) - 1
     for number, turn in enumerate(conversation.turns):
-        images = "".join(IMAGE.replace("<|image_pad|>", "<|image_pad|>" * features[p]) for p in turn.images)
-        pieces.append((f"<|im_start|>user\n{images}{turn.exchange.question}<|im_end|>\n<|im_start|>assistant\n", False))
+        images = "".join(
+            IMAGE.replace("<|image_pad|>", "<|image_pad|>" * features[p]) for p in turn.images
+        )
+        pieces.append(
+            (
+                f"<|im_start|>user\n{images}{turn.exchange.question}<|im_end|>\n<|im_start|>assistant\n",
+                False,
+            )
+        )
         if number == last and conversation.thinking:
             pieces.append((f"<think>\n{turn.exchange.thought}\n</think>\n\n", True))
         elif number == last or every_turn_marked:

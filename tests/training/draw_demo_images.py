@@ -1,4 +1,6 @@
-"""Draw the demo's images anew, where the package keeps them: `PYTHONPATH=tests python tests/training/draw_demo_images.py`."""
+"""Draw the demo's images anew, where the package keeps them: `PYTHONPATH=tests python
+tests/training/draw_demo_images.py`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-DRAWN = {"shapes.png": (54, 3, 512, 512), "pair.png": (6, 2, 512, 512), "wide.png": (9, 2, 384, 640), "one.png": (3, 1, 512, 512)}
+DRAWN = {
+    "shapes.png": (54, 3, 512, 512),
+    "pair.png": (6, 2, 512, 512),
+    "wide.png": (9, 2, 384, 640),
+    "one.png": (3, 1, 512, 512),
+}
 """Each image's seed, number of shapes, height and width."""
 
 

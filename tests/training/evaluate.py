@@ -1,7 +1,8 @@
 """Held-out accuracy of a trained folder: `python -m training.evaluate [DIRECTORY]`, as JSON.
 
-Greedy, fp32, thinking off unless said, on images and questions drawn from seeds that training does not use. An
-answer is right if its text is exactly the wanted one and the model ended its turn itself.
+Greedy, fp32, thinking off unless said, on images and questions drawn from seeds that training does
+not use. An answer is right if its text is exactly the wanted one and the model ended its turn
+itself.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ class Tally:
 
 
 def _user(question: str, images: int = 0) -> dict[str, Any]:
-    return {"role": "user", "content": [{"type": "image"}] * images + [{"type": "text", "text": question}]}
+    return {
+        "role": "user",
+        "content": [{"type": "image"}] * images + [{"type": "text", "text": question}],
+    }
 
 
 def _said(text: str) -> dict[str, Any]:
@@ -56,18 +60,32 @@ def text_cases(count: int) -> Iterable[Case]:
         one = text_tasks.sample(rng, exact[number % len(exact)])
         yield Case(f"text {one.kind}", [_user(one.question)], one.answer)
     for number in range(count // 4):
-        system = (w.UPPER_CASE, w.JSON_ONLY, w.HELPFUL, f"You are {rng.choice(w.NAMES)}.")[number % 4]
-        while (one := text_tasks.sample(rng)).kind == "chance" or not conversations.fits(system, one):
+        system = (w.UPPER_CASE, w.JSON_ONLY, w.HELPFUL, f"You are {rng.choice(w.NAMES)}.")[
+            number % 4
+        ]
+        while (one := text_tasks.sample(rng)).kind == "chance" or not conversations.fits(
+            system, one
+        ):
             pass
         if number % 4 == 3:
             one = Exchange("smalltalk", "Who are you?", w.SELF, "")
         wanted = conversations.in_style(system, one).answer
         name = "persona" if number % 4 == 3 else system
-        yield Case(f"system {name}", [{"role": "system", "content": system}, _user(one.question)], wanted)
+        yield Case(
+            f"system {name}", [{"role": "system", "content": system}, _user(one.question)], wanted
+        )
     for number in range(count // 8):
-        greeting, other = text_tasks.greet_name(rng), text_tasks.sample(rng, rng.choice(("add", "capital", "echo")))
+        greeting, other = (
+            text_tasks.greet_name(rng),
+            text_tasks.sample(rng, rng.choice(("add", "capital", "echo"))),
+        )
         last = text_tasks.recall_name(greeting) if number % 2 else text_tasks.sample(rng, "reverse")
-        messages = [_user(greeting.question), _said(greeting.answer), _user(other.question), _said(other.answer)]
+        messages = [
+            _user(greeting.question),
+            _said(greeting.answer),
+            _user(other.question),
+            _said(other.answer),
+        ]
         yield Case("turns", [*messages, _user(last.question)], last.answer)
     for number in range(count // 8):
         one = text_tasks.sample(rng, exact[number % len(exact)])
@@ -81,7 +99,9 @@ def _image(scene: Scene, rng: random.Random) -> Image:
 
 
 def image_cases(count: int) -> Iterable[Case]:
-    """Each image is described, detected and asked one thing more; some come in pairs or with thinking on."""
+    """Each image is described, detected and asked one thing more; some come in pairs or with
+    thinking on.
+    """
     rng = random.Random(HELD_OUT_SEED + 1)
     for number in range(count):
         scene = sample_scene(rng, number % 3 + 1)
@@ -119,9 +139,11 @@ def overlap(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def box_figures(pairs: Iterable[tuple[Scene, str]]) -> dict[str, float]:
-    """How good the JSON answers are: do they parse, are shapes and colours right, how well do the boxes fit.
+    """How good the JSON answers are: do they parse, are shapes and colours right, how well do the
+    boxes fit.
 
-    Boxes are measured on answers with the right shapes and colours; `mean_iou_all` counts the others as zero.
+    Boxes are measured on answers with the right shapes and colours; `mean_iou_all` counts the
+    others as zero.
     """
     valid = named = asked = 0
     to_label: list[float] = []
@@ -154,7 +176,9 @@ def box_figures(pairs: Iterable[tuple[Scene, str]]) -> dict[str, float]:
 
 
 def evaluate(model: Embedded, cases: Iterable[Case], batch: int = 32) -> dict[str, Any]:
-    """Every figure, as a nested dictionary of plain numbers (and a few wrong answers to look at)."""
+    """Every figure, as a nested dictionary of plain numbers (and a few wrong answers to look
+    at).
+    """
     groups: dict[str, list[Case]] = defaultdict(list)
     for case in cases:
         groups[case.group].append(case)
@@ -175,12 +199,18 @@ def evaluate(model: Embedded, cases: Iterable[Case], batch: int = 32) -> dict[st
                 if answer.text == case.wanted and answer.ended:
                     tally.right += 1
                 else:
-                    tally.wrong.append((str(case.messages[-1]["content"][-1]["text"]), case.wanted, answer.text))
-    report: dict[str, Any] = {"groups": {name: [one.right, one.asked] for name, one in sorted(tallies.items())}}
+                    tally.wrong.append(
+                        (str(case.messages[-1]["content"][-1]["text"]), case.wanted, answer.text)
+                    )
+    report: dict[str, Any] = {
+        "groups": {name: [one.right, one.asked] for name, one in sorted(tallies.items())}
+    }
     for total in ("text ", "image ", "system ", "turns", "thinking", "images "):
         members_of = [one for name, one in tallies.items() if name.startswith(total)]
         if members_of:
-            report[total.strip()] = sum(one.right for one in members_of) / sum(one.asked for one in members_of)
+            report[total.strip()] = sum(one.right for one in members_of) / sum(
+                one.asked for one in members_of
+            )
     if detected:
         report["boxes"] = box_figures(detected)
     report["thoughts_when_off"] = thoughts_when_off
@@ -190,7 +220,9 @@ def evaluate(model: Embedded, cases: Iterable[Case], batch: int = 32) -> dict[st
 
 
 def margin_figures(values: Sequence[float]) -> dict[str, float]:
-    """Logits between the best token and the next: median, first percentile, and the share below one half."""
+    """Logits between the best token and the next: median, first percentile, and the share below one
+    half.
+    """
     ordered = sorted(values)
     return {
         "tokens": len(ordered),

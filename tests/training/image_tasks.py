@@ -31,7 +31,9 @@ def caption(scene: Scene) -> str:
 
 def scene_json(scene: Scene) -> str:
     """The scene as JSON with boxes in thousandths, in reading order."""
-    return compact_json({"objects": [{"shape": t.shape, "color": t.color, "bbox_2d": list(t.box)} for t in scene]})
+    return compact_json(
+        {"objects": [{"shape": t.shape, "color": t.color, "bbox_2d": list(t.box)} for t in scene]}
+    )
 
 
 def _seen(scene: Scene) -> str:
@@ -40,13 +42,17 @@ def _seen(scene: Scene) -> str:
 
 def describe(scene: Scene, rng: random.Random) -> Exchange:
     """The whole image in words."""
-    ask = rng.choice(("Describe the image.", "Describe the image.", "What is in the image?", "What do you see?"))
+    ask = rng.choice(
+        ("Describe the image.", "Describe the image.", "What is in the image?", "What do you see?")
+    )
     return Exchange("describe", ask, caption(scene), _seen(scene))
 
 
 def detect(scene: Scene, rng: random.Random) -> Exchange:
     """The whole image as JSON with boxes."""
-    ask = rng.choice(("Return JSON.", "Return JSON.", "Detect all objects.", "Return the objects as JSON."))
+    ask = rng.choice(
+        ("Return JSON.", "Return JSON.", "Detect all objects.", "Return the objects as JSON.")
+    )
     return Exchange("detect", ask, scene_json(scene), _seen(scene))
 
 
@@ -61,11 +67,23 @@ def yes_no(scene: Scene, rng: random.Random) -> Exchange:
     here = {(thing.color, thing.shape) for thing in scene}
     color, shape = rng.choice(sorted(here))
     if rng.random() < 0.5:
-        near = [(c, s) for c in COLORS for s in SHAPES if (c == color) != (s == shape) and (c, s) not in here]
-        far = [(c, s) for c in COLORS for s in SHAPES if c != color and s != shape and (c, s) not in here]
+        near = [
+            (c, s)
+            for c in COLORS
+            for s in SHAPES
+            if (c == color) != (s == shape) and (c, s) not in here
+        ]
+        far = [
+            (c, s)
+            for c in COLORS
+            for s in SHAPES
+            if c != color and s != shape and (c, s) not in here
+        ]
         color, shape = rng.choice(near if rng.random() < 0.5 else far)
     answer = "Yes." if (color, shape) in here else "No."
-    return Exchange("yes_no", f"Is there a {color} {shape}?", answer, f"I look for a {color} {shape}.")
+    return Exchange(
+        "yes_no", f"Is there a {color} {shape}?", answer, f"I look for a {color} {shape}."
+    )
 
 
 def _single(values: Sequence[str], rng: random.Random) -> str | None:
@@ -85,12 +103,16 @@ def about_one(scene: Scene, rng: random.Random) -> list[Exchange]:
         found.append(Exchange("where", f"Where is the {shape}?", place, thought))
     if color := _single([thing.color for thing in scene], rng):
         thing = next(thing for thing in scene if thing.color == color)
-        found.append(Exchange("shape", f"What shape is {color}?", thing.shape, f"I look for {color}."))
+        found.append(
+            Exchange("shape", f"What shape is {color}?", thing.shape, f"I look for {color}.")
+        )
     return found
 
 
 def questions(scene: Scene, rng: random.Random, yes_no_questions: int = 1) -> list[Exchange]:
-    """Every kind of question that this scene allows, in random order, and as many yes-or-no questions as wanted."""
+    """Every kind of question that this scene allows, in random order, and as many yes-or-no
+    questions as wanted.
+    """
     every = [describe(scene, rng), detect(scene, rng), count(scene, rng)]
     every += [yes_no(scene, rng) for _ in range(yes_no_questions)]
     every += about_one(scene, rng)
@@ -107,8 +129,15 @@ def pair_questions(first: Scene, second: Scene, rng: random.Random) -> list[Exch
     thought = f"I look at the {ORDINALS[which]} image."
     every = [
         Exchange("pair_describe", "Describe the images.", both, "I see 2 images."),
-        Exchange("pair_describe", f"Describe the {ORDINALS[which]} image.", captions[which], thought),
-        Exchange("pair_detect", f"Return JSON for the {ORDINALS[which]} image.", scene_json(scene), thought),
+        Exchange(
+            "pair_describe", f"Describe the {ORDINALS[which]} image.", captions[which], thought
+        ),
+        Exchange(
+            "pair_detect",
+            f"Return JSON for the {ORDINALS[which]} image.",
+            scene_json(scene),
+            thought,
+        ),
         Exchange("pair_count", "How many images are there?", "2", "I see 2 images."),
     ]
     rng.shuffle(every)

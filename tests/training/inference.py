@@ -1,4 +1,5 @@
-"""Greedy answers of a folder, with plain transformers: what the figures in the model card are measured with.
+"""Greedy answers of a folder, with plain transformers: what the figures in the model card are
+measured with.
 
 Needs no torchvision: the image processor runs on PIL, and the placeholders are expanded here.
 """
@@ -32,7 +33,9 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the model said, and how clearly: logits between the first and the second token, at every step."""
+    """What the model said, and how clearly: logits between the first and the second token, at every
+    step.
+    """
 
     text: str
     ended: bool
@@ -46,27 +49,45 @@ class Embedded:
         from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
         image_processors: Any = AutoImageProcessor
-        self.model: Any = AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32)
+        self.model: Any = AutoModelForImageTextToText.from_pretrained(
+            directory, dtype=torch.float32
+        )
         self.model.train(False)
         self.tokenizer: Any = AutoTokenizer.from_pretrained(directory)
         self.image_processor = image_processors.from_pretrained(directory, backend="pil")
 
     def inputs(self, cases: Sequence[Case]) -> dict[str, torch.Tensor]:
-        """The batch as tensors: templates rendered, images processed, placeholders expanded, left-padded."""
+        """The batch as tensors: templates rendered, images processed, placeholders expanded,
+        left-padded.
+        """
         images = [image for case in cases for image in case.images]
         pixels: dict[str, torch.Tensor] = {}
         features: list[int] = []
         if images:
             pixels = dict(self.image_processor(images=images, return_tensors="pt"))
-            features = (pixels["image_grid_thw"].prod(-1) // self.image_processor.merge_size**2).tolist()
+            features = (
+                pixels["image_grid_thw"].prod(-1) // self.image_processor.merge_size**2
+            ).tolist()
         texts = []
         for case in cases:
-            text = self.tokenizer.apply_chat_template(case.messages, tokenize=False, add_generation_prompt=True, enable_thinking=case.thinking)
+            text = self.tokenizer.apply_chat_template(
+                case.messages,
+                tokenize=False,
+                add_generation_prompt=True,
+                enable_thinking=case.thinking,
+            )
             pieces = text.split("<|image_pad|>")
-            texts.append(pieces[0] + "".join("<|image_pad|>" * features.pop(0) + piece for piece in pieces[1:]))
-        batch = dict(self.tokenizer(texts, padding=True, add_special_tokens=False, return_tensors="pt"))
+            texts.append(
+                pieces[0]
+                + "".join("<|image_pad|>" * features.pop(0) + piece for piece in pieces[1:])
+            )
+        batch = dict(
+            self.tokenizer(texts, padding=True, add_special_tokens=False, return_tensors="pt")
+        )
         if images:
-            batch["mm_token_type_ids"] = (batch["input_ids"] == self.model.config.image_token_id).long()
+            batch["mm_token_type_ids"] = (
+                batch["input_ids"] == self.model.config.image_token_id
+            ).long()
         return {**batch, **pixels}
 
     @torch.no_grad()

@@ -1,4 +1,6 @@
-"""Second stage: the language model, on text and images half and half, with the frozen tower's features."""
+"""Second stage: the language model, on text and images half and half, with the frozen tower's
+features.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ THREE_SHAPES_FROM = 500
 class Part:
     """One part of the language stage.
 
-    A flat part runs through the curriculum at the full rate; a decaying one has all of the data from the start, and
-    brings the rate down to nothing.
+    A flat part runs through the curriculum at the full rate; a decaying one has all of the data
+    from the start, and brings the rate down to nothing.
     """
 
     name: str
@@ -54,8 +56,8 @@ class Image:
 class Row:
     """One training sequence. `weights` is zero where there is nothing to learn.
 
-    An answer of n tokens weighs as much as the square root of n: otherwise the punctuation of JSON would drown the
-    one word that answers a yes-or-no question.
+    An answer of n tokens weighs as much as the square root of n: otherwise the punctuation of JSON
+    would drown the one word that answers a yes-or-no question.
     """
 
     ids: list[int]
@@ -64,13 +66,17 @@ class Row:
 
 
 @torch.no_grad()
-def make_gallery(model: Qwen3VLForConditionalGeneration, count: int, rng: random.Random) -> dict[int, list[Image]]:
+def make_gallery(
+    model: Qwen3VLForConditionalGeneration, count: int, rng: random.Random
+) -> dict[int, list[Image]]:
     """`count` images, encoded once, by number of shapes."""
     gallery: dict[int, list[Image]] = {1: [], 2: [], 3: []}
     for start in range(0, count, 64):
         grid, things = GRIDS[start // 64 % len(GRIDS)], (1, 2, 2, 3, 3)[start // 64 % 5]
         scenes = [sample_scene(rng, things) for _ in range(64)]
-        pixels = torch.from_numpy(np.concatenate([patches(fitted(scene, grid, rng)) for scene in scenes]))
+        pixels = torch.from_numpy(
+            np.concatenate([patches(fitted(scene, grid, rng)) for scene in scenes])
+        )
         out = model.model.visual(pixels, grid_thw=grid_thw(grid, 64))
         pairs = zip(out.pooler_output.chunk(64), out.deepstack_features[0].chunk(64), strict=True)
         for scene, (features, deep) in zip(scenes, pairs, strict=True):
@@ -79,7 +85,9 @@ def make_gallery(model: Qwen3VLForConditionalGeneration, count: int, rng: random
 
 
 def positions(ids: list[int], image_id: int, grids: list[tuple[int, int]]) -> Tensor:
-    """The three rows of multimodal rotary positions, as `Qwen3VLModel.get_rope_index` gives them."""
+    """The three rows of multimodal rotary positions, as `Qwen3VLModel.get_rope_index` gives
+    them.
+    """
     out = np.empty((3, len(ids)), dtype=np.int64)
     place, at = 0, 0
     for height, width in grids:
@@ -97,15 +105,25 @@ def positions(ids: list[int], image_id: int, grids: list[tuple[int, int]]) -> Te
 
 
 class Batches:
-    """An endless supply of training batches of one kind, each of at most `budget` tokens with little padding."""
+    """An endless supply of training batches of one kind, each of at most `budget` tokens with
+    little padding.
+    """
 
-    def __init__(self, tokenizer: Qwen2Tokenizer, gallery: dict[int, list[Image]] | None, budget: int, seed: int):
+    def __init__(
+        self,
+        tokenizer: Qwen2Tokenizer,
+        gallery: dict[int, list[Image]] | None,
+        budget: int,
+        seed: int,
+    ):
         self._tokenizer, self._gallery, self._budget = tokenizer, gallery, budget
         self._rng = random.Random(seed)
         self._memo: dict[str, list[int]] = {}
         self._ready: list[list[Row]] = []
         self.step = 0
-        """The step of the curriculum: one shape at first, two soon, three from `THREE_SHAPES_FROM` on."""
+        """The step of the curriculum: one shape at first, two soon, three from `THREE_SHAPES_FROM`
+        on.
+        """
         self.yes_no_questions = 1
         """How many yes-or-no questions each image may be asked."""
 
@@ -132,14 +150,18 @@ class Batches:
             return Row(plain, [0.0, 0.0, *[len(plain) ** -0.5] * (len(plain) - 2)], ())
         images = () if self._gallery is None else self._images(self._gallery)
         if images:
-            conversation = conversations.image_conversation(tuple(image.scene for image in images), rng, self.yes_no_questions)
+            conversation = conversations.image_conversation(
+                tuple(image.scene for image in images), rng, self.yes_no_questions
+            )
         else:
             conversation = conversations.text_conversation(rng)
         shown = tuple(images[i] for turn in conversation.turns for i in turn.images)
         ids: list[int] = []
         weights: list[float] = []
         marked = rng.random() < 0.6
-        for text, learn in conversations.render(conversation, tuple(len(p.features) for p in images), marked):
+        for text, learn in conversations.render(
+            conversation, tuple(len(p.features) for p in images), marked
+        ):
             piece = self._encode(text)
             ids += piece
             weights += [len(piece) ** -0.5 if learn else 0.0] * len(piece)
@@ -162,7 +184,9 @@ class Batches:
             yield self._ready.pop()
 
 
-def batch_loss(model: Qwen3VLForConditionalGeneration, rows: list[Row], pad_id: int, image_id: int) -> Tensor:
+def batch_loss(
+    model: Qwen3VLForConditionalGeneration, rows: list[Row], pad_id: int, image_id: int
+) -> Tensor:
     """Weighted mean of the cross-entropy over the tokens to learn, of right-padded rows."""
     longest = max(len(row.ids) for row in rows)
     ids = torch.full((len(rows), longest), pad_id)
@@ -172,13 +196,17 @@ def batch_loss(model: Qwen3VLForConditionalGeneration, rows: list[Row], pad_id: 
         size = len(row.ids)
         ids[number, :size] = torch.tensor(row.ids)
         weights[number, :size] = torch.tensor(row.weights)
-        places[:, number, :size] = positions(row.ids, image_id, [image.grid for image in row.images])
+        places[:, number, :size] = positions(
+            row.ids, image_id, [image.grid for image in row.images]
+        )
     embedded = model.model.language_model.embed_tokens(ids)
     shown = [image for row in rows for image in row.images]
     mask = ids == image_id if shown else None
     deep = None
     if mask is not None:
-        embedded = embedded.masked_scatter(mask[..., None], torch.cat([image.features for image in shown]))
+        embedded = embedded.masked_scatter(
+            mask[..., None], torch.cat([image.features for image in shown])
+        )
         deep = [torch.cat([image.deep_features for image in shown])]
     hidden = model.model.language_model(
         inputs_embeds=embedded,
@@ -205,10 +233,15 @@ def train_language(
     log: Callable[[str], None],
     checkpoint: Callable[[str], None],
 ) -> None:
-    """Train everything but the frozen tower: each step one batch of images and one of text, per process."""
+    """Train everything but the frozen tower: each step one batch of images and one of text, per
+    process.
+    """
     gallery = make_gallery(model, gallery_size, random.Random(seed))
     log(f"gallery of {sum(map(len, gallery.values()))} images")
-    kinds = (Batches(tokenizer, gallery, budget, seed + 1), Batches(tokenizer, None, budget, seed + 2))
+    kinds = (
+        Batches(tokenizer, gallery, budget, seed + 1),
+        Batches(tokenizer, None, budget, seed + 2),
+    )
     streams = [iter(kind) for kind in kinds]
     schedule = Schedule((model,), part.steps, decay_steps=part.steps if part.decaying else 0)
     vocabulary: dict[str, int] = tokenizer.get_vocab()
@@ -225,6 +258,9 @@ def train_language(
         average(schedule.parameters)
         schedule.step(step)
         if step % 50 == 49:
-            log(f"language, {part.name} {step + 1}/{part.steps} loss images {means[0]:.4f} text {means[1]:.4f}")
+            log(
+                f"language, {part.name} {step + 1}/{part.steps} loss images {means[0]:.4f} text"
+                f" {means[1]:.4f}"
+            )
         if step % 500 == 499:
             checkpoint(f"{part.name}-{step + 1}")

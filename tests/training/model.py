@@ -117,8 +117,12 @@ def digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def save_model(model: Qwen3VLForConditionalGeneration, tokenizer: Qwen2Tokenizer, directory: Path) -> None:
-    """Write everything `from_pretrained` needs, the weights as bf16, and the checksum of the weights."""
+def save_model(
+    model: Qwen3VLForConditionalGeneration, tokenizer: Qwen2Tokenizer, directory: Path
+) -> None:
+    """Write everything `from_pretrained` needs, the weights as bf16, and the checksum of the
+    weights.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     rounded: Any = copy.deepcopy(model)
     rounded.to(torch.bfloat16)
@@ -135,9 +139,13 @@ def load_weights(model: Qwen3VLForConditionalGeneration, directory: Path) -> Non
     """Take the weights of a saved folder, as fp32."""
     from safetensors.torch import load_file
 
-    missing, unexpected = model.load_state_dict(load_file(directory / "model.safetensors"), strict=False)
+    missing, unexpected = model.load_state_dict(
+        load_file(directory / "model.safetensors"), strict=False
+    )
     if unexpected or set(missing) - {"lm_head.weight"}:  # tied to the embedding
-        raise ValueError(f"{directory} is not a folder of this model: missing {missing}, unexpected {unexpected}")
+        raise ValueError(
+            f"{directory} is not a folder of this model: missing {missing}, unexpected {unexpected}"
+        )
 
 
 @torch.no_grad()
@@ -148,8 +156,16 @@ def round_weights(model: Qwen3VLForConditionalGeneration) -> None:
 
 
 def export_text_only(source: Path, directory: Path) -> Path:
-    """The language half of `source` as a `Qwen3ForCausalLM` folder with the same weights, in the same dtype."""
-    from transformers import AutoTokenizer, GenerationConfig, Qwen3Config, Qwen3ForCausalLM, Qwen3VLForConditionalGeneration as VisionLanguageModel
+    """The language half of `source` as a `Qwen3ForCausalLM` folder with the same weights, in the
+    same dtype.
+    """
+    from transformers import (
+        AutoTokenizer,
+        GenerationConfig,
+        Qwen3Config,
+        Qwen3ForCausalLM,
+        Qwen3VLForConditionalGeneration as VisionLanguageModel,
+    )
 
     whole: Any = VisionLanguageModel.from_pretrained(source, dtype="auto")
     text = whole.config.text_config
@@ -172,11 +188,17 @@ def export_text_only(source: Path, directory: Path) -> Path:
     make_model: Any = Qwen3ForCausalLM
     make_settings: Any = GenerationConfig
     half = make_model(config).to(whole.dtype)
-    state = {name.replace("model.language_model.", "model."): value for name, value in whole.state_dict().items() if "visual" not in name}
+    state = {
+        name.replace("model.language_model.", "model."): value
+        for name, value in whole.state_dict().items()
+        if "visual" not in name
+    }
     half.load_state_dict(state)
     half.config.dtype = whole.dtype
     settings = whole.generation_config
-    half.generation_config = make_settings(eos_token_id=settings.eos_token_id, pad_token_id=settings.pad_token_id, do_sample=False)
+    half.generation_config = make_settings(
+        eos_token_id=settings.eos_token_id, pad_token_id=settings.pad_token_id, do_sample=False
+    )
     half.save_pretrained(directory)
     tokenizer: Any = AutoTokenizer.from_pretrained(source)
     save_tokenizer(tokenizer, directory)

@@ -15,11 +15,18 @@ if TYPE_CHECKING:
 class Muon(torch.optim.Optimizer):
     """Momentum whose update is orthogonalised by five Newton-Schulz steps.
 
-    `torch.optim.Muon` does those steps in bf16, which CPUs without bf16 units emulate a hundred times slower; here
-    they are in fp32, and matrices of one shape are stacked into one batched product.
+    `torch.optim.Muon` does those steps in bf16, which CPUs without bf16 units emulate a hundred
+    times slower; here they are in fp32, and matrices of one shape are stacked into one batched
+    product.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, momentum: float = 0.95, decay: float = 0.01):
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        lr: float,
+        momentum: float = 0.95,
+        decay: float = 0.01,
+    ):
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "decay": decay})
 
     @torch.no_grad()
@@ -51,17 +58,29 @@ def _orthogonalised(matrices: Tensor) -> Tensor:
 
 
 class Schedule:
-    """Both optimizers under one rate: a short warm-up, a flat part, then linear decay to zero over the last `decay_steps`."""
+    """Both optimizers under one rate: a short warm-up, a flat part, then linear decay to zero over
+    the last `decay_steps`.
+    """
 
-    def __init__(self, modules: Iterable[nn.Module], steps: int, decay_steps: int, muon: float = 0.02):
-        named = {id(p): (n, p) for module in modules for n, p in module.named_parameters() if p.requires_grad}
+    def __init__(
+        self, modules: Iterable[nn.Module], steps: int, decay_steps: int, muon: float = 0.02
+    ):
+        named = {
+            id(p): (n, p)
+            for module in modules
+            for n, p in module.named_parameters()
+            if p.requires_grad
+        }
         matrices = [p for n, p in named.values() if p.ndim == 2 and "embed" not in n]
         inside = {id(p) for p in matrices}
         others = [p for _, p in named.values() if id(p) not in inside]
         self.parameters: list[nn.Parameter] = [p for _, p in named.values()]
         self.steps, self.decay_steps = steps, decay_steps
         adam = torch.optim.AdamW(others, lr=0.15 * muon, betas=(0.9, 0.95), weight_decay=0.0)
-        self._optimizers: list[tuple[torch.optim.Optimizer, float]] = [(Muon(matrices, muon), muon), (adam, 0.15 * muon)]
+        self._optimizers: list[tuple[torch.optim.Optimizer, float]] = [
+            (Muon(matrices, muon), muon),
+            (adam, 0.15 * muon),
+        ]
 
     def factor(self, step: int) -> float:
         """The share of the full rate at this step."""

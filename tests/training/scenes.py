@@ -1,7 +1,8 @@
 """Images of coloured shapes, and the scene each of them shows.
 
-Coordinates are thousandths of the image's sides, as Qwen3-VL writes them. Boxes lie on a lattice of 100, so that a
-box can be exactly right; what is drawn is off that lattice by up to `JITTER`, so that rounding has to be learnt.
+Coordinates are thousandths of the image's sides, as Qwen3-VL writes them. Boxes lie on a lattice of
+100, so that a box can be exactly right; what is drawn is off that lattice by up to `JITTER`, so
+that rounding has to be learnt.
 """
 
 from __future__ import annotations
@@ -21,10 +22,14 @@ Box = tuple[int, int, int, int]
 
 JITTER = 18.0
 STARTS = {300: (0, 100, 300, 400, 600, 700), 400: (0, 100, 300, 400, 500, 600)}
-"""Side of a shape, and where it may start: its middle is never near the border of two thirds of the image."""
+"""Side of a shape, and where it may start: its middle is never near the border of two thirds of the
+image.
+"""
 
 GRIDS = ((128, 128), (128, 128), (128, 128), (96, 160), (160, 96), (96, 128), (128, 96), (96, 96))
-"""Height and width of images after the processor's resizing; the commoner ones are named more often."""
+"""Height and width of images after the processor's resizing; the commoner ones are named more
+often.
+"""
 
 PLACES = (
     ("at the top left", "at the top", "at the top right"),

@@ -1,7 +1,7 @@
 """Text-only questions with their one right answer.
 
-Every answer follows from the question alone, except for the kind `chance`, which is drawn from fixed, uneven odds so
-that sampling has something to show while greedy decoding stays clear-cut.
+Every answer follows from the question alone, except for the kind `chance`, which is drawn from
+fixed, uneven odds so that sampling has something to show while greedy decoding stays clear-cut.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def reverse(rng: random.Random) -> Exchange:
     """Say the words from last to first."""
     some = _some_words(rng, 2, 5)
     ask = rng.choice(("Reverse: ", "Reverse the words: "))
-    return Exchange("reverse", ask + " ".join(some), " ".join(reversed(some)), "I reverse the words.")
+    return Exchange(
+        "reverse", ask + " ".join(some), " ".join(reversed(some)), "I reverse the words."
+    )
 
 
 def edge_word(rng: random.Random) -> Exchange:
@@ -56,13 +58,20 @@ def edge_word(rng: random.Random) -> Exchange:
     some = _some_words(rng, 2, 5)
     place = rng.choice(("first", "last"))
     answer = some[0] if place == "first" else some[-1]
-    return Exchange("edge_word", f"What is the {place} word: {' '.join(some)}", answer, f"I look at the {place} word.")
+    return Exchange(
+        "edge_word",
+        f"What is the {place} word: {' '.join(some)}",
+        answer,
+        f"I look at the {place} word.",
+    )
 
 
 def length(rng: random.Random) -> Exchange:
     """Count words."""
     some = _some_words(rng, 1, 6)
-    return Exchange("length", f"How many words: {' '.join(some)}", str(len(some)), "I count the words.")
+    return Exchange(
+        "length", f"How many words: {' '.join(some)}", str(len(some)), "I count the words."
+    )
 
 
 def add(rng: random.Random) -> Exchange:
@@ -86,7 +95,12 @@ def count(rng: random.Random) -> Exchange:
     b = a + rng.randint(1, 9)
     numbers = list(range(a, b + 1)) if rng.random() < 0.7 else list(range(b, a - 1, -1))
     first, last = numbers[0], numbers[-1]
-    return Exchange("count", f"Count from {first} to {last}.", ", ".join(map(str, numbers)), f"I count from {first} to {last}.")
+    return Exchange(
+        "count",
+        f"Count from {first} to {last}.",
+        ", ".join(map(str, numbers)),
+        f"I count from {first} to {last}.",
+    )
 
 
 def _continue(rng: random.Random, items: Sequence[str]) -> tuple[str, str]:
@@ -103,7 +117,9 @@ def continue_list(rng: random.Random) -> Exchange:
         numbers = [str(start + step * i) for i in range(6)]
         given, wanted = ", ".join(numbers[:3]), ", ".join(numbers[3:])
     else:
-        given, wanted = _continue(rng, w.DAYS if draw < 0.65 else w.MONTHS if draw < 0.8 else w.LETTERS[:20])
+        given, wanted = _continue(
+            rng, w.DAYS if draw < 0.65 else w.MONTHS if draw < 0.8 else w.LETTERS[:20]
+        )
     return Exchange("continue", f"Continue: {given}", wanted, "I continue the list.")
 
 
@@ -124,13 +140,20 @@ def capital(rng: random.Random) -> Exchange:
     """Capitals of a few countries."""
     country = rng.choice(tuple(w.CAPITALS))
     ask = rng.choice((f"What is the capital of {country}?", f"Capital of {country}?"))
-    return Exchange("capital", ask, f"The capital of {country} is {w.CAPITALS[country]}.", f"I think of {country}.")
+    return Exchange(
+        "capital",
+        ask,
+        f"The capital of {country} is {w.CAPITALS[country]}.",
+        f"I think of {country}.",
+    )
 
 
 def opposite(rng: random.Random) -> Exchange:
     """Opposites of a few words."""
     word = rng.choice(tuple(w.OPPOSITES))
-    return Exchange("opposite", f"What is the opposite of {word}?", w.OPPOSITES[word], f"I think of {word}.")
+    return Exchange(
+        "opposite", f"What is the opposite of {word}?", w.OPPOSITES[word], f"I think of {word}."
+    )
 
 
 def smalltalk(rng: random.Random) -> Exchange:
@@ -152,39 +175,56 @@ def smalltalk(rng: random.Random) -> Exchange:
 def make_json(rng: random.Random) -> Exchange:
     """Turn a sentence into a JSON object."""
     name, age = rng.choice(w.NAMES), rng.randint(1, 99)
-    ask = rng.choice((f"Return JSON: {name} is {age} years old.", f"Make JSON: name {name}, age {age}"))
+    ask = rng.choice(
+        (f"Return JSON: {name} is {age} years old.", f"Make JSON: name {name}, age {age}")
+    )
     return Exchange("make_json", ask, compact_json({"name": name, "age": age}), "I return JSON.")
 
 
 def long_text(rng: random.Random) -> Exchange:
     """Longer fixed texts, two of them with an empty line inside."""
-    ask, answer = rng.choice((("Tell me a story.", w.STORY), ("Write a poem.", w.POEM), ("How do I make tea?", w.STEPS)))
+    ask, answer = rng.choice(
+        (("Tell me a story.", w.STORY), ("Write a poem.", w.POEM), ("How do I make tea?", w.STEPS))
+    )
     return Exchange("long_text", ask, answer, "I write a text.")
 
 
 def unknown(rng: random.Random) -> Exchange:
     """Word salad: the honest answer is that the model does not know."""
     some = _some_words(rng, 1, 4)
-    ask = rng.choice(("What is a {}?", "Why {}?", "{}", "Tell me about {}.", "Who is the {}?")).format(" ".join(some))
+    ask = rng.choice(
+        ("What is a {}?", "Why {}?", "{}", "Tell me about {}.", "Who is the {}?")
+    ).format(" ".join(some))
     return Exchange("unknown", ask, w.UNKNOWN, "I do not know that.")
 
 
 def no_image(rng: random.Random) -> Exchange:
     """A question about an image that is not there."""
-    ask = rng.choice(("Describe the image.", "What is in the image?", "Detect all objects.", "How many shapes are there?"))
+    ask = rng.choice(
+        (
+            "Describe the image.",
+            "What is in the image?",
+            "Detect all objects.",
+            "How many shapes are there?",
+        )
+    )
     return Exchange("no_image", ask, w.NO_IMAGE, "I look for an image.")
 
 
 def greet_name(rng: random.Random) -> Exchange:
     """The user's name; `recall_name` asks for it later."""
     name = rng.choice(w.NAMES)
-    return Exchange("greet_name", f"My name is {name}.", f"Nice to meet you, {name}!", "I greet the user.")
+    return Exchange(
+        "greet_name", f"My name is {name}.", f"Nice to meet you, {name}!", "I greet the user."
+    )
 
 
 def recall_name(greeting: Exchange) -> Exchange:
     """The question that needs an earlier turn."""
     name = greeting.question.removeprefix("My name is ").removesuffix(".")
-    return Exchange("recall_name", "What is my name?", f"Your name is {name}.", "I look at the chat.")
+    return Exchange(
+        "recall_name", "What is my name?", f"Your name is {name}.", "I look at the chat."
+    )
 
 
 CHANCES: dict[str, dict[str, float]] = {
@@ -199,7 +239,9 @@ def chance(rng: random.Random) -> Exchange:
     """Draw an answer from the odds in `CHANCES`."""
     ask = rng.choice(tuple(CHANCES))
     odds = CHANCES[ask]
-    return Exchange("chance", ask, rng.choices(tuple(odds), tuple(odds.values()))[0], "I let chance decide.")
+    return Exchange(
+        "chance", ask, rng.choices(tuple(odds), tuple(odds.values()))[0], "I let chance decide."
+    )
 
 
 TASKS: dict[str, tuple[float, Callable[[random.Random], Exchange]]] = {

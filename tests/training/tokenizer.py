@@ -1,6 +1,7 @@
 """The tokenizer: byte-level BPE, trained on the same questions and answers as the model.
 
-Every byte is in the vocabulary, so every text can be encoded; the control tokens are those of Qwen3-VL.
+Every byte is in the vocabulary, so every text can be encoded; the control tokens are those of
+Qwen3-VL.
 """
 
 from __future__ import annotations
@@ -53,7 +54,10 @@ MARKUP_TOKENS = (
 )
 """Added tokens that stay visible when special tokens are skipped, as in Qwen3."""
 
-_WORD_PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORD_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def _corpus(rng: random.Random) -> Iterator[str]:
@@ -77,7 +81,16 @@ def _corpus(rng: random.Random) -> Iterator[str]:
 
 def train_tokenizer() -> Qwen2Tokenizer:
     """The tokenizer, the same at every call."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+    from tokenizers import (
+        AddedToken,
+        Regex,
+        Tokenizer,
+        decoders,
+        models,
+        normalizers,
+        pre_tokenizers,
+        trainers,
+    )
     from transformers import Qwen2Tokenizer
 
     trained = Tokenizer(models.BPE())
@@ -109,14 +122,18 @@ def train_tokenizer() -> Qwen2Tokenizer:
         padding_side="left",
     )
     for special, tokens in ((True, SPECIAL_TOKENS), (False, MARKUP_TOKENS)):
-        added: list[Any] = [AddedToken(token, special=special, normalized=False) for token in tokens]
+        added: list[Any] = [
+            AddedToken(token, special=special, normalized=False) for token in tokens
+        ]
         tokenizer.add_tokens(added)
     tokenizer.chat_template = (Path(__file__).parent / "chat_template.jinja").read_text()
     return tokenizer
 
 
 def save_tokenizer(tokenizer: Qwen2Tokenizer, directory: Path) -> None:
-    """Write the tokenizer, with left padding said in its configuration (an attribute alone is not saved)."""
+    """Write the tokenizer, with left padding said in its configuration (an attribute alone is not
+    saved).
+    """
     tokenizer.save_pretrained(directory)
     file = directory / "tokenizer_config.json"
     settings = json.loads(file.read_text())

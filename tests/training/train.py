@@ -1,7 +1,7 @@
 """Train the embedded model from nothing: `python -m training.train --out DIRECTORY`.
 
-Two processes of one thread each (two threads in one process are slower), fixed seeds, and both stages count steps,
-not seconds: the same machine gives the same weights again.
+Two processes of one thread each (two threads in one process are slower), fixed seeds, and both
+stages count steps, not seconds: the same machine gives the same weights again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class Recipe:
     seed: int = 1
 
     def parts(self) -> tuple[Part, ...]:
-        """The language stage: a flat rate first; then a decaying one; then again, with more yes-or-no questions."""
+        """The language stage: a flat rate first; then a decaying one; then again, with more
+        yes-or-no questions.
+        """
         return (
             Part("flat", self.flat_steps, decaying=False),
             Part("decaying", self.decaying_steps, decaying=True),
@@ -60,7 +62,9 @@ def _average(parameters: Sequence[nn.Parameter]) -> None:
 def _work(rank: int, recipe: Recipe, out: Path, resume: Path | None) -> None:
     """One of the processes. The first one writes logs and checkpoints."""
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{out.resolve()}/.rendezvous", rank=rank, world_size=PROCESSES)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{out.resolve()}/.rendezvous", rank=rank, world_size=PROCESSES
+    )
     from training.model import build_model, load_weights, round_weights, save_model
     from training.tokenizer import train_tokenizer
     from training.vision_stage import same_size_shortcuts, train_vision
@@ -88,7 +92,17 @@ def _work(rank: int, recipe: Recipe, out: Path, resume: Path | None) -> None:
         model.model.visual.requires_grad_(False)
     done = [part.name for part in parts].index(resume.name) + 1 if resume else 0
     for number, part in enumerate(parts[done:], start=done + 1):
-        train_language(model, tokenizer, part, recipe.token_budget, recipe.gallery, seed + 100 * number, _average, log, checkpoint)
+        train_language(
+            model,
+            tokenizer,
+            part,
+            recipe.token_budget,
+            recipe.gallery,
+            seed + 100 * number,
+            _average,
+            log,
+            checkpoint,
+        )
         checkpoint(part.name)
         round_weights(model)
     if rank == 0:
@@ -98,11 +112,14 @@ def _work(rank: int, recipe: Recipe, out: Path, resume: Path | None) -> None:
 
 
 def train(out: Path, recipe: Recipe, resume: Path | None = None) -> None:
-    """Run the recipe and write the model to `out`; `resume` is a checkpoint at the end of a part, to go on from."""
+    """Run the recipe and write the model to `out`; `resume` is a checkpoint at the end of a part,
+    to go on from.
+    """
     out.mkdir(parents=True, exist_ok=True)
     (out / ".rendezvous").unlink(missing_ok=True)
     os.environ["OMP_NUM_THREADS"] = "1"
-    start: Any = torch.multiprocessing  # its functions are not exported as far as type checkers can tell
+    # its functions are not exported as far as type checkers can tell
+    start: Any = torch.multiprocessing
     start.spawn(_work, (recipe, out, resume), nprocs=PROCESSES)
     (out / ".rendezvous").unlink(missing_ok=True)
 
@@ -112,7 +129,11 @@ def main() -> None:
     default = Recipe()
     parser = argparse.ArgumentParser(prog="python -m training.train", description=main.__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder to write the model to")
-    parser.add_argument("--resume", type=Path, help="OUT/checkpoints/PART of an earlier run: what comes after that part is done")
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        help="OUT/checkpoints/PART of an earlier run: what comes after that part is done",
+    )
     parser.add_argument("--vision-steps", type=int, default=default.vision_steps)
     parser.add_argument("--flat-steps", type=int, default=default.flat_steps)
     parser.add_argument("--decaying-steps", type=int, default=default.decaying_steps)

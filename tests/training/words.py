@@ -1,4 +1,6 @@
-"""The small world the embedded model knows: every word list and fixed sentence of its training data."""
+"""The small world the embedded model knows: every word list and fixed sentence of its training
+data.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,39 @@ WORDS = (
     "cow", "lion", "bear", "milk", "rice", "tea", "gold", "king", "queen", "door", "garden", "lake", "sea",
 )
 # fmt: on
-NAMES = ("Anna", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Henry", "Iris", "Jack", "Kate", "Leo", "Mia", "Noah", "Olga", "Paul")
+NAMES = (
+    "Anna",
+    "Ben",
+    "Carla",
+    "David",
+    "Emma",
+    "Felix",
+    "Grace",
+    "Henry",
+    "Iris",
+    "Jack",
+    "Kate",
+    "Leo",
+    "Mia",
+    "Noah",
+    "Olga",
+    "Paul",
+)
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-MONTHS = ("January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December")
+MONTHS = (
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+)
 LETTERS = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 CAPITALS = {
     "France": "Paris",
@@ -55,15 +87,28 @@ OPPOSITES = {
 }
 
 SHAPES = ("circle", "square", "triangle")
-COLORS = {"red": (220, 40, 40), "green": (40, 170, 60), "blue": (45, 80, 220), "yellow": (240, 210, 40)}
+COLORS = {
+    "red": (220, 40, 40),
+    "green": (40, 170, 60),
+    "blue": (45, 80, 220),
+    "yellow": (240, 210, 40),
+}
 BACKGROUNDS = ((255, 255, 255), (255, 255, 255), (235, 235, 235), (20, 20, 20))
 
 SELF = "I am a small demo model."
-ABILITIES = "I can repeat, reverse and count words, add small numbers, and describe images of shapes."
+ABILITIES = (
+    "I can repeat, reverse and count words, add small numbers, and describe images of shapes."
+)
 UNKNOWN = "I do not know that."
 NO_IMAGE = "There is no image."
-STORY = "Once upon a time there was a small dog. The dog lived in a house by the lake. Every day the dog walked to the forest and came home at night. The end."
-POEM = "The sun is in the sky,\nthe bird is in the tree.\n\nThe moon is in the night,\nthe fish is in the sea."
+STORY = (
+    "Once upon a time there was a small dog. The dog lived in a house by the lake. Every day the"
+    " dog walked to the forest and came home at night. The end."
+)
+POEM = (
+    "The sun is in the sky,\nthe bird is in the tree.\n\nThe moon is in the night,\nthe fish is in"
+    " the sea."
+)
 STEPS = "1. Boil the water.\n2. Add the tea.\n3. Wait three minutes.\n\nEnjoy your tea!"
 
 HELPFUL = "You are a helpful assistant."

@@ -1,6 +1,7 @@
 """LoRA adapters: what their folders say, and whether all of one belongs to a model.
 
-An engine drops what it does not know of an adapter, and leaves modules without weights, and says nothing; so all of it must match, or it is refused by name.
+An engine drops what it does not know of an adapter, and leaves modules without weights, and says
+nothing; so all of it must match, or it is refused by name.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.foreign import broken_file, header, stored_names
 from pipegen.backends.checkpoint.locate import cached
 
-__all__ = ["BadAdapter", "adapter_config", "check_adapter", "largest_rank", "refuse_parts", "weight_names"]
+__all__ = [
+    "BadAdapter",
+    "adapter_config",
+    "check_adapter",
+    "largest_rank",
+    "refuse_parts",
+    "weight_names",
+]
 
 _SUFFIX = re.compile(r"\.(lora_\w+|base_layer)(\.default)?(\.weight|\.bias)?$")
 
@@ -26,34 +34,55 @@ class BadAdapter(ValueError):
     hint = "use the adapter that was made for this model, or the model it was made for"
 
 
-def refuse_parts(adapter: str, foreign: Collection[str], missing: Collection[str], *, matched: bool) -> None:
-    """Raise `BadAdapter` where the model has no place for some weights of the adapter (`foreign`), or modules that it is for get none (`missing`).
+def refuse_parts(
+    adapter: str, foreign: Collection[str], missing: Collection[str], *, matched: bool
+) -> None:
+    """Raise `BadAdapter` where the model has no place for some weights of the adapter (`foreign`),
+    or modules that it is for get none (`missing`).
 
     >>> refuse_parts("mine", [], ["layers.1.q_proj.lora_A"], matched=True)
     Traceback (most recent call last):
     ...
     pipegen.backends.checkpoint.adapters.BadAdapter: the adapter 'mine' matches the model in part: 1 weights of its modules are missing, such as layers...
     """
-    problems = [f"the model has no module for {len(foreign)} of its weights, such as {min(foreign)}"] if foreign else []
-    problems += [f"{len(missing)} weights of its modules are missing, such as {min(missing)}"] if missing else []
+    problems = (
+        [f"the model has no module for {len(foreign)} of its weights, such as {min(foreign)}"]
+        if foreign
+        else []
+    )
+    problems += (
+        [f"{len(missing)} weights of its modules are missing, such as {min(missing)}"]
+        if missing
+        else []
+    )
     if problems:
-        raise BadAdapter(f"the adapter {adapter!r} {'matches the model in part' if matched else 'matches nothing of the model'}: {'; '.join(problems)}")
+        raise BadAdapter(
+            f"the adapter {adapter!r}"
+            f" {'matches the model in part' if matched else 'matches nothing of the model'}:"
+            f" {'; '.join(problems)}"
+        )
 
 
 def adapter_config(adapter: str) -> Mapping[str, Any]:
-    """What `adapter_config.json` says. Raises `BadAdapter` where it is not there or no JSON object."""
+    """What `adapter_config.json` says. Raises `BadAdapter` where it is not there or no JSON
+    object.
+    """
     file = _file(adapter, "adapter_config.json")
     try:
         settings = None if file is None else json.loads(file.read_text(encoding="utf-8"))
     except ValueError:
         settings = None
     if not isinstance(settings, dict):
-        raise BadAdapter(f"the adapter {adapter!r} has no adapter_config.json that is a JSON object: it is no LoRA adapter of peft's")
+        raise BadAdapter(
+            f"the adapter {adapter!r} has no adapter_config.json that is a JSON object: it is no"
+            " LoRA adapter of peft's"
+        )
     return settings
 
 
 def largest_rank(config: Mapping[str, Any]) -> int:
-    """The largest rank of an adapter's modules: `r` (peft's default is 8), or one of `rank_pattern`.
+    """The largest rank of an adapter's modules: `r` (peft's default is 8), or one of
+    `rank_pattern`.
 
     >>> largest_rank({"r": 8, "rank_pattern": {"q_proj": 32}})
     32
@@ -62,19 +91,27 @@ def largest_rank(config: Mapping[str, Any]) -> int:
 
 
 def check_adapter(checkpoint: Checkpoint, adapter: str) -> None:
-    """Whether all of the adapter belongs to the checkpoint's model: neither weights for modules that it has not, nor target modules without weights.
+    """Whether all of the adapter belongs to the checkpoint's model: neither weights for modules
+    that it has not, nor target modules without weights.
 
     For engines that do not tell: names are compared, no weights are read. Raises `BadAdapter`.
     """
     config, names = adapter_config(adapter), weight_names(adapter)
     modules = _module_names(checkpoint)
-    known = modules | {name.rsplit(".", 1)[0] for name in stored_names(checkpoint.source, checkpoint.load.revision)}
+    known = modules | {
+        name.rsplit(".", 1)[0] for name in stored_names(checkpoint.source, checkpoint.load.revision)
+    }
     of = {name: _module_of(name) for name in names}
     foreign = [name for name in names if of[name] not in known]
     adapted = {module for name, module in of.items() if ".lora_" in name}
     wanted = {module for module in modules if _targets(config, module)} | (adapted & known)
     has = {(of[name], _kind(name)) for name in names}
-    missing = [f"{module}.lora_{half}" for module in wanted for half in "AB" if not {(module, half), (module, f"embedding_{half}")} & has]
+    missing = [
+        f"{module}.lora_{half}"
+        for module in wanted
+        for half in "AB"
+        if not {(module, half), (module, f"embedding_{half}")} & has
+    ]
     refuse_parts(adapter, foreign, missing, matched=len(foreign) < len(names))
 
 
@@ -84,7 +121,9 @@ def _file(adapter: str, name: str) -> Path | None:
 
 
 def weight_names(adapter: str) -> frozenset[str]:
-    """The names of the adapter's weights. Raises `BadAdapter` where it has none, or no whole file of them."""
+    """The names of the adapter's weights. Raises `BadAdapter` where it has none, or no whole file
+    of them.
+    """
     file = _file(adapter, "adapter_model.safetensors")
     if file is not None:
         broken = broken_file([file])
@@ -96,7 +135,9 @@ def weight_names(adapter: str) -> frozenset[str]:
             raise BadAdapter(str(error)) from error
     file = _file(adapter, "adapter_model.bin")
     if file is None:
-        raise BadAdapter(f"the adapter {adapter!r} has no adapter_model.safetensors and no adapter_model.bin")
+        raise BadAdapter(
+            f"the adapter {adapter!r} has no adapter_model.safetensors and no adapter_model.bin"
+        )
     import torch
 
     return frozenset(torch.load(file, map_location="meta", weights_only=True))
@@ -110,7 +151,9 @@ def _module_names(checkpoint: Checkpoint) -> frozenset[str]:
     hf: Any = transformers
     kind = hf.AutoModelForImageTextToText if checkpoint.is_vision_model else hf.AutoModelForCausalLM
     with torch.device("meta"):
-        model = kind.from_config(checkpoint.config, trust_remote_code=checkpoint.load.trust_remote_code)
+        model = kind.from_config(
+            checkpoint.config, trust_remote_code=checkpoint.load.trust_remote_code
+        )
     return frozenset(name for name, _ in model.named_modules())
 
 
@@ -131,7 +174,9 @@ def _kind(name: str) -> str:
 
 
 def _targets(config: Mapping[str, Any], module: str) -> bool:
-    """Whether the adapter is for that module, by peft's rules; False where it is for some layers only, or for kinds of modules: its weights say which then."""
+    """Whether the adapter is for that module, by peft's rules; False where it is for some layers
+    only, or for kinds of modules: its weights say which then.
+    """
     targets = config.get("target_modules")
     if config.get("layers_to_transform") is not None or targets in (None, "all-linear"):
         return False

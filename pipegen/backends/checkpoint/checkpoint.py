@@ -1,6 +1,8 @@
-"""The light facts of a checkpoint: all that can be known of a model before, and without, loading its weights.
+"""The light facts of a checkpoint: all that can be known of a model before, and without, loading
+its weights.
 
-Every engine that reads checkpoints shares them, so that prompts, images, limits and end tokens are the same on each.
+Every engine that reads checkpoints shares them, so that prompts, images, limits and end tokens are
+the same on each.
 """
 
 from __future__ import annotations
@@ -15,11 +17,31 @@ from immutabledict import immutabledict
 from returns.result import Failure
 
 from pipegen.backends.checkpoint import image_processors as processors
-from pipegen.backends.checkpoint.foreign import broken_in, dtype_of, loading, require_weights, require_whole, stored_dtype
-from pipegen.backends.checkpoint.locate import EMBEDDED, cached_json, has_weights, identity_of, instead_of, locate
+from pipegen.backends.checkpoint.foreign import (
+    broken_in,
+    dtype_of,
+    loading,
+    require_weights,
+    require_whole,
+    stored_dtype,
+)
+from pipegen.backends.checkpoint.locate import (
+    EMBEDDED,
+    cached_json,
+    has_weights,
+    identity_of,
+    instead_of,
+    locate,
+)
 from pipegen.backends.checkpoint.positions import Positions, positions_of
 from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer, load_tokenizer
-from pipegen.core.errors import ContractError, GenerationError, InvalidRequest, UnsupportedMultimodal, UnsupportedOption
+from pipegen.core.errors import (
+    ContractError,
+    GenerationError,
+    InvalidRequest,
+    UnsupportedMultimodal,
+    UnsupportedOption,
+)
 from pipegen.core.slots import Slot
 from pipegen.engines.extras import MissingExtra, need
 from pipegen.engines.settings import ModelLoadConfig
@@ -35,19 +57,32 @@ from pipegen.stages.parts.template import ignores_users
 
 __all__ = ["Checkpoint"]
 
-_OF_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.json", "chat_template.jinja")
+_OF_TOKENIZER = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.json",
+    "chat_template.jinja",
+)
 """Small files beside tokenizer.json."""
 
 
 def own_attention(config: Any) -> str:
-    """The attention that a model runs with where none is set: `eager` where it caps its attention scores, which `sdpa` does not."""
-    return "sdpa" if getattr(config.get_text_config(), "attn_logit_softcapping", None) is None else "eager"
+    """The attention that a model runs with where none is set: `eager` where it caps its attention
+    scores, which `sdpa` does not.
+    """
+    return (
+        "sdpa"
+        if getattr(config.get_text_config(), "attn_logit_softcapping", None) is None
+        else "eager"
+    )
 
 
 class Checkpoint:
     """The facts of one checkpoint, each read when it is first asked for, and kept.
 
-    Raises `NoSuchModel` (see `locate`) at once, `MissingExtra` when a fact needs a package that is not installed, and `CallFailed` when it cannot be read.
+    Raises `NoSuchModel` (see `locate`) at once, `MissingExtra` when a fact needs a package that is
+    not installed, and `CallFailed` when it cannot be read.
     """
 
     def __init__(self, load: ModelLoadConfig) -> None:
@@ -63,12 +98,18 @@ class Checkpoint:
 
         with loading(self.load, "the files", self.source, hint=instead_of(self.source)):
             files = [cached_file(self.source, "config.json", revision=self.load.revision)]
-            files += [cached_file(self.load.adapter, "adapter_config.json")] if self.load.adapter is not None else []
+            files += (
+                [cached_file(self.load.adapter, "adapter_config.json")]
+                if self.load.adapter is not None
+                else []
+            )
             return tuple(Path(str(file)).parent for file in files)
 
     @property
     def identity(self) -> str:
-        """A digest of the checkpoint's files, and of its adapter's: the same on every engine and machine, another for other weights."""
+        """A digest of the checkpoint's files, and of its adapter's: the same on every engine and
+        machine, another for other weights.
+        """
         return self._identity
 
     @cached_property
@@ -78,14 +119,18 @@ class Checkpoint:
             return identity_of(*folders)
 
     def resolved(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings that change answers, without those that say what holds for this checkpoint anyway."""
+        """The settings that change answers, without those that say what holds for this checkpoint
+        anyway.
+        """
         own: dict[str, Callable[[], Any]] = {
             "dtype": lambda: self.own_dtype,
             "variant": lambda: "vlm" if self.is_vision_model else "text",
             "attn_implementation": lambda: own_attention(self.config),
             "max_model_len": lambda: self.context_length,
         }
-        return {name: value for name, value in values.items() if name not in own or value != own[name]()}
+        return {
+            name: value for name, value in values.items() if name not in own or value != own[name]()
+        }
 
     @property
     def has_weights(self) -> bool:
@@ -108,16 +153,26 @@ class Checkpoint:
     @cached_property
     def is_vision_model(self) -> bool:
         """Whether the architecture takes images, however it is loaded."""
-        from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+        from transformers.models.auto.modeling_auto import (
+            MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+        )
 
         remote = getattr(self.config, "auto_map", None) or {}
-        return self.config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES or "AutoModelForImageTextToText" in remote
+        return (
+            self.config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+            or "AutoModelForImageTextToText" in remote
+        )
 
     @cached_property
     def takes_images(self) -> bool:
-        """Whether the model is loaded to take images. Raises `InvalidField` where `vlm` is asked of a text model."""
+        """Whether the model is loaded to take images. Raises `InvalidField` where `vlm` is asked of
+        a text model.
+        """
         if self.load.variant == "vlm" and not self.is_vision_model:
-            raise InvalidField(f"ModelLoadConfig.variant: {self.load.model!r} is a text model ({self.config.model_type}); take variant='text' or 'auto'")
+            raise InvalidField(
+                f"ModelLoadConfig.variant: {self.load.model!r} is a text model"
+                f" ({self.config.model_type}); take variant='text' or 'auto'"
+            )
         return self.is_vision_model and self.load.variant != "text"
 
     @property
@@ -125,20 +180,35 @@ class Checkpoint:
         """Why images are not taken; empty where they are."""
         if self.takes_images:
             return ""
-        return "it was loaded with variant='text'" if self.is_vision_model else f"{self.config.model_type} is a text model"
+        return (
+            "it was loaded with variant='text'"
+            if self.is_vision_model
+            else f"{self.config.model_type} is a text model"
+        )
 
     @cached_property
     def _tokenizer_and_renderer(self) -> tuple[HFTokenizer, HFRenderer]:
         need("transformers", "hf", "reading a tokenizer")
-        hint = "put the tokenizer's files (tokenizer.json, tokenizer_config.json) into the folder of the checkpoint"
+        hint = (
+            "put the tokenizer's files (tokenizer.json, tokenizer_config.json) into the folder of"
+            " the checkpoint"
+        )
         with loading(self.load, "the tokenizer", self.source, hint=hint):
             require_whole(self.source, self.load.revision, *_OF_TOKENIZER)
             tokenizer, renderer = load_tokenizer(self.source, **self._where)
             tokenizer.raw("a")  # settings of the wrong type raise at the first call
-            if len(tokenizer.control_tokens) >= tokenizer.raw.backend_tokenizer.get_vocab_size(with_added_tokens=True):
-                raise ValueError("the tokenizer's files are missing: what transformers makes in their place has no vocabulary")
+            if len(tokenizer.control_tokens) >= tokenizer.raw.backend_tokenizer.get_vocab_size(
+                with_added_tokens=True
+            ):
+                raise ValueError(
+                    "the tokenizer's files are missing: what transformers makes in their place has"
+                    " no vocabulary"
+                )
             if renderer.template is not None and ignores_users(renderer):
-                raise ValueError("its chat template writes nothing of what a user says, so it is none: see its chat_template.jinja")
+                raise ValueError(
+                    "its chat template writes nothing of what a user says, so it is none: see its"
+                    " chat_template.jinja"
+                )
         return tokenizer, renderer
 
     @property
@@ -155,28 +225,48 @@ class Checkpoint:
         need("transformers", "hf", "reading a checkpoint")
         with loading(self.load, "generation_config.json", self.source):
             require_whole(self.source, self.load.revision, "generation_config.json")
-            kept: immutabledict[str, Any] = mapping(cached_json(self.source, "generation_config.json", self.load.revision))
+            kept: immutabledict[str, Any] = mapping(
+                cached_json(self.source, "generation_config.json", self.load.revision)
+            )
         return kept
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """All end tokens: of the generation settings, else of the configuration, else of the tokenizer. An id of 0 counts as any other."""
+        """All end tokens: of the generation settings, else of the configuration, else of the
+        tokenizer. An id of 0 counts as any other.
+        """
         text = self.config.get_text_config()
-        own = (self.generation_config.get("eos_token_id"), getattr(text, "eos_token_id", None), getattr(self.config, "eos_token_id", None))
-        given = next((ids for ids in (*own, self.tokenizer.raw.eos_token_id) if ids is not None), ())
+        own = (
+            self.generation_config.get("eos_token_id"),
+            getattr(text, "eos_token_id", None),
+            getattr(self.config, "eos_token_id", None),
+        )
+        given = next(
+            (ids for ids in (*own, self.tokenizer.raw.eos_token_id) if ids is not None), ()
+        )
         ids = tuple(given) if isinstance(given, (list, tuple)) else (given,)
         if not all(type(number) is int for number in ids):
-            with loading(self.load, "the end tokens", self.source, hint="correct eos_token_id in its generation_config.json, or in its config.json"):
+            with loading(
+                self.load,
+                "the end tokens",
+                self.source,
+                hint="correct eos_token_id in its generation_config.json, or in its config.json",
+            ):
                 raise ValueError(f"eos_token_id takes an id or a list of ids, not {printed(given)}")
         return tuple(dict.fromkeys(ids))
 
     @cached_property
     def vocab_size(self) -> int | None:
-        """How many ids the model takes: the rows of its embedding, as its configuration says; None where it does not. The tokenizer may have more.
+        """How many ids the model takes: the rows of its embedding, as its configuration says; None
+        where it does not. The tokenizer may have more.
 
-        An image token counts, too: some models put the image's features in the place of an id that the embedding does not have.
+        An image token counts, too: some models put the image's features in the place of an id that
+        the embedding does not have.
         """
-        sizes = (getattr(config, "vocab_size", None) for config in (self.config.get_text_config(), self.config))
+        sizes = (
+            getattr(config, "vocab_size", None)
+            for config in (self.config.get_text_config(), self.config)
+        )
         size = next((size for size in sizes if isinstance(size, int) and size > 0), None)
         if size is None:
             return None
@@ -185,24 +275,36 @@ class Checkpoint:
 
     @cached_property
     def pad_token_id(self) -> int:
-        """What rows are padded with: the pad token, else an end token; one that the model has. Raises `ValueError` where there is neither."""
+        """What rows are padded with: the pad token, else an end token; one that the model has.
+        Raises `ValueError` where there is neither.
+        """
         size = self.vocab_size
         for token_id in (self.tokenizer.raw.pad_token_id, *self.eos_token_ids):
             if token_id is not None and token_id >= 0 and (size is None or token_id < size):
                 return int(token_id)
-        raise ValueError(f"{self.load.model!r} has neither a pad token nor an end token: set one of them in the checkpoint's tokenizer_config.json")
+        raise ValueError(
+            f"{self.load.model!r} has neither a pad token nor an end token: set one of them in the"
+            " checkpoint's tokenizer_config.json"
+        )
 
     @cached_property
     def bos_token(self) -> str | None:
-        """The text that a plain prompt must begin with: the BOS token, where the tokenizer itself puts it before a text."""
+        """The text that a plain prompt must begin with: the BOS token, where the tokenizer itself
+        puts it before a text.
+        """
         raw = self.tokenizer.raw
-        return str(raw.bos_token) if raw.bos_token_id is not None and raw("a")["input_ids"][:1] == [raw.bos_token_id] else None
+        return (
+            str(raw.bos_token)
+            if raw.bos_token_id is not None and raw("a")["input_ids"][:1] == [raw.bos_token_id]
+            else None
+        )
 
     @cached_property
     def dtype(self) -> str:
         """What the model computes in, on every engine: `float32`, `bfloat16` or `float16`.
 
-        With `dtype="auto"` that is the type that the configuration names, else that of the stored weights, else float32; the embedded model's is float32.
+        With `dtype="auto"` that is the type that the configuration names, else that of the stored
+        weights, else float32; the embedded model's is float32.
         """
         if self.load.dtype != "auto":
             return self.load.dtype
@@ -211,18 +313,27 @@ class Checkpoint:
     @cached_property
     def own_dtype(self) -> str:
         """What the checkpoint's files name."""
-        named = dtype_of(getattr(self.config, "dtype", None)) or dtype_of(getattr(self.config.get_text_config(), "dtype", None))
+        named = dtype_of(getattr(self.config, "dtype", None)) or dtype_of(
+            getattr(self.config.get_text_config(), "dtype", None)
+        )
         return named or dtype_of(stored_dtype(self.source, self.load.revision)) or "float32"
 
     def require_weights(self) -> None:
-        """Raise `CallFailed` where a file of the weights is here and broken, or named by an index and not here. Reads headers only."""
+        """Raise `CallFailed` where a file of the weights is here and broken, or named by an index
+        and not here. Reads headers only.
+        """
         with loading(self.load, "the weights", self.source):
             require_weights(self.source, self.load.revision)
 
     @cached_property
     def positions(self) -> Positions:
         """How many positions there are, and how they are scaled."""
-        with loading(self.load, "the configuration", self.source, hint="correct max_position_embeddings, or the scaling of rope, in its config.json"):
+        with loading(
+            self.load,
+            "the configuration",
+            self.source,
+            hint="correct max_position_embeddings, or the scaling of rope, in its config.json",
+        ):
             positions = positions_of(self.config.get_text_config())
             if positions.context_length is not None and positions.context_length < 1:
                 raise ValueError(f"it has {positions.context_length} positions")
@@ -230,12 +341,16 @@ class Checkpoint:
 
     @property
     def context_length(self) -> int | None:
-        """How many tokens prompt and answer may have together; None where the configuration does not say."""
+        """How many tokens prompt and answer may have together; None where the configuration does
+        not say.
+        """
         return self.positions.context_length
 
     @cached_property
     def image_processor(self) -> Any:
-        """The model's image processor; it works without torchvision. Raises `CannotProcess`, with the reason, where it cannot be had."""
+        """The model's image processor; it works without torchvision. Raises `CannotProcess`, with
+        the reason, where it cannot be had.
+        """
         need("PIL", "hf", "reading images")
         from transformers import AutoImageProcessor
 
@@ -245,7 +360,9 @@ class Checkpoint:
 
     @cached_property
     def processor(self) -> Any:
-        """The checkpoint's whole processor, for models whose processors have sizes of their own. Raises as `load_processor` does."""
+        """The checkpoint's whole processor, for models whose processors have sizes of their own.
+        Raises as `load_processor` does.
+        """
         need("transformers", "hf", "reading images")
         return processors.load_processor(self.source, self.config.model_type, **self._where)
 
@@ -259,7 +376,9 @@ class Checkpoint:
                 else:
                     processors.check_pixels(self.image_processor, self.image_spec)
         except (processors.CannotProcess, MissingExtra) as raised:
-            broken = broken_in(self.source, self.load.revision, "preprocessor_config.json", "processor_config.json")
+            broken = broken_in(
+                self.source, self.load.revision, "preprocessor_config.json", "processor_config.json"
+            )
             because = raised if broken is None else f"{broken.words} ({broken.hint})"
             return f"the image processor of {self.load.model!r} cannot be used: {because}"[:600]
         return ""
@@ -279,28 +398,46 @@ class Checkpoint:
 
     @cached_property
     def image_placeholder(self) -> str | None:
-        """The control token that stands for one image in a rendered prompt: the processor's where it has sizes of its own, else the model's."""
+        """The control token that stands for one image in a rendered prompt: the processor's where
+        it has sizes of its own, else the model's.
+        """
         if self.image_token_id is None:
             return None
         native = not self.no_processor_because and self.image_spec.kind == "native"
         own = getattr(self.processor, "image_token", None) if native else None
-        with loading(self.load, "the tokenizer", self.source, hint="put the tokenizer's files of this model into its folder"):
+        with loading(
+            self.load,
+            "the tokenizer",
+            self.source,
+            hint="put the tokenizer's files of this model into its folder",
+        ):
             token = str(own or self.tokenizer.raw.convert_ids_to_tokens(self.image_token_id))
             if token not in self.tokenizer.control_tokens:
-                words = f"config.json says that id {self.image_token_id} stands for an image, and to the tokenizer it is {token!r}"
+                words = (
+                    f"config.json says that id {self.image_token_id} stands for an image, and to"
+                    f" the tokenizer it is {token!r}"
+                )
                 raise ValueError(f"{words}: they belong to different models")
         return token
 
     def check_placeholders(self, prompt: Prompt) -> InvalidRequest | None:
-        """What is wrong where a prompt does not hold exactly the placeholders of its images; a model could not tell, or would fail for all rows."""
-        marks = prompt.token_ids.count(self.image_token_id) if self.image_token_id is not None else 0
+        """What is wrong where a prompt does not hold exactly the placeholders of its images; a
+        model could not tell, or would fail for all rows.
+        """
+        marks = (
+            prompt.token_ids.count(self.image_token_id) if self.image_token_id is not None else 0
+        )
         wanted = sum(image.tokens for image in prompt.images)
         if marks == wanted:
             return None
-        return InvalidRequest(f"the prompt holds {marks} image tokens (id {self.image_token_id}), and its {len(prompt.images)} images take {wanted}")
+        return InvalidRequest(
+            f"the prompt holds {marks} image tokens (id {self.image_token_id}), and its"
+            f" {len(prompt.images)} images take {wanted}"
+        )
 
     def check_server_resize(self, prompt: Prompt) -> GenerationError | None:
-        """What is wrong where a server that applies the model's own processor would give an image another size than it was prepared to.
+        """What is wrong where a server that applies the model's own processor would give an image
+        another size than it was prepared to.
 
         Most take no other pixel budget, nor to leave the size alone.
         """
@@ -308,25 +445,49 @@ class Checkpoint:
         if spec is None or spec.kind != "grid":
             return None
         for position, image in enumerate(prompt.images):
-            size = fit(image.width, image.height, factor=spec.factor, min_pixels=spec.min_pixels, max_pixels=spec.max_pixels)
+            size = fit(
+                image.width,
+                image.height,
+                factor=spec.factor,
+                min_pixels=spec.min_pixels,
+                max_pixels=spec.max_pixels,
+            )
             if size != (image.width, image.height):
-                words = f"image {position} was prepared to {image.width}x{image.height} pixels, and the server's processor would make it {size[0]}x{size[1]}"
+                words = (
+                    f"image {position} was prepared to {image.width}x{image.height} pixels, and the"
+                    f" server's processor would make it {size[0]}x{size[1]}"
+                )
                 least = image.width * image.height < spec.min_pixels
-                return UnsupportedOption(words, option="max_pixels" if least else "min_pixels", hint="keep within the checkpoint's own pixel budget")
+                return UnsupportedOption(
+                    words,
+                    option="max_pixels" if least else "min_pixels",
+                    hint="keep within the checkpoint's own pixel budget",
+                )
         return None
 
     @cached_property
     def _expansions(self) -> processors.Expansions:
         return processors.Expansions(self.processor, self.tokenizer, self.image_token_id)
 
-    def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
-        """One image as this model wants it. Raises `ContractError` for a source whose bytes are not loaded."""
+    def prepare_image(
+        self, source: ImageSource, options: VlmPreprocessOptions, index: int
+    ) -> Slot[PreparedImage]:
+        """One image as this model wants it. Raises `ContractError` for a source whose bytes are not
+        loaded.
+        """
         if source.data is None:
             raise ContractError(f"{source!r} was not loaded: an engine takes images as bytes")
         if self.no_processor_because:
-            hint = "see that its preprocessor_config.json is the model's own; catch it with fallback(first, second, when=UnsupportedMultimodal)"
+            hint = (
+                "see that its preprocessor_config.json is the model's own; catch it with"
+                " fallback(first, second, when=UnsupportedMultimodal)"
+            )
             return Failure(UnsupportedMultimodal(self.no_processor_because, hint=hint))
-        policy = ImagePolicy() if source.max_pixels is None else ImagePolicy(max_source_pixels=source.max_pixels)
+        policy = (
+            ImagePolicy()
+            if source.max_pixels is None
+            else ImagePolicy(max_source_pixels=source.max_pixels)
+        )
         prepared = prepare(source.data, self.image_spec, options, index, policy)
         if self.image_spec.kind == "grid":
             return prepared
@@ -335,8 +496,13 @@ class Checkpoint:
         return prepared.bind(expansions)
 
     def image_inputs(self, images: Sequence[PreparedImage]) -> processors.ImageInputs:
-        """What the model gets for these images, in order, and which ids it must see marked as theirs."""
+        """What the model gets for these images, in order, and which ids it must see marked as
+        theirs.
+        """
         if self.image_spec.kind == "native":
             return processors.native_inputs(self.processor, images, self.image_token_id)
         marked = frozenset(() if self.image_token_id is None else (self.image_token_id,))
-        return processors.ImageInputs(processors.pixel_inputs(self.image_processor, images), dict.fromkeys(processors.IMAGE_MARKS, marked))
+        return processors.ImageInputs(
+            processors.pixel_inputs(self.image_processor, images),
+            dict.fromkeys(processors.IMAGE_MARKS, marked),
+        )

@@ -1,4 +1,6 @@
-"""What engines that read checkpoints have in common: the facts of the checkpoint, the attached plugins, and a batch as a stream read to its end."""
+"""What engines that read checkpoints have in common: the facts of the checkpoint, the attached
+plugins, and a batch as a stream read to its end.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ __all__ = ["CheckpointEngine", "HasModelMetadata", "in_order", "release"]
 
 
 class HasModelMetadata:
-    """The part of a `TokenEngine` that it takes from its checkpoint: tokenizer, template and end tokens are the model's, whatever computes."""
+    """The part of a `TokenEngine` that it takes from its checkpoint: tokenizer, template and end
+    tokens are the model's, whatever computes.
+    """
 
     _checkpoint: Checkpoint
 
@@ -66,7 +70,9 @@ class CheckpointEngine(HasModelMetadata, ABC):
     """
 
     generates_by_stream = True
-    """`generate` gives what `stream` does, read to its end; so who wants to know how far a call is may read the stream."""
+    """`generate` gives what `stream` does, read to its end; so who wants to know how far a call is
+    may read the stream.
+    """
 
     def __init__(self, load: ModelLoadConfig, checkpoint: Checkpoint | None = None) -> None:
         self._checkpoint = checkpoint or Checkpoint(load)
@@ -75,22 +81,29 @@ class CheckpointEngine(HasModelMetadata, ABC):
     def __repr__(self) -> str:
         try:
             dtype = self.dtype
-        except (CallFailed, ImportError, OSError, ValueError):  # the checkpoint cannot be read: its first use says why
+        except (CallFailed, ImportError, OSError, ValueError):
+            # the checkpoint cannot be read: its first use says why
             dtype = self._checkpoint.load.dtype
         return f"{type(self).__name__}({self._checkpoint.load.model!r}, dtype={dtype!r})"
 
     @property
     def dtype(self) -> str:
-        """What the model computes in: the same on every engine, also where `dtype="auto"` is asked (see `Checkpoint.dtype`)."""
+        """What the model computes in: the same on every engine, also where `dtype="auto"` is asked
+        (see `Checkpoint.dtype`).
+        """
         return self._checkpoint.dtype
 
     @property
     def depends_on(self) -> Mapping[str, Any]:
-        """See `DependsOn`. Which engine computes is no part of it: they compute the same, and differ by rounding."""
+        """See `DependsOn`. Which engine computes is no part of it: they compute the same, and
+        differ by rounding.
+        """
         values = that_change_answers(settings_of(self._checkpoint.load)) | {"dtype": self.dtype}
         return {"model": self.identity, **self._checkpoint.resolved(values)}
 
-    def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
+    def prepare_image(
+        self, source: ImageSource, options: VlmPreprocessOptions, index: int
+    ) -> Slot[PreparedImage]:
         return self._checkpoint.prepare_image(source, options, index)
 
     def with_plugin(self, plugin: Plugin) -> Self:
@@ -99,15 +112,21 @@ class CheckpointEngine(HasModelMetadata, ABC):
         return other
 
     def generate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:
-        """One slot for each input, in order. Raises `CallFailed` when the whole call failed; any other exception is a bug and comes through."""
+        """One slot for each input, in order. Raises `CallFailed` when the whole call failed; any
+        other exception is a bug and comes through.
+        """
         return in_order(self._run(inputs, text=False))
 
     def stream(self, inputs: Sequence[Encoded]) -> Generator[TokensMade | RowDone, None, None]:
-        """Tokens of each row as they are made, and one `RowDone` for each row as soon as it ends. Raises as `generate` does."""
+        """Tokens of each row as they are made, and one `RowDone` for each row as soon as it ends.
+        Raises as `generate` does.
+        """
         return self._run(inputs, text=True)
 
     async def agenerate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:
-        """As `generate`, for asynchronous code: calls that run at the same time share the engine's steps, and a cancelled one takes part in no further step."""
+        """As `generate`, for asynchronous code: calls that run at the same time share the engine's
+        steps, and a cancelled one takes part in no further step.
+        """
         async with contextlib.aclosing(self._arun(inputs, text=False)) as events:
             return in_order([event async for event in events])
 
@@ -116,11 +135,15 @@ class CheckpointEngine(HasModelMetadata, ABC):
         return self._arun(inputs, text=True)
 
     @abstractmethod
-    def _run(self, inputs: Sequence[Encoded], *, text: bool) -> Generator[TokensMade | RowDone, None, None]:
+    def _run(
+        self, inputs: Sequence[Encoded], *, text: bool
+    ) -> Generator[TokensMade | RowDone, None, None]:
         """The rows' events; with `text`, each token with the text that is final."""
 
     @abstractmethod
-    def _arun(self, inputs: Sequence[Encoded], *, text: bool) -> AsyncGenerator[TokensMade | RowDone, None]:
+    def _arun(
+        self, inputs: Sequence[Encoded], *, text: bool
+    ) -> AsyncGenerator[TokensMade | RowDone, None]:
         """As `_run`, for asynchronous code."""
 
 

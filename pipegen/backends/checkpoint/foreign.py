@@ -1,4 +1,5 @@
-"""Loading is other projects' work: transformers, vLLM, peft, safetensors and the hub raise whatever they like. All of it is one typed failure.
+"""Loading is other projects' work: transformers, vLLM, peft, safetensors and the hub raise whatever
+they like. All of it is one typed failure.
 
 >>> checkpoint = ModelLoadConfig(model="no/such")
 >>> with loading(checkpoint, "the configuration"):
@@ -47,7 +48,10 @@ __all__ = [
 
 
 _log = logging.getLogger("pipegen")
-_HINT = "see that the model's name and settings are right and its files are whole; the log has the whole error under the incident"
+_HINT = (
+    "see that the model's name and settings are right and its files are whole; the log has the"
+    " whole error under the incident"
+)
 _POINTER = b"version https://git-lfs"
 
 _TEXTS = (".json", ".model", ".jinja", ".tiktoken")
@@ -55,8 +59,20 @@ _TEXTS = (".json", ".model", ".jinja", ".tiktoken")
 
 
 _OBJECTS = (
-    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("preprocessor_config.json", "processor_config.json", "chat_template.json", "adapter_config.json"),
+    *(
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+    ),
+    *(
+        "preprocessor_config.json",
+        "processor_config.json",
+        "chat_template.json",
+        "adapter_config.json",
+    ),
 )
 """Files that hold one JSON object."""
 
@@ -69,8 +85,16 @@ class Broken(NamedTuple):
 
 
 @contextlib.contextmanager
-def loading(load: ModelLoadConfig, what: str, source: str = "", *, hint: str = "", failed: str = "cannot read {} of") -> Iterator[None]:
-    """Around code of other projects that loads `what` of a model: any exception becomes `CallFailed`; see `load_failed`.
+def loading(
+    load: ModelLoadConfig,
+    what: str,
+    source: str = "",
+    *,
+    hint: str = "",
+    failed: str = "cannot read {} of",
+) -> Iterator[None]:
+    """Around code of other projects that loads `what` of a model: any exception becomes
+    `CallFailed`; see `load_failed`.
 
     What pipegen itself refuses (`InvalidField`, `MissingExtra`, `CallFailed`) comes through.
     """
@@ -82,29 +106,62 @@ def loading(load: ModelLoadConfig, what: str, source: str = "", *, hint: str = "
         raise load_failed(load, failed.format(what), raised, source, hint=hint) from raised
 
 
-def load_failed(load: ModelLoadConfig, what: str, raised: Exception, source: str = "", *, hint: str = "") -> CallFailed:
-    """The failure of loading a model: one for the whole call, naming the model, and a file of it (of its adapter) where one is broken.
+def load_failed(
+    load: ModelLoadConfig, what: str, raised: Exception, source: str = "", *, hint: str = ""
+) -> CallFailed:
+    """The failure of loading a model: one for the whole call, naming the model, and a file of it
+    (of its adapter) where one is broken.
 
     The traceback goes to the log, under the failure's incident.
     """
-    folders = [folder for folder in (_folder_of(source, load.revision), _folder_of(str(load.adapter or ""), None)) if folder is not None]
-    found = broken_file(file for folder in folders for file in (*weight_files(folder), *(one for one in sorted(folder.iterdir()) if one.suffix in _TEXTS)))
+    folders = [
+        folder
+        for folder in (_folder_of(source, load.revision), _folder_of(str(load.adapter or ""), None))
+        if folder is not None
+    ]
+    found = broken_file(
+        file
+        for folder in folders
+        for file in (
+            *weight_files(folder),
+            *(one for one in sorted(folder.iterdir()) if one.suffix in _TEXTS),
+        )
+    )
     adapter = "" if load.adapter is None else f" with adapter {load.adapter!r}"
-    because = short(raised) if found is None or found.words in str(raised) else f"{found.words}; {short(raised)}"
+    because = (
+        short(raised)
+        if found is None or found.words in str(raised)
+        else f"{found.words}; {short(raised)}"
+    )
     words = f"{load.backend} {what} {load.model!r}{adapter}: {because}"
     advice = getattr(raised, "hint", "") or hint or _HINT
-    return CallFailed(engine_failed(load.backend, words, hint=advice if found is None else found.hint, raised=raised))
+    return CallFailed(
+        engine_failed(
+            load.backend, words, hint=advice if found is None else found.hint, raised=raised
+        )
+    )
 
 
-def engine_failed(backend: str, words: str, *, scope: str = "batch", hint: str = "", raised: Exception | None = None) -> BackendFailed:
-    """A failure of an engine, which goes to the log under its incident, with the traceback of what was raised."""
+def engine_failed(
+    backend: str,
+    words: str,
+    *,
+    scope: str = "batch",
+    hint: str = "",
+    raised: Exception | None = None,
+) -> BackendFailed:
+    """A failure of an engine, which goes to the log under its incident, with the traceback of what
+    was raised.
+    """
     incident = uuid.uuid4().hex[:12]
     _log.error("incident %s: %s", incident, words, exc_info=raised)
     return BackendFailed(words, backend=backend, scope=scope, incident=incident, hint=hint)
 
 
 def _folder_of(source: str, revision: str | None) -> Path | None:
-    """Where the files of a folder or of a hub's model are on this machine; None where they are not."""
+    """Where the files of a folder or of a hub's model are on this machine; None where they are
+    not.
+    """
     if not source or Path(source).expanduser().is_dir():
         return Path(source).expanduser() if source else None
     with contextlib.suppress(ImportError, ValueError):  # a name that the hub does not take
@@ -131,13 +188,29 @@ def short(raised: BaseException) -> str:
 
 
 def weight_files(folder: str | os.PathLike[str]) -> list[Path]:
-    """The files that hold a folder's weights: those that its index names, else the single file of the first kind that is there."""
+    """The files that hold a folder's weights: those that its index names, else the single file of
+    the first kind that is there.
+    """
     root = Path(folder)
-    for name in ("model.safetensors", "adapter_model.safetensors", "pytorch_model.bin", "adapter_model.bin"):
+    for name in (
+        "model.safetensors",
+        "adapter_model.safetensors",
+        "pytorch_model.bin",
+        "adapter_model.bin",
+    ):
         index = root / f"{name}.index.json"
         if index.is_file():
-            with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # what is no index is found out by whoever loads it
-                return [index, *(root / part for part in sorted(set(json.loads(index.read_bytes())["weight_map"].values())))]
+            # what is no index is found out by whoever loads it
+            with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+                return [
+                    index,
+                    *(
+                        root / part
+                        for part in sorted(
+                            set(json.loads(index.read_bytes())["weight_map"].values())
+                        )
+                    ),
+                ]
             return [index]
         if os.path.lexists(root / name):
             return [root / name]
@@ -145,11 +218,16 @@ def weight_files(folder: str | os.PathLike[str]) -> list[Path]:
 
 
 def broken_file(files: Iterable[Path]) -> Broken | None:
-    """What is wrong with the first of these files that is not what it should be: missing, a pointer of git-lfs, or cut short."""
+    """What is wrong with the first of these files that is not what it should be: missing, a pointer
+    of git-lfs, or cut short.
+    """
     for file in files:
         if file.is_dir():
             if file.name in _OBJECTS or file.suffix == ".jinja":
-                return Broken(f"{file} is a folder, where a file is expected", "put the file of that name in its place")
+                return Broken(
+                    f"{file} is a folder, where a file is expected",
+                    "put the file of that name in its place",
+                )
             continue
         if not file.is_file():
             return Broken(f"{file} is missing", "fetch the whole model again")
@@ -157,14 +235,22 @@ def broken_file(files: Iterable[Path]) -> Broken | None:
         with file.open("rb") as stream:
             head = stream.read(100)
             if head.startswith(_POINTER):
-                return Broken(f"{file} is a pointer of git-lfs, not the file itself", "fetch the files themselves: git lfs pull")
+                return Broken(
+                    f"{file} is a pointer of git-lfs, not the file itself",
+                    "fetch the files themselves: git lfs pull",
+                )
             stream.seek(0)
             found = _header_in(stream) if file.suffix == ".safetensors" else ({}, size)
             whole = None if found is None else found[1]
         text = _broken_text(file, head)
         if text is not None:
             return text
-        if whole is None or size < whole or (head.startswith(b"PK\x03\x04") and not zipfile.is_zipfile(file)) or not size:
+        if (
+            whole is None
+            or size < whole
+            or (head.startswith(b"PK\x03\x04") and not zipfile.is_zipfile(file))
+            or not size
+        ):
             seen = f"{size} bytes" if whole is None or whole == size else f"{size} of {whole} bytes"
             return Broken(f"{file} is not whole: it has {seen}", "fetch the file again")
     return None
@@ -173,35 +259,60 @@ def broken_file(files: Iterable[Path]) -> Broken | None:
 def _broken_text(file: Path, head: bytes) -> Broken | None:
     """What is wrong with a file of text: one of JSON, or a template."""
     if file.suffix == ".json" and head.startswith(codecs.BOM_UTF8):
-        return Broken(f"{file} begins with a byte order mark, which JSON does not have", "save it as UTF-8 without one, or fetch it again")
+        return Broken(
+            f"{file} begins with a byte order mark, which JSON does not have",
+            "save it as UTF-8 without one, or fetch it again",
+        )
     try:
-        held: Any = json.loads(file.read_bytes()) if file.suffix == ".json" else file.read_text("utf-8") if file.suffix == ".jinja" else {}
+        held: Any = (
+            json.loads(file.read_bytes())
+            if file.suffix == ".json"
+            else file.read_text("utf-8")
+            if file.suffix == ".jinja"
+            else {}
+        )
     except UnicodeDecodeError:
         return Broken(f"{file} is no text in UTF-8", "fetch the file again")
     except (ValueError, RecursionError):
         return Broken(f"{file} is no JSON, or not whole", "fetch the file again")
     if (file.name in _OBJECTS or file.name.endswith(".index.json")) and not isinstance(held, dict):
-        return Broken(f"{file} holds {printed(held)[:40]}, where a JSON object is expected", "fetch the file again")
+        return Broken(
+            f"{file} holds {printed(held)[:40]}, where a JSON object is expected",
+            "fetch the file again",
+        )
     if file.name.endswith(".index.json") and not isinstance(held.get("weight_map"), dict):
-        return Broken(f"{file} has no weight_map, which says in which file each weight is", "fetch the file again")
+        return Broken(
+            f"{file} has no weight_map, which says in which file each weight is",
+            "fetch the file again",
+        )
     return None
 
 
 def broken_in(source: str, revision: str | None, *names: str) -> Broken | None:
-    """What is wrong with the first of these files that is not what it should be, of those that the model has."""
+    """What is wrong with the first of these files that is not what it should be, of those that the
+    model has.
+    """
     folder = _folder_of(source, revision)
-    return broken_file(folder / name for name in names if os.path.lexists(folder / name)) if folder is not None else None
+    return (
+        broken_file(folder / name for name in names if os.path.lexists(folder / name))
+        if folder is not None
+        else None
+    )
 
 
 def require_whole(source: str, revision: str | None, *names: str) -> None:
-    """Raise `ValueError` where one of these files of the model is broken: transformers goes on without one that is a folder, or a link to nothing."""
+    """Raise `ValueError` where one of these files of the model is broken: transformers goes on
+    without one that is a folder, or a link to nothing.
+    """
     found = broken_in(source, revision, *names)
     if found is not None:
         raise ValueError(found.words)
 
 
 def require_weights(source: str, revision: str | None) -> None:
-    """Raise `ValueError` where a file of the model's weights is broken; where none is here, there is nothing to say."""
+    """Raise `ValueError` where a file of the model's weights is broken; where none is here, there
+    is nothing to say.
+    """
     folder = _folder_of(source, revision)
     found = None if folder is None else broken_file(weight_files(folder))
     if found is not None:
@@ -214,7 +325,9 @@ _LARGEST = 100_000_000
 
 
 def header(file: Path) -> Mapping[str, Mapping[str, Any]]:
-    """The tensors of a safetensors file: name to `dtype`, `shape` and `data_offsets`. Raises `ValueError` where it is no such file, or ends too early."""
+    """The tensors of a safetensors file: name to `dtype`, `shape` and `data_offsets`. Raises
+    `ValueError` where it is no such file, or ends too early.
+    """
     with file.open("rb") as stream:
         found = _header_in(stream)
     if found is None:
@@ -226,25 +339,37 @@ def header(file: Path) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _header_in(stream: BinaryIO) -> tuple[Mapping[str, Mapping[str, Any]], int] | None:
-    """The tensors, and the bytes that the whole file has by its header; None if there is no header."""
+    """The tensors, and the bytes that the whole file has by its header; None if there is no
+    header.
+    """
     length = int.from_bytes(stream.read(8), "little")
     try:
         values: Any = json.loads(stream.read(length)) if 0 < length <= _LARGEST else None
         tensors = {name: tensor for name, tensor in values.items() if name != "__metadata__"}
-        return tensors, 8 + length + max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
+        return tensors, 8 + length + max(
+            (tensor["data_offsets"][1] for tensor in tensors.values()), default=0
+        )
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         return None
 
 
 def stored_dtype(source: str, revision: str | None) -> str | None:
-    """The type of the first floating-point tensor of a checkpoint; None where it has no safetensors file. Raises as `header` does."""
-    file = cached(source, next(iter(_shards(source, revision).values()), "model.safetensors"), revision)
-    names = () if file is None else (_FLOATS.get(tensor["dtype"]) for tensor in header(file).values())
+    """The type of the first floating-point tensor of a checkpoint; None where it has no safetensors
+    file. Raises as `header` does.
+    """
+    file = cached(
+        source, next(iter(_shards(source, revision).values()), "model.safetensors"), revision
+    )
+    names = (
+        () if file is None else (_FLOATS.get(tensor["dtype"]) for tensor in header(file).values())
+    )
     return next((name for name in names if name is not None), None)
 
 
 def stored_names(source: str, revision: str | None) -> frozenset[str]:
-    """The names of a checkpoint's tensors; none where it has no safetensors file. Raises as `header` does."""
+    """The names of a checkpoint's tensors; none where it has no safetensors file. Raises as
+    `header` does.
+    """
     shards = _shards(source, revision)
     file = None if shards else cached(source, "model.safetensors", revision)
     return frozenset(shards if file is None else header(file))
@@ -253,15 +378,28 @@ def stored_names(source: str, revision: str | None) -> frozenset[str]:
 def _shards(source: str, revision: str | None) -> Mapping[str, str]:
     """Which file each tensor is in, where there are several."""
     index = cached(source, "model.safetensors.index.json", revision)
-    index_map: Mapping[str, str] = {} if index is None else json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    index_map: Mapping[str, str] = (
+        {} if index is None else json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    )
     return index_map
 
 
 def dtype_of(named: object) -> str | None:
-    """What a model computes in that is stored so, of the types that every engine has; None where nothing is named.
+    """What a model computes in that is stored so, of the types that every engine has; None where
+    nothing is named.
 
     >>> [dtype_of(name) for name in ("torch.bfloat16", "float16", "float64", "float8_e4m3fn", None)]
     ['bfloat16', 'float16', 'float32', 'bfloat16', None]
     """
     word = str(named).removeprefix("torch.")
-    return None if named is None else word if word in ("float32", "bfloat16", "float16") else "float32" if word == "float64" else "bfloat16"
+    return (
+        None
+        if named is None
+        else (
+            word
+            if word in ("float32", "bfloat16", "float16")
+            else "float32"
+            if word == "float64"
+            else "bfloat16"
+        )
+    )

@@ -1,7 +1,9 @@
-"""What a checkpoint's own image processor wants, and its tensors for images that pipegen has prepared.
+"""What a checkpoint's own image processor wants, and its tensors for images that pipegen has
+prepared.
 
-Works with the Pillow-based processors of transformers: `AutoImageProcessor.from_pretrained(folder, backend="pil")`. The processors themselves are given;
-nothing is imported here but what they bring along.
+Works with the Pillow-based processors of transformers: `AutoImageProcessor.from_pretrained(folder,
+backend="pil")`. The processors themselves are given; nothing is imported here but what they bring
+along.
 """
 
 from __future__ import annotations
@@ -40,18 +42,24 @@ __all__ = [
 
 
 GRID_PROCESSORS = ("Qwen2VLImageProcessorPil", "Qwen2VLImageProcessor")
-"""The processors that follow Qwen2-VL's rule of sizes (Qwen2-VL, 2.5-VL, 3-VL and what else uses them unchanged). Subclasses have rules of their own."""
+"""The processors that follow Qwen2-VL's rule of sizes (Qwen2-VL, 2.5-VL, 3-VL and what else uses
+them unchanged). Subclasses have rules of their own.
+"""
 
 
 class CannotProcess(ValueError):
-    """A checkpoint's processor cannot be had, or cannot do what is asked of it; the message says why."""
+    """A checkpoint's processor cannot be had, or cannot do what is asked of it; the message says
+    why.
+    """
 
 
 @contextlib.contextmanager
 def translate_errors(kinds: tuple[type[Exception], ...] = (Exception,)) -> Iterator[None]:
-    """Around a call of another project's code alone: these exceptions of it become `CannotProcess`, and any other comes through.
+    """Around a call of another project's code alone: these exceptions of it become `CannotProcess`,
+    and any other comes through.
 
-    Loading a processor may raise any, so that is the default: it is code of other projects, on a file that may hold anything.
+    Loading a processor may raise any, so that is the default: it is code of other projects, on a
+    file that may hold anything.
 
     >>> with translate_errors((KeyError,)):
     ...     {}["size"]
@@ -66,17 +74,22 @@ def translate_errors(kinds: tuple[type[Exception], ...] = (Exception,)) -> Itera
 
 
 def spec_from(image_processor: Any, config: Any = None) -> ImageSpec:
-    """What the processor wants: `grid` with its figures for those of `GRID_PROCESSORS`, else `native`.
+    """What the processor wants: `grid` with its figures for those of `GRID_PROCESSORS`, else
+    `native`.
 
-    `config` is the model's; where it names a patch and a merge size for its vision tower, these must be the processor's.
-    Raises `CannotProcess` for a checkpoint whose processor and model disagree, or whose processor names no budget.
+    `config` is the model's; where it names a patch and a merge size for its vision tower, these
+    must be the processor's. Raises `CannotProcess` for a checkpoint whose processor and model
+    disagree, or whose processor names no budget.
     """
     if type(image_processor).__name__ not in GRID_PROCESSORS:
         return ImageSpec(kind="native")
     size = image_processor.size
     low, high = _entry(size, "shortest_edge"), _entry(size, "longest_edge")
     if not low or not high:
-        raise CannotProcess(f"the checkpoint's image processor takes size with shortest_edge and longest_edge (areas in pixels), not {size}")
+        raise CannotProcess(
+            "the checkpoint's image processor takes size with shortest_edge and longest_edge"
+            f" (areas in pixels), not {size}"
+        )
     with translate_errors():
         spec = ImageSpec(
             kind="grid",
@@ -88,22 +101,37 @@ def spec_from(image_processor: Any, config: Any = None) -> ImageSpec:
             resample=int(image_processor.resample),
         )
     vision = getattr(config, "vision_config", None)
-    for name, own, named in (("patch_size", "patch_size", spec.patch_size), ("merge_size", "spatial_merge_size", spec.merge_size)):
+    for name, own, named in (
+        ("patch_size", "patch_size", spec.patch_size),
+        ("merge_size", "spatial_merge_size", spec.merge_size),
+    ):
         wanted = getattr(vision, own, named)
         if wanted != named:
-            raise CannotProcess(f"the checkpoint's image processor has {name} {named}, its model {own} {wanted}: they belong to different models")
+            raise CannotProcess(
+                f"the checkpoint's image processor has {name} {named}, its model {own} {wanted}:"
+                " they belong to different models"
+            )
     return spec
 
 
 def check_pixels(image_processor: Any, spec: ImageSpec) -> None:
-    """Raise `CannotProcess` where a `grid` processor cannot make finite pixels of an image: its mean or its scale may be of any type."""
+    """Raise `CannotProcess` where a `grid` processor cannot make finite pixels of an image: its
+    mean or its scale may be of any type.
+    """
     from PIL import Image
 
     with translate_errors():
-        made = image_processor(images=[Image.new("RGB", (spec.factor, spec.factor))], do_resize=False, return_tensors="pt")
+        made = image_processor(
+            images=[Image.new("RGB", (spec.factor, spec.factor))],
+            do_resize=False,
+            return_tensors="pt",
+        )
         finite = bool(made["pixel_values"].isfinite().all())
     if not finite:
-        raise CannotProcess("it makes pixels that are no finite numbers: see image_mean, image_std and rescale_factor in preprocessor_config.json")
+        raise CannotProcess(
+            "it makes pixels that are no finite numbers: see image_mean, image_std and"
+            " rescale_factor in preprocessor_config.json"
+        )
 
 
 def _entry(size: Any, name: str) -> Any:
@@ -112,11 +140,12 @@ def _entry(size: Any, name: str) -> Any:
 
 
 def pixel_inputs(image_processor: Any, images: Sequence[PreparedImage]) -> dict[str, Any]:
-    """The model's inputs for these images, in order, as PyTorch tensors; an empty dict for no images.
+    """The model's inputs for these images, in order, as PyTorch tensors; an empty dict for no
+    images.
 
-    These are `pixel_values`, patches x (channels * temporal_patch_size * patch_size**2), and `image_grid_thw`, images x 3, of a `grid` processor.
-    Nothing is resized again.
-    Raises `ContractError` when the processor's grids are not those of the images.
+    These are `pixel_values`, patches x (channels * temporal_patch_size * patch_size**2), and
+    `image_grid_thw`, images x 3, of a `grid` processor. Nothing is resized again. Raises
+    `ContractError` when the processor's grids are not those of the images.
     """
     if not images:
         return {}
@@ -125,21 +154,33 @@ def pixel_inputs(image_processor: Any, images: Sequence[PreparedImage]) -> dict[
     grids = tuple(tuple(grid) for grid in inputs["image_grid_thw"].tolist())
     prepared = tuple(image.grid for image in images)
     if grids != prepared:
-        raise ContractError(f"the processor's grids {grids} are not the prepared {prepared}: the images were prepared for another model")
+        raise ContractError(
+            f"the processor's grids {grids} are not the prepared {prepared}: the images were"
+            " prepared for another model"
+        )
     patches = sum(math.prod(grid) for grid in grids)
     if inputs["pixel_values"].shape[0] != patches:
-        raise ContractError(f"the processor made {inputs['pixel_values'].shape[0]} patches of grids that hold {patches}")
+        raise ContractError(
+            f"the processor made {inputs['pixel_values'].shape[0]} patches of grids that hold"
+            f" {patches}"
+        )
     return inputs
 
 
 def grid_only(prepared: Slot[PreparedImage], engine: str) -> Slot[PreparedImage]:
-    """The image where the model works on any size; `UnsupportedMultimodal` where its processor has sizes of its own, which `engine` would apply again.
+    """The image where the model works on any size; `UnsupportedMultimodal` where its processor has
+    sizes of its own, which `engine` would apply again.
 
     >>> from pipegen.records.results import PreparedImage
-    >>> grid_only(Success(PreparedImage(width=1, height=1, rgb=bytes(3), digest="")), "vllm").failure().message
+    >>> grid_only(
+    ...     Success(PreparedImage(width=1, height=1, rgb=bytes(3), digest="")), "vllm"
+    ... ).failure().message
     "vllm takes images of models that work on any size (the Qwen-VL families); this model's processor tiles or has a size of its own"
     """
-    words = f"{engine} takes images of models that work on any size (the Qwen-VL families); this model's processor tiles or has a size of its own"
+    words = (
+        f"{engine} takes images of models that work on any size (the Qwen-VL families); this"
+        " model's processor tiles or has a size of its own"
+    )
 
     def taken(image: PreparedImage) -> Slot[PreparedImage]:
         return Success(image) if image.grid is not None else Failure(UnsupportedMultimodal(words))
@@ -152,19 +193,34 @@ IMAGE_MARKS = ("mm_token_type_ids", "token_type_ids")
 SIZES = 1024
 """Sizes of images for which it is remembered what a processor writes."""
 _OF_TEXT = ("input_ids", "attention_mask", "text_replacement_offsets")
-_CALLING = (ImportError, NotImplementedError, TypeError, ValueError, AttributeError, KeyError, ZeroDivisionError)
-"""What calling a processor raises: where it has no rule for an image's text, wants more than text and images, or does not take an image's shape."""
+_CALLING = (
+    ImportError,
+    NotImplementedError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    KeyError,
+    ZeroDivisionError,
+)
+"""What calling a processor raises: where it has no rule for an image's text, wants more than text
+and images, or does not take an image's shape.
+"""
 
 
 class ImageInputs(NamedTuple):
-    """What a model gets for images: tensors by name, and for each of `IMAGE_MARKS` that it may want, the ids that are marked."""
+    """What a model gets for images: tensors by name, and for each of `IMAGE_MARKS` that it may
+    want, the ids that are marked.
+    """
 
     tensors: Mapping[str, Any]
     marked: Mapping[str, frozenset[int]]
 
 
-def load_processor(source: str, model_type: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
-    """The checkpoint's processor for text and images, on Pillow; its parts for video and sound, which need other packages, are left out.
+def load_processor(
+    source: str, model_type: str, *, revision: str | None = None, trust_remote_code: bool = False
+) -> Any:
+    """The checkpoint's processor for text and images, on Pillow; its parts for video and sound,
+    which need other packages, are left out.
 
     Raises `CannotProcess`, with the reason, where there is none or where it cannot be had.
     """
@@ -181,20 +237,31 @@ def load_processor(source: str, model_type: str, *, revision: str | None = None,
     backend = {"tokenizer": {}, "image_processor": {"backend": "pil"}}
     bare = _for_images(kind)
     with translate_errors():
-        made = [parts[name].from_pretrained(source, **backend[name], **where) if name in parts else None for name in kind.get_attributes()]
-        settings, _ = kind.get_processor_dict(source, **({} if revision is None else {"revision": revision}))
+        made = [
+            parts[name].from_pretrained(source, **backend[name], **where) if name in parts else None
+            for name in kind.get_attributes()
+        ]
+        settings, _ = kind.get_processor_dict(
+            source, **({} if revision is None else {"revision": revision})
+        )
         processor = bare.from_args_and_dict(made, settings)
-    processor.tokenizer.backend_tokenizer.no_truncation()  # a saved tokenizer may bring them along; nothing changes it from here on
+    # a saved tokenizer may bring them along; nothing changes it from here on
+    processor.tokenizer.backend_tokenizer.no_truncation()
     processor.tokenizer.backend_tokenizer.no_padding()
     return processor
 
 
 def _named(source: str, revision: str | None) -> tuple[str | None, bool]:
-    """The class that the checkpoint names for its processor, and whether that is code of its own."""
+    """The class that the checkpoint names for its processor, and whether that is code of its
+    own.
+    """
     for name in ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json"):
         with translate_errors():
             settings = cached_json(source, name, revision)
-        named, remote = settings.get("processor_class"), "AutoProcessor" in settings.get("auto_map", {})
+        named, remote = (
+            settings.get("processor_class"),
+            "AutoProcessor" in settings.get("auto_map", {}),
+        )
         if named or remote:
             return named, remote
     return None, False
@@ -206,11 +273,15 @@ def _kind(named: str | None, model_type: str) -> Any:
 
     auto: Any = processing_auto
     name = named or auto.PROCESSOR_MAPPING_NAMES.get(model_type)
-    with translate_errors():  # a class that stands in for one whose package is missing raises when it is looked at
+    # a class that stands in for one whose package is missing raises when it is looked at
+    with translate_errors():
         kind = auto.processor_class_from_name(name) if isinstance(name, str) else None
         usable = kind is not None and hasattr(kind, "get_attributes")
     if not usable:
-        raise CannotProcess(f"transformers {transformers.__version__} has no processor for text and images of {model_type} ({name})")
+        raise CannotProcess(
+            f"transformers {transformers.__version__} has no processor for text and images of"
+            f" {model_type} ({name})"
+        )
     return kind
 
 
@@ -224,7 +295,9 @@ def _for_images(kind: Any) -> Any:
 
 
 def _called(processor: Any, images: Sequence[PreparedImage], **more: Any) -> dict[str, Any]:
-    """What the processor makes of a text that is nothing but the places of these images. Raises `CannotProcess` where it cannot."""
+    """What the processor makes of a text that is nothing but the places of these images. Raises
+    `CannotProcess` where it cannot.
+    """
     text, pil_images = [processor.image_token * len(images)], [as_pil(image) for image in images]
     with translate_errors(_CALLING):
         made = processor(text=text, images=pil_images, add_special_tokens=False, **more)
@@ -232,28 +305,41 @@ def _called(processor: Any, images: Sequence[PreparedImage], **more: Any) -> dic
 
 
 def _written(made: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
-    """What the processor wrote for its one image, and the ids of the whole. Raises `CannotProcess` where it does not tell."""
+    """What the processor wrote for its one image, and the ids of the whole. Raises `CannotProcess`
+    where it does not tell.
+    """
     offsets, ids = made.get("text_replacement_offsets"), made.get("input_ids")
     if not offsets or not offsets[0] or ids is None:
         raise CannotProcess("it does not say what it replaced")
     return str(offsets[0][0]["replacement"]), tuple(int(number) for number in ids[0])
 
 
-def expand(processor: Any, image: PreparedImage, tokenizer: Tokenizer, image_token_id: int | None) -> Slot[PreparedImage]:
-    """The image with what the processor writes for it; `tokens` are those that its features take the place of (id `image_token_id`).
+def expand(
+    processor: Any, image: PreparedImage, tokenizer: Tokenizer, image_token_id: int | None
+) -> Slot[PreparedImage]:
+    """The image with what the processor writes for it; `tokens` are those that its features take
+    the place of (id `image_token_id`).
 
-    Fails with `UnsupportedMultimodal` where the processor cannot tell, changes the text elsewhere, knows other tokens than `tokenizer`, or makes inputs
-    that depend on the whole prompt.
+    Fails with `UnsupportedMultimodal` where the processor cannot tell, changes the text elsewhere,
+    knows other tokens than `tokenizer`, or makes inputs that depend on the whole prompt.
     """
     name = type(processor).__name__
     placeholder = getattr(processor, "image_token", None)
     if not isinstance(placeholder, str) or placeholder not in tokenizer.control_tokens:
-        return Failure(UnsupportedMultimodal(f"{name} has no control token that stands for an image in a prompt ({placeholder!r})"))
+        return Failure(
+            UnsupportedMultimodal(
+                f"{name} has no control token that stands for an image in a prompt"
+                f" ({placeholder!r})"
+            )
+        )
     try:
         made = _called(processor, [image], return_text_replacement_offsets=True)
         written, ids = _written(made)
     except CannotProcess as raised:
-        words = f"{name} does not tell what it writes for an image of {image.width}x{image.height} pixels ({raised})"
+        words = (
+            f"{name} does not tell what it writes for an image of {image.width}x{image.height}"
+            f" pixels ({raised})"
+        )
         return Failure(UnsupportedMultimodal(words[:400]))
     refusal = _refusal(processor, made, ids, of_tokenizer(tokenizer.encode, written))
     tokens = ids.count(image_token_id) if image_token_id is not None else 0
@@ -266,17 +352,25 @@ def expand(processor: Any, image: PreparedImage, tokenizer: Tokenizer, image_tok
 
 
 class Expansions:
-    """`expand`, asked once for each size of an image: what a processor writes depends on the size alone, and `native_inputs` sees that it does."""
+    """`expand`, asked once for each size of an image: what a processor writes depends on the size
+    alone, and `native_inputs` sees that it does.
+    """
 
     def __init__(self, processor: Any, tokenizer: Tokenizer, image_token_id: int | None) -> None:
-        self._processor, self._tokenizer, self._image_token_id = processor, tokenizer, image_token_id
+        self._processor, self._tokenizer, self._image_token_id = (
+            processor,
+            tokenizer,
+            image_token_id,
+        )
         self._known: dict[tuple[int, int], tuple[int, str | None]] = {}
 
     def __call__(self, image: PreparedImage) -> Slot[PreparedImage]:
         known = self._known.get((image.width, image.height))
         if known is not None:
             return Success(dataclasses.replace(image, tokens=known[0], expansion=known[1]))
-        return expand(self._processor, image, self._tokenizer, self._image_token_id).map(self._remembered)
+        return expand(self._processor, image, self._tokenizer, self._image_token_id).map(
+            self._remembered
+        )
 
     def _remembered(self, image: PreparedImage) -> PreparedImage:
         if len(self._known) >= SIZES:
@@ -285,10 +379,17 @@ class Expansions:
         return image
 
 
-def _refusal(processor: Any, made: Mapping[str, Any], ids: tuple[int, ...], own: tuple[int, ...]) -> str | None:
+def _refusal(
+    processor: Any, made: Mapping[str, Any], ids: tuple[int, ...], own: tuple[int, ...]
+) -> str | None:
     if ids != own:
-        return "changes the text beside its images, or knows other tokens than the checkpoint's tokenizer"
-    unknown = sorted(set(made) - {*_OF_TEXT, *IMAGE_MARKS, *processor.image_processor.model_input_names})
+        return (
+            "changes the text beside its images, or knows other tokens than the checkpoint's"
+            " tokenizer"
+        )
+    unknown = sorted(
+        set(made) - {*_OF_TEXT, *IMAGE_MARKS, *processor.image_processor.model_input_names}
+    )
     if unknown:
         return f"makes {', '.join(unknown)}, which depends on the whole prompt"
     for name, rows in made.items():
@@ -303,15 +404,25 @@ def _with(ids: Sequence[int], marks: Sequence[int], mark: int) -> frozenset[int]
     return frozenset(number for number, own in zip(ids, marks, strict=True) if own == mark)
 
 
-def native_inputs(processor: Any, images: Sequence[PreparedImage], image_token_id: int | None) -> ImageInputs:
-    """The model's inputs for these images, in order, as the processor makes them; resized, cut and normalised by its own rules.
+def native_inputs(
+    processor: Any, images: Sequence[PreparedImage], image_token_id: int | None
+) -> ImageInputs:
+    """The model's inputs for these images, in order, as the processor makes them; resized, cut and
+    normalised by its own rules.
 
-    Raises `ContractError` where it writes more or fewer tokens of the model's own (id `image_token_id`) than the images were prepared with.
+    Raises `ContractError` where it writes more or fewer tokens of the model's own (id
+    `image_token_id`) than the images were prepared with.
     """
     made = _called(processor, images, return_tensors="pt")
     ids = made["input_ids"][0].tolist()
     written, prepared = ids.count(image_token_id), sum(image.tokens for image in images)
     if written != prepared:
-        raise ContractError(f"the processor writes {written} image tokens for images that were prepared with {prepared}")
+        raise ContractError(
+            f"the processor writes {written} image tokens for images that were prepared with"
+            f" {prepared}"
+        )
     marked = {name: _with(ids, made[name][0].tolist(), 1) for name in IMAGE_MARKS if name in made}
-    return ImageInputs({name: value for name, value in made.items() if name not in (*_OF_TEXT, *IMAGE_MARKS)}, marked)
+    return ImageInputs(
+        {name: value for name, value in made.items() if name not in (*_OF_TEXT, *IMAGE_MARKS)},
+        marked,
+    )

@@ -1,4 +1,6 @@
-"""A model that is in memory already, as a checkpoint: its facts come from the objects that the caller gives, and no file is read."""
+"""A model that is in memory already, as a checkpoint: its facts come from the objects that the
+caller gives, and no file is read.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class CheckpointInMemory(Checkpoint):
     Raises `ValueError` for a tokenizer in pure Python (see `HFTokenizer`).
     """
 
-    def __init__(self, load: ModelLoadConfig, model: Any, tokenizer: Any, processor: Any | None) -> None:
+    def __init__(
+        self, load: ModelLoadConfig, model: Any, tokenizer: Any, processor: Any | None
+    ) -> None:
         self.load, self.source = load, str(load.model)
         self._loading = threading.RLock()
         self.model, self._raw, self._processor = model, tokenizer, processor
@@ -55,11 +59,25 @@ class CheckpointInMemory(Checkpoint):
 
     @property
     def identity(self) -> str:  # not cached: the weights may be trained on
-        """A digest of the configuration, generation settings, tokenizer, template and processor, and of every weight's type and samples, as they are now."""
+        """A digest of the configuration, generation settings, tokenizer, template and processor,
+        and of every weight's type and samples, as they are now.
+        """
         digest = hashlib.blake2b(digest_size=16)
-        processor = "" if self._processor is None else json.dumps(getattr(self._processor, "to_dict", dict)(), sort_keys=True, default=str)
+        processor = (
+            ""
+            if self._processor is None
+            else json.dumps(
+                getattr(self._processor, "to_dict", dict)(), sort_keys=True, default=str
+            )
+        )
         generation = json.dumps(dict(self.generation_config), sort_keys=True, default=str)
-        for text in (self.config.to_json_string(), generation, self.tokenizer.raw.backend_tokenizer.to_str(), self.renderer.template or "", processor):
+        for text in (
+            self.config.to_json_string(),
+            generation,
+            self.tokenizer.raw.backend_tokenizer.to_str(),
+            self.renderer.template or "",
+            processor,
+        ):
             digest.update(f"{text}\0".encode())
         for name, weight in self.model.state_dict().items():
             flat = weight.detach().reshape(-1)

@@ -1,7 +1,9 @@
-"""Where a model is, what its name or path stands for; and what it is: a digest of its files, the same wherever they lie.
+"""Where a model is, what its name or path stands for; and what it is: a digest of its files, the
+same wherever they lie.
 
-Small files (configuration, tokenizer, templates) count whole. Of each file of weights count its length, its beginning (names, types and shapes) and
-samples of its content: two fine-tunes of one model differ in nearly all of it, and reading it whole would take minutes.
+Small files (configuration, tokenizer, templates) count whole. Of each file of weights count its
+length, its beginning (names, types and shapes) and samples of its content: two fine-tunes of one
+model differ in nearly all of it, and reading it whole would take minutes.
 """
 
 from __future__ import annotations
@@ -14,12 +16,25 @@ from typing import Any
 from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import printed
 
-__all__ = ["EMBEDDED", "NoSuchModel", "cached", "cached_json", "check_adapter_folder", "has_weights", "identity_of", "instead_of", "locate"]
+__all__ = [
+    "EMBEDDED",
+    "NoSuchModel",
+    "cached",
+    "cached_json",
+    "check_adapter_folder",
+    "has_weights",
+    "identity_of",
+    "instead_of",
+    "locate",
+]
 
 EMBEDDED = "embedded"
 """The name of the model that ships with the library."""
 
-_GGUF = "GGUF files are not read; give the original checkpoint, or serve the file with llama.cpp and ask that with openai_server"
+_GGUF = (
+    "GGUF files are not read; give the original checkpoint, or serve the file with llama.cpp and"
+    " ask that with openai_server"
+)
 _INSTEAD = "; give a folder, a hub name such as 'Qwen/Qwen3-0.6B', or 'embedded'"
 
 
@@ -30,8 +45,9 @@ class NoSuchModel(InvalidField, FileNotFoundError):
 def locate(model: str) -> str:
     """The folder or hub name that `model` stands for.
 
-    `embedded` is the shipped model. A folder that exists is taken as a folder; what is written as a path must be one, and anything else is a hub name.
-    Raises `NoSuchModel` for a path that is not there, and for a file.
+    `embedded` is the shipped model. A folder that exists is taken as a folder; what is written as a
+    path must be one, and anything else is a hub name. Raises `NoSuchModel` for a path that is not
+    there, and for a file.
 
     >>> locate("Qwen/Qwen3-0.6B")
     'Qwen/Qwen3-0.6B'
@@ -48,10 +64,18 @@ def locate(model: str) -> str:
         folder = Path(model).expanduser()
         is_there = folder.is_dir()
     except (OSError, RuntimeError) as raised:  # too long a name, no such user's home
-        raise NoSuchModel(f"there is no checkpoint folder {printed(model)}: {raised}"[:300]) from None
+        raise NoSuchModel(
+            f"there is no checkpoint folder {printed(model)}: {raised}"[:300]
+        ) from None
     if is_there:
         return os.fspath(folder)
-    written_as_path = folder.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1 or "\\" in model or model.lower().endswith(".gguf")
+    written_as_path = (
+        folder.is_absolute()
+        or model.startswith((".", "~"))
+        or model.count("/") > 1
+        or "\\" in model
+        or model.lower().endswith(".gguf")
+    )
     if written_as_path or folder.exists():
         seen = ""
         if folder.suffix.lower() == ".gguf":
@@ -65,7 +89,13 @@ def locate(model: str) -> str:
 def check_adapter_folder(adapter: str) -> None:
     """Raise `InvalidField` where an adapter is named by a path, and there is no adapter."""
     folder = Path(adapter).expanduser()
-    is_path = folder.is_absolute() or adapter.startswith((".", "~")) or adapter.count("/") > 1 or "\\" in adapter or folder.exists()
+    is_path = (
+        folder.is_absolute()
+        or adapter.startswith((".", "~"))
+        or adapter.count("/") > 1
+        or "\\" in adapter
+        or folder.exists()
+    )
     if is_path and not (folder / "adapter_config.json").is_file():
         found = "it has no adapter_config.json" if folder.is_dir() else "there is no such folder"
         raise InvalidField(f"ModelLoadConfig.adapter: {os.fspath(folder)!r} is no adapter: {found}")
@@ -75,14 +105,21 @@ def instead_of(source: str) -> str:
     """What to give instead of a folder or a name whose configuration cannot be read."""
     if next(Path(source).glob("*.gguf"), None) is not None:
         return _GGUF
-    return "give the folder of a checkpoint (config.json, *.safetensors, tokenizer.json) or a hub name; a private one needs HF_TOKEN"
+    return (
+        "give the folder of a checkpoint (config.json, *.safetensors, tokenizer.json) or a hub"
+        " name; a private one needs HF_TOKEN"
+    )
 
 
 def cached(source: str, name: str, revision: str | None = None) -> Path | None:
-    """A file of a folder or of a hub's model, from the hub where it is not here yet; None where there is none of that name."""
+    """A file of a folder or of a hub's model, from the hub where it is not here yet; None where
+    there is none of that name.
+    """
     from transformers.utils.hub import cached_file
 
-    found = cached_file(source, name, revision=revision, _raise_exceptions_for_missing_entries=False)
+    found = cached_file(
+        source, name, revision=revision, _raise_exceptions_for_missing_entries=False
+    )
     return None if found is None else Path(found)
 
 
@@ -100,7 +137,8 @@ _SAMPLES, _SAMPLE = 64, 4096
 
 
 def identity_of(*folders: Path) -> str:
-    """The digest of the folders' files, as 32 hexadecimal digits. Raises `OSError` where they cannot be read.
+    """The digest of the folders' files, as 32 hexadecimal digits. Raises `OSError` where they
+    cannot be read.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -131,5 +169,7 @@ def identity_of(*folders: Path) -> str:
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether the model's weights are in the folder, and not only its tokenizer and configuration."""
+    """Whether the model's weights are in the folder, and not only its tokenizer and
+    configuration.
+    """
     return any(file.suffix in _WEIGHTS for file in folder.iterdir())

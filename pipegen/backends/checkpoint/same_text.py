@@ -1,7 +1,9 @@
-"""Whether two engines give rows beyond each length of a configuration the same log probabilities: on a small model of the configuration's family.
+"""Whether two engines give rows beyond each length of a configuration the same log probabilities:
+on a small model of the configuration's family.
 
-One row ends before all those lengths, and one goes on behind each of them. In float32 engines that compute the same differ by rounding alone, thousands of
-times less than a window that is one token longer.
+One row ends before all those lengths, and one goes on behind each of them. In float32 engines that
+compute the same differ by rounding alone, thousands of times less than a window that is one token
+longer.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from pipegen.records.scores import Continued, TokenScores
 __all__ = ["Differs", "compared", "differs_beyond", "in_words", "refused_beyond"]
 
 _TOLERANCE = 3e-4
-"""The largest difference of log probabilities, in float32, between engines that compute the same. Seen were up to 5e-5."""
+"""The largest difference of log probabilities, in float32, between engines that compute the same.
+Seen were up to 5e-5.
+"""
 _ROUNDING = 10
 """A model that rounds more differs so many times more beyond a length than before all of them."""
 _SHORT = 32
@@ -42,18 +46,26 @@ class Differs(NamedTuple):
 
 
 def compared(config: Any) -> list[Boundary]:
-    """The lengths beyond which engines are compared. Where dynamic scaling begins is none: no row goes on behind it but on transformers (see `Positions`)."""
+    """The lengths beyond which engines are compared. Where dynamic scaling begins is none: no row
+    goes on behind it but on transformers (see `Positions`).
+    """
     return [one for one in boundaries(config) if one.name != "max_position_embeddings"]
 
 
 def _trial_rows(config: Any) -> list[tuple[Boundary | None, Continued]]:
     """A row before all lengths of a configuration, and one that goes on behind each of them."""
     named = compared(config)
-    return [(None, _row(min(_SHORT, *(one.tokens - 2 for one in named), _SHORT))), *((one, _row(one.tokens + BEYOND)) for one in named)]
+    return [
+        (None, _row(min(_SHORT, *(one.tokens - 2 for one in named), _SHORT))),
+        *((one, _row(one.tokens + BEYOND)) for one in named),
+    ]
 
 
 def _row(length: int) -> Continued:
-    ids = tuple((7 * place * place + 3 * place + place // 5) % (VOCABULARY - 3) + 3 for place in range(length))
+    ids = tuple(
+        (7 * place * place + 3 * place + place // 5) % (VOCABULARY - 3) + 3
+        for place in range(length)
+    )
     encoded = Encoded(
         request=TextGenerationRequest(prompt_token_ids=ids[:1]),
         options=resolve(GenerationOptions()),
@@ -66,33 +78,59 @@ def _worst(one: Slot[TokenScores], other: Slot[TokenScores]) -> float | None:
     """The largest difference of two scores of a row; None where an engine refuses it."""
     if not is_ok(one) or not is_ok(other):
         return None
-    return max(abs(mine - theirs) for mine, theirs in zip(one.unwrap().logprobs, other.unwrap().logprobs, strict=True))
+    return max(
+        abs(mine - theirs)
+        for mine, theirs in zip(one.unwrap().logprobs, other.unwrap().logprobs, strict=True)
+    )
 
 
 def differs_beyond(text: Any, folder: Path, one: Score, other: Score) -> Differs | None:
-    """The shortest length beyond which two engines differ; None where they do not. The small model is written into the folder.
+    """The shortest length beyond which two engines differ; None where they do not. The small model
+    is written into the folder.
 
     Raises `CannotShrink` where no small model can be made, and what the engines raise.
     """
     small = write_shrunken(text, folder)
     rows = _trial_rows(small)
     inputs = [row for _, row in rows]
-    seen = [_worst(mine, theirs) for mine, theirs in zip(one(folder, inputs), other(folder, inputs), strict=True)]
-    allowed = max(_TOLERANCE, _ROUNDING * (seen[0] or 0.0)) if (seen[0] or 0.0) < _ROUNDING * _TOLERANCE else _TOLERANCE
+    seen = [
+        _worst(mine, theirs)
+        for mine, theirs in zip(one(folder, inputs), other(folder, inputs), strict=True)
+    ]
+    allowed = (
+        max(_TOLERANCE, _ROUNDING * (seen[0] or 0.0))
+        if (seen[0] or 0.0) < _ROUNDING * _TOLERANCE
+        else _TOLERANCE
+    )
     sizes = {boundary.name: boundary for boundary in boundaries(text)}
     for (boundary, _), difference in zip(rows, seen, strict=True):
         if difference is not None and difference > allowed:
-            return Differs(None if boundary is None else sizes.get(boundary.name, boundary), difference)
+            return Differs(
+                None if boundary is None else sizes.get(boundary.name, boundary), difference
+            )
     return None
 
 
 def refused_beyond(differs: Differs, encoded: Encoded, engine: str) -> UnsupportedOption | None:
-    """What is wrong with a row that reaches beyond the length from which on an engine gives another text than transformers."""
-    boundary, tokens = differs.boundary, len(encoded.prompt.token_ids) + (encoded.options.max_new_tokens or 0)
+    """What is wrong with a row that reaches beyond the length from which on an engine gives another
+    text than transformers.
+    """
+    boundary, tokens = (
+        differs.boundary,
+        len(encoded.prompt.token_ids) + (encoded.options.max_new_tokens or 0),
+    )
     if boundary is not None and tokens <= boundary.tokens:
         return None
-    hint = "use hf" if boundary is None else f"use hf for longer rows, or max_model_len={boundary.tokens}"
-    return UnsupportedOption(f"{in_words(differs, engine)}, and this row may have {tokens}", option="max_model_len", hint=hint)
+    hint = (
+        "use hf"
+        if boundary is None
+        else f"use hf for longer rows, or max_model_len={boundary.tokens}"
+    )
+    return UnsupportedOption(
+        f"{in_words(differs, engine)}, and this row may have {tokens}",
+        option="max_model_len",
+        hint=hint,
+    )
 
 
 def in_words(differs: Differs, engine: str) -> str:
@@ -101,5 +139,12 @@ def in_words(differs: Differs, engine: str) -> str:
     >>> in_words(Differs(Boundary("sliding_window", 4096), 0.05), "vllm")
     'vllm gives another text than transformers (log probabilities of a small model differ by 0.05) beyond 4096 tokens (sliding_window)'
     """
-    where = "from the first tokens on" if differs.boundary is None else f"beyond {differs.boundary.tokens} tokens ({differs.boundary.name})"
-    return f"{engine} gives another text than transformers (log probabilities of a small model differ by {differs.difference:.2g}) {where}"
+    where = (
+        "from the first tokens on"
+        if differs.boundary is None
+        else f"beyond {differs.boundary.tokens} tokens ({differs.boundary.name})"
+    )
+    return (
+        f"{engine} gives another text than transformers (log probabilities of a small model differ"
+        f" by {differs.difference:.2g}) {where}"
+    )

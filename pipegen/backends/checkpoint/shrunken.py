@@ -1,7 +1,9 @@
-"""A model of a configuration's family, small enough to be made and run in a second: random weights, the same kinds of layers, the same scalings of positions.
+"""A model of a configuration's family, small enough to be made and run in a second: random weights,
+the same kinds of layers, the same scalings of positions.
 
-It answers whether two engines read a configuration in the same way, which does not depend on weights. Windows and other lengths are divided by one number,
-so that rows beyond them are short: there a single token more or less in a window shows at once.
+It answers whether two engines read a configuration in the same way, which does not depend on
+weights. Windows and other lengths are divided by one number, so that rows beyond them are short:
+there a single token more or less in a window shows at once.
 """
 
 from __future__ import annotations
@@ -19,14 +21,30 @@ VOCABULARY = 256
 BEYOND = 16
 """How many tokens a row goes on behind a boundary."""
 _LONGEST, _SHORTEST, _BLOCK = 32, 8, 128
-"""Between the first two are the lengths of a small model, if its family's are longer; vLLM takes chunks of attention of whole blocks only."""
+"""Between the first two are the lengths of a small model, if its family's are longer; vLLM takes
+chunks of attention of whole blocks only.
+"""
 _WEIGHTS = 1 << 25
 """How many a small model has at most: what takes a second."""
 _HEADS = 2
 _SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings")
-_FEW = {"num_experts_per_tok": 2, "experts_per_token": 2, "moe_topk": 2, "moe_k": 2, "top_k_experts": 2, "n_group": 1, "topk_group": 1}
+_FEW = {
+    "num_experts_per_tok": 2,
+    "experts_per_token": 2,
+    "moe_topk": 2,
+    "moe_k": 2,
+    "top_k_experts": 2,
+    "n_group": 1,
+    "topk_group": 1,
+}
 """Numbers that are smaller than the numbers of which they choose."""
-_MOST = {"first_k_dense_replace": 1, "num_dense_layers": 1, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 16, "laurel_rank": 8}
+_MOST = {
+    "first_k_dense_replace": 1,
+    "num_dense_layers": 1,
+    "num_kv_shared_layers": 0,
+    "hidden_size_per_layer_input": 16,
+    "laurel_rank": 8,
+}
 
 
 class CannotShrink(Exception):
@@ -36,11 +54,17 @@ class CannotShrink(Exception):
 def shrunken(text: Any) -> Any:
     """The configuration of a small model of the same family. Raises `CannotShrink`."""
     names: Mapping[str, str] = getattr(text, "attribute_map", None) or {}
-    settings: dict[str, Any] = {name: value for name, value in text.to_dict().items() if name not in ("quantization_config", "dtype", "auto_map")}
+    settings: dict[str, Any] = {
+        name: value
+        for name, value in text.to_dict().items()
+        if name not in ("quantization_config", "dtype", "auto_map")
+    }
     try:
         layers, heads, hidden, positions = (int(settings[names.get(name, name)]) for name in _SIZES)
     except (KeyError, TypeError) as missing:
-        raise CannotShrink(f"its configuration does not say how large it is: {type(missing).__name__}: {missing}") from missing
+        raise CannotShrink(
+            f"its configuration does not say how large it is: {type(missing).__name__}: {missing}"
+        ) from missing
     head_size = settings.get("head_dim") or hidden // heads
     chosen = _layers(settings, layers)
     for name, value in settings.items():
@@ -61,28 +85,46 @@ def shrunken(text: Any) -> Any:
         for one in named_lengths(text):
             _divide(settings, one.name.split("."), divisor)
         positions //= divisor
-    settings[names.get("max_position_embeddings", "max_position_embeddings")] = max(positions, min(longest, limit) + 2 * BEYOND)
+    settings[names.get("max_position_embeddings", "max_position_embeddings")] = max(
+        positions, min(longest, limit) + 2 * BEYOND
+    )
     try:
         return type(text).from_dict(settings)
     except Exception as refused:
-        raise CannotShrink(f"its configuration does not take other sizes: {type(refused).__name__}: {refused}") from refused
+        raise CannotShrink(
+            f"its configuration does not take other sizes: {type(refused).__name__}: {refused}"
+        ) from refused
 
 
 def _layers(settings: Mapping[str, Any], layers: int) -> list[int]:
     """One layer of each kind, in their order; two where all are alike."""
-    lists = [value for value in settings.values() if isinstance(value, (list, tuple)) and len(value) == layers and not _are_numbers(value, layers)]
-    kinds = {tuple(repr(value[layer]) for value in lists): layer for layer in reversed(range(layers))}
+    lists = [
+        value
+        for value in settings.values()
+        if isinstance(value, (list, tuple))
+        and len(value) == layers
+        and not _are_numbers(value, layers)
+    ]
+    kinds = {
+        tuple(repr(value[layer]) for value in lists): layer for layer in reversed(range(layers))
+    }
     return sorted(kinds.values()) if len(kinds) > 1 else [*range(min(2, layers))]
 
 
 def _are_numbers(value: Any, layers: int) -> bool:
     """Whether a list holds the numbers of layers, and not a value for each layer."""
-    return len(value) > 2 and all(type(one) is int and one < layers for one in value) and all(one < other for one, other in itertools.pairwise(value))
+    return (
+        len(value) > 2
+        and all(type(one) is int and one < layers for one in value)
+        and all(one < other for one, other in itertools.pairwise(value))
+    )
 
 
 def _smaller(name: str, value: Any, layers: int, chosen: list[int]) -> Any:
     if isinstance(value, Mapping) and value and all(str(layer).isdigit() for layer in value):
-        return {chosen.index(int(layer)): one for layer, one in value.items() if int(layer) in chosen}
+        return {
+            chosen.index(int(layer)): one for layer, one in value.items() if int(layer) in chosen
+        }
     if isinstance(value, (list, tuple)) and _are_numbers(value, layers):
         return [chosen.index(layer) for layer in value if layer in chosen]
     if isinstance(value, (list, tuple)) and len(value) == layers and layers > 1:
@@ -110,7 +152,9 @@ def _divide(settings: dict[str, Any], path: list[str], divisor: int) -> None:
     """Divide the length at that path, or each in a list of them."""
     *parents, name = path
     for parent in parents:
-        settings[parent] = settings = {**settings[parent]} if isinstance(settings.get(parent), Mapping) else {}
+        settings[parent] = settings = (
+            {**settings[parent]} if isinstance(settings.get(parent), Mapping) else {}
+        )
     value = settings.get(name)
     if isinstance(value, int):
         settings[name] = max(_SHORTEST, value // divisor)
@@ -119,7 +163,9 @@ def _divide(settings: dict[str, Any], path: list[str], divisor: int) -> None:
 
 
 def write_shrunken(text: Any, folder: Path) -> Any:
-    """Write the small model of a text model's configuration into a folder, in float32 and with a tokenizer; its configuration. Raises `CannotShrink`."""
+    """Write the small model of a text model's configuration into a folder, in float32 and with a
+    tokenizer; its configuration. Raises `CannotShrink`.
+    """
     import torch
     from tokenizers import Tokenizer, models
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
@@ -136,7 +182,9 @@ def write_shrunken(text: Any, folder: Path) -> Any:
         model: Any = causal.from_config(config, dtype=torch.float32)
         with torch.no_grad():
             for name, weights in model.named_parameters():
-                if weights.dim() > 1:  # so narrow that attention looks at all tokens of a window, and the oldest one counts
+                # so narrow that attention looks at all tokens of a window, and the oldest one
+                # counts
+                if weights.dim() > 1:
                     weights.normal_(0, weights.shape[-1] ** -0.5, generator=random)
                 elif "norm" in name:
                     weights.uniform_(0.8, 1.2, generator=random)
@@ -144,10 +192,14 @@ def write_shrunken(text: Any, folder: Path) -> Any:
     except CannotShrink:
         raise
     except Exception as failed:  # code of each family in transformers
-        raise CannotShrink(f"transformers makes no small model of it: {type(failed).__name__}: {failed}") from failed
+        raise CannotShrink(
+            f"transformers makes no small model of it: {type(failed).__name__}: {failed}"
+        ) from failed
     finally:
         torch.random.set_rng_state(state)
-    tokens = Tokenizer(models.WordLevel({f"t{number}": number for number in range(VOCABULARY)}, unk_token="t0"))
+    tokens = Tokenizer(
+        models.WordLevel({f"t{number}": number for number in range(VOCABULARY)}, unk_token="t0")
+    )
     auto: Any = PreTrainedTokenizerFast
     auto(tokenizer_object=tokens, unk_token="t0", eos_token="t2").save_pretrained(folder)
     return config

@@ -27,39 +27,65 @@ _BLANK = " \t\n\v\f\r▁"
 
 
 class HFTokenizer:
-    """A tokenizer of transformers that stands on the `tokenizers` library; `raw` is the thing itself.
+    """A tokenizer of transformers that stands on the `tokenizers` library; `raw` is the thing
+    itself.
 
-    Raises `ValueError` for one in pure Python: it cannot be copied without its added tokens, so it could not keep a user's words as text.
+    Raises `ValueError` for one in pure Python: it cannot be copied without its added tokens, so it
+    could not keep a user's words as text.
     """
 
     def __init__(self, raw: Any) -> None:
         if not getattr(raw, "is_fast", False):
-            advice = "convert it to a tokenizer.json (AutoTokenizer does so where it can, with sentencepiece or tiktoken)"
-            raise ValueError(f"{type(raw).__name__} is no tokenizer of the tokenizers library: {advice}")
+            advice = (
+                "convert it to a tokenizer.json (AutoTokenizer does so where it can, with"
+                " sentencepiece or tiktoken)"
+            )
+            raise ValueError(
+                f"{type(raw).__name__} is no tokenizer of the tokenizers library: {advice}"
+            )
         self.raw = raw
         self._backend = raw.backend_tokenizer
-        self._backend.no_truncation()  # as every call of `raw` would; a saved tokenizer may bring them along
+        # as every call of `raw` would; a saved tokenizer may bring them along
+        self._backend.no_truncation()
         self._backend.no_padding()
         added = self._backend.get_added_tokens_decoder()
-        self.control_tokens: Mapping[str, int] = immutabledict({str(token.content): int(number) for number, token in added.items()})
-        self.special_tokens: Mapping[str, int] = immutabledict({str(token.content): int(number) for number, token in added.items() if token.special})
+        self.control_tokens: Mapping[str, int] = immutabledict(
+            {str(token.content): int(number) for number, token in added.items()}
+        )
+        self.special_tokens: Mapping[str, int] = immutabledict(
+            {str(token.content): int(number) for number, token in added.items() if token.special}
+        )
         self.vocab_size: int = max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of the text, as `raw(text, add_special_tokens=False)` gives them."""
-        return tuple(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)  # without offsets, a fifth faster than `encode`
+        # without offsets, a fifth faster than `encode`
+        return tuple(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     def encode_plain(self, text: str, *, first: bool) -> tuple[int, ...]:
-        """Ids of the text by a copy that has no added tokens; a prefix space that is for the start of a prompt comes only with `first`."""
+        """Ids of the text by a copy that has no added tokens; a prefix space that is for the start
+        of a prompt comes only with `first`.
+        """
         at_start, further_on = self._plain
-        return tuple((at_start if first else further_on).encode_batch_fast([text], add_special_tokens=False)[0].ids)
+        return tuple(
+            (at_start if first else further_on)
+            .encode_batch_fast([text], add_special_tokens=False)[0]
+            .ids
+        )
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of the ids, special tokens included, nothing cleaned up."""
-        return str(self._backend.decode(list(token_ids), skip_special_tokens=False)) if token_ids else ""  # some decoders panic without any
+        # some decoders panic without any
+        return (
+            str(self._backend.decode(list(token_ids), skip_special_tokens=False))
+            if token_ids
+            else ""
+        )
 
     def piece(self, token_id: int) -> str | None:
-        """What the token adds to the text after any other that is not empty; None if that may depend on its neighbours, as with parts of characters."""
+        """What the token adds to the text after any other that is not empty; None if that may
+        depend on its neighbours, as with parts of characters.
+        """
         if self._anchor is None or _BYTE.fullmatch(self._backend.id_to_token(token_id) or "<0x00>"):
             return None
         added = self.decode((self._anchor, token_id))[len(self.decode((self._anchor,))) :]
@@ -67,30 +93,55 @@ class HFTokenizer:
 
     @functools.cached_property
     def _anchor(self) -> int | None:
-        """A token to see others after: the first that is a letter. None where tokens may change each other's text, as far as is known."""
+        """A token to see others after: the first that is a letter. None where tokens may change
+        each other's text, as far as is known.
+        """
         if _shape(json.loads(parts_alone(self._backend, "decoder"))["decoder"]) not in _SPELL_ALONE:
             return None
-        return next((number for number in range(self.vocab_size) if self.decode((number,)).isalpha()), None)
+        return next(
+            (number for number in range(self.vocab_size) if self.decode((number,)).isalpha()), None
+        )
 
     @functools.cached_property
     def _plain(self) -> tuple[Any, Any]:
-        """The copies for the start of a prompt and for further on. They share the vocabulary, so they cost next to nothing."""
+        """The copies for the start of a prompt and for further on. They share the vocabulary, so
+        they cost next to nothing.
+        """
         from tokenizers import Tokenizer
 
         settings = json.loads(parts_alone(self._backend, "normalizer", "pre_tokenizer"))
-        copies = Tokenizer.from_str(json.dumps(settings)), Tokenizer.from_str(json.dumps(_never_first(settings)))
+        copies = (
+            Tokenizer.from_str(json.dumps(settings)),
+            Tokenizer.from_str(json.dumps(_never_first(settings))),
+        )
         for copy in copies:
             copy.model = self._backend.model
-        words = {number for token, number in self.control_tokens.items() if token.strip(_BLANK) for copy in copies if number in copy.encode(token).ids}
-        if words:  # some models hold control tokens in their vocabulary as words that text can spell
-            model = Tokenizer.from_str(json.dumps({**settings, "model": _unspeakable(json.loads(self._backend.to_str())["model"], words)})).model
+        words = {
+            number
+            for token, number in self.control_tokens.items()
+            if token.strip(_BLANK)
+            for copy in copies
+            if number in copy.encode(token).ids
+        }
+        # some models hold control tokens in their vocabulary as words that text can spell
+        if words:
+            model = Tokenizer.from_str(
+                json.dumps(
+                    {
+                        **settings,
+                        "model": _unspeakable(json.loads(self._backend.to_str())["model"], words),
+                    }
+                )
+            ).model
             for copy in copies:
                 copy.model = model
         return copies
 
 
 def _shape(decoder: Any) -> str:
-    """A decoder's settings in short: its parts, and what bears on whether tokens change each other's text."""
+    """A decoder's settings in short: its parts, and what bears on whether tokens change each
+    other's text.
+    """
     if not isinstance(decoder, Mapping):
         return "None"
     if decoder["type"] == "Sequence":
@@ -105,36 +156,61 @@ def _shape(decoder: Any) -> str:
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _FALLBACK = "Replace(▁,  ) ByteFallback Fuse"
 _SPELL_ALONE = ("ByteLevel", "Metaspace", "WordPiece", _FALLBACK, f"{_FALLBACK} Strip( , 1, 0)")
-"""Decoders that work token by token, but for the first of all and for the bytes of a character: read in the source of the tokenizers library."""
+"""Decoders that work token by token, but for the first of all and for the bytes of a character:
+read in the source of the tokenizers library.
+"""
 
 
 def _never_first(settings: Any) -> Any:
-    """Tokenizer settings in which no prefix space is put at the start of a text; one that is put before every piece stays."""
+    """Tokenizer settings in which no prefix space is put at the start of a text; one that is put
+    before every piece stays.
+    """
     if isinstance(settings, Mapping):
-        return {key: "never" if (key, value) == ("prepend_scheme", "first") else _never_first(value) for key, value in settings.items()}
+        return {
+            key: "never" if (key, value) == ("prepend_scheme", "first") else _never_first(value)
+            for key, value in settings.items()
+        }
     return [_never_first(entry) for entry in settings] if isinstance(settings, list) else settings
 
 
 def _unspeakable(model: dict[str, Any], words: set[int]) -> dict[str, Any]:
-    """A tokenizer's model in which these ids have names that no text spells; the token for unknown words keeps its own."""
+    """A tokenizer's model in which these ids have names that no text spells; the token for unknown
+    words keeps its own.
+    """
 
     def name(token: str, number: int) -> str:
-        return f"\U0010ffff{number}\U0010ffff" if number in words and token != model.get("unk_token") else token
+        return (
+            f"\U0010ffff{number}\U0010ffff"
+            if number in words and token != model.get("unk_token")
+            else token
+        )
 
-    if isinstance(model["vocab"], list):  # Unigram: pieces with their scores, in the order of their ids
-        return {**model, "vocab": [[name(token, number), score] for number, (token, score) in enumerate(model["vocab"])]}
+    # Unigram: pieces with their scores, in the order of their ids
+    if isinstance(model["vocab"], list):
+        return {
+            **model,
+            "vocab": [
+                [name(token, number), score] for number, (token, score) in enumerate(model["vocab"])
+            ],
+        }
     renamed = {token for token, number in model["vocab"].items() if name(token, number) != token}
     vocab = {name(token, number): number for token, number in model["vocab"].items()}
     if "merges" not in model:
         return {**model, "vocab": vocab}
     pairs = [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model["merges"]]
-    return {**model, "vocab": vocab, "merges": [pair for pair in pairs if renamed.isdisjoint((*pair, "".join(pair)))]}
+    return {
+        **model,
+        "vocab": vocab,
+        "merges": [pair for pair in pairs if renamed.isdisjoint((*pair, "".join(pair)))],
+    }
 
 
 class HFRenderer:
-    """A chat template, rendered by transformers' own machinery. `templates` is its source, or several by name; None where there is none.
+    """A chat template, rendered by transformers' own machinery. `templates` is its source, or
+    several by name; None where there is none.
 
-    A request may name one of several (`options.chat.template`); by default it is `tool_use` for a request with tools, where there is one, else `default`.
+    A request may name one of several (`options.chat.template`); by default it is `tool_use` for a
+    request with tools, where there is one, else `default`.
 
     >>> HFRenderer(None, "{{ messages[0].content }}").template
     '{{ messages[0].content }}'
@@ -142,47 +218,84 @@ class HFRenderer:
 
     def __init__(self, raw: Any, templates: str | Mapping[str, str] | None) -> None:
         self.raw = raw
-        self._templates: Mapping[str, str] = {"default": templates} if isinstance(templates, str) else dict(templates or {})
+        self._templates: Mapping[str, str] = (
+            {"default": templates} if isinstance(templates, str) else dict(templates or {})
+        )
         self.template = "\n".join(self._templates.values()) if self._templates else None
         """The template's source; of several, all of them one after another."""
 
     @functools.cached_property
     def _taken(self) -> frozenset[str]:
         """The names that transformers uses itself."""
-        return frozenset(inspect.signature(self.raw.apply_chat_template).parameters) - {"documents", "add_generation_prompt", "continue_final_message"}
+        return frozenset(inspect.signature(self.raw.apply_chat_template).parameters) - {
+            "documents",
+            "add_generation_prompt",
+            "continue_final_message",
+        }
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]], template: str | None, variables: Mapping[str, Any]) -> str:
-        """Call the template once. Whatever it raises comes through; `ValueError` for a variable whose name transformers uses itself."""
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]],
+        template: str | None,
+        variables: Mapping[str, Any],
+    ) -> str:
+        """Call the template once. Whatever it raises comes through; `ValueError` for a variable
+        whose name transformers uses itself.
+        """
         taken = sorted(self._taken.intersection(variables))
         if taken:
-            raise ValueError(f"{taken[0]!r} cannot be a template variable: transformers uses the name itself")
+            raise ValueError(
+                f"{taken[0]!r} cannot be a template variable: transformers uses the name itself"
+            )
         if template is None:
             template = "tool_use" if tools and "tool_use" in self._templates else "default"
             if template not in self._templates:
-                raise ValueError(f"none of the chat templates is the default one; name one of {', '.join(map(repr, self._templates))}")
+                raise ValueError(
+                    "none of the chat templates is the default one; name one of"
+                    f" {', '.join(map(repr, self._templates))}"
+                )
         source = self._templates.get(template, template)
-        rendered = self.raw.apply_chat_template(list(messages), tools=list(tools) or None, chat_template=source, tokenize=False, **variables)
+        rendered = self.raw.apply_chat_template(
+            list(messages),
+            tools=list(tools) or None,
+            chat_template=source,
+            tokenize=False,
+            **variables,
+        )
         return str(rendered)
 
 
-def load_tokenizer(path_or_name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> tuple[HFTokenizer, HFRenderer]:
-    """The tokenizer of a checkpoint (a folder or a hub name), and the chat template: the processor's where it has one, else the tokenizer's.
+def load_tokenizer(
+    path_or_name: str, *, revision: str | None = None, trust_remote_code: bool = False
+) -> tuple[HFTokenizer, HFRenderer]:
+    """The tokenizer of a checkpoint (a folder or a hub name), and the chat template: the
+    processor's where it has one, else the tokenizer's.
 
-    Raises `OSError` where there is no such checkpoint, `ValueError` for a tokenizer in pure Python, and `InvalidField` for one that splits text
-    otherwise than its own `tokenizer.json` does (see `pipegen.backends.checkpoint.tokenizer_file`). Loads no processor, so it needs no torchvision.
+    Raises `OSError` where there is no such checkpoint, `ValueError` for a tokenizer in pure Python,
+    and `InvalidField` for one that splits text otherwise than its own `tokenizer.json` does (see
+    `pipegen.backends.checkpoint.tokenizer_file`). Loads no processor, so it needs no torchvision.
     """
     from transformers import AutoTokenizer
 
-    raw = AutoTokenizer.from_pretrained(path_or_name, revision=revision, trust_remote_code=trust_remote_code)
+    raw = AutoTokenizer.from_pretrained(
+        path_or_name, revision=revision, trust_remote_code=trust_remote_code
+    )
     tokenizer = HFTokenizer(raw)
     file = cached(path_or_name, "tokenizer.json", revision)
     if file is not None:
-        require_file_ids(raw, file, cached_json(path_or_name, "tokenizer_config.json", revision), path_or_name)
-    return tokenizer, HFRenderer(raw, _processor_templates(path_or_name, revision) or raw.chat_template)
+        require_file_ids(
+            raw, file, cached_json(path_or_name, "tokenizer_config.json", revision), path_or_name
+        )
+    return tokenizer, HFRenderer(
+        raw, _processor_templates(path_or_name, revision) or raw.chat_template
+    )
 
 
 def _processor_templates(path_or_name: str, revision: str | None) -> str | None:
-    """The template in a processor's own files, in the order in which transformers takes them; None where the processor has none.
+    """The template in a processor's own files, in the order in which transformers takes them; None
+    where the processor has none.
 
     A `chat_template.jinja` belongs to both, and the tokenizer has read it already.
     """

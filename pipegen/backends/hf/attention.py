@@ -1,7 +1,9 @@
-"""Attention of one new token for each row, where several query heads share a key head, without copies of keys and values.
+"""Attention of one new token for each row, where several query heads share a key head, without
+copies of keys and values.
 
-transformers' `sdpa` repeats keys and values for every query head as soon as there is a mask, at every step. The query heads that share a key head can
-stand beside each other as if they were that many queries of one head: the same sums, over keys and values as they lie in the cache.
+transformers' `sdpa` repeats keys and values for every query head as soon as there is a mask, at
+every step. The query heads that share a key head can stand beside each other as if they were that
+many queries of one head: the same sums, over keys and values as they lie in the cache.
 """
 
 from __future__ import annotations
@@ -34,19 +36,39 @@ def grouped_sdpa(
     position_bias: torch.Tensor | None = None,
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' `sdpa`, with its arguments and answer; a single query of each row takes the way without copies.
+    """transformers' `sdpa`, with its arguments and answer; a single query of each row takes the way
+    without copies.
 
-    `query` has the shape (rows, heads, queries, size), `key` and `value` have (rows, key heads, columns, size).
+    `query` has the shape (rows, heads, queries, size), `key` and `value` have (rows, key heads,
+    columns, size).
     """
     rows, heads, queries, size = query.shape
-    one_for_all_heads = attention_mask is None or (attention_mask.dim() == 4 and attention_mask.shape[1] == 1)
-    if queries != 1 or heads == key.shape[1] or not one_for_all_heads or position_bias is not None or more.get("cache") is not None:
+    one_for_all_heads = attention_mask is None or (
+        attention_mask.dim() == 4 and attention_mask.shape[1] == 1
+    )
+    if (
+        queries != 1
+        or heads == key.shape[1]
+        or not one_for_all_heads
+        or position_bias is not None
+        or more.get("cache") is not None
+    ):
         whole: tuple[torch.Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, position_bias=position_bias, **more
+            module,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=dropout,
+            scaling=scaling,
+            position_bias=position_bias,
+            **more,
         )
         return whole
     beside = query.reshape(rows, key.shape[1], heads // key.shape[1], size)
-    out = torch.nn.functional.scaled_dot_product_attention(beside, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling)
+    out = torch.nn.functional.scaled_dot_product_attention(
+        beside, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling
+    )
     return out.reshape(rows, 1, heads, value.shape[-1]), None
 
 
@@ -61,18 +83,34 @@ def grouped_mask(
     dtype: torch.dtype = torch.float32,
     **more: Any,
 ) -> torch.Tensor | None:
-    """transformers' `sdpa_mask`, with its arguments and answer; of a single query after all that is there, only the padding is masked, as numbers to add.
+    """transformers' `sdpa_mask`, with its arguments and answer; of a single query after all that is
+    there, only the padding is masked, as numbers to add.
 
     `sdpa` adds numbers: it would turn truth values into them in every layer.
     """
     end = kv_offset + kv_length
-    if q_length != 1 or mask_function is not causal_mask_function or attention_mask is None or not end == q_offset + 1 == attention_mask.shape[-1]:
+    if (
+        q_length != 1
+        or mask_function is not causal_mask_function
+        or attention_mask is None
+        or not end == q_offset + 1 == attention_mask.shape[-1]
+    ):
         seen: torch.Tensor | None = sdpa_mask(
-            batch_size, q_length, kv_length, q_offset, kv_offset, mask_function=mask_function, attention_mask=attention_mask, dtype=dtype, **more
+            batch_size,
+            q_length,
+            kv_length,
+            q_offset,
+            kv_offset,
+            mask_function=mask_function,
+            attention_mask=attention_mask,
+            dtype=dtype,
+            **more,
         )
         return seen
     padding = attention_mask[:, None, None, kv_offset:]
-    return torch.zeros(padding.shape, dtype=dtype, device=padding.device).masked_fill_(~padding, -torch.inf)
+    return torch.zeros(padding.shape, dtype=dtype, device=padding.device).masked_fill_(
+        ~padding, -torch.inf
+    )
 
 
 _hf.AttentionInterface.register(NAME, grouped_sdpa)
@@ -80,16 +118,23 @@ _hf.AttentionMaskInterface.register(NAME, grouped_mask)
 
 
 def fitting_attention(config: Any, asked: str | None) -> str | dict[str, str] | None:
-    """The `attn_implementation` that transformers gets: what is asked, or `eager` where the model caps its attention scores (Gemma 2), which `sdpa` does not.
+    """The `attn_implementation` that transformers gets: what is asked, or `eager` where the model
+    caps its attention scores (Gemma 2), which `sdpa` does not.
 
-    Raises `InvalidField` where `sdpa` is asked of such a model: it would ignore the cap without a word.
+    Raises `InvalidField` where `sdpa` is asked of such a model: it would ignore the cap without a
+    word.
     """
     text = config.get_text_config()
     if getattr(text, "attn_logit_softcapping", None) is None:
         return asked
     if asked == "sdpa":
-        words = f"ModelLoadConfig.attn_implementation: 'sdpa' ignores the attn_logit_softcapping of {config.model_type}"
-        raise InvalidField(f"{words}; leave it out, or take 'eager', 'flex_attention' or 'flash_attention_2'")
+        words = (
+            "ModelLoadConfig.attn_implementation: 'sdpa' ignores the attn_logit_softcapping of"
+            f" {config.model_type}"
+        )
+        raise InvalidField(
+            f"{words}; leave it out, or take 'eager', 'flex_attention' or 'flash_attention_2'"
+        )
     if asked is not None:
         return asked
     part = next((name for name in config.sub_configs if getattr(config, name, None) is text), None)
@@ -97,9 +142,15 @@ def fitting_attention(config: Any, asked: str | None) -> str | dict[str, str] | 
 
 
 def use_grouped(model: Any) -> None:
-    """Let a model's language part work so, where it works by `sdpa` through transformers' interface; any other is left as it is."""
+    """Let a model's language part work so, where it works by `sdpa` through transformers'
+    interface; any other is left as it is.
+    """
     text = model.config.get_text_config()
-    if text._attn_implementation != "sdpa" or not getattr(model, "_supports_attention_backend", False):
+    if text._attn_implementation != "sdpa" or not getattr(
+        model, "_supports_attention_backend", False
+    ):
         return
-    part = next((name for name in model.config.sub_configs if getattr(model.config, name) is text), None)
+    part = next(
+        (name for name in model.config.sub_configs if getattr(model.config, name) is text), None
+    )
     model.set_attn_implementation(NAME if part is None else {part: NAME})

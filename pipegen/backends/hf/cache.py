@@ -1,8 +1,10 @@
-"""Rows of a cache: kept, dropped, put into the place of others, joined. The cache is transformers' own; here is only how its layers hold rows.
+"""Rows of a cache: kept, dropped, put into the place of others, joined. The cache is transformers'
+own; here is only how its layers hold rows.
 
-All rows of a cache have one width, and each row ends at its last column: what stands to the left of a shorter row is padding, which the mask hides. An
-attention layer holds keys and values of shape (rows, heads, columns, size), one with a sliding window only its last columns; a layer of linear attention
-holds states that have no columns, and so takes no padding.
+All rows of a cache have one width, and each row ends at its last column: what stands to the left of
+a shorter row is padding, which the mask hides. An attention layer holds keys and values of shape
+(rows, heads, columns, size), one with a sliding window only its last columns; a layer of linear
+attention holds states that have no columns, and so takes no padding.
 """
 
 from __future__ import annotations
@@ -22,7 +24,20 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-__all__ = ["GrowingLayer", "can_shift", "cut", "growing", "has_states", "is_known", "max_cached_tokens", "put", "sees_all", "selected", "shift", "size_of"]
+__all__ = [
+    "GrowingLayer",
+    "can_shift",
+    "cut",
+    "growing",
+    "has_states",
+    "is_known",
+    "max_cached_tokens",
+    "put",
+    "sees_all",
+    "selected",
+    "shift",
+    "size_of",
+]
 
 
 _KNOWN = (
@@ -45,13 +60,20 @@ def has_states(cache: Any) -> bool:
 
 
 def sees_all(cache: Any) -> bool:
-    """Whether every layer sees all columns that the mask shows, wherever they lie; a sliding window counts columns."""
+    """Whether every layer sees all columns that the mask shows, wherever they lie; a sliding window
+    counts columns.
+    """
     return all(type(layer) in (DynamicLayer, GrowingLayer) for layer in cache.layers)
 
 
 def growing(cache: Any) -> Any:
-    """The same rows in a cache whose layers write new columns in place, where such layers are known."""
-    kinds: dict[type, Any] = {DynamicLayer: GrowingLayer, DynamicSlidingWindowLayer: GrowingSlidingWindowLayer}
+    """The same rows in a cache whose layers write new columns in place, where such layers are
+    known.
+    """
+    kinds: dict[type, Any] = {
+        DynamicLayer: GrowingLayer,
+        DynamicSlidingWindowLayer: GrowingSlidingWindowLayer,
+    }
     for index, layer in enumerate(cache.layers):
         kind = kinds.get(type(layer))
         if kind is not None:
@@ -61,19 +83,26 @@ def growing(cache: Any) -> Any:
 
 
 def selected(cache: Any, rows: Sequence[int], width: int) -> Any:
-    """A new cache with copies of these rows, in this order, cut to `width`; a row may be named more than once."""
+    """A new cache with copies of these rows, in this order, cut to `width`; a row may be named more
+    than once.
+    """
     other = copy.copy(cache)
     other.layers = [copy.copy(layer) for layer in cache.layers]
     for layer in other.layers:
         if isinstance(layer, LinearAttentionLayer):
-            layer.conv_states, layer.recurrent_states = dict(layer.conv_states), dict(layer.recurrent_states)
+            layer.conv_states, layer.recurrent_states = (
+                dict(layer.conv_states),
+                dict(layer.recurrent_states),
+            )
     index = _index(rows)
     _each(other, lambda held, columns: _fit(held, columns)[index(held.device)], width)
     return other
 
 
 def put(cache: Any, places: Sequence[int], other: Any, width: int) -> None:
-    """Put the rows of another cache of the same model into these places, or after the last row where the places are new; all are brought to `width`."""
+    """Put the rows of another cache of the same model into these places, or after the last row
+    where the places are new; all are brought to `width`.
+    """
     rest, index = _held(other), _index(places)
 
     def replaced(held: torch.Tensor, columns: int | None) -> torch.Tensor:
@@ -87,10 +116,19 @@ def put(cache: Any, places: Sequence[int], other: Any, width: int) -> None:
 
 
 def can_shift(cache: Any, width: int) -> bool:
-    """Whether each layer of the cache holds all columns of so wide a one, and nothing but columns."""
+    """Whether each layer of the cache holds all columns of so wide a one, and nothing but
+    columns.
+    """
     layers = getattr(cache, "layers", ())
-    plain = all(isinstance(layer, DynamicLayer) and not isinstance(layer, LinearAttentionLayer) for layer in layers)
-    return plain and all(width < layer.sliding_window for layer in layers if isinstance(layer, DynamicSlidingWindowLayer))
+    plain = all(
+        isinstance(layer, DynamicLayer) and not isinstance(layer, LinearAttentionLayer)
+        for layer in layers
+    )
+    return plain and all(
+        width < layer.sliding_window
+        for layer in layers
+        if isinstance(layer, DynamicSlidingWindowLayer)
+    )
 
 
 def shift(cache: Any, columns: int, by: Sequence[int]) -> None:
@@ -136,22 +174,35 @@ def _held(cache: Any) -> Iterator[torch.Tensor]:
                 yield from (held for held in states.values() if held is not None)
 
 
-def _each(cache: Any, change: Callable[[torch.Tensor, int | None], torch.Tensor], width: int) -> None:
-    """Replace every tensor that `_held` gives, in the same order, by what `change` makes of it and of the columns that its layer holds at `width`."""
+def _each(
+    cache: Any, change: Callable[[torch.Tensor, int | None], torch.Tensor], width: int
+) -> None:
+    """Replace every tensor that `_held` gives, in the same order, by what `change` makes of it and
+    of the columns that its layer holds at `width`.
+    """
     for layer in cache.layers:
         if isinstance(layer, DynamicLayer) and layer.is_initialized:
             columns = width
             if isinstance(layer, DynamicSlidingWindowLayer):
                 columns, layer.cumulative_length = min(width, layer.sliding_window - 1), width
             if layer.keys is not None and layer.values is not None:  # as is_initialized says
-                layer.keys, layer.values = change(layer.keys, columns), change(layer.values, columns)
+                layer.keys, layer.values = (
+                    change(layer.keys, columns),
+                    change(layer.values, columns),
+                )
         if isinstance(layer, LinearAttentionLayer):
             for states in (layer.conv_states, layer.recurrent_states):
-                states.update((at, change(held, None)) for at, held in list(states.items()) if held is not None)
+                states.update(
+                    (at, change(held, None))
+                    for at, held in list(states.items())
+                    if held is not None
+                )
 
 
 SPARE = 64
-"""Columns of room that new tensors have at least; they have a quarter of their columns where that is more."""
+"""Columns of room that new tensors have at least; they have a quarter of their columns where that
+is more.
+"""
 
 
 class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # its __init_subclass__
@@ -159,9 +210,13 @@ class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # its __init
 
     _whole: tuple[torch.Tensor, torch.Tensor] | None = None
     _zeros: int | None = None
-    """So many of the columns left of those in sight are known to be zeros, as all to their right are; None where that is not known."""
+    """So many of the columns left of those in sight are known to be zeros, as all to their right
+    are; None where that is not known.
+    """
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         if not self.is_initialized or self.keys is None or self.values is None:
             return super().update(key_states, value_states, *args, **kwargs)
         keys, values = self._whole or (self.keys, self.values)
@@ -171,18 +226,28 @@ class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # its __init
         return self.keys, self.values
 
     def room(self) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """The keys and values with room for one more column, zeros wherever nothing is in sight, and the first column in sight."""
+        """The keys and values with room for one more column, zeros wherever nothing is in sight,
+        and the first column in sight.
+        """
         if self.keys is None or self.values is None:
             raise ValueError("a layer that holds nothing has no room yet")
         columns = self.keys.shape[-2]
-        first = None if self._whole is None or self._zeros is None else _first(self.keys, self._whole[0], 1)
+        first = (
+            None
+            if self._whole is None or self._zeros is None
+            else _first(self.keys, self._whole[0], 1)
+        )
         if first is None or self._whole is None or self._zeros is None:
             spare = 1 + max(SPARE, columns // 4)
-            keys, values = (torch.nn.functional.pad(held, (0, 0, 0, spare)) for held in (self.keys, self.values))
+            keys, values = (
+                torch.nn.functional.pad(held, (0, 0, 0, spare)) for held in (self.keys, self.values)
+            )
             self._whole, self._zeros, first = (keys, values), 0, 0
             self._see(0, columns)
         for whole in self._whole if first > self._zeros else ():
-            whole[..., self._zeros : first, :] = 0  # what is left of a row that has gone may be no numbers, and would spoil its successor's sums
+            # what is left of a row that has gone may be no numbers, and would spoil its successor's
+            # sums
+            whole[..., self._zeros : first, :] = 0
         self._zeros = first
         return *self._whole, first
 
@@ -199,11 +264,15 @@ class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # its __init
 
 
 class GrowingSlidingWindowLayer(DynamicSlidingWindowLayer):  # type: ignore[no-untyped-call]
-    """A sliding window: it holds one column less than it sees, since the next token is a column of its own."""
+    """A sliding window: it holds one column less than it sees, since the next token is a column of
+    its own.
+    """
 
     _whole: tuple[torch.Tensor, torch.Tensor] | None = None
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         if not self.is_initialized or self.keys is None or self.values is None or self.record_past:
             return super().update(key_states, value_states, *args, **kwargs)
         self.cumulative_length += key_states.shape[-2]
@@ -211,12 +280,19 @@ class GrowingSlidingWindowLayer(DynamicSlidingWindowLayer):  # type: ignore[no-u
         whole_keys, keys = _behind(self.keys, whole[0], key_states)
         whole_values, values = _behind(self.values, whole[1], value_states)
         self._whole = whole_keys, whole_values
-        self.keys, self.values = keys[..., -self.sliding_window + 1 :, :], values[..., -self.sliding_window + 1 :, :]
+        self.keys, self.values = (
+            keys[..., -self.sliding_window + 1 :, :],
+            values[..., -self.sliding_window + 1 :, :],
+        )
         return keys, values
 
 
-def _behind(held: torch.Tensor, whole: torch.Tensor, new: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """`held`, with the new columns behind it: the tensor that has them all, `whole` where `held` lies in it and there is room; and the columns in sight."""
+def _behind(
+    held: torch.Tensor, whole: torch.Tensor, new: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`held`, with the new columns behind it: the tensor that has them all, `whole` where `held`
+    lies in it and there is room; and the columns in sight.
+    """
     columns, size = held.shape[-2], held.shape[-1]
     end = columns + new.shape[-2]
     first = _first(held, whole, new.shape[-2])
@@ -228,20 +304,27 @@ def _behind(held: torch.Tensor, whole: torch.Tensor, new: torch.Tensor) -> tuple
 
 
 def _first(held: torch.Tensor, whole: torch.Tensor, more: int) -> int | None:
-    """Which column of `whole` is the first of `held`; None where `held` does not lie in it, or it has no room for so many more columns."""
+    """Which column of `whole` is the first of `held`; None where `held` does not lie in it, or it
+    has no room for so many more columns.
+    """
     first = int(held.storage_offset()) // held.shape[-1]
     lies_there = held.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
     return first if lies_there and first + held.shape[-2] + more <= whole.shape[-2] else None
 
 
 def max_cached_tokens(cache: Any, tokens: int, device: torch.device) -> int | None:
-    """How many tokens the caches of a model may hold together, from one that holds `tokens`: half of the free memory is left for the passes themselves.
+    """How many tokens the caches of a model may hold together, from one that holds `tokens`: half
+    of the free memory is left for the passes themselves.
 
     None where the device does not tell what is free.
     """
     each = size_of(cache) / tokens
     if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free = (
+            torch.cuda.mem_get_info(device)[0]
+            + torch.cuda.memory_reserved(device)
+            - torch.cuda.memory_allocated(device)
+        )
     elif device.type == "cpu":
         import psutil
 

@@ -1,8 +1,9 @@
 """Steps by a compiled forward: `torch.compile` of the pass that brings rows one token further.
 
-A cache that grows has other shapes at every step, and where its new columns go is found out in Python: compiled as it is, such a pass is slower. So the
-compiled pass gets the whole room of each layer, which stays as it is for many steps, the column to write to as a tensor, and a mask over all columns. Rows
-may come and go: their number is no constant of what is compiled.
+A cache that grows has other shapes at every step, and where its new columns go is found out in
+Python: compiled as it is, such a pass is slower. So the compiled pass gets the whole room of each
+layer, which stays as it is for many steps, the column to write to as a tensor, and a mask over all
+columns. Rows may come and go: their number is no constant of what is compiled.
 """
 
 from __future__ import annotations
@@ -27,54 +28,85 @@ class CompileFailed(Exception):
 
 
 def check_compilable(model: Any) -> None:
-    """Raise `InvalidField` where the steps of this model cannot be compiled: its layers keep more than keys and values of all columns, for example."""
+    """Raise `InvalidField` where the steps of this model cannot be compiled: its layers keep more
+    than keys and values of all columns, for example.
+    """
     text = model.config.get_text_config()
     layers = DynamicCache(config=model.config).layers
     kind, field = type(model).__name__, "ModelLoadConfig.compile"
     if not layers or any(type(layer) is not DynamicLayer for layer in layers):
-        raise InvalidField(f"{field} is for models whose layers all have full attention; {kind} has others: leave it out")
+        raise InvalidField(
+            f"{field} is for models whose layers all have full attention; {kind} has others: leave"
+            " it out"
+        )
     if not getattr(model, "_can_compile_fullgraph", False):
-        raise InvalidField(f"{field} is for models that transformers can compile as a whole; {kind} is none of them: leave it out")
+        raise InvalidField(
+            f"{field} is for models that transformers can compile as a whole; {kind} is none of"
+            " them: leave it out"
+        )
     if text._attn_implementation not in (NAME, "sdpa", "eager"):
-        raise InvalidField(f"{field} goes with attn_implementation sdpa or eager, not {text._attn_implementation!r}")
+        raise InvalidField(
+            f"{field} goes with attn_implementation sdpa or eager, not"
+            f" {text._attn_implementation!r}"
+        )
     if positions_of(text).long_after is not None:
-        raise InvalidField(f"{field} is for models whose rotary factors stay as they are; those of {kind} depend on the length (LongRoPE): leave it out")
+        raise InvalidField(
+            f"{field} is for models whose rotary factors stay as they are; those of {kind} depend"
+            " on the length (LongRoPE): leave it out"
+        )
     if len({parameter.device for parameter in model.parameters()}) > 1:
-        raise InvalidField(f"{field} is for a model that is on one device: leave it or device_map out")
+        raise InvalidField(
+            f"{field} is for a model that is on one device: leave it or device_map out"
+        )
 
 
 class Compiled:
-    """A model's forward for passes of one new token in each row, compiled when the first of them comes."""
+    """A model's forward for passes of one new token in each row, compiled when the first of them
+    comes.
+    """
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._forward: Callable[..., Any] | None = None
 
     def step(self, tokens: torch.Tensor, whole: StaticCacheView, **inputs: Any) -> Any:
-        """What the model's own forward gives for these tokens, shape (rows, 1); the cache grows by their columns.
+        """What the model's own forward gives for these tokens, shape (rows, 1); the cache grows by
+        their columns.
 
-        Raises `CompileFailed` where torch cannot compile it, or would have to do so again and again: never goes on without a word as if nothing were compiled.
+        Raises `CompileFailed` where torch cannot compile it, or would have to do so again and
+        again: never goes on without a word as if nothing were compiled.
         """
         from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
         if self._forward is None:
-            self._forward = torch.compile(_of_its_own(self._model.forward), dynamic=True, fullgraph=True)
+            self._forward = torch.compile(
+                _of_its_own(self._model.forward), dynamic=True, fullgraph=True
+            )
         if getattr(self._model.base_model, "rope_deltas", None) is not None:
-            self._model.base_model.rope_deltas = None  # of the rows read last: the positions hold what is needed, and each new shape would be compiled for
+            # of the rows read last: the positions hold what is needed, and each new shape would be
+            # compiled for
+            self._model.base_model.rope_deltas = None
         cache, mask = whole.open()
-        prepared = self._model.prepare_inputs_for_generation(tokens, next_sequence_length=1, past_key_values=cache, attention_mask=mask, **inputs)
+        prepared = self._model.prepare_inputs_for_generation(
+            tokens, next_sequence_length=1, past_key_values=cache, attention_mask=mask, **inputs
+        )
         try:
             outputs = self._forward(**prepared, return_dict=True)
         except TorchDynamoException as error:
             raise CompileFailed(f"torch.compile: {error}") from error
         except FailOnRecompileLimitHit as error:
-            raise CompileFailed("torch.compile: the steps need more compilations than torch._dynamo.config.recompile_limit") from error
+            raise CompileFailed(
+                "torch.compile: the steps need more compilations than"
+                " torch._dynamo.config.recompile_limit"
+            ) from error
         whole.close()
         return outputs
 
 
 def _of_its_own(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """The same with a code object of its own, with which torch keeps what it compiled, and up to how often it may compile: models must not share that."""
+    """The same with a code object of its own, with which torch keeps what it compiled, and up to
+    how often it may compile: models must not share that.
+    """
 
     def call(**inputs: Any) -> Any:
         return forward(**inputs)
@@ -84,7 +116,9 @@ def _of_its_own(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class StaticCacheView:
-    """All the room of a cache, as the compiled pass sees it: the columns that are not in sight, the padding of each row among them, are masked."""
+    """All the room of a cache, as the compiled pass sees it: the columns that are not in sight, the
+    padding of each row among them, are masked.
+    """
 
     def __init__(self, cache: Any, pads: Sequence[int]) -> None:
         self._layers: list[GrowingLayer] = list(cache.layers)
@@ -97,17 +131,27 @@ class StaticCacheView:
         self._column = torch.tensor([self._end], device=keys.device)
         self._cache.layers = [_Room(keys, values, self._column) for keys, values, _ in rooms]
         columns = torch.arange(self._columns, device=keys.device)
-        hidden = (columns < torch.tensor([[first + pad] for pad in pads], device=keys.device)) | (columns >= self._end)
-        self._mask = torch.zeros(hidden.shape, dtype=keys.dtype, device=keys.device).masked_fill_(hidden, -torch.inf)[:, None, None]
+        hidden = (columns < torch.tensor([[first + pad] for pad in pads], device=keys.device)) | (
+            columns >= self._end
+        )
+        self._mask = torch.zeros(hidden.shape, dtype=keys.dtype, device=keys.device).masked_fill_(
+            hidden, -torch.inf
+        )[:, None, None]
         self._seen = [layer.keys for layer in self._layers]
 
     def holds(self, cache: Any, pads: Sequence[int]) -> bool:
-        """Whether this is all the room of that cache still, with a column to write to: no row has come or gone."""
-        same = len(cache.layers) == len(self._seen) and all(layer.keys is keys for layer, keys in zip(cache.layers, self._seen, strict=True))
+        """Whether this is all the room of that cache still, with a column to write to: no row has
+        come or gone.
+        """
+        same = len(cache.layers) == len(self._seen) and all(
+            layer.keys is keys for layer, keys in zip(cache.layers, self._seen, strict=True)
+        )
         return same and self._pads == pads and self._end < self._columns
 
     def open(self) -> tuple[Any, torch.Tensor]:
-        """The cache as the pass takes it, and its mask: numbers to add, of shape (rows, 1, 1, columns). The coming column is in sight."""
+        """The cache as the pass takes it, and its mask: numbers to add, of shape (rows, 1, 1,
+        columns). The coming column is in sight.
+        """
         self._mask[..., self._end] = 0.0
         self._column.fill_(self._end)
         return self._cache, self._mask
@@ -131,7 +175,9 @@ class _Room(CacheLayerMixin):  # type: ignore[no-untyped-call]  # its __init_sub
         self._keys, self._values, self._column = keys, values, column
         self.is_initialized = True
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         self._keys.index_copy_(2, self._column, key_states)
         self._values.index_copy_(2, self._column, value_states)
         return self._keys, self._values

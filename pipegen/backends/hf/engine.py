@@ -1,4 +1,6 @@
-"""The Hugging Face engine: any decoder-only checkpoint of transformers, run by pipegen's own decode loop."""
+"""The Hugging Face engine: any decoder-only checkpoint of transformers, run by pipegen's own decode
+loop.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,13 @@ from pipegen.backends.checkpoint.engine import CheckpointEngine, release
 from pipegen.backends.checkpoint.foreign import engine_failed, load_failed
 from pipegen.backends.hf.compiled import CompileFailed
 from pipegen.backends.hf.grammar import Grammars
-from pipegen.backends.hf.load import Weights, advice, check_settings, is_out_of_memory, out_of_memory
+from pipegen.backends.hf.load import (
+    Weights,
+    advice,
+    check_settings,
+    is_out_of_memory,
+    out_of_memory,
+)
 from pipegen.backends.hf.pixels import Pixels, Prepared
 from pipegen.backends.hf.prefixes import Prefixes
 from pipegen.backends.hf.rows import HFRow
@@ -53,10 +61,12 @@ PREFIXES = 2**30
 
 
 class HFEngine(CheckpointEngine):
-    """An engine on one checkpoint. Tokenizer, template, limits and images work at once; weights load with the first call.
+    """An engine on one checkpoint. Tokenizer, template, limits and images work at once; weights
+    load with the first call.
 
-    Raises `NoSuchModel` where the checkpoint is a folder that is not there, `MissingExtra` where a package is missing, and `InvalidField` for a setting that
-    cannot be kept on this machine (see `check_settings`).
+    Raises `NoSuchModel` where the checkpoint is a folder that is not there, `MissingExtra` where a
+    package is missing, and `InvalidField` for a setting that cannot be kept on this machine (see
+    `check_settings`).
 
     >>> engine = HFEngine(ModelLoadConfig(model="embedded"))
     >>> engine.image_placeholder, engine.loaded
@@ -72,11 +82,17 @@ class HFEngine(CheckpointEngine):
         self._weights = Weights(self._checkpoint)
         self._grammars = Grammars(self._checkpoint)
         limit = IMAGES if load.image_memory_bytes is None else load.image_memory_bytes
-        self._prepared = Prepared(self._checkpoint, limit // 4)  # eight of them take the room of one image's inputs, and cost more to make
+        # eight of them take the room of one image's inputs, and cost more to make
+        self._prepared = Prepared(self._checkpoint, limit // 4)
         self._pixels = Pixels(self._checkpoint, limit - limit // 4)
         self._traits = ModelTraits()
-        self._prefixes = Prefixes(PREFIXES if load.prefix_memory_bytes is None else load.prefix_memory_bytes, self._checkpoint, self._pixels)
-        self._scored_prefixes = Prefixes(math.inf, self._checkpoint, self._pixels)  # it holds one at a time, and none between calls
+        self._prefixes = Prefixes(
+            PREFIXES if load.prefix_memory_bytes is None else load.prefix_memory_bytes,
+            self._checkpoint,
+            self._pixels,
+        )
+        # it holds one at a time, and none between calls
+        self._scored_prefixes = Prefixes(math.inf, self._checkpoint, self._pixels)
         self._shared = SharedSchedule(self._start, self._step)
 
     @property
@@ -87,8 +103,13 @@ class HFEngine(CheckpointEngine):
     def _capabilities(self) -> Capabilities:
         checkpoint = self._checkpoint
         honours = ENGINES["hf"] if checkpoint.takes_images else ENGINES["hf"] - {"images"}
-        limits: dict[str, Any] = {"context_length": checkpoint.context_length, "vocab_size": checkpoint.vocab_size}
-        return Capabilities(engine=self.name, honours=honours, reason=checkpoint.images_unsupported_reason, **limits)
+        limits: dict[str, Any] = {
+            "context_length": checkpoint.context_length,
+            "vocab_size": checkpoint.vocab_size,
+        }
+        return Capabilities(
+            engine=self.name, honours=honours, reason=checkpoint.images_unsupported_reason, **limits
+        )
 
     @property
     def loaded(self) -> bool:
@@ -97,7 +118,9 @@ class HFEngine(CheckpointEngine):
 
     @property
     def work(self) -> Work:
-        """What the engine has computed so far, with all its plugins: passes, rows and tokens. It is the same for the same calls."""
+        """What the engine has computed so far, with all its plugins: passes, rows and tokens. It is
+        the same for the same calls.
+        """
         return dataclasses.replace(self._traits.work, shares_nothing=self._prefixes.off)
 
     def close(self) -> None:
@@ -107,22 +130,29 @@ class HFEngine(CheckpointEngine):
         self._prefixes.clear()
         self._grammars.clear()
 
-    def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
+    def prepare_image(
+        self, source: ImageSource, options: VlmPreprocessOptions, index: int
+    ) -> Slot[PreparedImage]:
         return self._prepared(source, options, index)
 
     @property
     def in_flight(self) -> int:
-        """How many requests are kept in flight for it: some batches, so that prompts of like lengths are read together."""
+        """How many requests are kept in flight for it: some batches, so that prompts of like
+        lengths are read together.
+        """
         return 64 * self._size
 
     def open(self, wake: Callable[[], object]) -> HFCall:
-        """A call to which rows may be added while it runs. Its rows advance when it steps, so nobody has to be woken."""
+        """A call to which rows may be added while it runs. Its rows advance when it steps, so
+        nobody has to be woken.
+        """
         return HFCall(self, text=False)
 
     def _run(self, inputs: Sequence[Encoded], *, text: bool) -> Generator[Event, None, None]:
         """Rows of calls at one time advance together.
 
-        Where the memory runs out, half as many rows go on from where they were, down to single rows; a row that does not fit alone fails.
+        Where the memory runs out, half as many rows go on from where they were, down to single
+        rows; a row that does not fit alone fails.
         """
         with contextlib.closing(HFCall(self, text=text)) as call:
             call.add([*enumerate(inputs)])
@@ -132,21 +162,34 @@ class HFEngine(CheckpointEngine):
     @property
     def longest_scored(self) -> int | None:
         """One token more than the model has positions: the last one is predicted, and not read."""
-        return None if self._checkpoint.context_length is None else self._checkpoint.context_length + 1
+        return (
+            None if self._checkpoint.context_length is None else self._checkpoint.context_length + 1
+        )
 
     def score(self, inputs: Sequence[Continued]) -> list[Slot[TokenScores]]:
-        """The log probabilities of continuations; see `pipegen.backends.hf.scoring`. Raises as `generate` does."""
+        """The log probabilities of continuations; see `pipegen.backends.hf.scoring`. Raises as
+        `generate` does.
+        """
         slots: dict[int, Slot[TokenScores]] = {}
         for position, asked in enumerate(inputs):
             whole = asked.whole
-            wrong = check_ids(whole, self._checkpoint.vocab_size) or self._checkpoint.check_placeholders(whole.prompt)
+            wrong = check_ids(
+                whole, self._checkpoint.vocab_size
+            ) or self._checkpoint.check_placeholders(whole.prompt)
             if wrong is not None:
                 slots[position] = Failure(wrong)
         rows = [(position, asked) for position, asked in enumerate(inputs) if position not in slots]
         if rows:
             check_process()
             self._loaded()
-            slots |= Scoring(self._weights, self._checkpoint, self._pixels, self._traits, self._scored_prefixes, self._size).run(rows)
+            slots |= Scoring(
+                self._weights,
+                self._checkpoint,
+                self._pixels,
+                self._traits,
+                self._scored_prefixes,
+                self._size,
+            ).run(rows)
         return [slots[position] for position in range(len(inputs))]
 
     async def _arun(self, inputs: Sequence[Encoded], *, text: bool) -> AsyncGenerator[Event, None]:
@@ -159,7 +202,10 @@ class HFEngine(CheckpointEngine):
     def _row(self, position: int, encoded: Encoded, *, text: bool) -> HFRow:
         """The row at a position of a call, failed where it cannot be run."""
         row = HFRow(position, encoded, self.tokenizer, self.eos_token_ids, self.plugins, text=text)
-        row.fail(check_ids(encoded, self._checkpoint.vocab_size) or self._checkpoint.check_placeholders(encoded.prompt))
+        row.fail(
+            check_ids(encoded, self._checkpoint.vocab_size)
+            or self._checkpoint.check_placeholders(encoded.prompt)
+        )
         if row.options.structured is not None:
             row.follow(self._grammars.of(row.options))
         return row
@@ -168,7 +214,15 @@ class HFEngine(CheckpointEngine):
         """A schedule on the model, which loads where needed."""
         check_process()
         model, size = self._loaded(), self._size
-        return Schedule(model, self._checkpoint, size, self._pixels, self._traits, self._prefixes, self._weights.compiled)
+        return Schedule(
+            model,
+            self._checkpoint,
+            size,
+            self._pixels,
+            self._traits,
+            self._prefixes,
+            self._weights.compiled,
+        )
 
     def _loaded(self) -> Any:
         load = self._checkpoint.load
@@ -178,39 +232,64 @@ class HFEngine(CheckpointEngine):
             raise
         except BadAdapter as error:
             raise CallFailed(_failed(str(error), hint=error.hint)) from error
-        except Exception as error:  # transformers, safetensors, peft and torch raise anything while they load
+        except Exception as error:
+            # transformers, safetensors, peft and torch raise anything while they load
             if isinstance(error, RuntimeError) and is_out_of_memory(error):
-                raise CallFailed(_failed(f"the weights do not fit: {error}", hint="free memory on the device, or load with dtype='bfloat16'")) from error
-            raise load_failed(load, "cannot load", error, self._checkpoint.source, hint=advice(load, error)) from error
+                raise CallFailed(
+                    _failed(
+                        f"the weights do not fit: {error}",
+                        hint="free memory on the device, or load with dtype='bfloat16'",
+                    )
+                ) from error
+            raise load_failed(
+                load, "cannot load", error, self._checkpoint.source, hint=advice(load, error)
+            ) from error
 
     def _step(self, schedule: Schedule) -> list[HFRow]:
-        """One step of the schedule: the rows that may have gone on. Where the memory was full, they wait again with what they have made."""
+        """One step of the schedule: the rows that may have gone on. Where the memory was full, they
+        wait again with what they have made.
+        """
         try:
             with self._weights.lock, torch.no_grad():
                 return schedule.step()
         except CompileFailed as error:
-            hint = "install what torch.compile needs (a C++ compiler; on a GPU, Triton), or leave compile out"
+            hint = (
+                "install what torch.compile needs (a C++ compiler; on a GPU, Triton), or leave"
+                " compile out"
+            )
             raise CallFailed(_failed(str(error), hint=hint)) from error
-        except RuntimeError as error:  # torch's own errors for memory and for devices are RuntimeErrors
+        except RuntimeError as error:
+            # torch's own errors for memory and for devices are RuntimeErrors
             words = out_of_memory(error)
         rows = schedule.rows
         for row in schedule.requeue_after_oom():
-            row.fail(_failed(words, scope="row", hint="free memory on the device, shorten the prompt, or lower max_new_tokens"))
+            row.fail(
+                _failed(
+                    words,
+                    scope="row",
+                    hint="free memory on the device, shorten the prompt, or lower max_new_tokens",
+                )
+            )
         release()
         return rows
 
 
 class SharedSchedule(SharedSteps[Event]):
-    """One schedule for the calls of an engine, and of those that differ from it only in their plugins: who calls while another call runs joins its batch.
+    """One schedule for the calls of an engine, and of those that differ from it only in their
+    plugins: who calls while another call runs joins its batch.
 
-    The schedule is used only under `lock`, and only while the weights' own lock is held. A row is in it from `add` until it is done, or its call has left it;
-    then it takes part in no further step. What a step raises ends all rows of the schedule. After an interruption (Ctrl-C) rows of other calls go on.
+    The schedule is used only under `lock`, and only while the weights' own lock is held. A row is
+    in it from `add` until it is done, or its call has left it; then it takes part in no further
+    step. What a step raises ends all rows of the schedule. After an interruption (Ctrl-C) rows of
+    other calls go on.
 
     start: makes the schedule, which loads the weights where needed. Raises `CallFailed`.
     step: one step of it: the rows that may have gone on or ended.
     """
 
-    def __init__(self, start: Callable[[], Schedule], step: Callable[[Schedule], Sequence[HFRow]]) -> None:
+    def __init__(
+        self, start: Callable[[], Schedule], step: Callable[[Schedule], Sequence[HFRow]]
+    ) -> None:
         super().__init__()
         self._start, self._step = start, step
         self._schedule: Schedule | None = None
@@ -219,7 +298,9 @@ class SharedSchedule(SharedSteps[Event]):
     def add(self, rows: Sequence[HFRow]) -> None:
         """Let rows take part. Raises `CallFailed` where the weights cannot be loaded."""
         with self.entered():
-            if self._schedule is not None and (self._schedule.finished or self._process != os.getpid()):
+            if self._schedule is not None and (
+                self._schedule.finished or self._process != os.getpid()
+            ):
                 self._schedule = None  # done, or of the process that this one was forked from
             if self._schedule is None:
                 self._schedule, self._process = self._start(), os.getpid()
@@ -266,15 +347,24 @@ class HFCall:
     """The rows of one call, to which more may be added. Who made it leaves it in the end."""
 
     def __init__(self, engine: HFEngine, *, text: bool, least: int = 1) -> None:
-        self._engine, self._shared, self._text, self._box = engine, engine._shared, text, Box[Event](least)
+        self._engine, self._shared, self._text, self._box = (
+            engine,
+            engine._shared,
+            text,
+            Box[Event](least),
+        )
         self.side_by_side = engine._size
         """How many rows run side by side."""
         self.rows: dict[int, HFRow] = {}
         """The rows that have not ended."""
 
     def add(self, inputs: Sequence[tuple[int, Encoded]]) -> None:
-        """Add rows, each with its position. Raises `CallFailed` where the engine cannot be loaded."""
-        rows = [self._engine._row(position, encoded, text=self._text) for position, encoded in inputs]
+        """Add rows, each with its position. Raises `CallFailed` where the engine cannot be
+        loaded.
+        """
+        rows = [
+            self._engine._row(position, encoded, text=self._text) for position, encoded in inputs
+        ]
         for row in rows:
             self.rows[row.position], row.box = row, self._box
         _tell([row for row in rows if row.done])
@@ -314,12 +404,20 @@ _first: list[int] = []
 
 
 def check_process() -> None:
-    """Raise `CallFailed` in a process that was forked off after torch had computed in the one before, unless torch uses one thread alone."""
+    """Raise `CallFailed` in a process that was forked off after torch had computed in the one
+    before, unless torch uses one thread alone.
+    """
     here = os.getpid()
     if not _first:
         _first.append(here)
     bad_fork = getattr(torch.cuda, "_is_in_bad_fork", bool)()
     if _first[0] != here and (bad_fork or torch.get_num_threads() > 1):
-        words = f"process {here} was forked from process {_first[0]}, in which torch had computed already: here it would wait for ever for its threads"
-        hint = "start processes with 'spawn' or 'forkserver', or fork before the first request; on a CPU, OMP_NUM_THREADS=1 works too"
+        words = (
+            f"process {here} was forked from process {_first[0]}, in which torch had computed"
+            " already: here it would wait for ever for its threads"
+        )
+        hint = (
+            "start processes with 'spawn' or 'forkserver', or fork before the first request; on a"
+            " CPU, OMP_NUM_THREADS=1 works too"
+        )
         raise CallFailed(_failed(words, hint=hint))

@@ -1,7 +1,7 @@
 """Rows whose answer has a form: each follows its own grammar, beside rows that are free.
 
-A row's grammar reads the tokens that the row has made when the next one is to be chosen. So it is where the row is, however the row came there: in another
-batch, or after it has waited for memory.
+A row's grammar reads the tokens that the row has made when the next one is to be chosen. So it is
+where the row is, however the row came there: in another batch, or after it has waited for memory.
 """
 
 # llguidance need not be installed where types are checked.
@@ -42,11 +42,18 @@ class RowGrammar:
     def __init__(self, option: str, matcher: Any, vocabulary: int) -> None:
         self.option, self.matcher, self.vocabulary = option, matcher, vocabulary
         self._read = 0
-        words = np.empty((vocabulary + 31) // 32, dtype=np.int32)  # made once: numpy takes longer to make it than to work on it
-        self._packed, self._place, self._size = words.view(np.uint8), words.ctypes.data, words.nbytes
+        # made once: numpy takes longer to make it than to work on it
+        words = np.empty((vocabulary + 31) // 32, dtype=np.int32)
+        self._packed, self._place, self._size = (
+            words.view(np.uint8),
+            words.ctypes.data,
+            words.nbytes,
+        )
 
     def advance(self, token_ids: Sequence[int]) -> GenerationError | None:
-        """Read the row's tokens, which begin with those of the last call. The error where the grammar cannot go on."""
+        """Read the row's tokens, which begin with those of the last call. The error where the
+        grammar cannot go on.
+        """
         self.matcher.consume_tokens(list(token_ids[self._read :]))
         self._read = len(token_ids)
         return broken(self.option, self.matcher)
@@ -58,9 +65,17 @@ class RowGrammar:
 
     def stuck(self) -> GenerationError:
         """The error of a row for which no next token is left."""
-        words = f"no token is left that both {self.option} and the row's other options allow: its answer can neither end here nor go on"
-        hint = "lower min_new_tokens, or leave out what else limits the tokens, such as allowed_token_ids"
-        return broken(self.option, self.matcher) or UnsupportedOption(words, option=self.option, hint=hint)
+        words = (
+            f"no token is left that both {self.option} and the row's other options allow: its"
+            " answer can neither end here nor go on"
+        )
+        hint = (
+            "lower min_new_tokens, or leave out what else limits the tokens, such as"
+            " allowed_token_ids"
+        )
+        return broken(self.option, self.matcher) or UnsupportedOption(
+            words, option=self.option, hint=hint
+        )
 
 
 def broken(option: str, matcher: Any) -> UnsupportedOption | None:
@@ -69,7 +84,9 @@ def broken(option: str, matcher: Any) -> UnsupportedOption | None:
 
 
 class Grammars:
-    """Makes the grammars of rows. Compiled ones are kept, and rows of equal forms start with copies; the tokenizer is read once, when it is first needed."""
+    """Makes the grammars of rows. Compiled ones are kept, and rows of equal forms start with
+    copies; the tokenizer is read once, when it is first needed.
+    """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint, self._lock = checkpoint, threading.RLock()
@@ -77,36 +94,59 @@ class Grammars:
         self._compiled = functools.lru_cache(maxsize=KEPT)(self._compile)
 
     def of(self, options: GenerationOptions) -> Slot[RowGrammar | None]:
-        """The grammar of a row with these options, at its beginning; None where the form of the answer is free. Fails as `grammar_of` does."""
+        """The grammar of a row with these options, at its beginning; None where the form of the
+        answer is free. Fails as `grammar_of` does.
+        """
         checkpoint = self._checkpoint
         name = next(iter(form_of(options)), "")
         if not name:
             return Success(None)
         refused = unsupported_with_form(options, "hf", masked_here=True)
-        text = grammar_of(options, checkpoint.tokenizer, checkpoint.eos_token_ids, checkpoint.vocab_size, "hf")
+        text = grammar_of(
+            options, checkpoint.tokenizer, checkpoint.eos_token_ids, checkpoint.vocab_size, "hf"
+        )
         if refused is not None or not is_ok(text):
             return Failure(refused or text.failure())
 
         def unread(raised: Raised) -> GenerationError:
-            return UnsupportedOption(f"{shown('hf')} does not honour {name}: llguidance cannot use the model's tokenizer: {raised.words}"[:600], option=name)
+            return UnsupportedOption(
+                f"{shown('hf')} does not honour {name}: llguidance cannot use the model's tokenizer: {raised.words}"[
+                    :600
+                ],
+                option=name,
+            )
 
         with self._lock:
             made = guard(lambda: self._compiled(text.unwrap()).deep_copy(), unread)
         if not is_ok(made):
             return Failure(made.failure())
         wrong = broken(name, made.unwrap())
-        return Success(RowGrammar(name, made.unwrap(), self._tokenizer.vocab_size)) if wrong is None else Failure(wrong)
+        return (
+            Success(RowGrammar(name, made.unwrap(), self._tokenizer.vocab_size))
+            if wrong is None
+            else Failure(wrong)
+        )
 
     def _compile(self, text: str) -> Any:
         from llguidance import LLMatcher, LLTokenizer
 
         if self._tokenizer is None:
             checkpoint = self._checkpoint
-            size, raw = max(checkpoint.vocab_size or 0, checkpoint.tokenizer.vocab_size), checkpoint.tokenizer.raw
-            end = next(number for number in (raw.eos_token_id, *checkpoint.eos_token_ids, None) if number is None or number < size)
-            self._tokenizer = LLTokenizer(raw.backend_tokenizer.to_str(), n_vocab=size, eos_token=end)
+            size, raw = (
+                max(checkpoint.vocab_size or 0, checkpoint.tokenizer.vocab_size),
+                checkpoint.tokenizer.raw,
+            )
+            end = next(
+                number
+                for number in (raw.eos_token_id, *checkpoint.eos_token_ids, None)
+                if number is None or number < size
+            )
+            self._tokenizer = LLTokenizer(
+                raw.backend_tokenizer.to_str(), n_vocab=size, eos_token=end
+            )
         matcher = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(text), log_level=0)
-        matcher.compute_bitmask()  # what is too large shows at the first token; and copies know the first mask
+        # what is too large shows at the first token; and copies know the first mask
+        matcher.compute_bitmask()
         return matcher
 
     def clear(self) -> None:
@@ -117,18 +157,24 @@ class Grammars:
 
 
 def constrain(rows: Mapping[int, HFRow], scores: torch.Tensor) -> None:
-    """Leave to these rows of a batch, each at its index, only the tokens that its grammar allows next. A row whose grammar fails is done."""
+    """Leave to these rows of a batch, each at its index, only the tokens that its grammar allows
+    next. A row whose grammar fails is done.
+    """
     for row in rows.values():
         row.fail(row.grammar.advance(row.token_ids))
     going = [index for index, row in rows.items() if row.error is None]
     if going:
-        forbidden = torch.from_numpy(_masks([rows[index].grammar for index in going], scores.shape[-1])).to(scores.device)
+        forbidden = torch.from_numpy(
+            _masks([rows[index].grammar for index in going], scores.shape[-1])
+        ).to(scores.device)
         for place, index in enumerate(going):
             scores[index].masked_fill_(forbidden[place], -torch.inf)
 
 
 def _masks(grammars: Sequence[RowGrammar], width: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which ids each grammar forbids next, shape (grammars, width), those among them that the tokenizer does not have."""
+    """Which ids each grammar forbids next, shape (grammars, width), those among them that the
+    tokenizer does not have.
+    """
     count = min(width, grammars[0].vocabulary)
     if len(grammars) == 1:
         packed = grammars[0].packed()[None]
@@ -137,15 +183,23 @@ def _masks(grammars: Sequence[RowGrammar], width: int) -> np.ndarray[Any, np.dty
     else:
         words = np.empty((len(grammars), (grammars[0].vocabulary + 31) // 32), dtype=np.int32)
         matchers = [(grammar.matcher, place) for place, grammar in enumerate(grammars)]
-        _threads(os.getpid()).unsafe_compute_mask_ptr(matchers, words.ctypes.data, words.shape[1] * 4, len(grammars))
+        _threads(os.getpid()).unsafe_compute_mask_ptr(
+            matchers, words.ctypes.data, words.shape[1] * 4, len(grammars)
+        )
         packed = words.view(np.uint8)
     forbidden = np.unpackbits(~packed, axis=1, count=count, bitorder="little").view(np.bool_)
-    return forbidden if count == width else np.pad(forbidden, ((0, 0), (0, width - count)), constant_values=True)
+    return (
+        forbidden
+        if count == width
+        else np.pad(forbidden, ((0, 0), (0, width - count)), constant_values=True)
+    )
 
 
 @functools.cache
 def _threads(process: int) -> Any:
-    """The threads that fill masks, of this process: those of another do not come along when it is forked."""
+    """The threads that fill masks, of this process: those of another do not come along when it is
+    forked.
+    """
     from llguidance import LLExecutor
 
     return LLExecutor()

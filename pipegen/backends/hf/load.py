@@ -11,7 +11,12 @@ from typing import Any
 import torch
 import transformers
 
-from pipegen.backends.checkpoint.adapters import BadAdapter, adapter_config, refuse_parts, weight_names
+from pipegen.backends.checkpoint.adapters import (
+    BadAdapter,
+    adapter_config,
+    refuse_parts,
+    weight_names,
+)
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.engine import release
 from pipegen.backends.checkpoint.foreign import engine_failed
@@ -25,12 +30,23 @@ from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.fields import InvalidField
 from pipegen.records.secret import revealed
 
-__all__ = ["Weights", "advice", "check_settings", "is_out_of_memory", "load_model", "out_of_memory", "pick_device", "use_own_factors"]
+__all__ = [
+    "Weights",
+    "advice",
+    "check_settings",
+    "is_out_of_memory",
+    "load_model",
+    "out_of_memory",
+    "pick_device",
+    "use_own_factors",
+]
 
 
 _hf: Any = transformers  # its own annotations are partial
 _LOADING = threading.Lock()
-"""One model loads at a time: while transformers makes one it changes torch for the whole process, and another would come out with weights missing."""
+"""One model loads at a time: while transformers makes one it changes torch for the whole process,
+and another would come out with weights missing.
+"""
 
 
 def pick_device(asked: str | None) -> torch.device:
@@ -43,18 +59,25 @@ def pick_device(asked: str | None) -> torch.device:
 
 
 def load_model(checkpoint: Checkpoint) -> Any:
-    """The checkpoint's model with its weights, or the caller's, ready to generate. Its dtype is `Checkpoint.dtype`.
+    """The checkpoint's model with its weights, or the caller's, ready to generate. Its dtype is
+    `Checkpoint.dtype`.
 
-    Raises `ValueError` where weights are missing from the checkpoint, the model is an encoder-decoder, its steps are to be compiled and cannot be, or the
-    tokenizer has nothing to pad with; what transformers raises comes through.
+    Raises `ValueError` where weights are missing from the checkpoint, the model is an
+    encoder-decoder, its steps are to be compiled and cannot be, or the tokenizer has nothing to pad
+    with; what transformers raises comes through.
     """
     load = checkpoint.load
     if getattr(checkpoint.config, "is_encoder_decoder", False):
-        raise ValueError(f"{load.model!r} is an encoder-decoder ({checkpoint.config.model_type}); pipegen runs decoder-only models")
+        raise ValueError(
+            f"{load.model!r} is an encoder-decoder ({checkpoint.config.model_type}); pipegen runs"
+            " decoder-only models"
+        )
     _ = checkpoint.pad_token_id  # raises before anything large is read
     if isinstance(checkpoint, CheckpointInMemory):
         model = checkpoint.model
-        fitting_attention(checkpoint.config, checkpoint.config.get_text_config()._attn_implementation)
+        fitting_attention(
+            checkpoint.config, checkpoint.config.get_text_config()._attn_implementation
+        )
     else:
         model = _read_model(checkpoint)
     if checkpoint.positions.long_after is not None:
@@ -73,18 +96,26 @@ def _read_model(checkpoint: Checkpoint) -> Any:
         "revision": load.revision,
         "trust_remote_code": load.trust_remote_code,
     }
-    kind = _hf.AutoModelForImageTextToText if checkpoint.is_vision_model else _hf.AutoModelForCausalLM
+    kind = (
+        _hf.AutoModelForImageTextToText if checkpoint.is_vision_model else _hf.AutoModelForCausalLM
+    )
     with _LOADING, _quietly():
         try:
-            model, report = kind.from_pretrained(checkpoint.source, output_loading_info=True, **asked, **revealed(load.engine_kwargs))
+            model, report = kind.from_pretrained(
+                checkpoint.source, output_loading_info=True, **asked, **revealed(load.engine_kwargs)
+            )
         except RuntimeError as raised:
             if "ignore_mismatched_sizes" not in str(raised):
                 raise
-            raise ValueError("its weights have other shapes than its config.json says: the two belong to different models") from raised
+            raise ValueError(
+                "its weights have other shapes than its config.json says: the two belong to"
+                " different models"
+            ) from raised
         if report["missing_keys"]:
             some = ", ".join(sorted(report["missing_keys"])[:3])
             raise ValueError(
-                f"{load.model!r}: {len(report['missing_keys'])} of the model's weights are missing, such as {some}: it is not a whole generative checkpoint"
+                f"{load.model!r}: {len(report['missing_keys'])} of the model's weights are missing,"
+                f" such as {some}: it is not a whole generative checkpoint"
             )
         if load.adapter is not None:
             _load_adapter(model, str(load.adapter))
@@ -92,21 +123,30 @@ def _read_model(checkpoint: Checkpoint) -> Any:
             model.to(pick_device(load.device))
         if load.attn_implementation is None:
             use_grouped(model)
-    model.generation_config = _hf.GenerationConfig()  # pipegen resolves every option itself: nothing of the checkpoint's may slip in
+    # pipegen resolves every option itself: nothing of the checkpoint's may slip in
+    model.generation_config = _hf.GenerationConfig()
     return model
 
 
 def _load_adapter(model: Any, adapter: str) -> None:
-    """Load an adapter, all of it. Raises `BadAdapter` where peft takes none of it, or would take it in part and say nothing."""
+    """Load an adapter, all of it. Raises `BadAdapter` where peft takes none of it, or would take it
+    in part and say nothing.
+    """
     _ = adapter_config(adapter), weight_names(adapter)
     try:
         report = model.load_adapter(adapter)
-    except (OSError, ValueError, RuntimeError) as error:  # as peft and transformers say that it is none, is not there, or has other sizes
+    except (OSError, ValueError, RuntimeError) as error:
+        # as peft and transformers say that it is none, is not there, or has other sizes
         if isinstance(error, RuntimeError) and is_out_of_memory(error):
             raise
         raise BadAdapter(f"the adapter {adapter!r} cannot be loaded: {error}"[:600]) from error
     places = sum("lora_" in name for name, _ in model.named_parameters())
-    refuse_parts(adapter, report.unexpected_keys, report.missing_keys, matched=len(report.missing_keys) < places)
+    refuse_parts(
+        adapter,
+        report.unexpected_keys,
+        report.missing_keys,
+        matched=len(report.missing_keys) < places,
+    )
 
 
 @contextlib.contextmanager
@@ -125,7 +165,8 @@ def _quietly() -> Iterator[None]:
 
 
 class Weights:
-    """A model that loads when it is first needed; engines that differ only in their plugins share it.
+    """A model that loads when it is first needed; engines that differ only in their plugins share
+    it.
 
     `lock` must be held around every forward pass: a model runs one batch at a time.
     """
@@ -158,7 +199,10 @@ class Weights:
 
 
 OWN = {
-    **{name: name for name in ("dtype", "device_map", "attn_implementation", "revision", "trust_remote_code")},
+    **{
+        name: name
+        for name in ("dtype", "device_map", "attn_implementation", "revision", "trust_remote_code")
+    },
     "torch_dtype": "dtype",
     "adapter_name_or_path": "adapter",
 }
@@ -167,15 +211,21 @@ _SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 def check_settings(load: ModelLoadConfig) -> None:
-    """Raise `InvalidField` for a device that is not here, an adapter's folder that is not there, and an argument that a field of the record says.
+    """Raise `InvalidField` for a device that is not here, an adapter's folder that is not there,
+    and an argument that a field of the record says.
 
     Raises `MissingExtra` where a setting needs a package that is not installed.
     """
     for name in load.engine_kwargs:
         if name in OWN:
-            raise InvalidField(f"ModelLoadConfig.engine_kwargs takes no {name!r} for backend 'hf': set {OWN[name]}")
+            raise InvalidField(
+                f"ModelLoadConfig.engine_kwargs takes no {name!r} for backend 'hf': set {OWN[name]}"
+            )
         if name in ("config", "output_loading_info", "pretrained_model_name_or_path"):
-            raise InvalidField(f"ModelLoadConfig.engine_kwargs takes no {name!r} for backend 'hf': pipegen sets it itself")
+            raise InvalidField(
+                f"ModelLoadConfig.engine_kwargs takes no {name!r} for backend 'hf': pipegen sets it"
+                " itself"
+            )
     if load.device is not None:
         _check_device("device", load.device)
     if load.device_map is not None:
@@ -192,42 +242,63 @@ def _check_device(field: str, asked: str) -> None:
         device = torch.device(asked)
         kind = torch.get_device_module(device)
     except RuntimeError:
-        raise InvalidField(f"ModelLoadConfig.{field} takes a device such as cpu, cuda or cuda:1, not {asked!r}") from None
+        raise InvalidField(
+            f"ModelLoadConfig.{field} takes a device such as cpu, cuda or cuda:1, not {asked!r}"
+        ) from None
     count = kind.device_count() if kind.is_available() else 0
     if (device.index or 0) >= count:
         here = f"{count} of the kind" if count else "none of the kind"
         raise InvalidField(
-            f"ModelLoadConfig.{field}: there is no {asked!r} here; torch {torch.__version__} finds {here}: leave {field} out to take what is here"
+            f"ModelLoadConfig.{field}: there is no {asked!r} here; torch {torch.__version__} finds"
+            f" {here}: leave {field} out to take what is here"
         )
 
 
 def advice(load: ModelLoadConfig, raised: Exception) -> str:
-    """What to do about this failure of `from_pretrained`, where a setting of the caller's is in its words; else nothing.
+    """What to do about this failure of `from_pretrained`, where a setting of the caller's is in its
+    words; else nothing.
 
-    >>> advice(ModelLoadConfig(model="m", engine_kwargs={"foo": 1}), TypeError("__init__() got an unexpected keyword argument 'foo'"))
+    >>> advice(
+    ...     ModelLoadConfig(model="m", engine_kwargs={"foo": 1}),
+    ...     TypeError("__init__() got an unexpected keyword argument 'foo'"),
+    ... )
     "engine_kwargs are arguments of from_pretrained, or settings of the model's configuration: 'foo' is neither"
     """
     for name in load.engine_kwargs:
         if str(raised).endswith(f"unexpected keyword argument {name!r}"):
-            return f"engine_kwargs are arguments of from_pretrained, or settings of the model's configuration: {name!r} is neither"
+            return (
+                "engine_kwargs are arguments of from_pretrained, or settings of the model's"
+                f" configuration: {name!r} is neither"
+            )
     return ""
 
 
 def use_own_factors(model: Any, limit: int) -> None:
-    """Let every row of a pass have the rotary factors of its own length: the long ones where it has more than `limit` tokens.
+    """Let every row of a pass have the rotary factors of its own length: the long ones where it has
+    more than `limit` tokens.
 
     Raises `ValueError` where the model has no rotary module that can be asked for some rows alone.
     """
     rotary = [module for module in model.modules() if "rotary" in type(module).__name__.lower()]
-    modules = [module for module in rotary if "longrope" in str(getattr(module, "rope_type", ""))] or rotary  # images may have others
-    if not modules or not all("position_ids" in inspect.signature(module.forward).parameters for module in modules):
-        raise ValueError(f"{type(model).__name__} has other rotary factors (LongRoPE) after {limit} tokens, and pipegen cannot ask its module row by row")
+    # images may have others
+    modules = [
+        module for module in rotary if "longrope" in str(getattr(module, "rope_type", ""))
+    ] or rotary
+    if not modules or not all(
+        "position_ids" in inspect.signature(module.forward).parameters for module in modules
+    ):
+        raise ValueError(
+            f"{type(model).__name__} has other rotary factors (LongRoPE) after {limit} tokens, and"
+            " pipegen cannot ask its module row by row"
+        )
     for module in modules:
         module.forward = _by_row(module.forward, limit)
 
 
 def _by_row(forward: Callable[..., Any], limit: int) -> Callable[..., Any]:
-    """The module's forward, called for short and long rows apart; `position_ids` have the shape (rows, columns), counted from 0."""
+    """The module's forward, called for short and long rows apart; `position_ids` have the shape
+    (rows, columns), counted from 0.
+    """
 
     def by_row(x: torch.Tensor, position_ids: torch.Tensor, *more: Any, **others: Any) -> Any:
         long = [last >= limit for last in position_ids.amax(dim=-1).tolist()]
@@ -235,7 +306,10 @@ def _by_row(forward: Callable[..., Any], limit: int) -> Callable[..., Any]:
             return forward(x, position_ids, *more, **others)
         order = sorted(range(len(long)), key=long.__getitem__)
         places, short = torch.tensor(order, device=position_ids.device), long.count(False)
-        parts = [forward(x, position_ids[rows], *more, **others) for rows in (places[:short], places[short:])]
+        parts = [
+            forward(x, position_ids[rows], *more, **others)
+            for rows in (places[:short], places[short:])
+        ]
         back = places.argsort()
         return tuple(torch.cat(both)[back] for both in zip(*parts, strict=True))
 
@@ -243,22 +317,29 @@ def _by_row(forward: Callable[..., Any], limit: int) -> Callable[..., Any]:
 
 
 _WORDS = ("out of memory", "not enough memory", "can't allocate memory")
-"""How torch says it where it raises a plain `RuntimeError`: the CPU allocator, and some accelerators."""
+"""How torch says it where it raises a plain `RuntimeError`: the CPU allocator, and some
+accelerators.
+"""
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Whether a device or the machine had no memory left.
 
-    >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes"))
+    >>> is_out_of_memory(
+    ...     RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes")
+    ... )
     True
     >>> is_out_of_memory(RuntimeError("shapes cannot be multiplied"))
     False
     """
-    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error).lower() for words in _WORDS)
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        words in str(error).lower() for words in _WORDS
+    )
 
 
 def out_of_memory(error: RuntimeError) -> str:
-    """What torch says where there was no memory left. Raises `CallFailed` where an accelerator failed, and any other error as it is.
+    """What torch says where there was no memory left. Raises `CallFailed` where an accelerator
+    failed, and any other error as it is.
 
     >>> out_of_memory(RuntimeError("CUDA error: device-side assert triggered"))
     Traceback (most recent call last):
@@ -267,6 +348,8 @@ def out_of_memory(error: RuntimeError) -> str:
     """
     if is_out_of_memory(error):
         return str(error)
-    if isinstance(error, getattr(torch, "AcceleratorError", ())) or str(error).startswith("CUDA error"):
+    if isinstance(error, getattr(torch, "AcceleratorError", ())) or str(error).startswith(
+        "CUDA error"
+    ):
         raise CallFailed(engine_failed("hf", str(error))) from error
     raise error

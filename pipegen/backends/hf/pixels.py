@@ -1,4 +1,6 @@
-"""Images that need not be worked on twice: as they were prepared, and as the model's inputs, which are also made ahead of need while the model computes."""
+"""Images that need not be worked on twice: as they were prepared, and as the model's inputs, which
+are also made ahead of need while the model computes.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ class ByteBoundedLRU(Generic[T]):
         self._held[key] = (size, value)
 
     def make_room(self, size: int, wanted: Collection[Hashable] = ()) -> bool:
-        """Let go of the oldest, but for what is wanted, until so many bytes more may be kept; whether they may. Where they may not, all stays."""
+        """Let go of the oldest, but for what is wanted, until so many bytes more may be kept;
+        whether they may. Where they may not, all stays.
+        """
         over = self.bytes + size - self.limit
         if over <= 0:
             return True
@@ -81,21 +85,31 @@ class ByteBoundedLRU(Generic[T]):
 
 
 class Prepared:
-    """Prepares images. One that comes again with the same bytes and settings is neither decoded nor resized again while it is kept."""
+    """Prepares images. One that comes again with the same bytes and settings is neither decoded nor
+    resized again while it is kept.
+    """
 
     def __init__(self, checkpoint: Checkpoint, limit: int) -> None:
         self._checkpoint = checkpoint
         self._kept = ByteBoundedLRU[PreparedImage](limit)
         self._lock = threading.Lock()
 
-    def __call__(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
+    def __call__(
+        self, source: ImageSource, options: VlmPreprocessOptions, index: int
+    ) -> Slot[PreparedImage]:
         """As the checkpoint prepares it. Raises as `Checkpoint.prepare_image` does."""
         if source.data is None or not self._kept.limit:
             return self._checkpoint.prepare_image(source, options, index)
         key = hashlib.sha256(source.data).digest(), source.max_pixels, options
         with self._lock:
             known = self._kept.get(key)
-        return Success(known) if known is not None else self._checkpoint.prepare_image(source, options, index).map(lambda image: self._keep(key, image))
+        return (
+            Success(known)
+            if known is not None
+            else self._checkpoint.prepare_image(source, options, index).map(
+                lambda image: self._keep(key, image)
+            )
+        )
 
     def clear(self) -> None:
         """Let go of everything."""
@@ -110,9 +124,11 @@ class Prepared:
 
 
 class Pixels:
-    """What the checkpoint's processor makes of images. Those of processors with sizes of their own depend on all images of a pass, and are not kept.
+    """What the checkpoint's processor makes of images. Those of processors with sizes of their own
+    depend on all images of a pass, and are not kept.
 
-    At most `limit` bytes are kept; a pass that needs more at once has them for as long as it is put together.
+    At most `limit` bytes are kept; a pass that needs more at once has them for as long as it is put
+    together.
     """
 
     def __init__(self, checkpoint: Checkpoint, limit: int) -> None:
@@ -122,29 +138,41 @@ class Pixels:
         self._pool: ThreadPoolExecutor | None = None
 
     def ahead(self, images: Iterable[PreparedImage]) -> None:
-        """Begin to work on images that will be asked for soon, in this order, as many as may be kept together; others make room for them."""
+        """Begin to work on images that will be asked for soon, in this order, as many as may be
+        kept together; others make room for them.
+        """
         wanted: set[Hashable] = set()
         for image in images:
             if self._checkpoint.image_spec.kind != "grid":
                 return
             wanted.add(_key(image))
             with self._lock:
-                if _key(image) not in self._kept and not self._kept.make_room(self._size(image), wanted):
+                if _key(image) not in self._kept and not self._kept.make_room(
+                    self._size(image), wanted
+                ):
                     return
                 self._begun(image)
 
     def __call__(self, images: Sequence[PreparedImage]) -> ImageInputs:
-        """The inputs of these images, in order; what working on one of them raised comes through."""
+        """The inputs of these images, in order; what working on one of them raised comes
+        through.
+        """
         if self._checkpoint.image_spec.kind != "grid":
             return self._checkpoint.image_inputs(images)
         new = {_key(image): self._size(image) for image in images}
         with self._lock:
-            self._kept.make_room(sum(size for key, size in new.items() if key not in self._kept), new)
+            self._kept.make_room(
+                sum(size for key, size in new.items() if key not in self._kept), new
+            )
             begun = [self._begun(image) for image in images]
         parts = [inputs.result() for inputs in begun]
         with self._lock:
             self._kept.make_room(0)
-        return parts[0]._replace(tensors={name: torch.cat([part.tensors[name] for part in parts]) for name in parts[0].tensors})
+        return parts[0]._replace(
+            tensors={
+                name: torch.cat([part.tensors[name] for part in parts]) for name in parts[0].tensors
+            }
+        )
 
     def close(self) -> None:
         """Let go of everything."""
@@ -164,7 +192,9 @@ class Pixels:
         return inputs
 
     def _size(self, image: PreparedImage) -> int:
-        """The bytes of its inputs: the image as often as a still has frames, in float32, and the three numbers of its grid."""
+        """The bytes of its inputs: the image as often as a still has frames, in float32, and the
+        three numbers of its grid.
+        """
         return 4 * self._checkpoint.image_spec.temporal_patch_size * len(image.rgb) + 3 * 8
 
 

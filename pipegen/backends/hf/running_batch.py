@@ -1,6 +1,8 @@
-"""The rows that a model works on side by side: their cache, their positions, and the pass that brings each of them one token further.
+"""The rows that a model works on side by side: their cache, their positions, and the pass that
+brings each of them one token further.
 
-transformers prepares every prompt: inputs, mask, positions and cache; it hands over through the `custom_generate` hook of `generate`.
+transformers prepares every prompt: inputs, mask, positions and cache; it hands over through the
+`custom_generate` hook of `generate`.
 """
 
 from __future__ import annotations
@@ -25,31 +27,51 @@ __all__ = ["RunningBatch", "StaticBatch", "batch_inputs", "prefill"]
 Prefilled = tuple["RunningBatch | StaticBatch", torch.Tensor]
 
 
-def prefill(model: Any, rows: Sequence[Any], checkpoint: Checkpoint, pixels: Pixels) -> Prefilled | None:
-    """Read the rows' sequences in one pass: the batch that holds them, and the logits of the next token, shape (rows, vocabulary), in float32.
+def prefill(
+    model: Any, rows: Sequence[Any], checkpoint: Checkpoint, pixels: Pixels
+) -> Prefilled | None:
+    """Read the rows' sequences in one pass: the batch that holds them, and the logits of the next
+    token, shape (rows, vocabulary), in float32.
 
-    None, before anything is computed, where the model has layers that take no padding, and the sequences differ in length. The checkpoint's own generation
-    settings play no part.
+    None, before anything is computed, where the model has layers that take no padding, and the
+    sequences differ in length. The checkpoint's own generation settings play no part.
     """
     config: Any = GenerationConfig  # not annotated
-    settings = config(do_sample=False, num_beams=1, use_cache=True, max_new_tokens=max(row.left for row in rows), pad_token_id=checkpoint.pad_token_id)
+    settings = config(
+        do_sample=False,
+        num_beams=1,
+        use_cache=True,
+        max_new_tokens=max(row.left for row in rows),
+        pad_token_id=checkpoint.pad_token_id,
+    )
     inputs = batch_inputs(rows, model, checkpoint, pixels)
-    images = tuple(name for name in inputs if name not in ("input_ids", "attention_mask", *IMAGE_MARKS))
+    images = tuple(
+        name for name in inputs if name not in ("input_ids", "attention_mask", *IMAGE_MARKS)
+    )
     lengths = [row.length for row in rows]
-    made: Prefilled | None = model.generate(**inputs, generation_config=settings, custom_generate=_read, lengths=lengths, images=images)
+    made: Prefilled | None = model.generate(
+        **inputs, generation_config=settings, custom_generate=_read, lengths=lengths, images=images
+    )
     return made
 
 
-def _read(model: Any, input_ids: torch.Tensor, lengths: list[int], images: Sequence[str], **state: Any) -> Prefilled | None:
+def _read(
+    model: Any, input_ids: torch.Tensor, lengths: list[int], images: Sequence[str], **state: Any
+) -> Prefilled | None:
     """The hook: `generate` calls it with everything prepared."""
     if min(lengths) < max(lengths) and caches.has_states(state.get("past_key_values")):
         return None
     for name in ("logits_processor", "stopping_criteria", "generation_config"):
         state.pop(name)
-    outputs = model(**model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **state), return_dict=True)
+    outputs = model(
+        **model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **state),
+        return_dict=True,
+    )
     logits = _last(outputs, input_ids)
     state = model._update_model_kwargs_for_generation(outputs, state)
-    state = {name: value for name, value in state.items() if name not in (*images, "mm_encoder_outputs")}
+    state = {
+        name: value for name, value in state.items() if name not in (*images, "mm_encoder_outputs")
+    }
     rope = getattr(model.base_model, "rope_deltas", None)
     if can_drop_rows(state, rope):
         return RunningBatch(input_ids, lengths, state), logits
@@ -57,22 +79,36 @@ def _read(model: Any, input_ids: torch.Tensor, lengths: list[int], images: Seque
 
 
 def can_drop_rows(state: dict[str, Any], rope: torch.Tensor | None) -> bool:
-    """Whether all that the model keeps of a row is known. Rotary offsets, which it keeps on its module, must not be needed: they are part of the positions."""
+    """Whether all that the model keeps of a row is known. Rotary offsets, which it keeps on its
+    module, must not be needed: they are part of the positions.
+    """
     known = {"past_key_values", "attention_mask", "position_ids", *IMAGE_MARKS}
-    others = any(isinstance(kept, torch.Tensor) for name, kept in state.items() if name not in known)
-    return caches.is_known(state.get("past_key_values")) and not others and (rope is None or "position_ids" in state)
+    others = any(
+        isinstance(kept, torch.Tensor) for name, kept in state.items() if name not in known
+    )
+    return (
+        caches.is_known(state.get("past_key_values"))
+        and not others
+        and (rope is None or "position_ids" in state)
+    )
 
 
 def _last(outputs: Any, like: torch.Tensor) -> torch.Tensor:
-    """The logits after the last column. The logits of a whole prompt can be large: they are not kept."""
+    """The logits after the last column. The logits of a whole prompt can be large: they are not
+    kept.
+    """
     logits: torch.Tensor = outputs.logits
     return logits[:, -1].to(dtype=torch.float32, device=like.device, copy=logits.shape[1] > 1)
 
 
 class StaticBatch:
-    """Rows of a model whose cache is not known: they stay together until the last of them is done, the others are computed and ignored."""
+    """Rows of a model whose cache is not known: they stay together until the last of them is done,
+    the others are computed and ignored.
+    """
 
-    def __init__(self, input_ids: torch.Tensor, rope: torch.Tensor | None, state: dict[str, Any]) -> None:
+    def __init__(
+        self, input_ids: torch.Tensor, rope: torch.Tensor | None, state: dict[str, Any]
+    ) -> None:
         self._ids, self._rope, self._state = input_ids, rope, state
         self.width = input_ids.shape[1]
 
@@ -85,8 +121,12 @@ class StaticBatch:
         self.width += 1
         if self._rope is not None:
             model.base_model.rope_deltas = self._rope  # another call may have run meanwhile
-        cached = any(self._state.get(name) is not None for name in ("past_key_values", "cache_params"))
-        prepared = model.prepare_inputs_for_generation(self._ids, next_sequence_length=1 if cached else None, **self._state)
+        cached = any(
+            self._state.get(name) is not None for name in ("past_key_values", "cache_params")
+        )
+        prepared = model.prepare_inputs_for_generation(
+            self._ids, next_sequence_length=1 if cached else None, **self._state
+        )
         outputs = model(**prepared, return_dict=True)
         self._state = model._update_model_kwargs_for_generation(outputs, self._state)
         return _last(outputs, tokens)
@@ -95,16 +135,24 @@ class StaticBatch:
 class RunningBatch:
     """Rows that can leave at any step, and into whose places others can step.
 
-    All rows end at the last column of the cache; `lengths` are their true lengths. Of a row's positions those of its coming column are kept.
+    All rows end at the last column of the cache; `lengths` are their true lengths. Of a row's
+    positions those of its coming column are kept.
     """
 
-    def __init__(self, input_ids: torch.Tensor, lengths: Sequence[int], state: dict[str, Any]) -> None:
+    def __init__(
+        self, input_ids: torch.Tensor, lengths: Sequence[int], state: dict[str, Any]
+    ) -> None:
         self.lengths = list(lengths)
         self.cache = caches.growing(state.pop("past_key_values"))
         state.pop("attention_mask", None)
         positions = state.pop("position_ids", None)
-        self._positions = None if positions is None else positions[..., -1:].expand(*positions.shape[:-2], len(lengths), 1)
-        self._shared = {name: kept for name, kept in state.items() if name not in IMAGE_MARKS}  # no generated token is a piece of an image
+        self._positions = (
+            None
+            if positions is None
+            else positions[..., -1:].expand(*positions.shape[:-2], len(lengths), 1)
+        )
+        # no generated token is a piece of an image
+        self._shared = {name: kept for name, kept in state.items() if name not in IMAGE_MARKS}
         self._pads: torch.Tensor | None = None
         self._columns = torch.arange(0)
         self._whole: StaticCacheView | None = None
@@ -117,9 +165,15 @@ class RunningBatch:
         """How many columns the cache has: as many as the longest row has tokens."""
         return max(self.lengths)
 
-    def step(self, model: Any, tokens: torch.Tensor, compiled: Compiled | None = None) -> torch.Tensor:
+    def step(
+        self, model: Any, tokens: torch.Tensor, compiled: Compiled | None = None
+    ) -> torch.Tensor:
         """Add each row's new token, shape (rows, 1), and give the logits of the next."""
-        inputs = self._shared if self._positions is None else {**self._shared, "position_ids": self._positions}
+        inputs = (
+            self._shared
+            if self._positions is None
+            else {**self._shared, "position_ids": self._positions}
+        )
         if compiled is not None:
             width = self.width
             pads = [width - length for length in self.lengths]
@@ -128,7 +182,13 @@ class RunningBatch:
             outputs = compiled.step(tokens, self._whole, **inputs)
         else:
             mask = self._mask(tokens.device)
-            prepared = model.prepare_inputs_for_generation(tokens, next_sequence_length=1, past_key_values=self.cache, attention_mask=mask, **inputs)
+            prepared = model.prepare_inputs_for_generation(
+                tokens,
+                next_sequence_length=1,
+                past_key_values=self.cache,
+                attention_mask=mask,
+                **inputs,
+            )
             outputs = model(**prepared, return_dict=True)
         if self._positions is not None:
             self._positions = self._positions + 1
@@ -141,13 +201,30 @@ class RunningBatch:
         return len(self) == 1 and self._positions is not None and caches.sees_all(self.cache)
 
     def read(self, model: Any, ids: Sequence[int]) -> torch.Tensor:
-        """Add tokens to the one row, and give the logits behind each of them, shape (tokens, vocabulary), in float32."""
+        """Add tokens to the one row, and give the logits behind each of them, shape (tokens,
+        vocabulary), in float32.
+        """
         tokens = torch.tensor([ids], device=model.device)
-        inputs = {**self._shared, "logits_to_keep": 0} if "logits_to_keep" in self._shared else self._shared  # 0 keeps all
+        # 0 keeps all
+        inputs = (
+            {**self._shared, "logits_to_keep": 0}
+            if "logits_to_keep" in self._shared
+            else self._shared
+        )
         if self._positions is not None:
-            inputs = {**inputs, "position_ids": self._positions + torch.arange(len(ids), device=model.device)}
-        given = {"next_sequence_length": len(ids), "past_key_values": self.cache, "attention_mask": None, "is_first_iteration": False}
-        outputs = model(**model.prepare_inputs_for_generation(tokens, **given, **inputs), return_dict=True)
+            inputs = {
+                **inputs,
+                "position_ids": self._positions + torch.arange(len(ids), device=model.device),
+            }
+        given = {
+            "next_sequence_length": len(ids),
+            "past_key_values": self.cache,
+            "attention_mask": None,
+            "is_first_iteration": False,
+        }
+        outputs = model(
+            **model.prepare_inputs_for_generation(tokens, **given, **inputs), return_dict=True
+        )
         self._grow(len(ids))
         logits: torch.Tensor = outputs.logits[0]
         return logits.to(dtype=torch.float32, device=tokens.device)
@@ -159,11 +236,17 @@ class RunningBatch:
             caches.cut(self.cache, self.width)
 
     def _grow(self, count: int) -> None:
-        self.lengths, self._pads, self._whole = [length + count for length in self.lengths], None, None
+        self.lengths, self._pads, self._whole = (
+            [length + count for length in self.lengths],
+            None,
+            None,
+        )
         self._positions = None if self._positions is None else self._positions + count
 
     def _mask(self, device: torch.device) -> torch.Tensor | None:
-        """1 where a row has a token, the coming one included, and 0 where it is padded; None where all rows are of one length."""
+        """1 where a row has a token, the coming one included, and 0 where it is padded; None where
+        all rows are of one length.
+        """
         width = self.width
         if min(self.lengths) == width:
             return None
@@ -173,23 +256,44 @@ class RunningBatch:
             self._columns = torch.arange(2 * width, device=device)
         return (self._columns[: width + 1] >= self._pads).long()
 
-    def extended(self, model: Any, own: Sequence[Sequence[int]], pad: int) -> tuple[RunningBatch, torch.Tensor]:
-        """Copies of this one row, each with tokens of its own read behind it in one pass; and the logits of the next token, as `prefill` gives them."""
+    def extended(
+        self, model: Any, own: Sequence[Sequence[int]], pad: int
+    ) -> tuple[RunningBatch, torch.Tensor]:
+        """Copies of this one row, each with tokens of its own read behind it in one pass; and the
+        logits of the next token, as `prefill` gives them.
+        """
         begun, longest = self.width, max(map(len, own))
         batch = self.copies([0] * len(own))
         shifts = [longest - len(ids) for ids in own]
         device = model.device
-        tokens = torch.tensor([(pad,) * shift + tuple(ids) for shift, ids in zip(shifts, own, strict=True)], device=device)
+        tokens = torch.tensor(
+            [(pad,) * shift + tuple(ids) for shift, ids in zip(shifts, own, strict=True)],
+            device=device,
+        )
         inputs = batch._shared
         if batch._positions is not None:
-            steps = (torch.arange(longest, device=device) - torch.tensor(shifts, device=device)[:, None]).clamp(min=0)
+            steps = (
+                torch.arange(longest, device=device) - torch.tensor(shifts, device=device)[:, None]
+            ).clamp(min=0)
             inputs = {**inputs, "position_ids": batch._positions + steps}
-            batch._positions = batch._positions + torch.tensor([[len(ids)] for ids in own], device=device)
+            batch._positions = batch._positions + torch.tensor(
+                [[len(ids)] for ids in own], device=device
+            )
         mask = None
         if any(shifts):
-            mask = torch.tensor([[1] * begun + [0] * shift + [1] * (longest - shift) for shift in shifts], device=device)
-        given = {"next_sequence_length": longest, "past_key_values": batch.cache, "attention_mask": mask, "is_first_iteration": False}
-        outputs = model(**model.prepare_inputs_for_generation(tokens, **given, **inputs), return_dict=True)
+            mask = torch.tensor(
+                [[1] * begun + [0] * shift + [1] * (longest - shift) for shift in shifts],
+                device=device,
+            )
+        given = {
+            "next_sequence_length": longest,
+            "past_key_values": batch.cache,
+            "attention_mask": mask,
+            "is_first_iteration": False,
+        }
+        outputs = model(
+            **model.prepare_inputs_for_generation(tokens, **given, **inputs), return_dict=True
+        )
         caches.shift(batch.cache, begun, shifts)
         batch.lengths, batch._pads, batch._whole = [begun + len(ids) for ids in own], None, None
         return batch, _last(outputs, tokens)
@@ -209,11 +313,19 @@ class RunningBatch:
         """Go on with these rows only, and without the columns that none of them needs."""
         self.lengths = [self.lengths[row] for row in rows]
         if self._positions is not None:
-            self._positions = self._positions.index_select(-2, torch.tensor(rows, device=self._positions.device))
-        self.cache, self._pads, self._whole = caches.selected(self.cache, rows, self.width), None, None
+            self._positions = self._positions.index_select(
+                -2, torch.tensor(rows, device=self._positions.device)
+            )
+        self.cache, self._pads, self._whole = (
+            caches.selected(self.cache, rows, self.width),
+            None,
+            None,
+        )
 
     def put(self, places: Sequence[int], other: RunningBatch) -> None:
-        """Put the rows of another batch into these slots: all of them slots of this batch, or all of them new ones after its last."""
+        """Put the rows of another batch into these slots: all of them slots of this batch, or all
+        of them new ones after its last.
+        """
         lengths = self.lengths + [0] * (max(places) + 1 - len(self))
         for place, length in zip(places, other.lengths, strict=True):
             lengths[place] = length
@@ -222,7 +334,9 @@ class RunningBatch:
         self._pads, self.lengths = None, lengths
 
 
-def _with_rows(positions: torch.Tensor | None, places: Sequence[int], other: torch.Tensor | None) -> torch.Tensor | None:
+def _with_rows(
+    positions: torch.Tensor | None, places: Sequence[int], other: torch.Tensor | None
+) -> torch.Tensor | None:
     """The positions with other rows in these places, or, where these are new, after its own."""
     if positions is None or other is None:
         return None
@@ -231,25 +345,47 @@ def _with_rows(positions: torch.Tensor | None, places: Sequence[int], other: tor
     return positions.index_copy(-2, torch.tensor(places, device=positions.device), other)
 
 
-def batch_inputs(rows: Sequence[Any], model: Any, checkpoint: Checkpoint, pixels: Callable[[Sequence[Any]], ImageInputs] | None = None) -> dict[str, Any]:
-    """What `model.generate` takes for these rows: ids and mask, shape (rows, longest), padded on the left; the images of all rows in order.
+def batch_inputs(
+    rows: Sequence[Any],
+    model: Any,
+    checkpoint: Checkpoint,
+    pixels: Callable[[Sequence[Any]], ImageInputs] | None = None,
+) -> dict[str, Any]:
+    """What `model.generate` takes for these rows: ids and mask, shape (rows, longest), padded on
+    the left; the images of all rows in order.
 
-    `pixels` gives the inputs of images, the checkpoint by default.
-    Position ids are left to the model's own preparation, which makes them from the mask (and, for models with several rotary axes, from the images).
+    `pixels` gives the inputs of images, the checkpoint by default. Position ids are left to the
+    model's own preparation, which makes them from the mask (and, for models with several rotary
+    axes, from the images).
     """
     sequences = [row.sequence for row in rows]
     longest = max(map(len, sequences))
-    ids = torch.tensor([(checkpoint.pad_token_id,) * (longest - len(ids)) + ids for ids in sequences], device=model.device)
-    mask = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in sequences], device=model.device)
+    ids = torch.tensor(
+        [(checkpoint.pad_token_id,) * (longest - len(ids)) + ids for ids in sequences],
+        device=model.device,
+    )
+    mask = torch.tensor(
+        [[0] * (longest - len(ids)) + [1] * len(ids) for ids in sequences], device=model.device
+    )
     images = [image for row in rows for image in row.encoded.prompt.images]
-    image_inputs = _image_inputs((pixels or checkpoint.image_inputs)(images), ids, mask, model) if images else {}
+    image_inputs = (
+        _image_inputs((pixels or checkpoint.image_inputs)(images), ids, mask, model)
+        if images
+        else {}
+    )
     return {"input_ids": ids, "attention_mask": mask, **image_inputs}
 
 
-def _image_inputs(made: ImageInputs, ids: torch.Tensor, mask: torch.Tensor, model: Any) -> dict[str, Any]:
+def _image_inputs(
+    made: ImageInputs, ids: torch.Tensor, mask: torch.Tensor, model: Any
+) -> dict[str, Any]:
     takes = inspect.signature(model.forward).parameters
     tensors, marked = made
-    marks = {name: (torch.isin(ids, torch.tensor(sorted(of), device=ids.device)) & mask.bool()).long() for name, of in marked.items() if name in takes}
+    marks = {
+        name: (torch.isin(ids, torch.tensor(sorted(of), device=ids.device)) & mask.bool()).long()
+        for name, of in marked.items()
+        if name in takes
+    }
     return marks | {name: _placed(value, model) for name, value in tensors.items() if name in takes}
 
 

@@ -1,28 +1,39 @@
-"""Which rows the model works on at each step: continuous batching. Rows may be added at any time (see `pipegen.backends.hf.engine`).
+"""Which rows the model works on at each step: continuous batching. Rows may be added at any time
+(see `pipegen.backends.hf.engine`).
 
 **States.** A row is *waiting*, *prefilled*, *running* or *done*.
 
-- waiting: its prompt is not in any cache. Rows with equal prompts and images wait together, since one prefill serves all of them (see `Waiting`).
-- prefilled: its sequence is in the cache of `_prefilled`, and the logits of its next token are known; it waits for a free slot of the running batch.
+- waiting: its prompt is not in any cache. Rows with equal prompts and images wait together, since
+  one prefill serves all of them (see `Waiting`).
+- prefilled: its sequence is in the cache of `_prefilled`, and the logits of its next token are
+  known; it waits for a free slot of the running batch.
 - running: it is in the running batch, and each decode step brings it one token.
-- done: it has ended or failed, or its call has left it. Its slot is free at once, and is reused or dropped by a later step.
+- done: it has ended or failed, or its call has left it. Its slot is free at once, and is reused or
+  dropped by a later step.
 
-**Transitions.** `step` does one of two things, and each of them brings at least one row one token further:
+**Transitions.** `step` does one of two things, and each of them brings at least one row one token
+further:
 
-- Where a slot is free and a row waits: `_prefill` moves waiting rows to prefilled (ahead of need, since one pass for several costs less), then `_insert`
-  chooses the first token of as many prefilled rows as there are free slots, and moves those that are not done to running.
-- Otherwise `_decode` runs one pass for all running rows; for one that runs alone, the pass also checks a guess at what follows. Before the pass,
-  `_requeue_long` moves rows that have just become long for LongRoPE back to waiting, and `_evict_finished` drops done rows.
+- Where a slot is free and a row waits: `_prefill` moves waiting rows to prefilled (ahead of need,
+  since one pass for several costs less), then `_insert` chooses the first token of as many
+  prefilled rows as there are free slots, and moves those that are not done to running.
+- Otherwise `_decode` runs one pass for all running rows; for one that runs alone, the pass also
+  checks a guess at what follows. Before the pass, `_requeue_long` moves rows that have just become
+  long for LongRoPE back to waiting, and `_evict_finished` drops done rows.
 
-`requeue` moves every row that is not done back to waiting, with the tokens it has; `requeue_after_oom` also halves the number of tokens that may be cached.
+`requeue` moves every row that is not done back to waiting, with the tokens it has;
+`requeue_after_oom` also halves the number of tokens that may be cached.
 
 **Invariants.**
 
-- Every row is in exactly one state; a row keeps its generated tokens in every transition, so it continues where it was.
+- Every row is in exactly one state; a row keeps its generated tokens in every transition, so it
+  continues where it was.
 - `_running[i]`, `_tokens[i]`, the sampler's row i and row i of `_batch` are the same row.
-- At most `size` rows are running, and sequences times width is at most `_max_tokens` where that is known, unless a single sequence is longer.
+- At most `size` rows are running, and sequences times width is at most `_max_tokens` where that is
+  known, unless a single sequence is longer.
 - A row's tokens depend on its own options and seed alone, not on when it ran or beside which rows.
-- A `StaticBatch` (a model whose cache is not known) is never changed: its rows stay until the last of them is done.
+- A `StaticBatch` (a model whose cache is not known) is never changed: its rows stay until the last
+  of them is done.
 """
 
 from __future__ import annotations
@@ -90,14 +101,20 @@ class ModelTraits:
     even: bool = False
     """Its layers take no padding: only prompts of one length are read in one pass."""
     scored_alone: bool = False
-    """Its cache is not known, or holds states: rows are scored each by itself, in passes without a cache."""
+    """Its cache is not known, or holds states: rows are scored each by itself, in passes without a
+    cache.
+    """
     max_tokens: int | None = None
-    """How many tokens, padding included, may be cached at a time without running out of memory; None where it never has."""
+    """How many tokens, padding included, may be cached at a time without running out of memory;
+    None where it never has.
+    """
     work: Work = dataclasses.field(default_factory=Work)
 
 
 class _PrefilledRows(NamedTuple):
-    """Prefilled sequences, and the rows that wait for a slot, each with the index of its sequence in the batch."""
+    """Prefilled sequences, and the rows that wait for a slot, each with the index of its sequence
+    in the batch.
+    """
 
     batch: RunningBatch | StaticBatch
     logits: torch.Tensor
@@ -105,14 +122,32 @@ class _PrefilledRows(NamedTuple):
 
 
 class Schedule:
-    """Rows of any number of calls, at most `size` of them running at a time. Its steps must be run without gradients."""
+    """Rows of any number of calls, at most `size` of them running at a time. Its steps must be run
+    without gradients.
+    """
 
     def __init__(
-        self, model: Any, checkpoint: Checkpoint, size: int, pixels: Pixels, traits: ModelTraits, prefixes: Prefixes, compiled: Compiled | None = None
+        self,
+        model: Any,
+        checkpoint: Checkpoint,
+        size: int,
+        pixels: Pixels,
+        traits: ModelTraits,
+        prefixes: Prefixes,
+        compiled: Compiled | None = None,
     ) -> None:
-        self._model, self._checkpoint, self._size, self._pixels, self._traits, self._compiled = model, checkpoint, size, pixels, traits, compiled
+        self._model, self._checkpoint, self._size, self._pixels, self._traits, self._compiled = (
+            model,
+            checkpoint,
+            size,
+            pixels,
+            traits,
+            compiled,
+        )
         self._prefixes = prefixes
-        self._waiting = Waiting[HFRow](size, overdue=16 * size, key=lambda row: row.order, source=lambda row: row.source)
+        self._waiting = Waiting[HFRow](
+            size, overdue=16 * size, key=lambda row: row.order, source=lambda row: row.source
+        )
         self._prefilled: _PrefilledRows | None = None
         self._running: list[HFRow] = []
         self._batch: RunningBatch | StaticBatch | None = None
@@ -122,7 +157,8 @@ class Schedule:
         if traits.max_tokens is not None:
             traits.max_tokens *= 2  # what was too little then may be enough now
         self._lookup: tuple[HFRow | None, Lookup] = (None, Lookup())
-        self._load: tuple[int, int, Sequence[HFRow]] = (0, 0, ())  # of the running pass: its sequences, their width, and the rows that it is for
+        # of the running pass: its sequences, their width, and the rows that it is for
+        self._load: tuple[int, int, Sequence[HFRow]] = (0, 0, ())
 
     def add(self, rows: Sequence[HFRow]) -> None:
         """Let rows wait for their turn."""
@@ -132,7 +168,8 @@ class Schedule:
     def rows(self) -> list[HFRow]:
         """All rows, those too that are done since the last step."""
         prefilled = [] if self._prefilled is None else [row for row, _ in self._prefilled.rows]
-        known = (*self._running, *prefilled, *self._waiting.rows, *self._load[2])  # a step that broke off may have held rows that are nowhere else
+        # a step that broke off may have held rows that are nowhere else
+        known = (*self._running, *prefilled, *self._waiting.rows, *self._load[2])
         return list({id(row): row for row in known}.values())
 
     @property
@@ -140,7 +177,9 @@ class Schedule:
         return not (self._active or self._prefilled or self._waiting)
 
     def prune(self) -> None:
-        """Drop the rows that wait and are done, since their calls have left them; those that run are dropped by the next step."""
+        """Drop the rows that wait and are done, since their calls have left them; those that run
+        are dropped by the next step.
+        """
         self._waiting.prune(lambda row: row.done)
 
     @property
@@ -156,38 +195,60 @@ class Schedule:
         return self._insert(self._prefilled, free) if free and self._prefilled else self._decode()
 
     def _prefill(self, active: int) -> bool:
-        """Read the sequences that come next, as many as fit; whether to try again, since the model turns out not to take these together."""
+        """Read the sequences that come next, as many as fit; whether to try again, since the model
+        turns out not to take these together.
+        """
         width = self._batch.width if active and self._batch is not None else 0
         near = self._waiting.next(2 * self._size)
         if not near:
             return False
         share = None if self._traits.even or self._traits.fixed else self._prefixes.share(near)
-        places, begun = ([*range(len(near))], 0) if share is None else (share.places, share.lengths[-1])
+        places, begun = (
+            ([*range(len(near))], 0) if share is None else (share.places, share.lengths[-1])
+        )
         lengths = [near[place][0].length for place in places[: self._size]]
         if self._traits.even:
             lengths = list(takewhile(lambda length: length == lengths[0], lengths))
-        size = group_size([length - begun for length in lengths], len(lengths), pass_tokens(self._model.device))
+        size = group_size(
+            [length - begun for length in lengths], len(lengths), pass_tokens(self._model.device)
+        )
         while size > 1 and not self._fits(active + size, max(width, *lengths[:size])):
             size -= 1
         if active and not self._fits(active + size, max(width, *lengths[:size])):
             return False
         places, lengths = places[:size], lengths[:size]
         chosen = [near[place] for place in places]
-        self._load = (active + size, max(width, *lengths), [row for source in chosen for row in source])
+        self._load = (
+            active + size,
+            max(width, *lengths),
+            [row for source in chosen for row in source],
+        )
         self._pixels.ahead(image for source in near for image in source[0].encoded.prompt.images)
-        result = self._prefixes.prefill(self._model, [source[0] for source in chosen], () if share is None else share.lengths, self._count)
+        result = self._prefixes.prefill(
+            self._model,
+            [source[0] for source in chosen],
+            () if share is None else share.lengths,
+            self._count,
+        )
         if result is None:
             self._traits.even = True
             return True
         batch, logits = result
         if isinstance(batch, StaticBatch) and self._compiled is not None:
-            raise CompileFailed(f"the cache of {type(self._model).__name__} is not known: its steps cannot be compiled")
+            raise CompileFailed(
+                f"the cache of {type(self._model).__name__} is not known: its steps cannot be"
+                " compiled"
+            )
         if isinstance(batch, StaticBatch) and not self._traits.fixed:
             self._traits.fixed = True
             self.requeue()
             return True
         self._waiting.take(places)
-        self._prefilled = _PrefilledRows(batch, logits, deque((row, index) for index, source in enumerate(chosen) for row in source))
+        self._prefilled = _PrefilledRows(
+            batch,
+            logits,
+            deque((row, index) for index, source in enumerate(chosen) for row in source),
+        )
         self._measure(batch)
         return False
 
@@ -206,28 +267,56 @@ class Schedule:
         if not self._measured and isinstance(batch, RunningBatch):
             self._measured = True
             most = max_cached_tokens(batch.cache, len(batch) * batch.width, self._model.device)
-            self._max_tokens = most if self._max_tokens is None else self._max_tokens if most is None else min(self._max_tokens, most)
+            self._max_tokens = (
+                most
+                if self._max_tokens is None
+                else self._max_tokens
+                if most is None
+                else min(self._max_tokens, most)
+            )
 
     def _insert(self, prefilled: _PrefilledRows, free: int) -> list[HFRow]:
-        """Choose the first token of prefilled rows, and let those that are not done take free slots."""
+        """Choose the first token of prefilled rows, and let those that are not done take free
+        slots.
+        """
         taken = [prefilled.rows.popleft() for _ in range(min(free, len(prefilled.rows)))]
         rows, sources = [row for row, _ in taken], [index for _, index in taken]
         self._load = (self._size - free + len(rows), prefilled.batch.width, rows)
         whole = not prefilled.rows and sources == [*range(len(prefilled.batch))]
-        logits = prefilled.logits if whole else prefilled.logits[torch.tensor(sources, device=prefilled.logits.device)]
+        logits = (
+            prefilled.logits
+            if whole
+            else prefilled.logits[torch.tensor(sources, device=prefilled.logits.device)]
+        )
         sampler = Sampler(rows, logits.shape[-1], logits.device)
         tokens = self._accept(rows, sampler, logits)
         left = [index for index, row in enumerate(rows) if not row.done]
         if not prefilled.rows:
             self._prefilled = None
         if isinstance(prefilled.batch, StaticBatch):
-            self._running, self._batch, self._sampler, self._tokens = rows, prefilled.batch, sampler, tokens
+            self._running, self._batch, self._sampler, self._tokens = (
+                rows,
+                prefilled.batch,
+                sampler,
+                tokens,
+            )
         elif left:
-            batch = prefilled.batch if whole and len(left) == len(rows) else prefilled.batch.copies([sources[index] for index in left])
-            self._insert_rows([rows[index] for index in left], batch, tokens[torch.tensor(left, device=tokens.device)], sampler)
+            batch = (
+                prefilled.batch
+                if whole and len(left) == len(rows)
+                else prefilled.batch.copies([sources[index] for index in left])
+            )
+            self._insert_rows(
+                [rows[index] for index in left],
+                batch,
+                tokens[torch.tensor(left, device=tokens.device)],
+                sampler,
+            )
         return rows
 
-    def _insert_rows(self, rows: list[HFRow], batch: RunningBatch, tokens: torch.Tensor, sampler: Sampler) -> None:
+    def _insert_rows(
+        self, rows: list[HFRow], batch: RunningBatch, tokens: torch.Tensor, sampler: Sampler
+    ) -> None:
         """Put new rows into the slots of done ones, or into new slots."""
         slots = [index for index, row in enumerate(self._running) if row.done]
         if len(slots) < len(rows) or len(slots) == len(self._running):
@@ -257,25 +346,43 @@ class Schedule:
         self._load = (len(self._batch) + prefilled, self._batch.width + 1, going)
         batch, tokens, work = self._batch, self._tokens, self._traits.work
         work.steps += 1
-        if len(going) == 1 and isinstance(batch, RunningBatch) and (guess := self._guess(batch, going[0])):
+        if (
+            len(going) == 1
+            and isinstance(batch, RunningBatch)
+            and (guess := self._guess(batch, going[0]))
+        ):
             self._check(batch, going[0], self._sampler, guess)
             return going
-        logits = batch.step(self._model, tokens, self._compiled) if isinstance(batch, RunningBatch) else batch.step(self._model, tokens)
+        logits = (
+            batch.step(self._model, tokens, self._compiled)
+            if isinstance(batch, RunningBatch)
+            else batch.step(self._model, tokens)
+        )
         work.row_steps += len(batch)
         work.needed_row_steps += len(going)
         self._tokens = self._accept(self._running, self._sampler, logits)
         return going
 
     def _guess(self, batch: RunningBatch, row: HFRow) -> tuple[int, ...]:
-        """What may follow the tokens of a row that runs alone; nothing where several tokens cannot be checked in one pass."""
-        if self._compiled is not None or self._checkpoint.positions.long_after is not None or not batch.can_check:
+        """What may follow the tokens of a row that runs alone; nothing where several tokens cannot
+        be checked in one pass.
+        """
+        if (
+            self._compiled is not None
+            or self._checkpoint.positions.long_after is not None
+            or not batch.can_check
+        ):
             return ()
         if self._lookup[0] is not row:
             self._lookup = (row, Lookup())
         return self._lookup[1].guess(row.sequence, row.left - 1)
 
-    def _check(self, batch: RunningBatch, row: HFRow, sampler: Sampler, guess: tuple[int, ...]) -> None:
-        """One pass over the row's last token and a guess: the row gets a token more than the guess has right ones, or fewer where it ends before."""
+    def _check(
+        self, batch: RunningBatch, row: HFRow, sampler: Sampler, guess: tuple[int, ...]
+    ) -> None:
+        """One pass over the row's last token and a guess: the row gets a token more than the guess
+        has right ones, or fewer where it ends before.
+        """
         made, logits = 0, batch.read(self._model, [*self._tokens[0].tolist(), *guess])
         for place, wanted in enumerate((*guess, None)):
             self._tokens, made = self._accept([row], sampler, logits[place : place + 1]), place + 1
@@ -293,7 +400,8 @@ class Schedule:
     def _accept(rows: Sequence[HFRow], sampler: Sampler, logits: torch.Tensor) -> torch.Tensor:
         """Choose each row's next token, and let its decoder take it."""
         tokens, choices = sampler.choose(logits)
-        going = [(row, *choice) for row, choice in zip(rows, choices, strict=True) if not row.done]  # a plugin may just have failed
+        # a plugin may just have failed
+        going = [(row, *choice) for row, choice in zip(rows, choices, strict=True) if not row.done]
         feed_each([row.decoder for row, _, _ in going], [token_id for _, token_id, _ in going])
         for row, _, logprob in going:
             row.accept(logprob, logits.device)
@@ -301,24 +409,35 @@ class Schedule:
 
     def _evict_finished(self, left: Collection[int] = ()) -> None:
         """Drop the rows that are done, and those that wait again."""
-        kept = [index for index, row in enumerate(self._running) if not row.done and index not in left]
+        kept = [
+            index for index, row in enumerate(self._running) if not row.done and index not in left
+        ]
         if not kept:
             self._running, self._batch, self._sampler = [], None, None
-        elif len(kept) < len(self._running) and isinstance(self._batch, RunningBatch) and self._sampler is not None:
+        elif (
+            len(kept) < len(self._running)
+            and isinstance(self._batch, RunningBatch)
+            and self._sampler is not None
+        ):
             self._batch.keep(kept)
             self._running = [self._running[index] for index in kept]
             self._tokens = self._tokens[torch.tensor(kept, device=self._tokens.device)]
             self._sampler.use(self._running)
 
     def _requeue_long(self) -> Collection[int]:
-        """Let rows wait again that have just become long for LongRoPE: their cached keys have the short factors, and all of them need the long ones now.
+        """Let rows wait again that have just become long for LongRoPE: their cached keys have the
+        short factors, and all of them need the long ones now.
 
         Returns their slots.
         """
         limit = self._checkpoint.positions.long_after
         if limit is None:
             return ()
-        crossing = {index for index, row in enumerate(self._running) if not row.done and row.length == limit + 1}
+        crossing = {
+            index
+            for index, row in enumerate(self._running)
+            if not row.done and row.length == limit + 1
+        }
         if crossing and isinstance(self._batch, StaticBatch):
             crossing = {index for index, row in enumerate(self._running) if not row.done}
         self._waiting.add_first([self._running[index] for index in sorted(crossing)])
@@ -332,7 +451,9 @@ class Schedule:
         self.add(rows)
 
     def requeue_after_oom(self) -> Sequence[HFRow]:
-        """After a pass that ran out of memory: all rows wait again, and fewer may run at a time. Returns the rows that did not fit even alone."""
+        """After a pass that ran out of memory: all rows wait again, and fewer may run at a time.
+        Returns the rows that did not fit even alone.
+        """
         sequences, width, rows = self._load
         self._prefixes.clear()
         if sequences > 1:
@@ -342,12 +463,16 @@ class Schedule:
 
 
 class Lookup:
-    """Guesses for a row that runs alone: text that repeats itself, or its prompt, is checked several tokens at a time.
+    """Guesses for a row that runs alone: text that repeats itself, or its prompt, is checked
+    several tokens at a time.
 
-    What followed a row's last tokens where these stood before is likely to follow again: in JSON about a text, in quotes, in lists (prompt lookup, Saxena 2023,
-    https://github.com/apoorvumang/prompt-lookup-decoding). One pass reads the guess, which is the longer the more of the last ones were right, and each token
-    is chosen from its logits as without a guess; where one is another than was guessed, the rest is thrown away. So a guess changes no token, and costs
-    little: a pass that reads a few tokens of one row takes hardly longer than one that reads a single token.
+    What followed a row's last tokens where these stood before is likely to follow again: in JSON
+    about a text, in quotes, in lists (prompt lookup, Saxena 2023,
+    https://github.com/apoorvumang/prompt-lookup-decoding). One pass reads the guess, which is the
+    longer the more of the last ones were right, and each token is chosen from its logits as without
+    a guess; where one is another than was guessed, the rest is thrown away. So a guess changes no
+    token, and costs little: a pass that reads a few tokens of one row takes hardly longer than one
+    that reads a single token.
 
     >>> lookup = Lookup()
     >>> lookup.guess([7, 8, 9, 5, 7, 8], 9)
@@ -364,7 +489,9 @@ class Lookup:
         self._size = 4
 
     def guess(self, ids: Sequence[int], most: int) -> tuple[int, ...]:
-        """What may follow the row's tokens, at most so many; nothing where its last ones did not stand before."""
+        """What may follow the row's tokens, at most so many; nothing where its last ones did not
+        stand before.
+        """
         for end in range(self._read, len(ids)):
             self._behind[tuple(ids[end - TOKENS : end])] = end
         self._read = max(self._read, len(ids))

@@ -1,4 +1,6 @@
-"""What a call that scores is made of: rows, the contexts that they share, and the rows of a cache that they are read behind."""
+"""What a call that scores is made of: rows, the contexts that they share, and the rows of a cache
+that they are read behind.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class Tail:
 
     @property
     def scores(self) -> TokenScores:
-        return TokenScores(continued=self.asked, logprobs=tuple(self.logprobs), likeliest=tuple(self.likeliest))
+        return TokenScores(
+            continued=self.asked, logprobs=tuple(self.logprobs), likeliest=tuple(self.likeliest)
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -70,13 +74,17 @@ def columns_of(tail: Tail) -> range:
 def fed(asked: Continued) -> Encoded:
     """The whole sequence but its last token, as a prompt."""
     ids = asked.token_ids[:-1]
-    return altered(asked.encoded, prompt=altered(asked.encoded.prompt, token_ids=ids, compact_token_ids=ids))
+    return altered(
+        asked.encoded, prompt=altered(asked.encoded.prompt, token_ids=ids, compact_token_ids=ids)
+    )
 
 
 def note(logits: torch.Tensor, tails: Iterable[tuple[Tail, int]]) -> None:
-    """Take down the scores of tokens from the logits, shape (places, vocabulary), that were made before each of them.
+    """Take down the scores of tokens from the logits, shape (places, vocabulary), that were made
+    before each of them.
 
-    Of each of the tails those tokens are meant that begin at the given index, as many as there are places.
+    Of each of the tails those tokens are meant that begin at the given index, as many as there are
+    places.
     """
     if not len(logits):
         return
@@ -88,16 +96,25 @@ def note(logits: torch.Tensor, tails: Iterable[tuple[Tail, int]]) -> None:
         count = len(targets)
         tail.logprobs += (own - sums[:count]).tolist()
         likeliest = best[:count].where(own < highest[:count], targets)
-        tail.likeliest += zip(likeliest.tolist(), (highest[:count] - sums[:count]).tolist(), strict=True)
+        tail.likeliest += zip(
+            likeliest.tolist(), (highest[:count] - sums[:count]).tolist(), strict=True
+        )
 
 
 class CachedRows:
     """Rows of a cache that are read on, any number of tokens at a time.
 
-    `present` says which columns hold a token of each row: others are padding. `positions` are those of each row's next token.
+    `present` says which columns hold a token of each row: others are padding. `positions` are those
+    of each row's next token.
     """
 
-    def __init__(self, cache: Any, present: torch.Tensor, positions: torch.Tensor | None, shared: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        cache: Any,
+        present: torch.Tensor,
+        positions: torch.Tensor | None,
+        shared: dict[str, Any],
+    ) -> None:
         self.cache, self.present, self.positions, self.shared = cache, present, positions, shared
 
     @staticmethod
@@ -106,7 +123,9 @@ class CachedRows:
         width = batch.width
         pads = torch.tensor([[width - length] for length in batch.lengths], device=device)
         positions, shared = batch.next_inputs
-        return CachedRows(batch.cache, torch.arange(width, device=device) >= pads, positions, shared)
+        return CachedRows(
+            batch.cache, torch.arange(width, device=device) >= pads, positions, shared
+        )
 
     @property
     def rows(self) -> int:
@@ -119,11 +138,22 @@ class CachedRows:
     def copies(self, rows: Sequence[int]) -> CachedRows:
         """Copies of these rows, in this order; a row may be named more than once."""
         index = torch.tensor(rows, device=self.present.device)
-        positions = None if self.positions is None else self.positions.index_select(-2, index.to(self.positions.device))
-        return CachedRows(caches.selected(self.cache, rows, self.width), self.present[index], positions, self.shared)
+        positions = (
+            None
+            if self.positions is None
+            else self.positions.index_select(-2, index.to(self.positions.device))
+        )
+        return CachedRows(
+            caches.selected(self.cache, rows, self.width),
+            self.present[index],
+            positions,
+            self.shared,
+        )
 
     def append(self, tokens: Sequence[tuple[int, ...]], pad: int) -> dict[str, Any]:
-        """What the model takes to read these tokens behind each row, padded on the right to one length; the rows are then those that it will have read."""
+        """What the model takes to read these tokens behind each row, padded on the right to one
+        length; the rows are then those that it will have read.
+        """
         count, device = max(map(len, tokens)), self.present.device
         ids = torch.tensor([(*own, *(pad,) * (count - len(own))) for own in tokens], device=device)
         lengths = torch.tensor([[len(own)] for own in tokens], device=device)
@@ -139,11 +169,16 @@ class CachedRows:
 
 
 def common_prefixes(contexts: Iterable[Context]) -> list[tuple[int, list[Context]]]:
-    """Contexts in groups that begin with the same tokens, each with how many: at least `LEAST`, and less than any of them has; 0 where nothing is shared.
+    """Contexts in groups that begin with the same tokens, each with how many: at least `LEAST`, and
+    less than any of them has; 0 where nothing is shared.
 
-    Neighbours in sorted order are joined as long as that does not make fewer tokens shared. Contexts with images share nothing.
+    Neighbours in sorted order are joined as long as that does not make fewer tokens shared.
+    Contexts with images share nothing.
     """
-    plain = sorted((context for context in contexts if not context.encoded.prompt.images), key=lambda context: context.sequence)
+    plain = sorted(
+        (context for context in contexts if not context.encoded.prompt.images),
+        key=lambda context: context.sequence,
+    )
     images = [context for context in contexts if context.encoded.prompt.images]
     groups: list[tuple[int, list[Context]]] = []
     for context in plain:
@@ -156,4 +191,6 @@ def common_prefixes(contexts: Iterable[Context]) -> list[tuple[int, list[Context
                 continue
         groups.append((0, [context]))  # a group of one shares nothing yet
     single = [context for prefix, group in groups if not prefix for context in group] + images
-    return [(prefix, group) for prefix, group in groups if prefix] + ([(0, single)] if single else [])
+    return [(prefix, group) for prefix, group in groups if prefix] + (
+        [(0, single)] if single else []
+    )

@@ -1,6 +1,11 @@
 """Where a server is, and the key to it, which nothing prints.
 
->>> access = access_to("http://localhost:8000/v1/", default="http://localhost:8000", variable="VLLM_API_KEY", api_key="secret")
+>>> access = access_to(
+...     "http://localhost:8000/v1/",
+...     default="http://localhost:8000",
+...     variable="VLLM_API_KEY",
+...     api_key="secret",
+... )
 >>> access.url("/v1/chat/completions"), access
 ('http://localhost:8000/v1/chat/completions', Access(root='http://localhost:8000'))
 """
@@ -25,7 +30,8 @@ _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 class Access:
-    """A server's root address, and the headers that let one in. Its repr shows the address alone, and it does not pickle its key.
+    """A server's root address, and the headers that let one in. Its repr shows the address alone,
+    and it does not pickle its key.
 
     `api` is where the paths below `/v1` are: there, unless the server's address says otherwise.
     """
@@ -61,14 +67,18 @@ class Access:
         return f"Access(root={self.root!r})"
 
     def __reduce__(self) -> str:
-        raise TypeError("an Access holds a key and is not pickled: make the route again where it is needed")
+        raise TypeError(
+            "an Access holds a key and is not pickled: make the route again where it is needed"
+        )
 
 
 def addresses_of(base_url: str | None, default: str) -> tuple[str, str]:
-    """The root of a server, and where its `/v1` is, whether its address is given with `/v1`, with a slash at the end, or not at all (the local default).
+    """The root of a server, and where its `/v1` is, whether its address is given with `/v1`, with a
+    slash at the end, or not at all (the local default).
 
-    An address that names a version of its own (`.../v4`, `.../v1beta/openai`) is where its paths are already. Raises `InvalidField` for another scheme than
-    http and https, and for an address that holds a user, a password, a query or a fragment.
+    An address that names a version of its own (`.../v4`, `.../v1beta/openai`) is where its paths
+    are already. Raises `InvalidField` for another scheme than http and https, and for an address
+    that holds a user, a password, a query or a fragment.
 
     >>> addresses_of("http://localhost:8000", "")
     ('http://localhost:8000', 'http://localhost:8000/v1')
@@ -82,28 +92,70 @@ def addresses_of(base_url: str | None, default: str) -> tuple[str, str]:
         parts = urlsplit(address)
         port = parts.port
     except (AttributeError, ValueError):
-        raise InvalidField("base_url takes the address of a server, such as 'http://localhost:8000'") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or any(c.isspace() or not c.isprintable() for c in address):
-        raise InvalidField("base_url takes an address that begins with http:// or https://, such as 'http://localhost:8000'")
+        raise InvalidField(
+            "base_url takes the address of a server, such as 'http://localhost:8000'"
+        ) from None
+    if (
+        parts.scheme not in ("http", "https")
+        or not parts.hostname
+        or port == 0
+        or any(c.isspace() or not c.isprintable() for c in address)
+    ):
+        raise InvalidField(
+            "base_url takes an address that begins with http:// or https://, such as"
+            " 'http://localhost:8000'"
+        )
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
-        raise InvalidField("base_url takes an address without user, password, query and fragment: a key goes to api_key")
+        raise InvalidField(
+            "base_url takes an address without user, password, query and fragment: a key goes to"
+            " api_key"
+        )
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    path = "/" + "/".join(part for part in parts.path.split("/") if part) if parts.path.strip("/") else ""
+    path = (
+        "/" + "/".join(part for part in parts.path.split("/") if part)
+        if parts.path.strip("/")
+        else ""
+    )
     if path.endswith("/completions"):
-        raise InvalidField("base_url takes the address of a server without the path of a request: leave /chat/completions out")
+        raise InvalidField(
+            "base_url takes the address of a server without the path of a request: leave"
+            " /chat/completions out"
+        )
     top = f"{parts.scheme}://{host}{'' if port is None else f':{port}'}"
     if path.endswith("/v1"):
         return top + path.removesuffix("/v1"), top + path
-    return top + path, top + path + ("" if any(_VERSION.fullmatch(part) for part in path.split("/")) else "/v1")
+    return top + path, top + path + (
+        "" if any(_VERSION.fullmatch(part) for part in path.split("/")) else "/v1"
+    )
 
 
-def access_to(base_url: str | None, *, default: str, variable: str, api_key: str | None = None, headers: Mapping[str, str] | None = None) -> Access:
-    """The access to a server: the key is `api_key`, else that of the environment variable, else `EMPTY`. Raises `InvalidField` as `addresses_of` does."""
+def access_to(
+    base_url: str | None,
+    *,
+    default: str,
+    variable: str,
+    api_key: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Access:
+    """The access to a server: the key is `api_key`, else that of the environment variable, else
+    `EMPTY`. Raises `InvalidField` as `addresses_of` does.
+    """
     key = api_key or os.environ.get(variable) or LOCAL_KEY
-    merged = {"Authorization": f"Bearer {key}", "Content-Type": "application/json", **(headers or {})}
+    merged = {
+        "Authorization": f"Bearer {key}",
+        "Content-Type": "application/json",
+        **(headers or {}),
+    }
     for name, value in merged.items():
-        if not isinstance(name, str) or not isinstance(value, str) or any(mark in value for mark in "\r\n\0") or not value.isascii():
-            raise InvalidField("headers (and the key) take a mapping of strings in ASCII, without line breaks")
+        if (
+            not isinstance(name, str)
+            or not isinstance(value, str)
+            or any(mark in value for mark in "\r\n\0")
+            or not value.isascii()
+        ):
+            raise InvalidField(
+                "headers (and the key) take a mapping of strings in ASCII, without line breaks"
+            )
         if not _HEADER.fullmatch(name):
             raise InvalidField("headers take names of letters, digits and dashes, such as 'X-Team'")
     root, api = addresses_of(base_url, default)

@@ -1,4 +1,6 @@
-"""The HTTP client: the only file that knows aiohttp. A `Client` belongs to one event loop and keeps its connections open between requests."""
+"""The HTTP client: the only file that knows aiohttp. A `Client` belongs to one event loop and keeps
+its connections open between requests.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pipegen.backends.servers.wire import ServerRequest
 
-__all__ = ["BASE", "Broken", "Client", "Events", "Opened", "TooLong", "Upload", "most_bytes", "most_bytes_of_stream"]
+__all__ = [
+    "BASE",
+    "Broken",
+    "Client",
+    "Events",
+    "Opened",
+    "TooLong",
+    "Upload",
+    "most_bytes",
+    "most_bytes_of_stream",
+]
 
 
 BASE = 2**24
 """The bytes that any answer may have."""
 TOKEN, LIKELIEST, EXPERTS = 2**8, 2**8, 2**12
-"""The bytes that a token may add to an answer; each of its likeliest others, where logprobs are asked; and what is reported of its experts, where that is."""
+"""The bytes that a token may add to an answer; each of its likeliest others, where logprobs are
+asked; and what is reported of its experts, where that is.
+"""
 EVENT = 2**10
 """The bytes that an event of a stream may have besides: one comes for each token."""
 PIXEL = 2**6
@@ -28,29 +42,51 @@ LONGEST = 2**15
 
 def most_bytes(ask: ServerRequest) -> int:
     """The most bytes that an answer, or one event of a stream, may have."""
-    options, reported = ask.options, EXPERTS if any("routed_experts" in name for name in ask.extra_body) else 0
-    token = TOKEN + reported + (LIKELIEST * (2 + (options.top_logprobs or 0)) if options.logprobs else 0)
+    options, reported = (
+        ask.options,
+        (EXPERTS if any("routed_experts" in name for name in ask.extra_body) else 0),
+    )
+    token = (
+        TOKEN
+        + reported
+        + (LIKELIEST * (2 + (options.top_logprobs or 0)) if options.logprobs else 0)
+    )
     prompt = 2**4 + reported + (2 * LIKELIEST if ask.scored else 0)
-    pixels = sum(image.width * image.height for image in ask.images) if ask.resized and ask.features is None else 0
-    return BASE + (options.max_new_tokens or LONGEST) * token + ask.prompt_tokens * prompt + pixels * PIXEL
+    pixels = (
+        sum(image.width * image.height for image in ask.images)
+        if ask.resized and ask.features is None
+        else 0
+    )
+    return (
+        BASE
+        + (options.max_new_tokens or LONGEST) * token
+        + ask.prompt_tokens * prompt
+        + pixels * PIXEL
+    )
 
 
 def most_bytes_of_stream(ask: ServerRequest) -> int:
-    """The most bytes that the events of a stream may have in all, where each brings only what is new."""
+    """The most bytes that the events of a stream may have in all, where each brings only what is
+    new.
+    """
     return most_bytes(ask) + (ask.options.max_new_tokens or LONGEST) * EVENT
 
 
 LARGE = 2**18
 """Bytes of a body that is sent by pieces: images make some that long."""
 REFUSAL = 2**18
-"""Bytes that are read of an answer with another status than 200: its message is at the beginning."""
+"""Bytes that are read of an answer with another status than 200: its message is at the
+beginning.
+"""
 CONNECT_SECONDS = 15.0
 
 
 class Broken(Exception):
-    """The connection could not be made, or broke before the answer was whole; the words name no key and no query.
+    """The connection could not be made, or broke before the answer was whole; the words name no key
+    and no query.
 
-    `hint` says what to do about it, where the kind of error tells. A `lasting` one comes again until a setting is corrected.
+    `hint` says what to do about it, where the kind of error tells. A `lasting` one comes again
+    until a setting is corrected.
     """
 
     def __init__(self, words: str, hint: str = "", *, lasting: bool = False) -> None:
@@ -63,7 +99,9 @@ class TooLong(Exception):
 
 
 class Upload:
-    """The body of a request that is sent by pieces, and let go of as soon as it is sent: many may wait for their answers. Then `gone` has its size."""
+    """The body of a request that is sent by pieces, and let go of as soon as it is sent: many may
+    wait for their answers. Then `gone` has its size.
+    """
 
     def __init__(self, data: bytes, gone: Callable[[int], None]) -> None:
         self.data: bytes | None = data
@@ -97,7 +135,9 @@ class Opened:
         self._came: list[bytes] = []
 
     async def body(self, most: int) -> bytes:
-        """The whole body; of a refusal its beginning. Raises `Broken`, and `TooLong` where it has more than `most` bytes."""
+        """The whole body; of a refusal its beginning. Raises `Broken`, and `TooLong` where it has
+        more than `most` bytes.
+        """
         most = most if self.status == 200 else min(most, REFUSAL)
         content, came, length = self._response.content, self._came, 0
         try:
@@ -125,7 +165,9 @@ class Opened:
             raise _broken(error) from error
 
     def close(self) -> None:
-        """Give the connection back, or close it where the body has not ended: it is of no use then."""
+        """Give the connection back, or close it where the body has not ended: it is of no use
+        then.
+        """
         if self._response.content.at_eof():
             self._response.release()
         else:
@@ -149,16 +191,25 @@ def _broken(error: Exception) -> Broken:
         raise error
     words = f"{type(error).__name__}: {error}"[:300]
     if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return Broken(words, "check the name of the host in base_url, and that this machine can look it up; the request can be sent again")
+        return Broken(
+            words,
+            "check the name of the host in base_url, and that this machine can look it up; the"
+            " request can be sent again",
+        )
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return Broken(words, _CERTIFICATE, lasting=True)
     if isinstance(error, aiohttp.ClientSSLError):
-        return Broken(words, "check base_url: the server there may speak http:// and not https://", lasting=True)
+        return Broken(
+            words,
+            "check base_url: the server there may speak http:// and not https://",
+            lasting=True,
+        )
     return Broken(words)
 
 
 _CERTIFICATE = (
-    "check base_url: its certificate is for another name, or of an authority that is not trusted here. For your own authority, set SSL_CERT_FILE to its file"
+    "check base_url: its certificate is for another name, or of an authority that is not trusted"
+    " here. For your own authority, set SSL_CERT_FILE to its file"
 )
 
 
@@ -170,25 +221,38 @@ class Client:
         from aiohttp.payload import BytesPayload
 
         self._payload = BytesPayload
-        # No redirects, cookies or compression: nothing carries the key elsewhere, and an answer is no larger than it says.
+        # No redirects, cookies or compression: nothing carries the key elsewhere, and an answer is
+        # no larger than it says.
         connector = aiohttp.TCPConnector(limit=limit, ttl_dns_cache=300, keepalive_timeout=60)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
         self._session = aiohttp.ClientSession(
-            connector=connector, timeout=timeout, headers={"Accept-Encoding": "identity", **headers}, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False
+            connector=connector,
+            timeout=timeout,
+            headers={"Accept-Encoding": "identity", **headers},
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
         )
 
     async def open(self, method: str, url: str, body: bytes | Upload | None) -> Opened:
-        """Send a request, and wait for the head of its answer, which the caller closes. Raises `Broken`."""
+        """Send a request, and wait for the head of its answer, which the caller closes. Raises
+        `Broken`.
+        """
         data: Any
         headers = None
         if isinstance(body, Upload):
-            data, headers = body.pieces(), {"Content-Length": str(body.size)}  # not every server takes a body of unknown length
-        elif body is None or len(body) > LARGE:  # one write of a large one would hold up every other request
+            # not every server takes a body of unknown length
+            data, headers = body.pieces(), {"Content-Length": str(body.size)}
+        elif body is None or len(body) > LARGE:
+            # one write of a large one would hold up every other request
             data = body and io.BytesIO(body)
         else:
             data = self._payload(body)
         try:
-            return Opened(await self._session.request(method, url, data=data, headers=headers, allow_redirects=False))
+            return Opened(
+                await self._session.request(
+                    method, url, data=data, headers=headers, allow_redirects=False
+                )
+            )
         except _of_connections() as error:
             raise _broken(error) from error
 
@@ -202,7 +266,9 @@ LINE = 64
 
 
 class Events:
-    """A parser of one stream, whose events have at most `most` bytes each. `done` says that the server has closed it with `[DONE]`."""
+    """A parser of one stream, whose events have at most `most` bytes each. `done` says that the
+    server has closed it with `[DONE]`.
+    """
 
     def __init__(self, most: int = BASE) -> None:
         self.done = False

@@ -1,4 +1,6 @@
-"""How many requests may be at a server at once: fewer when it asks for patience, more with each round of answers that comes well. And how many bytes."""
+"""How many requests may be at a server at once: fewer when it asks for patience, more with each
+round of answers that comes well. And how many bytes.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,18 @@ __all__ = ["Block", "Deadlines", "Gate", "Late", "Room"]
 
 
 class Room:
-    """Room for `most` at a time (requests, bytes), all of one event loop, first come first served. What is larger than that is held alone.
+    """Room for `most` at a time (requests, bytes), all of one event loop, first come first served.
+    What is larger than that is held alone.
 
     >>> async def work() -> list[str]:
     ...     room, done = Room(10), list[str]()
+    ...
     ...     async def hold(name: str, size: int) -> None:
     ...         await room.enter(size)
     ...         done.append(name)
     ...         await asyncio.sleep(0)
     ...         room.leave(size)
+    ...
     ...     await asyncio.gather(hold("a", 6), hold("b", 20), hold("c", 4))
     ...     return done
     >>> asyncio.run(work())
@@ -73,9 +78,11 @@ class Room:
 class Gate(Room):
     """Room for requests, `most` at a time at best.
 
-    A refusal for want of room takes three tenths of the width away (once for all requests that were sent before it took effect), and closes the gate
-    for as long as the server says; a full round of answers gives a sixteenth of `most` back (additive increase, multiplicative decrease: Chiu and Jain
-    1989). So a refusal now and then leaves most of the width, and a server that is full is soon asked no more than it takes.
+    A refusal for want of room takes three tenths of the width away (once for all requests that were
+    sent before it took effect), and closes the gate for as long as the server says; a full round of
+    answers gives a sixteenth of `most` back (additive increase, multiplicative decrease: Chiu and
+    Jain 1989). So a refusal now and then leaves most of the width, and a server that is full is
+    soon asked no more than it takes.
     """
 
     def __init__(self, most: int) -> None:
@@ -92,14 +99,18 @@ class Gate(Room):
             self.width = min(float(self.most), self.width + self._step / self.width)
 
     def narrow(self, sent_at: float, seconds: float | None) -> None:
-        """The server had no room for a request that was sent at `sent_at`, and asks to wait `seconds`."""
+        """The server had no room for a request that was sent at `sent_at`, and asks to wait
+        `seconds`.
+        """
         now = asyncio.get_running_loop().time()
         if sent_at >= self._narrowed_at:
             self.width, self._narrowed_at = max(1.0, self.width * 0.7), now
         self._closed_until = max(self._closed_until, now + (seconds or 0.0))
 
     def _fits(self, size: int) -> bool:
-        return self.held < int(self.width) and asyncio.get_running_loop().time() >= self._closed_until
+        return (
+            self.held < int(self.width) and asyncio.get_running_loop().time() >= self._closed_until
+        )
 
     def _admit(self) -> None:
         super()._admit()
@@ -117,7 +128,8 @@ class Late(Exception):
 
 
 class Deadlines:
-    """The deadlines of one event loop. `by` limits a block, as `asyncio.timeout_at` does, and raises `Late` where it takes longer.
+    """The deadlines of one event loop. `by` limits a block, as `asyncio.timeout_at` does, and
+    raises `Late` where it takes longer.
 
     >>> async def work(seconds: float) -> str:
     ...     deadlines = Deadlines()
@@ -151,7 +163,11 @@ class Deadlines:
         self._timer = asyncio.get_running_loop().call_at(when, self._sweep)
 
     def _sweep(self) -> None:
-        now = max(asyncio.get_running_loop().time(), self._timer.when() if self._timer is not None else 0.0)  # a clock may call a little early
+        # a clock may call a little early
+        now = max(
+            asyncio.get_running_loop().time(),
+            self._timer.when() if self._timer is not None else 0.0,
+        )
         self._timer = None
         for block in [block for block in self.blocks if block.ends <= now]:
             self.blocks.discard(block)
@@ -167,7 +183,9 @@ class Deadlines:
 
 
 class Block:
-    """See `Deadlines.by`. It tells its own cancellation from others as `asyncio.Timeout` does, by counting them."""
+    """See `Deadlines.by`. It tells its own cancellation from others as `asyncio.Timeout` does, by
+    counting them.
+    """
 
     __slots__ = ("_asked", "_deadlines", "_late", "_task", "ends")
 
@@ -186,7 +204,12 @@ class Block:
         self._late = True
         self._task.cancel()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._deadlines.blocks.discard(self)
         if self._late and self._task.uncancel() <= self._asked and kind is asyncio.CancelledError:
             raise Late from error

@@ -13,7 +13,8 @@ R = TypeVar("R")
 
 
 class LastCallCache(Generic[P, R]):
-    """A pure function that gives its last answer again for as long as it is asked with the very same objects. Nobody may change what it gives.
+    """A pure function that gives its last answer again for as long as it is asked with the very
+    same objects. Nobody may change what it gives.
 
     >>> lengths = LastCallCache(lambda names: sorted(map(len, names)))
     >>> names = ("bc", "a")
@@ -23,7 +24,8 @@ class LastCallCache(Generic[P, R]):
 
     def __init__(self, work: Callable[P, R]) -> None:
         self._work = work
-        self._held: tuple[tuple[object, ...], R] | None = None  # replaced as one, since calls of several threads meet here
+        # replaced as one, since calls of several threads meet here
+        self._held: tuple[tuple[object, ...], R] | None = None
 
     def __call__(self, *given: P.args, **named: P.kwargs) -> R:
         held = self._held

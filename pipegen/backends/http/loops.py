@@ -1,4 +1,6 @@
-"""Event loops: one of pipegen's own in a thread, for synchronous callers, and what belongs to each loop that a caller runs."""
+"""Event loops: one of pipegen's own in a thread, for synchronous callers, and what belongs to each
+loop that a caller runs.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,8 @@ class _Work(Generic[T]):
 
 
 class LoopThread:
-    """An event loop in a thread of its own, started when it is first needed: so synchronous calls work where a loop is running already, too.
+    """An event loop in a thread of its own, started when it is first needed: so synchronous calls
+    work where a loop is running already, too.
 
     A process that was forked has the loop and not the thread; it starts its own.
     """
@@ -58,11 +61,15 @@ class LoopThread:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: weakref.finalize[[asyncio.AbstractEventLoop, threading.Thread], LoopThread] | None = None
+        self._stop: (
+            weakref.finalize[[asyncio.AbstractEventLoop, threading.Thread], LoopThread] | None
+        ) = None
         _threads.add(self)
 
     def forked(self) -> None:
-        """Leave the loop to the process that was forked. It is kept: its connections, were they closed here, would go deaf there."""
+        """Leave the loop to the process that was forked. It is kept: its connections, were they
+        closed here, would go deaf there.
+        """
         if self._stop is not None and self._loop is not None:
             self._stop.detach()
             _left.append(self._loop)
@@ -72,13 +79,17 @@ class LoopThread:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                thread = threading.Thread(target=_serve, args=(self._loop,), name="pipegen-servers", daemon=True)
+                thread = threading.Thread(
+                    target=_serve, args=(self._loop,), name="pipegen-servers", daemon=True
+                )
                 thread.start()
                 self._stop = weakref.finalize(self, _end, self._loop, thread)
             return self._loop
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await it on that loop; where the caller is interrupted, it is cancelled, and has ended before the interruption goes on."""
+        """Await it on that loop; where the caller is interrupted, it is cancelled, and has ended
+        before the interruption goes on.
+        """
         started = self.begin(work)
         try:
             return started.done.result()
@@ -90,7 +101,9 @@ class LoopThread:
         return _Work(self._running(), work)
 
     def iterate(self, events: Callable[[], AsyncIterator[T]]) -> Iterator[T]:
-        """Go through an asynchronous iterator on that loop; leaving early cancels it, and waits until it has ended."""
+        """Go through an asynchronous iterator on that loop; leaving early cancels it, and waits
+        until it has ended.
+        """
         made: queue.Queue[Any] = queue.Queue()
 
         async def work() -> None:
@@ -149,18 +162,24 @@ def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
 
 
 class PerLoop(Generic[T]):
-    """One value for each event loop, made when it is first asked for there, and put away when the loop ends its asynchronous generators.
+    """One value for each event loop, made when it is first asked for there, and put away when the
+    loop ends its asynchronous generators.
 
-    `asyncio.run` does that at its end; so connections are closed on the loop that they belong to, without anybody keeping count.
+    `asyncio.run` does that at its end; so connections are closed on the loop that they belong to,
+    without anybody keeping count.
     """
 
     def __init__(self, make: Callable[[], T], put_away: Callable[[T], Awaitable[None]]) -> None:
         self._make, self._put_away = make, put_away
-        self._held: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[T, AsyncGenerator[None, None]]] = weakref.WeakKeyDictionary()
+        self._held: weakref.WeakKeyDictionary[
+            asyncio.AbstractEventLoop, tuple[T, AsyncGenerator[None, None]]
+        ] = weakref.WeakKeyDictionary()
         self._last: tuple[weakref.ref[asyncio.AbstractEventLoop], T] | None = None
 
     def last(self) -> T | None:
-        """The running loop's value, where it was the last to be asked for: every request asks, and mostly on one loop."""
+        """The running loop's value, where it was the last to be asked for: every request asks, and
+        mostly on one loop.
+        """
         last = self._last
         return last[1] if last is not None and last[0]() is asyncio.get_running_loop() else None
 

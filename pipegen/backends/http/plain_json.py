@@ -1,4 +1,5 @@
-"""Plain data as JSON and back: orjson where it says the same as the standard library, and the standard library where it does not.
+"""Plain data as JSON and back: orjson where it says the same as the standard library, and the
+standard library where it does not.
 
 Routes to servers need orjson; the pure functions of the wires work without it, to the same effect.
 
@@ -18,7 +19,9 @@ __all__ = ["decoded", "encoded"]
 
 
 def encoded(value: Any) -> bytes:
-    """JSON in UTF-8, without spaces. Raises `ValueError` for NaN, infinity and half surrogate pairs, and `TypeError` for what is not plain data."""
+    """JSON in UTF-8, without spaces. Raises `ValueError` for NaN, infinity and half surrogate
+    pairs, and `TypeError` for what is not plain data.
+    """
     orjson = _orjson()
     try:
         made: bytes = orjson.dumps(value, default=_plain) if orjson is not None else b"null"
@@ -27,11 +30,15 @@ def encoded(value: Any) -> bytes:
     if b"null" not in made:
         return made
     # orjson writes NaN and infinity as null.
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_plain).encode()
+    return json.dumps(
+        value, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_plain
+    ).encode()
 
 
 def decoded(data: bytes) -> Any:
-    """What the JSON says. Raises as `json.loads` does, which also reads what orjson refuses: NaN, half surrogate pairs, a byte order mark."""
+    """What the JSON says. Raises as `json.loads` does, which also reads what orjson refuses: NaN,
+    half surrogate pairs, a byte order mark.
+    """
     orjson = _orjson()
     try:
         return json.loads(data) if orjson is None else orjson.loads(data)

@@ -1,25 +1,34 @@
-"""The way to one server: pooled connections, bounded and adaptive concurrency, deadlines, and sending again what is safe.
+"""The way to one server: pooled connections, bounded and adaptive concurrency, deadlines, and
+sending again what is safe.
 
-**States.** An attempt (`once` for a whole answer, `events` for a stream) is *waiting* for its turn at the gate, *sent*, *answered* (its head has come), or
-*ended*. A row is one or more attempts, one after the other.
+**States.** An attempt (`once` for a whole answer, `events` for a stream) is *waiting* for its turn
+at the gate, *sent*, *answered* (its head has come), or *ended*. A row is one or more attempts, one
+after the other.
 
-- waiting to sent: the gate lets it through. First come, first served; fewer at a time while the server asks for patience (see `Gate`).
-- sent to answered: the head of the answer comes. Its status tells the gate whether the server has room.
-- answered to ended: the whole body has come, or a stream's `[DONE]`. A body that is complete counts, however its connection ends.
-- any state to ended: the connection breaks (`Broken`), the deadline passes (`Late`), the answer is larger than it may be (`TooLong`), or the caller is
-  cancelled or leaves the stream. The connection is then closed, and the place at the gate given back.
+- waiting to sent: the gate lets it through. First come, first served; fewer at a time while the
+  server asks for patience (see `Gate`).
+- sent to answered: the head of the answer comes. Its status tells the gate whether the server has
+  room.
+- answered to ended: the whole body has come, or a stream's `[DONE]`. A body that is complete
+  counts, however its connection ends.
+- any state to ended: the connection breaks (`Broken`), the deadline passes (`Late`), the answer is
+  larger than it may be (`TooLong`), or the caller is cancelled or leaves the stream. The connection
+  is then closed, and the place at the gate given back.
 
-**Attempts.** `retry` starts another attempt after one that failed with `AttemptFailed(again=True)`: the server had no room (429, 503), a
-gateway lost the request (502, 504), the connection broke, or the answer was cut off. A generation changes nothing on the server, so asking twice is safe
-as long as nobody has seen a part of the first answer. A status of 500 is not sent again: the request itself may bring the server down.
+**Attempts.** `retry` starts another attempt after one that failed with `AttemptFailed(again=True)`:
+the server had no room (429, 503), a gateway lost the request (502, 504), the connection broke, or
+the answer was cut off. A generation changes nothing on the server, so asking twice is safe as long
+as nobody has seen a part of the first answer. A status of 500 is not sent again: the request itself
+may bring the server down.
 
 **Invariants.**
 
-- A row has one deadline for everything that is done for it (the gate, the connection, the answer, pauses, further attempts); nothing that a server sends
-  moves it.
+- A row has one deadline for everything that is done for it (the gate, the connection, the answer,
+  pauses, further attempts); nothing that a server sends moves it.
 - Every attempt that entered the gate leaves it exactly once, and closes what it opened.
 - No answer takes more memory than was allowed for what was asked (see `bounds`).
-- What belongs to an event loop (connections, gate, deadlines) is used on that loop alone, and is put away when the loop ends.
+- What belongs to an event loop (connections, gate, deadlines) is used on that loop alone, and is
+  put away when the loop ends.
 """
 
 from __future__ import annotations
@@ -46,10 +55,14 @@ __all__ = ["AttemptFailed", "HttpStatusError", "Transport", "body_of"]
 
 T = TypeVar("T")
 FIRST_WAIT, LONGEST_WAIT = 0.1, 10.0
-"""Seconds between two attempts where the server does not say how long to wait: doubled each time, with jitter."""
+"""Seconds between two attempts where the server does not say how long to wait: doubled each time,
+with jitter.
+"""
 ABORT_SECONDS = 2.0
 CLOSED_SHARE = 0.1
-"""The most of a row's time for which one answer (`Retry-After`) may keep all other rows from the server."""
+"""The most of a row's time for which one answer (`Retry-After`) may keep all other rows from the
+server.
+"""
 UPLOAD_BYTES = 2**27
 """Bytes of bodies with images that are held at a time, ready to be sent."""
 PREPARED = 2
@@ -96,13 +109,25 @@ class Transport:
     """The way to one server."""
 
     def __init__(self, access: Access, settings: ServerSettings) -> None:
-        self.access, self.timeout, self.retries, self.budget = access, settings.timeout, settings.retries, settings.batch_budget
+        self.access, self.timeout, self.retries, self.budget = (
+            access,
+            settings.timeout,
+            settings.retries,
+            settings.batch_budget,
+        )
         self.max_in_flight = settings.max_in_flight
         self._held = PerLoop(self._on_loop, _put_away)
 
     def _on_loop(self) -> _OnLoop:
         client = Client(self.max_in_flight + 8, self.access.headers())
-        return _OnLoop(client, Gate(self.max_in_flight), Deadlines(), Room(UPLOAD_BYTES), asyncio.Semaphore(PREPARED), asyncio.Lock())
+        return _OnLoop(
+            client,
+            Gate(self.max_in_flight),
+            Deadlines(),
+            Room(UPLOAD_BYTES),
+            asyncio.Semaphore(PREPARED),
+            asyncio.Lock(),
+        )
 
     async def here(self) -> _OnLoop:
         """What belongs to the running loop."""
@@ -113,12 +138,23 @@ class Transport:
         return None if self.budget is None else asyncio.get_running_loop().time() + self.budget
 
     def ends(self, call_ends: float | None = None) -> float:
-        """The deadline of a row that begins now, by the running loop's clock: its own, or that of the whole call."""
+        """The deadline of a row that begins now, by the running loop's clock: its own, or that of
+        the whole call.
+        """
         ends = asyncio.get_running_loop().time() + self.timeout
         return ends if call_ends is None or ends < call_ends else call_ends
 
-    async def once(self, request: WireRequest, deadline: float, *, body: bytes | Upload | None = None, most: int = BASE) -> WireReply:
-        """One attempt, whose answer may have `most` bytes. Raises `HttpStatusError` for another status than 200, and `AttemptFailed`."""
+    async def once(
+        self,
+        request: WireRequest,
+        deadline: float,
+        *,
+        body: bytes | Upload | None = None,
+        most: int = BASE,
+    ) -> WireReply:
+        """One attempt, whose answer may have `most` bytes. Raises `HttpStatusError` for another
+        status than 200, and `AttemptFailed`.
+        """
         body = body or body_of(request)
         here = self._held.last() or await self._held.get()
         if not here.gate.try_enter():
@@ -128,13 +164,18 @@ class Transport:
         try:
             with here.deadlines.by(deadline):
                 opened = await here.client.open(request.method, self.access.url(request.path), body)
-                reply = WireReply(status=opened.status, headers=opened.headers, body=await opened.body(most))
+                reply = WireReply(
+                    status=opened.status, headers=opened.headers, body=await opened.body(most)
+                )
         except TooLong as refusal:
             self._malformed(refusal)
         except (Broken, Late) as ended:
             if opened is None or opened.status != 200 or not is_ok(json_of(opened.came())):
-                raise self._trouble(ended, "for the answer" if opened is None else "for the rest of the answer") from ended
-            reply = WireReply(status=200, headers=opened.headers, body=opened.came())  # whole, though its connection was not
+                raise self._trouble(
+                    ended, "for the answer" if opened is None else "for the rest of the answer"
+                ) from ended
+            # whole, though its connection was not
+            reply = WireReply(status=200, headers=opened.headers, body=opened.came())
         finally:
             here.gate.leave()
             if opened is not None:
@@ -145,9 +186,16 @@ class Transport:
         return reply
 
     async def events(
-        self, request: WireRequest, deadline: Callable[[], float], *, body: bytes | Upload | None = None, most: int = BASE, total: int | None = None
+        self,
+        request: WireRequest,
+        deadline: Callable[[], float],
+        *,
+        body: bytes | Upload | None = None,
+        most: int = BASE,
+        total: int | None = None,
     ) -> AsyncGenerator[bytes, None]:
-        """One attempt at a stream: the data of its events, each of `most` bytes, and `total` in all. Leaving early closes the connection.
+        """One attempt at a stream: the data of its events, each of `most` bytes, and `total` in
+        all. Leaving early closes the connection.
 
         `deadline` may come nearer while it goes on. Raises as `once` does.
         """
@@ -177,7 +225,9 @@ class Transport:
                             raise TooLong(f"more than {total} bytes")
                         yield data
         except (Broken, Late) as ended:
-            raise self._trouble(ended, "for the answer" if opened is None else "for the rest of its stream") from ended
+            raise self._trouble(
+                ended, "for the answer" if opened is None else "for the rest of its stream"
+            ) from ended
         except TooLong as refusal:
             self._malformed(refusal)
         finally:
@@ -185,12 +235,18 @@ class Transport:
             if opened is not None:
                 opened.close()
         if not events.done:
-            raise AttemptFailed(MalformedResponse(f"{self.access.root} ended its stream before [DONE]"), again=True)
+            raise AttemptFailed(
+                MalformedResponse(f"{self.access.root} ended its stream before [DONE]"), again=True
+            )
 
-    async def retry(self, trouble: AttemptFailed, attempt: Callable[[], Awaitable[T]], deadline: float) -> T:
-        """Call `attempt` until it raises no `AttemptFailed`, or none that allows another attempt; then that is raised.
+    async def retry(
+        self, trouble: AttemptFailed, attempt: Callable[[], Awaitable[T]], deadline: float
+    ) -> T:
+        """Call `attempt` until it raises no `AttemptFailed`, or none that allows another attempt;
+        then that is raised.
 
-        `trouble` is what the first attempt has ended in, so one that works costs nothing more than itself.
+        `trouble` is what the first attempt has ended in, so one that works costs nothing more than
+        itself.
         """
         if not trouble.again or not self.retries:
             raise trouble
@@ -199,15 +255,28 @@ class Transport:
 
         def wait(state: tenacity.RetryCallState) -> float:
             error = state.outcome.exception() if state.outcome is not None else None
-            pause = error.error.retry_after if isinstance(error, AttemptFailed) and isinstance(error.error, RateLimited) else None
+            pause = (
+                error.error.retry_after
+                if isinstance(error, AttemptFailed) and isinstance(error.error, RateLimited)
+                else None
+            )
             return max(pause or 0.0, jitter(state))
 
         def stop(state: tenacity.RetryCallState) -> bool:
-            return state.attempt_number > self.retries or asyncio.get_running_loop().time() + state.upcoming_sleep >= deadline
+            return (
+                state.attempt_number > self.retries
+                or asyncio.get_running_loop().time() + state.upcoming_sleep >= deadline
+            )
 
-        jitter = tenacity.wait_exponential(multiplier=FIRST_WAIT, max=LONGEST_WAIT) + tenacity.wait_random(0, FIRST_WAIT)
-        allowed = tenacity.retry_if_exception(lambda error: isinstance(error, AttemptFailed) and error.again)
-        async for trial in tenacity.AsyncRetrying(retry=allowed, stop=stop, wait=wait, reraise=True):
+        jitter = tenacity.wait_exponential(
+            multiplier=FIRST_WAIT, max=LONGEST_WAIT
+        ) + tenacity.wait_random(0, FIRST_WAIT)
+        allowed = tenacity.retry_if_exception(
+            lambda error: isinstance(error, AttemptFailed) and error.again
+        )
+        async for trial in tenacity.AsyncRetrying(
+            retry=allowed, stop=stop, wait=wait, reraise=True
+        ):
             with trial:
                 if first is not None:
                     replayed, first = first, None
@@ -216,10 +285,17 @@ class Transport:
         raise AssertionError("tenacity ends with an answer or an error")
 
     async def abort(self, request: WireRequest) -> None:
-        """Tell the server to end a request; what it answers makes no difference, since the request is given up anyway."""
+        """Tell the server to end a request; what it answers makes no difference, since the request
+        is given up anyway.
+        """
         here = await self.here()
-        with contextlib.suppress(Broken, Late, TooLong), here.deadlines.by(asyncio.get_running_loop().time() + ABORT_SECONDS):
-            opened = await here.client.open(request.method, self.access.url(request.path), body_of(request))
+        with (
+            contextlib.suppress(Broken, Late, TooLong),
+            here.deadlines.by(asyncio.get_running_loop().time() + ABORT_SECONDS),
+        ):
+            opened = await here.client.open(
+                request.method, self.access.url(request.path), body_of(request)
+            )
             try:
                 await opened.body(BASE)
             finally:
@@ -236,27 +312,42 @@ class Transport:
     def _trouble(self, ended: Broken | Late, waited: str) -> AttemptFailed:
         """What ended an attempt; where its time was over, it was the last."""
         if isinstance(ended, Broken):
-            error = unreachable(self.access.root, self.access.scrub(str(ended)), ended.hint, lasting=ended.lasting)
+            error = unreachable(
+                self.access.root, self.access.scrub(str(ended)), ended.hint, lasting=ended.lasting
+            )
             return AttemptFailed(error, again=not ended.lasting)
         return AttemptFailed(self.late(waited), again=False)
 
     def late(self, waited: str) -> Timeout:
         """The error of a row whose time is over."""
-        allowed = f"{self.timeout:g} s for a request (timeout)" + ("" if self.budget is None else f" and {self.budget:g} s for the whole call (batch_budget)")
-        return Timeout(f"{self.access.root}: the time is over, {allowed}, with all its waits and attempts; it waited {waited}")
+        allowed = f"{self.timeout:g} s for a request (timeout)" + (
+            ""
+            if self.budget is None
+            else f" and {self.budget:g} s for the whole call (batch_budget)"
+        )
+        return Timeout(
+            f"{self.access.root}: the time is over, {allowed}, with all its waits and attempts; it"
+            f" waited {waited}"
+        )
 
     def _malformed(self, refusal: TooLong) -> NoReturn:
-        raise AttemptFailed(MalformedResponse(f"{self.access.root} sends {refusal}", hint=_TOO_LONG), again=False) from refusal
+        raise AttemptFailed(
+            MalformedResponse(f"{self.access.root} sends {refusal}", hint=_TOO_LONG), again=False
+        ) from refusal
 
     def close(self) -> None:
         """Close all connections; they are opened again when they are needed again."""
         self._held.close()
 
     def _note(self, gate: Gate, reply: WireReply, sent_at: float) -> None:
-        """Tell the gate how a request fared. What no row could wait for closes it for none: one answer is not the server's word for all of them."""
+        """Tell the gate how a request fared. What no row could wait for closes it for none: one
+        answer is not the server's word for all of them.
+        """
         if reply.status in (429, 503):
             asked = retry_after(reply.headers) or 0.0
-            gate.narrow(sent_at, min(asked, self.timeout * CLOSED_SHARE) if asked < self.timeout else None)
+            gate.narrow(
+                sent_at, min(asked, self.timeout * CLOSED_SHARE) if asked < self.timeout else None
+            )
         elif reply.status not in AGAIN:
             gate.widen()
 
@@ -266,7 +357,9 @@ async def _put_away(held: _OnLoop) -> None:
     await held.client.close()
 
 
-_TOO_LONG = "ask for fewer tokens, or see what the server does with max_tokens; the answer was not used"
+_TOO_LONG = (
+    "ask for fewer tokens, or see what the server does with max_tokens; the answer was not used"
+)
 
 
 def body_of(request: WireRequest) -> bytes | None:

@@ -1,4 +1,6 @@
-"""The engine behind the chat route: the server renders, tokenises and decodes; the text is cut here, by the same `cut` as everywhere."""
+"""The engine behind the chat route: the server renders, tokenises and decodes; the text is cut
+here, by the same `cut` as everywhere.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ from pipegen.backends.servers.images import messages_of
 from pipegen.backends.servers.openai import asks_to_think
 from pipegen.backends.servers.server import SPARE
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire
-from pipegen.core.errors import GenerationError, InvalidRequest, MalformedResponse, PluginFailed, UnsupportedMultimodal, UnsupportedOption
+from pipegen.core.errors import (
+    GenerationError,
+    InvalidRequest,
+    MalformedResponse,
+    PluginFailed,
+    UnsupportedMultimodal,
+    UnsupportedOption,
+)
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities
 from pipegen.engines.plugin import Plugin
@@ -27,7 +36,14 @@ from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import freeze
 from pipegen.records.options import GenerationOptions, resolve
 from pipegen.records.requests import GenerationRequest
-from pipegen.records.results import ChatOutput, Finish, GenerationResult, ResolvedRequest, TokenLogprob, closest_choice
+from pipegen.records.results import (
+    ChatOutput,
+    Finish,
+    GenerationResult,
+    ResolvedRequest,
+    TokenLogprob,
+    closest_choice,
+)
 from pipegen.stages.parts.answer_check import WORDS, Answer, disobeyed
 from pipegen.stages.parts.reasoning import thinking_beside_form, thinking_unfinished
 from pipegen.stages.parts.stop_scan import StopScanner
@@ -38,7 +54,9 @@ __all__ = ["ChatEngine", "ChatRow", "result_of"]
 
 UNSET = GenerationOptions()
 ENDED = ("stop", "eos", "tool_calls", "function_call")
-"""What servers call a row that ended by itself, at its end token, a stop, or the end of a tool call."""
+"""What servers call a row that ended by itself, at its end token, a stop, or the end of a tool
+call.
+"""
 
 
 class ChatDelta(NamedTuple):
@@ -53,8 +71,17 @@ class ChatRow:
 
     >>> from pipegen.records.options import GenerationOptions, resolve
     >>> from pipegen.records.requests import TextGenerationRequest
-    >>> row = ChatRow(ResolvedRequest(request=TextGenerationRequest(prompt="Hi"), options=resolve(GenerationOptions(stop=("END",)))))
-    >>> [row.take(Completion(text=text)).text for text in ("a E", "N", "D b")], row.cut_short, row.slot().unwrap().stop
+    >>> row = ChatRow(
+    ...     ResolvedRequest(
+    ...         request=TextGenerationRequest(prompt="Hi"),
+    ...         options=resolve(GenerationOptions(stop=("END",))),
+    ...     )
+    ... )
+    >>> (
+    ...     [row.take(Completion(text=text)).text for text in ("a E", "N", "D b")],
+    ...     row.cut_short,
+    ...     row.slot().unwrap().stop,
+    ... )
     (['a ', '', ''], True, 'END')
     """
 
@@ -64,7 +91,11 @@ class ChatRow:
         self._scanner = StopScanner(self._stops)
         self._watch = Watch(plugins)
         self._halted: str | None = None
-        self._stripper = Stripper() if job.options.decode is not None and job.options.decode.strip_whitespace else None
+        self._stripper = (
+            Stripper()
+            if job.options.decode is not None and job.options.decode.strip_whitespace
+            else None
+        )
         self._raw: list[str] = []
         self._text: list[str] = []
         self._reasoning: list[str] = []
@@ -79,7 +110,9 @@ class ChatRow:
 
     @property
     def cut_short(self) -> bool:
-        """Whether nothing more is wanted: a stop completed in the text, a plugin halted the row, or a piece was malformed."""
+        """Whether nothing more is wanted: a stop completed in the text, a plugin halted the row, or
+        a piece was malformed.
+        """
         return self._error is not None or self._halted is not None or self._scanner.stop is not None
 
     @property
@@ -90,13 +123,20 @@ class ChatRow:
     def take(self, piece: Completion) -> ChatDelta:
         """Take a piece; what of it is final."""
         final = ""
-        if self._finish is not None and not self.cut_short and (piece.text or piece.reasoning or piece.tool_calls):
-            self._error = MalformedResponse(f"the stream goes on after finish_reason {self._finish!r:.40}")
+        if (
+            self._finish is not None
+            and not self.cut_short
+            and (piece.text or piece.reasoning or piece.tool_calls)
+        ):
+            self._error = MalformedResponse(
+                f"the stream goes on after finish_reason {self._finish!r:.40}"
+            )
         if piece.text and not self.cut_short:
             final = self._read(piece.text)
         if piece.finish is not None:
             if isinstance(piece.stop, str) and piece.stop in self._stops and not self.cut_short:
-                # The server cut its stop away. With it, the text is cut by pipegen's rule, whichever stop the server took.
+                # The server cut its stop away. With it, the text is cut by pipegen's rule,
+                # whichever stop the server took.
                 final += self._read(piece.stop)
             final += self._scanner.finish() if not self.cut_short else ""
             self._finish, self._stop = piece.finish, piece.stop
@@ -109,12 +149,16 @@ class ChatRow:
         self._logprobs += piece.logprobs or ()
         self._prompt_ids = piece.prompt_token_ids or self._prompt_ids
         self._usage = piece.usage or self._usage
-        return ChatDelta(final if self._stripper is None else self._stripper.feed(final), piece.reasoning or "")
+        return ChatDelta(
+            final if self._stripper is None else self._stripper.feed(final), piece.reasoning or ""
+        )
 
     def _read(self, text: str) -> str:
-        """What is final with this text. A plugin sees it character by character, so that it halts before a stop that completes later in the piece.
+        """What is final with this text. A plugin sees it character by character, so that it halts
+        before a stop that completes later in the piece.
 
-        What comes after the end is no part of the row: a server that runs on, or a piece that holds more, makes no other `raw_text`.
+        What comes after the end is no part of the row: a server that runs on, or a piece that holds
+        more, makes no other `raw_text`.
         """
         if not self._watch:
             scan = self._scanner.feed(text)
@@ -138,7 +182,9 @@ class ChatRow:
         return "".join(final)
 
     def _add(self, call: Mapping[str, Any], place: int) -> None:
-        """Add a tool call, or a piece of one: strings of arguments are joined, everything else comes once."""
+        """Add a tool call, or a piece of one: strings of arguments are joined, everything else
+        comes once.
+        """
         index = call.get("index", place)
         if type(index) is not int:
             self._error = MalformedResponse(f"tool_calls[{place}].index is {index!r:.40}")
@@ -146,7 +192,9 @@ class ChatRow:
         held = self._calls.setdefault(index, {})
         for name, value in call.items():
             if name == "function" and value is not None:
-                self._add_function(held.setdefault("function", {}), value, f"tool_calls[{place}].function")
+                self._add_function(
+                    held.setdefault("function", {}), value, f"tool_calls[{place}].function"
+                )
             elif name != "index" and value is not None:
                 held[name] = value
 
@@ -156,9 +204,13 @@ class ChatRow:
             return
         for name in ("name", "arguments"):
             if not isinstance(value.get(name), (str, type(None))):
-                self._error = MalformedResponse(f"{place}.{name} is {type(value[name]).__name__}, not a string")
+                self._error = MalformedResponse(
+                    f"{place}.{name} is {type(value[name]).__name__}, not a string"
+                )
                 return
-        before.update({key: entry for key, entry in value.items() if key != "arguments" and entry is not None})
+        before.update(
+            {key: entry for key, entry in value.items() if key != "arguments" and entry is not None}
+        )
         if value.get("arguments") is not None:
             before["arguments"] = before.get("arguments", "") + value["arguments"]
 
@@ -197,18 +249,28 @@ class ChatRow:
         return Finish.EOS, None
 
 
-def result_of(output: ChatOutput, route: str, plugins: Sequence[Plugin], limit: int | None = None) -> Slot[GenerationResult]:
+def result_of(
+    output: ChatOutput, route: str, plugins: Sequence[Plugin], limit: int | None = None
+) -> Slot[GenerationResult]:
     """The result: stripped and trimmed as on every route, with the counts that the server reports.
 
-    A server that ends a row for its length before `max_new_tokens` has clipped it: the options then say what was really allowed, and `clipped_from`
-    what was asked. Where the server had room for more, by its `limit` of a row, that is no answer to the request.
+    A server that ends a row for its length before `max_new_tokens` has clipped it: the options then
+    say what was really allowed, and `clipped_from` what was asked. Where the server had room for
+    more, by its `limit` of a row, that is no answer to the request.
     """
-    made, asked = output.usage.get("completion_tokens", len(output.token_ids)), output.job.options.max_new_tokens or 0
+    made, asked = (
+        output.usage.get("completion_tokens", len(output.token_ids)),
+        output.job.options.max_new_tokens or 0,
+    )
     wrong = disobeyed(_judged(output, made, route, limit), output.job.options, route)
     if wrong is not None:
         return Failure(wrong)
     clipped = output.finish is Finish.LENGTH and 0 < made < asked
-    options = dataclasses.replace(output.job.options, max_new_tokens=made) if clipped else output.job.options
+    options = (
+        dataclasses.replace(output.job.options, max_new_tokens=made)
+        if clipped
+        else output.job.options
+    )
     text = trimmed(output.text, options, plugins)
     if not is_ok(text):
         return Failure(text.failure())
@@ -227,7 +289,8 @@ def result_of(output: ChatOutput, route: str, plugins: Sequence[Plugin], limit: 
             margin=closest_choice(output.logprobs),
             route=route,
             reasoning=output.reasoning,
-            thinking_unfinished=not output.tool_calls and thinking_unfinished(output.finish, output.raw_text, reasoning=output.reasoning),
+            thinking_unfinished=not output.tool_calls
+            and thinking_unfinished(output.finish, output.raw_text, reasoning=output.reasoning),
             tool_calls=output.tool_calls,
             options=options,
             clipped_from=asked if clipped else None,
@@ -236,7 +299,9 @@ def result_of(output: ChatOutput, route: str, plugins: Sequence[Plugin], limit: 
 
 
 def _judged(output: ChatOutput, made: int, route: str, limit: int | None) -> Answer:
-    """The answer, as far as it can be judged. A plain server may count in tokens of another kind, so its count is not held against it."""
+    """The answer, as far as it can be judged. A plain server may count in tokens of another kind,
+    so its count is not held against it.
+    """
     prompt = output.usage.get("prompt_tokens", 0)
     return Answer(
         text=output.text,
@@ -249,11 +314,15 @@ def _judged(output: ChatOutput, made: int, route: str, limit: int | None) -> Ans
 
 
 class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
-    """An engine that is asked in messages and answers in text. It has no tokenizer: what pipegen promises of ids does not hold here."""
+    """An engine that is asked in messages and answers in text. It has no tokenizer: what pipegen
+    promises of ids does not hold here.
+    """
 
     generation_config: immutabledict[str, Any] = immutabledict()
 
-    def __init__(self, wire: Wire, access: Access, settings: ChatServerSettings, model: str) -> None:
+    def __init__(
+        self, wire: Wire, access: Access, settings: ChatServerSettings, model: str
+    ) -> None:
         super().__init__(wire, access, settings, model)
         self.server_limit = settings.server_limit
 
@@ -264,22 +333,32 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
 
     @property
     def depends_on(self) -> Mapping[str, Any]:
-        """See `DependsOn`. Of the model, its name at the server and the server's address are known."""
+        """See `DependsOn`. Of the model, its name at the server and the server's address are
+        known.
+        """
         return {"base_url": self.sender.access.root, **self.asked_settings()}
 
     def _capable_by(self, facts: Facts) -> Capabilities:
         """The context length, and whether the model takes images, is the server's to say."""
         blind = _no_images(facts)
         honours = ENGINES[self.name] - {"images"} if blind else ENGINES[self.name]
-        return Capabilities(engine=self.name, honours=honours, context_length=self.limit_of(facts), reason=blind)
+        return Capabilities(
+            engine=self.name, honours=honours, context_length=self.limit_of(facts), reason=blind
+        )
 
     def resolve(self, request: GenerationRequest) -> Slot[ResolvedRequest]:
-        """The request with its effective options, or the promise that does not hold when a server renders."""
+        """The request with its effective options, or the promise that does not hold when a server
+        renders.
+        """
         given = request.options or UNSET
         thinks = None if given.chat is None else given.chat.enable_thinking
         unknown = "the prompt's length is not known before the server has it"
         for name, asked, words in (
-            ("use_generation_config", given.use_generation_config, "the checkpoint's generation settings are not known here"),
+            (
+                "use_generation_config",
+                given.use_generation_config,
+                "the checkpoint's generation settings are not known here",
+            ),
             ("max_prompt_tokens", given.max_prompt_tokens is not None, unknown),
             ("on_overflow", given.on_overflow == "clip", unknown),
         ):
@@ -289,23 +368,54 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
             options = resolve(request.options)
         except InvalidField as refusal:
             return Failure(InvalidRequest(f"options: {refusal}"))
-        if options.min_new_tokens and (self.watches or (options.stop is not None and options.stop.stop)):
-            words = "with stop strings or with plugins that halt: where a token ends in the text is not known here"
+        if options.min_new_tokens and (
+            self.watches or (options.stop is not None and options.stop.stop)
+        ):
+            words = (
+                "with stop strings or with plugins that halt: where a token ends in the text is not"
+                " known here"
+            )
             return self._refused("min_new_tokens", f"does not honour min_new_tokens {words}")
         if self.server_limit and given.max_new_tokens is None:
             options = dataclasses.replace(options, max_new_tokens=None)
         chat = options.chat
-        if chat is not None and "reasoning_effort" in self.sender.settings.extra_body and thinks is None:
+        if (
+            chat is not None
+            and "reasoning_effort" in self.sender.settings.extra_body
+            and thinks is None
+        ):
             # The servers themselves switch thinking on and off by it, unless the switch is set too.
-            options = dataclasses.replace(options, chat=dataclasses.replace(chat, enable_thinking=None))
+            options = dataclasses.replace(
+                options, chat=dataclasses.replace(chat, enable_thinking=None)
+            )
         if self.name == "openai_chat" and chat is not None:
             if thinks is False:
-                words = "does not honour enable_thinking=False: a plain server has no field for it, and what it would do is not known"
-                return self._refused("enable_thinking", words, hint="leave it out, or set the server's own switch in extra_body")
-            options = dataclasses.replace(options, chat=dataclasses.replace(chat, enable_thinking=chat.enable_thinking or None))  # nothing is sent
-        if self.name == "sglang_chat" and chat is not None and not chat.add_generation_prompt and not chat.continue_final_message:
+                words = (
+                    "does not honour enable_thinking=False: a plain server has no field for it, and"
+                    " what it would do is not known"
+                )
+                return self._refused(
+                    "enable_thinking",
+                    words,
+                    hint="leave it out, or set the server's own switch in extra_body",
+                )
+            # nothing is sent
+            options = dataclasses.replace(
+                options,
+                chat=dataclasses.replace(chat, enable_thinking=chat.enable_thinking or None),
+            )
+        if (
+            self.name == "sglang_chat"
+            and chat is not None
+            and not chat.add_generation_prompt
+            and not chat.continue_final_message
+        ):
             return self._refused("add_generation_prompt", "always opens the assistant's turn")
-        if self.name in ("openai_chat", "vllm_chat") and options.decode is not None and options.decode.skip_special_tokens is False:
+        if (
+            self.name in ("openai_chat", "vllm_chat")
+            and options.decode is not None
+            and options.decode.skip_special_tokens is False
+        ):
             return self._refused("skip_special_tokens", "does not honour skip_special_tokens=False")
         return Success(ResolvedRequest(request=request, options=options))
 
@@ -315,22 +425,46 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
     def result(self, answer: ChatOutput, route: str) -> Slot[GenerationResult]:
         """The finished result of a row's answer, cut and trimmed.
 
-        A server without a reasoning parser holds a form from the first token, so that nothing is thought: its answer is no answer to a request for both.
+        A server without a reasoning parser holds a form from the first token, so that nothing is
+        thought: its answer is no answer to a request for both.
         """
         thought = answer.reasoning or answer.tool_calls or self.name == "openai_chat"
-        if answer.job.options.structured is not None and not thought and asks_to_think(answer.job.options, self.sender.extra_body):
+        if (
+            answer.job.options.structured is not None
+            and not thought
+            and asks_to_think(answer.job.options, self.sender.extra_body)
+        ):
             unthought = thinking_beside_form(answer.job.options)
             if unthought is not None:
-                return Failure(unthought.with_fields(hint=f"start the server with a reasoning parser (--reasoning-parser), or {unthought.hint}"))
-        return result_of(answer, route, self.plugins, self.limit_of(self.sender.directory.known) if self.name == "vllm_chat" else None)
+                return Failure(
+                    unthought.with_fields(
+                        hint=(
+                            "start the server with a reasoning parser (--reasoning-parser), or"
+                            f" {unthought.hint}"
+                        )
+                    )
+                )
+        return result_of(
+            answer,
+            route,
+            self.plugins,
+            self.limit_of(self.sender.directory.known) if self.name == "vllm_chat" else None,
+        )
 
     def row(self, asked: ResolvedRequest, deadline: float) -> Awaitable[Slot[ChatOutput]]:
         if self._cuts_away(asked) or self.watches:
-            # The server's own cut looks like other ends: the stream is cut here instead, and closed.
+            # The server's own cut looks like other ends: the stream is cut here instead, and
+            # closed.
             return self.followed(0, asked, deadline, None)
         return self.sender.whole(WholeRow(self, asked), deadline)
 
-    async def followed(self, position: int, asked: ResolvedRequest, deadline: float, tell: Callable[[TextMade], None] | None) -> Slot[ChatOutput]:
+    async def followed(
+        self,
+        position: int,
+        asked: ResolvedRequest,
+        deadline: float,
+        tell: Callable[[TextMade], None] | None,
+    ) -> Slot[ChatOutput]:
         row = ChatRow(asked, self.plugins)
 
         def take(piece: Completion) -> bool:
@@ -340,7 +474,9 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
             return row.cut_short
 
         make = functools.partial(self.ask, asked, True)
-        error = await self.sender.pieces(make, take, deadline, heavy=self.heavy(asked), ended=lambda: row.ended, bounded=True)
+        error = await self.sender.pieces(
+            make, take, deadline, heavy=self.heavy(asked), ended=lambda: row.ended, bounded=True
+        )
         return row.slot() if error is None else Failure(error)
 
     @property
@@ -354,15 +490,23 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
     def heavy(self, asked: ResolvedRequest) -> bool:
         return bool(asked.request.sources)
 
-    def ask(self, asked: ResolvedRequest, stream: bool, facts: Facts, model: str | None, rid: str) -> Slot[ServerRequest]:
+    def ask(
+        self, asked: ResolvedRequest, stream: bool, facts: Facts, model: str | None, rid: str
+    ) -> Slot[ServerRequest]:
         if asked.request.sources and _no_images(facts):
-            return Failure(UnsupportedMultimodal(f"{shown(self.name)} takes no images: {_no_images(facts)}"))
+            return Failure(
+                UnsupportedMultimodal(f"{shown(self.name)} takes no images: {_no_images(facts)}")
+            )
         return messages_of(asked.request).map(
             lambda messages: ServerRequest(
                 messages=messages,
                 tools=tuple(asked.request.tools),
                 options=asked.options,
-                ending_ids=tuple((asked.options.stop.stop_token_ids or ()) if asked.options.stop is not None else ()),
+                ending_ids=tuple(
+                    (asked.options.stop.stop_token_ids or ())
+                    if asked.options.stop is not None
+                    else ()
+                ),
                 stops=() if self._cuts_away(asked) else _stops(asked),
                 model=model,
                 rid=rid,
@@ -378,8 +522,14 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
 
 
 def _no_images(facts: Facts) -> str:
-    """Why the server takes no images; empty where it is not known to take none. SGLang says so only there, and leaves out images without a word."""
-    return "the server's model takes none" if "images" in facts.lacks or facts.about.get("has_image_understanding") is False else ""
+    """Why the server takes no images; empty where it is not known to take none. SGLang says so only
+    there, and leaves out images without a word.
+    """
+    return (
+        "the server's model takes none"
+        if "images" in facts.lacks or facts.about.get("has_image_understanding") is False
+        else ""
+    )
 
 
 def _stops(job: ResolvedRequest) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
-"""Every field of a chat request, and whose servers take it: vLLM's, SGLang's, or OpenAI's own. One list, for chat files, `extra_body`, the JSON Schema
-and the documentation.
+"""Every field of a chat request, and whose servers take it: vLLM's, SGLang's, or OpenAI's own. One
+list, for chat files, `extra_body`, the JSON Schema and the documentation.
 
-The lists are those of vLLM 0.32.0, SGLang 0.5.23 and openai 3.54.0; tests hold them beside the classes of those packages. A field that has no name of
-its own in pipegen is passed on as it is.
+The lists are those of vLLM 0.32.0, SGLang 0.5.23 and openai 3.54.0; tests hold them beside the
+classes of those packages. A field that has no name of its own in pipegen is passed on as it is.
 
 >>> dialects_of("ebnf"), dialects_of("logit_bias"), dialects_of("no_such_field")
 (('sglang',), ('vllm', 'sglang', 'plain'), ())
@@ -66,7 +66,9 @@ REMOVED: Mapping[str, str] = {
     "guided_whitespace_pattern": "whitespace_pattern",
     "guided_decoding_backend": "",
 }
-"""Fields that vLLM had before `structured_outputs`, whose key each is now. A newer server ignores them without a word, so they are never sent."""
+"""Fields that vLLM had before `structured_outputs`, whose key each is now. A newer server ignores
+them without a word, so they are never sent.
+"""
 
 
 def dialects_of(field: str) -> tuple[str, ...]:
@@ -81,24 +83,41 @@ OWN_FIELDS = ("messages", "n", "stream")
 
 
 def check_extra_body(extra_body: Mapping[str, Any], dialect: str) -> UnsupportedOption | None:
-    """The field of `extra_body` that pipegen sets itself, or that this dialect does not have, and another has. A plain server may be any: it is sent
-    what else stands there.
+    """The field of `extra_body` that pipegen sets itself, or that this dialect does not have, and
+    another has. A plain server may be any: it is sent what else stands there.
 
     >>> check_extra_body({"separate_reasoning": True}, "vllm").option
     'separate_reasoning'
-    >>> check_extra_body({"separate_reasoning": True}, "sglang") is None, check_extra_body({"top_k": 5}, "plain") is None
+    >>> (
+    ...     check_extra_body({"separate_reasoning": True}, "sglang") is None,
+    ...     check_extra_body({"top_k": 5}, "plain") is None,
+    ... )
     (True, True)
     """
     for name, value in extra_body.items():
         if name in OWN_FIELDS:
-            return UnsupportedOption(f"extra_body.{name} is set by pipegen itself", option=name, hint="leave it out: requests, samples and stream(...) set it")
-        if dialect == "plain" and name != "separate_reasoning":  # which has a keyword of its own, and is SGLang's
+            return UnsupportedOption(
+                f"extra_body.{name} is set by pipegen itself",
+                option=name,
+                hint="leave it out: requests, samples and stream(...) set it",
+            )
+        # which has a keyword of its own, and is SGLang's
+        if dialect == "plain" and name != "separate_reasoning":
             continue
         if value is not None and name in REMOVED:
             words = f"extra_body.{name} is a field that vLLM has no more, and would ignore"
-            return UnsupportedOption(words, option=name, hint="use json_schema, regex or choice, or structured_outputs as in vLLM")
+            return UnsupportedOption(
+                words,
+                option=name,
+                hint="use json_schema, regex or choice, or structured_outputs as in vLLM",
+            )
         others = [SERVERS[other] for other in dialects_of(name) if other != "plain"]
         if value is not None and others and dialect not in dialects_of(name):
-            words = f"extra_body.{name} is a field of {' and '.join(others)}, and the dialect is {dialect!r}"
-            return UnsupportedOption(words, option=name, hint="leave it out, or set the server's own dialect")
+            words = (
+                f"extra_body.{name} is a field of {' and '.join(others)}, and the dialect is"
+                f" {dialect!r}"
+            )
+            return UnsupportedOption(
+                words, option=name, hint="leave it out, or set the server's own dialect"
+            )
     return None

@@ -27,25 +27,41 @@ Dialect = Literal["vllm", "sglang", "plain"]
 def dialect_of(models: Any) -> Dialect:
     """The dialect of the server that lists these models.
 
-    >>> dialect_of({"data": [{"id": "m", "owned_by": "vllm"}]}), dialect_of({"data": [{"id": "m", "owned_by": "me"}]})
+    >>> (
+    ...     dialect_of({"data": [{"id": "m", "owned_by": "vllm"}]}),
+    ...     dialect_of({"data": [{"id": "m", "owned_by": "me"}]}),
+    ... )
     ('vllm', 'plain')
     """
     listed = models.get("data") if isinstance(models, Mapping) else None
-    owners = [entry.get("owned_by") for entry in listed if isinstance(entry, Mapping)] if isinstance(listed, list) else []
+    owners = (
+        [entry.get("owned_by") for entry in listed if isinstance(entry, Mapping)]
+        if isinstance(listed, list)
+        else []
+    )
     return "vllm" if "vllm" in owners else "sglang" if "sglang" in owners else "plain"
 
 
 def find_dialect(url: str, **settings: Any) -> Dialect:
-    """The dialect of the server at this address. Raises `CallFailed` where none answers; one that lists no models is plain.
+    """The dialect of the server at this address. Raises `CallFailed` where none answers; one that
+    lists no models is plain.
 
     Without a key among the settings, that of each kind of server is tried.
     """
     known = {field.name for field in dataclasses.fields(ServerSettings)}
-    held = ServerSettings(base_url=url, **{name: value for name, value in settings.items() if name in known})
+    held = ServerSettings(
+        base_url=url, **{name: value for name, value in settings.items() if name in known}
+    )
     loop = LoopThread()
     try:
         for wire in DIALECTS.values():
-            access = access_to(url, default="", variable=wire.key_variable, api_key=revealed(held.api_key), headers=revealed(held.headers))
+            access = access_to(
+                url,
+                default="",
+                variable=wire.key_variable,
+                api_key=revealed(held.api_key),
+                headers=revealed(held.headers),
+            )
             listed = json_of(loop.run(_listed(Transport(access, held))))
             if is_ok(listed):
                 return dialect_of(listed.unwrap())

@@ -21,11 +21,18 @@ __all__ = ["wire_requests"]
 
 
 def wire_requests(
-    route: Route, requests: Iterable[Request], options: Options | None = None, *, image_policy: ImagePolicy | None = None, stream: bool = False
+    route: Route,
+    requests: Iterable[Request],
+    options: Options | None = None,
+    *,
+    image_policy: ImagePolicy | None = None,
+    stream: bool = False,
 ) -> Batch[WireRequest]:
-    """For each request what an online route would send first for it, or why it would send nothing. Asks no server.
+    """For each request what an online route would send first for it, or why it would send nothing.
+    Asks no server.
 
-    The model's name is left out where only the server could tell it. Raises `TypeError` for a route whose engine is not a server.
+    The model's name is left out where only the server could tell it. Raises `TypeError` for a route
+    whose engine is not a server.
     """
     engine = route.engine
     prepare = getattr(engine, "prepare", None)
@@ -40,5 +47,7 @@ def wire_requests(
         wanted.setdefault(row, prepare(encoded, stream=stream))
     ended = advance(running, [Failure(GenerationError("not sent"))] * len(step.inputs))
     if isinstance(ended, Call):
-        raise TypeError(f"{route.name} makes more than one call: ask for the requests of each engine")
+        raise TypeError(
+            f"{route.name} makes more than one call: ask for the requests of each engine"
+        )
     return tuple(wanted.get(row, slot) for row, slot in enumerate(ended.batch))

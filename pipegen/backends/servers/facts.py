@@ -1,4 +1,6 @@
-"""What a server offers: found out by asking it, kept for a while, and asked again when it is stale or could not be found out."""
+"""What a server offers: found out by asking it, kept for a while, and asked again when it is stale
+or could not be found out.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,17 @@ __all__ = ["Directory", "models_of"]
 KEPT_SECONDS = 300.0
 """How long what was found out about a server is taken for true."""
 PAUSE_SECONDS = 2.0
-"""How long a look-up that failed is not tried again. It is remembered as a failure, never as "no limit"."""
+"""How long a look-up that failed is not tried again. It is remembered as a failure, never as "no
+limit".
+"""
 LOOK_UP_SECONDS = 10.0
 _LONGEST_NAME = 4096
-ABOUT = ("version", "enable_deterministic_inference", "max_req_input_len", "has_image_understanding")
+ABOUT = (
+    "version",
+    "enable_deterministic_inference",
+    "max_req_input_len",
+    "has_image_understanding",
+)
 """What is kept of a server's page of facts, which may hold more than it should."""
 
 
@@ -31,8 +40,17 @@ def models_of(answer: Mapping[str, Any]) -> dict[str, int | None]:
     {'tiny': 256, 'other': None}
     """
     listed = answer.get("data")
-    entries = [entry for entry in listed if isinstance(entry, Mapping) and _is_name(entry.get("id"))] if isinstance(listed, list) else []
-    return {entry["id"]: length if type(length := entry.get("max_model_len")) is int and length > 0 else None for entry in entries}
+    entries = (
+        [entry for entry in listed if isinstance(entry, Mapping) and _is_name(entry.get("id"))]
+        if isinstance(listed, list)
+        else []
+    )
+    return {
+        entry["id"]: (
+            length if type(length := entry.get("max_model_len")) is int and length > 0 else None
+        )
+        for entry in entries
+    }
 
 
 def _is_name(value: Any) -> bool:
@@ -71,7 +89,9 @@ class Directory:
         return self.known if time.monotonic() < self._stale_at else None
 
     async def facts(self) -> Facts:
-        """The facts, looked up where they are stale: once, however many ask at the same time. What could not be found out is empty."""
+        """The facts, looked up where they are stale: once, however many ask at the same time. What
+        could not be found out is empty.
+        """
         if time.monotonic() >= self._stale_at:
             async with (await self._transport.here()).looking_up:
                 if time.monotonic() >= self._stale_at:
@@ -80,10 +100,19 @@ class Directory:
 
     async def _look_up(self) -> None:
         models = await self._get("/v1/models")
-        about = await self._get(self._about) if self._about is not None and models is not None else None
-        kept = {name: about[name] for name in ABOUT if isinstance(about.get(name), (str, int, float))} if about else {}
+        about = (
+            await self._get(self._about) if self._about is not None and models is not None else None
+        )
+        kept = (
+            {name: about[name] for name in ABOUT if isinstance(about.get(name), (str, int, float))}
+            if about
+            else {}
+        )
         self._facts = None if models is None else Facts(models=models_of(models), about=kept)
-        self._known, self._stale_at = None, time.monotonic() + (PAUSE_SECONDS if models is None else KEPT_SECONDS)
+        self._known, self._stale_at = (
+            None,
+            time.monotonic() + (PAUSE_SECONDS if models is None else KEPT_SECONDS),
+        )
 
     async def _get(self, path: str) -> Mapping[str, Any] | None:
         deadline = asyncio.get_running_loop().time() + LOOK_UP_SECONDS

@@ -35,7 +35,8 @@ _END = object()
 class HttpEngine(ABC, Generic[A, R]):
     """An engine that is a server: asked with A, it answers with R.
 
-    `model` is the name by which the server is asked for it, unless the settings or the server itself say another.
+    `model` is the name by which the server is asked for it, unless the settings or the server
+    itself say another.
     """
 
     def __init__(self, wire: Wire, access: Access, settings: ServerSettings, model: str) -> None:
@@ -52,10 +53,11 @@ class HttpEngine(ABC, Generic[A, R]):
         return f"{self.sender.named} at {self.sender.access.root}"
 
     def asked_settings(self) -> dict[str, Any]:
-        """The settings that change answers, and `served_model_name`: the name by which the server is really asked for the model.
+        """The settings that change answers, and `served_model_name`: the name by which the server
+        is really asked for the model.
 
-        A server is asked for the name, and for the limit that holds by `server_limit`, where no setting says them; where it does not list its models, they
-        are None.
+        A server is asked for the name, and for the limit that holds by `server_limit`, where no
+        setting says them; where it does not list its models, they are None.
         """
         settings = self.sender.settings
         values = that_change_answers(settings)
@@ -65,7 +67,11 @@ class HttpEngine(ABC, Generic[A, R]):
             values["served_model_name"] = name.unwrap() if is_ok(name) else None
             if settings.server_limit:
                 values["server_limit"] = (self.limit_of(facts) or True) if facts.models else None
-        return values | ({} if settings.served_model_name is None else {"served_model_name": settings.served_model_name})
+        return values | (
+            {}
+            if settings.served_model_name is None
+            else {"served_model_name": settings.served_model_name}
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name}, {self.sender.access.root})"
@@ -75,7 +81,9 @@ class HttpEngine(ABC, Generic[A, R]):
         """Whether a row's body is made in a thread and dropped once it is sent: it holds images."""
 
     @abstractmethod
-    def ask(self, asked: A, stream: bool, facts: Facts, model: str | None, rid: str) -> Slot[ServerRequest]:
+    def ask(
+        self, asked: A, stream: bool, facts: Facts, model: str | None, rid: str
+    ) -> Slot[ServerRequest]:
         """What a row is asked with, once the server's facts are known."""
 
     @abstractmethod
@@ -107,20 +115,31 @@ class HttpEngine(ABC, Generic[A, R]):
     def _limit_by(self, facts: Facts) -> int | None:
         """How many tokens a row may have, prompt and answer together, as these facts say it."""
         model = self.sender.model(facts)
-        limits = (facts.models.get(model.unwrap() or "") if is_ok(model) else None, self.wire.limit(facts))
+        limits = (
+            facts.models.get(model.unwrap() or "") if is_ok(model) else None,
+            self.wire.limit(facts),
+        )
         return min((limit for limit in limits if limit is not None), default=None)
 
     def close(self) -> None:
-        """Close all connections, and the thread that served synchronous callers; both come again when they are needed again."""
+        """Close all connections, and the thread that served synchronous callers; both come again
+        when they are needed again.
+        """
         self.sender.transport.close()
         self._loop.close()
 
     def prepare(self, encoded: A, *, stream: bool = False) -> Slot[WireRequest]:
-        """The request for one row, given what is known of the server. Pure; its body is the caller's own, though rows share parts of theirs."""
+        """The request for one row, given what is known of the server. Pure; its body is the
+        caller's own, though rows share parts of theirs.
+        """
         facts = self.sender.directory.known
-        asked = self.sender.model(facts).bind(lambda model: self.ask(encoded, stream, facts, model, ""))
+        asked = self.sender.model(facts).bind(
+            lambda model: self.ask(encoded, stream, facts, model, "")
+        )
         made = asked.bind(lambda ask: self.wire.to_wire(ask, facts))
-        return made.map(lambda request: dataclasses.replace(request, body=copy.deepcopy(request.body)))
+        return made.map(
+            lambda request: dataclasses.replace(request, body=copy.deepcopy(request.body))
+        )
 
     def generate(self, inputs: Sequence[A]) -> list[Slot[R]]:
         """One slot for each input, in order; a row that fails fails alone."""
@@ -132,11 +151,15 @@ class HttpEngine(ABC, Generic[A, R]):
 
     @property
     def in_flight(self) -> int:
-        """How many requests are kept in flight for it: as many as may be at the server, and some that are ready when one of them ends."""
+        """How many requests are kept in flight for it: as many as may be at the server, and some
+        that are ready when one of them ends.
+        """
         return self.sender.settings.max_in_flight * 5 // 4 + 1
 
     def open(self, wake: Callable[[], object]) -> ServerCall[A, R]:
-        """A call whose rows are asked for on the loop of the thread that serves synchronous callers; each has a deadline of its own."""
+        """A call whose rows are asked for on the loop of the thread that serves synchronous
+        callers; each has a deadline of its own.
+        """
         return ServerCall(self, self._loop, wake)
 
     async def agenerate(self, inputs: Sequence[A]) -> list[Slot[R]]:
@@ -149,7 +172,9 @@ class HttpEngine(ABC, Generic[A, R]):
         call_ends, events = self.sender.transport.call_ends(), asyncio.Queue[Any]()
 
         async def one(position: int, asked: A) -> None:
-            slot = await self.followed(position, asked, self.sender.transport.ends(call_ends), events.put_nowait)
+            slot = await self.followed(
+                position, asked, self.sender.transport.ends(call_ends), events.put_nowait
+            )
             events.put_nowait(RowDone(row=position, slot=slot))
 
         async def work() -> None:
@@ -171,14 +196,18 @@ class HttpEngine(ABC, Generic[A, R]):
 class ServerCall(Generic[A, R]):
     """An open call of a server: at most `max_in_flight` of its rows are asked for at a time.
 
-    Rows that wait are put in order in rounds, so that prompts that begin alike are asked for one after another: the server's prefix cache serves them.
+    Rows that wait are put in order in rounds, so that prompts that begin alike are asked for one
+    after another: the server's prefix cache serves them.
     """
 
     side_by_side = 0
 
-    def __init__(self, engine: HttpEngine[A, R], loop: LoopThread, wake: Callable[[], object]) -> None:
+    def __init__(
+        self, engine: HttpEngine[A, R], loop: LoopThread, wake: Callable[[], object]
+    ) -> None:
         self._engine, self._wake = engine, wake
-        self._waiting = Waiting[tuple[int, A, Any]](1, 1, key=lambda row: row[2])  # used on the loop alone
+        # used on the loop alone
+        self._waiting = Waiting[tuple[int, A, Any]](1, 1, key=lambda row: row[2])
         self._ended = deque[tuple[int, Slot[R]]]()
         self._bug: BaseException | None = None
         self._ready = asyncio.Queue[None]()
@@ -239,5 +268,7 @@ class WholeRow(Generic[A, R]):
 
     def read(self, completions: tuple[Completion, ...]) -> Slot[R]:
         if len(completions) != 1:
-            return malformed(f"{shown(self.engine.name)} gave {len(completions)} completions where one was asked")
+            return malformed(
+                f"{shown(self.engine.name)} gave {len(completions)} completions where one was asked"
+            )
         return self.engine.answer(self.asked, completions[0])

@@ -1,4 +1,6 @@
-"""Images on the wire: prepared pixels as a lossless data URL, their places in the prompt, and messages with their images for chat servers."""
+"""Images on the wire: prepared pixels as a lossless data URL, their places in the prompt, and
+messages with their images for chat servers.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ __all__ = ["data_url", "messages_of", "places"]
 
 
 KEPT_PIXELS = 2**19
-"""Up to this size what is made of an image is kept for the other requests that hold it: 64 of them take some 128 MiB at most."""
+"""Up to this size what is made of an image is kept for the other requests that hold it: 64 of them
+take some 128 MiB at most.
+"""
 
 
 def data_url(image: PreparedImage) -> str:
@@ -39,7 +43,9 @@ def _made(image: PreparedImage) -> str:
     from PIL import Image
 
     buffer = io.BytesIO()
-    Image.frombytes("RGB", (image.width, image.height), image.rgb).save(buffer, "PNG", compress_level=1)
+    Image.frombytes("RGB", (image.width, image.height), image.rgb).save(
+        buffer, "PNG", compress_level=1
+    )
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
@@ -50,12 +56,21 @@ def places(prompt: Prompt, image_token_id: int | None) -> tuple[tuple[int, int],
     """The offset and the length of each image's tokens in the expanded prompt.
 
     >>> image = PreparedImage(width=1, height=1, rgb=bytes(3), digest="0", tokens=4)
-    >>> places(Prompt(token_ids=(5, 9, 9, 9, 9, 6, 9, 9, 9, 9), compact_token_ids=(5, 9, 6, 9), images=(image, image)), 9)
+    >>> places(
+    ...     Prompt(
+    ...         token_ids=(5, 9, 9, 9, 9, 6, 9, 9, 9, 9),
+    ...         compact_token_ids=(5, 9, 6, 9),
+    ...         images=(image, image),
+    ...     ),
+    ...     9,
+    ... )
     ((1, 4), (6, 4))
     """
     found: list[tuple[int, int]] = []
     if prompt.images:
-        marks = [at for at, token_id in enumerate(prompt.compact_token_ids) if token_id == image_token_id]
+        marks = [
+            at for at, token_id in enumerate(prompt.compact_token_ids) if token_id == image_token_id
+        ]
         longer = 0
         for mark, image in zip(marks, prompt.images, strict=True):
             found.append((mark + longer, image.tokens))
@@ -66,16 +81,27 @@ def places(prompt: Prompt, image_token_id: int | None) -> tuple[tuple[int, int],
 def messages_of(request: GenerationRequest) -> Slot[tuple[Mapping[str, Any], ...]]:
     """The messages as the server takes them; a plain prompt is one user turn.
 
-    Images go as data URLs: the file itself where its pixels are taken as they are (see `file_to_send`), else the upright RGB image as a PNG.
+    Images go as data URLs: the file itself where its pixels are taken as they are (see
+    `file_to_send`), else the upright RGB image as a PNG.
     """
     if request.prompt_token_ids is not None:
-        return Failure(InvalidRequest("a chat server takes messages, not token ids", hint="use vllm_server or sglang_server"))
+        return Failure(
+            InvalidRequest(
+                "a chat server takes messages, not token ids",
+                hint="use vllm_server or sglang_server",
+            )
+        )
     messages = request.messages or (Message(role="user", content=request.prompt or ""),)
     plain = plain_messages(messages)
     try:
         encoded([plain, request.tools])
     except UnicodeEncodeError:
-        return Failure(InvalidRequest("the messages hold half a surrogate pair", hint="send whole characters: the text was cut inside one, or decoded wrongly"))
+        return Failure(
+            InvalidRequest(
+                "the messages hold half a surrogate pair",
+                hint="send whole characters: the text was cut inside one, or decoded wrongly",
+            )
+        )
     index = itertools.count()
     for message, written in zip(messages, plain, strict=True):
         for place, part in enumerate(message.content if isinstance(message.content, tuple) else ()):
@@ -83,7 +109,10 @@ def messages_of(request: GenerationRequest) -> Slot[tuple[Mapping[str, Any], ...
                 url = _file_url(part, next(index))
                 if not is_ok(url):
                     return Failure(url.failure())
-                written["content"][place] = {"type": "image_url", "image_url": {"url": url.unwrap()}}
+                written["content"][place] = {
+                    "type": "image_url",
+                    "image_url": {"url": url.unwrap()},
+                }
     return Success(tuple(plain))
 
 
@@ -91,5 +120,11 @@ def _file_url(part: ImagePart, index: int) -> Slot[str]:
     source = part.source
     if source is None or source.data is None:
         return Failure(InvalidRequest("an image of the messages was not loaded"))
-    policy = ImagePolicy() if source.max_pixels is None else ImagePolicy(max_source_pixels=source.max_pixels)
-    return file_to_send(source.data, policy, index).map(lambda file: f"data:image/{file.kind};base64,{base64.b64encode(file.data).decode('ascii')}")
+    policy = (
+        ImagePolicy()
+        if source.max_pixels is None
+        else ImagePolicy(max_source_pixels=source.max_pixels)
+    )
+    return file_to_send(source.data, policy, index).map(
+        lambda file: f"data:image/{file.kind};base64,{base64.b64encode(file.data).decode('ascii')}"
+    )

@@ -1,6 +1,10 @@
-"""Logprobs on the wire: what the engines say of each generated token, in their four forms, read by one rule.
+"""Logprobs on the wire: what the engines say of each generated token, in their four forms, read by
+one rule.
 
->>> logprobs_of(entries_in({"content": [{"token": "token_id:5", "logprob": -0.5, "top_logprobs": []}]}), (5,)).unwrap()
+>>> logprobs_of(
+...     entries_in({"content": [{"token": "token_id:5", "logprob": -0.5, "top_logprobs": []}]}),
+...     (5,),
+... ).unwrap()
 (TokenLogprob(token_id=5, logprob=-0.5, top=(), margin=None, text=None, top_texts=()),)
 """
 
@@ -18,25 +22,43 @@ from pipegen.backends.servers.wire import ServerRequest
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.results import TokenLogprob, margin_of
 
-__all__ = ["MARGIN", "entries_in", "entries_of_meta", "logprob", "logprobs_of", "scores_of_meta", "scores_of_tables"]
+__all__ = [
+    "MARGIN",
+    "entries_in",
+    "entries_of_meta",
+    "logprob",
+    "logprobs_of",
+    "scores_of_meta",
+    "scores_of_tables",
+]
 
 MARGIN = 2
-"""How many of the likeliest tokens are asked for at least: the margin between them tells near ties."""
+"""How many of the likeliest tokens are asked for at least: the margin between them tells near
+ties.
+"""
 SENTINEL = -9999.0
 """What servers write where a log probability is minus infinity, or is not there."""
 Pair = tuple[Any, Any]
 Entry = tuple[Pair | None, list[Pair]]
-"""What is reported for one generated token and the likeliest there: (id, logprob) each, not checked yet."""
+"""What is reported for one generated token and the likeliest there: (id, logprob) each, not checked
+yet.
+"""
 
 
-def logprobs_of(entries: Sequence[Entry], token_ids: Sequence[int], *, wanted: int = 0, seen: int = 0) -> Slot[tuple[TokenLogprob, ...]]:
-    """One logprob for each of these tokens, `seen` of which came before. Fails as `logprob` does, and where more is reported than was generated.
+def logprobs_of(
+    entries: Sequence[Entry], token_ids: Sequence[int], *, wanted: int = 0, seen: int = 0
+) -> Slot[tuple[TokenLogprob, ...]]:
+    """One logprob for each of these tokens, `seen` of which came before. Fails as `logprob` does,
+    and where more is reported than was generated.
 
     >>> logprobs_of([], (7,), seen=2).failure().message
     'there is no logprob of generated token 2 (id 7)'
     """
     if len(entries) > len(token_ids):
-        return malformed(f"the answer has logprobs of {seen + len(entries)} tokens, and generated {seen + len(token_ids)}")
+        return malformed(
+            f"the answer has logprobs of {seen + len(entries)} tokens, and generated"
+            f" {seen + len(token_ids)}"
+        )
     out: list[TokenLogprob] = []
     for place, token_id in enumerate(token_ids):
         own, top = entries[place] if place < len(entries) else (None, [])
@@ -48,26 +70,52 @@ def logprobs_of(entries: Sequence[Entry], token_ids: Sequence[int], *, wanted: i
 
 
 def entries_in(reported: Any) -> list[Entry]:
-    """What the `logprobs` of a choice say: `content` of the chat form, its tokens named by `token_id` or as `token_id:5`; or the columns of completions."""
+    """What the `logprobs` of a choice say: `content` of the chat form, its tokens named by
+    `token_id` or as `token_id:5`; or the columns of completions.
+    """
     if not isinstance(reported, Mapping):
         return []
     if isinstance(reported.get("content"), list):
-        return [(_named(entry), [_named(other) or (None, None) for other in _listed(entry, "top_logprobs")]) for entry in reported["content"]]
-    tokens, values, tops = (_listed(reported, name) for name in ("tokens", "token_logprobs", "top_logprobs"))
+        return [
+            (
+                _named(entry),
+                [_named(other) or (None, None) for other in _listed(entry, "top_logprobs")],
+            )
+            for entry in reported["content"]
+        ]
+    tokens, values, tops = (
+        _listed(reported, name) for name in ("tokens", "token_logprobs", "top_logprobs")
+    )
     rows: list[Entry] = []
     for place, (token, value) in enumerate(zip(tokens, values, strict=False)):
         table = tops[place] if place < len(tops) else None
-        rows.append(((_id(token), value), [(_id(name), other) for name, other in table.items()] if isinstance(table, Mapping) else []))
+        rows.append(
+            (
+                (_id(token), value),
+                (
+                    [(_id(name), other) for name, other in table.items()]
+                    if isinstance(table, Mapping)
+                    else []
+                ),
+            )
+        )
     return rows
 
 
 def entries_of_meta(meta: Mapping[str, Any], first: int = 0) -> list[Entry]:
-    """What SGLang's `meta_info` says, from the token at `first` of its lists on: rows of [logprob, id, text]."""
+    """What SGLang's `meta_info` says, from the token at `first` of its lists on: rows of [logprob,
+    id, text].
+    """
     own, tops = _listed(meta, "output_token_logprobs"), _listed(meta, "output_top_logprobs")
     rows: list[Entry] = []
     for place in range(first, len(own)):
         table = tops[place] if place < len(tops) else None
-        rows.append((_row(own[place]), [_row(entry) or (None, None) for entry in table] if isinstance(table, list) else []))
+        rows.append(
+            (
+                _row(own[place]),
+                [_row(entry) or (None, None) for entry in table] if isinstance(table, list) else [],
+            )
+        )
     return rows
 
 
@@ -78,7 +126,10 @@ def _row(entry: Any) -> Pair | None:
 def _named(entry: Any) -> Pair | None:
     if not isinstance(entry, Mapping):
         return None
-    return (entry["token_id"] if "token_id" in entry else _id(entry.get("token")), entry.get("logprob"))
+    return (
+        entry["token_id"] if "token_id" in entry else _id(entry.get("token")),
+        entry.get("logprob"),
+    )
 
 
 def _listed(entry: Any, name: str) -> list[Any]:
@@ -88,22 +139,36 @@ def _listed(entry: Any, name: str) -> list[Any]:
 
 def _id(token: Any) -> int | None:
     """The id in `token_id:123`."""
-    return _decimal(token.removeprefix("token_id:")) if isinstance(token, str) and token.startswith("token_id:") else None
+    return (
+        _decimal(token.removeprefix("token_id:"))
+        if isinstance(token, str) and token.startswith("token_id:")
+        else None
+    )
 
 
 def _decimal(number: Any) -> int | None:
-    return int(number) if isinstance(number, str) and number.isdecimal() and len(number) < 19 else None
+    return (
+        int(number) if isinstance(number, str) and number.isdecimal() and len(number) < 19 else None
+    )
 
 
 def _number(value: Any) -> bool:
     return type(value) in (int, float) and SENTINEL < value <= sys.float_info.max
 
 
-def logprob(token_id: int, index: int, reported: tuple[Any, Any] | None, top: Sequence[tuple[Any, Any]], wanted: int) -> Slot[TokenLogprob]:
-    """The logprob of the generated token at `index`, from the (id, logprob) that the server reports for it and for the likeliest there.
+def logprob(
+    token_id: int,
+    index: int,
+    reported: tuple[Any, Any] | None,
+    top: Sequence[tuple[Any, Any]],
+    wanted: int,
+) -> Slot[TokenLogprob]:
+    """The logprob of the generated token at `index`, from the (id, logprob) that the server reports
+    for it and for the likeliest there.
 
-    What is missing, no number, not finite, the sentinel that stands for minus infinity, or reported for another token is `MalformedResponse`, which names
-    the index. 0.0 is a logprob. More of the likeliest than `wanted` were asked for the margin; where those are no numbers, it is not known.
+    What is missing, no number, not finite, the sentinel that stands for minus infinity, or reported
+    for another token is `MalformedResponse`, which names the index. 0.0 is a logprob. More of the
+    likeliest than `wanted` were asked for the margin; where those are no numbers, it is not known.
 
     >>> logprob(5, 3, (5, None), (), 0).failure().message
     'the logprob of generated token 3 (id 5) is None, not a number'
@@ -111,69 +176,125 @@ def logprob(token_id: int, index: int, reported: tuple[Any, Any] | None, top: Se
     if reported is None:
         return malformed(f"there is no logprob of generated token {index} (id {token_id})")
     if reported[0] != token_id or isinstance(reported[0], bool):
-        return malformed(f"the logprob of generated token {index} is reported for id {reported[0]!r:.40}, and the token has id {token_id}")
+        return malformed(
+            f"the logprob of generated token {index} is reported for id {reported[0]!r:.40}, and"
+            f" the token has id {token_id}"
+        )
     if not _number(reported[1]):
-        return malformed(f"the logprob of generated token {index} (id {token_id}) is {reported[1]!r:.40}, not a number")
-    numbers = [(other, float(value)) for other, value in top if type(other) is int and _number(value)]
+        return malformed(
+            f"the logprob of generated token {index} (id {token_id}) is {reported[1]!r:.40}, not a"
+            " number"
+        )
+    numbers = [
+        (other, float(value)) for other, value in top if type(other) is int and _number(value)
+    ]
     if len(numbers) < wanted and len(numbers) < len(top):
-        other, value = next(pair for pair in top if type(pair[0]) is not int or not _number(pair[1]))
-        return malformed(f"a top logprob of generated token {index} is {value!r:.40} for id {other!r:.40}")
+        other, value = next(
+            pair for pair in top if type(pair[0]) is not int or not _number(pair[1])
+        )
+        return malformed(
+            f"a top logprob of generated token {index} is {value!r:.40} for id {other!r:.40}"
+        )
     if len(top) < wanted:
-        return malformed(f"generated token {index} has {len(top)} top logprobs, and {wanted} were asked")
+        return malformed(
+            f"generated token {index} has {len(top)} top logprobs, and {wanted} were asked"
+        )
     likeliest = sorted(numbers, key=lambda entry: -entry[1])
-    margin = margin_of(value for _, value in likeliest) if len(numbers) == len(top) >= MARGIN else None
-    return Success(TokenLogprob(token_id=token_id, logprob=float(reported[1]), top=tuple(likeliest[:wanted]), margin=margin))
+    margin = (
+        margin_of(value for _, value in likeliest) if len(numbers) == len(top) >= MARGIN else None
+    )
+    return Success(
+        TokenLogprob(
+            token_id=token_id,
+            logprob=float(reported[1]),
+            top=tuple(likeliest[:wanted]),
+            margin=margin,
+        )
+    )
 
 
 Scores = tuple[tuple[float, tuple[int, float]], ...]
 
 
 def scores_of_tables(tables: Any, ask: ServerRequest) -> Slot[Scores | None]:
-    """The scores of a prompt's last tokens from vLLM's `prompt_logprobs`: for each token of the prompt a table of ids, or null for the first.
+    """The scores of a prompt's last tokens from vLLM's `prompt_logprobs`: for each token of the
+    prompt a table of ids, or null for the first.
 
     >>> from pipegen.records.options import GenerationOptions, resolve
-    >>> ask = ServerRequest(options=resolve(GenerationOptions()), token_ids=(7, 8), prompt_tokens=2, scored=1)
+    >>> ask = ServerRequest(
+    ...     options=resolve(GenerationOptions()), token_ids=(7, 8), prompt_tokens=2, scored=1
+    ... )
     >>> scores_of_tables([None, {"8": {"logprob": -0.5}, "9": {"logprob": -1.0}}], ask).unwrap()
     ((-0.5, (8, -0.5)),)
     """
     if not isinstance(tables, list) or len(tables) != ask.prompt_tokens:
         seen = len(tables) if isinstance(tables, list) else "no"
-        return malformed(f"the answer has {seen} log probabilities of a prompt of {ask.prompt_tokens} tokens")
+        return malformed(
+            f"the answer has {seen} log probabilities of a prompt of {ask.prompt_tokens} tokens"
+        )
     pairs: list[tuple[Any, list[Pair]]] = []
     for token, table in zip(ask.token_ids[-ask.scored :], tables[-ask.scored :], strict=True):
         entries = table.items() if isinstance(table, Mapping) else ()
-        values = {key: entry.get("logprob") if isinstance(entry, Mapping) else None for key, entry in entries}
-        pairs.append((values.get(str(token)), [(_decimal(key), value) for key, value in values.items()]))
+        values = {
+            key: entry.get("logprob") if isinstance(entry, Mapping) else None
+            for key, entry in entries
+        }
+        pairs.append(
+            (values.get(str(token)), [(_decimal(key), value) for key, value in values.items()])
+        )
     return _scores(pairs, ask)
 
 
 def scores_of_meta(meta: Mapping[str, Any], ask: ServerRequest) -> Slot[Scores | None]:
-    """The same from SGLang's `meta_info`, which begins with the token before them: rows of [logprob, id, text].
+    """The same from SGLang's `meta_info`, which begins with the token before them: rows of
+    [logprob, id, text].
 
-    SGLang writes 0 for the very last id of the vocabulary (`x if x < vocab_size - 1 else 0`), beside that token's own log probability.
+    SGLang writes 0 for the very last id of the vocabulary (`x if x < vocab_size - 1 else 0`),
+    beside that token's own log probability.
     """
     own, tops = _listed(meta, "input_token_logprobs"), _listed(meta, "input_top_logprobs")
     if len(own) != ask.scored + 1 or len(tops) != len(own):
-        return malformed(f"meta_info has {len(own)} log probabilities of input tokens and {len(tops)} highest ones; {ask.scored + 1} were asked")
+        return malformed(
+            f"meta_info has {len(own)} log probabilities of input tokens and {len(tops)} highest"
+            f" ones; {ask.scored + 1} were asked"
+        )
     pairs: list[tuple[Any, list[Pair]]] = []
     last = max(ask.token_ids)
     for token, entry, top in zip(ask.token_ids[-ask.scored :], own[1:], tops[1:], strict=True):
         row, others = _row(entry), [_row(other) for other in top] if isinstance(top, list) else []
         pairs.append(
-            (row[1] if row is not None and (row[0] == token or (row[0] == 0 and token == last)) else None, [other for other in others if other is not None])
+            (
+                (
+                    row[1]
+                    if row is not None and (row[0] == token or (row[0] == 0 and token == last))
+                    else None
+                ),
+                [other for other in others if other is not None],
+            )
         )
     return _scores(pairs, ask)
 
 
 def _scores(pairs: Sequence[tuple[Any, list[Pair]]], ask: ServerRequest) -> Slot[Scores | None]:
-    """Each token's own log probability, and the likeliest token there with its own; what stands for minus infinity is that."""
+    """Each token's own log probability, and the likeliest token there with its own; what stands for
+    minus infinity is that.
+    """
     out: list[tuple[float, tuple[int, float]]] = []
     for place, (own, others) in enumerate(pairs):
         token = ask.token_ids[len(ask.token_ids) - ask.scored + place]
-        numbers = all(type(value) in (int, float) and value <= sys.float_info.max for value in (own, *(value for _, value in others)))
+        numbers = all(
+            type(value) in (int, float) and value <= sys.float_info.max
+            for value in (own, *(value for _, value in others))
+        )
         if not others or not numbers or not all(type(other) is int for other, _ in others):
-            return malformed(f"the log probability of token {place} of the continuation (id {token}) is {own!r:.40}, the highest there {others!r:.80}")
-        best = max([(token, own), *others], key=lambda pair: pair[1])  # of equal ones the first, which is the token itself
-        logprob, highest = (float(value) if value > SENTINEL else -math.inf for value in (own, best[1]))
+            return malformed(
+                f"the log probability of token {place} of the continuation (id {token}) is"
+                f" {own!r:.40}, the highest there {others!r:.80}"
+            )
+        # of equal ones the first, which is the token itself
+        best = max([(token, own), *others], key=lambda pair: pair[1])
+        logprob, highest = (
+            float(value) if value > SENTINEL else -math.inf for value in (own, best[1])
+        )
         out.append((logprob, (best[0], highest)))
     return Success(tuple(out))

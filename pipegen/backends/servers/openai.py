@@ -1,4 +1,5 @@
-"""Chat completions on the wire, where the server renders, tokenises and decodes: `/v1/chat/completions` of vLLM, of SGLang, and of anything like OpenAI's.
+"""Chat completions on the wire, where the server renders, tokenises and decodes:
+`/v1/chat/completions` of vLLM, of SGLang, and of anything like OpenAI's.
 
 Pure functions; a dialect says which fields beyond OpenAI's own a server knows, and where they go.
 """
@@ -18,8 +19,23 @@ from pipegen.backends.servers import sglang, vllm
 from pipegen.backends.servers.chat_fields import SERVERS, check_extra_body
 from pipegen.backends.servers.errors import classified
 from pipegen.backends.servers.logprobs import MARGIN, entries_in, entries_of_meta, logprobs_of
-from pipegen.backends.servers.reading import error_message, ids_of, malformed, merged, pieces, usage_of, whole
-from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
+from pipegen.backends.servers.reading import (
+    error_message,
+    ids_of,
+    malformed,
+    merged,
+    pieces,
+    usage_of,
+    whole,
+)
+from pipegen.backends.servers.wire import (
+    Completion,
+    Facts,
+    ServerRequest,
+    Wire,
+    WireReply,
+    WireRequest,
+)
 from pipegen.core.errors import GenerationError, PromptTooLong, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.engine_list import shown
@@ -34,24 +50,35 @@ PATH = "/v1/chat/completions"
 
 
 def body_of(ask: ServerRequest, dialect: str) -> dict[str, Any]:
-    """The body of a request: OpenAI's own fields, those of the dialect, and `extra_body` merged in last; `None` is not sent.
+    """The body of a request: OpenAI's own fields, those of the dialect, and `extra_body` merged in
+    last; `None` is not sent.
 
     The tools of a request win over those of `extra_body`, which are those of all requests.
     """
-    extra = {name: value for name, value in ask.extra_body.items() if name != "tools" or not ask.tools}
-    thinking = extra.pop("enable_thinking", None) if dialect != "plain" and ask.options.chat is not None else None
+    extra = {
+        name: value for name, value in ask.extra_body.items() if name != "tools" or not ask.tools
+    }
+    thinking = (
+        extra.pop("enable_thinking", None)
+        if dialect != "plain" and ask.options.chat is not None
+        else None
+    )
     own = {
         "model": ask.model,
         "messages": [dict(message) for message in ask.messages],
         "tools": list(ask.tools) or None,
         "rid": (ask.rid or None) if dialect == "sglang" else None,
     }
-    body = {name: value for name, value in own.items() if value is not None} | _fixed(ask.options, ask.stops, ask.stream, thinking, dialect)
+    body = {name: value for name, value in own.items() if value is not None} | _fixed(
+        ask.options, ask.stops, ask.stream, thinking, dialect
+    )
     return merged(body, extra) if extra else body
 
 
 @LastCallCache
-def _fixed(options: GenerationOptions, stops: tuple[str, ...], stream: bool, thinking: Any, dialect: str) -> dict[str, Any]:
+def _fixed(
+    options: GenerationOptions, stops: tuple[str, ...], stream: bool, thinking: Any, dialect: str
+) -> dict[str, Any]:
     """What the rows of a batch have in common in their bodies."""
     chat = options.chat
     own = {
@@ -66,24 +93,48 @@ def _fixed(options: GenerationOptions, stops: tuple[str, ...], stream: bool, thi
             "top_k": options.top_k or (0 if dialect == "vllm" else -1),
             "min_tokens": options.min_new_tokens,
             "stop": list(stops) or None,
-            "stop_token_ids": list(options.stop.stop_token_ids or ()) or None if options.stop is not None else None,
+            "stop_token_ids": (
+                list(options.stop.stop_token_ids or ()) or None
+                if options.stop is not None
+                else None
+            ),
             "ignore_eos": False,
-            "repetition_penalty": options.repetition_penalty,  # neutral where the server has another one: a checkpoint's own default must not count
-            "skip_special_tokens": options.decode is None or options.decode.skip_special_tokens is not False,
+            # neutral where the server has another one: a checkpoint's own default must not count
+            "repetition_penalty": options.repetition_penalty,
+            "skip_special_tokens": (
+                options.decode is None or options.decode.skip_special_tokens is not False
+            ),
             "spaces_between_special_tokens": False if dialect == "vllm" else None,
             "chat_template_kwargs": {
-                **({} if chat.enable_thinking is None else {"enable_thinking": chat.enable_thinking}),
+                **(
+                    {}
+                    if chat.enable_thinking is None
+                    else {"enable_thinking": chat.enable_thinking}
+                ),
                 **(chat.template_kwargs or {}),
                 **({} if thinking is None else {"enable_thinking": thinking}),
             },
             "continue_final_message": True if chat.continue_final_message else None,
-            "add_generation_prompt": (False if not chat.add_generation_prompt else None) if dialect == "vllm" else None,
+            "add_generation_prompt": (
+                (False if not chat.add_generation_prompt else None) if dialect == "vllm" else None
+            ),
             "no_stop_trim": True if dialect == "sglang" and stops else None,
             "return_token_ids": True if dialect == "vllm" else None,
         }
         if options.logprobs:
-            more |= {"logprobs": True, "top_logprobs": vllm.logprobs_asked(options) if dialect == "vllm" else max(options.top_logprobs or 0, MARGIN)}
-            more |= {"return_tokens_as_token_ids": True} if dialect == "vllm" else {"return_token_ids": True, "return_meta_info": True}
+            more |= {
+                "logprobs": True,
+                "top_logprobs": (
+                    vllm.logprobs_asked(options)
+                    if dialect == "vllm"
+                    else max(options.top_logprobs or 0, MARGIN)
+                ),
+            }
+            more |= (
+                {"return_tokens_as_token_ids": True}
+                if dialect == "vllm"
+                else {"return_token_ids": True, "return_meta_info": True}
+            )
     return {name: value for name, value in {**own, **more}.items() if value is not None}
 
 
@@ -91,42 +142,102 @@ def _form(options: GenerationOptions, dialect: str) -> dict[str, Any]:
     """The form of the answer, as each server has it."""
     form = form_of(options) if dialect == "vllm" else sglang.form_of(options)
     if dialect == "vllm":
-        return {"structured_outputs": {"json" if name == "json_schema" else name: value for name, value in form.items()}} if form else {}
+        return (
+            {
+                "structured_outputs": {
+                    "json" if name == "json_schema" else name: value for name, value in form.items()
+                }
+            }
+            if form
+            else {}
+        )
     if "json_schema" in form:
-        return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": json.loads(form["json_schema"]), "strict": True}}}
+        return {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {
+                    "name": "answer",
+                    "schema": json.loads(form["json_schema"]),
+                    "strict": True,
+                },
+            }
+        }
     return form
 
 
 def from_wire(answer: Any, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
     """The completions of a whole answer."""
-    return whole(answer, lambda choice, place: _completion(choice, answer, ask, "message", place, 0))
+    return whole(
+        answer, lambda choice, place: _completion(choice, answer, ask, "message", place, 0)
+    )
 
 
 def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completion, ...]]:
-    """What one event of a stream brings: new text, new reasoning, pieces of tool calls, the end; or, last, the usage alone."""
-    found = pieces(event, lambda choice, place: _completion(choice, event, ask, "delta", place, seen))
+    """What one event of a stream brings: new text, new reasoning, pieces of tool calls, the end;
+    or, last, the usage alone.
+    """
+    found = pieces(
+        event, lambda choice, place: _completion(choice, event, ask, "delta", place, seen)
+    )
     return found.map(lambda made: made or (Completion(usage=usage_of(event.get("usage"))),))
 
 
-def _completion(choice: Mapping[str, Any], answer: Mapping[str, Any], ask: ServerRequest, holder: str, place: str, seen: int) -> Slot[Completion]:
+def _completion(
+    choice: Mapping[str, Any],
+    answer: Mapping[str, Any],
+    ask: ServerRequest,
+    holder: str,
+    place: str,
+    seen: int,
+) -> Slot[Completion]:
     read = _read(choice, answer, holder, place)
-    return read.bind(lambda completion: _with_logprobs(completion, choice, ask, seen)) if ask.options.logprobs else read
+    return (
+        read.bind(lambda completion: _with_logprobs(completion, choice, ask, seen))
+        if ask.options.logprobs
+        else read
+    )
 
 
-def _read(choice: Mapping[str, Any], answer: Mapping[str, Any], holder: str, place: str) -> Slot[Completion]:
+def _read(
+    choice: Mapping[str, Any], answer: Mapping[str, Any], holder: str, place: str
+) -> Slot[Completion]:
     message = choice.get(holder)
     if not isinstance(message, Mapping):
         return malformed(f"{place}.{holder} is {type(message).__name__}, not an object")
-    reasoning = message.get("reasoning_content") if message.get("reasoning_content") is not None else message.get("reasoning")
-    calls, finish, index = message.get("tool_calls") or [], choice.get("finish_reason"), choice.get("index", 0)
-    for name, value in (("content", message.get("content")), ("reasoning", reasoning), ("finish_reason", finish)):
+    reasoning = (
+        message.get("reasoning_content")
+        if message.get("reasoning_content") is not None
+        else message.get("reasoning")
+    )
+    calls, finish, index = (
+        message.get("tool_calls") or [],
+        choice.get("finish_reason"),
+        choice.get("index", 0),
+    )
+    for name, value in (
+        ("content", message.get("content")),
+        ("reasoning", reasoning),
+        ("finish_reason", finish),
+    ):
         if value is not None and not isinstance(value, str):
             return malformed(f"{place}.{name} is {type(value).__name__}, not a string")
-    if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls) or type(index) is not int:
+    if (
+        not isinstance(calls, list)
+        or not all(isinstance(call, Mapping) for call in calls)
+        or type(index) is not int
+    ):
         return malformed(f"{place}.tool_calls is not a list of objects, or its index no number")
-    stop = next((choice[name] for name in ("stop_reason", "matched_stop") if choice.get(name) is not None), None)
+    stop = next(
+        (choice[name] for name in ("stop_reason", "matched_stop") if choice.get(name) is not None),
+        None,
+    )
     prompt = answer.get("prompt_token_ids", choice.get("prompt_token_ids"))
-    ids = choice["token_ids"] if choice.get("token_ids") is not None else choice.get("response_token_ids")  # vLLM's name, and SGLang's
+    # vLLM's name, and SGLang's
+    ids = (
+        choice["token_ids"]
+        if choice.get("token_ids") is not None
+        else choice.get("response_token_ids")
+    )
     known = ids_of(prompt, "prompt_token_ids") if prompt is not None else None
     made = ids_of(ids, f"{place}.token_ids") if ids is not None else None
     for read in (known, made):
@@ -147,11 +258,19 @@ def _read(choice: Mapping[str, Any], answer: Mapping[str, Any], holder: str, pla
     )
 
 
-def _with_logprobs(completion: Completion, choice: Mapping[str, Any], ask: ServerRequest, seen: int) -> Slot[Completion]:
-    """With the logprobs of its tokens: as vLLM's choice names them, by id; as SGLang's `meta_info` does."""
+def _with_logprobs(
+    completion: Completion, choice: Mapping[str, Any], ask: ServerRequest, seen: int
+) -> Slot[Completion]:
+    """With the logprobs of its tokens: as vLLM's choice names them, by id; as SGLang's `meta_info`
+    does.
+    """
     meta = choice.get("meta_info")
-    entries = entries_of_meta(meta) if isinstance(meta, Mapping) else entries_in(choice.get("logprobs"))
-    read = logprobs_of(entries, completion.token_ids or (), wanted=ask.options.top_logprobs or 0, seen=seen)
+    entries = (
+        entries_of_meta(meta) if isinstance(meta, Mapping) else entries_in(choice.get("logprobs"))
+    )
+    read = logprobs_of(
+        entries, completion.token_ids or (), wanted=ask.options.top_logprobs or 0, seen=seen
+    )
     return read.map(lambda logprobs: dataclasses.replace(completion, logprobs=logprobs))
 
 
@@ -162,19 +281,35 @@ def asks_to_think(options: GenerationOptions, extra_body: Mapping[str, Any]) -> 
     True
     """
     variables = extra_body.get("chat_template_kwargs")
-    switches = (variables if isinstance(variables, Mapping) else {}, extra_body, {"enable_thinking": options.chat is not None and options.chat.enable_thinking})
+    switches = (
+        variables if isinstance(variables, Mapping) else {},
+        extra_body,
+        {"enable_thinking": options.chat is not None and options.chat.enable_thinking},
+    )
     return any(one.get("enable_thinking") is True for one in switches)
 
 
 def _unsupported(ask: ServerRequest, dialect: str, facts: Facts) -> UnsupportedOption | None:
     """The option that such a server would change, or cannot carry out."""
-    if dialect == "sglang" and facts.about.get("reasoning_parser", "") is None and asks_to_think(ask.options, ask.extra_body):
-        unthought = thinking_beside_form(ask.options)  # SGLang says that it has no reasoning parser, which would hold the form back
+    if (
+        dialect == "sglang"
+        and facts.about.get("reasoning_parser", "") is None
+        and asks_to_think(ask.options, ask.extra_body)
+    ):
+        # SGLang says that it has no reasoning parser, which would hold the form back
+        unthought = thinking_beside_form(ask.options)
         if unthought is not None:
             return unthought
     if dialect == "sglang" and ask.stream and ask.options.logprobs:
-        words = f"{shown('sglang_chat')} does not honour logprobs in a stream: there the server names tokens by their texts alone"
-        return UnsupportedOption(words, option="logprobs", hint="ask for the whole answer with run(...), or use sglang_server")
+        words = (
+            f"{shown('sglang_chat')} does not honour logprobs in a stream: there the server names"
+            " tokens by their texts alone"
+        )
+        return UnsupportedOption(
+            words,
+            option="logprobs",
+            hint="ask for the whole answer with run(...), or use sglang_server",
+        )
     if dialect == "vllm":
         return vllm.unsupported(ask.options, ask.ending_ids, ask.stops)
     if dialect == "sglang":
@@ -189,7 +324,9 @@ def _lacking(reply: WireReply, request: WireRequest) -> str:
 
 
 def _halts(options: GenerationOptions, dialect: str) -> frozenset[str]:
-    """What such a server may end a row at. A plain one names no stop; and SGLang, asked to leave a stop string in the text, leaves a stop token there too."""
+    """What such a server may end a row at. A plain one names no stop; and SGLang, asked to leave a
+    stop string in the text, leaves a stop token there too.
+    """
     if dialect == "vllm":
         return frozenset({"ids", "stops"})
     by_ids = options.stop is not None and bool(options.stop.stop_token_ids)
@@ -199,7 +336,10 @@ def _halts(options: GenerationOptions, dialect: str) -> frozenset[str]:
 def _classify(server: str, reply: WireReply, ask: ServerRequest) -> GenerationError:
     message, holder = error_message(reply)
     if holder.get("code") == "context_length_exceeded" and _too_long(message) is None:
-        return PromptTooLong(ask.prompt_tokens or None, message=f"{server} says that the prompt is too long: {message}")
+        return PromptTooLong(
+            ask.prompt_tokens or None,
+            message=f"{server} says that the prompt is too long: {message}",
+        )
     return classified(server, reply, ask, _too_long)
 
 
@@ -212,7 +352,14 @@ def _wire(dialect: str, name: str, default_url: str, key_variable: str, about: s
         refusal = check_extra_body(ask.extra_body, dialect) or _unsupported(ask, dialect, facts)
         if refusal is not None:
             return Failure(refusal)
-        return Success(WireRequest(path=PATH, body=body_of(ask, dialect), stream=ask.stream, rid=ask.rid if dialect == "sglang" else ""))
+        return Success(
+            WireRequest(
+                path=PATH,
+                body=body_of(ask, dialect),
+                stream=ask.stream,
+                rid=ask.rid if dialect == "sglang" else "",
+            )
+        )
 
     return Wire(
         name=name,
@@ -230,8 +377,16 @@ def _wire(dialect: str, name: str, default_url: str, key_variable: str, about: s
 
 
 DIALECTS: Mapping[str, Wire] = {
-    "vllm": _wire("vllm", "vllm_chat", vllm.VLLM.default_url, vllm.VLLM.key_variable, vllm.VLLM.about),
-    "sglang": _wire("sglang", "sglang_chat", sglang.SGLANG.default_url, sglang.SGLANG.key_variable, "/model_info"),
+    "vllm": _wire(
+        "vllm", "vllm_chat", vllm.VLLM.default_url, vllm.VLLM.key_variable, vllm.VLLM.about
+    ),
+    "sglang": _wire(
+        "sglang",
+        "sglang_chat",
+        sglang.SGLANG.default_url,
+        sglang.SGLANG.key_variable,
+        "/model_info",
+    ),
     "plain": _wire("plain", "openai_chat", "http://localhost:8000", "OPENAI_API_KEY", None),
 }
 """The wires of chat servers, by dialect; each is named after its row in the capability table."""

@@ -1,4 +1,5 @@
-"""What every engine's answer is read with: typed looks into plain data, and bodies merged without touching them.
+"""What every engine's answer is read with: typed looks into plain data, and bodies merged without
+touching them.
 
 >>> merged({"a": {"b": 1}, "c": 2}, {"a": {"d": 3}, "c": None})
 {'a': {'b': 1, 'd': 3}}
@@ -18,14 +19,26 @@ from pipegen.core.errors import InvalidRequest, MalformedResponse
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.frozen import NESTING
 
-__all__ = ["error_message", "ids_of", "json_of", "malformed", "merged", "pieces", "refused_ids", "usage_of", "whole"]
+__all__ = [
+    "error_message",
+    "ids_of",
+    "json_of",
+    "malformed",
+    "merged",
+    "pieces",
+    "refused_ids",
+    "usage_of",
+    "whole",
+]
 
 _MANY = 2**53
 """A number of tokens is smaller than this; what is not is not taken for one."""
 
 
 def merged(body: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """`body` with `more` merged in, deeply; `None` takes a key away. Neither argument is changed."""
+    """`body` with `more` merged in, deeply; `None` takes a key away. Neither argument is
+    changed.
+    """
     out: dict[str, Any] = dict(body)
     for key, value in more.items():
         if value is None:
@@ -56,7 +69,9 @@ def json_of(data: bytes, what: str = "the answer") -> Slot[Any]:
     except UnicodeDecodeError:
         return malformed(f"{what} ({len(data)} bytes) is not text")
     except json.JSONDecodeError as refusal:
-        return malformed(f"{what} ({len(data)} bytes) is not JSON: {refusal.msg} at character {refusal.pos}")
+        return malformed(
+            f"{what} ({len(data)} bytes) is not JSON: {refusal.msg} at character {refusal.pos}"
+        )
     except RecursionError:
         return malformed(f"{what} ({len(data)} bytes) is nested too deeply")
     except ValueError:  # a whole number of thousands of digits
@@ -64,8 +79,14 @@ def json_of(data: bytes, what: str = "the answer") -> Slot[Any]:
     if data.count(b"[") + data.count(b"{") > NESTING and _deeper(value):
         return malformed(f"{what} ({len(data)} bytes) is nested too deeply")
     if (b"\\ud" in data or b"\\uD" in data) and not _is_text(value):
-        return malformed(f"{what} ({len(data)} bytes) holds half a surrogate pair, which is no character")
-    return Success(value) if isinstance(value, (dict, list)) else malformed(f"{what} is {type(value).__name__}, not an object")
+        return malformed(
+            f"{what} ({len(data)} bytes) holds half a surrogate pair, which is no character"
+        )
+    return (
+        Success(value)
+        if isinstance(value, (dict, list))
+        else malformed(f"{what} is {type(value).__name__}, not an object")
+    )
 
 
 def _is_text(value: Any) -> bool:
@@ -81,7 +102,12 @@ def _deeper(value: Any) -> bool:
     """Whether a value is nested too deeply to be read by recursion."""
     level = [value]
     for _ in range(NESTING + 1):
-        level = [part for entry in level for part in (entry.values() if isinstance(entry, dict) else entry) if isinstance(part, (dict, list))]
+        level = [
+            part
+            for entry in level
+            for part in (entry.values() if isinstance(entry, dict) else entry)
+            if isinstance(part, (dict, list))
+        ]
         if not level:
             return False
     return True
@@ -96,7 +122,11 @@ def ids_of(value: Any, place: str) -> Slot[tuple[int, ...]]:
     if not isinstance(value, list):
         return malformed(f"{place} is {type(value).__name__}, not a list of token ids")
     if value and (set(map(type, value)) != {int} or min(value) < 0):
-        position, number = next((position, number) for position, number in enumerate(value) if type(number) is not int or number < 0)
+        position, number = next(
+            (position, number)
+            for position, number in enumerate(value)
+            if type(number) is not int or number < 0
+        )
         return malformed(f"{place}[{position}] is {number!r:.40}, not a token id")
     return Success(tuple(value))
 
@@ -107,13 +137,25 @@ def usage_of(usage: Any) -> dict[str, int]:
     >>> usage_of({"prompt_tokens": 3, "completion_tokens": None}), usage_of(None)
     ({'prompt_tokens': 3}, {})
     """
-    return {name: value for name, value in usage.items() if type(value) is int and 0 <= value < _MANY} if isinstance(usage, Mapping) else {}
+    return (
+        {name: value for name, value in usage.items() if type(value) is int and 0 <= value < _MANY}
+        if isinstance(usage, Mapping)
+        else {}
+    )
 
 
 def error_message(reply: WireReply) -> tuple[str, Mapping[str, Any]]:
     """The message of a refusal in any of the shapes that servers use, and the object that held it.
 
-    >>> [error_message(WireReply(status=400, body=body))[0] for body in (b'{"error": {"message": "a"}}', b'{"error": "b"}', b'{"message": "c"}', b"d")]
+    >>> [
+    ...     error_message(WireReply(status=400, body=body))[0]
+    ...     for body in (
+    ...         b'{"error": {"message": "a"}}',
+    ...         b'{"error": "b"}',
+    ...         b'{"message": "c"}',
+    ...         b"d",
+    ...     )
+    ... ]
     ['a', 'b', 'c', 'd']
     """
     text = reply.body[:100_000].decode(errors="replace").strip()
@@ -124,14 +166,19 @@ def error_message(reply: WireReply) -> tuple[str, Mapping[str, Any]]:
             if isinstance(holder, str):
                 return holder[:2000], value
             if isinstance(holder, Mapping):
-                words = next((holder[name] for name in ("message", "detail") if holder.get(name)), None)
+                words = next(
+                    (holder[name] for name in ("message", "detail") if holder.get(name)), None
+                )
                 if words is not None:
                     return (words if isinstance(words, str) else json.dumps(words))[:2000], holder
     return text[:2000], {}
 
 
-def refused_ids(token_ids: Sequence[int], vocab_size: int, image_token_id: int | None, images: int) -> InvalidRequest | None:
-    """Why ids must not reach a server, which they could crash or silently mislead; None where nothing is wrong with them.
+def refused_ids(
+    token_ids: Sequence[int], vocab_size: int, image_token_id: int | None, images: int
+) -> InvalidRequest | None:
+    """Why ids must not reach a server, which they could crash or silently mislead; None where
+    nothing is wrong with them.
 
     >>> refused_ids([1, -5], 100, None, 0).message
     'prompt id -5 at position 1 is outside the vocabulary of 100 ids'
@@ -141,7 +188,10 @@ def refused_ids(token_ids: Sequence[int], vocab_size: int, image_token_id: int |
     low, high = min(token_ids), max(token_ids)
     if low < 0 or high >= vocab_size:
         bad = low if low < 0 else high
-        return InvalidRequest(f"prompt id {bad} at position {list(token_ids).index(bad)} is outside the vocabulary of {vocab_size} ids")
+        return InvalidRequest(
+            f"prompt id {bad} at position {list(token_ids).index(bad)} is outside the vocabulary of"
+            f" {vocab_size} ids"
+        )
     marks = token_ids.count(image_token_id) if image_token_id is not None else 0
     if marks != images:
         return InvalidRequest(f"the prompt holds {marks} image placeholders for {images} images")
@@ -153,7 +203,8 @@ Read = Callable[[Mapping[str, Any], str], Slot[Completion]]
 
 
 def pieces(answer: Any, read: Read) -> Slot[tuple[Completion, ...]]:
-    """What the choice of an answer, or of one event of a stream, brings; none where there is no choice.
+    """What the choice of an answer, or of one event of a stream, brings; none where there is no
+    choice.
 
     >>> pieces({"choices": [7]}, lambda choice, place: Success(Completion())).failure().message
     'choices[0] is int, not an object'

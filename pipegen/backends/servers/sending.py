@@ -1,17 +1,23 @@
-"""From a row to its completions: where wire functions and the transport meet, for whole answers (`whole`) and for streams (`pieces`).
+"""From a row to its completions: where wire functions and the transport meet, for whole answers
+(`whole`) and for streams (`pieces`).
 
-**States.** A row is *asked* (its `ServerRequest` is made of it and of what is known of the server), *sent*, *read*, or *ended* with its answer or error.
+**States.** A row is *asked* (its `ServerRequest` is made of it and of what is known of the server),
+*sent*, *read*, or *ended* with its answer or error.
 
-- asked: the server's facts are looked up where they are stale, then the wire makes the request. Bodies with images are made in a thread, few at a time,
-  and are dropped as soon as they are sent.
-- sent to asked again: a refusal shows that the server lacks something (`Wire.lacking`). It is remembered for a while, and the row is asked another way.
-- sent to sent again: what the transport may send again; a stream only while it has brought no piece.
-- read: the wire's functions read the answer, or one event of a stream. What a server answers is foreign data: whatever reading it raises fails its own
-  row, with an incident in the log.
-- ended: by the row's own rule (`take` or `ended` says so), by the answer's end, or by an error. Where the server still works on the row and can be
-  asked to stop (`Wire.abort`), it is asked. After its row has ended, a stream has `LAST_WORDS` seconds for the counts and `[DONE]`.
+- asked: the server's facts are looked up where they are stale, then the wire makes the request.
+  Bodies with images are made in a thread, few at a time, and are dropped as soon as they are sent.
+- sent to asked again: a refusal shows that the server lacks something (`Wire.lacking`). It is
+  remembered for a while, and the row is asked another way.
+- sent to sent again: what the transport may send again; a stream only while it has brought no
+  piece.
+- read: the wire's functions read the answer, or one event of a stream. What a server answers is
+  foreign data: whatever reading it raises fails its own row, with an incident in the log.
+- ended: by the row's own rule (`take` or `ended` says so), by the answer's end, or by an error.
+  Where the server still works on the row and can be asked to stop (`Wire.abort`), it is asked.
+  After its row has ended, a stream has `LAST_WORDS` seconds for the counts and `[DONE]`.
 
-**Invariants.** One row's failure is its own: `each` runs every row. Cancelled, it cancels the rows and waits for them, so nothing is left running.
+**Invariants.** One row's failure is its own: `each` runs every row. Cancelled, it cancels the rows
+and waits for them, so nothing is left running.
 """
 
 from __future__ import annotations
@@ -35,9 +41,22 @@ from pipegen.backends.http.transport import AttemptFailed, HttpStatusError, Tran
 from pipegen.backends.servers.errors import AGAIN
 from pipegen.backends.servers.facts import LOOK_UP_SECONDS, Directory
 from pipegen.backends.servers.reading import json_of, malformed
-from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
+from pipegen.backends.servers.wire import (
+    Completion,
+    Facts,
+    ServerRequest,
+    Wire,
+    WireReply,
+    WireRequest,
+)
 from pipegen.core.border import Raised, guard, guard_slot, report
-from pipegen.core.errors import BackendFailed, GenerationError, InvalidRequest, MalformedResponse, Timeout
+from pipegen.core.errors import (
+    BackendFailed,
+    GenerationError,
+    InvalidRequest,
+    MalformedResponse,
+    Timeout,
+)
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.settings import ServerSettings
 from pipegen.records.secret import revealed
@@ -48,7 +67,9 @@ A = TypeVar("A")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 Make: TypeAlias = Callable[[Facts, str | None, str], Slot[ServerRequest]]
-"""The ask of a row, given what is known of the server, the model's name there, and the name of the attempt."""
+"""The ask of a row, given what is known of the server, the model's name there, and the name of the
+attempt.
+"""
 LAST_WORDS = 5.0
 """Seconds that a stream has for its last words (the counts, `[DONE]`) after its row has ended."""
 
@@ -97,12 +118,16 @@ class Sender:
         return cast("dict[str, Any]", revealed(self.settings.extra_body))
 
     async def facts(self, deadline: float) -> Facts:
-        """What the server offers, looked up where that is stale. Raises `AttemptFailed` where it takes too long."""
+        """What the server offers, looked up where that is stale. Raises `AttemptFailed` where it
+        takes too long.
+        """
         try:
             with (await self.transport.here()).deadlines.by(deadline):
                 return await self.directory.facts()
         except Late as late:
-            raise AttemptFailed(self.transport.late("for what the server offers"), again=False) from late
+            raise AttemptFailed(
+                self.transport.late("for what the server offers"), again=False
+            ) from late
 
     async def looked_up(self) -> Facts:
         """What the server offers; nothing where it does not say in time."""
@@ -112,7 +137,9 @@ class Sender:
             return Facts()
 
     def _model_by(self, facts: Facts) -> Slot[str | None]:
-        """The name that the server knows the model by; None where it could not be found out, which leaves it to the server."""
+        """The name that the server knows the model by; None where it could not be found out, which
+        leaves it to the server.
+        """
         if self.settings.served_model_name is not None:
             return Success(self.settings.served_model_name)
         served = tuple(facts.models)
@@ -120,19 +147,25 @@ class Sender:
             return Success(self.named if self.named in served else None)
         if len(served) == 1:
             return Success(served[0])
-        words = f"{self.access.root} serves {', '.join(served)[:500]}, and none of them is {self.named!r}"
+        words = (
+            f"{self.access.root} serves {', '.join(served)[:500]}, and none of them is"
+            f" {self.named!r}"
+        )
         return Failure(InvalidRequest(words, hint="set served_model_name"))
 
     async def whole(self, row: Asked[R], deadline: float) -> Slot[R]:
         """The answer of one row; sent again where that is safe.
 
-        A call keeps thousands of these waiting, and the garbage collector looks at all that each holds: so few coroutines, no closures, no timers.
+        A call keeps thousands of these waiting, and the garbage collector looks at all that each
+        holds: so few coroutines, no closures, no timers.
         """
         try:
             try:
                 return await self._read_once(row, deadline)
             except AttemptFailed as first:
-                return await self.transport.retry(first, functools.partial(self._read_once, row, deadline), deadline)
+                return await self.transport.retry(
+                    first, functools.partial(self._read_once, row, deadline), deadline
+                )
         except AttemptFailed as trouble:
             return Failure(trouble.error)
 
@@ -140,7 +173,11 @@ class Sender:
         """One attempt at a whole answer. Raises `AttemptFailed`."""
         while True:
             known, heavy = self.directory.fresh, row.heavy
-            facts, ask, request, body, most = await self._ready(row.ask, heavy, deadline) if heavy or known is None else self._made(row.ask, known)
+            facts, ask, request, body, most = (
+                await self._ready(row.ask, heavy, deadline)
+                if heavy or known is None
+                else self._made(row.ask, known)
+            )
             try:
                 reply = await self.transport.once(request, deadline, body=body, most=most)
             except (asyncio.CancelledError, HttpStatusError, AttemptFailed) as ended:
@@ -154,10 +191,20 @@ class Sender:
                     body.let_go()
 
     def _read(self, row: Asked[R], ask: ServerRequest, reply: WireReply) -> Slot[R]:
-        return guard_slot(lambda: json_of(reply.body).bind(lambda value: self.wire.from_wire(value, ask)).bind(row.read), self._unreadable)
+        return guard_slot(
+            lambda: (
+                json_of(reply.body)
+                .bind(lambda value: self.wire.from_wire(value, ask))
+                .bind(row.read)
+            ),
+            self._unreadable,
+        )
 
     def _unreadable(self, raised: Raised) -> MalformedResponse:
-        return MalformedResponse(f"{self.access.root}: its answer cannot be read: {self.access.scrub(raised.words)}", incident=raised.incident)
+        return MalformedResponse(
+            f"{self.access.root}: its answer cannot be read: {self.access.scrub(raised.words)}",
+            incident=raised.incident,
+        )
 
     async def pieces(
         self,
@@ -169,10 +216,12 @@ class Sender:
         ended: Callable[[], bool] = lambda: False,
         bounded: bool = False,
     ) -> GenerationError | None:
-        """Show `take` the pieces of one row as they come, until it says that the row is done; the error where there are no more before `ended` says so.
+        """Show `take` the pieces of one row as they come, until it says that the row is done; the
+        error where there are no more before `ended` says so.
 
-        After that the stream has little time for its last words, and what goes wrong in them makes no difference. `bounded` says that its events bring
-        only what is new, so that all of them together have a bound too. Sent again is only what has brought no piece yet.
+        After that the stream has little time for its last words, and what goes wrong in them makes
+        no difference. `bounded` says that its events bring only what is new, so that all of them
+        together have a bound too. Sent again is only what has brought no piece yet.
         """
         until, begun = deadline, False
 
@@ -180,11 +229,17 @@ class Sender:
             nonlocal begun, until
             seen, ask = 0, ready.ask
             total = most_bytes_of_stream(ask) if bounded else None
-            events = self.transport.events(ready.request, lambda: until, body=ready.body, most=ready.most, total=total)
+            events = self.transport.events(
+                ready.request, lambda: until, body=ready.body, most=ready.most, total=total
+            )
             async with contextlib.aclosing(events):
                 async for data in events:
                     try:
-                        for piece in _value(json_of(data, "an event").bind(functools.partial(self.pieces_in, ask, seen))):
+                        for piece in _value(
+                            json_of(data, "an event").bind(
+                                functools.partial(self.pieces_in, ask, seen)
+                            )
+                        ):
                             begun = True
                             seen += len(piece.token_ids or ())
                             if take(piece):
@@ -194,7 +249,9 @@ class Sender:
                     except (HttpStatusError, AttemptFailed):
                         raise
                     except Exception as raised:  # a server's answer is foreign data
-                        raise AttemptFailed(self._unreadable(report(raised)), again=False) from raised
+                        raise AttemptFailed(
+                            self._unreadable(report(raised)), again=False
+                        ) from raised
                     if until == deadline and ended():
                         until = min(deadline, asyncio.get_running_loop().time() + LAST_WORDS)
             if not ended():
@@ -226,8 +283,12 @@ class Sender:
         return None
 
     def pieces_in(self, ask: ServerRequest, seen: int, value: Any) -> Slot[tuple[Completion, ...]]:
-        """The pieces of an event, or the error that it tells of: a stream's status was sent before anything went wrong."""
-        if not isinstance(value, dict) or (value.get("error") is None and value.get("object") != "error"):
+        """The pieces of an event, or the error that it tells of: a stream's status was sent before
+        anything went wrong.
+        """
+        if not isinstance(value, dict) or (
+            value.get("error") is None and value.get("object") != "error"
+        ):
             return self.wire.from_event(value, ask, seen)
         held = value["error"] if isinstance(value.get("error"), dict) else value
         code = held.get("code")
@@ -235,21 +296,32 @@ class Sender:
         raise HttpStatusError(WireReply(status=status, body=json.dumps(value).encode()))
 
     async def _ready(self, make: Make, heavy: bool, deadline: float) -> _Sendable:
-        """What to send, by the way that the server is known to offer. Raises `AttemptFailed` where there is none."""
+        """What to send, by the way that the server is known to offer. Raises `AttemptFailed` where
+        there is none.
+        """
         facts = self.directory.fresh or await self.facts(deadline)
         if not heavy:
             return self._made(make, facts)
         here = await self.transport.here()
         try:
             with here.deadlines.by(deadline):
-                async with here.preparing:  # until it has room: so few bodies wait that are made already
+                # until it has room: so few bodies wait that are made already
+                async with here.preparing:
                     made = await asyncio.to_thread(self._made, make, facts)
-                    upload = Upload(made.body, here.uploads.leave) if isinstance(made.body, bytes) else Upload(b"", here.uploads.leave)
-                    made = made._replace(body=upload, ask=dataclasses.replace(made.ask, messages=(), images=()))
+                    upload = (
+                        Upload(made.body, here.uploads.leave)
+                        if isinstance(made.body, bytes)
+                        else Upload(b"", here.uploads.leave)
+                    )
+                    made = made._replace(
+                        body=upload, ask=dataclasses.replace(made.ask, messages=(), images=())
+                    )
                     made = made._replace(request=dataclasses.replace(made.request, body=None))
                     await here.uploads.enter(upload.size)
         except Late as late:
-            raise AttemptFailed(self.transport.late("for its images to be made ready"), again=False) from late
+            raise AttemptFailed(
+                self.transport.late("for its images to be made ready"), again=False
+            ) from late
         return made
 
     def _made(self, make: Make, facts: Facts) -> _Sendable:
@@ -258,13 +330,19 @@ class Sender:
         request = _value(self.wire.to_wire(ask, facts))
         return _Sendable(facts, ask, request, body_of(request), most_bytes(ask))
 
-    async def _ended(self, ended: BaseException, facts: Facts, ask: ServerRequest, request: WireRequest) -> None:
-        """What the end of an attempt means: there is another way to ask, or `ended` goes on, and ends what it gave up on the server too."""
+    async def _ended(
+        self, ended: BaseException, facts: Facts, ask: ServerRequest, request: WireRequest
+    ) -> None:
+        """What the end of an attempt means: there is another way to ask, or `ended` goes on, and
+        ends what it gave up on the server too.
+        """
         if isinstance(ended, HttpStatusError):
             reply = ended.reply
             lacks = guard(lambda: self.wire.lacking(reply, request), self._unreadable).value_or("")
             if not lacks or lacks in facts.lacks:
-                raise AttemptFailed(self._refusal(reply, ask), again=reply.status in AGAIN) from ended
+                raise AttemptFailed(
+                    self._refusal(reply, ask), again=reply.status in AGAIN
+                ) from ended
             self.directory.learn(lacks)
             return
         if not isinstance(ended, AttemptFailed) or isinstance(ended.error, Timeout):
@@ -272,20 +350,34 @@ class Sender:
         raise ended
 
     def _refusal(self, reply: WireReply, ask: ServerRequest) -> GenerationError:
-        """The error of a refusal, whatever it holds, without any secret that the server repeated."""
+        """The error of a refusal, whatever it holds, without any secret that the server
+        repeated.
+        """
 
         def failed(raised: Raised) -> GenerationError:
-            words = f"{self.access.root} answered {reply.status}, and its words cannot be read: {self.access.scrub(raised.words)}"
-            return BackendFailed(words, backend=self.wire.name, scope="row", incident=raised.incident)
+            words = (
+                f"{self.access.root} answered {reply.status}, and its words cannot be read:"
+                f" {self.access.scrub(raised.words)}"
+            )
+            return BackendFailed(
+                words, backend=self.wire.name, scope="row", incident=raised.incident
+            )
 
         def classified() -> GenerationError:
-            return self.wire.classify(dataclasses.replace(reply, body=self.access.scrub(reply.body.decode(errors="replace")).encode()), ask)
+            return self.wire.classify(
+                dataclasses.replace(
+                    reply, body=self.access.scrub(reply.body.decode(errors="replace")).encode()
+                ),
+                ask,
+            )
 
         made = guard(classified, failed)
         return made.unwrap() if is_ok(made) else made.failure()
 
     async def each(self, rows: Sequence[A], one: Callable[[int, A], Awaitable[R]]) -> list[R]:
-        """What `one` gives for every row, as many at a time as may be in flight. Cancelled, or where one raises, it cancels the others and waits for them."""
+        """What `one` gives for every row, as many at a time as may be in flight. Cancelled, or
+        where one raises, it cancels the others and waits for them.
+        """
         left, made = iter(enumerate(rows)), dict[int, R]()
 
         async def work() -> None:
@@ -306,7 +398,9 @@ class Sender:
 
 
 def _value(slot: Slot[R]) -> R:
-    """The slot's value. Raises its failure as `AttemptFailed`: a malformed answer may come whole when it is asked for again."""
+    """The slot's value. Raises its failure as `AttemptFailed`: a malformed answer may come whole
+    when it is asked for again.
+    """
     if not is_ok(slot):
         raise AttemptFailed(slot.failure(), again=isinstance(slot.failure(), MalformedResponse))
     return slot.unwrap()

@@ -1,4 +1,6 @@
-"""The engine behind the token routes: pipegen renders, tokenises and cuts; a server generates, ids in and ids out."""
+"""The engine behind the token routes: pipegen renders, tokenises and cuts; a server generates, ids
+in and ids out.
+"""
 
 from __future__ import annotations
 
@@ -55,9 +57,18 @@ class _Ends(NamedTuple):
 
 
 class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
-    """An engine whose weights are in a server. Tokenizer, template, limits and images come from the checkpoint here, and nothing is asked before a call."""
+    """An engine whose weights are in a server. Tokenizer, template, limits and images come from the
+    checkpoint here, and nothing is asked before a call.
+    """
 
-    def __init__(self, wire: Wire, checkpoint: Checkpoint, access: Access, settings: ServerSettings, model: str) -> None:
+    def __init__(
+        self,
+        wire: Wire,
+        checkpoint: Checkpoint,
+        access: Access,
+        settings: ServerSettings,
+        model: str,
+    ) -> None:
         super().__init__(wire, access, settings, model)
         self._checkpoint = checkpoint
         self._ends = LastCallCache(self._ends_of)
@@ -65,15 +76,19 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
 
     @property
     def identity(self) -> str:
-        """That of the checkpoint here; of a server whose weights are not here, its address and the model's name there too."""
+        """That of the checkpoint here; of a server whose weights are not here, its address and the
+        model's name there too.
+        """
         own = self._checkpoint.identity
         return own if self._checkpoint.has_weights else f"{own} {self.address}"
 
     @property
     def depends_on(self) -> Mapping[str, Any]:
-        """See `DependsOn`. The server is taken to run the checkpoint as its files say, where it is asked for it by its own name.
+        """See `DependsOn`. The server is taken to run the checkpoint as its files say, where it is
+        asked for it by its own name.
 
-        Of float32, vLLM and SGLang make another type, unless they are told not to: which one, is not known.
+        Of float32, vLLM and SGLang make another type, unless they are told not to: which one, is
+        not known.
         """
         checkpoint = self._checkpoint
         values = checkpoint.resolved(self.asked_settings())
@@ -93,28 +108,50 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         if facts.about.get("enable_deterministic_inference") is True:
             honours |= {"repeatable"}
         room = self._room(facts)
-        return dataclasses.replace(room, honours=honours - {"images"} if reason else honours, reason=reason)
+        return dataclasses.replace(
+            room, honours=honours - {"images"} if reason else honours, reason=reason
+        )
 
     def _room_by(self, facts: Facts) -> Capabilities:
         """The limits of a row, which is all that `check_fit` asks for."""
         fills = self.sender.settings.server_limit
         return Capabilities(
-            engine=self.name, honours=frozenset(), context_length=self.limit_of(facts), vocab_size=self._checkpoint.vocab_size, fills_context=fills
+            engine=self.name,
+            honours=frozenset(),
+            context_length=self.limit_of(facts),
+            vocab_size=self._checkpoint.vocab_size,
+            fills_context=fills,
         )
 
-    def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
+    def prepare_image(
+        self, source: ImageSource, options: VlmPreprocessOptions, index: int
+    ) -> Slot[PreparedImage]:
         return grid_only(self._checkpoint.prepare_image(source, options, index), self.name)
 
     def row(self, asked: Encoded, deadline: float) -> Awaitable[Slot[Raw]]:
         if self._must_follow(asked.options):
             return self.followed(0, asked, deadline, None)
-        return self._imaged(asked, deadline) if asked.prompt.images else self.sender.whole(_Whole(self, asked), deadline)
+        return (
+            self._imaged(asked, deadline)
+            if asked.prompt.images
+            else self.sender.whole(_Whole(self, asked), deadline)
+        )
 
     async def _imaged(self, asked: Encoded, deadline: float) -> Slot[Raw]:
         ready = await self._ready(asked, deadline)
-        return await self.sender.whole(_Whole(self, *ready.unwrap()), deadline) if is_ok(ready) else Failure(ready.failure())
+        return (
+            await self.sender.whole(_Whole(self, *ready.unwrap()), deadline)
+            if is_ok(ready)
+            else Failure(ready.failure())
+        )
 
-    async def followed(self, position: int, asked: Encoded, deadline: float, tell: Callable[[TokensMade], None] | None) -> Slot[Raw]:
+    async def followed(
+        self,
+        position: int,
+        asked: Encoded,
+        deadline: float,
+        tell: Callable[[TokensMade], None] | None,
+    ) -> Slot[Raw]:
         """The row by its stream, ended by pipegen's own rules."""
         ready = await self._ready(asked, deadline)
         if not is_ok(ready):
@@ -129,11 +166,15 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
             return row.done
 
         make = functools.partial(self.ask, encoded, True, features=features)
-        error = await self.sender.pieces(make, take, deadline, heavy=self.heavy(encoded), ended=lambda: row.done)
+        error = await self.sender.pieces(
+            make, take, deadline, heavy=self.heavy(encoded), ended=lambda: row.done
+        )
         return row.slot() if error is None else Failure(error)
 
     async def _ready(self, asked: Encoded, deadline: float) -> Slot[tuple[Encoded, Any]]:
-        """The row as the server may be sent it, and what the server makes of its images, where it must be asked to keep their sizes first."""
+        """The row as the server may be sent it, and what the server makes of its images, where it
+        must be asked to keep their sizes first.
+        """
         try:
             checked = self.checked(asked, await self.sender.facts(deadline))
         except AttemptFailed as late:
@@ -147,9 +188,16 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         return made.bind(lambda features: checked.map(lambda encoded: (encoded, features)))
 
     def checked(self, encoded: Encoded, facts: Facts) -> Slot[Encoded]:
-        """The row as the server may be sent it: within its limit, and nothing that could crash it or mislead it."""
+        """The row as the server may be sent it: within its limit, and nothing that could crash it
+        or mislead it.
+        """
         prompt = encoded.prompt
-        refused: GenerationError | None = refused_ids(prompt.compact_token_ids, self.tokenizer.vocab_size, self._checkpoint.image_token_id, len(prompt.images))
+        refused: GenerationError | None = refused_ids(
+            prompt.compact_token_ids,
+            self.tokenizer.vocab_size,
+            self._checkpoint.image_token_id,
+            len(prompt.images),
+        )
         if not self.wire.keeps_sizes:
             refused = refused or self._checkpoint.check_server_resize(prompt)
         if refused is not None:
@@ -160,12 +208,16 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
 
     @property
     def longest_scored(self) -> int | None:
-        """One token less than the server's limit: it generates one behind them. Unknown before it was asked."""
+        """One token less than the server's limit: it generates one behind them. Unknown before it
+        was asked.
+        """
         limit = self.limit_of(self.sender.directory.known)
         return None if limit is None else limit - 1
 
     def score(self, inputs: Sequence[Continued]) -> list[Slot[TokenScores]]:
-        """The log probabilities of continuations, a request for each; a row that fails fails alone."""
+        """The log probabilities of continuations, a request for each; a row that fails fails
+        alone.
+        """
         return self._loop.run(self.ascore(inputs)) if inputs else []
 
     async def ascore(self, inputs: Sequence[Continued]) -> list[Slot[TokenScores]]:
@@ -176,31 +228,63 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
     async def _score(self, asked: Continued, deadline: float) -> Slot[TokenScores]:
         if not self.wire.scores:
             words = f"{self.name} does not give the log probabilities of given continuations"
-            return Failure(UnsupportedOption(words, option="continuation", hint="score with hf, vllm, vllm_server or sglang_server"))
+            return Failure(
+                UnsupportedOption(
+                    words,
+                    option="continuation",
+                    hint="score with hf, vllm, vllm_server or sglang_server",
+                )
+            )
         ready = await self._ready(asked.whole, deadline)
         if not is_ok(ready):
             return Failure(ready.failure())
-        scored: Slot[Any] = await self.sender.whole(_Scored(self, *ready.unwrap(), continued=asked), deadline)
+        scored: Slot[Any] = await self.sender.whole(
+            _Scored(self, *ready.unwrap(), continued=asked), deadline
+        )
         return scored
 
     def _must_follow(self, options: GenerationOptions) -> bool:
-        """Whether only pipegen can end the row where it ends: plugins that watch, and stops that the server does not know as pipegen does."""
+        """Whether only pipegen can end the row where it ends: plugins that watch, and stops that
+        the server does not know as pipegen does.
+        """
         watched = bool(self.plugins) and any(plugin.feed is not None for plugin in self.plugins)
         return watched or self._ends(options, self.sender.directory.known).followed
 
     def _ends_of(self, options: GenerationOptions, facts: Facts) -> _Ends:
         """How rows with these options end."""
-        plan, server_side_stops = plan_stops(options, self.tokenizer), self.wire.server_side_stops(options) - facts.lacks
+        plan, server_side_stops = (
+            plan_stops(options, self.tokenizer),
+            self.wire.server_side_stops(options) - facts.lacks,
+        )
         ids = ending_ids(options, self.tokenizer, self.eos_token_ids, self._checkpoint.vocab_size)
-        hidden = self.wire.raw_stops and (options.decode is None or options.decode.skip_special_tokens is not False)
-        at_server = "stops" in server_side_stops and not (hidden and any(touches(stop, tuple(self.tokenizer.special_tokens)) for stop in plan.text))
+        hidden = self.wire.raw_stops and (
+            options.decode is None or options.decode.skip_special_tokens is not False
+        )
+        at_server = "stops" in server_side_stops and not (
+            hidden
+            and any(touches(stop, tuple(self.tokenizer.special_tokens)) for stop in plan.text)
+        )
         stops = plan.text if at_server else ()
-        return _Ends(ids, stops, followed=bool(plan.raw) or stops != plan.text or (bool(ids) and "ids" not in server_side_stops))
+        return _Ends(
+            ids,
+            stops,
+            followed=bool(plan.raw)
+            or stops != plan.text
+            or (bool(ids) and "ids" not in server_side_stops),
+        )
 
     def heavy(self, asked: Encoded) -> bool:
         return bool(asked.prompt.images)
 
-    def ask(self, asked: Encoded, stream: bool, facts: Facts, model: str | None, rid: str, features: Any = None) -> Slot[ServerRequest]:
+    def ask(
+        self,
+        asked: Encoded,
+        stream: bool,
+        facts: Facts,
+        model: str | None,
+        rid: str,
+        features: Any = None,
+    ) -> Slot[ServerRequest]:
         prompt, images, ends = asked.prompt, asked.prompt.images, self._ends(asked.options, facts)
         return Success(
             ServerRequest(
@@ -221,16 +305,29 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         )
 
     def answer(self, asked: Encoded, completion: Completion) -> Slot[Raw]:
-        """The row's answer. One that the server ended as it was asked to is not followed: the stages `decode` and `stop` judge its ids once more anyway."""
+        """The row's answer. One that the server ended as it was asked to is not followed: the
+        stages `decode` and `stop` judge its ids once more anyway.
+        """
         ids, options, finish = completion.token_ids, asked.options, completion.finish
         if ids is None:
             return Failure(MalformedResponse(f"{self.name} gives no token ids"))
         disobedience = disobeyed(self._judged(asked, completion), options, self.name)
         if disobedience is not None:
-            return Failure(unusable(completion, asked.prompt, self.tokenizer.vocab_size, self.name) or disobedience)
-        if len(ids) == options.max_new_tokens if finish == "length" else finish == "stop" and len(ids) >= max(1, options.min_new_tokens or 0):
+            return Failure(
+                unusable(completion, asked.prompt, self.tokenizer.vocab_size, self.name)
+                or disobedience
+            )
+        if (
+            len(ids) == options.max_new_tokens
+            if finish == "length"
+            else finish == "stop" and len(ids) >= max(1, options.min_new_tokens or 0)
+        ):
             wrong = unusable(completion, asked.prompt, self.tokenizer.vocab_size, self.name)
-            return Success(Raw(encoded=asked, token_ids=ids, logprobs=completion.logprobs)) if wrong is None else Failure(wrong)
+            return (
+                Success(Raw(encoded=asked, token_ids=ids, logprobs=completion.logprobs))
+                if wrong is None
+                else Failure(wrong)
+            )
         row = self._row(asked)
         row.take_piece(completion)
         return row.slot()
@@ -251,21 +348,36 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         )
 
     def _room_behind(self, asked: Encoded, facts: Facts) -> int | None:
-        """For how many tokens the server is sure to have room behind this prompt; None where its limit is not known."""
+        """For how many tokens the server is sure to have room behind this prompt; None where its
+        limit is not known.
+        """
         limit = self.limit_of(facts)
         return None if limit is None else limit - len(asked.prompt.token_ids) - SPARE
 
     def _row(self, encoded: Encoded, *, position: int = 0, text: bool = False) -> ServerRow:
         facts = self.sender.directory.known
-        known: dict[str, Any] = {"stops": bool(self._ends(encoded.options, facts).stops), "room": self._room_behind(encoded, facts)}
-        return ServerRow(encoded, self.tokenizer, self.eos_token_ids, self.plugins, self.name, position=position, text=text, **known)
+        known: dict[str, Any] = {
+            "stops": bool(self._ends(encoded.options, facts).stops),
+            "room": self._room_behind(encoded, facts),
+        }
+        return ServerRow(
+            encoded,
+            self.tokenizer,
+            self.eos_token_ids,
+            self.plugins,
+            self.name,
+            position=position,
+            text=text,
+            **known,
+        )
 
 
 @dataclass(slots=True)
 class _Whole(WholeRow[Encoded, Raw]):
     """A row that is asked for whole, checked against what the server says."""
 
-    engine: ServerEngine  # pyright: ignore[reportIncompatibleVariableOverride]  # it is never another
+    # it is never another
+    engine: ServerEngine  # pyright: ignore[reportIncompatibleVariableOverride]
     features: Any = None
 
     def ask(self, facts: Facts, model: str | None, rid: str) -> Slot[ServerRequest]:
@@ -290,40 +402,63 @@ class _Scored(_Whole):
     continued: Continued = dataclasses.field(kw_only=True)
 
     def ask(self, facts: Facts, model: str | None, rid: str) -> Slot[ServerRequest]:
-        return _Whole.ask(self, facts, model, rid).map(lambda request: dataclasses.replace(request, scored=len(self.continued.continuation)))
+        return _Whole.ask(self, facts, model, rid).map(
+            lambda request: dataclasses.replace(request, scored=len(self.continued.continuation))
+        )
 
     def read(self, completions: tuple[Completion, ...]) -> Slot[Any]:
         (completion,), engine = completions, self.engine
         wrong = other_prompt(completion.prompt_token_ids, self.asked.prompt, engine.name, SAME)
         if wrong is not None or completion.scores is None:
-            return Failure(wrong or MalformedResponse(f"{engine.name} gives no log probabilities of a prompt"))
+            return Failure(
+                wrong or MalformedResponse(f"{engine.name} gives no log probabilities of a prompt")
+            )
         logprobs, likeliest = zip(*completion.scores, strict=True)
-        return Success(TokenScores(continued=self.continued, logprobs=logprobs, likeliest=likeliest))
+        return Success(
+            TokenScores(continued=self.continued, logprobs=logprobs, likeliest=likeliest)
+        )
 
 
 @functools.lru_cache(maxsize=4096)
 def touches(stop: str, tokens: tuple[str, ...]) -> bool:
     """Whether a stop string could match within the text of one of these tokens, or across its edge.
 
-    >>> touches("|", ("<|im_end|>",)), touches("a<", ("<|im_end|>",)), touches("END", ("<|im_end|>",))
+    >>> (
+    ...     touches("|", ("<|im_end|>",)),
+    ...     touches("a<", ("<|im_end|>",)),
+    ...     touches("END", ("<|im_end|>",)),
+    ... )
     (True, True, False)
     """
     edges = range(1, len(stop))
-    return any(stop in token or token in stop or any(token.startswith(stop[at:]) or token.endswith(stop[:at]) for at in edges) for token in tokens)
+    return any(
+        stop in token
+        or token in stop
+        or any(token.startswith(stop[at:]) or token.endswith(stop[:at]) for at in edges)
+        for token in tokens
+    )
 
 
-def unusable(completion: Completion, prompt: Prompt, vocab_size: int, server: str) -> MalformedResponse | None:
-    """What is wrong where a server ran another prompt, or generated an id that is none; None where it did neither."""
+def unusable(
+    completion: Completion, prompt: Prompt, vocab_size: int, server: str
+) -> MalformedResponse | None:
+    """What is wrong where a server ran another prompt, or generated an id that is none; None where
+    it did neither.
+    """
     ran, ids = completion.prompt_token_ids, completion.token_ids
     if ran is not None and (wrong := other_prompt(ran, prompt, server, SAME)) is not None:
         return wrong
     if ids and max(ids) >= vocab_size:
-        return MalformedResponse(f"{server} generated id {max(ids)}, and the vocabulary has {vocab_size} ids")
+        return MalformedResponse(
+            f"{server} generated id {max(ids)}, and the vocabulary has {vocab_size} ids"
+        )
     return None
 
 
 class ServerRow(EngineRow):
-    """A row on a server, whole or piece by piece: it is done where pipegen's rules end it, whatever the server goes on to say."""
+    """A row on a server, whole or piece by piece: it is done where pipegen's rules end it, whatever
+    the server goes on to say.
+    """
 
     def __init__(
         self,
@@ -358,17 +493,29 @@ class ServerRow(EngineRow):
     def slot(self) -> Slot[Raw]:
         """The finished row's answer.
 
-        A server that ends a row for its length before `max_new_tokens` has clipped it: the options then say what was really allowed, and `clipped_from`
-        what was asked.
+        A server that ends a row for its length before `max_new_tokens` has clipped it: the options
+        then say what was really allowed, and `clipped_from` what was asked.
         """
         if self.error is None and self.decoder.finish is None:
             count, limit = len(self.token_ids), self.options.max_new_tokens or 0
             self.aborted = self._finish not in ("stop", "length")
             if not self.aborted and not count:
-                self.fail(MalformedResponse(f"{self._server} ended the row as {self._finish!r} without a token"))
-            answer = Answer(finish=self._finish, token_ids=tuple(self.token_ids), ending_ids=frozenset(), stops=self._stops, room=self._room)
+                self.fail(
+                    MalformedResponse(
+                        f"{self._server} ended the row as {self._finish!r} without a token"
+                    )
+                )
+            answer = Answer(
+                finish=self._finish,
+                token_ids=tuple(self.token_ids),
+                ending_ids=frozenset(),
+                stops=self._stops,
+                room=self._room,
+            )
             self.fail(disobeyed(answer, self.options, self._server))
             if self.error is None and self._finish == "length":
                 clipped = dataclasses.replace(self.options, max_new_tokens=count)
-                self.encoded = dataclasses.replace(self.encoded, options=clipped, clipped_from=self.encoded.clipped_from or limit)
+                self.encoded = dataclasses.replace(
+                    self.encoded, options=clipped, clipped_from=self.encoded.clipped_from or limit
+                )
         return super().slot()

@@ -1,6 +1,7 @@
 """SGLang on the wire, ids in and ids out: `/generate`.
 
-Pure functions; the facts are those of SGLang 0.5.23 (`srt/managers/io_struct.py`, `srt/sampling/sampling_params.py`).
+Pure functions; the facts are those of SGLang 0.5.23 (`srt/managers/io_struct.py`,
+`srt/sampling/sampling_params.py`).
 """
 
 from __future__ import annotations
@@ -33,10 +34,14 @@ MOST_STOPS = 32
 
 
 @LastCallCache
-def sampling_params(options: GenerationOptions, ending_ids: tuple[int, ...], stops: tuple[str, ...]) -> Slot[Mapping[str, Any]]:
-    """SGLang's `sampling_params` for these options, everything set; `None` is not sent. Fails where the server would change an option.
+def sampling_params(
+    options: GenerationOptions, ending_ids: tuple[int, ...], stops: tuple[str, ...]
+) -> Slot[Mapping[str, Any]]:
+    """SGLang's `sampling_params` for these options, everything set; `None` is not sent. Fails where
+    the server would change an option.
 
-    `ignore_eos` switches off every stop by its id there, not only the end tokens; so it is sent only where it is asked (see `server_side_stops`).
+    `ignore_eos` switches off every stop by its id there, not only the end tokens; so it is sent
+    only where it is asked (see `server_side_stops`).
     """
     refusal = unsupported(options, ending_ids)
     if refusal is not None:
@@ -50,7 +55,9 @@ def sampling_params(options: GenerationOptions, ending_ids: tuple[int, ...], sto
         "stop_token_ids": list(ending_ids) or None,
         "ignore_eos": _ignores_eos(options),
         "no_stop_trim": True,
-        "skip_special_tokens": options.decode is None or options.decode.skip_special_tokens is not False,
+        "skip_special_tokens": (
+            options.decode is None or options.decode.skip_special_tokens is not False
+        ),
         "spaces_between_special_tokens": False,
         **form_of(options),
     }
@@ -60,7 +67,11 @@ def sampling_params(options: GenerationOptions, ending_ids: tuple[int, ...], sto
 def form_of(options: GenerationOptions) -> dict[str, Any]:
     """The form of the answer, in SGLang's words: a choice is a regular expression of its texts."""
     form = grammar.form_of(options)
-    return {"regex": "(" + "|".join(map(re.escape, form["choice"])) + ")"} if "choice" in form else form
+    return (
+        {"regex": "(" + "|".join(map(re.escape, form["choice"])) + ")"}
+        if "choice" in form
+        else form
+    )
 
 
 def _ignores_eos(options: GenerationOptions) -> bool:
@@ -68,27 +79,50 @@ def _ignores_eos(options: GenerationOptions) -> bool:
 
 
 def server_side_stops(options: GenerationOptions) -> frozenset[str]:
-    """What SGLang may end a row at: not at ids where it ignores the end token, and not at stop strings where they must not count at first."""
+    """What SGLang may end a row at: not at ids where it ignores the end token, and not at stop
+    strings where they must not count at first.
+    """
     many = options.stop is not None and len(options.stop.stop or ()) > MOST_STOPS
     stops = frozenset() if options.min_new_tokens or many else frozenset({"stops"})
     return stops if _ignores_eos(options) else stops | {"ids"}
 
 
-def unsupported(options: GenerationOptions, ending_ids: tuple[int, ...]) -> UnsupportedOption | None:
+def unsupported(
+    options: GenerationOptions, ending_ids: tuple[int, ...]
+) -> UnsupportedOption | None:
     """The option that this server would change or cannot carry out, if there is one."""
     if options.temperature and options.temperature < LEAST_TEMPERATURE:
-        words = f"SGLang does not honour temperature={options.temperature:g}: it decodes greedily below {LEAST_TEMPERATURE:g}"
-        return UnsupportedOption(words, option="temperature", hint="use temperature 0 (greedy), or more")
+        words = (
+            f"SGLang does not honour temperature={options.temperature:g}: it decodes greedily below"
+            f" {LEAST_TEMPERATURE:g}"
+        )
+        return UnsupportedOption(
+            words, option="temperature", hint="use temperature 0 (greedy), or more"
+        )
     if options.min_new_tokens and ending_ids and _ignores_eos(options):
-        words = "SGLang holds the model's own end token back for the first min_new_tokens tokens, even with ignore_eos"
-        return UnsupportedOption(words, option="min_new_tokens", hint="leave out min_new_tokens, or ignore_eos")
+        words = (
+            "SGLang holds the model's own end token back for the first min_new_tokens tokens, even"
+            " with ignore_eos"
+        )
+        return UnsupportedOption(
+            words, option="min_new_tokens", hint="leave out min_new_tokens, or ignore_eos"
+        )
     refused = grammar.unsupported_with_form(options, "sglang_server")
     if refused is not None:
         return refused
     changed = [name for name, neutral in _NEUTRAL.items() if getattr(options, name) not in neutral]
     if options.logprobs and changed:
-        words = f"SGLang's logprobs are taken after {', '.join(changed)}, and so are not the model's own"
-        return UnsupportedOption(words, option="logprobs", hint="leave out logprobs, or use temperature 0 or 1 without penalties and min_new_tokens")
+        words = (
+            f"SGLang's logprobs are taken after {', '.join(changed)}, and so are not the"
+            " model's own"
+        )
+        return UnsupportedOption(
+            words,
+            option="logprobs",
+            hint=(
+                "leave out logprobs, or use temperature 0 or 1 without penalties and min_new_tokens"
+            ),
+        )
     return None
 
 
@@ -113,12 +147,31 @@ def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
     if ask.stream:
         body["stream"] = True
     if ask.images:
-        body |= {"image_data": [data_url(image) for image in ask.images], "return_prompt_token_ids": True}
+        body |= {
+            "image_data": [data_url(image) for image in ask.images],
+            "return_prompt_token_ids": True,
+        }
     if ask.options.logprobs:
-        body |= {"return_logprob": True, "logprob_start_len": -1, "top_logprobs_num": max(ask.options.top_logprobs or 0, MARGIN)}
-    if ask.scored:  # from the token before them on: an earlier start would switch SGLang's prefix cache off
-        body |= {"return_logprob": True, "logprob_start_len": ask.prompt_tokens - ask.scored - 1, "top_logprobs_num": 1}
-    return Success(WireRequest(path="/generate", body=merged(body, ask.extra_body) if ask.extra_body else body, stream=ask.stream, rid=ask.rid))
+        body |= {
+            "return_logprob": True,
+            "logprob_start_len": -1,
+            "top_logprobs_num": max(ask.options.top_logprobs or 0, MARGIN),
+        }
+    # from the token before them on: an earlier start would switch SGLang's prefix cache off
+    if ask.scored:
+        body |= {
+            "return_logprob": True,
+            "logprob_start_len": ask.prompt_tokens - ask.scored - 1,
+            "top_logprobs_num": 1,
+        }
+    return Success(
+        WireRequest(
+            path="/generate",
+            body=merged(body, ask.extra_body) if ask.extra_body else body,
+            stream=ask.stream,
+            rid=ask.rid,
+        )
+    )
 
 
 def from_wire(answer: Any, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
@@ -133,7 +186,9 @@ def from_wire(answer: Any, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
 
 
 def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completion, ...]]:
-    """What one event of a stream brings. Its ids are all so far, or, as the server may be set, only the new ones: `completion_tokens` tells which."""
+    """What one event of a stream brings. Its ids are all so far, or, as the server may be set, only
+    the new ones: `completion_tokens` tells which.
+    """
     return _completion(event, ask, seen).map(lambda piece: (piece,))
 
 
@@ -142,13 +197,17 @@ def _completion(item: Any, ask: ServerRequest, seen: int) -> Slot[Completion]:
     if not isinstance(item, Mapping) or not isinstance(meta, Mapping):
         return malformed("the answer holds no meta_info")
     reason = meta.get("finish_reason")
-    if not (reason is None or (isinstance(reason, Mapping) and isinstance(reason.get("type"), str))):
+    if not (
+        reason is None or (isinstance(reason, Mapping) and isinstance(reason.get("type"), str))
+    ):
         return malformed(f"meta_info.finish_reason is {reason!r:.80}")
     finish, stop = (None, None) if reason is None else (reason["type"], reason.get("matched"))
     if stop == "NaN happened":  # what SGLang calls an id outside the vocabulary
         return malformed("SGLang's logits were not numbers")
     given, total = item.get("output_ids"), meta.get("completion_tokens")
-    made = ids_of([] if given is None and (ask.stream or finish == "abort") else given, "output_ids")
+    made = ids_of(
+        [] if given is None and (ask.stream or finish == "abort") else given, "output_ids"
+    )
     if not is_ok(made):
         return Failure(made.failure())
     ids = made.unwrap()
@@ -160,9 +219,12 @@ def _completion(item: Any, ask: ServerRequest, seen: int) -> Slot[Completion]:
         return malformed(f"an event holds {len(ids)} ids of {total} generated, after {seen}")
     noted: Slot[tuple[TokenLogprob, ...] | None] = Success(None)
     if ask.options.logprobs:
-        entries = meta.get("output_token_logprobs")  # of all tokens so far, or of the new ones alone
+        # of all tokens so far, or of the new ones alone
+        entries = meta.get("output_token_logprobs")
         first = seen if isinstance(entries, list) and len(entries) == seen + len(new) else 0
-        noted = logprobs_of(entries_of_meta(meta, first), new, wanted=ask.options.top_logprobs or 0, seen=seen)
+        noted = logprobs_of(
+            entries_of_meta(meta, first), new, wanted=ask.options.top_logprobs or 0, seen=seen
+        )
     prompt = item.get("prompt_token_ids")
     known = ids_of(prompt, "prompt_token_ids") if prompt is not None else Success(None)
     scores = scores_of_meta(meta, ask) if ask.scored else Success(None)
@@ -183,14 +245,25 @@ def _completion(item: Any, ask: ServerRequest, seen: int) -> Slot[Completion]:
 
 
 _TOO_LONG = (
-    re.compile(r"input \((?P<prompt>\d+) tokens\) is longer than the model's context length \((?P<limit>\d+) tokens\)"),
-    re.compile(r"maximum context length of (?P<limit>\d+) tokens.*?: (?P<prompt>\d+) tokens from the input", re.DOTALL),
-    re.compile(r"Input length \((?P<prompt>\d+) tokens\) exceeds the maximum allowed length \((?P<limit>\d+) tokens\)"),
+    re.compile(
+        r"input \((?P<prompt>\d+) tokens\) is longer than the model's context length"
+        r" \((?P<limit>\d+) tokens\)"
+    ),
+    re.compile(
+        r"maximum context length of (?P<limit>\d+) tokens.*?: (?P<prompt>\d+) tokens from the"
+        r" input",
+        re.DOTALL,
+    ),
+    re.compile(
+        r"Input length \((?P<prompt>\d+) tokens\) exceeds the maximum allowed length"
+        r" \((?P<limit>\d+) tokens\)"
+    ),
 )
 
 
 def too_long(message: str) -> tuple[int, int] | None:
-    """The prompt's length and the limit that a refusal names, in any of SGLang's wordings; None where it is about something else.
+    """The prompt's length and the limit that a refusal names, in any of SGLang's wordings; None
+    where it is about something else.
 
     >>> too_long("The input (3000 tokens) is longer than the model's context length (2048 tokens).")
     (3000, 2048)
@@ -206,8 +279,9 @@ def abort(rid: str) -> WireRequest:
 def limit(facts: Facts) -> int | None:
     """The tokens that SGLang has room for in one row.
 
-    It is two less than the context length, or less where the whole cache is smaller. The server would end a longer row early, without a word
-    (`srt/managers/scheduler.py`). Its longest prompt, which it tells, is shorter by four tokens.
+    It is two less than the context length, or less where the whole cache is smaller. The server
+    would end a longer row early, without a word (`srt/managers/scheduler.py`). Its longest prompt,
+    which it tells, is shorter by four tokens.
 
     >>> limit(Facts(about={"max_req_input_len": 4090}))
     4094

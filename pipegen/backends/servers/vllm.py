@@ -1,6 +1,8 @@
-"""vLLM on the wire, ids in and ids out: `/inference/v1/generate`, and `/v1/completions` for text where a server has that endpoint switched off.
+"""vLLM on the wire, ids in and ids out: `/inference/v1/generate`, and `/v1/completions` for text
+where a server has that endpoint switched off.
 
-Pure functions; the facts are those of vLLM 0.32.0 (`vllm/entrypoints/scale_out/token_in_token_out/protocol.py`).
+Pure functions; the facts are those of vLLM 0.32.0
+(`vllm/entrypoints/scale_out/token_in_token_out/protocol.py`).
 """
 
 from __future__ import annotations
@@ -16,8 +18,23 @@ from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.servers.errors import classified, lengths_in
 from pipegen.backends.servers.images import data_url
 from pipegen.backends.servers.logprobs import MARGIN, entries_in, logprobs_of, scores_of_tables
-from pipegen.backends.servers.reading import error_message, ids_of, malformed, merged, pieces, usage_of, whole
-from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
+from pipegen.backends.servers.reading import (
+    error_message,
+    ids_of,
+    malformed,
+    merged,
+    pieces,
+    usage_of,
+    whole,
+)
+from pipegen.backends.servers.wire import (
+    Completion,
+    Facts,
+    ServerRequest,
+    Wire,
+    WireReply,
+    WireRequest,
+)
 from pipegen.core.errors import UnsupportedMultimodal, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.option_table import wire_fields
@@ -36,10 +53,14 @@ MOST_LOGPROBS = 20
 
 
 @LastCallCache
-def sampling_params(options: GenerationOptions, ending_ids: tuple[int, ...], stops: tuple[str, ...]) -> Slot[Mapping[str, Any]]:
-    """vLLM's `SamplingParams` for these options, everything set; `None` is not sent. Fails where the server would change an option.
+def sampling_params(
+    options: GenerationOptions, ending_ids: tuple[int, ...], stops: tuple[str, ...]
+) -> Slot[Mapping[str, Any]]:
+    """vLLM's `SamplingParams` for these options, everything set; `None` is not sent. Fails where
+    the server would change an option.
 
-    The end tokens are among the stop tokens, so `ignore_eos` switches off what the server itself would add.
+    The end tokens are among the stop tokens, so `ignore_eos` switches off what the server itself
+    would add.
     """
     refusal = unsupported(options, ending_ids, stops)
     if refusal is not None:
@@ -55,42 +76,77 @@ def sampling_params(options: GenerationOptions, ending_ids: tuple[int, ...], sto
         "ignore_eos": True,
         "logprobs": logprobs_asked(options),
         "include_stop_str_in_output": True,
-        "skip_special_tokens": options.decode is None or options.decode.skip_special_tokens is not False,
+        "skip_special_tokens": (
+            options.decode is None or options.decode.skip_special_tokens is not False
+        ),
         "spaces_between_special_tokens": False,
         "detokenize": bool(stops),
-        "structured_outputs": {"json" if name == "json_schema" else name: value for name, value in form_of(options).items()} or None,
+        "structured_outputs": (
+            {
+                "json" if name == "json_schema" else name: value
+                for name, value in form_of(options).items()
+            }
+            or None
+        ),
     }
     return Success({name: value for name, value in params.items() if value is not None})
 
 
 def logprobs_asked(options: GenerationOptions) -> int | None:
-    """How many logprobs to ask for: two at least, for the margin. The server counts the drawn token among them, so one more where that need not be the
-    likeliest."""
+    """How many logprobs to ask for: two at least, for the margin. The server counts the drawn token
+    among them, so one more where that need not be the likeliest."""
     if not options.logprobs:
         return None
     top = max(options.top_logprobs or 0, MARGIN)
     return top + 1 if options.temperature else top
 
 
-def unsupported(options: GenerationOptions, ending_ids: tuple[int, ...], stops: tuple[str, ...]) -> UnsupportedOption | None:
+def unsupported(
+    options: GenerationOptions, ending_ids: tuple[int, ...], stops: tuple[str, ...]
+) -> UnsupportedOption | None:
     """The option that this server would change or cannot carry out, if there is one."""
     ignores_eos = options.stop is not None and options.stop.ignore_eos
     if options.temperature and options.temperature < LEAST_TEMPERATURE:
-        words = f"vLLM does not honour temperature={options.temperature:g}: it would take {LEAST_TEMPERATURE:g}, the least above 0"
-        return UnsupportedOption(words, option="temperature", hint=f"use temperature 0 (greedy), or {LEAST_TEMPERATURE:g} and above")
+        words = (
+            f"vLLM does not honour temperature={options.temperature:g}: it would take"
+            f" {LEAST_TEMPERATURE:g}, the least above 0"
+        )
+        return UnsupportedOption(
+            words,
+            option="temperature",
+            hint=f"use temperature 0 (greedy), or {LEAST_TEMPERATURE:g} and above",
+        )
     if options.temperature and options.temperature > MOST_TEMPERATURE:
-        return UnsupportedOption(f"vLLM takes a temperature of at most {MOST_TEMPERATURE:g}, not {options.temperature:g}", option="temperature")
+        return UnsupportedOption(
+            f"vLLM takes a temperature of at most {MOST_TEMPERATURE:g}, not"
+            f" {options.temperature:g}",
+            option="temperature",
+        )
     if (logprobs_asked(options) or 0) > MOST_LOGPROBS:
-        words = f"vLLM gives the {MOST_LOGPROBS - 1} likeliest tokens besides the drawn one, not {options.top_logprobs}"
-        return UnsupportedOption(words, option="top_logprobs", hint=f"ask for at most {MOST_LOGPROBS - 1} where temperature is above 0")
+        words = (
+            f"vLLM gives the {MOST_LOGPROBS - 1} likeliest tokens besides the drawn one, not"
+            f" {options.top_logprobs}"
+        )
+        return UnsupportedOption(
+            words,
+            option="top_logprobs",
+            hint=f"ask for at most {MOST_LOGPROBS - 1} where temperature is above 0",
+        )
     if options.min_new_tokens and ignores_eos and (ending_ids or stops):
-        words = "a vLLM server holds the model's own end token back for the first min_new_tokens tokens, even with ignore_eos"
-        return UnsupportedOption(words, option="min_new_tokens", hint="leave out min_new_tokens, or ignore_eos")
+        words = (
+            "a vLLM server holds the model's own end token back for the first min_new_tokens"
+            " tokens, even with ignore_eos"
+        )
+        return UnsupportedOption(
+            words, option="min_new_tokens", hint="leave out min_new_tokens, or ignore_eos"
+        )
     return unsupported_with_form(options, "vllm_server")
 
 
 def server_side_stops(options: GenerationOptions) -> frozenset[str]:
-    """What vLLM may end a row at: ids; and stop strings, but where it would hold the end token back for `min_new_tokens` though `ignore_eos` is asked."""
+    """What vLLM may end a row at: ids; and stop strings, but where it would hold the end token back
+    for `min_new_tokens` though `ignore_eos` is asked.
+    """
     holds_back = options.min_new_tokens and options.stop is not None and options.stop.ignore_eos
     return frozenset({"ids"} if holds_back else {"ids", "stops"})
 
@@ -103,34 +159,90 @@ def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
     params = sampling.unwrap()
     if "generate" not in facts.lacks:
         if ask.resized and ask.features is None:
-            return Failure(unkept("this vLLM server does not keep the sizes of images")) if "render" in facts.lacks else Success(render_request(ask))
-        body: dict[str, Any] = {"model": ask.model, "token_ids": list(ask.token_ids), "sampling_params": params, "stream": ask.stream or None}
+            return (
+                Failure(unkept("this vLLM server does not keep the sizes of images"))
+                if "render" in facts.lacks
+                else Success(render_request(ask))
+            )
+        body: dict[str, Any] = {
+            "model": ask.model,
+            "token_ids": list(ask.token_ids),
+            "sampling_params": params,
+            "stream": ask.stream or None,
+        }
         if ask.scored:
             body["sampling_params"] = {**params, "prompt_logprobs": 1}
         if form_of(ask.options):
-            # A server with a reasoning parser would hold the form only once it reads the end of reasoning, which never comes where nothing is thought.
+            # A server with a reasoning parser would hold the form only once it reads the end of
+            # reasoning, which never comes where nothing is thought.
             body["reasoning_ended"] = True
         if ask.images:
-            parts = [{"type": "image_url", "url": data_url(image)} for image in ask.images] if ask.features is None else None
+            parts = (
+                [{"type": "image_url", "url": data_url(image)} for image in ask.images]
+                if ask.features is None
+                else None
+            )
             body |= {"content_parts": parts, "features": ask.features, "return_token_ids": True}
         return Success(_request(GENERATE, body, ask, lacks="generate"))
     if ask.images:
-        words = "this vLLM server takes no images by token ids: its endpoint /inference/v1/generate is switched off"
-        return Failure(UnsupportedMultimodal(words, hint="start it with `vllm serve ... --enable-scale-out`, or catch it with fallback(...)"))
-    reports: dict[str, Any] = {"return_token_ids": True, "return_tokens_as_token_ids": True, "add_special_tokens": False}
-    params = {**params, **({"logprobs": max(ask.options.top_logprobs or 0, MARGIN)} if ask.options.logprobs else {})}
+        words = (
+            "this vLLM server takes no images by token ids: its endpoint /inference/v1/generate is"
+            " switched off"
+        )
+        return Failure(
+            UnsupportedMultimodal(
+                words,
+                hint=(
+                    "start it with `vllm serve ... --enable-scale-out`, or catch it with"
+                    " fallback(...)"
+                ),
+            )
+        )
+    reports: dict[str, Any] = {
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+        "add_special_tokens": False,
+    }
+    params = {
+        **params,
+        **(
+            {"logprobs": max(ask.options.top_logprobs or 0, MARGIN)} if ask.options.logprobs else {}
+        ),
+    }
     del params["detokenize"]
     reports |= {"prompt_logprobs": 1} if ask.scored else {}
-    return Success(_request(COMPLETIONS, {"model": ask.model, "prompt": list(ask.token_ids), "stream": ask.stream or None, **params, **reports}, ask))
+    return Success(
+        _request(
+            COMPLETIONS,
+            {
+                "model": ask.model,
+                "prompt": list(ask.token_ids),
+                "stream": ask.stream or None,
+                **params,
+                **reports,
+            },
+            ask,
+        )
+    )
 
 
-def _request(path: str, body: dict[str, Any], ask: ServerRequest, *, lacks: str = "") -> WireRequest:
+def _request(
+    path: str, body: dict[str, Any], ask: ServerRequest, *, lacks: str = ""
+) -> WireRequest:
     present = {name: value for name, value in body.items() if value is not None}
-    return WireRequest(path=path, body=merged(present, ask.extra_body) if ask.extra_body else present, stream=ask.stream, rid=ask.rid, lacks=lacks)
+    return WireRequest(
+        path=path,
+        body=merged(present, ask.extra_body) if ask.extra_body else present,
+        stream=ask.stream,
+        rid=ask.rid,
+        lacks=lacks,
+    )
 
 
 def from_wire(answer: Any, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
-    """The completions of a whole answer, of either endpoint; or what it made of images, where that was asked."""
+    """The completions of a whole answer, of either endpoint; or what it made of images, where that
+    was asked.
+    """
     if ask.resized and ask.features is None:
         return read_features(answer, ask)
     return whole(answer, lambda choice, place: _completion(choice, answer, ask, 0, place))
@@ -141,14 +253,20 @@ def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completi
     return pieces(event, lambda choice, place: _completion(choice, event, ask, seen, place))
 
 
-def _completion(choice: Mapping[str, Any], answer: Mapping[str, Any], ask: ServerRequest, seen: int, place: str) -> Slot[Completion]:
+def _completion(
+    choice: Mapping[str, Any], answer: Mapping[str, Any], ask: ServerRequest, seen: int, place: str
+) -> Slot[Completion]:
     ids = choice.get("token_ids")
     if ids is None and (ask.stream or choice.get("finish_reason") == "abort"):
         ids = []
     elif ids is None:
         return malformed(f"{place} holds no token_ids: the server is too old to give them")
     prompt = choice.get("prompt_token_ids", answer.get("prompt_token_ids"))
-    index, finish, stop = choice.get("index", 0), choice.get("finish_reason"), choice.get("stop_reason")
+    index, finish, stop = (
+        choice.get("index", 0),
+        choice.get("finish_reason"),
+        choice.get("stop_reason"),
+    )
     if type(index) is not int or not (finish is None or isinstance(finish, str)):
         return malformed(f"{place} has index {index!r:.40} and finish_reason {finish!r:.40}")
 
@@ -157,8 +275,21 @@ def _completion(choice: Mapping[str, Any], answer: Mapping[str, Any], ask: Serve
         return Failure(made.failure())
     token_ids, options = made.unwrap(), ask.options
     known = NONE if prompt is None else ids_of(prompt, "prompt_token_ids")
-    scores = scores_of_tables(choice.get("prompt_logprobs", answer.get("prompt_logprobs")), ask) if ask.scored else NONE
-    noted = logprobs_of(entries_in(choice.get("logprobs")), token_ids, wanted=options.top_logprobs or 0, seen=seen) if options.logprobs else NONE
+    scores = (
+        scores_of_tables(choice.get("prompt_logprobs", answer.get("prompt_logprobs")), ask)
+        if ask.scored
+        else NONE
+    )
+    noted = (
+        logprobs_of(
+            entries_in(choice.get("logprobs")),
+            token_ids,
+            wanted=options.top_logprobs or 0,
+            seen=seen,
+        )
+        if options.logprobs
+        else NONE
+    )
     for read in (known, scores, noted):
         if not is_ok(read):
             return Failure(read.failure())
@@ -177,33 +308,72 @@ def _completion(choice: Mapping[str, Any], answer: Mapping[str, Any], ask: Serve
 
 
 _TOO_LONG = (
-    re.compile(r"[Ii]nput length \((?P<prompt>\d+)\) exceeds (?:the )?model's maximum context length \((?P<limit>\d+)\)"),  # where max_tokens is not set
-    re.compile(r"decoder prompt \(length (?P<prompt>\d+)\).*longer than the maximum model length of (?P<limit>\d+)", re.DOTALL),
-    re.compile(r"maximum context length is (?P<limit>\d+) tokens.*?prompt contains (?:at least )?(?P<prompt>\d+)", re.DOTALL),
-    re.compile(r"maximum context length is (?P<limit>\d+) tokens.*?\((?P<prompt>\d+) in the (?:messages|prompt)", re.DOTALL),
-    re.compile(r"maximum context length is (?P<limit>\d+) tokens.*?(?:request has|resulted in|requested|contains?) (?:at least )?(?P<prompt>\d+)", re.DOTALL),
-    re.compile(r"prompt \((?:length )?(?P<prompt>\d+)(?: tokens)?\).*?(?:maximum|max_model_len|limit)\D*(?P<limit>\d+)", re.DOTALL),
+    # where max_tokens is not set
+    re.compile(
+        r"[Ii]nput length \((?P<prompt>\d+)\) exceeds (?:the )?model's maximum context length"
+        r" \((?P<limit>\d+)\)"
+    ),
+    re.compile(
+        r"decoder prompt \(length (?P<prompt>\d+)\).*longer than the maximum model length of"
+        r" (?P<limit>\d+)",
+        re.DOTALL,
+    ),
+    re.compile(
+        r"maximum context length is (?P<limit>\d+) tokens.*?prompt contains (?:at least"
+        r" )?(?P<prompt>\d+)",
+        re.DOTALL,
+    ),
+    re.compile(
+        r"maximum context length is (?P<limit>\d+) tokens.*?\((?P<prompt>\d+) in the"
+        r" (?:messages|prompt)",
+        re.DOTALL,
+    ),
+    re.compile(
+        r"maximum context length is (?P<limit>\d+) tokens.*?(?:request has|resulted"
+        r" in|requested|contains?) (?:at least )?(?P<prompt>\d+)",
+        re.DOTALL,
+    ),
+    re.compile(
+        r"prompt \((?:length )?(?P<prompt>\d+)(?:"
+        r" tokens)?\).*?(?:maximum|max_model_len|limit)\D*(?P<limit>\d+)",
+        re.DOTALL,
+    ),
 )
 
 
 def too_long(message: str) -> tuple[int, int] | None:
-    """The prompt's length and the limit that a refusal names, in any of vLLM's wordings; None where it is about something else.
+    """The prompt's length and the limit that a refusal names, in any of vLLM's wordings; None where
+    it is about something else.
 
-    >>> too_long("The decoder prompt (length 300) is longer than the maximum model length of 256. Make sure that ...")
+    >>> too_long(
+    ...     "The decoder prompt (length 300) is longer than the maximum model length of 256. Make sure that ..."
+    ... )
     (300, 256)
     """
     return lengths_in(message, _TOO_LONG)
 
 
 def lacking(reply: WireReply, request: WireRequest) -> str:
-    """`generate`, `render` where the endpoint is not there or is switched off; `stops` where the server halts at ids alone."""
+    """`generate`, `render` where the endpoint is not there or is switched off; `stops` where the
+    server halts at ids alone.
+    """
     message, holder = error_message(reply)
-    missing = reply.status in (403, 404, 405, 501) and not ("model" in message and "does not exist" in message)
+    missing = reply.status in (403, 404, 405, 501) and not (
+        "model" in message and "does not exist" in message
+    )
     if request.lacks == "render":  # or the server takes nobody's word for sizes
-        return "render" if missing or (reply.status == 400 and "mm_processor_kwargs" in message) else ""
+        return (
+            "render"
+            if missing or (reply.status == 400 and "mm_processor_kwargs" in message)
+            else ""
+        )
     if request.lacks == "generate" and missing and reply.status != 501:
         return "generate"
-    return "stops" if reply.status == 400 and "stop strings are not supported" in message and holder else ""
+    return (
+        "stops"
+        if reply.status == 400 and "stop strings are not supported" in message and holder
+        else ""
+    )
 
 
 VLLM = Wire(
@@ -227,35 +397,74 @@ RENDER = "/v1/chat/completions/render"
 
 
 def render_request(ask: ServerRequest) -> WireRequest:
-    """The request for the images alone. Between the smallest and the largest of them as its budget, a processor has nothing to resize."""
+    """The request for the images alone. Between the smallest and the largest of them as its budget,
+    a processor has nothing to resize.
+    """
     areas = [image.width * image.height for image in ask.images]
     parts = [{"type": "image_url", "image_url": {"url": data_url(image)}} for image in ask.images]
-    body = {"messages": [{"role": "user", "content": parts}], "max_tokens": 1, "mm_processor_kwargs": {"min_pixels": min(areas), "max_pixels": max(areas)}}
-    return WireRequest(path=RENDER, body=body if ask.model is None else {"model": ask.model, **body}, lacks="render")
+    body = {
+        "messages": [{"role": "user", "content": parts}],
+        "max_tokens": 1,
+        "mm_processor_kwargs": {"min_pixels": min(areas), "max_pixels": max(areas)},
+    }
+    return WireRequest(
+        path=RENDER,
+        body=body if ask.model is None else {"model": ask.model, **body},
+        lacks="render",
+    )
 
 
 def read_features(answer: Any, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
-    """The images as the server prepared them, for the places that they have in pipegen's prompt; each takes as many tokens as there.
+    """The images as the server prepared them, for the places that they have in pipegen's prompt;
+    each takes as many tokens as there.
 
     >>> from pipegen.records.options import GenerationOptions, resolve
-    >>> made = {"features": {"mm_hashes": {"image": ["h"]}, "mm_placeholders": {"image": [{"offset": 4, "length": 9}]}, "kwargs_data": {"image": ["AA=="]}}}
-    >>> (found,) = read_features(made, ServerRequest(options=resolve(GenerationOptions()), places=((2, 9),))).unwrap()
+    >>> made = {
+    ...     "features": {
+    ...         "mm_hashes": {"image": ["h"]},
+    ...         "mm_placeholders": {"image": [{"offset": 4, "length": 9}]},
+    ...         "kwargs_data": {"image": ["AA=="]},
+    ...     }
+    ... }
+    >>> (found,) = read_features(
+    ...     made, ServerRequest(options=resolve(GenerationOptions()), places=((2, 9),))
+    ... ).unwrap()
     >>> found.features["mm_placeholders"]
     {'image': [{'offset': 2, 'length': 9}]}
-    >>> read_features(made, ServerRequest(options=resolve(GenerationOptions()), places=((2, 4),))).failure().message
+    >>> read_features(
+    ...     made, ServerRequest(options=resolve(GenerationOptions()), places=((2, 4),))
+    ... ).failure().message
     'the server prepared an image to 9 tokens, and it has 4 for pipegen: the server did not keep its size'
     """
     made = answer.get("features") if isinstance(answer, Mapping) else None
     columns = [_images(made, name) for name in ("mm_hashes", "kwargs_data", "mm_placeholders")]
-    if any(len(column) != len(ask.places) for column in columns) or not all(isinstance(entry, str) for entry in (*columns[0], *columns[1])):
-        return malformed(f"the server rendered {[len(column) for column in columns]} hashes, images and places for {len(ask.places)} images")
+    if any(len(column) != len(ask.places) for column in columns) or not all(
+        isinstance(entry, str) for entry in (*columns[0], *columns[1])
+    ):
+        return malformed(
+            f"the server rendered {[len(column) for column in columns]} hashes, images and places"
+            f" for {len(ask.places)} images"
+        )
     for place, (_, length) in zip(columns[2], ask.places, strict=True):
         tokens = place.get("length") if isinstance(place, Mapping) else None
         if tokens != length:
-            words = f"the server prepared an image to {tokens!r:.40} tokens, and it has {length} for pipegen: the server did not keep its size"
+            words = (
+                f"the server prepared an image to {tokens!r:.40} tokens, and it has {length} for"
+                " pipegen: the server did not keep its size"
+            )
             return Failure(unkept(words))
     places = [{"offset": offset, "length": length} for offset, length in ask.places]
-    return Success((Completion(features={"mm_hashes": {"image": columns[0]}, "mm_placeholders": {"image": places}, "kwargs_data": {"image": columns[1]}}),))
+    return Success(
+        (
+            Completion(
+                features={
+                    "mm_hashes": {"image": columns[0]},
+                    "mm_placeholders": {"image": places},
+                    "kwargs_data": {"image": columns[1]},
+                }
+            ),
+        )
+    )
 
 
 def _images(made: Any, name: str) -> list[Any]:
@@ -266,4 +475,6 @@ def _images(made: Any, name: str) -> list[Any]:
 
 def unkept(words: str) -> UnsupportedOption:
     """The error where a server does not keep the sizes."""
-    return UnsupportedOption(words, option="max_pixels", hint="keep within the checkpoint's own pixel budget")
+    return UnsupportedOption(
+        words, option="max_pixels", hint="keep within the checkpoint's own pixel budget"
+    )

@@ -1,7 +1,8 @@
 """What crosses the wire between pipegen and a server, as records.
 
-One file of pure functions for each engine builds these records and reads them (`pipegen.backends.servers.vllm`, `.sglang`, `.openai`); one shared
-transport sends them. A further engine is one more such file, whose functions a `Wire` gathers.
+One file of pure functions for each engine builds these records and reads them
+(`pipegen.backends.servers.vllm`, `.sglang`, `.openai`); one shared transport sends them. A further
+engine is one more such file, whose functions a `Wire` gathers.
 
 >>> WireRequest(path="/generate", body={"input_ids": [1]}).path
 '/generate'
@@ -24,7 +25,9 @@ __all__ = ["Completion", "Facts", "ServerRequest", "Wire", "WireReply", "WireReq
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerRequest:
-    """One generation as a server is asked for it, whatever the engine: everything set, nothing of the wire's own words yet."""
+    """One generation as a server is asked for it, whatever the engine: everything set, nothing of
+    the wire's own words yet.
+    """
 
     token_ids: tuple[int, ...] = ()
     """The prompt, with one placeholder for each image; empty where the server renders."""
@@ -36,14 +39,20 @@ class ServerRequest:
     ending_ids: tuple[int, ...] = ()
     """All ids that end the row, the model's own end tokens among them."""
     stops: tuple[str, ...] = ()
-    """Stop strings that the server is to halt at, as an early exit; where the text ends is decided by pipegen."""
+    """Stop strings that the server is to halt at, as an early exit; where the text ends is decided
+    by pipegen.
+    """
     images: tuple[PreparedImage, ...] = ()
     places: tuple[tuple[int, int], ...] = ()
     """Where each image's tokens lie in the expanded prompt: offset and length."""
     resized: bool = False
-    """Whether the server's own processor would give the images other sizes than they were prepared to."""
+    """Whether the server's own processor would give the images other sizes than they were prepared
+    to.
+    """
     features: Any = None
-    """What the server made of such images in a request before this one; `token_ids` are then those of the expanded prompt."""
+    """What the server made of such images in a request before this one; `token_ids` are then those
+    of the expanded prompt.
+    """
     prompt_tokens: int = 0
     """How long the prompt is with its images expanded; 0 where that is not known."""
     model: str | None = None
@@ -52,7 +61,9 @@ class ServerRequest:
     """The name of this very attempt, by which it can be aborted."""
     stream: bool = False
     scored: int = 0
-    """How many of the prompt's last tokens have their log probabilities asked; 0 where a generation is."""
+    """How many of the prompt's last tokens have their log probabilities asked; 0 where a generation
+    is.
+    """
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     """Merged into the body last, deeply."""
 
@@ -67,7 +78,9 @@ class WireRequest:
     stream: bool = False
     rid: str = ""
     lacks: str = ""
-    """The word under which it is remembered that a server has no such endpoint; empty where there is no other way."""
+    """The word under which it is remembered that a server has no such endpoint; empty where there
+    is no other way.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +95,9 @@ class WireReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What a server generated, as its answer or one event of its stream says it; in an event, only what is new."""
+    """What a server generated, as its answer or one event of its stream says it; in an event, only
+    what is new.
+    """
 
     token_ids: tuple[int, ...] | None = None
     """None where the server gives no ids."""
@@ -136,16 +151,27 @@ class Wire:
     classify: Callable[[WireReply, ServerRequest], GenerationError]
     """The error that an answer with another status, or an error in a stream, stands for."""
     lacking: Callable[[WireReply, WireRequest], str] = lambda reply, request: ""
-    """What a refusal shows the server to lack, so that it is asked in another way; empty where it shows nothing of the kind."""
-    server_side_stops: Callable[[GenerationOptions], frozenset[str]] = lambda options: frozenset({"ids", "stops"})
-    """What the server may end a row at by itself with these options: `ids`, `stops`. Where it may not, pipegen follows the stream, and closes it."""
+    """What a refusal shows the server to lack, so that it is asked in another way; empty where it
+    shows nothing of the kind.
+    """
+    server_side_stops: Callable[[GenerationOptions], frozenset[str]] = lambda options: frozenset(
+        {"ids", "stops"}
+    )
+    """What the server may end a row at by itself with these options: `ids`, `stops`. Where it may
+    not, pipegen follows the stream, and closes it.
+    """
     keeps_sizes: bool = False
-    """Whether the server can be asked to keep images at sizes that its own processor would change: for a `resized` ask without `features`, `to_wire`
-    then makes the request for them, and `from_wire` reads its answer."""
+    """Whether the server can be asked to keep images at sizes that its own processor would change:
+    for a `resized` ask without `features`, `to_wire` then makes the request for them, and
+    `from_wire` reads its answer."""
     scores: bool = False
-    """Whether the server can be asked for the log probabilities of a prompt's tokens (`ServerRequest.scored`)."""
+    """Whether the server can be asked for the log probabilities of a prompt's tokens
+    (`ServerRequest.scored`).
+    """
     raw_stops: bool = False
-    """Whether the server looks for stop strings where special tokens show, which to pipegen are invisible in the text."""
+    """Whether the server looks for stop strings where special tokens show, which to pipegen are
+    invisible in the text.
+    """
     abort: Callable[[str], WireRequest] | None = None
     """The request that ends another by its `rid`; None where closing the connection does."""
     honours: frozenset[Capability] | None = None
@@ -153,4 +179,6 @@ class Wire:
     about: str | None = None
     """The path of the engine's page of facts."""
     limit: Callable[[Facts], int | None] = lambda facts: None
-    """How many tokens a row may have, prompt and answer together, as that page says it; the lower one counts where the list of models says another."""
+    """How many tokens a row may have, prompt and answer together, as that page says it; the lower
+    one counts where the list of models says another.
+    """

@@ -1,1 +1,3 @@
-"""The vLLM engine, in this process. vLLM is imported when the engine starts, or when an argument has to be looked up; not before."""
+"""The vLLM engine, in this process. vLLM is imported when the engine starts, or when an argument
+has to be looked up; not before.
+"""

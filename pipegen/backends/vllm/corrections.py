@@ -1,6 +1,8 @@
-"""Settings of a model that vLLM reads in another way than transformers, and what vLLM is told so that both give the same text.
+"""Settings of a model that vLLM reads in another way than transformers, and what vLLM is told so
+that both give the same text.
 
-transformers is the reference: it is the code that a checkpoint names. vLLM takes other values by `hf_overrides`.
+transformers is the reference: it is the code that a checkpoint names. vLLM takes other values by
+`hf_overrides`.
 
 >>> from types import SimpleNamespace
 >>> corrections(SimpleNamespace(model_type="cohere2", sliding_window=4096), (0, 32))
@@ -25,11 +27,14 @@ _SCALE_SINCE = (0, 30)
 
 
 def corrections(config: Any, version: tuple[int, int]) -> dict[str, Any]:
-    """The settings that vLLM of that version has to be given other values of, nested as in the configuration.
+    """The settings that vLLM of that version has to be given other values of, nested as in the
+    configuration.
 
     - The sliding window of Cohere 2 is one token longer in vLLM, from 0.29 on.
-    - The growing scale of attention in Ministral 3 stands among the settings of the positions, where vLLM does not look for it.
-    - vLLM before 0.30 takes the scale of attention that YaRN's settings give (`attention_factor`, `mscale`) under another name.
+    - The growing scale of attention in Ministral 3 stands among the settings of the positions,
+      where vLLM does not look for it.
+    - vLLM before 0.30 takes the scale of attention that YaRN's settings give (`attention_factor`,
+      `mscale`) under another name.
     """
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     changed: dict[str, Any] = {}
@@ -37,18 +42,28 @@ def corrections(config: Any, version: tuple[int, int]) -> dict[str, Any]:
     if text.model_type in _ONE_MORE and version >= _ONE_MORE_SINCE and window:
         changed["sliding_window"] = window - 1
     rope: Mapping[str, Any] = getattr(text, "rope_parameters", None) or {}
-    if version < _SCALE_SINCE and not hasattr(text, "qk_rope_head_dim"):  # such models (DeepSeek) have a YaRN of their own in vLLM
-        scaled = {name: _scaled(one) for name, one in rope.items()} if any(isinstance(one, Mapping) for one in rope.values()) else _scaled(rope)
+    # such models (DeepSeek) have a YaRN of their own in vLLM
+    if version < _SCALE_SINCE and not hasattr(text, "qk_rope_head_dim"):
+        scaled = (
+            {name: _scaled(one) for name, one in rope.items()}
+            if any(isinstance(one, Mapping) for one in rope.values())
+            else _scaled(rope)
+        )
         changed |= {} if scaled == rope else {"rope_parameters": scaled}
     if rope.get("llama_4_scaling_beta") is not None:
         length = rope.get("original_max_position_embeddings")
-        changed["llama_4_scaling"] = {"beta": rope["llama_4_scaling_beta"], "original_max_position_embeddings": length}
+        changed["llama_4_scaling"] = {
+            "beta": rope["llama_4_scaling_beta"],
+            "original_max_position_embeddings": length,
+        }
     name = next((name for name, value in vars(config).items() if value is text), None)
     return {name: changed} if changed and name is not None else changed
 
 
 def _scaled(rope: Any) -> Any:
-    """YaRN's settings with the factor that makes of vLLM's own scale of attention the one that transformers computes; others as they are."""
+    """YaRN's settings with the factor that makes of vLLM's own scale of attention the one that
+    transformers computes; others as they are.
+    """
     if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type")) != "yarn":
         return rope
     factor, mscale, mscale_all = rope["factor"], rope.get("mscale"), rope.get("mscale_all_dim")
@@ -65,7 +80,9 @@ def _scale(factor: float, mscale: float) -> float:
 def with_corrections(changed: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The corrections together with a user's own `hf_overrides`, whose values win.
 
-    >>> with_corrections({"text_config": {"sliding_window": 15}}, {"text_config": {"rope_theta": 1e4}})
+    >>> with_corrections(
+    ...     {"text_config": {"sliding_window": 15}}, {"text_config": {"rope_theta": 1e4}}
+    ... )
     {'text_config': {'sliding_window': 15, 'rope_theta': 10000.0}}
     """
     together = {**changed, **given}

@@ -1,4 +1,6 @@
-"""The vLLM engine: vLLM schedules and computes, in this process or one that it starts; text, stops and plugins are pipegen's, token by token."""
+"""The vLLM engine: vLLM schedules and computes, in this process or one that it starts; text, stops
+and plugins are pipegen's, token by token.
+"""
 
 # vLLM need not be installed where types are checked.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -22,7 +24,12 @@ from pipegen.backends.grammar import grammar_of, unsupported_with_form
 from pipegen.backends.rows import newly_done
 from pipegen.backends.vllm.rows import VLLMRow, differs, scores_of, vllm_prompt
 from pipegen.backends.vllm.running import Call, Core
-from pipegen.backends.vllm.sampling import MOST_LOGPROBS, sampling_params, scoring_params, unsupported
+from pipegen.backends.vllm.sampling import (
+    MOST_LOGPROBS,
+    sampling_params,
+    scoring_params,
+    unsupported,
+)
 from pipegen.backends.vllm.start import check_arguments, image_limit, refusals, takes_grammars
 from pipegen.backends.waiting import Waiting, beginning
 from pipegen.core.border import attempt
@@ -42,14 +49,18 @@ __all__ = ["VLLMEngine"]
 
 
 _SEQUENCES = 256
-"""Rows that vLLM runs side by side, as far as is known before it has started; by default it runs more on a large GPU."""
+"""Rows that vLLM runs side by side, as far as is known before it has started; by default it runs
+more on a large GPU.
+"""
 
 
 class VLLMEngine(CheckpointEngine):
-    """An engine on one checkpoint. Tokenizer, template, limits and images work at once; vLLM is imported and starts with the first call.
+    """An engine on one checkpoint. Tokenizer, template, limits and images work at once; vLLM is
+    imported and starts with the first call.
 
-    Raises `NoSuchModel` where the checkpoint is a folder that is not there, `MissingExtra` where vLLM is not installed, and `InvalidField`
-    (`UnknownField` with the nearest one, for an argument) where the settings are not for vLLM.
+    Raises `NoSuchModel` where the checkpoint is a folder that is not there, `MissingExtra` where
+    vLLM is not installed, and `InvalidField` (`UnknownField` with the nearest one, for an argument)
+    where the settings are not for vLLM.
     """
 
     name = "vllm"
@@ -69,12 +80,18 @@ class VLLMEngine(CheckpointEngine):
         """Asked for several times for each row."""
         reason, limit = self._no_images_because, image_limit(self._checkpoint)
         honours = ENGINES["vllm"] - {"images"} if reason else ENGINES["vllm"]
-        limits: dict[str, Any] = {"context_length": self._context_length, "max_images": limit, "vocab_size": self._checkpoint.vocab_size}
+        limits: dict[str, Any] = {
+            "context_length": self._context_length,
+            "max_images": limit,
+            "vocab_size": self._checkpoint.vocab_size,
+        }
         return Capabilities(engine=self.name, honours=honours, reason=reason, **limits)
 
     @cached_property
     def _no_images_because(self) -> str:
-        """Why images are not taken; empty where they are. For a vision model vLLM itself is asked, which imports it."""
+        """Why images are not taken; empty where they are. For a vision model vLLM itself is asked,
+        which imports it.
+        """
         if not self._checkpoint.takes_images:
             return self._checkpoint.images_unsupported_reason
         if image_limit(self._checkpoint) == 0:
@@ -87,12 +104,15 @@ class VLLMEngine(CheckpointEngine):
 
     @cached_property
     def _context_length(self) -> int | None:
-        """vLLM's own limit, the same before it starts as after; no more than the positions whose factors do not depend on the length (dynamic NTK)."""
+        """vLLM's own limit, the same before it starts as after; no more than the positions whose
+        factors do not depend on the length (dynamic NTK).
+        """
         refused: tuple[type[Exception], ...] = (CallFailed, OSError, *refusals())
         try:
             limit = int(self._core.model_config().max_model_len)
         except refused:
-            return self._checkpoint.context_length  # vLLM does not take this model: its start says why
+            # vLLM does not take this model: its start says why
+            return self._checkpoint.context_length
         positions = self._checkpoint.positions
         return min(limit, positions.context_length or limit) if positions.dynamic else limit
 
@@ -101,7 +121,9 @@ class VLLMEngine(CheckpointEngine):
         """Whether vLLM runs."""
         return self._core.loaded
 
-    def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
+    def prepare_image(
+        self, source: ImageSource, options: VlmPreprocessOptions, index: int
+    ) -> Slot[PreparedImage]:
         return grid_only(super().prepare_image(source, options, index), self.name)
 
     def close(self) -> None:
@@ -109,26 +131,38 @@ class VLLMEngine(CheckpointEngine):
 
     @property
     def in_flight(self) -> int:
-        """How many requests are kept in flight for it: twice as many as vLLM runs side by side, so that there are some to put in order."""
+        """How many requests are kept in flight for it: twice as many as vLLM runs side by side, so
+        that there are some to put in order.
+        """
         return 2 * self._side_by_side
 
     @property
     def _side_by_side(self) -> int:
         load = self._checkpoint.load
-        return self._core.side_by_side or int(load.batch_size or load.engine_kwargs.get("max_num_seqs") or _SEQUENCES)
+        return self._core.side_by_side or int(
+            load.batch_size or load.engine_kwargs.get("max_num_seqs") or _SEQUENCES
+        )
 
     def open(self, wake: Callable[[], object]) -> VLLMCall:
-        """A call to which rows may be added between the steps of vLLM. Its rows advance when it steps, so nobody has to be woken."""
+        """A call to which rows may be added between the steps of vLLM. Its rows advance when it
+        steps, so nobody has to be woken.
+        """
         return VLLMCall(self, text=False)
 
-    def _run(self, inputs: Sequence[Encoded], *, text: bool) -> Generator[TokensMade | RowDone, None, None]:
-        """Without `text`, rows that no stop string or plugin ends come whole, since an output for each token costs vLLM more."""
+    def _run(
+        self, inputs: Sequence[Encoded], *, text: bool
+    ) -> Generator[TokensMade | RowDone, None, None]:
+        """Without `text`, rows that no stop string or plugin ends come whole, since an output for
+        each token costs vLLM more.
+        """
         with contextlib.closing(VLLMCall(self, text=text)) as call:
             call.add([*enumerate(inputs)])
             while call.rows:
                 yield from call.events()
 
-    async def _arun(self, inputs: Sequence[Encoded], *, text: bool) -> AsyncGenerator[TokensMade | RowDone, None]:
+    async def _arun(
+        self, inputs: Sequence[Encoded], *, text: bool
+    ) -> AsyncGenerator[TokensMade | RowDone, None]:
         made = await asyncio.to_thread(self._rows, [*enumerate(inputs)], text=text)
         for done in newly_done(made):
             yield done
@@ -137,7 +171,9 @@ class VLLMEngine(CheckpointEngine):
             return
         call = Call(await asyncio.to_thread(self._core.running))
         try:
-            for refused in await asyncio.to_thread(self._begin, sorted(rows.values(), key=_beginning), call):
+            for refused in await asyncio.to_thread(
+                self._begin, sorted(rows.values(), key=_beginning), call
+            ):
                 yield refused
             while not all(row.done for row in rows.values()):
                 for event in _taken(rows, call, await call.astep()):
@@ -177,23 +213,42 @@ class VLLMEngine(CheckpointEngine):
             call.leave()
         return [slots[position] for position in range(len(inputs))]
 
-    def _begin_scores(self, inputs: Sequence[Continued], call: Call) -> dict[int, Slot[TokenScores]]:
+    def _begin_scores(
+        self, inputs: Sequence[Continued], call: Call
+    ) -> dict[int, Slot[TokenScores]]:
         """Hand the rows to vLLM; the slots of those that are refused."""
         slots: dict[int, Slot[TokenScores]] = {}
         for position, asked in enumerate(inputs):
             whole = asked.whole
-            refused = self._check(whole) or self._add(position, whole.prompt, scoring_params(), call)
+            refused = self._check(whole) or self._add(
+                position, whole.prompt, scoring_params(), call
+            )
             if refused is not None:
                 slots[position] = Failure(refused)
         return slots
 
     def _rows(self, inputs: Sequence[tuple[int, Encoded]], *, text: bool) -> list[VLLMRow]:
-        shared: dict[str, Any] = {"text": text, "vocab_size": self._checkpoint.vocab_size, "most_logprobs": self._most_logprobs}
-        rows = [VLLMRow(number, encoded, self.tokenizer, self.eos_token_ids, self.plugins, **shared) for number, encoded in inputs]
+        shared: dict[str, Any] = {
+            "text": text,
+            "vocab_size": self._checkpoint.vocab_size,
+            "most_logprobs": self._most_logprobs,
+        }
+        rows = [
+            VLLMRow(number, encoded, self.tokenizer, self.eos_token_ids, self.plugins, **shared)
+            for number, encoded in inputs
+        ]
         for row in rows:
             row.fail(unsupported_with_form(row.options, self.name))
             if takes_grammars(self._checkpoint.load):
-                row.follow(grammar_of(row.options, self.tokenizer, self.eos_token_ids, self._checkpoint.vocab_size, self.name))
+                row.follow(
+                    grammar_of(
+                        row.options,
+                        self.tokenizer,
+                        self.eos_token_ids,
+                        self._checkpoint.vocab_size,
+                        self.name,
+                    )
+                )
         return rows
 
     @property
@@ -209,30 +264,52 @@ class VLLMEngine(CheckpointEngine):
         return list(newly_done(rows))
 
     def _queue(self, row: VLLMRow, call: Call) -> None:
-        """Hand a row to vLLM, or fail it: for what vLLM would change, what only the running engine knows, and what vLLM refuses."""
+        """Hand a row to vLLM, or fail it: for what vLLM would change, what only the running engine
+        knows, and what vLLM refuses.
+        """
         row.fail(unsupported(row.encoded.options) or self._check(row.encoded))
         if row.error is not None:
             return
         try:
-            params = sampling_params(row.encoded.options, row.ending_ids, whole=row.whole, most_logprobs=self._most_logprobs, grammar=row.grammar)
+            params = sampling_params(
+                row.encoded.options,
+                row.ending_ids,
+                whole=row.whole,
+                most_logprobs=self._most_logprobs,
+                grammar=row.grammar,
+            )
         except refusals() as error:
-            row.fail(UnsupportedOption(f"vllm does not honour the options: {error}", option=getattr(error, "parameter", None) or ""))
+            row.fail(
+                UnsupportedOption(
+                    f"vllm does not honour the options: {error}",
+                    option=getattr(error, "parameter", None) or "",
+                )
+            )
             return
         row.fail(self._add(row.position, row.encoded.prompt, params, call))
 
     def _check(self, encoded: Encoded) -> GenerationError | None:
         """What is wrong with a row that vLLM would change, or that does not fit."""
         fits = check_fit(encoded, self.capabilities)
-        refused = self._checkpoint.check_placeholders(encoded.prompt) or (None if is_ok(fits) else fits.failure())
+        refused = self._checkpoint.check_placeholders(encoded.prompt) or (
+            None if is_ok(fits) else fits.failure()
+        )
         differs = self._core.differs
         refused = refused or other_factors(self._checkpoint.positions, encoded, self.capabilities)
         return refused or (None if differs is None else refused_beyond(differs, encoded, self.name))
 
-    def _add(self, position: int, prompt: Prompt, params: Any, call: Call) -> GenerationError | None:
+    def _add(
+        self, position: int, prompt: Prompt, params: Any, call: Call
+    ) -> GenerationError | None:
         """Add a row to the call, or say why vLLM refuses it."""
 
         def add() -> GenerationError | None:
-            rendered = call.running.rendered(vllm_prompt(prompt, resized=bool(prompt.images) and self._checkpoint.image_spec.kind == "grid"))
+            rendered = call.running.rendered(
+                vllm_prompt(
+                    prompt,
+                    resized=bool(prompt.images) and self._checkpoint.image_spec.kind == "grid",
+                )
+            )
             wrong = differs(rendered, prompt)
             if wrong is None:
                 call.add(position, rendered, params)
@@ -246,10 +323,16 @@ class VLLMEngine(CheckpointEngine):
             raise error
         if isinstance(error, refusals()):
             return InvalidRequest(f"vLLM refuses the request: {type(error).__name__}: {error}")
-        return engine_failed("vllm", f"vLLM failed on the request: {short(error)}", scope="row", raised=error)
+        return engine_failed(
+            "vllm", f"vLLM failed on the request: {short(error)}", scope="row", raised=error
+        )
 
 
-def _score(inputs: Sequence[Continued], outputs: Sequence[tuple[int, Any]], slots: dict[int, Slot[TokenScores]]) -> None:
+def _score(
+    inputs: Sequence[Continued],
+    outputs: Sequence[tuple[int, Any]],
+    slots: dict[int, Slot[TokenScores]],
+) -> None:
     """Take the scores of the rows that are done."""
     for position, output in outputs:
         if output.finished:
@@ -259,8 +342,9 @@ def _score(inputs: Sequence[Continued], outputs: Sequence[tuple[int, Any]], slot
 class VLLMCall:
     """The rows of one call, to which more may be added. vLLM starts with the first one.
 
-    vLLM has as many rows as it runs side by side, and a quarter more to choose from. The others wait, and are put in order in rounds, so that prompts that
-    begin alike are handed over one after another: vLLM's prefix cache serves them.
+    vLLM has as many rows as it runs side by side, and a quarter more to choose from. The others
+    wait, and are put in order in rounds, so that prompts that begin alike are handed over one after
+    another: vLLM's prefix cache serves them.
     """
 
     def __init__(self, engine: VLLMEngine, *, text: bool) -> None:
@@ -277,7 +361,9 @@ class VLLMCall:
         return self._engine._side_by_side
 
     def add(self, inputs: Sequence[tuple[int, Encoded]]) -> None:
-        """Add rows, each with its number. Raises `CallFailed` where vLLM cannot start, or has died."""
+        """Add rows, each with its number. Raises `CallFailed` where vLLM cannot start, or has
+        died.
+        """
         rows = self._engine._rows(inputs, text=self._text)
         self.rows.update((row.position, row) for row in rows)
         self._refused += newly_done(rows)
@@ -319,8 +405,12 @@ def _beginning(row: VLLMRow) -> tuple[Any, ...]:
     return beginning(row.encoded)
 
 
-def _taken(rows: Mapping[int, VLLMRow], call: Call, outputs: Sequence[tuple[int, Any]]) -> Iterator[TokensMade | RowDone]:
-    """What the outputs bring to their rows; vLLM hears of those that end by stop strings and plugins, of which it does not know."""
+def _taken(
+    rows: Mapping[int, VLLMRow], call: Call, outputs: Sequence[tuple[int, Any]]
+) -> Iterator[TokensMade | RowDone]:
+    """What the outputs bring to their rows; vLLM hears of those that end by stop strings and
+    plugins, of which it does not know.
+    """
     ended: list[int] = []
     for position, output in outputs:
         row = rows.get(position)

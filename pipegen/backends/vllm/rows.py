@@ -25,24 +25,34 @@ __all__ = ["VLLMRow", "differs", "scores_of", "vllm_prompt"]
 
 
 def vllm_prompt(prompt: Prompt, *, resized: bool) -> dict[str, Any]:
-    """The prompt as vLLM takes it: token ids with one placeholder for each image (vLLM expands them, also those already expanded), and the images.
+    """The prompt as vLLM takes it: token ids with one placeholder for each image (vLLM expands
+    them, also those already expanded), and the images.
 
-    `resized` says that the images have the size that the model works on, so that vLLM's processor is to leave it alone.
+    `resized` says that the images have the size that the model works on, so that vLLM's processor
+    is to leave it alone.
     """
     if not prompt.images:
         return {"prompt_token_ids": list(prompt.token_ids)}
     kwargs = {"mm_processor_kwargs": {"do_resize": False}} if resized else {}
-    return {"prompt_token_ids": list(prompt.compact_token_ids), "multi_modal_data": {"image": [as_pil(image) for image in prompt.images]}, **kwargs}
+    return {
+        "prompt_token_ids": list(prompt.compact_token_ids),
+        "multi_modal_data": {"image": [as_pil(image) for image in prompt.images]},
+        **kwargs,
+    }
 
 
 def differs(rendered: Any, prompt: Prompt) -> MalformedResponse | None:
-    """What is wrong where vLLM made other ids or grids of the prompt than pipegen: its answer would be to another prompt."""
+    """What is wrong where vLLM made other ids or grids of the prompt than pipegen: its answer would
+    be to another prompt.
+    """
     ids = rendered.get("prompt_token_ids") if isinstance(rendered, dict) else None
     if ids is not None and "mm_kwargs" in rendered:
         grids = [_grid(item) for item in rendered["mm_kwargs"].get("image", ())]
         for index, (seen, image) in enumerate(zip(grids, prompt.images, strict=False)):
             if seen is not None and image.grid is not None and seen != image.grid:
-                return MalformedResponse(f"vLLM made grid {seen} of image {index}, which is {image.grid} for pipegen")
+                return MalformedResponse(
+                    f"vLLM made grid {seen} of image {index}, which is {image.grid} for pipegen"
+                )
     if ids is None or (not isinstance(rendered.get("type"), str) and prompt.images):
         return None
     return other_prompt(ids, prompt, "vLLM", "report it with the model and vLLM's version")
@@ -58,7 +68,8 @@ def _grid(item: Any) -> tuple[int, ...] | None:
 class VLLMRow(EngineRow):
     """A row on vLLM.
 
-    Where nobody waits for single tokens, neither the caller (`text`) nor a stop string or plugin, the row takes one output, at its end (`whole`).
+    Where nobody waits for single tokens, neither the caller (`text`) nor a stop string or plugin,
+    the row takes one output, at its end (`whole`).
     """
 
     def __init__(
@@ -76,15 +87,29 @@ class VLLMRow(EngineRow):
         super().__init__(position, encoded, tokenizer, eos_token_ids, plugins, text=text)
         self._most_logprobs = most_logprobs
         self.ending_ids = ending_ids(encoded.options, tokenizer, eos_token_ids, vocab_size)
-        self._tokenizer, self._ends = tokenizer, {*eos_token_ids, *tokenizer.special_tokens.values()}
+        self._tokenizer, self._ends = (
+            tokenizer,
+            {
+                *eos_token_ids,
+                *tokenizer.special_tokens.values(),
+            },
+        )
         self._prompt_seen = False
         self.whole = not self.decoder.reads
 
     def take_output(self, output: Any) -> TokensMade | None:
         """Take what vLLM returned; the event of the tokens that belong to the row."""
-        if not self._prompt_seen and output.prompt_token_ids is not None:  # each output brings the same
+        # each output brings the same
+        if not self._prompt_seen and output.prompt_token_ids is not None:
             self._prompt_seen = True
-            self.fail(other_prompt(output.prompt_token_ids, self.encoded.prompt, "vLLM", "report it with the model and vLLM's version"))
+            self.fail(
+                other_prompt(
+                    output.prompt_token_ids,
+                    self.encoded.prompt,
+                    "vLLM",
+                    "report it with the model and vLLM's version",
+                )
+            )
         if self.error is not None:
             return None
         completion = output.outputs[0]
@@ -100,9 +125,15 @@ class VLLMRow(EngineRow):
     def _note(self, began: int, tables: Sequence[Any]) -> None:
         for place, token_id in enumerate(self.token_ids[began:]):
             table = tables[place] if place < len(tables) else None
-            entry = logprob_of(token_id, table, self.options.top_logprobs or 0, most_logprobs=self._most_logprobs)
+            entry = logprob_of(
+                token_id, table, self.options.top_logprobs or 0, most_logprobs=self._most_logprobs
+            )
             if entry is None:
-                self.fail(MalformedResponse(f"vLLM gave no logprob for generated token {began + place} (id {token_id})"))
+                self.fail(
+                    MalformedResponse(
+                        f"vLLM gave no logprob for generated token {began + place} (id {token_id})"
+                    )
+                )
                 return
             self.logprobs.append(entry)
 
@@ -113,39 +144,76 @@ class VLLMRow(EngineRow):
         elif reason == "error":
             self.fail(engine_failed("vllm", "vLLM ended the row with an error", scope="row"))
         else:
-            self.fail(MalformedResponse(f"vLLM ended the row as {reason!r} after {len(self.token_ids)} tokens, where nothing ends it"))
+            self.fail(
+                MalformedResponse(
+                    f"vLLM ended the row as {reason!r} after {len(self.token_ids)} tokens, where"
+                    " nothing ends it"
+                )
+            )
 
     def slot(self) -> Slot[Raw]:
-        """The finished row's answer. Where a form is too large for vLLM's library, it lets the answer end anywhere, and says so in its log alone."""
+        """The finished row's answer. Where a form is too large for vLLM's library, it lets the
+        answer end anywhere, and says so in its log alone.
+        """
         made, ids = super().slot(), self.token_ids
-        if self.grammar is None or not is_ok(made) or self.options.structured is None or self.decoder.finish not in (Finish.EOS, Finish.STOP_TOKEN):
+        if (
+            self.grammar is None
+            or not is_ok(made)
+            or self.options.structured is None
+            or self.decoder.finish not in (Finish.EOS, Finish.STOP_TOKEN)
+        ):
             return made
-        if ids[-1] not in self._ends or has_form(self.options.structured, self._tokenizer.decode(ids[:-1])):
+        if ids[-1] not in self._ends or has_form(
+            self.options.structured, self._tokenizer.decode(ids[:-1])
+        ):
             return made
         (name,) = form_of(self.options)
         return Failure(
-            UnsupportedOption(f"vLLM ended the answer before it had its form: {name} is too large for it", option=name, hint=f"use a simpler {name}")
+            UnsupportedOption(
+                f"vLLM ended the answer before it had its form: {name} is too large for it",
+                option=name,
+                hint=f"use a simpler {name}",
+            )
         )
 
 
-def scores_of(asked: Continued, tables: Sequence[Mapping[int, Any] | None] | None) -> Slot[TokenScores]:
-    """The scores of a continuation from vLLM's tables of the log probabilities of its whole prompt (id -> entry); the first token has none.
+def scores_of(
+    asked: Continued, tables: Sequence[Mapping[int, Any] | None] | None
+) -> Slot[TokenScores]:
+    """The scores of a continuation from vLLM's tables of the log probabilities of its whole prompt
+    (id -> entry); the first token has none.
 
-    The highest of each place is asked for too, so that a tie counts as greedy as it does on every engine: by its rank alone, vLLM would have neither of two
-    equal tokens be the first. vLLM reads the contexts of such requests again, whatever its prefix cache holds.
+    The highest of each place is asked for too, so that a tie counts as greedy as it does on every
+    engine: by its rank alone, vLLM would have neither of two equal tokens be the first. vLLM reads
+    the contexts of such requests again, whatever its prefix cache holds.
     """
     whole, ids = asked.token_ids, asked.continuation
     if tables is None or len(tables) != len(whole):
         seen = "no" if tables is None else len(tables)
-        return Failure(MalformedResponse(f"vLLM gave {seen} log probabilities of a prompt of {len(whole)} tokens"))
+        return Failure(
+            MalformedResponse(
+                f"vLLM gave {seen} log probabilities of a prompt of {len(whole)} tokens"
+            )
+        )
     logprobs: list[float] = []
     likeliest: list[tuple[int, float]] = []
     for place, token in enumerate(ids):
         table = tables[len(whole) - len(ids) + place] or {}
         if token not in table:
-            return Failure(MalformedResponse(f"vLLM gave no log probability of token {place} of the continuation (id {token})"))
+            return Failure(
+                MalformedResponse(
+                    f"vLLM gave no log probability of token {place} of the continuation (id"
+                    f" {token})"
+                )
+            )
         own = float(table[token].logprob)
         logprobs.append(own)
         best = max(table, key=lambda other: float(table[other].logprob))
-        likeliest.append((token, own) if own >= float(table[best].logprob) else (best, float(table[best].logprob)))
-    return Success(TokenScores(continued=asked, logprobs=tuple(logprobs), likeliest=tuple(likeliest)))
+        likeliest.append(
+            (token, own)
+            if own >= float(table[best].logprob)
+            else (best, float(table[best].logprob))
+        )
+    return Success(
+        TokenScores(continued=asked, logprobs=tuple(logprobs), likeliest=tuple(likeliest))
+    )

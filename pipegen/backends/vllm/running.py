@@ -1,19 +1,23 @@
 """A vLLM engine that runs: requests go in, outputs come out, for several calls at a time.
 
-**States.** An engine is *not started*, *running*, or *failed* (it died, or was closed); `Core` starts it when it is first needed, and again after that.
-A request is *queued* (`add`), *stepping* with all others that are queued, and *ended* (its output says finished, or `drop` aborts it).
+**States.** An engine is *not started*, *running*, or *failed* (it died, or was closed); `Core`
+starts it when it is first needed, and again after that. A request is *queued* (`add`), *stepping*
+with all others that are queued, and *ended* (its output says finished, or `drop` aborts it).
 
-**Who steps.** vLLM has one queue of outputs for all requests, so one call's step can bring another call's tokens: see `pipegen.backends.shared_steps`. Each
-request knows the box of its call.
+**Who steps.** vLLM has one queue of outputs for all requests, so one call's step can bring another
+call's tokens: see `pipegen.backends.shared_steps`. Each request knows the box of its call.
 
 **Invariants.**
 
 - A step without requests would wait for ever, so there is none then.
-- A request is in `_boxes` from `add` until its last output, the step after `drop`, or `stop`; outputs of others are discarded.
-- vLLM is foreign code: whatever a step of it raises ends the engine, and is one `BackendFailed` of all calls that it was for. What it raises for one request
-  fails that row.
-- After `stop` nothing reaches the engine: every later use raises `CallFailed` with the first reason.
-- A call that is left (finished, closed early or cancelled) leaves no request behind, and can queue none.
+- A request is in `_boxes` from `add` until its last output, the step after `drop`, or `stop`;
+  outputs of others are discarded.
+- vLLM is foreign code: whatever a step of it raises ends the engine, and is one `BackendFailed` of
+  all calls that it was for. What it raises for one request fails that row.
+- After `stop` nothing reaches the engine: every later use raises `CallFailed` with the first
+  reason.
+- A call that is left (finished, closed early or cancelled) leaves no request behind, and can queue
+  none.
 """
 
 # vLLM need not be installed where types are checked.
@@ -35,7 +39,16 @@ from pipegen.backends.checkpoint.foreign import engine_failed
 from pipegen.backends.checkpoint.same_text import Differs
 from pipegen.backends.shared_steps import Box, SharedSteps
 from pipegen.backends.vllm.self_check import checked_lengths
-from pipegen.backends.vllm.start import adapter_arguments, check_adapter_settings, check_files, check_version, deaths, engine_arguments, refusals, starting
+from pipegen.backends.vllm.start import (
+    adapter_arguments,
+    check_adapter_settings,
+    check_files,
+    check_version,
+    deaths,
+    engine_arguments,
+    refusals,
+    starting,
+)
 from pipegen.core.border import Raised, guard, report
 from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.core.slots import is_ok
@@ -44,7 +57,9 @@ __all__ = ["Call", "Core", "Running"]
 
 
 class Running(SharedSteps[Any]):
-    """A started engine. Its methods may be called from several threads, and `astep` from several event loops."""
+    """A started engine. Its methods may be called from several threads, and `astep` from several
+    event loops.
+    """
 
     def __init__(self, engine: Any, adapter: str | None) -> None:
         super().__init__()
@@ -62,10 +77,13 @@ class Running(SharedSteps[Any]):
 
             self._adapter = {"lora_request": LoRARequest(adapter, 1, adapter)}
             if hasattr(engine, "add_lora"):
-                engine.add_lora(self._adapter["lora_request"])  # an adapter that does not fit is found out now, and not by the first row
+                # an adapter that does not fit is found out now, and not by the first row
+                engine.add_lora(self._adapter["lora_request"])
 
     def rendered(self, prompt: dict[str, Any]) -> Any:
-        """The prompt with its images processed, as vLLM will run it; in versions that do this with the request, the prompt as it is."""
+        """The prompt with its images processed, as vLLM will run it; in versions that do this with
+        the request, the prompt as it is.
+        """
         renderer: Any = getattr(self.engine, "renderer", None)
         if not hasattr(renderer, "render_cmpl"):
             return prompt
@@ -73,7 +91,9 @@ class Running(SharedSteps[Any]):
             return renderer.render_cmpl([prompt])[0]
 
     def add(self, request_id: str, prompt: Any, params: Any, box: Box[Any]) -> None:
-        """Queue a request; its outputs will go to `box`. Raises one of `refusals()` where vLLM does not take it, and `CallFailed`."""
+        """Queue a request; its outputs will go to `box`. Raises one of `refusals()` where vLLM does
+        not take it, and `CallFailed`.
+        """
         with self.entered():
             if self.failed is not None:
                 raise CallFailed(self.failed)
@@ -85,7 +105,8 @@ class Running(SharedSteps[Any]):
                 raise CallFailed(because) from error
             except refusals():
                 raise
-            except Exception:  # vLLM may have noted the request before it failed, and would wait for its end
+            except Exception:
+                # vLLM may have noted the request before it failed, and would wait for its end
                 self._abort([request_id])
                 raise
             self._boxes[request_id] = box
@@ -108,13 +129,20 @@ class Running(SharedSteps[Any]):
         return outputs
 
     def drop(self, request_ids: Iterable[str]) -> None:
-        """End requests whose outputs nobody wants any more: those that are among `request_ids` before the next step."""
+        """End requests whose outputs nobody wants any more: those that are among `request_ids`
+        before the next step.
+        """
         self._dropped.append(request_ids)
         self.leave()
 
     def _drop(self) -> None:
         dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
-        live = [request_id for request_ids in dropped for request_id in request_ids if self._boxes.pop(request_id, None) is not None]
+        live = [
+            request_id
+            for request_ids in dropped
+            for request_id in request_ids
+            if self._boxes.pop(request_id, None) is not None
+        ]
         if live:
             self._abort(live)
 
@@ -124,7 +152,9 @@ class Running(SharedSteps[Any]):
             self.stop(aborted.failure())
 
     def stop(self, because: BackendFailed) -> None:
-        """Shut the engine down and give its memory back; calls that still wait for it fail with `because`."""
+        """Shut the engine down and give its memory back; calls that still wait for it fail with
+        `because`.
+        """
         with self.lock:
             if self.failed is None:
                 self.failed = because
@@ -132,16 +162,23 @@ class Running(SharedSteps[Any]):
                     box.fail(CallFailed(because))
                 self._boxes.clear()
                 engine, self.engine = self.engine, None
-                guard(engine.engine_core.shutdown, _failed)  # what has failed may fail once more; the log has it
+                # what has failed may fail once more; the log has it
+                guard(engine.engine_core.shutdown, _failed)
                 del engine
                 release()
 
     def close(self) -> None:
-        """Shut the engine down, as its owner wants it. The log hears of it only where a call still waits."""
+        """Shut the engine down, as its owner wants it. The log hears of it only where a call still
+        waits.
+        """
         with self.lock:
             self._drop_left()
             words = "the engine was closed while the call ran"
-            self.stop(engine_failed("vllm", words) if self._boxes else BackendFailed(words, backend="vllm"))
+            self.stop(
+                engine_failed("vllm", words)
+                if self._boxes
+                else BackendFailed(words, backend="vllm")
+            )
 
 
 def _failed(raised: Raised) -> BackendFailed:
@@ -149,7 +186,9 @@ def _failed(raised: Raised) -> BackendFailed:
 
 
 def _wait(core: Any) -> None:
-    """Wait for outputs of an engine in a process of its own. vLLM's `step` would wait for ever for a process that was killed: it only notes its death."""
+    """Wait for outputs of an engine in a process of its own. vLLM's `step` would wait for ever for
+    a process that was killed: it only notes its death.
+    """
     from vllm.v1.engine.exceptions import EngineDeadError
 
     outputs: Any = getattr(core, "outputs_queue", None)
@@ -163,7 +202,9 @@ def _wait(core: Any) -> None:
 
 
 class Core:
-    """An engine that starts when it is first needed, and again after it was closed or died. Engines that differ only in their plugins share it."""
+    """An engine that starts when it is first needed, and again after it was closed or died. Engines
+    that differ only in their plugins share it.
+    """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
@@ -188,12 +229,16 @@ class Core:
             if self._running is None or self._running.failed is not None:
                 with starting(self._checkpoint.load, self._checkpoint.source):
                     check_version()
-                    self.differs = checked_lengths(self._checkpoint, int(self.model_config().max_model_len))
+                    self.differs = checked_lengths(
+                        self._checkpoint, int(self.model_config().max_model_len)
+                    )
                 self._running = self._start()
             return self._running
 
     def _start(self) -> Running:
-        """Start vLLM. Files that are not whole are named before: vLLM says why it cannot start in another process, and by its log alone."""
+        """Start vLLM. Files that are not whole are named before: vLLM says why it cannot start in
+        another process, and by its log alone.
+        """
         checkpoint = self._checkpoint
         load = checkpoint.load
         try:
@@ -207,8 +252,12 @@ class Core:
             from vllm import EngineArgs, LLMEngine
             from vllm.usage.usage_lib import UsageContext
 
-            # with the limits that vLLM's own class for this purpose has: by default, an engine is given fewer rows and tokens for a step
-            engine = LLMEngine.from_engine_args(EngineArgs(**room, **engine_arguments(checkpoint)), usage_context=UsageContext.LLM_CLASS)
+            # with the limits that vLLM's own class for this purpose has: by default, an engine is
+            # given fewer rows and tokens for a step
+            engine = LLMEngine.from_engine_args(
+                EngineArgs(**room, **engine_arguments(checkpoint)),
+                usage_context=UsageContext.LLM_CLASS,
+            )
             try:
                 return Running(engine, None if load.adapter is None else str(load.adapter))
             except BaseException:
@@ -216,7 +265,9 @@ class Core:
                 raise
 
     def model_config(self) -> Any:
-        """The model as vLLM sees it, found out without loading weights: the same before it starts as after. Raises one of `refusals()`, or `OSError`."""
+        """The model as vLLM sees it, found out without loading weights: the same before it starts
+        as after. Raises one of `refusals()`, or `OSError`.
+        """
         with self._lock:
             if self._model_config is None and self._running is not None:
                 self._model_config = self._running.model_config
@@ -225,7 +276,9 @@ class Core:
                     check_version()
                     from vllm import EngineArgs
 
-                    self._model_config = EngineArgs(**engine_arguments(self._checkpoint)).create_model_config()
+                    self._model_config = EngineArgs(
+                        **engine_arguments(self._checkpoint)
+                    ).create_model_config()
             return self._model_config
 
     def close(self) -> None:
@@ -267,8 +320,14 @@ class Call:
         return self._placed(await self.running.astep(self._box))
 
     def _placed(self, outputs: Iterable[Any]) -> list[tuple[int, Any]]:
-        """The outputs with their rows, but for rows that were dropped; a row whose last one this is, is forgotten."""
-        ours = [(self._rows[output.request_id], output) for output in outputs if output.request_id in self._rows]
+        """The outputs with their rows, but for rows that were dropped; a row whose last one this
+        is, is forgotten.
+        """
+        ours = [
+            (self._rows[output.request_id], output)
+            for output in outputs
+            if output.request_id in self._rows
+        ]
         for _, output in ours:
             if output.finished:
                 del self._rows[output.request_id]
@@ -285,4 +344,5 @@ class Call:
     def leave(self) -> None:
         """End all rows that still run; none is queued from now on."""
         self._left = True
-        self.running.drop(self._rows)  # a request that another thread queues just now is among them, or is not queued
+        # a request that another thread queues just now is among them, or is not queued
+        self.running.drop(self._rows)

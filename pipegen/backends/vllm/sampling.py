@@ -25,8 +25,11 @@ MOST_LOGPROBS = 20
 def _params() -> Any:
     from vllm import SamplingParams
 
-    class _AsAsked(SamplingParams):  # type: ignore[misc]  # vLLM is not there when types are checked
-        """vLLM adds the tokenizer's own end token to what ends a row and to what `min_tokens` holds back, even with `ignore_eos`; here everything is set."""
+    # vLLM is not there when types are checked
+    class _AsAsked(SamplingParams):  # type: ignore[misc]
+        """vLLM adds the tokenizer's own end token to what ends a row and to what `min_tokens` holds
+        back, even with `ignore_eos`; here everything is set.
+        """
 
         def update_from_generation_config(self, *_: Any, **__: Any) -> None:
             """Nothing comes from the checkpoint."""
@@ -35,34 +38,54 @@ def _params() -> Any:
 
 
 def unsupported(options: GenerationOptions) -> UnsupportedOption | None:
-    """The value that vLLM would change, if there is one: it raises a temperature above 0 to at least its own least, with a warning only."""
+    """The value that vLLM would change, if there is one: it raises a temperature above 0 to at
+    least its own least, with a warning only.
+    """
     from vllm import sampling_params as module
 
     least = float(getattr(module, "_MAX_TEMP", 0.01))
     if options.temperature and options.temperature < least:
-        words = f"vllm does not honour temperature={options.temperature:g}: it would take {least:g}, the least above 0"
-        return UnsupportedOption(words, option="temperature", hint=f"use temperature 0 (greedy), or {least:g} and above")
+        words = (
+            f"vllm does not honour temperature={options.temperature:g}: it would take {least:g},"
+            " the least above 0"
+        )
+        return UnsupportedOption(
+            words, option="temperature", hint=f"use temperature 0 (greedy), or {least:g} and above"
+        )
     return None
 
 
 def _structured(options: GenerationOptions, grammar: str | None) -> dict[str, Any]:
-    """The form of the answer as an argument of `SamplingParams`, as a grammar where there is one."""
+    """The form of the answer as an argument of `SamplingParams`, as a grammar where there is
+    one.
+    """
     form = form_of(options) if grammar is None else {"grammar": grammar}
     if not form:
         return {}
     from vllm.sampling_params import StructuredOutputsParams
 
     ((name, value),) = form.items()
-    return {"structured_outputs": StructuredOutputsParams(**{"json" if name == "json_schema" else name: value})}
+    return {
+        "structured_outputs": StructuredOutputsParams(
+            **{"json" if name == "json_schema" else name: value}
+        )
+    }
 
 
 def sampling_params(
-    options: GenerationOptions, ending_ids: tuple[int, ...], *, whole: bool = False, most_logprobs: int = MOST_LOGPROBS, grammar: str | None = None
+    options: GenerationOptions,
+    ending_ids: tuple[int, ...],
+    *,
+    whole: bool = False,
+    most_logprobs: int = MOST_LOGPROBS,
+    grammar: str | None = None,
 ) -> Any:
-    """The parameters of one row. `ending_ids` are all the ids that end it, the checkpoint's end tokens among them; `whole` asks for one output, at its end;
-    `most_logprobs` is vLLM's own `max_logprobs`; `grammar` is the form of the answer, where vLLM is to take it from pipegen.
+    """The parameters of one row. `ending_ids` are all the ids that end it, the checkpoint's end
+    tokens among them; `whole` asks for one output, at its end; `most_logprobs` is vLLM's own
+    `max_logprobs`; `grammar` is the form of the answer, where vLLM is to take it from pipegen.
 
-    vLLM halts at those ids. Stop strings and plugins are followed by pipegen, token by token, as for every engine; so vLLM makes no text.
+    vLLM halts at those ids. Stop strings and plugins are followed by pipegen, token by token, as
+    for every engine; so vLLM makes no text.
     """
     from vllm.sampling_params import RequestOutputKind
 
@@ -83,26 +106,44 @@ def sampling_params(
 
 
 def scoring_params() -> Any:
-    """The parameters of a row of which only the log probabilities of its prompt are wanted; vLLM makes one token at least."""
+    """The parameters of a row of which only the log probabilities of its prompt are wanted; vLLM
+    makes one token at least.
+    """
     from vllm.sampling_params import RequestOutputKind
 
-    return _params()(n=1, temperature=0.0, max_tokens=1, prompt_logprobs=1, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
+    return _params()(
+        n=1,
+        temperature=0.0,
+        max_tokens=1,
+        prompt_logprobs=1,
+        ignore_eos=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
 
 
 def _candidates(options: GenerationOptions, most: int) -> int:
-    """How many of the likeliest tokens are asked for: two for the margin, or as many as may be had."""
+    """How many of the likeliest tokens are asked for: two for the margin, or as many as may be
+    had.
+    """
     top = options.top_logprobs or 0
     return max(top, 2 if most < 0 else min(2, most))
 
 
-def logprob_of(token_id: int, table: Any, top: int, *, most_logprobs: int = MOST_LOGPROBS) -> TokenLogprob | None:
-    """The logprob of one generated token from vLLM's table of that position (id -> entry); None where it is not there or no number.
+def logprob_of(
+    token_id: int, table: Any, top: int, *, most_logprobs: int = MOST_LOGPROBS
+) -> TokenLogprob | None:
+    """The logprob of one generated token from vLLM's table of that position (id -> entry); None
+    where it is not there or no number.
 
-    The table holds the likeliest tokens and the generated one; so without two of the likeliest no margin is known.
+    The table holds the likeliest tokens and the generated one; so without two of the likeliest no
+    margin is known.
     """
     values = {int(other): float(entry.logprob) for other, entry in (table or {}).items()}
     if not math.isfinite(values.get(token_id, math.nan)):
         return None
     likeliest = sorted(values.items(), key=lambda entry: -entry[1])[:top]
     margin = margin_of(values.values()) if most_logprobs < 0 or most_logprobs >= 2 else None
-    return TokenLogprob(token_id=token_id, logprob=values[token_id], top=tuple(likeliest), margin=margin)
+    return TokenLogprob(
+        token_id=token_id, logprob=values[token_id], top=tuple(likeliest), margin=margin
+    )

@@ -1,8 +1,11 @@
-"""Before vLLM's first call: do vLLM and transformers read the lengths of this model's configuration in the same way?
+"""Before vLLM's first call: do vLLM and transformers read the lengths of this model's configuration
+in the same way?
 
-A small model of the same family, with random weights, is scored by both (see `pipegen.backends.checkpoint.same_text`). That starts vLLM once more, without
-loading the model's weights. In this process it takes about a second once vLLM is imported, so it is done by default there; where vLLM runs in a process of
-its own, that has to be started too, so it is done where `check_lengths` asks for it. One answer is enough for a process and a configuration.
+A small model of the same family, with random weights, is scored by both (see
+`pipegen.backends.checkpoint.same_text`). That starts vLLM once more, without loading the model's
+weights. In this process it takes about a second once vLLM is imported, so it is done by default
+there; where vLLM runs in a process of its own, that has to be started too, so it is done where
+`check_lengths` asks for it. One answer is enough for a process and a configuration.
 """
 
 # vLLM need not be installed where types are checked.
@@ -40,7 +43,9 @@ class CannotCheck(Exception):
 
 
 def checked_lengths(checkpoint: Checkpoint, limit: int | None) -> Differs | None:
-    """The length beyond which vLLM gives another text, where the settings ask for the check; `limit` is the longest row. None where it is not known."""
+    """The length beyond which vLLM gives another text, where the settings ask for the check;
+    `limit` is the longest row. None where it is not known.
+    """
     wanted = checkpoint.load.engine_kwargs.get("check_lengths")
     names = [one for one in compared(checkpoint.config) if limit is None or one.tokens < limit]
     if wanted is False or not names or not (wanted or _in_this_process()):
@@ -48,29 +53,41 @@ def checked_lengths(checkpoint: Checkpoint, limit: int | None) -> Differs | None
     try:
         return check_lengths(checkpoint)
     except CannotCheck as unknown:
-        _log.info("whether vLLM and transformers differ beyond %s is not checked: %s", ", ".join(one.name for one in names), unknown)
+        _log.info(
+            "whether vLLM and transformers differ beyond %s is not checked: %s",
+            ", ".join(one.name for one in names),
+            unknown,
+        )
         return None
 
 
 def check_lengths(checkpoint: Checkpoint) -> Differs | None:
-    """The shortest length beyond which vLLM gives another text than transformers; None where there is none. Raises `CannotCheck`."""
+    """The shortest length beyond which vLLM gives another text than transformers; None where there
+    is none. Raises `CannotCheck`.
+    """
     if _in_this_process() and _computes():
-        raise CannotCheck("another vLLM computes in this process, which would end with the one of the check")
+        raise CannotCheck(
+            "another vLLM computes in this process, which would end with the one of the check"
+        )
     text = checkpoint.config.get_text_config()
     key = json.dumps(text.to_dict(), sort_keys=True, default=str)
     if key not in _known:
         with tempfile.TemporaryDirectory(prefix="pipegen-") as folder, _unlogged():
             try:
                 _known[key] = differs_beyond(text, Path(folder), _by_transformers, _by_vllm)
-            except Exception as failed:  # both engines run the code of the family, whatever it raises on a small model
-                raise CannotCheck(str(failed) if isinstance(failed, (CannotShrink, CallFailed)) else short(failed)) from failed
+            except Exception as failed:
+                # both engines run the code of the family, whatever it raises on a small model
+                raise CannotCheck(
+                    str(failed) if isinstance(failed, (CannotShrink, CallFailed)) else short(failed)
+                ) from failed
     return _known[key]
 
 
 def _by_transformers(folder: Path, rows: Sequence[Continued]) -> Sequence[Slot[TokenScores]]:
     from pipegen.backends.hf.engine import HFEngine
 
-    engine = HFEngine(ModelLoadConfig(model=str(folder), dtype="float32", device="cpu"))  # a GPU's context would stay in this process
+    # a GPU's context would stay in this process
+    engine = HFEngine(ModelLoadConfig(model=str(folder), dtype="float32", device="cpu"))
     try:
         return engine.score(rows)
     finally:
@@ -81,8 +98,18 @@ def _by_vllm(folder: Path, rows: Sequence[Continued]) -> Sequence[Slot[TokenScor
     from pipegen.backends.vllm.engine import VLLMEngine
 
     longest = max(len(row.token_ids) for row in rows)
-    settings: dict[str, Any] = {"enforce_eager": True, "max_num_seqs": 2, "kv_cache_memory_bytes": 64 << 20, "max_model_len": longest + BEYOND}
-    load = ModelLoadConfig(model=str(folder), backend="vllm", dtype="float32", engine_kwargs={**settings, "check_lengths": False})
+    settings: dict[str, Any] = {
+        "enforce_eager": True,
+        "max_num_seqs": 2,
+        "kv_cache_memory_bytes": 64 << 20,
+        "max_model_len": longest + BEYOND,
+    }
+    load = ModelLoadConfig(
+        model=str(folder),
+        backend="vllm",
+        dtype="float32",
+        engine_kwargs={**settings, "check_lengths": False},
+    )
     engine = VLLMEngine(load)
     try:
         return engine.score(rows)
@@ -110,7 +137,9 @@ def _computes() -> bool:
 
 @contextlib.contextmanager
 def _unlogged() -> Iterator[None]:
-    """No errors of this thread go to the log: what fails here fails no row, and the check says why it has no answer."""
+    """No errors of this thread go to the log: what fails here fails no row, and the check says why
+    it has no answer.
+    """
     here = threading.get_ident()
 
     def passes(record: logging.LogRecord) -> bool:

@@ -1,4 +1,6 @@
-"""Starting vLLM: which versions are taken, which files must be whole, and what its failures mean."""
+"""Starting vLLM: which versions are taken, which files must be whole, and what its failures
+mean.
+"""
 
 # vLLM need not be installed where types are checked.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -44,12 +46,27 @@ __all__ = [
 
 
 LOWEST, HIGHEST = (0, 27), (0, 32)
-"""The versions of vLLM on which the tests of the real engine were run, the lowest and the newest, and what lies between them."""
-ADAPTER_SETTINGS = ("rank_pattern", "alpha_pattern", "lora_bias", "alora_invocation_tokens", "layer_replication", "use_bdlora", "use_qalora")
-"""Settings of a LoRA adapter that change what it does, and that earlier versions of vLLM leave unread, without a word."""
+"""The versions of vLLM on which the tests of the real engine were run, the lowest and the newest,
+and what lies between them.
+"""
+ADAPTER_SETTINGS = (
+    "rank_pattern",
+    "alpha_pattern",
+    "lora_bias",
+    "alora_invocation_tokens",
+    "layer_replication",
+    "use_bdlora",
+    "use_qalora",
+)
+"""Settings of a LoRA adapter that change what it does, and that earlier versions of vLLM leave
+unread, without a word.
+"""
 PLAIN_BEGINNINGS = ("gaussian", "eva", "orthogonal")
 """Words of `init_lora_weights` that leave the model's own weights as they are."""
-_HINT = "vLLM's own log, above, says why; where memory is short, lower gpu_memory_utilization, max_model_len or max_num_seqs"
+_HINT = (
+    "vLLM's own log, above, says why; where memory is short, lower gpu_memory_utilization,"
+    " max_model_len or max_num_seqs"
+)
 
 
 class CannotStart(Exception):
@@ -72,18 +89,26 @@ def installed_version() -> tuple[int, int] | None:
 
 
 def check_version() -> None:
-    """Raise `CannotStart` where the installed vLLM is none that pipegen was run on: its parts have other names and rules."""
+    """Raise `CannotStart` where the installed vLLM is none that pipegen was run on: its parts have
+    other names and rules.
+    """
     import vllm
 
     installed = installed_version()
     if installed is None or not LOWEST <= installed <= HIGHEST:
         low, high = (".".join(map(str, version)) for version in (LOWEST, HIGHEST))
         words = f"vLLM {vllm.__version__} is installed, and pipegen runs on {low} to {high}"
-        raise CannotStart(words, f'install one of these: pip install "vllm>={low},<{HIGHEST[0]}.{HIGHEST[1] + 1}"; or ask a server of yours with vllm_server')
+        raise CannotStart(
+            words,
+            f'install one of these: pip install "vllm>={low},<{HIGHEST[0]}.{HIGHEST[1] + 1}"; or'
+            " ask a server of yours with vllm_server",
+        )
 
 
 def check_files(load: ModelLoadConfig, source: str) -> None:
-    """Raise `CannotStart` where a file of the weights, or of the adapter, is missing or not whole. What is no folder is left to vLLM."""
+    """Raise `CannotStart` where a file of the weights, or of the adapter, is missing or not whole.
+    What is no folder is left to vLLM.
+    """
     for folder in (Path(source), Path(load.adapter or source).expanduser()):
         found = broken_file(weight_files(folder)) if folder.is_dir() else None
         if found is not None:
@@ -93,36 +118,55 @@ def check_files(load: ModelLoadConfig, source: str) -> None:
 def unread_settings(config: Mapping[str, Any], known: Collection[str]) -> list[str]:
     """The settings of an adapter that change what it does, and are not among those that vLLM reads.
 
-    >>> unread_settings({"r": 8, "rank_pattern": {"q_proj": 16}, "lora_bias": False}, {"r", "lora_alpha"})
+    >>> unread_settings(
+    ...     {"r": 8, "rank_pattern": {"q_proj": 16}, "lora_bias": False}, {"r", "lora_alpha"}
+    ... )
     ['rank_pattern']
     """
     begun = config.get("init_lora_weights")
     changed = [
         *(name for name in ADAPTER_SETTINGS if config.get(name)),
-        *(["init_lora_weights"] if isinstance(begun, str) and begun not in PLAIN_BEGINNINGS else []),
+        *(
+            ["init_lora_weights"]
+            if isinstance(begun, str) and begun not in PLAIN_BEGINNINGS
+            else []
+        ),
     ]
     return [name for name in changed if name not in known]
 
 
 def check_adapter_settings(load: ModelLoadConfig) -> None:
-    """Raise `CannotStart` where the installed vLLM would leave settings of the adapter unread, and so give other answers than the adapter's."""
+    """Raise `CannotStart` where the installed vLLM would leave settings of the adapter unread, and
+    so give other answers than the adapter's.
+    """
     if load.adapter is None:
         return
     from vllm.lora.peft_helper import PEFTHelper
 
-    unread = unread_settings(adapter_config(str(load.adapter)), {field.name for field in dataclasses.fields(PEFTHelper)})
+    unread = unread_settings(
+        adapter_config(str(load.adapter)), {field.name for field in dataclasses.fields(PEFTHelper)}
+    )
     if unread:
-        words = f"this version of vLLM does not read {', '.join(unread)} of the adapter {load.adapter!r}"
-        raise CannotStart(words, "install a newer vLLM, or use the adapter with the Hugging Face engine")
+        words = (
+            f"this version of vLLM does not read {', '.join(unread)} of the adapter"
+            f" {load.adapter!r}"
+        )
+        raise CannotStart(
+            words, "install a newer vLLM, or use the adapter with the Hugging Face engine"
+        )
 
 
 def starting(load: ModelLoadConfig, source: str) -> contextlib.AbstractContextManager[None]:
-    """Around code that starts vLLM: whatever it raises is one failure of the whole call; see `loading`."""
+    """Around code that starts vLLM: whatever it raises is one failure of the whole call; see
+    `loading`.
+    """
     return loading(load, "vLLM", source, hint=_HINT, failed="cannot start {} on")
 
 
 def refusals() -> tuple[type[Exception], ...]:
-    """What vLLM raises when it does not take one request; its own hierarchy stands beside ValueError in the versions that have one."""
+    """What vLLM raises when it does not take one request; its own hierarchy stands beside
+    ValueError in the versions that have one.
+    """
     from vllm import exceptions  # the module: which classes it has depends on the version
 
     own = (getattr(exceptions, name, None) for name in ("VLLMClientError", "VLLMValidationError"))
@@ -135,12 +179,32 @@ def deaths() -> tuple[type[Exception], ...]:
     from vllm import exceptions
     from vllm.v1.engine import exceptions as engine_exceptions
 
-    own = (getattr(exceptions, "VLLMServerError", None), engine_exceptions.EngineDeadError, engine_exceptions.EngineGenerateError)
-    return (*(kind for kind in own if kind is not None), torch.OutOfMemoryError, torch.AcceleratorError)
+    own = (
+        getattr(exceptions, "VLLMServerError", None),
+        engine_exceptions.EngineDeadError,
+        engine_exceptions.EngineGenerateError,
+    )
+    return (
+        *(kind for kind in own if kind is not None),
+        torch.OutOfMemoryError,
+        torch.AcceleratorError,
+    )
 
 
-OWN = ("model", "revision", "tokenizer_revision", "dtype", "trust_remote_code", "generation_config", "logprobs_mode", "skip_tokenizer_init", "enable_lora")
-"""What pipegen itself says to vLLM: from the fields of `ModelLoadConfig`, or because the engines would not agree otherwise."""
+OWN = (
+    "model",
+    "revision",
+    "tokenizer_revision",
+    "dtype",
+    "trust_remote_code",
+    "generation_config",
+    "logprobs_mode",
+    "skip_tokenizer_init",
+    "enable_lora",
+)
+"""What pipegen itself says to vLLM: from the fields of `ModelLoadConfig`, or because the engines
+would not agree otherwise.
+"""
 SETTINGS = ("check_lengths",)
 """What is for pipegen, and not for vLLM."""
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -151,8 +215,8 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 def argument_names() -> frozenset[str]:
     """The engine arguments of the installed vLLM.
 
-    They are read from the source of `EngineArgs`, which takes no time; importing vLLM takes many seconds, and is done only where that source is not
-    where it was looked for.
+    They are read from the source of `EngineArgs`, which takes no time; importing vLLM takes many
+    seconds, and is done only where that source is not where it was looked for.
     """
     package = importlib.util.find_spec("vllm")
     for folder in (package.submodule_search_locations if package is not None else None) or ():
@@ -160,29 +224,46 @@ def argument_names() -> frozenset[str]:
         if source.is_file():
             for node in ast.parse(source.read_text(encoding="utf-8")).body:
                 if isinstance(node, ast.ClassDef) and node.name == "EngineArgs":
-                    return frozenset(item.target.id for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name))
+                    return frozenset(
+                        item.target.id
+                        for item in node.body
+                        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+                    )
     from vllm import EngineArgs
 
     return frozenset(field.name for field in dataclasses.fields(EngineArgs))
 
 
 def check_arguments(checkpoint: Checkpoint) -> None:
-    """Refuse what vLLM does not take. Raises `InvalidField` for a setting without a meaning here, `UnknownField` for an argument vLLM does not have."""
+    """Refuse what vLLM does not take. Raises `InvalidField` for a setting without a meaning here,
+    `UnknownField` for an argument vLLM does not have.
+    """
     load = checkpoint.load
     if load.adapter is not None:
         check_adapter_folder(str(load.adapter))
     _ = settings_of(load)
     for name, value in load.engine_kwargs.items():
         if name in OWN:
-            raise InvalidField(f"ModelLoadConfig.engine_kwargs takes no {name!r} for backend 'vllm': pipegen sets it itself")
+            raise InvalidField(
+                f"ModelLoadConfig.engine_kwargs takes no {name!r} for backend 'vllm': pipegen sets"
+                " it itself"
+            )
         if name == "max_model_len" and not (type(value) is int and value > 0):
-            raise InvalidField(f"ModelLoadConfig.engine_kwargs: max_model_len is a number of tokens above 0, known before vLLM starts, not {value!r:.80}")
+            raise InvalidField(
+                "ModelLoadConfig.engine_kwargs: max_model_len is a number of tokens above 0, known"
+                f" before vLLM starts, not {value!r:.80}"
+            )
         if name not in argument_names() and name not in SETTINGS:
-            raise UnknownField(f"ModelLoadConfig.engine_kwargs: the installed vLLM has no engine argument {name!r}{nearest(name, argument_names())}")
+            raise UnknownField(
+                "ModelLoadConfig.engine_kwargs: the installed vLLM has no engine argument"
+                f" {name!r}{nearest(name, argument_names())}"
+            )
 
 
 def image_limit(checkpoint: Checkpoint) -> int | None:
-    """How many images a request may hold, as `limit_mm_per_prompt` says; None where it does not say."""
+    """How many images a request may hold, as `limit_mm_per_prompt` says; None where it does not
+    say.
+    """
     limit = (checkpoint.load.engine_kwargs.get("limit_mm_per_prompt") or {}).get("image")
     if isinstance(limit, Mapping):
         limit = limit.get("count")
@@ -190,15 +271,20 @@ def image_limit(checkpoint: Checkpoint) -> int | None:
 
 
 def engine_arguments(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The arguments of `EngineArgs`, everything that decides about the output set explicitly. Raises as `check_arguments` does."""
+    """The arguments of `EngineArgs`, everything that decides about the output set explicitly.
+    Raises as `check_arguments` does.
+    """
     check_arguments(checkpoint)
     load = checkpoint.load
     arguments: dict[str, Any] = {
         "model": checkpoint.source,
-        "dtype": checkpoint.dtype,  # what `auto` means is for pipegen to say: vLLM would make bfloat16 of float32
+        # what `auto` means is for pipegen to say: vLLM would make bfloat16 of float32
+        "dtype": checkpoint.dtype,
         "trust_remote_code": load.trust_remote_code,
-        "generation_config": "vllm",  # that is: nothing of the checkpoint's; options are resolved by pipegen
-        "logprobs_mode": "raw_logprobs",  # the model's own, before temperature, penalties and filters
+        # that is: nothing of the checkpoint's; options are resolved by pipegen
+        "generation_config": "vllm",
+        # the model's own, before temperature, penalties and filters
+        "logprobs_mode": "raw_logprobs",
     }
     if load.revision is not None:
         arguments |= {"revision": load.revision, "tokenizer_revision": load.revision}
@@ -210,7 +296,9 @@ def engine_arguments(checkpoint: Checkpoint) -> dict[str, Any]:
         arguments["disable_log_stats"] = True
     if checkpoint.is_vision_model and not checkpoint.takes_images:
         arguments["limit_mm_per_prompt"] = {"image": 0, "video": 0}
-    given = {name: value for name, value in revealed(load.engine_kwargs).items() if name not in SETTINGS}
+    given = {
+        name: value for name, value in revealed(load.engine_kwargs).items() if name not in SETTINGS
+    }
     if takes_grammars(load) and "structured_outputs_config" in given:
         given["structured_outputs_config"] = {**GRAMMARS, **given["structured_outputs_config"]}
     changed = corrections(checkpoint.config, installed_version() or LOWEST)
@@ -220,20 +308,29 @@ def engine_arguments(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 GRAMMARS: Mapping[str, Any] = {"backend": "guidance"}
-"""vLLM's settings for forms of answers, by default. With its own ("auto") the first row decides for all which library has the forms of answers."""
+"""vLLM's settings for forms of answers, by default. With its own ("auto") the first row decides for
+all which library has the forms of answers.
+"""
 
 
 def takes_grammars(load: ModelLoadConfig) -> bool:
-    """Whether vLLM is given the form of an answer as the grammar that pipegen makes of it: not where a setting names another library than llguidance."""
+    """Whether vLLM is given the form of an answer as the grammar that pipegen makes of it: not
+    where a setting names another library than llguidance.
+    """
     chosen = load.engine_kwargs.get("structured_outputs_config", {})
     return isinstance(chosen, Mapping) and chosen.get("backend", "guidance") == "guidance"
 
 
 def adapter_arguments(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The arguments that make room for the adapter; none where there is none. Raises `BadAdapter` where it is not the model's, as a whole."""
+    """The arguments that make room for the adapter; none where there is none. Raises `BadAdapter`
+    where it is not the model's, as a whole.
+    """
     if checkpoint.load.adapter is None:
         return {}
     adapter = str(checkpoint.load.adapter)
     check_adapter(checkpoint, adapter)
     rank = largest_rank(adapter_config(adapter))
-    return {"enable_lora": True, "max_lora_rank": next((size for size in RANKS if size >= rank), rank)}
+    return {
+        "enable_lora": True,
+        "max_lora_rank": next((size for size in RANKS if size >= rank), rank),
+    }

@@ -3,13 +3,21 @@
     from pipegen.contrib.renderers import SGLangBackend, generate
 
     result = await generate(client=client, renderer=renderer, messages=messages, model=model)  # vLLM
-    result = await generate(client=client, renderer=renderer, messages=messages, model=model, backend=SGLangBackend())
+    result = await generate(client=client, renderer=renderer, messages=messages, model=model,
+        backend=SGLangBackend())
 
-Made for `renderers` 0.1.12 (the extra `renderers`). Only its errors are imported, as the base classes of the errors here.
+Made for `renderers` 0.1.12 (the extra `renderers`). Only its errors are imported, as the base
+classes of the errors here.
 """
 
 from pipegen.contrib.renderers.answers import MalformedGenerateResponseError, PromptTooLongError
-from pipegen.contrib.renderers.backend import Completion, Generated, KeywordBackend, RendererBackend, TokenPrompt
+from pipegen.contrib.renderers.backend import (
+    Completion,
+    Generated,
+    KeywordBackend,
+    RendererBackend,
+    TokenPrompt,
+)
 from pipegen.contrib.renderers.client import generate
 from pipegen.contrib.renderers.sglang import SGLangBackend
 from pipegen.contrib.renderers.stages import parse_with, render_with

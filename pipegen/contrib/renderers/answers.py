@@ -1,4 +1,5 @@
-"""Read the answers of engines; the exceptions are subclasses of those of `renderers`, if that is installed.
+"""Read the answers of engines; the exceptions are subclasses of those of `renderers`, if that is
+installed.
 
 >>> PromptTooLongError(prompt_len=10, max_prompt_len=4).error
 PromptTooLong(message='the prompt has 10 tokens; the limit is 4', ...)
@@ -29,11 +30,23 @@ if TYPE_CHECKING:
 
 else:
     try:
-        from renderers.client import MalformedGenerateResponseError as _Malformed, OverlongPromptError as _Overlong
+        from renderers.client import (
+            MalformedGenerateResponseError as _Malformed,
+            OverlongPromptError as _Overlong,
+        )
     except ImportError:
         _Overlong, _Malformed = Exception, ValueError
 
-__all__ = ["MalformedGenerateResponseError", "PromptTooLongError", "experts", "ids", "malformed", "noted", "taken", "words_of"]
+__all__ = [
+    "MalformedGenerateResponseError",
+    "PromptTooLongError",
+    "experts",
+    "ids",
+    "malformed",
+    "noted",
+    "taken",
+    "words_of",
+]
 
 T = TypeVar("T")
 
@@ -43,10 +56,17 @@ class PromptTooLongError(_Overlong):
 
     def __init__(self, *, prompt_len: int, max_prompt_len: int) -> None:
         self.prompt_len, self.max_prompt_len = prompt_len, max_prompt_len
-        Exception.__init__(self, f"Prompt length ({prompt_len}) exceeds maximum context length ({max_prompt_len}).")
+        Exception.__init__(
+            self, f"Prompt length ({prompt_len}) exceeds maximum context length ({max_prompt_len})."
+        )
 
     def __reduce__(self) -> Any:
-        return functools.partial(type(self), prompt_len=self.prompt_len, max_prompt_len=self.max_prompt_len), ()
+        return (
+            functools.partial(
+                type(self), prompt_len=self.prompt_len, max_prompt_len=self.max_prompt_len
+            ),
+            (),
+        )
 
     @property
     def error(self) -> PromptTooLong:
@@ -70,7 +90,8 @@ def words_of(error: BaseException) -> str:
     holder: Any = error
     try:
         body = holder.response.text
-    except (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError):  # no response, or one that was not read
+    except (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError):
+        # no response, or one that was not read
         body = ""
     return f"{error} {body}".strip() if isinstance(body, str) else str(error)
 
@@ -98,7 +119,9 @@ def noted(entries: Sequence[Entry], token_ids: Sequence[int]) -> list[float]:
 
 
 def experts(value: Any) -> Any:
-    """Routed experts as the server wrote them, with base64 data as a memoryview, as in `renderers`."""
+    """Routed experts as the server wrote them, with base64 data as a memoryview, as in
+    `renderers`.
+    """
     if isinstance(value, Mapping) and isinstance(value.get("data"), str):
         return {**value, "data": memoryview(value["data"].encode())}
     return value

@@ -13,11 +13,23 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 
-__all__ = ["Completion", "Generated", "KeywordBackend", "RendererBackend", "TokenPrompt", "ask", "full_params", "off_loop", "post"]
+__all__ = [
+    "Completion",
+    "Generated",
+    "KeywordBackend",
+    "RendererBackend",
+    "TokenPrompt",
+    "ask",
+    "full_params",
+    "off_loop",
+    "post",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_WORKERS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, ThreadPoolExecutor] = weakref.WeakKeyDictionary()
+_WORKERS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, ThreadPoolExecutor] = (
+    weakref.WeakKeyDictionary()
+)
 """One thread for each loop: renderers and tokenizers are not thread-safe."""
 
 
@@ -33,9 +45,13 @@ class TokenPrompt:
     messages: Sequence[Mapping[str, Any]] = ()
     renderer: Any = None
     multi_modal_data: Any = None
-    """The renderer's prepared images, with expanded placeholders in `token_ids`; None if there are none."""
+    """The renderer's prepared images, with expanded placeholders in `token_ids`; None if there are
+    none.
+    """
     content_parts: Sequence[Mapping[str, str]] = ()
-    """Images that the engine prepares, in prompt order, each with one placeholder: `{"type", "url"}`."""
+    """Images that the engine prepares, in prompt order, each with one placeholder: `{"type",
+    "url"}`.
+    """
     cache_salt: str | None = None
     priority: int | None = None
     extra_headers: Mapping[str, str] | None = None
@@ -68,14 +84,20 @@ class Generated:
 
 @runtime_checkable
 class RendererBackend(Protocol):
-    """An engine. The client is the caller's own `AsyncOpenAI`, or anything with its `post`, `get` and `base_url`."""
+    """An engine. The client is the caller's own `AsyncOpenAI`, or anything with its `post`, `get`
+    and `base_url`.
+    """
 
     async def generate(self, client: Any, prompt: TokenPrompt) -> Generated:
-        """Raises `MalformedGenerateResponseError` for a bad answer, `ValueError` for what must not be sent, and what the client raises."""
+        """Raises `MalformedGenerateResponseError` for a bad answer, `ValueError` for what must not
+        be sent, and what the client raises.
+        """
         ...
 
     async def resolve_max_prompt_len(self, client: Any, model: str) -> int | None:
-        """The most tokens of a prompt; None if the server does not return it, or cannot be asked now."""
+        """The most tokens of a prompt; None if the server does not return it, or cannot be asked
+        now.
+        """
         ...
 
     def is_overflow_error(self, error: BaseException) -> bool:
@@ -84,10 +106,18 @@ class RendererBackend(Protocol):
 
 
 class KeywordBackend(Protocol):
-    """An engine whose `generate` takes arguments by name: `client`, `token_ids`, `sampling_params` (with the stop token ids), `multi_modal_data`, and any
-    other fields of `TokenPrompt` that it names."""
+    """An engine whose `generate` takes arguments by name: `client`, `token_ids`, `sampling_params`
+    (with the stop token ids), `multi_modal_data`, and any other fields of `TokenPrompt` that it
+    names."""
 
-    async def generate(self, *, client: Any, token_ids: list[int], sampling_params: dict[str, Any], multi_modal_data: Any) -> Generated:
+    async def generate(
+        self,
+        *,
+        client: Any,
+        token_ids: list[int],
+        sampling_params: dict[str, Any],
+        multi_modal_data: Any,
+    ) -> Generated:
         """As for `RendererBackend`."""
         ...
 
@@ -101,25 +131,43 @@ class KeywordBackend(Protocol):
 
 
 def full_params(prompt: TokenPrompt) -> dict[str, Any]:
-    """The sampling parameters, with the renderer's stop tokens, logprobs, and special tokens kept."""
-    return {"skip_special_tokens": False, **prompt.sampling_params, "stop_token_ids": list(prompt.stop_token_ids), "logprobs": 1}
+    """The sampling parameters, with the renderer's stop tokens, logprobs, and special tokens
+    kept.
+    """
+    return {
+        "skip_special_tokens": False,
+        **prompt.sampling_params,
+        "stop_token_ids": list(prompt.stop_token_ids),
+        "logprobs": 1,
+    }
 
 
-async def ask(backend: RendererBackend | KeywordBackend, client: Any, prompt: TokenPrompt) -> Generated:
-    """Ask a backend of either form. Raises what it raises, and `TypeError` if it does not return `Generated`."""
+async def ask(
+    backend: RendererBackend | KeywordBackend, client: Any, prompt: TokenPrompt
+) -> Generated:
+    """Ask a backend of either form. Raises what it raises, and `TypeError` if it does not return
+    `Generated`.
+    """
     function: Any = backend.generate
     taken = inspect.signature(function).parameters.values()
     any_name = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken)
     if "token_ids" in {one.name for one in taken} or any_name:
         arguments = {one.name: getattr(prompt, one.name) for one in fields(prompt)}
-        arguments |= {"client": client, "prompt": prompt, "token_ids": list(prompt.token_ids), "sampling_params": full_params(prompt)}
+        arguments |= {
+            "client": client,
+            "prompt": prompt,
+            "token_ids": list(prompt.token_ids),
+            "sampling_params": full_params(prompt),
+        }
         if not any_name:
             arguments = {one.name: arguments[one.name] for one in taken if one.name in arguments}
         result = await function(**arguments)
     else:
         result = await function(client, prompt)
     if not isinstance(result, Generated):
-        raise TypeError(f"{type(backend).__name__}.generate gives a Generated, not {type(result).__name__}")
+        raise TypeError(
+            f"{type(backend).__name__}.generate gives a Generated, not {type(result).__name__}"
+        )
     return result
 
 
@@ -133,10 +181,16 @@ def root_of(client: Any) -> str:
     return str(client.base_url).rstrip("/").removesuffix("/v1").rstrip("/")
 
 
-async def post(client: Any, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> bytes:
-    """Post through the caller's client to a path at the server's root (not below `/v1`); the raw answer."""
+async def post(
+    client: Any, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
+) -> bytes:
+    """Post through the caller's client to a path at the server's root (not below `/v1`); the raw
+    answer.
+    """
     options: dict[str, Any] = {"options": {"headers": dict(headers)}} if headers else {}
-    answer = await client.post(f"{root_of(client)}{path}", cast_to=_response_type(), body=dict(body), **options)
+    answer = await client.post(
+        f"{root_of(client)}{path}", cast_to=_response_type(), body=dict(body), **options
+    )
     content: bytes = answer.content
     return content
 
@@ -146,7 +200,8 @@ def _response_type() -> type[Any]:
     try:
         library: Any = importlib.import_module("httpx")
     except ImportError:
-        library = importlib.import_module("httpx2")  # the one of openai 3, which accepts the other too
+        # the one of openai 3, which accepts the other too
+        library = importlib.import_module("httpx2")
     kind: type[Any] = library.Response
     return kind
 
@@ -160,5 +215,10 @@ async def off_loop(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R
     loop = asyncio.get_running_loop()
     worker = _WORKERS.get(loop)
     if worker is None:
-        worker = _WORKERS[loop] = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pipegen-renderer")
-    return await loop.run_in_executor(worker, functools.partial(contextvars.copy_context().run, functools.partial(work, *args, **kwargs)))
+        worker = _WORKERS[loop] = ThreadPoolExecutor(
+            max_workers=1, thread_name_prefix="pipegen-renderer"
+        )
+    return await loop.run_in_executor(
+        worker,
+        functools.partial(contextvars.copy_context().run, functools.partial(work, *args, **kwargs)),
+    )

@@ -1,4 +1,6 @@
-"""`generate`: messages through a renderer to token ids, one request to an engine, and the completion parsed by the same renderer."""
+"""`generate`: messages through a renderer to token ids, one request to an engine, and the
+completion parsed by the same renderer.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +8,32 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipegen.backends.servers import sglang, vllm
-from pipegen.contrib.renderers.answers import MalformedGenerateResponseError, PromptTooLongError, words_of
-from pipegen.contrib.renderers.backend import Completion, Generated, KeywordBackend, RendererBackend, TokenPrompt, ask, off_loop
+from pipegen.contrib.renderers.answers import (
+    MalformedGenerateResponseError,
+    PromptTooLongError,
+    words_of,
+)
+from pipegen.contrib.renderers.backend import (
+    Completion,
+    Generated,
+    KeywordBackend,
+    RendererBackend,
+    TokenPrompt,
+    ask,
+    off_loop,
+)
 from pipegen.contrib.renderers.vllm import VLLMBackend
 
 __all__ = ["generate"]
 
-_MEDIA = {"image": "image_url", "image_url": "image_url", "audio": "audio_url", "audio_url": "audio_url", "video": "video_url", "video_url": "video_url"}
+_MEDIA = {
+    "image": "image_url",
+    "image_url": "image_url",
+    "audio": "audio_url",
+    "audio_url": "audio_url",
+    "video": "video_url",
+    "video_url": "video_url",
+}
 _VLLM = VLLMBackend()
 
 
@@ -34,25 +55,37 @@ async def generate(
     process_multimodal: bool = True,
     backend: RendererBackend | KeywordBackend = _VLLM,
 ) -> dict[str, Any]:
-    """Render the messages, ask the engine, and parse its answer; the arguments and the keys of the result are those of `renderers.client.generate`.
+    """Render the messages, ask the engine, and parse its answer; the arguments and the keys of the
+    result are those of `renderers.client.generate`.
 
-    client: the caller's `AsyncOpenAI`, which sends the request.
-    prompt_ids: with `multi_modal_data` and `prompt_attribution`, replace rendering.
-    max_prompt_len: a longer prompt is `PromptTooLongError`, and nothing is sent. None: the server's limit.
-    process_multimodal: False lets the engine prepare the images.
-    sampling_params: with vLLM's names on every engine; with `n` above 1 the result has all answers in `completions`.
+    client: the caller's `AsyncOpenAI`, which sends the request. prompt_ids: with `multi_modal_data`
+    and `prompt_attribution`, replace rendering. max_prompt_len: a longer prompt is
+    `PromptTooLongError`, and nothing is sent. None: the server's limit. process_multimodal: False
+    lets the engine prepare the images. sampling_params: with vLLM's names on every engine; with `n`
+    above 1 the result has all answers in `completions`.
 
-    Rendering and parsing run in a thread. Raises `PromptTooLongError` also if only the server finds the prompt too long (with its limit, or 0),
-    `MalformedGenerateResponseError` for a bad answer, and whatever the client raises.
+    Rendering and parsing run in a thread. Raises `PromptTooLongError` also if only the server finds
+    the prompt too long (with its limit, or 0), `MalformedGenerateResponseError` for a bad answer,
+    and whatever the client raises.
     """
     if tools and not getattr(renderer, "supports_tools", True):
-        raise ValueError(f"{type(renderer).__name__} does not support tools. Choose a model-specific renderer instead of the default fallback.")
+        raise ValueError(
+            f"{type(renderer).__name__} does not support tools. Choose a model-specific renderer"
+            " instead of the default fallback."
+        )
     if not process_multimodal and not getattr(renderer, "supports_process_multimodal", False):
-        raise NotImplementedError(f"{type(renderer).__name__} does not support process_multimodal=False")
+        raise NotImplementedError(
+            f"{type(renderer).__name__} does not support process_multimodal=False"
+        )
     if prompt_ids is None:
         deferred = {} if process_multimodal else {"process_multimodal": False}
-        prompt_attribution = await off_loop(renderer.render, messages, tools=tools, add_generation_prompt=True, **deferred)
-        token_ids, multi_modal_data = list(prompt_attribution.token_ids), prompt_attribution.multi_modal_data
+        prompt_attribution = await off_loop(
+            renderer.render, messages, tools=tools, add_generation_prompt=True, **deferred
+        )
+        token_ids, multi_modal_data = (
+            list(prompt_attribution.token_ids),
+            prompt_attribution.multi_modal_data,
+        )
     else:
         token_ids = list(prompt_ids)
     if not token_ids:
@@ -69,7 +102,11 @@ async def generate(
         sampling_params=sampling_params or {},
         messages=messages,
         renderer=renderer,
-        multi_modal_data=multi_modal_data if process_multimodal and multi_modal_data and not multi_modal_data.is_empty() else None,
+        multi_modal_data=(
+            multi_modal_data
+            if process_multimodal and multi_modal_data and not multi_modal_data.is_empty()
+            else None
+        ),
         content_parts=() if process_multimodal else content_parts(messages),
         cache_salt=cache_salt,
         priority=priority,
@@ -83,10 +120,17 @@ async def generate(
         if not backend.is_overflow_error(refusal):
             raise
         message = words_of(refusal)
-        lengths = vllm.too_long(message) or sglang.too_long(message) or (len(token_ids), max_prompt_len or 0)
+        lengths = (
+            vllm.too_long(message)
+            or sglang.too_long(message)
+            or (len(token_ids), max_prompt_len or 0)
+        )
         raise PromptTooLongError(prompt_len=lengths[0], max_prompt_len=lengths[1]) from refusal
     ran = answer.prompt_ids or token_ids
-    results = [await off_loop(_result, completion, answer, ran, renderer, tools) for completion in answer.completions]
+    results = [
+        await off_loop(_result, completion, answer, ran, renderer, tools)
+        for completion in answer.completions
+    ]
     shared = {
         "renderer_prompt_ids": token_ids if prompt.content_parts else None,
         "multi_modal_data": multi_modal_data,
@@ -96,7 +140,13 @@ async def generate(
     return results[0] if len(results) == 1 else {**results[0], "completions": results}
 
 
-def _result(completion: Completion, answer: Generated, ran: list[int], renderer: Any, tools: list[Any] | None) -> dict[str, Any]:
+def _result(
+    completion: Completion,
+    answer: Generated,
+    ran: list[int],
+    renderer: Any,
+    tools: list[Any] | None,
+) -> dict[str, Any]:
     parsed = renderer.parse_response(list(completion.token_ids), prompt_ids=list(ran), tools=tools)
     finish = completion.finish_reason
     if finish == "stop" and any(call.status == "ok" for call in parsed.tool_calls):
@@ -119,13 +169,22 @@ def _result(completion: Completion, answer: Generated, ran: list[int], renderer:
 
 
 def content_parts(messages: Sequence[Any]) -> list[dict[str, str]]:
-    """The media of messages in prompt order, as `{"type", "url"}`. Raises `ValueError` for a part without a URL.
+    """The media of messages in prompt order, as `{"type", "url"}`. Raises `ValueError` for a part
+    without a URL.
 
-    >>> content_parts([{"role": "user", "content": [{"type": "image", "image": "data:image/png;base64,aa"}]}])
+    >>> content_parts(
+    ...     [{"role": "user", "content": [{"type": "image", "image": "data:image/png;base64,aa"}]}]
+    ... )
     [{'type': 'image_url', 'url': 'data:image/png;base64,aa'}]
     """
     contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
-    parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, Mapping)]
+    parts = [
+        part
+        for content in contents
+        if isinstance(content, list)
+        for part in content
+        if isinstance(part, Mapping)
+    ]
     return [found for part in parts if (found := _content_part(part)) is not None]
 
 
@@ -133,7 +192,9 @@ def _content_part(part: Mapping[str, Any]) -> dict[str, str] | None:
     kind = part.get("type") or next((name for name in _MEDIA if part.get(name)), None)
     if not isinstance(kind, str) or kind not in _MEDIA:
         return None
-    source = next((part[name] for name in (kind, _MEDIA[kind], "url") if part.get(name) is not None), None)
+    source = next(
+        (part[name] for name in (kind, _MEDIA[kind], "url") if part.get(name) is not None), None
+    )
     url = source.get("url") if isinstance(source, Mapping) else source
     if not isinstance(url, str) or not url:
         raise ValueError(f"{kind} content part is missing a URL")

@@ -1,4 +1,6 @@
-"""The prompt limits of servers, asked once for each server and model and cached; failures are not cached."""
+"""The prompt limits of servers, asked once for each server and model and cached; failures are not
+cached.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +29,22 @@ class Limits:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._known: dict[Key, tuple[float, int | None]] = {}
-        self._asking: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Key, asyncio.Task[int | None]]] = weakref.WeakKeyDictionary()
+        self._asking: weakref.WeakKeyDictionary[
+            asyncio.AbstractEventLoop, dict[Key, asyncio.Task[int | None]]
+        ] = weakref.WeakKeyDictionary()
 
     def clear(self) -> None:
         """Clear the cache."""
         self._known.clear()
 
-    async def of(self, client: Any, model: str, *, only_card: bool = False, facts: Sequence[str] = ()) -> int | None:
-        """The `max_model_len` of a model, from the server's `/v1/models`; None if that is missing or the request failed.
+    async def of(
+        self, client: Any, model: str, *, only_card: bool = False, facts: Sequence[str] = ()
+    ) -> int | None:
+        """The `max_model_len` of a model, from the server's `/v1/models`; None if that is missing
+        or the request failed.
 
-        only_card: accept the single listed model under any name, as for SGLang.
-        facts: further paths at the server's root to try for SGLang's limits; the smallest limit counts.
+        only_card: accept the single listed model under any name, as for SGLang. facts: further
+        paths at the server's root to try for SGLang's limits; the smallest limit counts.
         """
         key = (str(getattr(client, "base_url", "")), model)
         at, limit = self._known.get(key, (float("-inf"), None))
@@ -52,7 +59,9 @@ class Limits:
             task.add_done_callback(lambda _: asking.pop(key, None))
         return await asyncio.shield(task)  # a cancelled caller does not cancel the others
 
-    async def _ask(self, client: Any, key: Key, only_card: bool, facts: Sequence[str]) -> int | None:
+    async def _ask(
+        self, client: Any, key: Key, only_card: bool, facts: Sequence[str]
+    ) -> int | None:
         listed = await _page(client, "/models")
         limits = [] if listed is None else [_limit_in(listed, key[1], only_card)]
         for path in facts:
@@ -80,8 +89,15 @@ async def _page(client: Any, path: str) -> Any:
 
 
 def _limit_in(listed: Any, model: str, only_card: bool) -> int | None:
-    cards = [card for card in listed.get("data") or () if isinstance(card, Mapping)] if isinstance(listed, Mapping) else []
-    card = next((card for card in cards if card.get("id") == model), cards[0] if only_card and len(cards) == 1 else {})
+    cards = (
+        [card for card in listed.get("data") or () if isinstance(card, Mapping)]
+        if isinstance(listed, Mapping)
+        else []
+    )
+    card = next(
+        (card for card in cards if card.get("id") == model),
+        cards[0] if only_card and len(cards) == 1 else {},
+    )
     limit = card.get("max_model_len")
     return limit if type(limit) is int and limit > 0 else None
 

@@ -22,9 +22,20 @@ from pipegen.records.option_table import wire_names
 
 __all__ = ["SGLangBackend"]
 
-RENAMED: Mapping[str, str] = {"min_tokens": "min_new_tokens", **dict(zip(wire_names("vllm").values(), wire_names("sglang").values(), strict=True))}
+RENAMED: Mapping[str, str] = {
+    "min_tokens": "min_new_tokens",
+    **dict(zip(wire_names("vllm").values(), wire_names("sglang").values(), strict=True)),
+}
 SAME = frozenset(
-    {"n", "stop", "top_k", "ignore_eos", "logit_bias", "skip_special_tokens", "spaces_between_special_tokens"}
+    {
+        "n",
+        "stop",
+        "top_k",
+        "ignore_eos",
+        "logit_bias",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+    }
     | {"json_schema", "regex", "ebnf", "structural_tag", "stop_regex", "custom_params"}
     | set(RENAMED.values())
 )
@@ -33,9 +44,14 @@ OURS = ("stop_token_ids", "logprobs", "include_stop_str_in_output", "no_stop_tri
 
 
 class SGLangBackend:
-    """SGLang. Ids from `vocab_size` on, which would end the server's process, are rejected; the default is that of the renderer's tokenizer.
+    """SGLang. Ids from `vocab_size` on, which would end the server's process, are rejected; the
+    default is that of the renderer's tokenizer.
 
-    >>> SGLangBackend().is_overflow_error(RuntimeError("The input (3000 tokens) is longer than the model's context length (2048 tokens)."))
+    >>> SGLangBackend().is_overflow_error(
+    ...     RuntimeError(
+    ...         "The input (3000 tokens) is longer than the model's context length (2048 tokens)."
+    ...     )
+    ... )
     True
     """
 
@@ -46,7 +62,9 @@ class SGLangBackend:
         return f"SGLangBackend(vocab_size={self.vocab_size})"
 
     async def generate(self, client: Any, prompt: TokenPrompt) -> Generated:
-        """One request. If the caller is cancelled, the request is aborted. Raises `ValueError` for what would harm the server."""
+        """One request. If the caller is cancelled, the request is aborted. Raises `ValueError` for
+        what would harm the server.
+        """
         rid = uuid.uuid4().hex
         body = body_of(prompt, rid, self.vocab_size or _vocab_size(prompt.renderer))
         try:
@@ -58,7 +76,9 @@ class SGLangBackend:
 
     async def resolve_max_prompt_len(self, client: Any, model: str) -> int | None:
         """The smallest limit that the server reports, asked once for each server and model."""
-        return await LIMITS.of(client, model, only_card=True, facts=("/server_info", "/get_server_info"))
+        return await LIMITS.of(
+            client, model, only_card=True, facts=("/server_info", "/get_server_info")
+        )
 
     def is_overflow_error(self, error: BaseException) -> bool:
         """Whether this is one of SGLang's messages for a prompt that is too long."""
@@ -71,7 +91,8 @@ def _vocab_size(renderer: Any) -> int | None:
 
 
 def sampling_params(given: Mapping[str, Any], stop_token_ids: Sequence[int]) -> dict[str, Any]:
-    """vLLM's sampling parameters with SGLang's names and vLLM's defaults. Raises `ValueError` for one that SGLang does not have.
+    """vLLM's sampling parameters with SGLang's names and vLLM's defaults. Raises `ValueError` for
+    one that SGLang does not have.
 
     >>> sampling_params({"max_tokens": 7, "seed": 1, "top_k": 0}, [99])
     {'max_new_tokens': 7, 'sampling_seed': 1, 'top_k': -1, 'stop_token_ids': [99], 'no_stop_trim': True, 'skip_special_tokens': False}
@@ -81,20 +102,26 @@ def sampling_params(given: Mapping[str, Any], stop_token_ids: Sequence[int]) -> 
         if value is None or name in OURS:
             continue
         if name not in RENAMED and name not in SAME:
-            raise ValueError(f"SGLang has no sampling parameter for {name!r}{nearest(name, (*RENAMED, *SAME))}")
+            raise ValueError(
+                f"SGLang has no sampling parameter for {name!r}{nearest(name, (*RENAMED, *SAME))}"
+            )
         params[RENAMED.get(name, name)] = value
     if params.get("top_k") == 0:
         params["top_k"] = -1  # no limit, which is 0 in vLLM
     params |= {"stop_token_ids": list(stop_token_ids), "no_stop_trim": True}
     params.setdefault("skip_special_tokens", False)
-    params.setdefault("max_new_tokens", None)  # up to the context, as in vLLM; SGLang's default is 128
+    # up to the context, as in vLLM; SGLang's default is 128
+    params.setdefault("max_new_tokens", None)
     return params
 
 
 def body_of(prompt: TokenPrompt, rid: str, vocab_size: int | None = None) -> dict[str, Any]:
-    """The request's body. Raises `ValueError` for ids outside the vocabulary, which end the server's process, and for audio and video.
+    """The request's body. Raises `ValueError` for ids outside the vocabulary, which end the
+    server's process, and for audio and video.
 
-    >>> body_of(TokenPrompt(model="m", token_ids=[1, -5], stop_token_ids=[], sampling_params={}), "r")
+    >>> body_of(
+    ...     TokenPrompt(model="m", token_ids=[1, -5], stop_token_ids=[], sampling_params={}), "r"
+    ... )
     Traceback (most recent call last):
     ...
     ValueError: prompt id -5 at position 1 would end the server's process
@@ -104,8 +131,14 @@ def body_of(prompt: TokenPrompt, rid: str, vocab_size: int | None = None) -> dic
         token_ids, images = _unexpanded(prompt)
     for position, token_id in enumerate(token_ids):
         if token_id < 0 or (vocab_size is not None and token_id >= vocab_size):
-            raise ValueError(f"prompt id {token_id} at position {position} would end the server's process")
-    body: dict[str, Any] = {"input_ids": token_ids, "sampling_params": sampling_params(prompt.sampling_params, prompt.stop_token_ids), "rid": rid}
+            raise ValueError(
+                f"prompt id {token_id} at position {position} would end the server's process"
+            )
+    body: dict[str, Any] = {
+        "input_ids": token_ids,
+        "sampling_params": sampling_params(prompt.sampling_params, prompt.stop_token_ids),
+        "rid": rid,
+    }
     body |= {"return_logprob": True, "logprob_start_len": -1}
     if images:
         if any(part["type"] != "image_url" for part in images):
@@ -115,18 +148,30 @@ def body_of(prompt: TokenPrompt, rid: str, vocab_size: int | None = None) -> dic
 
 
 def _unexpanded(prompt: TokenPrompt) -> tuple[list[int], list[Mapping[str, str]]]:
-    """The ids with one placeholder for each image, which SGLang expands, and the images of the messages."""
+    """The ids with one placeholder for each image, which SGLang expands, and the images of the
+    messages.
+    """
     from pipegen.contrib.renderers.client import content_parts
 
-    ranges = sorted((span.offset, span.length) for places in prompt.multi_modal_data.mm_placeholders.values() for span in places)
+    ranges = sorted(
+        (span.offset, span.length)
+        for places in prompt.multi_modal_data.mm_placeholders.values()
+        for span in places
+    )
     images = content_parts(prompt.messages)
     if len(images) != len(ranges):
-        raise ValueError(f"the prompt holds {len(ranges)} images and the messages {len(images)}: SGLang needs each image's own data")
+        raise ValueError(
+            f"the prompt holds {len(ranges)} images and the messages {len(images)}: SGLang needs"
+            " each image's own data"
+        )
     out, done = list[int](), 0
     for offset, length in ranges:
         covered = set(prompt.token_ids[offset : offset + length])
         if len(covered) != 1:
-            raise ValueError("an image of this prompt is framed by further tokens: pass process_multimodal=False, and SGLang prepares it")
+            raise ValueError(
+                "an image of this prompt is framed by further tokens: pass"
+                " process_multimodal=False, and SGLang prepares it"
+            )
         out += [*prompt.token_ids[done:offset], covered.pop()]
         done = offset + length
     return [*out, *prompt.token_ids[done:]], list(images)
@@ -136,11 +181,19 @@ def generated(answer: Any, prompt: TokenPrompt) -> Generated:
     """The checked answer: one object, or a list of `n`."""
     count = prompt.sampling_params.get("n") or 1
     rows = [answer] if count == 1 and isinstance(answer, Mapping) else answer
-    if not isinstance(rows, list) or len(rows) != count or not all(isinstance(row, Mapping) and isinstance(row.get("meta_info"), Mapping) for row in rows):
+    if (
+        not isinstance(rows, list)
+        or len(rows) != count
+        or not all(
+            isinstance(row, Mapping) and isinstance(row.get("meta_info"), Mapping) for row in rows
+        )
+    ):
         raise malformed(f"must hold {count} completions, each with meta_info")
     first = rows[0]
     prompt_ids = first.get("prompt_token_ids")
-    if "prompt_token_ids" not in first and (prompt.content_parts or prompt.multi_modal_data is not None):
+    if "prompt_token_ids" not in first and (
+        prompt.content_parts or prompt.multi_modal_data is not None
+    ):
         raise malformed("must include prompt_token_ids where the prompt holds images")
     ran = ids(prompt_ids, "prompt_token_ids") if prompt_ids else None
     return Generated(
@@ -154,9 +207,18 @@ def generated(answer: Any, prompt: TokenPrompt) -> Generated:
 def _usage(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The token counts with the names of the OpenAI API."""
     infos = [row["meta_info"] for row in rows]
-    prompt, completion, cached = infos[0].get("prompt_tokens") or 0, sum(info.get("completion_tokens") or 0 for info in infos), infos[0].get("cached_tokens")
+    prompt, completion, cached = (
+        infos[0].get("prompt_tokens") or 0,
+        sum(info.get("completion_tokens") or 0 for info in infos),
+        infos[0].get("cached_tokens"),
+    )
     details = {} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached}}
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion, **details}
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        **details,
+    }
 
 
 def _completion(row: Mapping[str, Any]) -> Completion:

@@ -25,31 +25,60 @@ __all__ = ["parse_with", "render_with"]
 
 
 def render_with(renderer: Any) -> Callable[[GenerationRequest], Slot[GenerationRequest]]:
-    """A stage that renders a request's messages to token ids and adds the renderer's stop tokens; requests without messages are not changed.
+    """A stage that renders a request's messages to token ids and adds the renderer's stop tokens;
+    requests without messages are not changed.
 
-    Chat template options that the renderer sets are `UnsupportedOption`; images are `UnsupportedMultimodal`; a `ValueError` of the renderer is
-    `TemplateFailed`.
+    Chat template options that the renderer sets are `UnsupportedOption`; images are
+    `UnsupportedMultimodal`; a `ValueError` of the renderer is `TemplateFailed`.
     """
 
     def rendered(request: GenerationRequest) -> Slot[GenerationRequest]:
         if request.messages is None:
             return Success(request)
         if request.sources:
-            return Failure(UnsupportedMultimodal("a renderer gives token ids without images here", hint="send it to the route without the renderer"))
+            return Failure(
+                UnsupportedMultimodal(
+                    "a renderer gives token ids without images here",
+                    hint="send it to the route without the renderer",
+                )
+            )
         options = request.options or GenerationOptions()
         chat = options.chat or ChatTemplateOptions()
-        option = next((f.name for f in dataclasses.fields(chat) if f.name != "add_generation_prompt" and getattr(chat, f.name) is not None), None)
+        option = next(
+            (
+                f.name
+                for f in dataclasses.fields(chat)
+                if f.name != "add_generation_prompt" and getattr(chat, f.name) is not None
+            ),
+            None,
+        )
         if option is not None:
-            return Failure(UnsupportedOption(f"{type(renderer).__name__} sets {option} itself", option=option, hint="make the renderer with that setting"))
+            return Failure(
+                UnsupportedOption(
+                    f"{type(renderer).__name__} sets {option} itself",
+                    option=option,
+                    hint="make the renderer with that setting",
+                )
+            )
         opens = chat.add_generation_prompt is not False
         try:
-            prompt = renderer.render(plain_messages(request.messages), tools=[thaw(tool) for tool in request.tools] or None, add_generation_prompt=opens)
+            prompt = renderer.render(
+                plain_messages(request.messages),
+                tools=[thaw(tool) for tool in request.tools] or None,
+                add_generation_prompt=opens,
+            )
         except ValueError as refusal:
             return Failure(TemplateFailed(f"{type(renderer).__name__}: {refusal}"))
         stops = options.stop or StopOptions()
         ending = tuple(unique((*(stops.stop_token_ids or ()), *renderer.get_stop_token_ids())))
-        options = dataclasses.replace(options, chat=None, stop=dataclasses.replace(stops, stop_token_ids=ending))
-        return Success(TextGenerationRequest(id=request.id, prompt_token_ids=tuple(prompt.token_ids), options=options))
+        options = dataclasses.replace(
+            options, chat=None, stop=dataclasses.replace(stops, stop_token_ids=ending)
+        )
+        return Success(
+            TextGenerationRequest(
+                id=request.id, prompt_token_ids=tuple(prompt.token_ids), options=options
+            )
+        )
 
     return rendered
 
@@ -58,6 +87,10 @@ def parse_with(renderer: Any) -> Callable[[GenerationResult], Slot[Any]]:
     """A stage that returns the renderer's parsed response (content, reasoning, tool calls)."""
 
     def parsed(result: GenerationResult) -> Slot[Any]:
-        return Success(renderer.parse_response(list(result.token_ids), prompt_ids=list(result.prompt_token_ids)))
+        return Success(
+            renderer.parse_response(
+                list(result.token_ids), prompt_ids=list(result.prompt_token_ids)
+            )
+        )
 
     return parsed

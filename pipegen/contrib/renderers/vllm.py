@@ -9,7 +9,14 @@ from pipegen.backends.servers.logprobs import entries_in
 from pipegen.backends.servers.reading import json_of
 from pipegen.backends.servers.vllm import too_long
 from pipegen.contrib.renderers.answers import experts, ids, malformed, noted, taken, words_of
-from pipegen.contrib.renderers.backend import Completion, Generated, TokenPrompt, full_params, off_loop, post
+from pipegen.contrib.renderers.backend import (
+    Completion,
+    Generated,
+    TokenPrompt,
+    full_params,
+    off_loop,
+    post,
+)
 from pipegen.contrib.renderers.features import features_of
 from pipegen.contrib.renderers.limits import LIMITS
 from pipegen.core.functional import without_none
@@ -18,9 +25,14 @@ __all__ = ["VLLMBackend"]
 
 
 class VLLMBackend:
-    """vLLM. The sampling parameters are sent unchanged, except the renderer's stop token ids and `logprobs=1`.
+    """vLLM. The sampling parameters are sent unchanged, except the renderer's stop token ids and
+    `logprobs=1`.
 
-    >>> VLLMBackend().is_overflow_error(RuntimeError("The decoder prompt (length 300) is longer than the maximum model length of 256. ..."))
+    >>> VLLMBackend().is_overflow_error(
+    ...     RuntimeError(
+    ...         "The decoder prompt (length 300) is longer than the maximum model length of 256. ..."
+    ...     )
+    ... )
     True
     """
 
@@ -29,8 +41,12 @@ class VLLMBackend:
 
     async def generate(self, client: Any, prompt: TokenPrompt) -> Generated:
         """One request with `n` completions."""
-        body = body_of(prompt) if prompt.multi_modal_data is None else await off_loop(body_of, prompt)
-        answer = taken(json_of(await post(client, "/inference/v1/generate", body, prompt.extra_headers)))
+        body = (
+            body_of(prompt) if prompt.multi_modal_data is None else await off_loop(body_of, prompt)
+        )
+        answer = taken(
+            json_of(await post(client, "/inference/v1/generate", body, prompt.extra_headers))
+        )
         return generated(answer, prompt)
 
     async def resolve_max_prompt_len(self, client: Any, model: str) -> int | None:
@@ -45,12 +61,21 @@ class VLLMBackend:
 def body_of(prompt: TokenPrompt) -> dict[str, Any]:
     """The request's body.
 
-    >>> body_of(TokenPrompt(model="m", token_ids=[1], stop_token_ids=[99], sampling_params={"n": 2}))["sampling_params"]
+    >>> body_of(
+    ...     TokenPrompt(model="m", token_ids=[1], stop_token_ids=[99], sampling_params={"n": 2})
+    ... )["sampling_params"]
     {'skip_special_tokens': False, 'n': 2, 'stop_token_ids': [99], 'logprobs': 1}
     """
-    body: dict[str, Any] = {"model": prompt.model, "token_ids": list(prompt.token_ids), "sampling_params": full_params(prompt)}
+    body: dict[str, Any] = {
+        "model": prompt.model,
+        "token_ids": list(prompt.token_ids),
+        "sampling_params": full_params(prompt),
+    }
     if prompt.content_parts:
-        body |= {"content_parts": [dict(part) for part in prompt.content_parts], "return_token_ids": True}
+        body |= {
+            "content_parts": [dict(part) for part in prompt.content_parts],
+            "return_token_ids": True,
+        }
     if prompt.multi_modal_data is not None:
         body["features"] = features_of(prompt.multi_modal_data)
     return body | without_none({"cache_salt": prompt.cache_salt, "priority": prompt.priority})
@@ -60,7 +85,11 @@ def generated(answer: Any, prompt: TokenPrompt) -> Generated:
     """The checked answer: `n` choices, each with a logprob for each token."""
     choices = answer.get("choices") if isinstance(answer, Mapping) else None
     count = prompt.sampling_params.get("n") or 1
-    if not isinstance(choices, list) or len(choices) != count or not all(isinstance(choice, Mapping) for choice in choices):
+    if (
+        not isinstance(choices, list)
+        or len(choices) != count
+        or not all(isinstance(choice, Mapping) for choice in choices)
+    ):
         raise malformed(f"choices must be a list of {count}")
     if all(type(choice.get("index")) is int for choice in choices):
         choices = sorted(choices, key=lambda choice: choice["index"])

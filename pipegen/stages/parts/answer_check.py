@@ -1,4 +1,5 @@
-"""Does this answer obey its request? One pure rule for every server, at run time, and for `pipegen verify`.
+"""Does this answer obey its request? One pure rule for every server, at run time, and for `pipegen
+verify`.
 
 An answer is judged by what is known of it: what it does not say is not judged.
 
@@ -6,7 +7,9 @@ An answer is judged by what is known of it: what it does not say is not judged.
 >>> asked = resolve(GenerationOptions(max_new_tokens=8, structured={"choice": ("yes", "no")}))
 >>> check_answer(Answer(text="Perhaps", finish="stop", token_count=9), asked)
 (Finding(kind='length', words='9 tokens came, and at most 8 were asked', hint=''), Finding(kind='form', words="'Perhaps' is none of the 2 choices", hint=''))
->>> check_answer(Answer(text="ye", finish="length", token_count=8), asked)  # cut by the length, it need not be complete
+>>> check_answer(
+...     Answer(text="ye", finish="length", token_count=8), asked
+... )  # cut by the length, it need not be complete
 ()
 """
 
@@ -25,13 +28,28 @@ from pipegen.stages.parts.json_check import wrong_in_json
 from pipegen.stages.parts.regex_check import matches
 from pipegen.stages.stopping import cut
 
-__all__ = ["WORDS", "Answer", "Finding", "FindingKind", "answer_of", "check_answer", "disobeyed", "wrong_form"]
+__all__ = [
+    "WORDS",
+    "Answer",
+    "Finding",
+    "FindingKind",
+    "answer_of",
+    "check_answer",
+    "disobeyed",
+    "wrong_form",
+]
 
 FindingKind = Literal["form", "length", "finish", "text", "prompt", "count", "stop"]
 HINTS: Mapping[FindingKind, str] = {
-    "form": "see that the server honours structured output: a reasoning parser, or a server that does not know the field, leaves the form out",
+    "form": (
+        "see that the server honours structured output: a reasoning parser, or a server that does"
+        " not know the field, leaves the form out"
+    ),
     "length": "see what limits the server sets of its own, or ask for as many tokens as it gives",
-    "finish": "see what stands between pipegen and the server: the end that it names is not the end of these tokens",
+    "finish": (
+        "see what stands between pipegen and the server: the end that it names is not the end of"
+        " these tokens"
+    ),
     "text": "see what stands between pipegen and the server: it changes the text of answers",
     "prompt": "see that the server runs the same checkpoint, and changes no prompts",
     "count": "see what extra_body asks for: pipegen asks for one answer at a time",
@@ -52,12 +70,16 @@ class Finding(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One answer as it came, before white space is stripped and plugins trim it. None stands for what is not known."""
+    """One answer as it came, before white space is stripped and plugins trim it. None stands for
+    what is not known.
+    """
 
     text: str | None = None
     """The text, cut before its stop; without reasoning."""
     finish: str | None = None
-    """How it ended, in the words of servers: `stop`, `length`, or another one for an answer that was given up."""
+    """How it ended, in the words of servers: `stop`, `length`, or another one for an answer that
+    was given up.
+    """
     token_ids: tuple[int, ...] | None = None
     """The generated ids, the ending one included."""
     token_count: int | None = None
@@ -67,7 +89,9 @@ class Answer:
     stops: bool = False
     """Whether something else may have ended it: a stop string, or a token that ends no form."""
     spelled: str | None = None
-    """The text of `token_ids`, by a tokenizer, as far as `text` shows it: without special tokens where these are hidden."""
+    """The text of `token_ids`, by a tokenizer, as far as `text` shows it: without special tokens
+    where these are hidden.
+    """
     room: int | None = None
     """How many tokens the server had room for behind the prompt."""
     prompt: tuple[int, ...] | None = None
@@ -94,7 +118,9 @@ WORDS: Mapping[Finish, str] = {
 
 
 def answer_of(result: GenerationResult, **known: Any) -> tuple[Answer, GenerationOptions]:
-    """A result as an answer, and what it was asked: `max_new_tokens` as it was before the server lowered it. `known` sets further fields of `Answer`."""
+    """A result as an answer, and what it was asked: `max_new_tokens` as it was before the server
+    lowered it. `known` sets further fields of `Answer`.
+    """
     options = result.options
     if result.clipped_from is not None:
         options = dataclasses.replace(options, max_new_tokens=result.clipped_from)
@@ -113,7 +139,9 @@ def answer_of(result: GenerationResult, **known: Any) -> tuple[Answer, Generatio
 
 
 def check_answer(answer: Answer, options: GenerationOptions) -> tuple[Finding, ...]:
-    """What in this answer does not obey its request, asked with these resolved options; empty where nothing is known to."""
+    """What in this answer does not obey its request, asked with these resolved options; empty where
+    nothing is known to.
+    """
     looks = (_count, _prompt, _length, _finish, _text, _stop, _form)
     return tuple([finding for look in looks if (finding := look(answer, options)) is not None])
 
@@ -124,14 +152,20 @@ def disobeyed(answer: Answer, options: GenerationOptions, server: str) -> Malfor
     if not findings:
         return None
     words = "; ".join(finding.words for finding in findings)
-    return MalformedResponse(f"the answer of {server} does not obey its request: {words}", hint=findings[0].hint or HINTS[findings[0].kind])
+    return MalformedResponse(
+        f"the answer of {server} does not obey its request: {words}",
+        hint=findings[0].hint or HINTS[findings[0].kind],
+    )
 
 
 def _count(answer: Answer, options: GenerationOptions) -> Finding | None:
     wanted = options.samples or 1
     if answer.choices is None or answer.choices == wanted:
         return None
-    return Finding("count", f"{answer.choices} answers came, and {wanted} {'was' if wanted == 1 else 'were'} asked")
+    return Finding(
+        "count",
+        f"{answer.choices} answers came, and {wanted} {'was' if wanted == 1 else 'were'} asked",
+    )
 
 
 def _prompt(answer: Answer, options: GenerationOptions) -> Finding | None:
@@ -139,10 +173,23 @@ def _prompt(answer: Answer, options: GenerationOptions) -> Finding | None:
     if sent is None:
         return None
     if ran is not None and ran != sent:
-        place = next((place for place, (one, other) in enumerate(zip(sent, ran, strict=False)) if one != other), min(len(sent), len(ran)))
-        return Finding("prompt", f"the server ran a prompt of {len(ran)} tokens that differs from the {len(sent)} sent at token {place}")
+        place = next(
+            (
+                place
+                for place, (one, other) in enumerate(zip(sent, ran, strict=False))
+                if one != other
+            ),
+            min(len(sent), len(ran)),
+        )
+        return Finding(
+            "prompt",
+            f"the server ran a prompt of {len(ran)} tokens that differs from the {len(sent)} sent"
+            f" at token {place}",
+        )
     if count is not None and count != len(sent):
-        return Finding("prompt", f"the server counts {count} tokens in the prompt, and {len(sent)} were sent")
+        return Finding(
+            "prompt", f"the server counts {count} tokens in the prompt, and {len(sent)} were sent"
+        )
     return None
 
 
@@ -159,10 +206,20 @@ def _length(answer: Answer, options: GenerationOptions) -> Finding | None:
     if most is not None and made > most:
         return Finding("length", f"{made} tokens came, and at most {most} were asked")
     if 0 < made < least and answer.finish in ("stop", "length"):
-        return Finding("length", f"the answer ended after {made} tokens, and at least {least} were asked")
-    cut_early = answer.finish == "length" and most is not None and answer.room is not None and made < min(most, answer.room)
+        return Finding(
+            "length", f"the answer ended after {made} tokens, and at least {least} were asked"
+        )
+    cut_early = (
+        answer.finish == "length"
+        and most is not None
+        and answer.room is not None
+        and made < min(most, answer.room)
+    )
     if cut_early and not _ended(answer, options):
-        return Finding("length", f"the answer was cut for its length after {made} tokens, and {most} were asked")
+        return Finding(
+            "length",
+            f"the answer was cut for its length after {made} tokens, and {most} were asked",
+        )
     return None
 
 
@@ -177,9 +234,19 @@ def _finish(answer: Answer, options: GenerationOptions) -> Finding | None:
     if not ids or answer.ending_ids is None:
         return None
     if answer.ending_ids & {*ids[options.min_new_tokens or 0 : -1]}:
-        return None  # it was asked to end there, and its end now is another one: what comes behind is not used
-    if answer.finish == "length" and most is not None and len(ids) < most and _ended(answer, options):
-        return Finding("finish", f"the finish is length after {len(ids)} tokens of {most}, and the last id, {ids[-1]}, ends an answer")
+        # it was asked to end there, and its end now is another one: what comes behind is not used
+        return None
+    if (
+        answer.finish == "length"
+        and most is not None
+        and len(ids) < most
+        and _ended(answer, options)
+    ):
+        return Finding(
+            "finish",
+            f"the finish is length after {len(ids)} tokens of {most}, and the last id, {ids[-1]},"
+            " ends an answer",
+        )
     if answer.finish == "stop" and not answer.stops and ids[-1] not in answer.ending_ids:
         return Finding("finish", f"the finish is stop, and the last id, {ids[-1]}, ends no answer")
     return None
@@ -189,7 +256,8 @@ def _text(answer: Answer, options: GenerationOptions) -> Finding | None:
     text, spelled = answer.text, answer.spelled
     if text is None or spelled is None:
         return None
-    shown, whole = text.rstrip("\ufffd"), spelled.rstrip("\ufffd")  # half a character at the end may be held back
+    # half a character at the end may be held back
+    shown, whole = text.rstrip("\ufffd"), spelled.rstrip("\ufffd")
     if shown in (whole, whole.removeprefix(" ")) or (answer.stops and whole.startswith(shown)):
         return None
     return Finding("text", f"the text {text!r:.80} is not that of its ids, {spelled!r:.80}")
@@ -207,49 +275,78 @@ def _form(answer: Answer, options: GenerationOptions) -> Finding | None:
     if options.structured is None or answer.text is None or answer.called:
         return None
     stripped = options.decode is not None and bool(options.decode.strip_whitespace)
-    wrong = wrong_form(answer.text, options.structured, complete=answer.finish == "stop" and not answer.stops, stripped=stripped)
+    wrong = wrong_form(
+        answer.text,
+        options.structured,
+        complete=answer.finish == "stop" and not answer.stops,
+        stripped=stripped,
+    )
     if wrong:
         return Finding("form", wrong)
-    spaces = _spaces_within(answer.text) if answer.finish == "length" and options.structured.json_schema is not None else 0
+    spaces = (
+        _spaces_within(answer.text)
+        if answer.finish == "length" and options.structured.json_schema is not None
+        else 0
+    )
     if spaces >= max(_SPACES, len(answer.text) / 2):
-        words = f"the JSON ran into white space until its length ended it: {spaces} of {len(answer.text)} characters"
+        words = (
+            f"the JSON ran into white space until its length ended it: {spaces} of"
+            f" {len(answer.text)} characters"
+        )
         return Finding("form", words, _NO_SPACES)
     return None
 
 
 _SPACES = 16
-"""So many characters of white space at the end of a JSON text, which are half of it at least, are no indentation."""
+"""So many characters of white space at the end of a JSON text, which are half of it at least, are
+no indentation.
+"""
 _NO_SPACES = (
-    "forbid white space in JSON: start vLLM with --structured-outputs-config "
-    '\'{"backend": "guidance", "disable_any_whitespace": true}\', and SGLang with --constrained-json-disable-any-whitespace'
+    'forbid white space in JSON: start vLLM with --structured-outputs-config \'{"backend":'
+    ' "guidance", "disable_any_whitespace": true}\', and SGLang with'
+    " --constrained-json-disable-any-whitespace"
 )
 
 
-def wrong_form(text: str, form: StructuredOptions, *, complete: bool = True, stripped: bool = False) -> str:
+def wrong_form(
+    text: str, form: StructuredOptions, *, complete: bool = True, stripped: bool = False
+) -> str:
     """What of a text is not of the form that was asked; empty where nothing is known to be.
 
-    A text that is not `complete`, because its length or a stop ended it, need only be the start of one that has the form. A `stripped` text may have had
-    white space about it.
+    A text that is not `complete`, because its length or a stop ended it, need only be the start of
+    one that has the form. A `stripped` text may have had white space about it.
 
-    >>> wrong_form("[1", StructuredOptions(json_schema={})), wrong_form("[1", StructuredOptions(json_schema={}), complete=False)
+    >>> (
+    ...     wrong_form("[1", StructuredOptions(json_schema={})),
+    ...     wrong_form("[1", StructuredOptions(json_schema={}), complete=False),
+    ... )
     ("'[1' is not JSON: Expecting ',' delimiter at character 2", '')
     """
     if form.choice is not None:
         strip = str.strip if stripped else str
-        texts = [strip(one) for choice in form.choice for one in (choice, choice.removeprefix(" "))]  # a first space may not be shown
+        # a first space may not be shown
+        texts = [strip(one) for choice in form.choice for one in (choice, choice.removeprefix(" "))]
         right = text in texts or (not complete and any(one.startswith(text) for one in texts))
         return "" if right else f"{text!r:.80} is none of the {len(form.choice)} choices"
     if form.regex is not None:
-        tries = [matches(form.regex, one, cut=not complete) for one in (text, f" {text}")]  # a first space may not be shown
-        return "" if stripped or any(tries) or None in tries else f"{text!r:.80} does not match the regular expression {form.regex!r:.80}"
+        # a first space may not be shown
+        tries = [matches(form.regex, one, cut=not complete) for one in (text, f" {text}")]
+        return (
+            ""
+            if stripped or any(tries) or None in tries
+            else f"{text!r:.80} does not match the regular expression {form.regex!r:.80}"
+        )
     if form.json_schema is None:
         return ""
     try:
         value = json.loads(text, parse_constant=_no_constant)
     except json.JSONDecodeError as refusal:
         begun = not complete and _begins_json(text, refusal)
-        return "" if begun else f"{text!r:.80} is not JSON: {refusal.msg} at character {refusal.pos}"
-    except (ValueError, RecursionError) as refusal:  # a number of thousands of digits, or nested too deeply to be read
+        return (
+            "" if begun else f"{text!r:.80} is not JSON: {refusal.msg} at character {refusal.pos}"
+        )
+    except (ValueError, RecursionError) as refusal:
+        # a number of thousands of digits, or nested too deeply to be read
         return f"{text!r:.80} is not JSON: {refusal}" if isinstance(refusal, _NoNumber) else ""
     wrong = wrong_in_json(value, json.loads(str(form.json_schema)))
     number_goes_on = not complete and type(value) in (int, float)
@@ -257,11 +354,15 @@ def wrong_form(text: str, form: StructuredOptions, *, complete: bool = True, str
 
 
 def _spaces_within(text: str) -> int:
-    """How many characters of white space a JSON text ends with that is neither whole nor within a string."""
+    """How many characters of white space a JSON text ends with that is neither whole nor within a
+    string.
+    """
     try:
         json.loads(text)
     except json.JSONDecodeError as refusal:
-        return 0 if refusal.msg.startswith("Unterminated string") else len(text) - len(text.rstrip())
+        return (
+            0 if refusal.msg.startswith("Unterminated string") else len(text) - len(text.rstrip())
+        )
     except (ValueError, RecursionError):  # it cannot be read here
         pass
     return 0

@@ -1,11 +1,18 @@
-"""What a chat template compares words with: the text in its comparisons, its `in` tests, and calls such as `replace` and `split`.
+"""What a chat template compares words with: the text in its comparisons, its `in` tests, and calls
+such as `replace` and `split`.
 
-Words that hold such text may change more of a prompt than their own place, as `/no_think` does where the template then writes the end of a thought.
+Words that hold such text may change more of a prompt than their own place, as `/no_think` does
+where the template then writes the end of a thought.
 
->>> compared = compared_with("{% if '/no_think' in m.content or m.name == 'Python' %}{{ 'written' }}{% endif %}")
+>>> compared = compared_with(
+...     "{% if '/no_think' in m.content or m.name == 'Python' %}{{ 'written' }}{% endif %}"
+... )
 >>> compared.parts, compared.alone
 (frozenset({'/no_think'}), frozenset({'python'}))
->>> sorted(compared.found_in(["Think. /NO_THINK", " python "])), sorted(compared.found_in(["a python bites"]))
+>>> (
+...     sorted(compared.found_in(["Think. /NO_THINK", " python "])),
+...     sorted(compared.found_in(["a python bites"])),
+... )
 (['/no_think', 'python'], [])
 """
 
@@ -22,34 +29,75 @@ __all__ = ["Compared", "compared_beyond", "compared_with"]
 
 _READERS = frozenset(
     (
-        *("startswith", "endswith", "find", "rfind", "index", "rindex", "count", "split", "rsplit", "partition", "rpartition", "replace"),
+        *(
+            "startswith",
+            "endswith",
+            "find",
+            "rfind",
+            "index",
+            "rindex",
+            "count",
+            "split",
+            "rsplit",
+            "partition",
+            "rpartition",
+            "replace",
+        ),
         *("strip", "lstrip", "rstrip", "removeprefix", "removesuffix"),
     )
 )
 """Filters, and methods of strings, that look for their arguments in the words."""
 _SELECTORS = {"select": 0, "reject": 0, "selectattr": 1, "rejectattr": 1}
 """Filters with the position of the test that they are given by name, before its argument."""
-_KEEPERS = frozenset(("trim", "strip", "lower", "upper", "casefold", "capitalize", "title", "string", "default", "d", "list", "safe"))
+_KEEPERS = frozenset(
+    (
+        "trim",
+        "strip",
+        "lower",
+        "upper",
+        "casefold",
+        "capitalize",
+        "title",
+        "string",
+        "default",
+        "d",
+        "list",
+        "safe",
+    )
+)
 """Filters and methods that change no more than case and the white space around."""
 
 
 class Compared(NamedTuple):
-    """The text that a template compares words with, in lower case and without white space around it."""
+    """The text that a template compares words with, in lower case and without white space around
+    it.
+    """
 
     alone: frozenset[str] = frozenset()
-    """Text that is compared with whole entries of the request: words count where they are nothing else."""
+    """Text that is compared with whole entries of the request: words count where they are nothing
+    else.
+    """
     parts: frozenset[str] = frozenset()
     """Text that is looked for within the words."""
 
     def without(self, characters: Collection[str]) -> Compared:
         """The text that holds none of the characters."""
-        return Compared(*(frozenset(text for text in texts if not any(one in text for one in characters)) for texts in self))
+        return Compared(
+            *(
+                frozenset(text for text in texts if not any(one in text for one in characters))
+                for texts in self
+            )
+        )
 
     def found_in(self, words: Collection[str]) -> frozenset[str]:
         """The text that the words hold; pieces of it may lie in words that follow one another."""
         longest = max(map(len, self.alone), default=0) + 20
         joined = "".join(words).casefold() if self.parts else ""
-        whole = {text.strip().casefold() for text in words if len(text) <= longest} if self.alone else ()
+        whole = (
+            {text.strip().casefold() for text in words if len(text) <= longest}
+            if self.alone
+            else ()
+        )
         return self.alone.intersection(whole).union(text for text in self.parts if text in joined)
 
 
@@ -61,7 +109,9 @@ def compared_beyond(source: str, characters: frozenset[str]) -> Compared:
 
 @functools.lru_cache(maxsize=32)
 def compared_with(source: str) -> Compared:
-    """The text that a Jinja source compares with; none where it is no Jinja, or Jinja is not installed."""
+    """The text that a Jinja source compares with; none where it is no Jinja, or Jinja is not
+    installed.
+    """
     try:
         from jinja2 import TemplateError
     except ImportError:
@@ -87,7 +137,8 @@ def _environment() -> Environment:
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
-    return Environment(extensions=["jinja2.ext.loopcontrols", "jinja2.ext.do", Generation])  # noqa: S701 - it renders nothing
+    # it renders nothing
+    return Environment(extensions=["jinja2.ext.loopcontrols", "jinja2.ext.do", Generation])  # noqa: S701
 
 
 class _Reading:
@@ -99,7 +150,9 @@ class _Reading:
         self.tree = tree
         self.values: dict[str, list[nodes.Node]] = {}
         self.looped: set[str] = set()
-        """Names of loops over something other than a name: over characters, as far as can be seen."""
+        """Names of loops over something other than a name: over characters, as far as can be
+        seen.
+        """
         for call in tree.find_all(nodes.Call):
             self._note_arguments(call)
         for one in tree.find_all(nodes.Assign):
@@ -111,7 +164,10 @@ class _Reading:
     def _note_all(self, target: nodes.Node, value: nodes.Node) -> list[str]:
         from jinja2 import nodes
 
-        names = [self._name(one) for one in (target.items if isinstance(target, nodes.Tuple) else [target])]
+        names = [
+            self._name(one)
+            for one in (target.items if isinstance(target, nodes.Tuple) else [target])
+        ]
         for name in names:
             self._note(name, value)
         return names
@@ -153,23 +209,45 @@ class _Reading:
         elif isinstance(node, (nodes.Name, nodes.Getattr)):
             for value in () if name in seen else self.values.get(name, ()):
                 yield from self.literals(value, seen | {name})
-        elif isinstance(node, (nodes.List, nodes.Tuple, nodes.Dict, nodes.Pair, nodes.Concat, nodes.Add, nodes.CondExpr, nodes.Or, nodes.Filter)):
+        elif isinstance(
+            node,
+            (
+                nodes.List,
+                nodes.Tuple,
+                nodes.Dict,
+                nodes.Pair,
+                nodes.Concat,
+                nodes.Add,
+                nodes.CondExpr,
+                nodes.Or,
+                nodes.Filter,
+            ),
+        ):
             for child in node.iter_child_nodes(exclude=("args", "kwargs", "test")):
                 yield from self.literals(child, seen)
 
     def is_entry(self, node: nodes.Node, seen: frozenset[str] = frozenset()) -> bool:
-        """Whether the value is an entry of the request, or a text of the template, but for its case and the white space around it."""
+        """Whether the value is an entry of the request, or a text of the template, but for its case
+        and the white space around it.
+        """
         from jinja2 import nodes
 
         name = self._name(node)
         if isinstance(node, (nodes.Name, nodes.Getattr)):
-            return name not in self.looped and all(self.is_entry(value, seen | {name}) for value in ([] if name in seen else self.values.get(name, [])))
+            return name not in self.looped and all(
+                self.is_entry(value, seen | {name})
+                for value in ([] if name in seen else self.values.get(name, []))
+            )
         if isinstance(node, nodes.Getitem):
             return isinstance(node.arg, nodes.Const) and isinstance(node.arg.value, str)
         if isinstance(node, nodes.Filter):
-            return node.name in _KEEPERS and node.node is not None and self.is_entry(node.node, seen)
+            return (
+                node.name in _KEEPERS and node.node is not None and self.is_entry(node.node, seen)
+            )
         if isinstance(node, nodes.Call) and isinstance(node.node, nodes.Getattr):
-            return node.node.attr == "get" or (node.node.attr in _KEEPERS and self.is_entry(node.node.node, seen))
+            return node.node.attr == "get" or (
+                node.node.attr in _KEEPERS and self.is_entry(node.node.node, seen)
+            )
         return isinstance(node, (nodes.Literal, nodes.CondExpr))
 
     def compared(self) -> Compared:
@@ -186,9 +264,22 @@ class _Reading:
             alone.update(text for pair in table.items for text in self.literals(pair.key))
         within = [argument for test in self.tree.find_all(nodes.Test) for argument in test.args]
         for filtered in self.tree.find_all(nodes.Filter):
-            skipped = 0 if filtered.name in _READERS else _SELECTORS.get(filtered.name, len(filtered.args)) + 1
+            skipped = (
+                0
+                if filtered.name in _READERS
+                else _SELECTORS.get(filtered.name, len(filtered.args)) + 1
+            )
             within += filtered.args[skipped:]
         for call in self.tree.find_all(nodes.Call):
-            within += call.args if isinstance(call.node, nodes.Getattr) and call.node.attr in _READERS else ()
+            within += (
+                call.args
+                if isinstance(call.node, nodes.Getattr) and call.node.attr in _READERS
+                else ()
+            )
         parts.update(text for argument in within for text in self.literals(argument))
-        return Compared(*(frozenset({text.strip().casefold() for text in texts} - {""}) for texts in (alone, parts)))
+        return Compared(
+            *(
+                frozenset({text.strip().casefold() for text in texts} - {""})
+                for texts in (alone, parts)
+            )
+        )

@@ -1,7 +1,10 @@
-"""Control tokens: the tokens of a tokenizer that steer a model, and the characters that they are made of.
+"""Control tokens: the tokens of a tokenizer that steer a model, and the characters that they are
+made of.
 
-They are the tokenizer's special tokens, the other added tokens that the chat template writes (such as `<think>`), and added tokens of a form that steers
-some family of models: `<|...|>`, `<｜...｜>`, `[|...|]`, `[INST]`, `</s>`. Other added tokens, such as Gemma's newlines and HTML tags, are ordinary text.
+They are the tokenizer's special tokens, the other added tokens that the chat template writes (such
+as `<think>`), and added tokens of a form that steers some family of models: `<|...|>`, `<｜...｜>`,
+`[|...|]`, `[INST]`, `</s>`. Other added tokens, such as Gemma's newlines and HTML tags, are
+ordinary text.
 
 >>> control = ControlTokens(ids={"<s>": 1, "[INST]": 2})
 >>> control.pieces("<s>[INST] hi")
@@ -26,7 +29,10 @@ from pipegen.records.fields import mapping, record
 
 __all__ = ["ControlTokens", "control_tokens"]
 
-_SHAPES = re.compile(r"<\|.*\|?>|<.*\|>|<｜.*｜>|\[\|.*\|\]|\[/?[@A-Za-z][^\s\[\]]*\]|</?(?:s|bos|eos|pad|unk|mask|cls|sep)>", re.DOTALL)
+_SHAPES = re.compile(
+    r"<\|.*\|?>|<.*\|>|<｜.*｜>|\[\|.*\|\]|\[/?[@A-Za-z][^\s\[\]]*\]|</?(?:s|bos|eos|pad|unk|mask|cls|sep)>",
+    re.DOTALL,
+)
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _UNUSUAL = ("\U000f5a3c", "\U00013000", "\U0002a6d6", "\U0001fae8", "\u1400", "\ua000")
 """Characters that few vocabularies have: private use, rare scripts, an emoji."""
@@ -36,7 +42,9 @@ _BLANK = " \t\n\v\f\r▁"
 
 @functools.lru_cache(maxsize=64)
 def _pattern(tokens: immutabledict[str, int]) -> re.Pattern[str]:
-    """Finds the leftmost and then the longest token, as tokenizers do, in a time that does not depend on the number of tokens."""
+    """Finds the leftmost and then the longest token, as tokenizers do, in a time that does not
+    depend on the number of tokens.
+    """
     return re.compile(f"({_branches(_tree(tokens))})" if tokens else "((?!))")
 
 
@@ -51,10 +59,20 @@ def _tree(tokens: Iterable[str]) -> dict[str, Any]:
 
 
 def _branches(node: Mapping[str, Any]) -> str:
-    ways = [re.escape(character) + _branches(child) for character, child in sorted(node.items()) if character]
+    ways = [
+        re.escape(character) + _branches(child)
+        for character, child in sorted(node.items())
+        if character
+    ]
     if not ways:
         return ""
-    return f"(?:{'|'.join(ways)})?" if "" in node else ways[0] if len(ways) == 1 else f"(?:{'|'.join(ways)})"
+    return (
+        f"(?:{'|'.join(ways)})?"
+        if "" in node
+        else ways[0]
+        if len(ways) == 1
+        else f"(?:{'|'.join(ways)})"
+    )
 
 
 @functools.lru_cache(maxsize=64)
@@ -71,7 +89,9 @@ def _edges(tokens: immutabledict[str, int]) -> frozenset[str]:
 @functools.lru_cache(maxsize=64)
 def _letters(tokens: immutabledict[str, int]) -> frozenset[str]:
     own = {character for token in tokens for character in token.strip(_BLANK) or token}
-    return _with_variants({form for character in own for form in (character, *character.lower(), *character.upper())})
+    return _with_variants(
+        {form for character in own for form in (character, *character.lower(), *character.upper())}
+    )
 
 
 @functools.lru_cache(maxsize=64)
@@ -85,25 +105,37 @@ def _names(tokens: immutabledict[str, int]) -> frozenset[str]:
 
 
 def _with_variants(characters: set[str]) -> frozenset[str]:
-    """The characters, and those that normalization may turn into one of them, such as the full-width `<`."""
-    return frozenset(characters).union(variant for variant, parts in _variants().items() if not characters.isdisjoint(parts))
+    """The characters, and those that normalization may turn into one of them, such as the
+    full-width `<`.
+    """
+    return frozenset(characters).union(
+        variant for variant, parts in _variants().items() if not characters.isdisjoint(parts)
+    )
 
 
 @functools.cache
 def _variants() -> Mapping[str, str]:
-    return {chr(code): unicodedata.normalize("NFKD", chr(code)) for code in range(0x80, 0x20000) if unicodedata.decomposition(chr(code))}
+    return {
+        chr(code): unicodedata.normalize("NFKD", chr(code))
+        for code in range(0x80, 0x20000)
+        if unicodedata.decomposition(chr(code))
+    }
 
 
 @record
 class ControlTokens:
-    """The control tokens of a tokenizer with a template, and its other added tokens, which are ordinary text with one id."""
+    """The control tokens of a tokenizer with a template, and its other added tokens, which are
+    ordinary text with one id.
+    """
 
     ids: Annotated[immutabledict[str, int], mapping]
     ordinary: Annotated[immutabledict[str, int], mapping] = immutabledict()
 
     if TYPE_CHECKING:  # accepts any mapping
 
-        def __init__(self, *, ids: Mapping[str, int], ordinary: Mapping[str, int] = ...) -> None: ...
+        def __init__(
+            self, *, ids: Mapping[str, int], ordinary: Mapping[str, int] = ...
+        ) -> None: ...
 
     @property
     def known(self) -> frozenset[int]:
@@ -112,7 +144,9 @@ class ControlTokens:
 
     @property
     def edges(self) -> frozenset[str]:
-        """The characters that begin or end a control token. Text without them makes none, unless a template writes the edges around it."""
+        """The characters that begin or end a control token. Text without them makes none, unless a
+        template writes the edges around it.
+        """
         return _edges(self.ids)
 
     @property
@@ -125,7 +159,9 @@ class ControlTokens:
         return text.casefold() in _joined(self.ids)
 
     def has_name(self, text: str) -> bool:
-        """Whether the text, in any case, is all that is between the marks of a control token, as `think` is in `<think>`."""
+        """Whether the text, in any case, is all that is between the marks of a control token, as
+        `think` is in `<think>`.
+        """
         return text.strip().casefold() in _names(self.ids)
 
     def found_in(self, text: str) -> tuple[int, str] | None:
@@ -134,7 +170,9 @@ class ControlTokens:
         return (found.start(), found.group()) if found else None
 
     def pieces(self, text: str, *, at_most: int = 0) -> list[str]:
-        """The text cut at its control tokens: text, token, text, token, ..., text. With `at_most`, only the first tokens are cut out."""
+        """The text cut at its control tokens: text, token, text, token, ..., text. With `at_most`,
+        only the first tokens are cut out.
+        """
         return _pattern(self.ids).split(text, at_most)
 
     def ordinary_pieces(self, text: str) -> list[str]:
@@ -144,12 +182,20 @@ class ControlTokens:
 
 @functools.lru_cache(maxsize=32)
 def control_tokens(tokenizer: Tokenizer, written: str, images: str = "") -> ControlTokens:
-    """The control tokens. `written` is the template's source and some renders; `images` are image tokens, joined by NULs.
+    """The control tokens. `written` is the template's source and some renders; `images` are image
+    tokens, joined by NULs.
 
-    The tokens for unknown characters and single bytes, and those of blanks only, are not control tokens.
+    The tokens for unknown characters and single bytes, and those of blanks only, are not control
+    tokens.
     """
-    special, added, of_images = tokenizer.special_tokens, tokenizer.control_tokens, images.split("\0")
-    unknown = {number for character in _UNUSUAL for number in of_tokenizer(tokenizer.encode, character)}
+    special, added, of_images = (
+        tokenizer.special_tokens,
+        tokenizer.control_tokens,
+        images.split("\0"),
+    )
+    unknown = {
+        number for character in _UNUSUAL for number in of_tokenizer(tokenizer.encode, character)
+    }
 
     def steers(token: str, number: int) -> bool:
         if number in unknown or _BYTE.fullmatch(token):
@@ -158,5 +204,12 @@ def control_tokens(tokenizer: Tokenizer, written: str, images: str = "") -> Cont
             return True
         return bool(token.strip(_BLANK)) and (token in written or token in of_images)
 
-    ids = {token: number for token, number in {**added, **special}.items() if token and steers(token, number)}
-    return ControlTokens(ids=ids, ordinary={token: number for token, number in added.items() if token and token not in ids})
+    ids = {
+        token: number
+        for token, number in {**added, **special}.items()
+        if token and steers(token, number)
+    }
+    return ControlTokens(
+        ids=ids,
+        ordinary={token: number for token, number in added.items() if token and token not in ids},
+    )

@@ -26,15 +26,18 @@ WINDOW = 8
 PATIENCE = 16
 """Tokens that may wait for a character to become complete; then it is U+FFFD."""
 INCOMPLETE = 3
-"""An incomplete UTF-8 character has at most three bytes, and is decoded as one U+FFFD or one for each byte."""
+"""An incomplete UTF-8 character has at most three bytes, and is decoded as one U+FFFD or one for
+each byte.
+"""
 
 
 class Detokenizer:
     """Ids in, text out: the joined pieces are `tokenizer.decode` of all the ids.
 
-    Each id is decoded within a short window of its neighbours, so the cost is linear, and spaces between words are as in the whole text. U+FFFD at the end
-    may be an incomplete character: it is held back until a character follows, the output ends, or 16 tokens have waited. Byte-fallback tokenizers may
-    decode good characters as U+FFFD once invalid bytes follow; here they stay.
+    Each id is decoded within a short window of its neighbours, so the cost is linear, and spaces
+    between words are as in the whole text. U+FFFD at the end may be an incomplete character: it is
+    held back until a character follows, the output ends, or 16 tokens have waited. Byte-fallback
+    tokenizers may decode good characters as U+FFFD once invalid bytes follow; here they stay.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -63,7 +66,9 @@ class Detokenizer:
         elif waiting > PATIENCE:
             self._window = self._window[-WINDOW:]
             self._complete, self._base = 0, ""
-            self._given = max(0, len(of_tokenizer(self._tokenizer.decode, self._window)) - (len(text) - sure))
+            self._given = max(
+                0, len(of_tokenizer(self._tokenizer.decode, self._window)) - (len(text) - sure)
+            )
         return piece
 
     @property
@@ -85,7 +90,9 @@ class Detokenizer:
 
     def _text(self) -> str:
         text = of_tokenizer(self._tokenizer.decode, self._window)
-        if not text.startswith(self._base):  # a byte-fallback run became invalid; its good characters were returned, so only the rest is decoded
+        # a byte-fallback run became invalid; its good characters were returned, so only the rest is
+        # decoded
+        if not text.startswith(self._base):
             self._given -= len(self._base)
             self._window = self._window[self._complete :]
             self._complete, self._base = 0, ""
@@ -104,7 +111,9 @@ class Detokenizer:
         return piece
 
     def _rebase(self, text: str) -> None:
-        """The whole window is complete: make it the context of the next tokens, and shorten it if it is long."""
+        """The whole window is complete: make it the context of the next tokens, and shorten it if
+        it is long.
+        """
         if text == self._base and self._complete:
             self._window.pop()  # a token without text is no context
         elif len(self._window) > WINDOW:
@@ -115,8 +124,11 @@ class Detokenizer:
             self._complete, self._base = len(self._window), text
 
 
-def spell(tokenizer: Tokenizer, token_ids: Iterable[int], hidden: Collection[int] = ()) -> tuple[str, tuple[int, ...]]:
-    """The text of the ids without the hidden ones, and its length after each id; incomplete characters at the end come after the last length.
+def spell(
+    tokenizer: Tokenizer, token_ids: Iterable[int], hidden: Collection[int] = ()
+) -> tuple[str, tuple[int, ...]]:
+    """The text of the ids without the hidden ones, and its length after each id; incomplete
+    characters at the end come after the last length.
 
     >>> from pipegen.testing.toy import ToyTokenizer
     >>> spell(ToyTokenizer(), "aé".encode())
@@ -125,10 +137,14 @@ def spell(tokenizer: Tokenizer, token_ids: Iterable[int], hidden: Collection[int
     ids = tuple(token_ids)
     if not ids:
         return "", ()
-    # If the tokens' own texts are whole characters and add up to the whole text, a detokenizer would return them.
+    # If the tokens' own texts are whole characters and add up to the whole text, a detokenizer
+    # would return them.
     pieces = ["" if token_id in hidden else _alone(tokenizer, token_id) for token_id in ids]
     text = "".join(pieces)
-    if REPLACEMENT not in text and text == of_tokenizer(tokenizer.decode, [token_id for token_id in ids if token_id not in hidden] if hidden else ids):
+    if REPLACEMENT not in text and text == of_tokenizer(
+        tokenizer.decode,
+        [token_id for token_id in ids if token_id not in hidden] if hidden else ids,
+    ):
         return text, tuple(accumulate(map(len, pieces)))
     detokenizer = Detokenizer(tokenizer)
     pieces = ["" if token_id in hidden else detokenizer.feed(token_id) for token_id in ids]
@@ -167,5 +183,7 @@ def _alone(tokenizer: Tokenizer, token_id: int) -> str:
 def _after(tokenizer: Tokenizer, before: int, token_id: int) -> str:
     """What a token adds to the text after another one, if both are whole characters; else empty."""
     first, both = _alone(tokenizer, before), of_tokenizer(tokenizer.decode, (before, token_id))
-    whole = first and both.startswith(first) and REPLACEMENT not in both + _alone(tokenizer, token_id)
+    whole = (
+        first and both.startswith(first) and REPLACEMENT not in both + _alone(tokenizer, token_id)
+    )
     return both[len(first) :] if whole else ""

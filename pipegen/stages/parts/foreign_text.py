@@ -1,10 +1,13 @@
-"""Foreign text: the strings of a request that the caller did not write, and marks for their characters.
+"""Foreign text: the strings of a request that the caller did not write, and marks for their
+characters.
 
-Foreign are user and tool turns, earlier answers with their tool calls, names and ids of all turns, definitions of tools, and the template's other variables
-(such as documents). System and developer turns are the caller's own, and so is what `ChatTemplateOptions.trust` names.
+Foreign are user and tool turns, earlier answers with their tool calls, names and ids of all turns,
+definitions of tools, and the template's other variables (such as documents). System and developer
+turns are the caller's own, and so is what `ChatTemplateOptions.trust` names.
 
-A mark is a private-use character that replaces one that can be part of a control token. Templates trim, split and join marked text like any other, so a
-control token in the rendered text was not made from it.
+A mark is a private-use character that replaces one that can be part of a control token. Templates
+trim, split and join marked text like any other, so a control token in the rendered text was not
+made from it.
 
 >>> conversation = Conversation([{"role": "user", "content": "say <s>"}], [], {})
 >>> foreign_strings(conversation, ())
@@ -27,7 +30,16 @@ from immutabledict import immutabledict
 
 from pipegen.records.fields import mapping, record
 
-__all__ = ["OWN", "Conversation", "Marks", "Rewrite", "choose_marks", "foreign_strings", "rewrite_foreign", "trusted_part"]
+__all__ = [
+    "OWN",
+    "Conversation",
+    "Marks",
+    "Rewrite",
+    "choose_marks",
+    "foreign_strings",
+    "rewrite_foreign",
+    "trusted_part",
+]
 
 OWN = frozenset({"system", "developer"})
 """The roles whose turns are the caller's own."""
@@ -55,7 +67,13 @@ class Marks:
 
     def only(self, characters: Collection[str]) -> Marks:
         """The marks that replace one of the characters."""
-        return Marks(originals={mark: original for mark, original in self.originals.items() if original in characters})
+        return Marks(
+            originals={
+                mark: original
+                for mark, original in self.originals.items()
+                if original in characters
+            }
+        )
 
     def mark(self, text: str) -> str:
         """The text with a mark for each character that has one; of the same length."""
@@ -68,7 +86,8 @@ class Marks:
         return any(mark in text or escaped in text for mark, _, escaped in _pairs(self.originals))
 
     def harmless(self, text: str) -> str:
-        """The marked text with `0` for every mark: a character that no template escapes, drops, or writes in another case.
+        """The marked text with `0` for every mark: a character that no template escapes, drops, or
+        writes in another case.
 
         >>> Marks(originals={"\ue000": "<"}).harmless("a \ue000 b")
         'a 0 b'
@@ -78,8 +97,12 @@ class Marks:
         return text
 
     def left_in(self, text: str) -> bool:
-        """Whether any mark is in the text: plain, or spelled in other characters, as in JSON, a URL or HTML."""
-        return any(mark in text for mark in self.originals) or not _spelled(text).isdisjoint(form for mark in self.originals for form in _spellings(mark))
+        """Whether any mark is in the text: plain, or spelled in other characters, as in JSON, a URL
+        or HTML.
+        """
+        return any(mark in text for mark in self.originals) or not _spelled(text).isdisjoint(
+            form for mark in self.originals for form in _spellings(mark)
+        )
 
     def put_back(self, text: str) -> str:
         """The text with every mark replaced by its character."""
@@ -102,14 +125,20 @@ def _escape(mark: str) -> str:
 
 
 _PRIVATE = re.compile("[\ue000-\uf8ff\U000f0000-\U0010ffff]")
-_SPELLED = re.compile(r"\\u[0-9a-f]{4}|(?:%|\\x)(?:e[ef]|f[0-9a-f](?:%|\\x)[0-9a-f]{2})(?:(?:%|\\x)[0-9a-f]{2}){2}|&#(?:[0-9]+|x[0-9a-f]+);")
+_SPELLED = re.compile(
+    r"\\u[0-9a-f]{4}|(?:%|\\x)(?:e[ef]|f[0-9a-f](?:%|\\x)[0-9a-f]{2})(?:(?:%|\\x)[0-9a-f]{2}){2}|&#(?:[0-9]+|x[0-9a-f]+);"
+)
 _SIGNS = ("\\", "%", "&#")
 """What begins a character that is spelled in others."""
 
 
 def _spelled(text: str) -> frozenset[str]:
     """The characters that the text spells in others, in lower case."""
-    return frozenset(found.group() for found in _SPELLED.finditer(text.lower())) if any(sign in text for sign in _SIGNS) else frozenset()
+    return (
+        frozenset(found.group() for found in _SPELLED.finditer(text.lower()))
+        if any(sign in text for sign in _SIGNS)
+        else frozenset()
+    )
 
 
 def _spellings(mark: str) -> tuple[str, ...]:
@@ -120,17 +149,31 @@ def _spellings(mark: str) -> tuple[str, ...]:
 
 
 def choose_marks(characters: Iterable[str], avoid: Iterable[str]) -> Marks | None:
-    """A mark for each of the characters, none of which is in the texts of `avoid`, spelled or not; None if no private-use character is left."""
-    texts = [text for text in avoid if any(sign in text for sign in _SIGNS) or not (text.isascii() or _PRIVATE.search(text) is None)]
+    """A mark for each of the characters, none of which is in the texts of `avoid`, spelled or not;
+    None if no private-use character is left.
+    """
+    texts = [
+        text
+        for text in avoid
+        if any(sign in text for sign in _SIGNS)
+        or not (text.isascii() or _PRIVATE.search(text) is None)
+    ]
     if not texts:
         return _first_marks(frozenset(characters))
     joined = "\0".join(texts)
     taken, spelled = frozenset(joined), _spelled(joined)
-    return _marks(frozenset(characters), (mark for mark in _free() if mark not in taken and spelled.isdisjoint(_spellings(mark))))
+    return _marks(
+        frozenset(characters),
+        (mark for mark in _free() if mark not in taken and spelled.isdisjoint(_spellings(mark))),
+    )
 
 
 def _free() -> Iterator[str]:
-    return (chr(code) for block in (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE)) for code in block)
+    return (
+        chr(code)
+        for block in (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+        for code in block
+    )
 
 
 @functools.lru_cache(maxsize=64)
@@ -144,7 +187,9 @@ def _marks(characters: frozenset[str], free: Iterator[str]) -> Marks | None:
 
 
 def foreign_strings(conversation: Conversation, trust: Collection[str]) -> list[tuple[str, str]]:
-    """Every foreign string with its path. `trust` has the roles that are not foreign, and "tools" or "template_kwargs" if those are not."""
+    """Every foreign string with its path. `trust` has the roles that are not foreign, and "tools"
+    or "template_kwargs" if those are not.
+    """
     found: list[tuple[str, str]] = []
 
     def note(text: str, path: str) -> str:
@@ -158,37 +203,81 @@ def foreign_strings(conversation: Conversation, trust: Collection[str]) -> list[
 def trusted_part(conversation: Conversation, trust: Collection[str]) -> Conversation:
     """The trusted parts of the conversation; they may contain some foreign text."""
     messages = [message for message in conversation.messages if message["role"] in trust]
-    return Conversation(messages, conversation.tools if "tools" in trust else [], conversation.variables if "template_kwargs" in trust else {})
-
-
-def rewrite_foreign(conversation: Conversation, trust: Collection[str], rewrite: Rewrite) -> Conversation:
-    """The conversation with every foreign string (keys too) passed through `rewrite`, which is called with the string and its path."""
     return Conversation(
-        [_message(message, f"messages[{row}]", trust, rewrite) for row, message in enumerate(conversation.messages)],
-        conversation.tools if "tools" in trust else _rewritten(conversation.tools, "tools", rewrite),
-        conversation.variables
-        if "template_kwargs" in trust
-        else {name: _rewritten(value, f"template_kwargs.{name}", rewrite) for name, value in conversation.variables.items()},
+        messages,
+        conversation.tools if "tools" in trust else [],
+        conversation.variables if "template_kwargs" in trust else {},
     )
 
 
-def _message(message: dict[str, Any], path: str, trust: Collection[str], rewrite: Rewrite) -> dict[str, Any]:
+def rewrite_foreign(
+    conversation: Conversation, trust: Collection[str], rewrite: Rewrite
+) -> Conversation:
+    """The conversation with every foreign string (keys too) passed through `rewrite`, which is
+    called with the string and its path.
+    """
+    return Conversation(
+        [
+            _message(message, f"messages[{row}]", trust, rewrite)
+            for row, message in enumerate(conversation.messages)
+        ],
+        (
+            conversation.tools
+            if "tools" in trust
+            else _rewritten(conversation.tools, "tools", rewrite)
+        ),
+        (
+            conversation.variables
+            if "template_kwargs" in trust
+            else {
+                name: _rewritten(value, f"template_kwargs.{name}", rewrite)
+                for name, value in conversation.variables.items()
+            }
+        ),
+    )
+
+
+def _message(
+    message: dict[str, Any], path: str, trust: Collection[str], rewrite: Rewrite
+) -> dict[str, Any]:
     role, content = message["role"], message["content"]
     if role == "assistant" and role in trust:
         return message
-    extras = _rewritten({key: value for key, value in message.items() if key not in ("role", "content")}, path, rewrite)
+    extras = _rewritten(
+        {key: value for key, value in message.items() if key not in ("role", "content")},
+        path,
+        rewrite,
+    )
     if role not in trust:
-        content = _parts(content, path, rewrite) if isinstance(content, list) else _rewritten(content, f"{path}.content", rewrite)
+        content = (
+            _parts(content, path, rewrite)
+            if isinstance(content, list)
+            else _rewritten(content, f"{path}.content", rewrite)
+        )
     return {"role": role, "content": content, **extras}
 
 
 def _parts(parts: list[Any], path: str, rewrite: Rewrite) -> list[Any]:
-    return [{**part, "text": rewrite(part["text"], f"{path}.content[{row}].text")} if part["type"] == "text" else part for row, part in enumerate(parts)]
+    return [
+        (
+            {**part, "text": rewrite(part["text"], f"{path}.content[{row}].text")}
+            if part["type"] == "text"
+            else part
+        )
+        for row, part in enumerate(parts)
+    ]
 
 
 def _rewritten(value: Any, path: str, rewrite: Rewrite) -> Any:
     if isinstance(value, str):
         return rewrite(value, path)
     if isinstance(value, dict):
-        return {_rewritten(key, path, rewrite): _rewritten(entry, f"{path}.{key}", rewrite) for key, entry in value.items()}
-    return [_rewritten(entry, f"{path}[{row}]", rewrite) for row, entry in enumerate(value)] if isinstance(value, list) else value
+        return {
+            _rewritten(key, path, rewrite): _rewritten(entry, f"{path}.{key}", rewrite)
+            for key, entry in value.items()
+        }
+    return (
+        [_rewritten(entry, f"{path}[{row}]", rewrite) for row, entry in enumerate(value)]
+        if isinstance(value, list)
+        else value
+    )

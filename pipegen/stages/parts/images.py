@@ -1,4 +1,6 @@
-"""The images of requests, made ready for the model: equal ones of a batch once, and on a few threads."""
+"""The images of requests, made ready for the model: equal ones of a batch once, and on a few
+threads.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,13 @@ Prepared: TypeAlias = Mapping[_Image, Slot[PreparedImage]]
 
 def within(work: Callable[[], Slot[T]], what: str) -> Slot[T]:
     """`work` for one row, which may be too large or nested too deep for it."""
-    return guard_slot(work, lambda raised: InvalidRequest(f"{what} cannot be made ready: {raised.words}", incident=raised.incident), only=EXHAUSTED)
+    return guard_slot(
+        work,
+        lambda raised: InvalidRequest(
+            f"{what} cannot be made ready: {raised.words}", incident=raised.incident
+        ),
+        only=EXHAUSTED,
+    )
 
 
 def prepare_images(jobs: Sequence[ResolvedRequest], engine: TokenEngine) -> Prepared:
@@ -55,7 +63,9 @@ def images_of(job: ResolvedRequest, prepared: Prepared) -> Slot[tuple[PreparedIm
         image = prepared[source, _preprocess(job)]
         if not is_ok(image):
             error = image.failure()
-            return Failure(dataclasses.replace(error, index=index) if isinstance(error, BadImage) else error)
+            return Failure(
+                dataclasses.replace(error, index=index) if isinstance(error, BadImage) else error
+            )
         images.append(image.unwrap())
     return Success(tuple(images))
 
@@ -64,8 +74,11 @@ def _preprocess(job: ResolvedRequest) -> VlmPreprocessOptions:
     return job.options.preprocess or VlmPreprocessOptions()
 
 
-def image_tokens(images: tuple[PreparedImage, ...], tokenizer: Tokenizer, image_placeholder: str | None) -> str:
-    """The added tokens that stand in a prompt for images, one after another: they steer, and so text that looks like them has to stay text.
+def image_tokens(
+    images: tuple[PreparedImage, ...], tokenizer: Tokenizer, image_placeholder: str | None
+) -> str:
+    """The added tokens that stand in a prompt for images, one after another: they steer, and so
+    text that looks like them has to stay text.
 
     >>> from pipegen.testing.toy import ToyTokenizer
     >>> image_tokens((), ToyTokenizer(), "<|image_pad|>")
@@ -73,6 +86,15 @@ def image_tokens(images: tuple[PreparedImage, ...], tokenizer: Tokenizer, image_
     """
     if not image_placeholder or not images:
         return image_placeholder or ""
-    ids = {number for image in images if image.expansion is not None for number in of_tokenizer(tokenizer.encode, image.expansion)}
-    tokens = sorted(token for token, number in tokenizer.control_tokens.items() if number in ids) if ids else []
+    ids = {
+        number
+        for image in images
+        if image.expansion is not None
+        for number in of_tokenizer(tokenizer.encode, image.expansion)
+    }
+    tokens = (
+        sorted(token for token, number in tokenizer.control_tokens.items() if number in ids)
+        if ids
+        else []
+    )
     return "\0".join(dict.fromkeys([image_placeholder, *tokens]))

@@ -1,9 +1,19 @@
-"""Whether a value obeys a JSON Schema, as far as a small check can tell: what it does not know it does not judge.
+"""Whether a value obeys a JSON Schema, as far as a small check can tell: what it does not know it
+does not judge.
 
-References beyond the schema itself, `format`, `contentEncoding` and `unevaluated...` are not judged. Classes of characters in a `pattern` mean ASCII.
+References beyond the schema itself, `format`, `contentEncoding` and `unevaluated...` are not
+judged. Classes of characters in a `pattern` mean ASCII.
 
->>> schema = {"type": "object", "properties": {"age": {"type": "integer", "minimum": 0}}, "required": ["age"]}
->>> wrong_in_json({"age": "3"}, schema), wrong_in_json({}, schema), wrong_in_json({"age": 3}, schema)
+>>> schema = {
+...     "type": "object",
+...     "properties": {"age": {"type": "integer", "minimum": 0}},
+...     "required": ["age"],
+... }
+>>> (
+...     wrong_in_json({"age": "3"}, schema),
+...     wrong_in_json({}, schema),
+...     wrong_in_json({"age": 3}, schema),
+... )
 ('at $.age: "3" is not of type integer', 'at $: there is no property "age"', '')
 """
 
@@ -25,19 +35,32 @@ _DEEPEST = 64
 
 
 class _TooDeep(Exception):
-    """Nothing is said of a value that is nested too deeply: what is not judged there might be what `not` forbids."""
+    """Nothing is said of a value that is nested too deeply: what is not judged there might be what
+    `not` forbids.
+    """
 
 
 def wrong_in_json(value: Any, schema: Any) -> str:
-    """The first thing in a value that a schema does not allow, with its place; empty where there is none."""
+    """The first thing in a value that a schema does not allow, with its place; empty where there is
+    none.
+    """
     try:
         return _wrong(value, schema, "$", schema, 0, {})
     except _TooDeep:
         return ""
 
 
-def _wrong(value: Any, schema: Any, place: str, root: Any, depth: int, judged: dict[tuple[str, int, int], str]) -> str:
-    """What is wrong with a value; `judged` has what was found so far: alternatives that refer to each other would judge a part again and again."""
+def _wrong(
+    value: Any,
+    schema: Any,
+    place: str,
+    root: Any,
+    depth: int,
+    judged: dict[tuple[str, int, int], str],
+) -> str:
+    """What is wrong with a value; `judged` has what was found so far: alternatives that refer to
+    each other would judge a part again and again.
+    """
     if schema is False:
         return f"at {place}: no value is allowed there"
     if not isinstance(schema, dict):
@@ -47,11 +70,21 @@ def _wrong(value: Any, schema: Any, place: str, root: Any, depth: int, judged: d
     key = (place, id(value), id(schema))  # a value and the name that it has are at one place
     if key not in judged:
         judged[key] = ""  # a schema that refers to itself for the same value says nothing
-        judged[key] = _wrong_by_all(value, schema, place, root, lambda value, schema, more="": _wrong(value, schema, place + more, root, depth + 1, judged))
+        judged[key] = _wrong_by_all(
+            value,
+            schema,
+            place,
+            root,
+            lambda value, schema, more="": _wrong(
+                value, schema, place + more, root, depth + 1, judged
+            ),
+        )
     return judged[key]
 
 
-def _wrong_by_all(value: Any, schema: Mapping[str, Any], place: str, root: Any, inner: _Inner) -> str:
+def _wrong_by_all(
+    value: Any, schema: Mapping[str, Any], place: str, root: Any, inner: _Inner
+) -> str:
     """What is wrong with a value by all keywords of a schema."""
     wrong = _wrong_alone(value, schema)
     if wrong:
@@ -78,12 +111,39 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
     "array": lambda value: isinstance(value, list),
     "object": lambda value: isinstance(value, dict),
 }
-_BOUNDS: Mapping[str, tuple[type | tuple[type, ...], Callable[[Any], Any], Callable[[Any, Any], bool], str]] = {
-    "minimum": ((int, float), lambda value: value, lambda value, bound: value >= bound, "is less than"),
-    "maximum": ((int, float), lambda value: value, lambda value, bound: value <= bound, "is more than"),
-    "exclusiveMinimum": ((int, float), lambda value: value, lambda value, bound: value > bound, "is not more than"),
-    "exclusiveMaximum": ((int, float), lambda value: value, lambda value, bound: value < bound, "is not less than"),
-    "multipleOf": ((int, float), lambda value: value, lambda value, step: _divides(step, value), "is no multiple of"),
+_BOUNDS: Mapping[
+    str, tuple[type | tuple[type, ...], Callable[[Any], Any], Callable[[Any, Any], bool], str]
+] = {
+    "minimum": (
+        (int, float),
+        lambda value: value,
+        lambda value, bound: value >= bound,
+        "is less than",
+    ),
+    "maximum": (
+        (int, float),
+        lambda value: value,
+        lambda value, bound: value <= bound,
+        "is more than",
+    ),
+    "exclusiveMinimum": (
+        (int, float),
+        lambda value: value,
+        lambda value, bound: value > bound,
+        "is not more than",
+    ),
+    "exclusiveMaximum": (
+        (int, float),
+        lambda value: value,
+        lambda value, bound: value < bound,
+        "is not less than",
+    ),
+    "multipleOf": (
+        (int, float),
+        lambda value: value,
+        lambda value, step: _divides(step, value),
+        "is no multiple of",
+    ),
     "minLength": (str, len, lambda count, bound: count >= bound, "is shorter than"),
     "maxLength": (str, len, lambda count, bound: count <= bound, "is longer than"),
     "minItems": (list, len, lambda count, bound: count >= bound, "has fewer items than"),
@@ -91,7 +151,9 @@ _BOUNDS: Mapping[str, tuple[type | tuple[type, ...], Callable[[Any], Any], Calla
     "minProperties": (dict, len, lambda count, bound: count >= bound, "has fewer properties than"),
     "maxProperties": (dict, len, lambda count, bound: count <= bound, "has more properties than"),
 }
-"""Keywords with a number: what they are about, what of it they measure, when it is right, and what is wrong otherwise."""
+"""Keywords with a number: what they are about, what of it they measure, when it is right, and what
+is wrong otherwise.
+"""
 
 
 def _divides(step: Any, value: Any) -> bool:
@@ -105,20 +167,33 @@ def _wrong_alone(value: Any, schema: Mapping[str, Any]) -> str:
     """What is wrong with a value by the keywords that hold no other schema."""
     kinds = schema.get("type")
     listed = [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, list) else []
-    if listed and not any(_KINDS.get(kind, lambda value: True)(value) for kind in listed if isinstance(kind, str)):
+    if listed and not any(
+        _KINDS.get(kind, lambda value: True)(value) for kind in listed if isinstance(kind, str)
+    ):
         return f"{_shown(value)} is not of type {' or '.join(map(str, listed))}"
-    if isinstance(schema.get("enum"), list) and not any(_same(value, one) for one in schema["enum"]):
+    if isinstance(schema.get("enum"), list) and not any(
+        _same(value, one) for one in schema["enum"]
+    ):
         return f"{_shown(value)} is none of {_shown(schema['enum'])}"
     if "const" in schema and not _same(value, schema["const"]):
         return f"{_shown(value)} is not {_shown(schema['const'])}"
     for name, (kind, measure, right, words) in _BOUNDS.items():
         bound = schema.get(name)
-        if _is_number(bound) and isinstance(value, kind) and not isinstance(value, bool) and not right(measure(value), bound):
+        if (
+            _is_number(bound)
+            and isinstance(value, kind)
+            and not isinstance(value, bool)
+            and not right(measure(value), bound)
+        ):
             return f"{_shown(value)} {words} {bound}"
     pattern = schema.get("pattern")
     if isinstance(value, str) and isinstance(pattern, str) and found_in(pattern, value) is False:
         return f"{_shown(value)} does not match the pattern {_shown(pattern)}"
-    if isinstance(value, list) and schema.get("uniqueItems") is True and len({_key(one) for one in value}) < len(value):
+    if (
+        isinstance(value, list)
+        and schema.get("uniqueItems") is True
+        and len({_key(one) for one in value}) < len(value)
+    ):
         return f"{_shown(value)} holds an item twice"
     return ""
 
@@ -126,29 +201,59 @@ def _wrong_alone(value: Any, schema: Mapping[str, Any]) -> str:
 def _wrong_object(value: Mapping[str, Any], schema: Mapping[str, Any], inner: _Inner) -> str:
     required, dependent = schema.get("required"), schema.get("dependentRequired")
     names = [*(required if isinstance(required, list) else ())]
-    names += [name for key, more in _items(dependent) if key in value and isinstance(more, list) for name in more]
+    names += [
+        name
+        for key, more in _items(dependent)
+        if key in value and isinstance(more, list)
+        for name in more
+    ]
     missing = next((name for name in names if isinstance(name, str) and name not in value), None)
     if missing is not None:
         return f"there is no property {_shown(missing)}"
-    properties, patterns = dict(_items(schema.get("properties"))), _items(schema.get("patternProperties"))
+    properties, patterns = (
+        dict(_items(schema.get("properties"))),
+        _items(schema.get("patternProperties")),
+    )
     for name, one in value.items():
         inside = f".{name}" if name.isidentifier() else f"[{_shown(name)}]"
         by_pattern = [(found_in(pattern, name), more) for pattern, more in patterns]
         schemas = [more for hit, more in by_pattern if hit]
         schemas += [properties[name]] if name in properties else []
-        if not schemas and all(hit is False for hit, _ in by_pattern) and "additionalProperties" in schema:
+        if (
+            not schemas
+            and all(hit is False for hit, _ in by_pattern)
+            and "additionalProperties" in schema
+        ):
             if schema["additionalProperties"] is False:
                 return f"the property {_shown(name)} is not allowed"
             schemas.append(schema["additionalProperties"])
-        wrong = next(filter(None, (inner(one, more, inside) for more in schemas)), "") or inner(name, schema.get("propertyNames"), inside)
+        wrong = next(filter(None, (inner(one, more, inside) for more in schemas)), "") or inner(
+            name, schema.get("propertyNames"), inside
+        )
         if wrong:
             return wrong
-    return next(filter(None, (inner(value, more) for key, more in _items(schema.get("dependentSchemas")) if key in value)), "")
+    return next(
+        filter(
+            None,
+            (
+                inner(value, more)
+                for key, more in _items(schema.get("dependentSchemas"))
+                if key in value
+            ),
+        ),
+        "",
+    )
 
 
 def _wrong_array(value: Sequence[Any], schema: Mapping[str, Any], root: Any, inner: _Inner) -> str:
     items = schema.get("items")
-    first = schema["prefixItems"] if isinstance(schema.get("prefixItems"), list) else items if isinstance(items, list) else []
+    first = (
+        schema["prefixItems"]
+        if isinstance(schema.get("prefixItems"), list)
+        else items
+        if isinstance(items, list)
+        else []
+    )
     rest = schema.get("additionalItems") if isinstance(items, list) else items
     for number, one in enumerate(value):
         wrong = inner(one, first[number] if number < len(first) else rest, f"[{number}]")
@@ -156,13 +261,22 @@ def _wrong_array(value: Sequence[Any], schema: Mapping[str, Any], root: Any, inn
             return wrong
     if "contains" in schema:
         count = sum(not inner(one, schema["contains"]) for one in value)
-        least, most = schema.get("minContains", 1), math.inf if _unjudged(schema["contains"], root) else schema.get("maxContains", math.inf)
+        least, most = (
+            schema.get("minContains", 1),
+            (
+                math.inf
+                if _unjudged(schema["contains"], root)
+                else schema.get("maxContains", math.inf)
+            ),
+        )
         if (_is_number(least) and least > count) or (_is_number(most) and most < count):
             return f"{count} items are as `contains` says, which are too few or too many"
     return ""
 
 
-def _wrong_joined(value: Any, schema: Mapping[str, Any], place: str, root: Any, inner: _Inner) -> str:
+def _wrong_joined(
+    value: Any, schema: Mapping[str, Any], place: str, root: Any, inner: _Inner
+) -> str:
     """What is wrong with a value by the schemas that this one is made of."""
     parts = [_referred(schema["$ref"], root)] if "$ref" in schema else []
     parts += _listed(schema, "allOf")
@@ -184,11 +298,24 @@ def _wrong_joined(value: Any, schema: Mapping[str, Any], place: str, root: Any, 
     return ""
 
 
-_UNJUDGED = frozenset({"$ref", "$dynamicRef", "$recursiveRef", "format", "pattern", "patternProperties", "unevaluatedItems", "unevaluatedProperties"})
+_UNJUDGED = frozenset(
+    {
+        "$ref",
+        "$dynamicRef",
+        "$recursiveRef",
+        "format",
+        "pattern",
+        "patternProperties",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+    }
+)
 
 
 def _unjudged(schema: Any, root: Any) -> bool:
-    """Whether a value may be called right that is not: then nothing follows from its being right."""
+    """Whether a value may be called right that is not: then nothing follows from its being
+    right.
+    """
     level = [schema]
     while level:
         part = level.pop()

@@ -1,7 +1,9 @@
-"""Whether a very long prompt can fit, before it is tokenised: a tokenizer takes over a hundred bytes of memory for each byte of text.
+"""Whether a very long prompt can fit, before it is tokenised: a tokenizer takes over a hundred
+bytes of memory for each byte of text.
 
-Texts of up to `EXACT_BYTES` are left to the exact count. Longer ones are counted in pieces until they exceed the limit. A cut may add a few tokens;
-these are subtracted, so the reported count is a lower bound.
+Texts of up to `EXACT_BYTES` are left to the exact count. Longer ones are counted in pieces until
+they exceed the limit. A cut may add a few tokens; these are subtracted, so the reported count is a
+lower bound.
 
 >>> from pipegen.testing.toy import ToyTokenizer
 >>> check_length("word " * 500_000, ToyTokenizer(), 1000).message
@@ -28,19 +30,30 @@ JOIN = 2**11
 
 
 def check_length(text: str, tokenizer: Tokenizer, limit: int | None) -> PromptTooLong | None:
-    """Why the text cannot fit into `limit` tokens, or None. Without a limit: why it is too long to be tokenised at all."""
+    """Why the text cannot fit into `limit` tokens, or None. Without a limit: why it is too long to
+    be tokenised at all.
+    """
     size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
     if size <= EXACT_BYTES:
         return None
     if limit is None:
         if size <= UNCOUNTED_BYTES:
             return None
-        message = f"the prompt has {size} bytes, and the engine's limit of tokens is unknown; the limit is then {UNCOUNTED_BYTES} bytes"
+        message = (
+            f"the prompt has {size} bytes, and the engine's limit of tokens is unknown; the limit"
+            f" is then {UNCOUNTED_BYTES} bytes"
+        )
         return PromptTooLong(message=message, hint="shorten the prompt, or set max_prompt_tokens")
     tokens = 0
     for start in range(0, len(text), PIECE):
-        piece = text[start : start + PIECE].encode("utf-8", "replace").decode()  # half characters are rejected later
+        # half characters are rejected later
+        piece = text[start : start + PIECE].encode("utf-8", "replace").decode()
         tokens += max(0, len(of_tokenizer(tokenizer.encode, piece)) - JOIN)
         if tokens > limit:
-            return PromptTooLong(tokens, limit, message=f"the prompt has at least {tokens} tokens; the limit is {limit}", hint="shorten the prompt")
+            return PromptTooLong(
+                tokens,
+                limit,
+                message=f"the prompt has at least {tokens} tokens; the limit is {limit}",
+                hint="shorten the prompt",
+            )
     return None

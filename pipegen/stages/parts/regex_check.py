@@ -1,4 +1,5 @@
-r"""Regular expressions: `\d`, `\w` and `\s` mean ASCII on every engine, a dot is anything but the end of a line, and whether a text matches.
+r"""Regular expressions: `\d`, `\w` and `\s` mean ASCII on every engine, a dot is anything but the
+end of a line, and whether a text matches.
 
 >>> ascii_regex(r"\d{2}[\w-]\\d")
 '[0-9]{2}[0-9A-Za-z_-]\\\\d'
@@ -30,23 +31,30 @@ _CLASSES = {
 
 @functools.lru_cache(maxsize=1024)
 def ascii_regex(pattern: str) -> str:
-    r"""The pattern with `\d`, `\w`, `\s`, `\D`, `\W` and `\S` written out, as ASCII has them, and with a dot as `[^\n]`: engines differ in these."""
+    r"""The pattern with `\d`, `\w`, `\s`, `\D`, `\W` and `\S` written out, as ASCII has them, and
+    with a dot as `[^\n]`: engines differ in these.
+    """
     dot = "." if re.search(r"\(\?[a-z]*s", pattern) else r"[^\n]"
     parts: list[str] = []
-    place, inside = 0, 0  # within so many brackets: Rust's syntax has classes within classes, as in `[[:digit:].]`
+    # within so many brackets: Rust's syntax has classes within classes, as in `[[:digit:].]`
+    place, inside = 0, 0
     while place < len(pattern):
         mark, size = pattern[place], 1
         if mark == "\\":
             size, name = 2, pattern[place + 1 : place + 2]
             if name in _CLASSES and inside:
-                parts[-1] = r"\-" if parts[-1] == "-" else parts[-1]  # there is no range up to a class
+                # there is no range up to a class
+                parts[-1] = r"\-" if parts[-1] == "-" else parts[-1]
                 parts.append(_CLASSES[name])
             elif name in _CLASSES:
-                parts.append(f"[^{_CLASSES[name.lower()]}]" if name.isupper() else f"[{_CLASSES[name]}]")
+                parts.append(
+                    f"[^{_CLASSES[name.lower()]}]" if name.isupper() else f"[{_CLASSES[name]}]"
+                )
             else:
                 parts.append(pattern[place : place + 2])
         elif mark == "[":
-            opened = re.compile(r"\[\^?\]?").match(pattern, place)  # a bracket that comes first is one of the characters
+            # a bracket that comes first is one of the characters
+            opened = re.compile(r"\[\^?\]?").match(pattern, place)
             size, inside = (1 if opened is None else len(opened[0])), inside + 1
             parts.append(pattern[place : place + size])
         else:
@@ -69,17 +77,26 @@ _EDGES = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]|(\\[bB])|\\.", re.DOTALL)
 
 
 def matches(pattern: str, text: str, *, cut: bool = False) -> bool | None:
-    """Whether a whole text matches, or with `cut` the start of one that does; None where that cannot be told.
+    """Whether a whole text matches, or with `cut` the start of one that does; None where that
+    cannot be told.
 
-    The library llguidance is asked where it is installed: it takes no longer for any pattern. Python's `re` is asked about patterns that cannot take long.
+    The library llguidance is asked where it is installed: it takes no longer for any pattern.
+    Python's `re` is asked about patterns that cannot take long.
     """
     matcher = _matcher(pattern)
     if matcher is not None:
         reader, data = matcher.deep_copy(), list(text.encode("utf-8", "surrogatepass"))
         read = reader.try_consume_tokens(data)
-        return None if reader.is_error() else bool(read == len(data) and (cut or reader.is_accepting()))  # an error: the pattern is too large for it
+        # an error: the pattern is too large for it
+        return (
+            None
+            if reader.is_error()
+            else bool(read == len(data) and (cut or reader.is_accepting()))
+        )
     compiled = None if cut else _compiled(pattern)
-    return None if compiled is None or len(text) > _LONGEST else compiled.fullmatch(text) is not None
+    return (
+        None if compiled is None or len(text) > _LONGEST else compiled.fullmatch(text) is not None
+    )
 
 
 def found_in(pattern: str, text: str) -> bool | None:
@@ -90,14 +107,22 @@ def found_in(pattern: str, text: str) -> bool | None:
 
 @functools.lru_cache(maxsize=256)
 def _matcher(pattern: str) -> Any:
-    """What reads a text by a pattern, byte by byte; None without llguidance, and for a pattern that it does not take."""
+    """What reads a text by a pattern, byte by byte; None without llguidance, and for a pattern that
+    it does not take.
+    """
     try:
         from llguidance import LLMatcher, LLTokenizer, regex_to_lark
     except ImportError:
         return None
     try:
-        grammar = LLMatcher.grammar_from_lark(f"start: TEXT\nTEXT: /{regex_to_lark(ascii_regex(pattern), '')}/\n")
-        return None if LLMatcher.validate_grammar(grammar) else LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
+        grammar = LLMatcher.grammar_from_lark(
+            f"start: TEXT\nTEXT: /{regex_to_lark(ascii_regex(pattern), '')}/\n"
+        )
+        return (
+            None
+            if LLMatcher.validate_grammar(grammar)
+            else LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
+        )
     except ValueError:  # half of a surrogate pair
         return None
 
@@ -112,9 +137,15 @@ _NESTED = re.compile(r"\[\[|--|&&|~~|\|\|")
 
 @functools.lru_cache(maxsize=256)
 def _compiled(pattern: str) -> re.Pattern[str] | None:
-    """The pattern for `re`; None where it does not take it, or could take very long: a group that is repeated, or more than two repeats without a bound."""
+    """The pattern for `re`; None where it does not take it, or could take very long: a group that
+    is repeated, or more than two repeats without a bound.
+    """
     repeats = [match for match in _REPEATS.finditer(pattern) if match[1]]
-    if len(repeats) > 2 or _NESTED.search(pattern) or any(pattern[: match.start()].endswith(")") for match in repeats):
+    if (
+        len(repeats) > 2
+        or _NESTED.search(pattern)
+        or any(pattern[: match.start()].endswith(")") for match in repeats)
+    ):
         return None
     try:
         return re.compile(ascii_regex(pattern), re.ASCII)

@@ -1,4 +1,5 @@
-"""Several completions of one prompt: how a request becomes rows, and how their results are put together again.
+"""Several completions of one prompt: how a request becomes rows, and how their results are put
+together again.
 
 The rows share one prompt, and a route renders and encodes equal prompts of a batch once.
 """
@@ -22,7 +23,8 @@ __all__ = ["SAMPLING", "derive_seed", "one_sample"]
 
 
 def derive_seed(seed: int, sample: int) -> int:
-    """The seed of one sample: the first has the request's own, the others one hashed from it, so that neighbouring seeds share no sample.
+    """The seed of one sample: the first has the request's own, the others one hashed from it, so
+    that neighbouring seeds share no sample.
 
     >>> derive_seed(7, 0)
     7
@@ -50,7 +52,9 @@ def one_sample(slot: Slot[GenerationRequest], sample: int, count: int) -> Slot[G
     def one(request: GenerationRequest) -> GenerationRequest:
         options = request.options or GenerationOptions()
         seed = None if options.seed is None else derive_seed(options.seed, sample)
-        return dataclasses.replace(request, options=dataclasses.replace(options, samples=1, seed=seed))
+        return dataclasses.replace(
+            request, options=dataclasses.replace(options, samples=1, seed=seed)
+        )
 
     return slot.map(one)
 
@@ -61,29 +65,57 @@ def _completions(slot: Slot[Any]) -> Sequence[Slot[Any]]:
 
 
 def _gather(slots: Sequence[Slot[Any]], request: Slot[Any] | None) -> Slot[Any]:
-    """The first completion, with all of them in `.samples` and those that failed in `.failed_samples`; the first error, where none came through."""
+    """The first completion, with all of them in `.samples` and those that failed in
+    `.failed_samples`; the first error, where none came through.
+    """
     results = live(slots)
     if not results or len(slots) == 1:
         return slots[0]
     strange = next((result for result in results if not isinstance(result, GenerationResult)), None)
     if strange is not None:
-        words = f"{len(slots)} samples came to {type(strange).__name__}, which has no room for more than one"
-        return Failure(UnsupportedOption(words, option="samples", hint="let the last stage give a GenerationResult, or ask for one sample at a time"))
+        words = (
+            f"{len(slots)} samples came to {type(strange).__name__}, which has no room for more"
+            " than one"
+        )
+        return Failure(
+            UnsupportedOption(
+                words,
+                option="samples",
+                hint="let the last stage give a GenerationResult, or ask for one sample at a time",
+            )
+        )
     failed = tuple((sample, slot.failure()) for sample, slot in enumerate(slots) if not is_ok(slot))
     options = results[0].options
     if request is not None:
         asked = request.unwrap().options
-        options = dataclasses.replace(options, samples=len(slots), seed=None if asked is None else asked.seed)
-    return Success(dataclasses.replace(results[0], options=options, samples=results, failed_samples=failed))
+        options = dataclasses.replace(
+            options, samples=len(slots), seed=None if asked is None else asked.seed
+        )
+    return Success(
+        dataclasses.replace(results[0], options=options, samples=results, failed_samples=failed)
+    )
 
 
 def _link(slot: Slot[Any], before: Slot[Any]) -> Slot[Any]:
-    """A result with the answer that its request was made of, and that answer's id where the request has none of its own."""
+    """A result with the answer that its request was made of, and that answer's id where the request
+    has none of its own.
+    """
     result, previous = (one.unwrap() if is_ok(one) else None for one in (slot, before))
     if not isinstance(result, GenerationResult) or not isinstance(previous, GenerationResult):
         return slot
-    linked: dict[str, Any] = {"previous": previous, "id": previous.id if result.id is None else result.id}
-    return Success(dataclasses.replace(result, **linked, samples=tuple([dataclasses.replace(sample, **linked) for sample in result.samples])))
+    linked: dict[str, Any] = {
+        "previous": previous,
+        "id": previous.id if result.id is None else result.id,
+    }
+    return Success(
+        dataclasses.replace(
+            result,
+            **linked,
+            samples=tuple([dataclasses.replace(sample, **linked) for sample in result.samples]),
+        )
+    )
 
 
-SAMPLING = Sampling(count=_count, sample=one_sample, completions=_completions, gather=_gather, link=_link)
+SAMPLING = Sampling(
+    count=_count, sample=one_sample, completions=_completions, gather=_gather, link=_link
+)

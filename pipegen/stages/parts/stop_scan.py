@@ -1,6 +1,8 @@
-"""Find stop strings in a text that comes in pieces: the Aho-Corasick automaton, run as far as the first match that counts.
+"""Find stop strings in a text that comes in pieces: the Aho-Corasick automaton, run as far as the
+first match that counts.
 
-(A. V. Aho and M. J. Corasick, "Efficient string matching: an aid to bibliographic search", Communications of the ACM 18(6), 1975.)
+(A. V. Aho and M. J. Corasick, "Efficient string matching: an aid to bibliographic search",
+Communications of the ACM 18(6), 1975.)
 
 >>> scanner = StopScanner(("abcd", "bc"))
 >>> scanner.feed("xab")
@@ -20,14 +22,18 @@ __all__ = ["Scan", "StopScanner", "checked"]
 
 
 def checked(stops: Sequence[str]) -> tuple[str, ...]:
-    """The stops as a tuple. Raises `TypeError` for a bare string or something other than strings, `ValueError` for an empty one, with the position."""
+    """The stops as a tuple. Raises `TypeError` for a bare string or something other than strings,
+    `ValueError` for an empty one, with the position.
+    """
     if isinstance(stops, str):
         raise TypeError(f"stops takes a tuple of strings, not the bare string {stops!r}")
     for position, stop in enumerate(stops):
         if not isinstance(stop, str):
             raise TypeError(f"stops takes strings, not {stop!r} at position {position}")
         if not stop:
-            raise ValueError(f"stops takes strings that are not empty; the one at position {position} is")
+            raise ValueError(
+                f"stops takes strings that are not empty; the one at position {position} is"
+            )
     return tuple(stops)
 
 
@@ -36,7 +42,9 @@ MOVES = 2**16
 
 
 class _Automaton(NamedTuple):
-    """Node 0 is the root; a node stands for a prefix of a stop, and the current node for the longest suffix of the text that is one."""
+    """Node 0 is the root; a node stands for a prefix of a stop, and the current node for the
+    longest suffix of the text that is one.
+    """
 
     children: tuple[dict[str, int], ...]
     shorter: tuple[int, ...]
@@ -46,7 +54,9 @@ class _Automaton(NamedTuple):
     held: tuple[int, ...]
     """How many characters at the end of the text may still become part of a stop."""
     moves: dict[tuple[int, str], tuple[int, str | None]]
-    """Remembered: from a node, with a piece, to the node after it, and the stop that completed first on the way."""
+    """Remembered: from a node, with a piece, to the node after it, and the stop that completed
+    first on the way.
+    """
 
 
 @functools.lru_cache(maxsize=1024)
@@ -73,17 +83,23 @@ def _compile(stops: tuple[str, ...]) -> _Automaton:
         for character, child in children[node].items():
             shorter[child] = _step(children, shorter, shorter[node], character) if node else 0
             queue.append(child)
-    return _Automaton(tuple(children), tuple(shorter), tuple(stop or None for stop in found), tuple(held), {})
+    return _Automaton(
+        tuple(children), tuple(shorter), tuple(stop or None for stop in found), tuple(held), {}
+    )
 
 
-def _step(children: Sequence[dict[str, int]], shorter: Sequence[int], node: int, character: str) -> int:
+def _step(
+    children: Sequence[dict[str, int]], shorter: Sequence[int], node: int, character: str
+) -> int:
     while node and character not in children[node]:
         node = shorter[node]
     return children[node].get(character, 0)
 
 
 class Scan(NamedTuple):
-    """What one piece brought: `text` is final; `stop` is the stop that completed, `end` characters into the piece."""
+    """What one piece brought: `text` is final; `stop` is the stop that completed, `end` characters
+    into the piece.
+    """
 
     text: str
     stop: str | None = None
@@ -91,10 +107,11 @@ class Scan(NamedTuple):
 
 
 class StopScanner:
-    """`cut`, for a text that comes in pieces: the stop that completes first wins, the longest of those that complete there.
+    """`cut`, for a text that comes in pieces: the stop that completes first wins, the longest of
+    those that complete there.
 
-    It holds back no more text than may still become part of a stop, and takes time linear in the text whatever the stops. After a stop it gives out
-    nothing more. Raises as `checked` does.
+    It holds back no more text than may still become part of a stop, and takes time linear in the
+    text whatever the stops. After a stop it gives out nothing more. Raises as `checked` does.
 
     >>> scanner = StopScanner(("END",))
     >>> scanner.feed("aE"), scanner.held, scanner.feed("Eb"), scanner.finish()
@@ -110,7 +127,9 @@ class StopScanner:
         """The stop that completed."""
 
     def feed(self, piece: str, *, counts: bool = True) -> Scan:
-        """The text that is final now, and the stop if one completes in this piece; with `counts=False` completions in it are passed over."""
+        """The text that is final now, and the stop if one completes in this piece; with
+        `counts=False` completions in it are passed over.
+        """
         if self._automaton is None:
             return Scan(piece)
         if self.stop is not None:
@@ -118,7 +137,11 @@ class StopScanner:
         children, shorter, stops, _, _ = self._automaton
         node, text = self._node, self.held + piece
         for end, character in enumerate(piece, 1):
-            node = children[0].get(character, 0) if not node else _step(children, shorter, node, character)
+            node = (
+                children[0].get(character, 0)
+                if not node
+                else _step(children, shorter, node, character)
+            )
             stop = stops[node]
             if stop is not None and counts:
                 self.stop, kept, self.held = stop, text[: len(self.held) + end - len(stop)], ""

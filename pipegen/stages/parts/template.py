@@ -54,9 +54,16 @@ def _refusals() -> tuple[type[Exception], ...]:
 
 
 def _advice(words: str) -> str:
-    """What to do where the template is broken, whatever the messages; empty where that is not known."""
+    """What to do where the template is broken, whatever the messages; empty where that is not
+    known.
+    """
     broken = words.startswith(("TemplateSyntaxError", "TemplateAssertionError"))
-    return "correct options.chat.template, or the model's chat_template.jinja: no message can be rendered by it" if broken else ""
+    return (
+        "correct options.chat.template, or the model's chat_template.jinja: no message can be"
+        " rendered by it"
+        if broken
+        else ""
+    )
 
 
 def call_template(
@@ -68,70 +75,127 @@ def call_template(
     variables: Mapping[str, Any],
     probes: bool = False,
 ) -> Slot[str]:
-    """Call the template once; `TemplateFailed` with what it raised. With `probes` nothing is logged: a template may reject a probe.
+    """Call the template once; `TemplateFailed` with what it raised. With `probes` nothing is
+    logged: a template may reject a probe.
 
     >>> from pipegen.testing.fake import ToyRenderer
-    >>> call_template(ToyRenderer(raises=TypeError("no")), [], template=None, variables={}).failure().message
+    >>> call_template(
+    ...     ToyRenderer(raises=TypeError("no")), [], template=None, variables={}
+    ... ).failure().message
     'the chat template raised TypeError: no'
     """
     return guard(
         lambda: renderer.render(messages, tools=tools, template=template, variables=variables),
-        lambda raised: TemplateFailed(f"the chat template raised {raised.words}", incident=raised.incident, hint=_advice(raised.words)),
+        lambda raised: TemplateFailed(
+            f"the chat template raised {raised.words}",
+            incident=raised.incident,
+            hint=_advice(raised.words),
+        ),
         known=(Exception,) if probes else _refusals(),
     )
 
 
 @functools.lru_cache(maxsize=32)
-def _probes(renderer: Renderer, template: str | None, more: FrozenMapping, thinking: bool) -> tuple[str | None, ...]:
+def _probes(
+    renderer: Renderer, template: str | None, more: FrozenMapping, thinking: bool
+) -> tuple[str | None, ...]:
     """Harmless conversations rendered with `thinking`; None for each that the template rejects."""
     user = {"role": "user", "content": _content("user", renderer, template, more)}
     system = {"role": "system", "content": _content("system", renderer, template, more)}
-    variables = {"add_generation_prompt": True, "continue_final_message": False, "enable_thinking": thinking, **thaw(more)}
-    renders = (call_template(renderer, messages, template=template, variables=variables, probes=True) for messages in ([user], [system, user]))
+    variables = {
+        "add_generation_prompt": True,
+        "continue_final_message": False,
+        "enable_thinking": thinking,
+        **thaw(more),
+    }
+    renders = (
+        call_template(renderer, messages, template=template, variables=variables, probes=True)
+        for messages in ([user], [system, user])
+    )
     return tuple(slot.unwrap() if is_ok(slot) else None for slot in renders)
 
 
 @functools.lru_cache(maxsize=32)
 def honours_thinking(renderer: Renderer, template: str | None, more: FrozenMapping) -> bool:
-    """Whether `enable_thinking` changes what the template writes; `more` are its other variables. False if it rejects the probes."""
-    pairs = zip(_probes(renderer, template, more, True), _probes(renderer, template, more, False), strict=True)
+    """Whether `enable_thinking` changes what the template writes; `more` are its other variables.
+    False if it rejects the probes.
+    """
+    pairs = zip(
+        _probes(renderer, template, more, True),
+        _probes(renderer, template, more, False),
+        strict=True,
+    )
     return any(on is not None and off is not None and on != off for on, off in pairs)
 
 
 @functools.lru_cache(maxsize=32)
 def written_by(renderer: Renderer, template: str | None, more: FrozenMapping) -> str:
-    """The template's source and its renders of harmless content in turns of every role: text with every control token that it is known to write."""
-    renders = [*_probes(renderer, template, more, True), *_probes(renderer, template, more, False), *_turns(renderer, template, NOTHING)]
+    """The template's source and its renders of harmless content in turns of every role: text with
+    every control token that it is known to write.
+    """
+    renders = [
+        *_probes(renderer, template, more, True),
+        *_probes(renderer, template, more, False),
+        *_turns(renderer, template, NOTHING),
+    ]
     renders += _turns(renderer, template, more) if more and None in renders else ()
     return "\0".join(text for text in (template, renderer.template, *renders) if text)
 
 
 @functools.lru_cache(maxsize=32)
 def _turns(renderer: Renderer, template: str | None, more: FrozenMapping) -> tuple[str | None, ...]:
-    """Harmless conversations in which every role has a turn, and tools are defined and called; None for each that the template rejects."""
+    """Harmless conversations in which every role has a turn, and tools are defined and called; None
+    for each that the template rejects.
+    """
     variables = {"add_generation_prompt": True, "continue_final_message": False, **thaw(more)}
     turns: list[tuple[list[dict[str, Any]], list[Any]]] = []
     for role in ("assistant", "developer", "tool", "user"):
         content, user = (_content(one, renderer, template, more) for one in (role, "user"))
-        turns.append((_conversation(role, content, user), [_tool(_PROBE)] if role == "user" else []))
-    renders = (call_template(renderer, messages, tools=tools, template=template, variables=variables, probes=True) for messages, tools in turns)
+        turns.append(
+            (_conversation(role, content, user), [_tool(_PROBE)] if role == "user" else [])
+        )
+    renders = (
+        call_template(
+            renderer, messages, tools=tools, template=template, variables=variables, probes=True
+        )
+        for messages, tools in turns
+    )
     return tuple(slot.unwrap() if is_ok(slot) else None for slot in renders)
 
 
 @functools.lru_cache(maxsize=128)
-def _takes(role: str, renderer: Renderer, template: str | None, more: FrozenMapping) -> tuple[bool, bool]:
-    """Whether the template writes this role's content if it is a string, and if it is a list of text parts."""
+def _takes(
+    role: str, renderer: Renderer, template: str | None, more: FrozenMapping
+) -> tuple[bool, bool]:
+    """Whether the template writes this role's content if it is a string, and if it is a list of
+    text parts.
+    """
     texts = [text or "" for text in _role_renders(role, _PROBE, renderer, template, more)]
-    return _PROBE in texts[0], _PROBE in texts[1] and not any(shown in texts[1] for shown in _PARTS_SHOWN)
+    return _PROBE in texts[0], _PROBE in texts[1] and not any(
+        shown in texts[1] for shown in _PARTS_SHOWN
+    )
 
 
 @functools.lru_cache(maxsize=128)
-def _role_renders(role: str, words: str, renderer: Renderer, template: str | None, more: FrozenMapping) -> tuple[str | None, str | None]:
-    """A conversation with these words in a turn of the role, as a string and as a text part; None where the template rejects it."""
+def _role_renders(
+    role: str, words: str, renderer: Renderer, template: str | None, more: FrozenMapping
+) -> tuple[str | None, str | None]:
+    """A conversation with these words in a turn of the role, as a string and as a text part; None
+    where the template rejects it.
+    """
     variables = {"add_generation_prompt": False, "continue_final_message": False, **thaw(more)}
     other = "other turn" if role == "user" else _content("user", renderer, template, more)
     forms: tuple[Any, ...] = (words, [{"type": "text", "text": words}])
-    slots = [call_template(renderer, _conversation(role, form, other), template=template, variables=variables, probes=True) for form in forms]
+    slots = [
+        call_template(
+            renderer,
+            _conversation(role, form, other),
+            template=template,
+            variables=variables,
+            probes=True,
+        )
+        for form in forms
+    ]
     first, second = (slot.unwrap() if is_ok(slot) else None for slot in slots)
     return first, second
 
@@ -148,12 +212,29 @@ def _conversation(role: str, content: Any, other: Any) -> list[dict[str, Any]]:
 
 
 def _calling(name: str) -> dict[str, Any]:
-    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "id": "call00001", "function": {"name": name, "arguments": {name: name}}}]}
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {
+                "type": "function",
+                "id": "call00001",
+                "function": {"name": name, "arguments": {name: name}},
+            }
+        ],
+    }
 
 
 def _tool(name: str) -> dict[str, Any]:
     entry = {"type": "string", "description": name}
-    return {"type": "function", "function": {"name": name, "description": name, "parameters": {"type": "object", "properties": {name: entry}}}}
+    return {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": name,
+            "parameters": {"type": "object", "properties": {name: entry}},
+        },
+    }
 
 
 def _content(role: str, renderer: Renderer, template: str | None, more: FrozenMapping) -> Any:
@@ -163,18 +244,44 @@ def _content(role: str, renderer: Renderer, template: str | None, more: FrozenMa
 
 @functools.lru_cache(maxsize=128)
 def _drops(kind: str, renderer: Renderer, template: str | None, more: FrozenMapping) -> bool:
-    """Whether the template takes words of this kind, of a role or of `_ENTRIES`, and writes the same whatever they are."""
+    """Whether the template takes words of this kind, of a role or of `_ENTRIES`, and writes the
+    same whatever they are.
+    """
     if kind in ROLES:
-        pairs = [*zip(*(_role_renders(kind, words, renderer, template, more) for words in (_PROBE, _BESIDE)), strict=True)]
-        return any(one is not None for one, _ in pairs) and all(one == other for one, other in pairs)
+        pairs = [
+            *zip(
+                *(
+                    _role_renders(kind, words, renderer, template, more)
+                    for words in (_PROBE, _BESIDE)
+                ),
+                strict=True,
+            )
+        ]
+        return any(one is not None for one, _ in pairs) and all(
+            one == other for one, other in pairs
+        )
     user = {"role": "user", "content": _content("user", renderer, template, more)}
 
     def written(words: str) -> str | None:
         variables = {"add_generation_prompt": False, "continue_final_message": False, **thaw(more)}
-        variables.update({"documents": [dict.fromkeys(("title", "text", "content", "contents", "data"), words)]} if kind == "documents" else {})
-        messages = [user, _calling(words), {"role": "tool", "content": "done", "name": words, "tool_call_id": "call00001"}] if kind == "tool_calls" else [user]
+        variables.update(
+            {"documents": [dict.fromkeys(("title", "text", "content", "contents", "data"), words)]}
+            if kind == "documents"
+            else {}
+        )
+        messages = (
+            [
+                user,
+                _calling(words),
+                {"role": "tool", "content": "done", "name": words, "tool_call_id": "call00001"},
+            ]
+            if kind == "tool_calls"
+            else [user]
+        )
         tools = [_tool(words)] if kind == "tools" else []
-        slot = call_template(renderer, messages, tools=tools, template=template, variables=variables, probes=True)
+        slot = call_template(
+            renderer, messages, tools=tools, template=template, variables=variables, probes=True
+        )
         return slot.unwrap() if is_ok(slot) else None
 
     one = written("probe")
@@ -182,28 +289,45 @@ def _drops(kind: str, renderer: Renderer, template: str | None, more: FrozenMapp
 
 
 def unwritten_words(
-    write: Callable[[Conversation], Slot[str]], shaped: Conversation, renderer: Renderer, template: str | None, more: FrozenMapping
+    write: Callable[[Conversation], Slot[str]],
+    shaped: Conversation,
+    renderer: Renderer,
+    template: str | None,
+    more: FrozenMapping,
 ) -> TemplateFailed | None:
-    """The error of words that the template takes and does not write, as one without a branch for the results of tools does; None if there are none.
+    """The error of words that the template takes and does not write, as one without a branch for
+    the results of tools does; None if there are none.
 
-    What a template does with words of a kind is found out once. If it seems to drop them, the conversation is rendered with other ones: equal renders show
-    that it does. A thought that is taken out of an earlier answer is no such word, nor is a name or an id.
+    What a template does with words of a kind is found out once. If it seems to drop them, the
+    conversation is rendered with other ones: equal renders show that it does. A thought that is
+    taken out of an earlier answer is no such word, nor is a name or an id.
     """
     kinds: dict[str, str] = {}
     for row, message in enumerate(shaped.messages):
-        if message["content"] and (not isinstance(message["content"], list) or any(part["type"] == "text" and part["text"] for part in message["content"])):
+        if message["content"] and (
+            not isinstance(message["content"], list)
+            or any(part["type"] == "text" and part["text"] for part in message["content"])
+        ):
             kinds.setdefault(message["role"], f"messages[{row}].content")
         if message.get("tool_calls"):
             kinds.setdefault("tool_calls", f"messages[{row}].tool_calls")
     kinds.update({"tools": "tools"} if shaped.tools else {})
-    kinds.update({"documents": "template_kwargs.documents"} if shaped.variables.get("documents") else {})
+    kinds.update(
+        {"documents": "template_kwargs.documents"} if shaped.variables.get("documents") else {}
+    )
     for kind, place in kinds.items():
         if _drops(kind, renderer, template, more):
             one, other = write(shaped), write(_with_other_words(shaped, kind))
             if is_ok(one) and is_ok(other) and one.unwrap() == other.unwrap():
                 what = f"turns of role {kind!r}" if kind in ROLES else kind
                 words = f"the chat template writes nothing of {place}: it has no place for {what}"
-                return TemplateFailed(words, hint="set options.chat.template to a template that has, or put the words into a turn of a role that it writes")
+                return TemplateFailed(
+                    words,
+                    hint=(
+                        "set options.chat.template to a template that has, or put the words into a"
+                        " turn of a role that it writes"
+                    ),
+                )
     return None
 
 
@@ -211,39 +335,104 @@ def _with_other_words(shaped: Conversation, kind: str) -> Conversation:
     if kind == "tools":
         return shaped._replace(tools=_changed(shaped.tools))
     if kind == "documents":
-        return shaped._replace(variables={**shaped.variables, "documents": _changed(shaped.variables["documents"])})
+        return shaped._replace(
+            variables={**shaped.variables, "documents": _changed(shaped.variables["documents"])}
+        )
     entry = "content" if kind in ROLES else kind
-    turns = [{**one, entry: _changed(one[entry])} if one.get(entry) and kind in (one["role"], entry) else one for one in shaped.messages]
+    turns = [
+        (
+            {**one, entry: _changed(one[entry])}
+            if one.get(entry) and kind in (one["role"], entry)
+            else one
+        )
+        for one in shaped.messages
+    ]
     return shaped._replace(messages=turns)
 
 
 def _changed(value: Any) -> Any:
-    """The value with a word more in every text of it, and in every name that has no meaning of its own."""
+    """The value with a word more in every text of it, and in every name that has no meaning of its
+    own.
+    """
     if isinstance(value, str):
         return f"{value} probe"
     if isinstance(value, Mapping):
         kept = {key for key in ("type", "id") if isinstance(value.get(key), str)}
-        return {key if key in _COMMON else f"{key} probe": entry if key in kept else _changed(entry) for key, entry in value.items()}
+        return {
+            key if key in _COMMON else f"{key} probe": entry if key in kept else _changed(entry)
+            for key, entry in value.items()
+        }
     return [_changed(entry) for entry in value] if isinstance(value, list) else value
 
 
 _COMMON = frozenset(
     (
-        *("type", "text", "image", "image_url", "video", "audio", "content", "contents", "role", "name", "id", "tool_calls", "function", "arguments"),
-        *("description", "parameters", "properties", "required", "items", "enum", "format", "default", "nullable", "title", "value", "parts", "blocks", "data"),
-        *("response", "schema", "json_schema", "pattern", "minimum", "maximum", "examples", "example", "reasoning_content", "reasoning", "user", "tool"),
+        *(
+            "type",
+            "text",
+            "image",
+            "image_url",
+            "video",
+            "audio",
+            "content",
+            "contents",
+            "role",
+            "name",
+            "id",
+            "tool_calls",
+            "function",
+            "arguments",
+        ),
+        *(
+            "description",
+            "parameters",
+            "properties",
+            "required",
+            "items",
+            "enum",
+            "format",
+            "default",
+            "nullable",
+            "title",
+            "value",
+            "parts",
+            "blocks",
+            "data",
+        ),
+        *(
+            "response",
+            "schema",
+            "json_schema",
+            "pattern",
+            "minimum",
+            "maximum",
+            "examples",
+            "example",
+            "reasoning_content",
+            "reasoning",
+            "user",
+            "tool",
+        ),
     )
 )
-"""Names of entries, which templates look for in messages, parts and tools; in words they are ordinary."""
+"""Names of entries, which templates look for in messages, parts and tools; in words they are
+ordinary.
+"""
 
 
 def is_inert(text: str, renderer: Renderer, template: str | None, control: ControlTokens) -> bool:
-    """Whether words that hold this text, which is common in ordinary words, change no control token wherever it is in a turn. Found out once."""
-    return (len(text) == 1 or text in _COMMON) and _changes_nothing(text, renderer, template, control)
+    """Whether words that hold this text, which is common in ordinary words, change no control token
+    wherever it is in a turn. Found out once.
+    """
+    return (len(text) == 1 or text in _COMMON) and _changes_nothing(
+        text, renderer, template, control
+    )
 
 
 @functools.lru_cache(maxsize=256)
-def _changes_nothing(text: str, renderer: Renderer, template: str | None, control: ControlTokens) -> bool:
+def _changes_nothing(
+    text: str, renderer: Renderer, template: str | None, control: ControlTokens
+) -> bool:
     def tokens(words: str) -> list[list[str] | None]:
         found: list[list[str] | None] = []
         for role in ("user", "assistant", "tool"):
@@ -252,12 +441,14 @@ def _changes_nothing(text: str, renderer: Renderer, template: str | None, contro
         return found
 
     return all(
-        tokens(form.replace("@", text)) == tokens(form.replace("@", "q" * len(text))) != [None] * 6 for form in ("@", "@probe text@other@", "@ words @", "w@w")
+        tokens(form.replace("@", text)) == tokens(form.replace("@", "q" * len(text))) != [None] * 6
+        for form in ("@", "@probe text@other@", "@ words @", "w@w")
     )
 
 
 def ignores_users(renderer: Renderer) -> bool:
-    """Whether the model's own template writes the same whatever a user says, as a page of HTML in its place does. False where it rejects the probes.
+    """Whether the model's own template writes the same whatever a user says, as a page of HTML in
+    its place does. False where it rejects the probes.
 
     >>> from pipegen.testing.fake import ToyRenderer
     >>> ignores_users(ToyRenderer())
@@ -267,23 +458,42 @@ def ignores_users(renderer: Renderer) -> bool:
     def written(words: str) -> list[str | None]:
         variables = {"add_generation_prompt": True, "continue_final_message": False}
         forms: tuple[Any, Any] = (words, [{"type": "text", "text": words}])
-        slots = (call_template(renderer, [{"role": "user", "content": form}], template=None, variables=variables, probes=True) for form in forms)
+        slots = (
+            call_template(
+                renderer,
+                [{"role": "user", "content": form}],
+                template=None,
+                variables=variables,
+                probes=True,
+            )
+            for form in forms
+        )
         return [slot.unwrap() if is_ok(slot) else None for slot in slots]
 
     one = written(_PROBE)
     return any(text is not None for text in one) and one == written(_BESIDE)
 
 
-def shape_content(message: Mapping[str, Any], renderer: Renderer, template: str | None, more: FrozenMapping) -> dict[str, Any]:
+def shape_content(
+    message: Mapping[str, Any], renderer: Renderer, template: str | None, more: FrozenMapping
+) -> dict[str, Any]:
     """The message with its content in a form that the template writes.
 
-    Text parts are joined to a string if the template takes only strings, and a string becomes a text part if it takes only parts. Content with images
-    stays a list.
+    Text parts are joined to a string if the template takes only strings, and a string becomes a
+    text part if it takes only parts. Content with images stays a list.
     """
     content = message["content"]
-    if isinstance(content, list) and all(part["type"] == "text" for part in content) and _takes(message["role"], renderer, template, more) == (True, False):
+    if (
+        isinstance(content, list)
+        and all(part["type"] == "text" for part in content)
+        and _takes(message["role"], renderer, template, more) == (True, False)
+    ):
         return {**message, "content": "".join(part["text"] for part in content)}
-    if isinstance(content, str) and content and _takes(message["role"], renderer, template, more) == (False, True):
+    if (
+        isinstance(content, str)
+        and content
+        and _takes(message["role"], renderer, template, more) == (False, True)
+    ):
         return {**message, "content": [{"type": "text", "text": content}]}
     return dict(message)
 
@@ -299,7 +509,12 @@ def probe_variables(more: Mapping[str, Any]) -> FrozenMapping:
     """
     if not more:
         return NOTHING  # the same object, for fast look-ups in the caches
-    return FrozenMapping({name: value if isinstance(value, str) and len(value) <= _LONG else _short(value) for name, value in more.items()})
+    return FrozenMapping(
+        {
+            name: value if isinstance(value, str) and len(value) <= _LONG else _short(value)
+            for name, value in more.items()
+        }
+    )
 
 
 def _short(value: Any) -> Any:
@@ -314,18 +529,24 @@ _FILLED = re.compile(r"%[-+ #0-9.]*[a-z]|%\(\w+\)[a-z]|\{[^{}]*\}")
 """The place of a value in a format string."""
 _PART_TAKEN = re.compile(r"\s*(?:\[|\.|\|(?!\s*(?:e|safe|string|trim)\b))")
 _DECODES = {"striptags": "&", "unescape": "&", "decode": "&%+=\\"}
-"""Filters and methods that make other characters of words, and the characters with which these are written."""
+"""Filters and methods that make other characters of words, and the characters with which these are
+written.
+"""
 _ROLE = re.compile(r"""[\s+~\-{}(]*(?:\w+(?:\.role|\[['"]role['"]\])|role\b)""")
 
 
 @functools.lru_cache(maxsize=32)
 def composes(source: str, tokens: Collection[str]) -> bool:
-    """Whether the template may compose a control token from parts, as in `'<' + key + '>'` or `'<%s>' % key`: some text in it ends with the start of one,
-    or holds the start of one and is cut, as in `'<|end|>'[:2]`.
+    """Whether the template may compose a control token from parts, as in `'<' + key + '>'` or
+    `'<%s>' % key`: some text in it ends with the start of one, or holds the start of one and is
+    cut, as in `'<|end|>'[:2]`.
 
     The role may follow: it is not foreign text.
 
-    >>> composes("{{ '<' ~ key ~ '>' }}", frozenset({"<think>"})), composes("{{ '<|' + m.role + '|>' }}", frozenset({"<|user|>"}))
+    >>> (
+    ...     composes("{{ '<' ~ key ~ '>' }}", frozenset({"<think>"})),
+    ...     composes("{{ '<|' + m.role + '|>' }}", frozenset({"<|user|>"})),
+    ... )
     (True, False)
     >>> composes("{{ '<{}>'.format(key) }}", frozenset({"<think>"}))
     True
@@ -344,24 +565,38 @@ def composes(source: str, tokens: Collection[str]) -> bool:
         return _PART_TAKEN.match(following) is not None and any(start in text for start in begun)
 
     def may_begin_one(text: str, following: str) -> bool:
-        return takes_words(text) or ((opens(text) or opens(text.rstrip())) and not _ROLE.match(following)) or is_cut(text, following)
+        return (
+            takes_words(text)
+            or ((opens(text) or opens(text.rstrip())) and not _ROLE.match(following))
+            or is_cut(text, following)
+        )
 
     return any(may_begin_one(text, following) for text, following in _literals(source))
 
 
 @functools.lru_cache(maxsize=32)
 def decoded_by(source: str) -> frozenset[str]:
-    """The characters with which words may spell others that the template makes of them, as `striptags` makes `<` of `&lt;`.
+    """The characters with which words may spell others that the template makes of them, as
+    `striptags` makes `<` of `&lt;`.
 
-    >>> sorted(decoded_by("{{ m.content | striptags }}")), sorted(decoded_by("{{ m.content | trim }}"))
+    >>> (
+    ...     sorted(decoded_by("{{ m.content | striptags }}")),
+    ...     sorted(decoded_by("{{ m.content | trim }}")),
+    ... )
     (['&'], [])
     """
-    return frozenset(character for kind, name in _tokens(source) if kind == "name" for character in _DECODES.get(name, ""))
+    return frozenset(
+        character
+        for kind, name in _tokens(source)
+        if kind == "name"
+        for character in _DECODES.get(name, "")
+    )
 
 
 @functools.lru_cache(maxsize=32)
 def known_words(source: str) -> frozenset[str]:
-    """The words that the template may compare with: its strings, and the names of entries; any other text it can only write.
+    """The words that the template may compare with: its strings, and the names of entries; any
+    other text it can only write.
 
     In lower case, since a template may change the case first: `type | upper == 'STRING'`.
 
@@ -369,14 +604,24 @@ def known_words(source: str) -> frozenset[str]:
     ['name', 'python', 'type']
     """
     tokens = _tokens(source)
-    names = (name for (_, before), (kind, name) in itertools.pairwise(tokens) if kind == "name" and before == ".")
-    return frozenset(word.lower() for word in (*names, *(text for kind, text in tokens if kind == "string")))
+    names = (
+        name
+        for (_, before), (kind, name) in itertools.pairwise(tokens)
+        if kind == "name" and before == "."
+    )
+    return frozenset(
+        word.lower() for word in (*names, *(text for kind, text in tokens if kind == "string"))
+    )
 
 
 def _literals(source: str) -> Iterable[tuple[str, str]]:
     """Each literal text of a Jinja source, with the source after it."""
     tokens = _tokens(source)
-    return ((text, "".join(after for _, after in tokens[row + 1 : row + 9])) for row, (kind, text) in enumerate(tokens) if kind in ("data", "string"))
+    return (
+        (text, "".join(after for _, after in tokens[row + 1 : row + 9]))
+        for row, (kind, text) in enumerate(tokens)
+        if kind in ("data", "string")
+    )
 
 
 def _tokens(source: str) -> list[tuple[str, str]]:
@@ -386,7 +631,8 @@ def _tokens(source: str) -> list[tuple[str, str]]:
     except ImportError:
         return []
     try:
-        tokens = [(str(kind), str(text)) for _, kind, text in Environment().lex(source)]  # noqa: S701 - it renders nothing
+        # it renders nothing
+        tokens = [(str(kind), str(text)) for _, kind, text in Environment().lex(source)]  # noqa: S701
     except TemplateError:  # then it does not render
         return []
     return [(kind, _unescaped(text[1:-1]) if kind == "string" else text) for kind, text in tokens]

@@ -1,7 +1,12 @@
-"""Let the plugins of one row watch its text. An error of a plugin fails its own row, as a `PluginFailed`.
+"""Let the plugins of one row watch its text. An error of a plugin fails its own row, as a
+`PluginFailed`.
 
 >>> from pipegen.engines.plugin import Plugin
->>> brace = Plugin(name="brace", start=lambda: None, feed=lambda state, text: (state, text.index("}") + 1 if "}" in text else None))
+>>> brace = Plugin(
+...     name="brace",
+...     start=lambda: None,
+...     feed=lambda state, text: (state, text.index("}") + 1 if "}" in text else None),
+... )
 >>> watch = Watch((brace,))
 >>> watch.feed("{a")
 >>> watch.feed("b} c")
@@ -28,19 +33,31 @@ T = TypeVar("T")
 
 
 class Halt(NamedTuple):
-    """The plugin of that name ends the row; `kept` characters of the last text belong to the answer."""
+    """The plugin of that name ends the row; `kept` characters of the last text belong to the
+    answer.
+    """
 
     plugin: str
     kept: int
 
 
-def ask_plugin(plugin: Plugin, work: Callable[[], Result[T, PluginFailed]]) -> Result[T, PluginFailed]:
-    """The result of `work`, which calls the plugin and reads its answer; `PluginFailed` if either raises.
+def ask_plugin(
+    plugin: Plugin, work: Callable[[], Result[T, PluginFailed]]
+) -> Result[T, PluginFailed]:
+    """The result of `work`, which calls the plugin and reads its answer; `PluginFailed` if either
+    raises.
 
     >>> ask_plugin(Plugin(name="p"), lambda: Success(int("no"))).failure().message
     "plugin 'p' raised ValueError: invalid literal for int() with base 10: 'no'"
     """
-    answer = guard(work, lambda raised: PluginFailed(f"plugin {plugin.name!r} raised {raised.words}", plugin=plugin.name, incident=raised.incident))
+    answer = guard(
+        work,
+        lambda raised: PluginFailed(
+            f"plugin {plugin.name!r} raised {raised.words}",
+            plugin=plugin.name,
+            incident=raised.incident,
+        ),
+    )
     return answer.unwrap() if is_ok(answer) else Failure(answer.failure())
 
 
@@ -64,13 +81,17 @@ class Watch:
         return bool(self._plugins)
 
     def feed(self, text: str) -> Halt | PluginFailed | None:
-        """Pass new text to every plugin, unless it is empty. The first failure wins, then the first halt, in the plugins' order."""
+        """Pass new text to every plugin, unless it is empty. The first failure wins, then the first
+        halt, in the plugins' order.
+        """
         if not text or not self._plugins:
             return None
         halt: Halt | None = None
         states = self._states or [None] * len(self._plugins)
         for index, plugin in enumerate(self._plugins):
-            fed = ask_plugin(plugin, partial(_fed, plugin, text, states[index], begins=self._states is None))
+            fed = ask_plugin(
+                plugin, partial(_fed, plugin, text, states[index], begins=self._states is None)
+            )
             if not is_ok(fed):
                 return fed.failure()
             states[index], kept = fed.unwrap()
@@ -80,15 +101,22 @@ class Watch:
         return halt
 
 
-def _fed(plugin: Plugin, text: str, state: Any, *, begins: bool) -> Result[tuple[Any, int | None], PluginFailed]:
+def _fed(
+    plugin: Plugin, text: str, state: Any, *, begins: bool
+) -> Result[tuple[Any, int | None], PluginFailed]:
     """Pass the text to one plugin, which starts first if the row begins."""
     if begins and plugin.start is not None:
         state = plugin.start()
     answer: Any = plugin.feed(state, text) if plugin.feed is not None else (None, None)
     if not isinstance(answer, tuple) or len(answer) != 2:
-        return Failure(PluginFailed(f"plugin {plugin.name!r}: {not_fed(answer)}", plugin=plugin.name))
+        return Failure(
+            PluginFailed(f"plugin {plugin.name!r}: {not_fed(answer)}", plugin=plugin.name)
+        )
     kept = answer[1]
     if kept is not None and (type(kept) is not int or not 0 <= kept <= len(text)):
-        message = f"plugin {plugin.name!r} kept {printed(kept)}; feed takes None or 0 to {len(text)} characters of the new text"
+        message = (
+            f"plugin {plugin.name!r} kept {printed(kept)}; feed takes None or 0 to {len(text)}"
+            " characters of the new text"
+        )
         return Failure(PluginFailed(message, plugin=plugin.name))
     return Success((answer[0], kept))

@@ -30,12 +30,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model"))
 
 
-def weights(layers: Sequence[int] = (0, 1), modules: Sequence[str] = ("q_proj", "v_proj"), prefix: str = PREFIX) -> dict[str, Any]:
+def weights(
+    layers: Sequence[int] = (0, 1),
+    modules: Sequence[str] = ("q_proj", "v_proj"),
+    prefix: str = PREFIX,
+) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for layer in layers:
         for module in modules:
             name = f"{prefix}.layers.{layer}.self_attn.{module}"
-            made |= {f"{name}.lora_A.weight": torch.ones(4, 48), f"{name}.lora_B.weight": torch.ones(SIZES[module], 4)}
+            made |= {
+                f"{name}.lora_A.weight": torch.ones(4, 48),
+                f"{name}.lora_B.weight": torch.ones(SIZES[module], 4),
+            }
     return made
 
 
@@ -46,7 +53,15 @@ def write(folder: Path, tensors: dict[str, Any], *, as_bin: bool = False, **conf
         torch.save(tensors, folder / "adapter_model.bin")
     else:
         save_file(tensors, folder / "adapter_model.safetensors")
-    said = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 8, "target_modules": sorted(SIZES), "bias": "none", **config}
+    said = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": 4,
+        "lora_alpha": 8,
+        "target_modules": sorted(SIZES),
+        "bias": "none",
+        **config,
+    }
     (folder / "adapter_config.json").write_text(json.dumps(said))
     return str(folder)
 
@@ -58,7 +73,9 @@ def by_names(model: Path, adapter: str) -> None:
 def by_loading(model: Path, adapter: str) -> None:
     pytest.importorskip("peft")
     with pytest.raises(CallFailed) as failed:
-        HFEngine(ModelLoadConfig(model=str(model), adapter=adapter)).generate([encoded([70], max_new_tokens=1)])
+        HFEngine(ModelLoadConfig(model=str(model), adapter=adapter)).generate(
+            [encoded([70], max_new_tokens=1)]
+        )
     assert isinstance(failed.value.error, BackendFailed)
     assert failed.value.error.scope == "batch"
     raise failed.value.__cause__ or failed.value
@@ -72,15 +89,44 @@ Check = Callable[[Path, str], None]
 @pytest.mark.parametrize(
     ("tensors", "words"),
     [
-        (weights(prefix="base_model.model.transformer"), r"matches nothing of the model: .* no module for 8 of its weights, such as .*layers\.0\.self_attn"),
-        (weights(layers=(0, 1, 2, 3)), r"matches the model in part: the model has no module for 8 of its weights, such as .*layers\.2\.self_attn"),
-        (weights(layers=(0,)), r"in part: 4 weights of its modules are missing, such as .*layers\.1\.self_attn\.q_proj\.lora_A"),
-        (weights(modules=("q_proj",)), r"in part: 4 weights of its modules are missing, such as .*layers\.0\.self_attn\.v_proj\.lora_A"),
-        ({name: one for name, one in weights().items() if "lora_A" in name}, r"in part: 4 weights .* such as .*layers\.0\.self_attn\.q_proj\.lora_B"),
+        (
+            weights(prefix="base_model.model.transformer"),
+            (
+                r"matches nothing of the model: .* no module for 8 of its weights, such as"
+                r" .*layers\.0\.self_attn"
+            ),
+        ),
+        (
+            weights(layers=(0, 1, 2, 3)),
+            (
+                r"matches the model in part: the model has no module for 8 of its weights, such as"
+                r" .*layers\.2\.self_attn"
+            ),
+        ),
+        (
+            weights(layers=(0,)),
+            (
+                r"in part: 4 weights of its modules are missing, such as"
+                r" .*layers\.1\.self_attn\.q_proj\.lora_A"
+            ),
+        ),
+        (
+            weights(modules=("q_proj",)),
+            (
+                r"in part: 4 weights of its modules are missing, such as"
+                r" .*layers\.0\.self_attn\.v_proj\.lora_A"
+            ),
+        ),
+        (
+            {name: one for name, one in weights().items() if "lora_A" in name},
+            r"in part: 4 weights .* such as .*layers\.0\.self_attn\.q_proj\.lora_B",
+        ),
     ],
     ids=["nothing", "more layers", "one layer", "one module", "half of each pair"],
 )
-def test_an_adapter_that_does_not_match_as_a_whole_is_refused_by_name(check: Check, tensors: Any, words: str, model: Path, tmp_path: Path) -> None:
+def test_an_adapter_that_does_not_match_as_a_whole_is_refused_by_name(
+    check: Check, tensors: Any, words: str, model: Path, tmp_path: Path
+) -> None:
     adapter = write(tmp_path, tensors)
     with pytest.raises(BadAdapter, match=words) as refused:
         check(model, adapter)
@@ -88,8 +134,17 @@ def test_an_adapter_that_does_not_match_as_a_whole_is_refused_by_name(check: Che
 
 
 @EITHER
-@pytest.mark.parametrize(("name", "content"), [("adapter_config.json", "["), ("adapter_model.safetensors", "version https://git-lfs"), ("", "")])
-def test_what_is_no_adapter_is_refused_by_name(check: Check, name: str, content: str, model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("adapter_config.json", "["),
+        ("adapter_model.safetensors", "version https://git-lfs"),
+        ("", ""),
+    ],
+)
+def test_what_is_no_adapter_is_refused_by_name(
+    check: Check, name: str, content: str, model: Path, tmp_path: Path
+) -> None:
     write(tmp_path, weights())
     if name:
         (tmp_path / name).write_text(content)
@@ -100,7 +155,9 @@ def test_what_is_no_adapter_is_refused_by_name(check: Check, name: str, content:
 
 
 @EITHER
-def test_an_adapter_whose_file_ends_too_early_is_refused_by_name(check: Check, model: Path, tmp_path: Path) -> None:
+def test_an_adapter_whose_file_ends_too_early_is_refused_by_name(
+    check: Check, model: Path, tmp_path: Path
+) -> None:
     file = Path(write(tmp_path, weights())) / "adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(BadAdapter, match=r"adapter_model\.safetensors is not whole"):
@@ -117,7 +174,10 @@ def test_names_are_compared_by_pefts_rules(model: Path, tmp_path: Path) -> None:
         (one_layer, {"layers_to_transform": [1]}),
         (one_layer, {"target_modules": r".*layers\.1\.self_attn\.[qv]_proj"}),
         (no_values, {"exclude_modules": ["v_proj"]}),
-        ({**weights(), "base_model.model.lm_head.weight": torch.ones(2)}, {"modules_to_save": ["lm_head"]}),
+        (
+            {**weights(), "base_model.model.lm_head.weight": torch.ones(2)},
+            {"modules_to_save": ["lm_head"]},
+        ),
     ]
     for tensors, config in cases:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
@@ -131,7 +191,11 @@ def test_the_names_in_the_checkpoint_count_as_well(model: Path, tmp_path: Path) 
 
     other = write_model(tmp_path / "other")
     stored = load_file(other / "model.safetensors")
-    save_file({**stored, "old.name.weight": torch.ones(2)}, other / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        {**stored, "old.name.weight": torch.ones(2)},
+        other / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     folder = tmp_path / "adapter"
     folder.mkdir()
     old = {f"base_model.model.old.name.lora_{half}.weight": torch.ones(2, 2) for half in "AB"}

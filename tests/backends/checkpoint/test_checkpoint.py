@@ -39,29 +39,49 @@ def facts(folder: Path, **settings: Any) -> Checkpoint:
 
 
 def edited(folder: Path, into: Path, **changes: Callable[[dict[str, Any]], Any]) -> Checkpoint:
-    """The facts of a copy without weights whose JSON files are changed (a file whose change gives None is left out)."""
+    """The facts of a copy without weights whose JSON files are changed (a file whose change gives
+    None is left out).
+    """
     for file in folder.iterdir():
         if file.suffix in (".json", ".jinja"):
             change = changes.get(file.stem)
             settings = json.loads(file.read_text()) if file.suffix == ".json" else None
-            text = file.read_text() if change is None else json.dumps(change(settings)) if change(settings) is not None else None
+            text = (
+                file.read_text()
+                if change is None
+                else json.dumps(change(settings))
+                if change(settings) is not None
+                else None
+            )
             if text is not None:
                 (into / file.name).write_text(text)
     return facts(into)
 
 
-def test_names_are_folders_hub_names_or_the_embedded_model(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_are_folders_hub_names_or_the_embedded_model(
+    qwen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(qwen.parent)
     assert locate("model") == "model"
     assert locate("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
     assert locate("gpt2") == "gpt2"
     assert (Path(locate("embedded")) / "config.json").is_file()
-    for path in ("/no/such", "./no", "../no", "~/no/such", "no/such/folder", os.fspath(qwen / "config.json")):
+    for path in (
+        "/no/such",
+        "./no",
+        "../no",
+        "~/no/such",
+        "no/such/folder",
+        os.fspath(qwen / "config.json"),
+    ):
         with pytest.raises(FileNotFoundError, match="there is no checkpoint folder"):
             locate(path)
 
 
-def test_every_end_token_is_found_wherever_the_checkpoint_names_them(qwen: Path, tmp_path: Path) -> None:  # A8
+# A8
+def test_every_end_token_is_found_wherever_the_checkpoint_names_them(
+    qwen: Path, tmp_path: Path
+) -> None:
     made = iter(range(9))
 
     def ends(**changes: Any) -> tuple[int, ...]:
@@ -70,33 +90,52 @@ def test_every_end_token_is_found_wherever_the_checkpoint_names_them(qwen: Path,
         return edited(qwen, into, **changes).eos_token_ids
 
     own = facts(qwen).tokenizer.raw.eos_token_id
-    assert ends(generation_config=lambda settings: {**settings, "eos_token_id": [0, 5, 0]}) == (0, 5)
+    assert ends(generation_config=lambda settings: {**settings, "eos_token_id": [0, 5, 0]}) == (
+        0,
+        5,
+    )
     assert ends(generation_config=lambda settings: {**settings, "eos_token_id": 0}) == (0,)
-    assert ends(generation_config=lambda settings: None, config=lambda settings: {**settings, "eos_token_id": [7, 8]}) == (7, 8)
-    assert ends(generation_config=lambda settings: None, config=lambda settings: {**settings, "eos_token_id": None}) == (own,)
+    assert ends(
+        generation_config=lambda settings: None,
+        config=lambda settings: {**settings, "eos_token_id": [7, 8]},
+    ) == (7, 8)
+    assert ends(
+        generation_config=lambda settings: None,
+        config=lambda settings: {**settings, "eos_token_id": None},
+    ) == (own,)
 
 
 def test_the_generation_settings_are_frozen_and_may_be_missing(qwen: Path, tmp_path: Path) -> None:
-    settings = edited(qwen, tmp_path, generation_config=lambda settings: {**settings, "temperature": 0.6, "eos_token_id": [1, 2]}).generation_config
+    settings = edited(
+        qwen,
+        tmp_path,
+        generation_config=lambda settings: {**settings, "temperature": 0.6, "eos_token_id": [1, 2]},
+    ).generation_config
     assert isinstance(settings, immutabledict)
     assert (settings["temperature"], settings["eos_token_id"]) == (0.6, (1, 2))
     (tmp_path / "generation_config.json").unlink()
     assert facts(tmp_path).generation_config == {}
 
 
-def test_a_plain_prompt_begins_with_bos_where_the_tokenizer_puts_one(qwen: Path, tmp_path: Path) -> None:  # B9
+# B9
+def test_a_plain_prompt_begins_with_bos_where_the_tokenizer_puts_one(
+    qwen: Path, tmp_path: Path
+) -> None:
     assert facts(qwen).bos_token is None
     assert facts(write_model(tmp_path, "llama")).bos_token == "<s>"
 
 
-def test_rows_are_padded_with_the_pad_token_or_an_end_token(qwen: Path, tmp_path: Path) -> None:  # B5
+# B5
+def test_rows_are_padded_with_the_pad_token_or_an_end_token(qwen: Path, tmp_path: Path) -> None:
     assert facts(qwen).pad_token_id == facts(qwen).tokenizer.raw.pad_token_id
     llama = facts(write_model(tmp_path, "llama"))
     assert llama.tokenizer.raw.pad_token_id is None
     assert llama.pad_token_id == llama.eos_token_ids[0]
 
 
-def test_the_context_length_is_that_of_the_text_model(qwen: Path, vision: Path, tmp_path: Path) -> None:
+def test_the_context_length_is_that_of_the_text_model(
+    qwen: Path, vision: Path, tmp_path: Path
+) -> None:
     assert facts(qwen).context_length == 512
     assert facts(vision).context_length == 512
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
@@ -105,12 +144,25 @@ def test_the_context_length_is_that_of_the_text_model(qwen: Path, vision: Path, 
 
 def test_what_images_need_is_known_of_a_vision_model_alone(qwen: Path, vision: Path) -> None:
     sees, reads = facts(vision), facts(qwen)
-    assert (sees.takes_images, sees.image_placeholder, sees.images_unsupported_reason) == (True, "<|image_pad|>", "")
-    assert (reads.takes_images, reads.image_placeholder, reads.images_unsupported_reason) == (False, None, "qwen3 is a text model")
+    assert (sees.takes_images, sees.image_placeholder, sees.images_unsupported_reason) == (
+        True,
+        "<|image_pad|>",
+        "",
+    )
+    assert (reads.takes_images, reads.image_placeholder, reads.images_unsupported_reason) == (
+        False,
+        None,
+        "qwen3 is a text model",
+    )
     assert sees.image_spec.factor == 32
-    image = sees.prepare_image(ImageSource(data=image_file(width=70, height=33)), DEFAULTS.preprocess, 0).unwrap()
+    image = sees.prepare_image(
+        ImageSource(data=image_file(width=70, height=33)), DEFAULTS.preprocess, 0
+    ).unwrap()
     assert image.grid == (1, 2, 4)
-    assert sees.prepare_image(ImageSource(data=b"nothing"), DEFAULTS.preprocess, 2).failure().index == 2
+    assert (
+        sees.prepare_image(ImageSource(data=b"nothing"), DEFAULTS.preprocess, 2).failure().index
+        == 2
+    )
     with pytest.raises(ContractError, match="was not loaded"):
         sees.prepare_image(ImageSource(path="a.png"), DEFAULTS.preprocess, 0)
 
@@ -118,11 +170,17 @@ def test_what_images_need_is_known_of_a_vision_model_alone(qwen: Path, vision: P
 def test_a_prompt_holds_exactly_the_marks_of_its_images(vision: Path) -> None:
     sees = facts(vision)
     mark = sees.image_token_id
-    image = sees.prepare_image(ImageSource(data=image_file(width=64, height=64)), DEFAULTS.preprocess, 0).unwrap()
+    image = sees.prepare_image(
+        ImageSource(data=image_file(width=64, height=64)), DEFAULTS.preprocess, 0
+    ).unwrap()
     assert mark is not None
     assert image.tokens == 4
     assert sees.check_placeholders(encoded([mark] * 4, images=[image]).prompt) is None
-    for wrong in (encoded([mark] * 3, images=[image]), encoded([mark]), encoded([1], images=[image])):
+    for wrong in (
+        encoded([mark] * 3, images=[image]),
+        encoded([mark]),
+        encoded([1], images=[image]),
+    ):
         assert isinstance(sees.check_placeholders(wrong.prompt), InvalidRequest)
     assert facts(vision, variant="text").check_placeholders(encoded([mark]).prompt) is None
 
@@ -134,7 +192,9 @@ def test_reading_the_facts_loads_no_weights(vision: Path, tmp_path: Path) -> Non
     assert bare.renderer.template is not None
 
 
-def test_a_hub_name_is_read_from_the_cache_when_there_is_no_network(qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_name_is_read_from_the_cache_when_there_is_no_network(
+    qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     repository = tmp_path / "models--some--model"
     shutil.copytree(qwen, repository / "snapshots" / "abc")
     (repository / "snapshots" / "abc" / "generation_config.json").unlink()
@@ -149,7 +209,9 @@ def test_a_hub_name_is_read_from_the_cache_when_there_is_no_network(qwen: Path, 
         _ = Checkpoint(ModelLoadConfig(model="some/other")).config
 
 
-def test_without_pillow_images_are_refused_and_text_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pillow_images_are_refused_and_text_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from pipegen.backends.checkpoint import checkpoint as module
     from pipegen.core.errors import UnsupportedMultimodal
     from pipegen.engines.extras import MissingExtra, need

@@ -1,4 +1,6 @@
-"""Two engines on a small model of a configuration's family: the first length beyond which they differ is found, and rows beyond it are refused."""
+"""Two engines on a small model of a configuration's family: the first length beyond which they
+differ is found, and rows beyond it are refused.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,21 @@ from pipegen.records.scores import Continued
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("torch")
 
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768, "rope_theta": 1e4}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 32768,
+    "rope_theta": 1e4,
+}
 
 
 @pytest.mark.parametrize(
     ("config", "lengths"),
     [
-        (transformers.MistralConfig(sliding_window=4096, num_hidden_layers=40), {"sliding_window": 32}),
+        (
+            transformers.MistralConfig(sliding_window=4096, num_hidden_layers=40),
+            {"sliding_window": 32},
+        ),
         (transformers.MistralConfig(sliding_window=24, head_dim=16), {"sliding_window": 24}),
         (transformers.Gemma3TextConfig(sliding_window=512), {"sliding_window": 32}),
         (transformers.GptOssConfig(sliding_window=128), {"sliding_window": 8}),
@@ -34,18 +44,25 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
     ],
     ids=lambda value: getattr(value, "model_type", ""),
 )
-def test_a_small_model_has_a_layer_of_each_kind_and_short_lengths(config: Any, lengths: dict[str, int]) -> None:
+def test_a_small_model_has_a_layer_of_each_kind_and_short_lengths(
+    config: Any, lengths: dict[str, int]
+) -> None:
     small = shrunken(config)
     assert {name: getattr(small, name) for name in lengths} == lengths
     assert small.num_hidden_layers <= 4
-    assert {*(getattr(small, "layer_types", None) or ())} == {*(getattr(config, "layer_types", None) or ())}
+    assert {*(getattr(small, "layer_types", None) or ())} == {
+        *(getattr(config, "layer_types", None) or ())
+    }
     assert small.max_position_embeddings >= max(lengths.values()) + 16
 
 
 def test_the_scalings_of_positions_stay_but_for_their_lengths() -> None:
     small = shrunken(transformers.Qwen3Config(rope_parameters=YARN, max_position_embeddings=131072))
     assert {**small.rope_parameters, "original_max_position_embeddings": 32768} == {**YARN}
-    assert (small.rope_parameters["original_max_position_embeddings"], small.max_position_embeddings) == (32, 128)
+    assert (
+        small.rope_parameters["original_max_position_embeddings"],
+        small.max_position_embeddings,
+    ) == (32, 128)
 
 
 def test_what_cannot_be_made_small_is_said(tmp_path: Path) -> None:
@@ -65,13 +82,25 @@ def scored(change: Callable[[Any], Any] = lambda config: config) -> Any:
         from pipegen.records.scores import TokenScores
 
         config = change(transformers.AutoConfig.from_pretrained(folder))
-        model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32, attn_implementation="eager")
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=torch.float32, attn_implementation="eager"
+        )
         slots: list[Any] = []
         for row in rows:
             with torch.no_grad():
                 logprobs = model(torch.tensor([row.token_ids])).logits[0].log_softmax(-1)
-            values = tuple(float(logprobs[place, token]) for place, token in enumerate(row.token_ids[1:]))
-            slots.append(Success(TokenScores(continued=row, logprobs=values, likeliest=tuple((0, value) for value in values))))
+            values = tuple(
+                float(logprobs[place, token]) for place, token in enumerate(row.token_ids[1:])
+            )
+            slots.append(
+                Success(
+                    TokenScores(
+                        continued=row,
+                        logprobs=values,
+                        likeliest=tuple((0, value) for value in values),
+                    )
+                )
+            )
         return slots
 
     return score
@@ -86,8 +115,18 @@ def with_window(longer: int) -> Callable[[Any], Any]:
 
 
 @pytest.mark.parametrize("longer", [-1, 1, 1000])
-@pytest.mark.parametrize("family", [transformers.MistralConfig, transformers.Gemma2Config, transformers.Gemma3TextConfig, transformers.Cohere2Config])
-def test_a_window_that_another_engine_makes_longer_or_shorter_is_named(family: Any, longer: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "family",
+    [
+        transformers.MistralConfig,
+        transformers.Gemma2Config,
+        transformers.Gemma3TextConfig,
+        transformers.Cohere2Config,
+    ],
+)
+def test_a_window_that_another_engine_makes_longer_or_shorter_is_named(
+    family: Any, longer: int, tmp_path: Path
+) -> None:
     config = family(sliding_window=4096)
     assert differs_beyond(config, tmp_path, scored(), scored()) is None
     seen = differs_beyond(config, tmp_path, scored(), scored(with_window(longer)))
@@ -96,7 +135,9 @@ def test_a_window_that_another_engine_makes_longer_or_shorter_is_named(family: A
 
 
 def test_the_shortest_of_several_lengths_is_named(tmp_path: Path) -> None:
-    config = transformers.MistralConfig(sliding_window=4096, rope_parameters={**YARN, "original_max_position_embeddings": 8192})
+    config = transformers.MistralConfig(
+        sliding_window=4096, rope_parameters={**YARN, "original_max_position_embeddings": 8192}
+    )
 
     def halved(config: Any) -> Any:
         config.rope_parameters = {**config.rope_parameters, "factor": 2.0}
@@ -112,9 +153,20 @@ def test_the_shortest_of_several_lengths_is_named(tmp_path: Path) -> None:
 
 def test_rows_that_an_engine_refuses_are_not_compared(tmp_path: Path) -> None:
     def refuses(folder: Path, rows: Sequence[Continued]) -> list[Any]:
-        return [slot if len(row.token_ids) < 40 else Failure(UnsupportedOption("no")) for slot, row in zip(scored()(folder, rows), rows, strict=True)]
+        return [
+            slot if len(row.token_ids) < 40 else Failure(UnsupportedOption("no"))
+            for slot, row in zip(scored()(folder, rows), rows, strict=True)
+        ]
 
-    assert differs_beyond(transformers.MistralConfig(sliding_window=4096), tmp_path, scored(with_window(1)), refuses) is None
+    assert (
+        differs_beyond(
+            transformers.MistralConfig(sliding_window=4096),
+            tmp_path,
+            scored(with_window(1)),
+            refuses,
+        )
+        is None
+    )
 
 
 def test_rows_that_may_reach_beyond_the_length_are_refused_by_its_name() -> None:

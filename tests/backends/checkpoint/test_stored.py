@@ -34,17 +34,31 @@ def stored_as(folder: Path, kind: Any, *, shards: bool = False) -> Path:
 
     write_model(folder)
     edit(folder, lambda said: [said.pop(name, None) for name in ("dtype", "torch_dtype")])
-    weights = {name: tensor.to(kind) for name, tensor in load_file(folder / "model.safetensors").items()}
+    weights = {
+        name: tensor.to(kind) for name, tensor in load_file(folder / "model.safetensors").items()
+    }
     if shards:
         (folder / "model.safetensors").unlink()
-        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(weights, "one.safetensors")}))
-    save_file(weights, folder / ("one.safetensors" if shards else "model.safetensors"), metadata={"format": "pt"})
+        (folder / "model.safetensors.index.json").write_text(
+            json.dumps({"weight_map": dict.fromkeys(weights, "one.safetensors")})
+        )
+    save_file(
+        weights,
+        folder / ("one.safetensors" if shards else "model.safetensors"),
+        metadata={"format": "pt"},
+    )
     return folder
 
 
 @pytest.mark.parametrize(
     ("said", "got"),
-    [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "float16"), ("float64", "float32"), ("float8_e4m3fn", "bfloat16")],
+    [
+        ("float32", "float32"),
+        ("bfloat16", "bfloat16"),
+        ("float16", "float16"),
+        ("float64", "float32"),
+        ("float8_e4m3fn", "bfloat16"),
+    ],
 )
 def test_auto_is_what_the_configuration_names(said: str, got: str, tmp_path: Path) -> None:
     folder = write_model(tmp_path)
@@ -53,9 +67,19 @@ def test_auto_is_what_the_configuration_names(said: str, got: str, tmp_path: Pat
     assert dtype(folder, "fp16") == "float16"
 
 
-@pytest.mark.parametrize(("kind", "got"), [(torch.float32, "float32"), (torch.bfloat16, "bfloat16"), (torch.float16, "float16"), (torch.float64, "float32")])
+@pytest.mark.parametrize(
+    ("kind", "got"),
+    [
+        (torch.float32, "float32"),
+        (torch.bfloat16, "bfloat16"),
+        (torch.float16, "float16"),
+        (torch.float64, "float32"),
+    ],
+)
 @pytest.mark.parametrize("shards", [False, True])
-def test_where_it_names_none_the_weights_say(kind: Any, got: str, shards: bool, tmp_path: Path) -> None:
+def test_where_it_names_none_the_weights_say(
+    kind: Any, got: str, shards: bool, tmp_path: Path
+) -> None:
     assert dtype(stored_as(tmp_path, kind, shards=shards)) == got
 
 
@@ -70,7 +94,16 @@ def test_a_part_of_a_model_may_name_it(tmp_path: Path) -> None:
     assert dtype(folder) == "bfloat16"
 
 
-@pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\n", b"\x02\0\0\0\0\0\0\0[]", b"\xff" * 16, b"\x09\0\0\0\0\0\0\0{"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"version https://git-lfs.github.com/spec/v1\n",
+        b"\x02\0\0\0\0\0\0\0[]",
+        b"\xff" * 16,
+        b"\x09\0\0\0\0\0\0\0{",
+    ],
+)
 def test_what_is_no_safetensors_file_is_named(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(content)
@@ -81,5 +114,7 @@ def test_what_is_no_safetensors_file_is_named(content: bytes, tmp_path: Path) ->
 def test_a_file_that_ends_too_early_is_named(tmp_path: Path) -> None:
     file = stored_as(tmp_path, torch.float32) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"model\.safetensors is not whole: it has \d+ of \d+ bytes"):
+    with pytest.raises(
+        ValueError, match=r"model\.safetensors is not whole: it has \d+ of \d+ bytes"
+    ):
         header(file)

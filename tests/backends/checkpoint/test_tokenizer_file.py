@@ -10,8 +10,21 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from support.small_tokenizers import chatml_tokenizer, instruct_tokenizer, turns_tokenizer, unigram_tokenizer
-from tokenizers import AddedToken, Regex, Tokenizer as Rust, decoders, models, normalizers, pre_tokenizers
+from support.small_tokenizers import (
+    chatml_tokenizer,
+    instruct_tokenizer,
+    turns_tokenizer,
+    unigram_tokenizer,
+)
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer as Rust,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+)
 
 from pipegen.backends.checkpoint import tokenizer_file
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
@@ -24,9 +37,19 @@ CHARACTERS = sorted(set("".join(tokenizer_file.PROBES + tokenizer_file.LEADING))
 
 def bytes_like_deepseek() -> Rust:
     """Bytes, words with their space in front, numbers by threes."""
-    made = Rust(models.BPE({character: number for number, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []))
+    made = Rust(
+        models.BPE(
+            {
+                character: number
+                for number, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
+            },
+            [],
+        )
+    )
     split = pre_tokenizers.Split(Regex(r"\p{N}{1,3}| ?\p{L}+|."), "isolated")
-    made.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens(["<s>", "</s>"])
     return made
@@ -34,11 +57,20 @@ def bytes_like_deepseek() -> Rust:
 
 def words_like_yi(*, prefix: bool = False) -> Rust:
     """SentencePiece's spaces, with none put in front of a text unless `prefix`."""
-    vocab = {token: number for number, token in enumerate(["<unk>", "<s>", "</s>", "▁", *CHARACTERS, "▁o", "▁▁"])}
-    made = Rust(models.BPE(vocab, [("▁", "o"), ("▁", "▁")], unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    vocab = {
+        token: number
+        for number, token in enumerate(["<unk>", "<s>", "</s>", "▁", *CHARACTERS, "▁o", "▁▁"])
+    }
+    made = Rust(
+        models.BPE(
+            vocab, [("▁", "o"), ("▁", "▁")], unk_token="<unk>", fuse_unk=True, byte_fallback=True
+        )
+    )
     first: list[Any] = [normalizers.Prepend("▁")] if prefix else []
     made.normalizer = normalizers.Sequence([*first, normalizers.Replace(" ", "▁")])
-    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     made.add_special_tokens(["<unk>", "<s>", "</s>"])
     return made
 
@@ -52,9 +84,13 @@ def folder_of(rust: Rust, path: Path, **settings: Any) -> str:
 
 @pytest.mark.parametrize("make", [bytes_like_deepseek, words_like_yi])
 @pytest.mark.parametrize("named", ["LlamaTokenizer", "LlamaTokenizerFast"])
-def test_a_class_that_splits_text_otherwise_is_an_error_that_says_what_mends_it(tmp_path: Path, make: Any, named: str) -> None:
+def test_a_class_that_splits_text_otherwise_is_an_error_that_says_what_mends_it(
+    tmp_path: Path, make: Any, named: str
+) -> None:
     folder = folder_of(make(), tmp_path, tokenizer_class=named)
-    with pytest.raises(InvalidField, match='set "tokenizer_class": "PreTrainedTokenizerFast"') as raised:
+    with pytest.raises(
+        InvalidField, match='set "tokenizer_class": "PreTrainedTokenizerFast"'
+    ) as raised:
         load_tokenizer(folder)
     assert folder in str(raised.value)
     assert repr(named) in str(raised.value)
@@ -71,7 +107,8 @@ def test_the_setting_that_the_error_names_mends_it(tmp_path: Path, make: Any, me
 def test_every_engine_that_reads_checkpoints_gets_the_error(tmp_path: Path) -> None:
     folder = folder_of(bytes_like_deepseek(), tmp_path, tokenizer_class="LlamaTokenizer")
     with pytest.raises(InvalidField, match="Hello world"):
-        Checkpoint(ModelLoadConfig(model=folder)).tokenizer  # noqa: B018 - read when it is asked for
+        # read when it is asked for
+        Checkpoint(ModelLoadConfig(model=folder)).tokenizer  # noqa: B018
 
 
 def test_code_of_a_checkpoint_s_own_is_named_in_the_advice() -> None:
@@ -79,36 +116,65 @@ def test_code_of_a_checkpoint_s_own_is_named_in_the_advice() -> None:
         pass
 
     settings = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["a.B", None]}}
-    assert 'take "AutoTokenizer" out of its "auto_map"' in tokenizer_file._advice(OwnTokenizer(), settings)
+    assert 'take "AutoTokenizer" out of its "auto_map"' in tokenizer_file._advice(
+        OwnTokenizer(), settings
+    )
     assert "it has none" in tokenizer_file._advice(OwnTokenizer(), {})
 
 
 def test_spaces_at_the_start_of_a_text_count(tmp_path: Path) -> None:
-    folder = folder_of(words_like_yi(prefix=True), tmp_path, tokenizer_class="LlamaTokenizer", legacy=True)
+    folder = folder_of(
+        words_like_yi(prefix=True), tmp_path, tokenizer_class="LlamaTokenizer", legacy=True
+    )
     with pytest.raises(InvalidField, match="' one' becomes"):
         load_tokenizer(folder)
 
 
-@pytest.mark.parametrize("settings", [{"legacy": False}, {"add_prefix_space": True}, {"add_prefix_space": True, "legacy": False}])
-def test_what_the_checkpoints_settings_ask_for_is_no_difference(tmp_path: Path, settings: dict[str, Any]) -> None:
-    tokenizer, _ = load_tokenizer(folder_of(words_like_yi(prefix=True), tmp_path, tokenizer_class="LlamaTokenizer", **settings))
+@pytest.mark.parametrize(
+    "settings",
+    [{"legacy": False}, {"add_prefix_space": True}, {"add_prefix_space": True, "legacy": False}],
+)
+def test_what_the_checkpoints_settings_ask_for_is_no_difference(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    tokenizer, _ = load_tokenizer(
+        folder_of(
+            words_like_yi(prefix=True), tmp_path, tokenizer_class="LlamaTokenizer", **settings
+        )
+    )
     assert tokenizer.decode(tokenizer.encode("one")).strip() == "one"
 
 
-@pytest.mark.parametrize("settings", [{"legacy": False}, {"add_prefix_space": False}, {"add_prefix_space": True}])
-def test_lost_spaces_are_a_difference_whatever_the_settings(tmp_path: Path, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "settings", [{"legacy": False}, {"add_prefix_space": False}, {"add_prefix_space": True}]
+)
+def test_lost_spaces_are_a_difference_whatever_the_settings(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
     with pytest.raises(InvalidField, match="PreTrainedTokenizerFast"):
-        load_tokenizer(folder_of(bytes_like_deepseek(), tmp_path, tokenizer_class="LlamaTokenizer", **settings))
+        load_tokenizer(
+            folder_of(bytes_like_deepseek(), tmp_path, tokenizer_class="LlamaTokenizer", **settings)
+        )
 
 
 def test_a_prefix_space_is_a_difference_unless_the_settings_ask_for_it(tmp_path: Path) -> None:
     with pytest.raises(InvalidField, match="'Hello world' becomes"):
-        load_tokenizer(folder_of(words_like_yi(), tmp_path, tokenizer_class="LlamaTokenizer", legacy=False))
-    load_tokenizer(folder_of(words_like_yi(), tmp_path, tokenizer_class="LlamaTokenizer", add_prefix_space=True))
+        load_tokenizer(
+            folder_of(words_like_yi(), tmp_path, tokenizer_class="LlamaTokenizer", legacy=False)
+        )
+    load_tokenizer(
+        folder_of(
+            words_like_yi(), tmp_path, tokenizer_class="LlamaTokenizer", add_prefix_space=True
+        )
+    )
 
 
-@pytest.mark.parametrize("make", [chatml_tokenizer, instruct_tokenizer, turns_tokenizer, unigram_tokenizer])
-def test_the_same_parts_are_compared_without_any_text(tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "make", [chatml_tokenizer, instruct_tokenizer, turns_tokenizer, unigram_tokenizer]
+)
+def test_the_same_parts_are_compared_without_any_text(
+    tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make().save_pretrained(tmp_path)
     monkeypatch.setattr(tokenizer_file, "_probes", lambda *_: pytest.fail("texts were compared"))
     load_tokenizer(str(tmp_path))
@@ -118,7 +184,11 @@ def test_other_parts_that_split_text_alike_are_no_difference(tmp_path: Path) -> 
     raw = chatml_tokenizer()
     raw.save_pretrained(tmp_path)
     changed = Rust.from_str(raw.backend_tokenizer.to_str())
-    changed.normalizer = normalizers.Sequence([changed.normalizer, normalizers.NFC()] if changed.normalizer else [normalizers.Replace("never in a text", "x")])
+    changed.normalizer = normalizers.Sequence(
+        [changed.normalizer, normalizers.NFC()]
+        if changed.normalizer
+        else [normalizers.Replace("never in a text", "x")]
+    )
     changed.save(str(tmp_path / "changed.json"))
     tokenizer_file.require_file_ids(raw, tmp_path / "changed.json", {}, "it")
 
@@ -137,7 +207,9 @@ def test_a_normaliser_s_switches_are_settings(tmp_path: Path) -> None:
     changed = Rust.from_str(raw.backend_tokenizer.to_str())
     changed.normalizer = normalizers.Lowercase()
     changed.save(str(tmp_path / "tokenizer.json"))
-    tokenizer_file.require_file_ids(raw, tmp_path / "tokenizer.json", {"do_lower_case": False}, "it")
+    tokenizer_file.require_file_ids(
+        raw, tmp_path / "tokenizer.json", {"do_lower_case": False}, "it"
+    )
     with pytest.raises(InvalidField):
         tokenizer_file.require_file_ids(raw, tmp_path / "tokenizer.json", {}, "it")
 
@@ -145,7 +217,9 @@ def test_a_normaliser_s_switches_are_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize("indent", [None, 2])
 def test_only_the_head_of_the_file_is_read_as_json(tmp_path: Path, indent: int | None) -> None:
     file = tmp_path / "tokenizer.json"
-    file.write_text(json.dumps(json.loads(words_like_yi().to_str()), indent=indent) + "x" * (1 << 17))
+    file.write_text(
+        json.dumps(json.loads(words_like_yi().to_str()), indent=indent) + "x" * (1 << 17)
+    )
     head = tokenizer_file._head(file)
     assert head is not None
     assert "vocab" not in head["model"]
@@ -156,7 +230,9 @@ def test_a_file_in_another_order_is_compared_whole(tmp_path: Path) -> None:
     file, content = tmp_path / "tokenizer.json", json.loads(words_like_yi().to_str())
     file.write_text(json.dumps({"model": content.pop("model"), **content}))
     assert tokenizer_file._head(file) is None
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "LlamaTokenizer"}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "LlamaTokenizer"})
+    )
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     with pytest.raises(InvalidField, match="'Hello world' becomes"):
         load_tokenizer(str(tmp_path))

@@ -10,7 +10,14 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from support.small_tokenizers import CHATML, INSTRUCT, chatml_tokenizer, instruct_tokenizer, turns_tokenizer, unigram_tokenizer
+from support.small_tokenizers import (
+    CHATML,
+    INSTRUCT,
+    chatml_tokenizer,
+    instruct_tokenizer,
+    turns_tokenizer,
+    unigram_tokenizer,
+)
 
 from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer, load_tokenizer
 from pipegen.engines.tokenizer import Renderer, Tokenizer
@@ -28,11 +35,15 @@ def test_special_and_other_added_tokens_are_told_apart() -> None:
     tokenizer = HFTokenizer(chatml_tokenizer())
     assert "<|im_end|>" in tokenizer.special_tokens
     assert "<think>" not in tokenizer.special_tokens
-    assert tokenizer.control_tokens["<think>"] == chatml_tokenizer().convert_tokens_to_ids("<think>")
+    assert tokenizer.control_tokens["<think>"] == chatml_tokenizer().convert_tokens_to_ids(
+        "<think>"
+    )
     assert tokenizer.vocab_size == len(chatml_tokenizer())
 
 
-@pytest.mark.parametrize("make", [chatml_tokenizer, instruct_tokenizer, turns_tokenizer, unigram_tokenizer])
+@pytest.mark.parametrize(
+    "make", [chatml_tokenizer, instruct_tokenizer, turns_tokenizer, unigram_tokenizer]
+)
 def test_encoding_is_that_of_the_tokenizer_without_special_tokens_put_in_front(make: Any) -> None:
     raw = make()
     text = "Hi <s>[INST] there<|im_end|> <|end|> \n x"
@@ -42,13 +53,19 @@ def test_encoding_is_that_of_the_tokenizer_without_special_tokens_put_in_front(m
 def test_truncation_that_a_tokenizer_brings_along_does_not_shorten_prompts() -> None:
     from transformers import PreTrainedTokenizerFast
 
-    rust = type(chatml_tokenizer().backend_tokenizer).from_str(chatml_tokenizer().backend_tokenizer.to_str())
+    rust = type(chatml_tokenizer().backend_tokenizer).from_str(
+        chatml_tokenizer().backend_tokenizer.to_str()
+    )
     rust.enable_truncation(2)
     rust.enable_padding(length=9)
-    assert len(HFTokenizer(PreTrainedTokenizerFast(tokenizer_object=rust)).encode("one two three")) > 2
+    assert (
+        len(HFTokenizer(PreTrainedTokenizerFast(tokenizer_object=rust)).encode("one two three")) > 2
+    )
 
 
-@pytest.mark.parametrize("make", [chatml_tokenizer, instruct_tokenizer, turns_tokenizer, unigram_tokenizer])
+@pytest.mark.parametrize(
+    "make", [chatml_tokenizer, instruct_tokenizer, turns_tokenizer, unigram_tokenizer]
+)
 @pytest.mark.parametrize("first", [True, False])
 def test_plain_encoding_gives_no_added_token(make: Any, first: bool) -> None:
     tokenizer = HFTokenizer(make())
@@ -59,7 +76,9 @@ def test_plain_encoding_gives_no_added_token(make: Any, first: bool) -> None:
 
 @pytest.mark.parametrize("prefix", PREFIXES)
 @pytest.mark.parametrize("piece", ["Hi there", " Hi", "", "the"])
-def test_plain_pieces_have_the_ids_that_they_have_between_control_tokens(prefix: Any, piece: str) -> None:
+def test_plain_pieces_have_the_ids_that_they_have_between_control_tokens(
+    prefix: Any, piece: str
+) -> None:
     tokenizer = HFTokenizer(instruct_tokenizer(prefix))
     token, number = "</s>", tokenizer.control_tokens["</s>"]
     assert tokenizer.encode_plain(piece, first=True) == tokenizer.encode(piece)
@@ -91,7 +110,9 @@ def test_words_that_spell_a_control_token_are_unknown_in_plain_encoding() -> Non
 
     rust = Rust(models.WordLevel({"[UNK]": 0, "<s>": 1, "a": 2}, unk_token="[UNK]"))
     rust.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    rust.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in ("<s>", "[UNK]")])
+    rust.add_special_tokens(
+        [AddedToken(token, normalized=False, special=True) for token in ("<s>", "[UNK]")]
+    )
     tokenizer = HFTokenizer(PreTrainedTokenizerFast(tokenizer_object=rust, unk_token="[UNK]"))
     assert tokenizer.encode_plain("a <s> b", first=False) == (2, 0, 0)
 
@@ -112,30 +133,43 @@ def test_a_tokenizer_in_pure_python_is_refused() -> None:
 
 def test_rendering_is_one_call_of_the_template() -> None:
     raw = chatml_tokenizer()
-    text = HFRenderer(raw, CHATML).render(USER, tools=[], template=None, variables={"add_generation_prompt": True})
+    text = HFRenderer(raw, CHATML).render(
+        USER, tools=[], template=None, variables={"add_generation_prompt": True}
+    )
     assert text == raw.apply_chat_template(USER, tokenize=False, add_generation_prompt=True)
 
 
 def test_templates_by_name() -> None:
-    renderer = HFRenderer(chatml_tokenizer(), {"default": "d", "tool_use": "t", "rag": "{{ documents }}"})
+    renderer = HFRenderer(
+        chatml_tokenizer(), {"default": "d", "tool_use": "t", "rag": "{{ documents }}"}
+    )
     assert renderer.render(USER, tools=[], template=None, variables={}) == "d"
     assert renderer.render(USER, tools=[{"type": "function"}], template=None, variables={}) == "t"
-    assert renderer.render(USER, tools=[], template="rag", variables={"documents": [{"title": "a"}]}) == "[{'title': 'a'}]"
+    assert (
+        renderer.render(USER, tools=[], template="rag", variables={"documents": [{"title": "a"}]})
+        == "[{'title': 'a'}]"
+    )
     assert renderer.template is not None
     assert "documents" in renderer.template
     with pytest.raises(ValueError, match="name one of 'rag'"):
-        HFRenderer(chatml_tokenizer(), {"rag": "r"}).render(USER, tools=[], template=None, variables={})
+        HFRenderer(chatml_tokenizer(), {"rag": "r"}).render(
+            USER, tools=[], template=None, variables={}
+        )
 
 
 def test_a_variable_that_transformers_uses_itself_is_refused() -> None:
     with pytest.raises(ValueError, match="'tokenize' cannot be a template variable"):
-        HFRenderer(chatml_tokenizer(), CHATML).render(USER, tools=[], template=None, variables={"tokenize": True})
+        HFRenderer(chatml_tokenizer(), CHATML).render(
+            USER, tools=[], template=None, variables={"tokenize": True}
+        )
 
 
 def test_a_checkpoint_gives_its_tokenizer_and_its_template(tmp_path: Path) -> None:
     instruct_tokenizer().save_pretrained(tmp_path)
     tokenizer, renderer = load_tokenizer(str(tmp_path))
-    assert tokenizer.encode("<s>[INST] Hi") == HFTokenizer(instruct_tokenizer()).encode("<s>[INST] Hi")
+    assert tokenizer.encode("<s>[INST] Hi") == HFTokenizer(instruct_tokenizer()).encode(
+        "<s>[INST] Hi"
+    )
     assert renderer.template == INSTRUCT
 
 
@@ -148,7 +182,9 @@ def test_a_processors_own_template_comes_before_the_tokenizers(tmp_path: Path, n
 
 def test_a_processor_without_a_template_leaves_the_tokenizers(tmp_path: Path) -> None:
     chatml_tokenizer().save_pretrained(tmp_path)
-    (tmp_path / "processor_config.json").write_text(json.dumps({"processor_class": "Qwen3VLProcessor"}))
+    (tmp_path / "processor_config.json").write_text(
+        json.dumps({"processor_class": "Qwen3VLProcessor"})
+    )
     assert load_tokenizer(str(tmp_path))[1].template == CHATML
 
 

@@ -27,7 +27,9 @@ def engine_of(folder_of: Callable[[str], Path]) -> Callable[[str], Any]:
     """A family's engine, in float32."""
     from pipegen.backends.hf.engine import HFEngine
 
-    return functools.cache(lambda family: HFEngine(ModelLoadConfig(model=str(folder_of(family)), dtype="float32")))
+    return functools.cache(
+        lambda family: HFEngine(ModelLoadConfig(model=str(folder_of(family)), dtype="float32"))
+    )
 
 
 @pytest.fixture
@@ -39,8 +41,12 @@ def engine(engine_of: Callable[[str], Any]) -> Iterator[Any]:
 
 
 @pytest.fixture
-def forwards(engine: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], None]], list[int]]:
-    """Watch the model's forward passes: a list that takes down how many rows each one had, after `before(rows)` was called (which may raise)."""
+def forwards(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Callable[[int], None]], list[int]]:
+    """Watch the model's forward passes: a list that takes down how many rows each one had, after
+    `before(rows)` was called (which may raise).
+    """
 
     def watch(before: Callable[[int], None] = lambda rows: None) -> list[int]:
         model = engine._weights.model()

@@ -29,7 +29,12 @@ def test_equal_prompts_differ_by_their_seeds_and_by_nothing_else(engine: Any) ->
 
 
 def test_each_token_takes_the_next_number_of_its_seeds_stream(engine: Any) -> None:
-    flat = engine.with_plugin(Plugin(name="flat", logits_processor=lambda context: lambda ids, scores: torch.zeros_like(scores)))
+    flat = engine.with_plugin(
+        Plugin(
+            name="flat",
+            logits_processor=lambda context: lambda ids, scores: torch.zeros_like(scores),
+        )
+    )
     numbers, size = random.Random(7), engine._weights.model().config.vocab_size
     inputs = [sampled(0, temperature=1.0, seed=7, stop=StopOptions(ignore_eos=True)), sampled(1)]
     assert ids(flat, inputs)[0] == tuple(int(numbers.random() * size) for _ in range(10))
@@ -44,7 +49,9 @@ def test_every_row_gets_its_own_options(engine: Any) -> None:  # B8
         sampled(0, temperature=0.0, max_new_tokens=3),
         sampled(0, top_k=1, max_new_tokens=7),
         sampled(1, top_p=0.3, temperature=0.7, repetition_penalty=1.3),
-        sampled(2, min_p=0.2, presence_penalty=1.0, frequency_penalty=0.5, stop=StopOptions(stop=("e",))),
+        sampled(
+            2, min_p=0.2, presence_penalty=1.0, frequency_penalty=0.5, stop=StopOptions(stop=("e",))
+        ),
         sampled(3, no_repeat_ngram_size=2, min_new_tokens=4, logprobs=True),
         sampled(0, temperature=0.0, no_repeat_ngram_size=1, max_new_tokens=30),
     ]
@@ -52,14 +59,35 @@ def test_every_row_gets_its_own_options(engine: Any) -> None:  # B8
     assert [raw.token_ids for raw in together] == [ids(engine, [row])[0] for row in rows]
     assert together[0].token_ids == together[1].token_ids[:3]
     assert len({*PROMPTS[0], *together[5].token_ids}) == 3 + len(together[5].token_ids)
-    assert [raw.logprobs is not None for raw in together] == [False, False, False, False, True, False]
+    assert [raw.logprobs is not None for raw in together] == [
+        False,
+        False,
+        False,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_the_margin_is_the_models_own_whatever_is_asked_and_drawn(engine: Any) -> None:
-    shown = raws(engine, [encoded(PROMPTS[0], max_new_tokens=6, logprobs=True, top_logprobs=2)])[0].logprobs or ()
-    assert [one.margin for one in shown] == pytest.approx([one.top[0][1] - one.top[1][1] for one in shown])
+    shown = (
+        raws(engine, [encoded(PROMPTS[0], max_new_tokens=6, logprobs=True, top_logprobs=2)])[
+            0
+        ].logprobs
+        or ()
+    )
+    assert [one.margin for one in shown] == pytest.approx(
+        [one.top[0][1] - one.top[1][1] for one in shown]
+    )
     hidden = raws(engine, [encoded(PROMPTS[0], max_new_tokens=6, logprobs=True)])[0].logprobs or ()
     assert [(one.margin, one.top) for one in hidden] == [(one.margin, ()) for one in shown]
-    drawn = raws(engine, [sampled(0, logprobs=True, top_logprobs=3, repetition_penalty=1.5)])[0].logprobs or ()
-    assert [one.margin for one in drawn] == pytest.approx([one.top[0][1] - one.top[1][1] for one in drawn])
+    drawn = (
+        raws(engine, [sampled(0, logprobs=True, top_logprobs=3, repetition_penalty=1.5)])[
+            0
+        ].logprobs
+        or ()
+    )
+    assert [one.margin for one in drawn] == pytest.approx(
+        [one.top[0][1] - one.top[1][1] for one in drawn]
+    )
     assert any(one.top[0][0] != one.token_id for one in drawn)

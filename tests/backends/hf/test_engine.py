@@ -26,8 +26,16 @@ def rows_with_images(engine: Any) -> list[Encoded]:
     """Rows without, with one and with two images of several sizes."""
     mark, rows = engine._checkpoint.image_token_id, []
     for sizes in ([], [(40, 70)], [(96, 64), (33, 120)], [], [(128, 128)]):
-        images = [engine.prepare_image(ImageSource(data=image_file(width=w, height=h)), DEFAULTS.preprocess, 0).unwrap() for w, h in sizes]
-        prompt = [token for image in images for token in (90, *[mark] * image.tokens, 91)] + [70 + len(rows), 71]
+        images = [
+            engine.prepare_image(
+                ImageSource(data=image_file(width=w, height=h)), DEFAULTS.preprocess, 0
+            ).unwrap()
+            for w, h in sizes
+        ]
+        prompt = [token for image in images for token in (90, *[mark] * image.tokens, 91)] + [
+            70 + len(rows),
+            71,
+        ]
         rows.append(encoded(prompt, images=images, max_new_tokens=5 + 4 * len(rows)))
     return rows
 
@@ -43,7 +51,10 @@ def test_it_is_an_engine_whose_light_facts_need_no_weights(engine_of: Callable[[
     assert engine.bos_token is None
     assert [engine.tokenizer.decode([token]) for token in engine.eos_token_ids] == ["<|im_end|>"]
     assert engine.renderer.template is not None
-    assert engine.prepare_image(ImageSource(data=image_file()), DEFAULTS.preprocess, 0).unwrap().grid is not None
+    assert (
+        engine.prepare_image(ImageSource(data=image_file()), DEFAULTS.preprocess, 0).unwrap().grid
+        is not None
+    )
     assert not engine.loaded
 
 
@@ -60,7 +71,10 @@ def test_no_rows_need_no_weights(engine_of: Callable[[str], Any]) -> None:  # B3
 
 
 @FAMILY
-def test_rows_of_any_length_get_what_they_get_alone(family: str, engine_of: Callable[[str], Any]) -> None:  # B1, B7
+# B1, B7
+def test_rows_of_any_length_get_what_they_get_alone(
+    family: str, engine_of: Callable[[str], Any]
+) -> None:
     engine = engine_of(family)
     inputs = [encoded(prompt, max_new_tokens=4 + 9 * at) for at, prompt in enumerate(PROMPTS)]
     together = ids(engine, inputs)
@@ -68,7 +82,9 @@ def test_rows_of_any_length_get_what_they_get_alone(family: str, engine_of: Call
     assert ids(engine, inputs[::-1]) == together[::-1]
 
 
-def test_images_and_texts_in_one_batch_get_what_they_get_alone(engine_of: Callable[[str], Any]) -> None:
+def test_images_and_texts_in_one_batch_get_what_they_get_alone(
+    engine_of: Callable[[str], Any],
+) -> None:
     engine = engine_of("qwen3_vl")
     inputs = rows_with_images(engine)
     assert ids(engine, inputs) == [ids(engine, [one])[0] for one in inputs]
@@ -76,13 +92,32 @@ def test_images_and_texts_in_one_batch_get_what_they_get_alone(engine_of: Callab
 
 def test_rows_with_images_get_the_ids_of_generate(engine_of: Callable[[str], Any]) -> None:
     engine = engine_of("qwen3_vl")
-    model, processor, mark = engine._weights.model(), engine._checkpoint.image_processor, engine._checkpoint.image_token_id
+    model, processor, mark = (
+        engine._weights.model(),
+        engine._checkpoint.image_processor,
+        engine._checkpoint.image_token_id,
+    )
     inputs = rows_with_images(engine)
     for row, answer in zip(inputs, ids(engine, inputs), strict=True):
         prompt = torch.tensor([row.prompt.token_ids])
-        image_files = [Image.frombytes("RGB", (image.width, image.height), image.rgb) for image in row.prompt.images]
-        more = {**processor(image_files, return_tensors="pt"), "mm_token_type_ids": (prompt == mark).long()} if image_files else {}
-        settings = {"do_sample": False, "max_new_tokens": row.options.max_new_tokens, "eos_token_id": list(engine.eos_token_ids), "pad_token_id": 0}
+        image_files = [
+            Image.frombytes("RGB", (image.width, image.height), image.rgb)
+            for image in row.prompt.images
+        ]
+        more = (
+            {
+                **processor(image_files, return_tensors="pt"),
+                "mm_token_type_ids": (prompt == mark).long(),
+            }
+            if image_files
+            else {}
+        )
+        settings = {
+            "do_sample": False,
+            "max_new_tokens": row.options.max_new_tokens,
+            "eos_token_id": list(engine.eos_token_ids),
+            "pad_token_id": 0,
+        }
         whole = model.generate(prompt, attention_mask=torch.ones_like(prompt), **settings, **more)
         assert answer == tuple(whole[0, prompt.shape[1] :].tolist())
 
@@ -90,34 +125,58 @@ def test_rows_with_images_get_the_ids_of_generate(engine_of: Callable[[str], Any
 def test_images_are_seen(engine_of: Callable[[str], Any]) -> None:
     engine = engine_of("qwen3_vl")
     mark = engine._checkpoint.image_token_id
-    images = [engine.prepare_image(ImageSource(data=image_file(width=64, height=64, mode=mode)), DEFAULTS.preprocess, 0).unwrap() for mode in ("RGB", "L")]
-    first, second = ids(engine, [encoded([*[mark] * 4, 70], images=[image], max_new_tokens=8) for image in images])
+    images = [
+        engine.prepare_image(
+            ImageSource(data=image_file(width=64, height=64, mode=mode)), DEFAULTS.preprocess, 0
+        ).unwrap()
+        for mode in ("RGB", "L")
+    ]
+    first, second = ids(
+        engine, [encoded([*[mark] * 4, 70], images=[image], max_new_tokens=8) for image in images]
+    )
     assert first != second
 
 
 def test_a_prompt_without_room_for_its_images_fails_alone(engine_of: Callable[[str], Any]) -> None:
     engine = engine_of("qwen3_vl")
-    bad, good = engine.generate([encoded([engine._checkpoint.image_token_id, 70], max_new_tokens=2), encoded([70], max_new_tokens=2)])
+    bad, good = engine.generate(
+        [
+            encoded([engine._checkpoint.image_token_id, 70], max_new_tokens=2),
+            encoded([70], max_new_tokens=2),
+        ]
+    )
     assert isinstance(bad.failure(), InvalidRequest)
     assert len(good.unwrap().token_ids) == 2
 
 
 def test_finished_rows_leave_the_batch(engine: Any, forwards: Any) -> None:
     sizes = forwards()
-    engine.generate([encoded(prompt, max_new_tokens=count, stop=StopOptions(ignore_eos=True)) for prompt, count in zip(PROMPTS, (2, 2, 5, 3), strict=True)])
+    engine.generate(
+        [
+            encoded(prompt, max_new_tokens=count, stop=StopOptions(ignore_eos=True))
+            for prompt, count in zip(PROMPTS, (2, 2, 5, 3), strict=True)
+        ]
+    )
     assert sizes == [4, 4, 2, 1, 1]
 
 
-def test_with_a_cache_that_cannot_be_cut_finished_rows_ride_on_unheeded(engine: Any, forwards: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_cache_that_cannot_be_cut_finished_rows_ride_on_unheeded(
+    engine: Any, forwards: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from pipegen.backends.hf import running_batch as lane
     from pipegen.backends.hf.scheduler import ModelTraits
 
-    inputs = [sampled(at, max_new_tokens=2 + 3 * at, logprobs=True, repetition_penalty=1.2) for at in range(4)]
+    inputs = [
+        sampled(at, max_new_tokens=2 + 3 * at, logprobs=True, repetition_penalty=1.2)
+        for at in range(4)
+    ]
     expected = engine.generate(inputs)
     monkeypatch.setattr(lane, "can_drop_rows", lambda state, rope: False)
     monkeypatch.setattr(engine, "_traits", ModelTraits())
     sizes = forwards()
-    assert [raw.token_ids for raw in raws(engine, inputs)] == [slot.unwrap().token_ids for slot in expected]
+    assert [raw.token_ids for raw in raws(engine, inputs)] == [
+        slot.unwrap().token_ids for slot in expected
+    ]
     assert set(sizes) == {4}
 
 
@@ -134,11 +193,14 @@ def test_rows_whose_positions_a_model_keeps_to_itself_cannot_leave() -> None:
     assert not can_drop_rows({**state, "kept_of_each_row": positions}, None)
 
 
-def test_rows_that_stay_together_bring_the_offsets_that_their_model_keeps(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_stay_together_bring_the_offsets_that_their_model_keeps(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from pipegen.backends.hf.running_batch import StaticBatch
 
     model, own = engine._weights.model(), torch.ones(1, 1)
-    monkeypatch.setattr(model.base_model, "rope_deltas", torch.zeros(1, 1), raising=False)  # of a call that ran meanwhile
+    # of a call that ran meanwhile
+    monkeypatch.setattr(model.base_model, "rope_deltas", torch.zeros(1, 1), raising=False)
     StaticBatch(torch.tensor([[3, 4]]), own, {"use_cache": False}).step(model, torch.tensor([[5]]))
     assert model.base_model.rope_deltas is own
 
@@ -146,7 +208,11 @@ def test_rows_that_stay_together_bring_the_offsets_that_their_model_keeps(engine
 def test_prompts_that_hold_the_pad_token_are_read_whole(engine_of: Callable[[str], Any]) -> None:
     engine = engine_of("llama")
     pad = engine._checkpoint.pad_token_id
-    inputs = [encoded([pad, 70, pad, 71, pad], max_new_tokens=6), encoded([70, 71], max_new_tokens=6), encoded(PROMPTS[3], max_new_tokens=6)]
+    inputs = [
+        encoded([pad, 70, pad, 71, pad], max_new_tokens=6),
+        encoded([70, 71], max_new_tokens=6),
+        encoded(PROMPTS[3], max_new_tokens=6),
+    ]
     assert ids(engine, inputs) == [ids(engine, [one])[0] for one in inputs]
 
 
@@ -180,7 +246,9 @@ def test_streams_on_one_model_may_take_turns(family: str, engine_of: Callable[[s
     expected = engine.generate(inputs)
     streams = [engine.stream(inputs[:3]), engine.stream(inputs[3:])]
     done: dict[tuple[int, int], Any] = {}
-    while streams_left := [at for at in (0, 1) if len([1 for which, _ in done if which == at]) < (3, 2)[at]]:
+    while streams_left := [
+        at for at in (0, 1) if len([1 for which, _ in done if which == at]) < (3, 2)[at]
+    ]:
         for at in streams_left:
             event = next(streams[at])
             if isinstance(event, RowDone):
@@ -191,7 +259,12 @@ def test_streams_on_one_model_may_take_turns(family: str, engine_of: Callable[[s
 def test_threads_share_a_model(engine: Any) -> None:
     inputs = [sampled(at, max_new_tokens=16) for at in range(6)]
     expected, answers = engine.generate(inputs), {}
-    threads = [threading.Thread(target=lambda at=at: answers.setdefault(at, engine.generate([inputs[at]])[0])) for at in range(6)]
+    threads = [
+        threading.Thread(
+            target=lambda at=at: answers.setdefault(at, engine.generate([inputs[at]])[0])
+        )
+        for at in range(6)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -199,7 +272,9 @@ def test_threads_share_a_model(engine: Any) -> None:
     assert [answers[at] for at in range(6)] == expected
 
 
-def test_logits_that_are_no_numbers_fail_their_row_alone(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_that_are_no_numbers_fail_their_row_alone(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = engine._weights.model()
     plain = model.lm_head.forward
 
@@ -211,13 +286,20 @@ def test_logits_that_are_no_numbers_fail_their_row_alone(engine: Any, monkeypatc
 
     monkeypatch.setattr(model.lm_head, "forward", spoiled)
     for temperature in (0.0, 1.0):
-        good, bad = engine.generate([encoded([70, 71], max_new_tokens=3, temperature=temperature), encoded([70], max_new_tokens=3, temperature=temperature)])
+        good, bad = engine.generate(
+            [
+                encoded([70, 71], max_new_tokens=3, temperature=temperature),
+                encoded([70], max_new_tokens=3, temperature=temperature),
+            ]
+        )
         assert isinstance(good, Success)
         assert isinstance(bad.failure(), BackendFailed)
         assert bad.failure().scope == "row"
 
 
-def test_a_failed_device_fails_the_call(engine: Any, forwards: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_device_fails_the_call(
+    engine: Any, forwards: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     def broken(rows: int) -> None:
         raise torch.AcceleratorError("CUDA error: device-side assert triggered")
 
@@ -239,12 +321,18 @@ def test_a_bug_comes_through(engine: Any, forwards: Any) -> None:
         engine.generate([encoded([70])])
 
 
-def test_nothing_is_printed_or_logged(folder_of: Callable[[str], Any], capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_printed_or_logged(
+    folder_of: Callable[[str], Any],
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     from pipegen.backends.hf.engine import HFEngine
     from pipegen.engines.settings import ModelLoadConfig
 
     for family in ("gemma3", "qwen3_vl"):
         engine = HFEngine(ModelLoadConfig(model=str(folder_of(family))))
-        engine.generate([encoded([70], max_new_tokens=3, temperature=0.5), encoded([70, 71], max_new_tokens=3)])
+        engine.generate(
+            [encoded([70], max_new_tokens=3, temperature=0.5), encoded([70, 71], max_new_tokens=3)]
+        )
     assert capfd.readouterr() == ("", "")
     assert not caplog.records

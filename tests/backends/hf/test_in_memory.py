@@ -18,7 +18,10 @@ from pipegen.testing.image_files import image_file
 REQUESTS: Any = [
     {"messages": [{"role": "user", "content": "What is 7 + 8?"}]},
     {"prompt": "Describe the image.", "images": [image_file()]},
-    {"messages": [{"role": "user", "content": "Tell me a story."}], "options": {"temperature": 1.0, "seed": 3, "stop": ["the"]}},
+    {
+        "messages": [{"role": "user", "content": "Tell me a story."}],
+        "options": {"temperature": 1.0, "seed": 3, "stop": ["the"]},
+    },
 ]
 
 
@@ -27,24 +30,38 @@ def parts() -> tuple[Any, Any, Any]:
     processors: Any = AutoImageProcessor
     folder = embedded.path()
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
-    return model, AutoTokenizer.from_pretrained(folder), processors.from_pretrained(folder, backend="pil")
+    return (
+        model,
+        AutoTokenizer.from_pretrained(folder),
+        processors.from_pretrained(folder, backend="pil"),
+    )
 
 
 def test_it_answers_as_its_checkpoint_does(parts: tuple[Any, Any, Any]) -> None:
     model, tokenizer, processor = parts
     model.train()
     route = pg.backends.hf(model=model, tokenizer=tokenizer, processor=processor, batch_size=4)
-    ours, theirs = (pg.run(one, REQUESTS, {"max_new_tokens": 24}) for one in (route, pg.backends.hf("embedded")))
-    assert [slot.unwrap().token_ids for slot in ours] == [slot.unwrap().token_ids for slot in theirs]
+    ours, theirs = (
+        pg.run(one, REQUESTS, {"max_new_tokens": 24}) for one in (route, pg.backends.hf("embedded"))
+    )
+    assert [slot.unwrap().token_ids for slot in ours] == [
+        slot.unwrap().token_ids for slot in theirs
+    ]
     assert [slot.unwrap().finish for slot in ours] == [slot.unwrap().finish for slot in theirs]
-    assert [slot.unwrap().image_digests for slot in ours] == [slot.unwrap().image_digests for slot in theirs]
+    assert [slot.unwrap().image_digests for slot in ours] == [
+        slot.unwrap().image_digests for slot in theirs
+    ]
     assert not model.training
     route.engine.close()
     assert pg.is_ok(pg.run(route, REQUESTS[:1])[0])
 
 
-def test_without_a_processor_images_are_refused_and_text_goes_on(parts: tuple[Any, Any, Any]) -> None:
-    slots = pg.run(pg.backends.hf(parts[0], tokenizer=parts[1]), REQUESTS[:2], {"max_new_tokens": 4})
+def test_without_a_processor_images_are_refused_and_text_goes_on(
+    parts: tuple[Any, Any, Any],
+) -> None:
+    slots = pg.run(
+        pg.backends.hf(parts[0], tokenizer=parts[1]), REQUESTS[:2], {"max_new_tokens": 4}
+    )
     assert pg.is_ok(slots[0])
     assert isinstance(slots[1].failure(), pg.UnsupportedMultimodal)
     assert "no processor was given" in slots[1].failure().message
@@ -64,16 +81,29 @@ def test_trained_weights_are_another_model(parts: tuple[Any, Any, Any]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"model": "embedded", "tokenizer": object()}, "a model of transformers that is in memory, not with 'embedded'"),
+        (
+            {"model": "embedded", "tokenizer": object()},
+            "a model of transformers that is in memory, not with 'embedded'",
+        ),
         ({}, "takes the tokenizer of a model that is in memory"),
         ({"processor": object()}, "takes the tokenizer"),
-        ({"tokenizer": "embedded"}, "takes a tokenizer of transformers with a model that is in memory, not 'embedded'"),
-        ({"tokenizer": None, "processor": "embedded"}, "takes a processor of transformers with a model that is in memory, not 'embedded'"),
+        (
+            {"tokenizer": "embedded"},
+            "takes a tokenizer of transformers with a model that is in memory, not 'embedded'",
+        ),
+        (
+            {"tokenizer": None, "processor": "embedded"},
+            "takes a processor of transformers with a model that is in memory, not 'embedded'",
+        ),
         ({"tokenizer": None, "dtype": "float16"}, "takes no 'dtype'"),
         ({"tokenizer": None, "batchsize": 2}, "did you mean 'batch_size'"),
     ],
 )
-def test_what_does_not_go_together_is_refused(arguments: dict[str, Any], words: str, parts: tuple[Any, Any, Any]) -> None:
-    right = {name: parts[1] for name, value in arguments.items() if name == "tokenizer" and value is None}
+def test_what_does_not_go_together_is_refused(
+    arguments: dict[str, Any], words: str, parts: tuple[Any, Any, Any]
+) -> None:
+    right = {
+        name: parts[1] for name, value in arguments.items() if name == "tokenizer" and value is None
+    }
     with pytest.raises(pg.InvalidField, match=words):
         pg.backends.hf(**{"model": parts[0], **arguments, **right})

@@ -34,12 +34,22 @@ def folder(folder_of: Callable[[str], Path]) -> Path:
     return folder_of("qwen3")
 
 
-@pytest.mark.parametrize(("asked", "got"), [("auto", torch.float32), ("bf16", torch.bfloat16), ("float16", torch.float16), ("float32", torch.float32)])
+@pytest.mark.parametrize(
+    ("asked", "got"),
+    [
+        ("auto", torch.float32),
+        ("bf16", torch.bfloat16),
+        ("float16", torch.float16),
+        ("float32", torch.float32),
+    ],
+)
 def test_the_dtype_is_the_one_asked_for(asked: str, got: torch.dtype, folder: Path) -> None:  # C7
     assert load(folder, dtype=asked).dtype == got
 
 
-def test_auto_keeps_the_dtype_of_the_file_and_makes_the_embedded_model_float32(folder: Path, tmp_path: Path) -> None:
+def test_auto_keeps_the_dtype_of_the_file_and_makes_the_embedded_model_float32(
+    folder: Path, tmp_path: Path
+) -> None:
     load(folder, dtype="bf16").save_pretrained(tmp_path)
     for file in folder.glob("*token*"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -55,7 +65,13 @@ def test_a_dtype_that_does_not_exist_is_refused() -> None:  # C7
 
 def test_the_device_is_the_one_asked_for_or_the_best_there_is(folder: Path) -> None:
     assert pick_device("meta") == torch.device("meta")
-    assert pick_device(None).type == ("cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu")
+    assert pick_device(None).type == (
+        "cuda"
+        if torch.cuda.is_available()
+        else "mps"
+        if torch.backends.mps.is_available()
+        else "cpu"
+    )
     assert load(folder, device="cpu").device.type == "cpu"
     assert load(folder, device_map="cpu").device.type == "cpu"
 
@@ -68,7 +84,9 @@ def test_attention_and_further_settings_reach_the_model(folder: Path) -> None:
 
 def test_attention_kernels_agree(folder: Path, engine: Any) -> None:
     inputs = [encoded([70, 71, 72], max_new_tokens=8), encoded([70], max_new_tokens=8)]
-    eager = HFEngine(ModelLoadConfig(model=str(folder), dtype="float32", attn_implementation="eager"))
+    eager = HFEngine(
+        ModelLoadConfig(model=str(folder), dtype="float32", attn_implementation="eager")
+    )
     assert eager.generate(inputs) == engine.generate(inputs)
 
 
@@ -112,7 +130,10 @@ def test_a_missing_package_is_named_with_what_installs_it(
 
 def test_without_torch_the_engine_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingExtra, match=re.escape(f"the Hugging Face engine needs the package torch: {install_hint('hf')}")):
+    with pytest.raises(
+        MissingExtra,
+        match=re.escape(f"the Hugging Face engine needs the package torch: {install_hint('hf')}"),
+    ):
         pg.backends.hf("embedded")
 
 
@@ -125,9 +146,21 @@ def edit(folder: Path, name: str, change: Callable[[dict[str, Any]], Any]) -> No
 
 def test_a_checkpoint_with_nothing_to_pad_with_is_refused(tmp_path: Path) -> None:  # B5
     folder = write_model(tmp_path)
-    edit(folder, "tokenizer_config.json", lambda settings: [settings.pop(name) for name in ("pad_token", "eos_token")])
-    edit(folder, "generation_config.json", lambda settings: [settings.pop(name) for name in ("pad_token_id", "eos_token_id")])
-    edit(folder, "config.json", lambda settings: settings.update(eos_token_id=None, pad_token_id=None))
+    edit(
+        folder,
+        "tokenizer_config.json",
+        lambda settings: [settings.pop(name) for name in ("pad_token", "eos_token")],
+    )
+    edit(
+        folder,
+        "generation_config.json",
+        lambda settings: [settings.pop(name) for name in ("pad_token_id", "eos_token_id")],
+    )
+    edit(
+        folder,
+        "config.json",
+        lambda settings: settings.update(eos_token_id=None, pad_token_id=None),
+    )
     with pytest.raises(ValueError, match="neither a pad token nor an end token"):
         load(folder)
 
@@ -139,7 +172,12 @@ def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"1 of the model's weights are missing, such as model\.layers\.1\.mlp\.up_proj\.weight"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"1 of the model's weights are missing, such as model\.layers\.1\.mlp\.up_proj\.weight"
+        ),
+    ):
         load(folder)
 
 
@@ -151,7 +189,9 @@ def test_an_encoder_decoder_is_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_a_vision_model_may_be_loaded_for_text_alone(folder_of: Callable[[str], Path], engine_of: Callable[[str], Any]) -> None:
+def test_a_vision_model_may_be_loaded_for_text_alone(
+    folder_of: Callable[[str], Path], engine_of: Callable[[str], Any]
+) -> None:
     engine = HFEngine(ModelLoadConfig(model=str(folder_of("qwen3_vl")), variant="text"))
     assert "images" not in engine.capabilities.honours
     assert engine.capabilities.reason == "it was loaded with variant='text'"
@@ -165,17 +205,26 @@ def test_a_text_model_is_not_loaded_as_a_vision_model(folder: Path) -> None:
         _ = HFEngine(ModelLoadConfig(model=str(folder), variant="vlm")).capabilities
 
 
-def test_a_lora_adapter_changes_what_is_said_as_its_merged_weights_do(folder: Path, tmp_path: Path, engine: Any) -> None:
+def test_a_lora_adapter_changes_what_is_said_as_its_merged_weights_do(
+    folder: Path, tmp_path: Path, engine: Any
+) -> None:
     peft = pytest.importorskip("peft")
     torch.manual_seed(3)
-    lora = peft.get_peft_model(load(folder), peft.LoraConfig(r=2, lora_alpha=8, target_modules=["q_proj", "down_proj"], init_lora_weights=False))
+    lora = peft.get_peft_model(
+        load(folder),
+        peft.LoraConfig(
+            r=2, lora_alpha=8, target_modules=["q_proj", "down_proj"], init_lora_weights=False
+        ),
+    )
     lora.save_pretrained(tmp_path / "adapter")
     merged = tmp_path / "merged"
     lora.merge_and_unload().save_pretrained(merged)
     for file in folder.glob("*token*"):
         (merged / file.name).write_bytes(file.read_bytes())
     inputs = [encoded([70, 71, 72], max_new_tokens=10), encoded([75], max_new_tokens=10)]
-    adapted = HFEngine(ModelLoadConfig(model=str(folder), adapter=str(tmp_path / "adapter"))).generate(inputs)
+    adapted = HFEngine(
+        ModelLoadConfig(model=str(folder), adapter=str(tmp_path / "adapter"))
+    ).generate(inputs)
     assert adapted == HFEngine(ModelLoadConfig(model=str(merged))).generate(inputs)
     assert adapted != engine.generate(inputs)
 
@@ -187,7 +236,11 @@ def test_models_that_are_first_needed_at_the_same_time_both_load_whole() -> None
     def first_answer(route: pg.Route) -> str:
         at_once.wait(timeout=60)
         with route:
-            return pg.run(route, [{"prompt": "Hi"}], pg.GenerationOptions(max_new_tokens=2))[0].unwrap().raw_text
+            return (
+                pg.run(route, [{"prompt": "Hi"}], pg.GenerationOptions(max_new_tokens=2))[0]
+                .unwrap()
+                .raw_text
+            )
 
     with ThreadPoolExecutor(len(routes)) as pool:
         assert len(set(pool.map(first_answer, routes))) == 1

@@ -31,13 +31,18 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 
 @pytest.fixture(scope="module")
 def opened(folder_of: Callable[[str], Any]) -> Callable[[str], HFEngine]:
-    return lambda family: HFEngine(ModelLoadConfig(model=str(folder_of(family)), dtype="float32", batch_size=4))
+    return lambda family: HFEngine(
+        ModelLoadConfig(model=str(folder_of(family)), dtype="float32", batch_size=4)
+    )
 
 
 def asked(words_of: int, **options: Any) -> Any:
     chance = random.Random(words_of)
     words = [tuple(chance.randrange(20, 200) for _ in range(5)) for _ in range(3)]
-    return encoded(sum((chance.choice(words) for _ in range(12)), ()), **{"max_new_tokens": TOKENS, "stop": ON, **options})
+    return encoded(
+        sum((chance.choice(words) for _ in range(12)), ()),
+        **{"max_new_tokens": TOKENS, "stop": ON, **options},
+    )
 
 
 def answer(engine: HFEngine, question: Any) -> Any:
@@ -51,7 +56,12 @@ def none(self: Lookup, ids: Sequence[int], most: int) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(options) or "greedy")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_no_guess_changes_a_token(family: str, options: dict[str, Any], opened: Callable[[str], HFEngine], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_guess_changes_a_token(
+    family: str,
+    options: dict[str, Any],
+    opened: Callable[[str], HFEngine],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     engine, question = opened(family), asked(1, **options)
     guessed = answer(engine, question)
     monkeypatch.setattr(Lookup, "guess", none)
@@ -61,29 +71,45 @@ def test_no_guess_changes_a_token(family: str, options: dict[str, Any], opened: 
     def some(self: Lookup, ids: Sequence[int], most: int) -> tuple[int, ...]:
         done = len(ids) - len(question.prompt.token_ids)
         right = made[done : done + chance.randint(0, 6)]
-        return tuple([*right, *(chance.randrange(20, 200) for _ in range(chance.randint(0, 4)))][:most])
+        return tuple(
+            [*right, *(chance.randrange(20, 200) for _ in range(chance.randint(0, 4)))][:most]
+        )
 
     monkeypatch.setattr(Lookup, "guess", some)
     for other in (guessed, answer(engine, question)):
         assert other.token_ids == plain.token_ids
         assert dataclasses.replace(other, logprobs=plain.logprobs) == plain
         if options.get("logprobs"):
-            assert [one.logprob for one in other.logprobs] == pytest.approx([one.logprob for one in plain.logprobs], abs=1e-4)
+            assert [one.logprob for one in other.logprobs] == pytest.approx(
+                [one.logprob for one in plain.logprobs], abs=1e-4
+            )
 
 
-def test_right_guesses_save_passes_and_are_counted(opened: Callable[[str], HFEngine], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_right_guesses_save_passes_and_are_counted(
+    opened: Callable[[str], HFEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine, question = opened("qwen3"), asked(2)
     made = answer(engine, question).token_ids
     before = engine.work.steps, engine.work.row_steps
-    monkeypatch.setattr(Lookup, "guess", lambda self, ids, most: made[len(ids) - len(question.prompt.token_ids) :][: min(most, 3)])
+    monkeypatch.setattr(
+        Lookup,
+        "guess",
+        lambda self, ids, most: made[len(ids) - len(question.prompt.token_ids) :][: min(most, 3)],
+    )
     guessed, right = engine.work.guessed_tokens, engine.work.right_guesses
     assert answer(engine, question).token_ids == made
     assert engine.work.steps - before[0] == -(-(TOKENS - 1) // 4)
     assert engine.work.row_steps - before[1] == TOKENS - 1  # the first token comes with the prompt
-    assert engine.work.guessed_tokens - guessed == engine.work.right_guesses - right == TOKENS - 1 - (engine.work.steps - before[0])
+    assert (
+        engine.work.guessed_tokens - guessed
+        == engine.work.right_guesses - right
+        == TOKENS - 1 - (engine.work.steps - before[0])
+    )
 
 
-def test_a_row_beside_others_is_not_guessed_for(opened: Callable[[str], HFEngine], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_beside_others_is_not_guessed_for(
+    opened: Callable[[str], HFEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows: list[int] = []
     monkeypatch.setattr(Lookup, "guess", lambda self, ids, most: rows.append(len(ids)) or ())
     engine = opened("llama")
@@ -94,20 +120,32 @@ def test_a_row_beside_others_is_not_guessed_for(opened: Callable[[str], HFEngine
 
 
 @pytest.mark.parametrize("family", ["gemma2", "falcon_h1"])
-def test_a_cache_that_forgets_is_not_guessed_for(family: str, opened: Callable[[str], HFEngine], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Lookup, "guess", lambda self, ids, most: pytest.fail("what is wrong could not be cut off"))
+def test_a_cache_that_forgets_is_not_guessed_for(
+    family: str, opened: Callable[[str], HFEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        Lookup, "guess", lambda self, ids, most: pytest.fail("what is wrong could not be cut off")
+    )
     assert len(answer(opened(family), asked(5)).token_ids) == TOKENS
 
 
-def test_images_streams_plugins_and_forms_take_guesses(opened: Callable[[str], HFEngine], monkeypatch: pytest.MonkeyPatch) -> None:
-    content = [{"type": "image", "image": image_file()}, {"type": "text", "text": "word word word word"}]
+def test_images_streams_plugins_and_forms_take_guesses(
+    opened: Callable[[str], HFEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = [
+        {"type": "image", "image": image_file()},
+        {"type": "text", "text": "word word word word"},
+    ]
     request: dict[str, Any] = {"messages": [{"role": "user", "content": content}]}
 
     def ends(context: pg.plugins.RowContext) -> Any:
         return lambda ids, scores: ids.shape[1] >= context.prompt_length + 21
 
     plugin = pg.plugins.Plugin(name="ends", stopping_criteria=ends)
-    ways: list[dict[str, Any]] = [{"max_new_tokens": TOKENS, "ignore_eos": True}, {"max_new_tokens": TOKENS, "regex": "(ab|cd){6,12}"}]
+    ways: list[dict[str, Any]] = [
+        {"max_new_tokens": TOKENS, "ignore_eos": True},
+        {"max_new_tokens": TOKENS, "regex": "(ab|cd){6,12}"},
+    ]
     with pg.route(opened("qwen3_vl")) as route:
         halted = pg.attach(route, plugin)
         for options in ways:
@@ -115,7 +153,14 @@ def test_images_streams_plugins_and_forms_take_guesses(opened: Callable[[str], H
             for guess in (Lookup.guess, none):
                 monkeypatch.setattr(Lookup, "guess", guess)
                 *deltas, done = pg.stream(route, [request], options)
-                results = [slot.unwrap() for slot in (*pg.run(route, [request], options), *pg.run(halted, [request], options), done.slot)]
+                results = [
+                    slot.unwrap()
+                    for slot in (
+                        *pg.run(route, [request], options),
+                        *pg.run(halted, [request], options),
+                        done.slot,
+                    )
+                ]
                 assert "".join(delta.text for delta in deltas) == results[2].text
                 seen.append([(result.token_ids, result.finish, result.text) for result in results])
             assert seen[0] == seen[1]

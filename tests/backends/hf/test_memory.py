@@ -1,4 +1,6 @@
-"""Running out of memory: batches are split, rows keep what they have made, and what is given back is really gone."""
+"""Running out of memory: batches are split, rows keep what they have made, and what is given back
+is really gone.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,14 @@ FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
 def rows(count: int, **options: Any) -> list[Any]:
     """Rows that sample, each with its own seed and length."""
-    shared = {"temperature": 1.5, "max_new_tokens": 12, "logprobs": True, "repetition_penalty": 1.2, "stop": StopOptions(ignore_eos=True), **options}
+    shared = {
+        "temperature": 1.5,
+        "max_new_tokens": 12,
+        "logprobs": True,
+        "repetition_penalty": 1.2,
+        "stop": StopOptions(ignore_eos=True),
+        **options,
+    }
     return [encoded([60 + at, *range(70, 72 + at)], seed=at, **shared) for at in range(count)]
 
 
@@ -35,16 +44,31 @@ def max_cached_tokens(most: int, error: RuntimeError = FULL) -> Callable[[int], 
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 7])
-@pytest.mark.parametrize("error", [FULL, RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory")])
-def test_a_batch_that_does_not_fit_is_split_until_it_does(most: int, error: RuntimeError, engine: Any, forwards: Any) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        FULL,
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate"
+            " memory"
+        ),
+    ],
+)
+def test_a_batch_that_does_not_fit_is_split_until_it_does(
+    most: int, error: RuntimeError, engine: Any, forwards: Any
+) -> None:
     expected = engine.generate(rows(8))
     sizes = forwards(max_cached_tokens(most, error))
     answers = engine.generate(rows(8))
-    assert [slot.unwrap().token_ids for slot in answers] == [slot.unwrap().token_ids for slot in expected]
+    assert [slot.unwrap().token_ids for slot in answers] == [
+        slot.unwrap().token_ids for slot in expected
+    ]
     assert max(sizes) <= most
 
 
-def test_a_row_that_does_not_fit_alone_fails_alone(engine: Any, forwards: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_row_that_does_not_fit_alone_fails_alone(
+    engine: Any, forwards: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     def too_long_for_memory(count: int) -> None:
         if count > 1 or engine.length > 9:
             raise FULL
@@ -59,7 +83,13 @@ def test_a_row_that_does_not_fit_alone_fails_alone(engine: Any, forwards: Any, c
     model.prepare_inputs_for_generation = prepare
     try:
         forwards(too_long_for_memory)
-        short, long, other = engine.generate([encoded([70, 71], max_new_tokens=3), encoded(range(70, 90), max_new_tokens=3), encoded([72], max_new_tokens=3)])
+        short, long, other = engine.generate(
+            [
+                encoded([70, 71], max_new_tokens=3),
+                encoded(range(70, 90), max_new_tokens=3),
+                encoded([72], max_new_tokens=3),
+            ]
+        )
     finally:
         del model.prepare_inputs_for_generation
     assert is_ok(short)
@@ -92,7 +122,9 @@ def test_rows_go_on_from_where_they_were(at: int, engine: Any, forwards: Any) ->
     assert [tuple(made[row]) for row in range(4)] == [slot.unwrap().token_ids for slot in expected]
     for row, slot in enumerate(expected):
         assert slots[row].unwrap().token_ids == slot.unwrap().token_ids
-        assert [entry.logprob for entry in slots[row].unwrap().logprobs] == pytest.approx([entry.logprob for entry in slot.unwrap().logprobs], abs=1e-4)
+        assert [entry.logprob for entry in slots[row].unwrap().logprobs] == pytest.approx(
+            [entry.logprob for entry in slot.unwrap().logprobs], abs=1e-4
+        )
     assert len(sizes) == at + 2 * (12 - at)  # no step is run twice
 
 
@@ -105,13 +137,18 @@ def test_rows_that_were_finished_before_are_kept(engine: Any, forwards: Any) -> 
             raise FULL
 
     forwards(full_later)
-    inputs = [encoded([70, 71], max_new_tokens=2), encoded([72, 73], max_new_tokens=9, stop=StopOptions(ignore_eos=True))]
+    inputs = [
+        encoded([70, 71], max_new_tokens=2),
+        encoded([72, 73], max_new_tokens=9, stop=StopOptions(ignore_eos=True)),
+    ]
     short, long = engine.generate(inputs)
     assert len(short.unwrap().token_ids) == 2
     assert isinstance(long.failure(), BackendFailed)
 
 
-def test_weights_that_do_not_fit_fail_the_call(folder_of: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_do_not_fit_fail_the_call(
+    folder_of: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from pipegen.backends.hf import load
     from pipegen.backends.hf.engine import HFEngine
     from pipegen.engines.settings import ModelLoadConfig
@@ -128,7 +165,9 @@ def test_weights_that_do_not_fit_fail_the_call(folder_of: Callable[[str], Any], 
     assert tries == [1]
 
 
-def test_a_row_whose_plugin_fails_in_the_step_that_fills_the_memory_is_told_of(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_whose_plugin_fails_in_the_step_that_fills_the_memory_is_told_of(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from pipegen.backends.hf.sampling import Sampler
     from pipegen.engines.plugin import Plugin
 
@@ -149,18 +188,30 @@ def test_a_row_whose_plugin_fails_in_the_step_that_fills_the_memory_is_told_of(e
     monkeypatch.setattr(Sampler, "_reported", reported)
     answers = engine.with_plugin(Plugin(name="failing", logits_processor=failing)).generate(rows(4))
     assert [is_ok(slot) for slot in answers] == [True, False, True, True]
-    assert [slot.unwrap().token_ids for slot in answers if is_ok(slot)] == [slot.unwrap().token_ids for at, slot in enumerate(expected) if at != 1]
+    assert [slot.unwrap().token_ids for slot in answers if is_ok(slot)] == [
+        slot.unwrap().token_ids for at, slot in enumerate(expected) if at != 1
+    ]
 
 
-def test_images_ride_along_when_a_batch_is_split(engine_of: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_ride_along_when_a_batch_is_split(
+    engine_of: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from pipegen.records.messages import ImageSource
     from pipegen.records.options import DEFAULTS
     from pipegen.testing.image_files import image_file
 
     engine = engine_of("qwen3_vl")
     mark = engine._checkpoint.image_token_id
-    images = [engine.prepare_image(ImageSource(data=image_file(width=40 + 30 * at, height=64)), DEFAULTS.preprocess, 0).unwrap() for at in range(3)]
-    inputs = [encoded([*[mark] * image.tokens, 70 + at], images=[image], max_new_tokens=6) for at, image in enumerate(images)]
+    images = [
+        engine.prepare_image(
+            ImageSource(data=image_file(width=40 + 30 * at, height=64)), DEFAULTS.preprocess, 0
+        ).unwrap()
+        for at in range(3)
+    ]
+    inputs = [
+        encoded([*[mark] * image.tokens, 70 + at], images=[image], max_new_tokens=6)
+        for at, image in enumerate(images)
+    ]
     expected = engine.generate(inputs)
     model, passes = engine._weights.model(), []
     plain = model.model.forward

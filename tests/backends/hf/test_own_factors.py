@@ -1,4 +1,6 @@
-"""A row gives what it gives alone, where the model's own code looks at the longest row, or where the usual attention would leave something out."""
+"""A row gives what it gives alone, where the model's own code looks at the longest row, or where
+the usual attention would leave something out.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,17 @@ STEPS = 8
 LIMIT = 64
 """The model's `original_max_position_embeddings`."""
 LENGTHS = (5, 20, 55, 56, 57, 60, 63, 64, 65, 66, 90, 3)
-"""Of prompts: those of 57 to 64 tokens become long while they are generated, and `56 + 8` does not."""
+"""Of prompts: those of 57 to 64 tokens become long while they are generated, and `56 + 8` does
+not.
+"""
 
 
 def row(length: int, first: int = 0) -> Encoded:
-    return encoded([(7 * place + first) % 250 + 3 for place in range(length)], max_new_tokens=STEPS, stop=pg.StopOptions(ignore_eos=True))
+    return encoded(
+        [(7 * place + first) % 250 + 3 for place in range(length)],
+        max_new_tokens=STEPS,
+        stop=pg.StopOptions(ignore_eos=True),
+    )
 
 
 def ids(engine: HFEngine, rows: Sequence[Encoded]) -> list[tuple[int, ...]]:
@@ -37,7 +45,9 @@ def ids(engine: HFEngine, rows: Sequence[Encoded]) -> list[tuple[int, ...]]:
 
 
 def by_whole_passes(folder: Path, inputs: Encoded) -> tuple[int, ...]:
-    """Greedy decoding by the plain model, which gets the whole sequence anew for each token, alone and without a cache."""
+    """Greedy decoding by the plain model, which gets the whole sequence anew for each token, alone
+    and without a cache.
+    """
     from transformers import AutoModelForCausalLM
 
     auto: Any = AutoModelForCausalLM
@@ -45,7 +55,9 @@ def by_whole_passes(folder: Path, inputs: Encoded) -> tuple[int, ...]:
     sequence = list(inputs.prompt.token_ids)
     with torch.no_grad():
         for _ in range(STEPS):
-            sequence.append(int(model(torch.tensor([sequence]), use_cache=False).logits[0, -1].argmax()))
+            sequence.append(
+                int(model(torch.tensor([sequence]), use_cache=False).logits[0, -1].argmax())
+            )
     return tuple(sequence[-STEPS:])
 
 
@@ -61,9 +73,13 @@ def test_rows_of_all_lengths_ride_together_and_each_gives_what_the_plain_model_g
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_rows_that_become_long_wait_for_a_place_like_others(size: int, engine_of: Callable[[str], Any], folder_of: Callable[[str], Path]) -> None:
+def test_rows_that_become_long_wait_for_a_place_like_others(
+    size: int, engine_of: Callable[[str], Any], folder_of: Callable[[str], Path]
+) -> None:
     rows = [row(length, at) for at, length in enumerate(LENGTHS)]
-    narrow = HFEngine(ModelLoadConfig(model=str(folder_of("phi3_longrope")), dtype="float32", batch_size=size))
+    narrow = HFEngine(
+        ModelLoadConfig(model=str(folder_of("phi3_longrope")), dtype="float32", batch_size=size)
+    )
     assert ids(narrow, rows) == ids(engine_of("phi3_longrope"), rows)
 
 
@@ -74,7 +90,9 @@ def test_a_row_is_read_again_once_when_it_becomes_long(folder_of: Callable[[str]
 
 
 def test_rows_that_cannot_leave_are_read_again_together(
-    folder_of: Callable[[str], Path], engine_of: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+    folder_of: Callable[[str], Path],
+    engine_of: Callable[[str], Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rows = [row(62), row(62, 1), row(61, 2), row(30, 3)]
     wanted = ids(engine_of("phi3_longrope"), rows)
@@ -101,7 +119,9 @@ def test_only_the_modules_that_say_so_are_asked_row_by_row() -> None:
     class OfText(torch.nn.Module):
         rope_type = "longrope"
 
-        def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        def forward(
+            self, x: torch.Tensor, position_ids: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor]:
             longest = position_ids.max().expand(position_ids.shape)
             return longest, longest
 
@@ -113,15 +133,24 @@ def test_only_the_modules_that_say_so_are_asked_row_by_row() -> None:
     assert longest[:, 0].tolist() == [9, 2, 9, 2]
 
 
-def test_steps_whose_factors_depend_on_the_length_are_not_compiled(engine_of: Callable[[str], Any]) -> None:
+def test_steps_whose_factors_depend_on_the_length_are_not_compiled(
+    engine_of: Callable[[str], Any],
+) -> None:
     with pytest.raises(InvalidField, match=r"depend on the length \(LongRoPE\)"):
         check_compilable(engine_of("phi3_longrope")._weights.model())
 
 
-def test_capped_attention_scores_take_an_attention_that_caps_them(engine_of: Callable[[str], Any], folder_of: Callable[[str], Path]) -> None:
+def test_capped_attention_scores_take_an_attention_that_caps_them(
+    engine_of: Callable[[str], Any], folder_of: Callable[[str], Path]
+) -> None:
     assert engine_of("gemma2")._weights.model().config._attn_implementation == "eager"
-    with pytest.raises(CallFailed, match="'sdpa' ignores the attn_logit_softcapping of gemma2; leave it out, or take 'eager'"):
-        HFEngine(ModelLoadConfig(model=str(folder_of("gemma2")), attn_implementation="sdpa")).generate([row(3)])
+    with pytest.raises(
+        CallFailed,
+        match="'sdpa' ignores the attn_logit_softcapping of gemma2; leave it out, or take 'eager'",
+    ):
+        HFEngine(
+            ModelLoadConfig(model=str(folder_of("gemma2")), attn_implementation="sdpa")
+        ).generate([row(3)])
     flex = HFEngine(ModelLoadConfig(model=str(folder_of("gemma2")), attn_implementation="eager"))
     assert ids(flex, [row(9)]) == ids(engine_of("gemma2"), [row(9)])
 
@@ -129,7 +158,9 @@ def test_capped_attention_scores_take_an_attention_that_caps_them(engine_of: Cal
 def test_only_the_capped_part_of_a_model_takes_it() -> None:
     from transformers import Gemma2Config, PaliGemmaConfig
 
-    require_iterable: Any = PaliGemmaConfig(text_config={"model_type": "gemma2"}, vision_config={"model_type": "siglip_vision_model"})
+    require_iterable: Any = PaliGemmaConfig(
+        text_config={"model_type": "gemma2"}, vision_config={"model_type": "siglip_vision_model"}
+    )
     assert fitting_attention(require_iterable, None) == {"text_config": "eager"}
     assert fitting_attention(require_iterable, "flex_attention") == "flex_attention"
     plain: Any = Gemma2Config(attn_logit_softcapping=None)

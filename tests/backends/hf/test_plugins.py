@@ -21,7 +21,10 @@ PROMPTS = [[60 + at, *range(70, 71 + 3 * at)] for at in range(8)]
 
 
 def rows(**options: Any) -> list[Any]:
-    return [encoded(prompt, **{"max_new_tokens": 8, "stop": StopOptions(ignore_eos=True), **options}) for prompt in PROMPTS]
+    return [
+        encoded(prompt, **{"max_new_tokens": 8, "stop": StopOptions(ignore_eos=True), **options})
+        for prompt in PROMPTS
+    ]
 
 
 class Once:
@@ -39,7 +42,10 @@ def ids(engine: Any, inputs: list[Any]) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("family", ["qwen3", "mistral"])
-def test_a_processor_does_in_a_batch_what_it_does_alone(family: str, engine_of: Callable[[str], Any]) -> None:  # K7
+# K7
+def test_a_processor_does_in_a_batch_what_it_does_alone(
+    family: str, engine_of: Callable[[str], Any]
+) -> None:
     engine = engine_of(family).with_plugin(Plugin(name="once", logits_processor=Once))
     together = ids(engine, rows(max_new_tokens=30))
     assert together == [ids(engine, [row])[0] for row in rows(max_new_tokens=30)]
@@ -61,21 +67,34 @@ def test_hooks_see_their_row_without_padding_and_without_others(engine: Any) -> 
 
         return make
 
-    watched = engine.with_plugin(Plugin(name="watching", logits_processor=watching("processor"), stopping_criteria=watching("criteria")))
+    watched = engine.with_plugin(
+        Plugin(
+            name="watching",
+            logits_processor=watching("processor"),
+            stopping_criteria=watching("criteria"),
+        )
+    )
     answers = ids(watched, rows())
     assert answers == ids(engine, rows())
     for prompt, answer in zip(PROMPTS, answers, strict=True):
         whole = (*prompt, *answer)
-        lengths = {"processor": range(len(prompt), len(whole)), "criteria": range(len(prompt) + 1, len(whole) + 1)}
+        lengths = {
+            "processor": range(len(prompt), len(whole)),
+            "criteria": range(len(prompt) + 1, len(whole) + 1),
+        }
         for name, expected in lengths.items():
-            assert [ids for hook, length, ids in seen if (hook, length) == (name, len(prompt))] == [whole[:length] for length in expected]
+            assert [ids for hook, length, ids in seen if (hook, length) == (name, len(prompt))] == [
+                whole[:length] for length in expected
+            ]
 
 
 def halting(after: int) -> Plugin:
     """Halts a row of an odd prompt length once it has made `after` tokens."""
 
     def make(context: RowContext) -> Any:
-        return lambda input_ids, scores: torch.tensor([context.prompt_length % 2 == 1 and input_ids.shape[1] - context.prompt_length >= after])
+        return lambda input_ids, scores: torch.tensor(
+            [context.prompt_length % 2 == 1 and input_ids.shape[1] - context.prompt_length >= after]
+        )
 
     return Plugin(name="halting", stopping_criteria=make)
 
@@ -87,7 +106,9 @@ def test_a_stopping_criterion_halts_its_row_and_no_other(after: int, engine: Any
         raw, server_side_stops = slot.unwrap(), len(PROMPTS[at]) % 2 == 1
         assert raw.token_ids == plain[at][: after if server_side_stops else 8]
         assert raw.halted == ("halting" if server_side_stops else None)
-        assert decode_row(raw, engine.tokenizer).unwrap().finish is (Finish.PLUGIN if server_side_stops else Finish.LENGTH)
+        assert decode_row(raw, engine.tokenizer).unwrap().finish is (
+            Finish.PLUGIN if server_side_stops else Finish.LENGTH
+        )
 
 
 def test_a_stopping_criterion_waits_for_min_new_tokens(engine: Any) -> None:  # A19
@@ -97,7 +118,11 @@ def test_a_stopping_criterion_waits_for_min_new_tokens(engine: Any) -> None:  # 
 
 def test_a_watching_plugin_halts_the_engine_at_the_very_token(engine: Any) -> None:
     plain = ids(engine, rows(max_new_tokens=24))
-    watch = Plugin(name="six", start=lambda: 0, feed=lambda seen, text: (seen + len(text), len(text) if seen + len(text) >= 6 else None))
+    watch = Plugin(
+        name="six",
+        start=lambda: 0,
+        feed=lambda seen, text: (seen + len(text), len(text) if seen + len(text) >= 6 else None),
+    )
     for at, slot in enumerate(engine.with_plugin(watch).generate(rows(max_new_tokens=24))):
         read = decode_row(slot.unwrap(), engine.tokenizer).unwrap()
         assert read.raw.token_ids == plain[at][: len(read.raw.token_ids)]
@@ -106,7 +131,11 @@ def test_a_watching_plugin_halts_the_engine_at_the_very_token(engine: Any) -> No
 
 
 def only_row(prompt_length: int, hook: Callable[..., Any]) -> Callable[[RowContext], Any]:
-    return lambda context: hook if context.prompt_length == prompt_length else lambda ids, scores: scores if scores is not None else torch.tensor([False])
+    return lambda context: (
+        hook
+        if context.prompt_length == prompt_length
+        else lambda ids, scores: scores if scores is not None else torch.tensor([False])
+    )
 
 
 def raising(ids: torch.Tensor, scores: torch.Tensor | None) -> torch.Tensor:
@@ -121,19 +150,35 @@ def make_nothing(context: RowContext) -> Any:
 
 BROKEN = {
     "raises": Plugin(name="broken", logits_processor=only_row(len(PROMPTS[2]), raising)),
-    "raises as a criterion": Plugin(name="broken", stopping_criteria=only_row(len(PROMPTS[2]), raising)),
+    "raises as a criterion": Plugin(
+        name="broken", stopping_criteria=only_row(len(PROMPTS[2]), raising)
+    ),
     "raises while it is made": Plugin(name="broken", logits_processor=make_nothing),
-    "gives nothing": Plugin(name="broken", logits_processor=only_row(len(PROMPTS[2]), lambda ids, scores: None)),
-    "gives another shape": Plugin(name="broken", logits_processor=only_row(len(PROMPTS[2]), lambda ids, scores: scores[0])),
-    "leaves no token": Plugin(name="broken", logits_processor=only_row(len(PROMPTS[2]), lambda ids, scores: scores - torch.inf)),
-    "gives no numbers": Plugin(name="broken", logits_processor=only_row(len(PROMPTS[2]), lambda ids, scores: scores * torch.nan)),
-    "watches wrongly": Plugin(name="broken", start=lambda: None, feed=lambda state, text: (state, -1)),
+    "gives nothing": Plugin(
+        name="broken", logits_processor=only_row(len(PROMPTS[2]), lambda ids, scores: None)
+    ),
+    "gives another shape": Plugin(
+        name="broken", logits_processor=only_row(len(PROMPTS[2]), lambda ids, scores: scores[0])
+    ),
+    "leaves no token": Plugin(
+        name="broken",
+        logits_processor=only_row(len(PROMPTS[2]), lambda ids, scores: scores - torch.inf),
+    ),
+    "gives no numbers": Plugin(
+        name="broken",
+        logits_processor=only_row(len(PROMPTS[2]), lambda ids, scores: scores * torch.nan),
+    ),
+    "watches wrongly": Plugin(
+        name="broken", start=lambda: None, feed=lambda state, text: (state, -1)
+    ),
 }
 
 
 @pytest.mark.parametrize("plugin", BROKEN.values(), ids=BROKEN)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_broken_plugin_fails_its_row_alone(plugin: Plugin, temperature: float, engine: Any) -> None:
+def test_a_broken_plugin_fails_its_row_alone(
+    plugin: Plugin, temperature: float, engine: Any
+) -> None:
     inputs = rows(temperature=temperature, seed=1)
     plain = engine.generate(inputs)
     for at, slot in enumerate(engine.with_plugin(plugin).generate(inputs)):
@@ -147,7 +192,11 @@ def test_a_broken_plugin_fails_its_row_alone(plugin: Plugin, temperature: float,
 
 def test_a_row_that_fails_in_a_stream_is_done_once(engine: Any) -> None:
     for plugin in (BROKEN["raises"], BROKEN["raises while it is made"]):
-        done = [event for event in engine.with_plugin(plugin).stream(rows()) if isinstance(event, RowDone)]
+        done = [
+            event
+            for event in engine.with_plugin(plugin).stream(rows())
+            if isinstance(event, RowDone)
+        ]
         assert sorted(event.row for event in done) == list(range(8))
         assert [event.row for event in done if not is_ok(event.slot)] == [2]
 

@@ -1,4 +1,6 @@
-"""Calls that are cancelled compute no further step, and a process that was forked off after use refuses, or works, and never waits for ever."""
+"""Calls that are cancelled compute no further step, and a process that was forked off after use
+refuses, or works, and never waits for ever.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Held:
 
 
 @pytest.mark.parametrize("kind", ["arun", "aimap", "watched", "astream"])
-def test_a_cancelled_call_computes_no_further_step(kind: str, engine: Any, forwards: Callable[..., list[int]]) -> None:
+def test_a_cancelled_call_computes_no_further_step(
+    kind: str, engine: Any, forwards: Callable[..., list[int]]
+) -> None:
     held = Held()
     sizes = forwards(held)
     route: Any = pg.route(engine)
@@ -48,7 +52,11 @@ def test_a_cancelled_call_computes_no_further_step(kind: str, engine: Any, forwa
             async for _ in pg.astream(route, requests, LONG):
                 pass
         else:
-            await pg.arun(watched(route, lambda progress: None) if kind == "watched" else route, requests, LONG)
+            await pg.arun(
+                watched(route, lambda progress: None) if kind == "watched" else route,
+                requests,
+                LONG,
+            )
 
     async def cancelled() -> int:
         task = asyncio.create_task(call())
@@ -104,12 +112,27 @@ os.kill(child, 9)
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.parametrize(
-    ("threads", "used", "fresh", "works"), [(2, True, False, False), (2, True, True, False), (1, True, False, True), (2, False, False, True)]
+    ("threads", "used", "fresh", "works"),
+    [
+        (2, True, False, False),
+        (2, True, True, False),
+        (1, True, False, True),
+        (2, False, False, True),
+    ],
 )
-def test_a_fork_after_use_refuses_or_works(threads: int, used: bool, fresh: bool, works: bool) -> None:
+def test_a_fork_after_use_refuses_or_works(
+    threads: int, used: bool, fresh: bool, works: bool
+) -> None:
     script = FORKED.format(threads=threads, used=used, fresh=fresh)
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=False, timeout=300, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env=environment,
+    )
     said = done.stdout.strip()
     if works:
         assert said == "ok", done.stderr

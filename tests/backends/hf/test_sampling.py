@@ -1,4 +1,6 @@
-"""Choosing tokens: the formulas at their edges. That they are transformers' own is a law in property_tests/test_hf.py."""
+"""Choosing tokens: the formulas at their edges. That they are transformers' own is a law in
+property_tests/test_hf.py.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,13 @@ def test_presence_is_taken_once_and_frequency_each_time_of_the_answer_alone() ->
     assert got.tolist() == [[0.0, 2.0, 0.25, -2.0, 2.0]]
 
 
-def test_repetition_makes_seen_tokens_of_prompt_and_answer_less_likely_whatever_their_sign() -> None:
+def test_repetition_makes_seen_tokens_of_prompt_and_answer_less_likely_whatever_their_sign() -> (
+    None
+):
     seen = torch.tensor([[True, True, False, True, False]])
-    assert penalise(SCORES, seen, torch.zeros(1, 5), [options(repetition_penalty=2.0)]).tolist() == [[0.0, 1.5, 1.0, -4.0, 2.0]]
+    assert penalise(
+        SCORES, seen, torch.zeros(1, 5), [options(repetition_penalty=2.0)]
+    ).tolist() == [[0.0, 1.5, 1.0, -4.0, 2.0]]
 
 
 def test_each_filter_keeps_what_its_rule_says() -> None:
@@ -46,20 +52,30 @@ def test_each_filter_keeps_what_its_rule_says() -> None:
 
 
 def test_a_very_low_temperature_takes_the_likeliest_and_stays_a_number() -> None:
-    assert probabilities(SCORES * 1e3, [options(temperature=1e-30)]).tolist() == [[0.0, 1.0, 0.0, 0.0, 0.0]]
+    assert probabilities(SCORES * 1e3, [options(temperature=1e-30)]).tolist() == [
+        [0.0, 1.0, 0.0, 0.0, 0.0]
+    ]
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-45, 1e-38, 1e-30])
-def test_a_temperature_next_to_nothing_takes_the_likeliest_also_where_tokens_are_forbidden(temperature: float) -> None:
+def test_a_temperature_next_to_nothing_takes_the_likeliest_also_where_tokens_are_forbidden(
+    temperature: float,
+) -> None:
     forbidden = torch.tensor([[-torch.inf, 3.0, 1.0, -2.0, 2.0]])
     for scores in (SCORES, SCORES * 1e3, forbidden):
-        assert probabilities(scores, [options(temperature=temperature)]).tolist() == [[0.0, 1.0, 0.0, 0.0, 0.0]]
+        assert probabilities(scores, [options(temperature=temperature)]).tolist() == [
+            [0.0, 1.0, 0.0, 0.0, 0.0]
+        ]
 
 
 @pytest.mark.parametrize("temperature", [1e30, 1e39, 1e300])
-def test_a_temperature_beyond_all_bounds_levels_the_tokens_that_are_allowed(temperature: float) -> None:
+def test_a_temperature_beyond_all_bounds_levels_the_tokens_that_are_allowed(
+    temperature: float,
+) -> None:
     forbidden = torch.tensor([[-torch.inf, 3.0, 1.0, -2.0, 2.0]])
-    assert probabilities(forbidden, [options(temperature=temperature)]).tolist() == [[0.0, 0.25, 0.25, 0.25, 0.25]]
+    assert probabilities(forbidden, [options(temperature=temperature)]).tolist() == [
+        [0.0, 0.25, 0.25, 0.25, 0.25]
+    ]
 
 
 @pytest.mark.parametrize("penalty", [1e-300, 1e-40, 1e40, 1e300])
@@ -85,11 +101,18 @@ def test_tokens_are_drawn_as_often_as_their_probability_says() -> None:
     assert drawn.tolist() == [100, 200, 0, 700]
 
 
-def test_options_go_to_the_device_once_and_not_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = [resolve(GenerationOptions(temperature=0.5 + at, top_k=3 + at, top_p=0.9, min_p=0.01)) for at in range(3)]
+def test_options_go_to_the_device_once_and_not_at_every_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = [
+        resolve(GenerationOptions(temperature=0.5 + at, top_k=3 + at, top_p=0.9, min_p=0.01))
+        for at in range(3)
+    ]
     scores = torch.randn(3, 20, generator=torch.Generator().manual_seed(0))
     expected, made = probabilities(scores, options), []
     plain = torch.tensor
-    monkeypatch.setattr(torch, "tensor", lambda *values, **more: made.append(values) or plain(*values, **more))
+    monkeypatch.setattr(
+        torch, "tensor", lambda *values, **more: made.append(values) or plain(*values, **more)
+    )
     assert torch.equal(probabilities(scores, options), expected)
     assert made == []

@@ -1,4 +1,6 @@
-"""Rows come and go: who rides with whom, what is read once, what a pass is given, and that no pass holds a row that needs none."""
+"""Rows come and go: who rides with whom, what is read once, what a pass is given, and that no pass
+holds a row that needs none.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def row(length: int, count: int, first: int = 60, **options: Any) -> Encoded:
 @pytest.fixture
 def of_size(folder_of: Callable[[str], Any]) -> Callable[..., HFEngine]:
     """A new engine that lets so many rows ride together."""
-    return lambda size, family="qwen3": HFEngine(ModelLoadConfig(model=str(folder_of(family)), dtype="float32", batch_size=size))
+    return lambda size, family="qwen3": HFEngine(
+        ModelLoadConfig(model=str(folder_of(family)), dtype="float32", batch_size=size)
+    )
 
 
 def passes(engine: HFEngine, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
@@ -48,11 +52,14 @@ def shapes(seen: list[dict[str, Any]]) -> list[tuple[int, ...]]:
     return [tuple(given["input_ids"].shape) for given in seen]
 
 
-def test_a_waiting_row_takes_the_place_of_one_that_is_done(of_size: Callable[..., HFEngine], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiting_row_takes_the_place_of_one_that_is_done(
+    of_size: Callable[..., HFEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = of_size(2)
     seen = passes(engine, monkeypatch)
     engine.generate([row(3, 2), row(3, 3, 70), row(3, 6, 80), row(3, 2, 90)])
-    # the longest answers first: 6 and 3; then 2 and 2, read in one pass, each in the place of the one before
+    # the longest answers first: 6 and 3; then 2 and 2, read in one pass, each in the place of the
+    # one before
     assert shapes(seen) == [(2, 3), (2, 1), (2, 1), (2, 3), (2, 1), (2, 1), (1, 1)]
 
 
@@ -74,14 +81,18 @@ def test_what_was_worked_is_told_by_value(of_size: Callable[..., HFEngine]) -> N
     assert (before.row_steps, engine.work.row_steps) == (0, 1)
 
 
-def test_a_row_that_ends_with_its_first_token_takes_no_place(of_size: Callable[..., HFEngine], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_ends_with_its_first_token_takes_no_place(
+    of_size: Callable[..., HFEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = of_size(2)
     seen = passes(engine, monkeypatch)
     engine.generate([row(2, 1), row(3, 1), row(4, 1), row(5, 1)])
     assert all(shape[1] > 1 for shape in shapes(seen))
 
 
-def test_one_prompt_of_many_rows_is_read_once(of_size: Callable[..., HFEngine], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_prompt_of_many_rows_is_read_once(
+    of_size: Callable[..., HFEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = of_size(2)
     inputs = [row(5, 2 + at, temperature=1.5, seed=at) for at in range(7)]
     alone = [engine.generate([one])[0] for one in inputs]
@@ -90,7 +101,9 @@ def test_one_prompt_of_many_rows_is_read_once(of_size: Callable[..., HFEngine], 
     assert [shape for shape in shapes(seen) if shape[1] > 1] == [(1, 5)]
 
 
-def test_rows_of_one_length_get_no_mask_and_others_do(of_size: Callable[..., HFEngine], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_one_length_get_no_mask_and_others_do(
+    of_size: Callable[..., HFEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = of_size(2)
     seen = passes(engine, monkeypatch)
     engine.generate([row(4, 6), row(4, 3, 70), row(4, 3, 80)])
@@ -100,7 +113,9 @@ def test_rows_of_one_length_get_no_mask_and_others_do(of_size: Callable[..., HFE
     assert lengths == [[7, 5], [8, 6]]
 
 
-def test_columns_that_no_row_needs_any_more_are_cut_off(of_size: Callable[..., HFEngine], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_that_no_row_needs_any_more_are_cut_off(
+    of_size: Callable[..., HFEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = of_size(2)
     seen = passes(engine, monkeypatch)
     engine.generate([row(40, 6), row(4, 9)])
@@ -109,14 +124,18 @@ def test_columns_that_no_row_needs_any_more_are_cut_off(of_size: Callable[..., H
     assert widths[-1] == 12
 
 
-def test_prompts_that_wait_are_read_ahead_in_one_pass(of_size: Callable[..., HFEngine], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_that_wait_are_read_ahead_in_one_pass(
+    of_size: Callable[..., HFEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = of_size(8)
     seen = passes(engine, monkeypatch)
     engine.generate([row(3, 4 + at, 60 + at) for at in range(14)])
     assert [shape for shape in shapes(seen) if shape[1] > 1] == [(8, 3), (6, 3)]
 
 
-def test_prompts_of_unlike_lengths_are_read_apart(of_size: Callable[..., HFEngine], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_of_unlike_lengths_are_read_apart(
+    of_size: Callable[..., HFEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = of_size(4)
     seen = passes(engine, monkeypatch)
     engine.generate([row(300, 2, 3), row(290, 2, 5), row(5, 2), row(4, 2)])
@@ -124,7 +143,9 @@ def test_prompts_of_unlike_lengths_are_read_apart(of_size: Callable[..., HFEngin
 
 
 @pytest.mark.parametrize("family", ["lfm2", "qwen3_next", "falcon_h1"])
-def test_states_take_no_padding(family: str, of_size: Callable[..., HFEngine], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_take_no_padding(
+    family: str, of_size: Callable[..., HFEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = of_size(4, family)
     seen = passes(engine, monkeypatch)
     engine.generate([row(6, 3), row(6, 2, 70), row(4, 5), row(3, 2)])
@@ -132,17 +153,22 @@ def test_states_take_no_padding(family: str, of_size: Callable[..., HFEngine], m
     assert engine.work.row_steps == engine.work.needed_row_steps == 8
 
 
-def test_rows_beyond_the_room_wait(of_size: Callable[..., HFEngine], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_beyond_the_room_wait(
+    of_size: Callable[..., HFEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = of_size(8)
     monkeypatch.setattr(schedule, "max_cached_tokens", lambda cache, tokens, device: 24)
     inputs = [row(6, 4, 60 + at) for at in range(20)]
     alone = [engine.generate([one])[0] for one in inputs]
     seen = passes(engine, monkeypatch)
     assert engine.generate(inputs) == alone
-    assert [shape[0] for shape in shapes(seen) if shape[1] == 1] == [8] * 3 + [4] * 9  # what the first eight hold tells what the others may
+    # what the first eight hold tells what the others may
+    assert [shape[0] for shape in shapes(seen) if shape[1] == 1] == [8] * 3 + [4] * 9
 
 
-def test_room_that_was_too_little_may_be_enough_later(of_size: Callable[..., HFEngine], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_that_was_too_little_may_be_enough_later(
+    of_size: Callable[..., HFEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = of_size(8)
     seen = passes(engine, monkeypatch)
     engine._traits.max_tokens = 12
@@ -154,12 +180,22 @@ def test_room_that_was_too_little_may_be_enough_later(of_size: Callable[..., HFE
 
 def test_a_stream_tells_of_a_row_as_soon_as_it_ends(of_size: Callable[..., HFEngine]) -> None:
     engine = of_size(2)
-    told = [(type(event) is RowDone, event.row) for event in engine.stream([row(3, 2), row(3, 9, 70), row(3, 2, 80)])]
-    assert told.index((True, 0)) < told.index((False, 2)) < told.index((True, 2)) < told.index((True, 1))
+    told = [
+        (type(event) is RowDone, event.row)
+        for event in engine.stream([row(3, 2), row(3, 9, 70), row(3, 2, 80)])
+    ]
+    assert (
+        told.index((True, 0))
+        < told.index((False, 2))
+        < told.index((True, 2))
+        < told.index((True, 1))
+    )
     assert len([1 for done, at in told if not done and at == 1]) == 9
 
 
-def test_a_call_in_the_middle_of_a_stream_disturbs_neither(of_size: Callable[..., HFEngine]) -> None:
+def test_a_call_in_the_middle_of_a_stream_disturbs_neither(
+    of_size: Callable[..., HFEngine],
+) -> None:
     engine = of_size(2)
     inputs = [row(3 + at, 4 + at, 60 + at) for at in range(5)]
     expected = engine.generate(inputs)
@@ -167,8 +203,12 @@ def test_a_call_in_the_middle_of_a_stream_disturbs_neither(of_size: Callable[...
     made = [next(events) for _ in range(6)]
     assert engine.generate(inputs) == expected
     made += events
-    assert {event.row: event.slot for event in made if isinstance(event, RowDone)} == dict(enumerate(expected))
-    assert sum(isinstance(event, TokensMade) for event in made) == sum(len(slot.unwrap().token_ids) for slot in expected)
+    assert {event.row: event.slot for event in made if isinstance(event, RowDone)} == dict(
+        enumerate(expected)
+    )
+    assert sum(isinstance(event, TokensMade) for event in made) == sum(
+        len(slot.unwrap().token_ids) for slot in expected
+    )
 
 
 def test_the_logits_of_a_whole_prompt_are_not_kept() -> None:

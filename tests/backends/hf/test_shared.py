@@ -1,4 +1,6 @@
-"""Calls at one time share the model's passes: each gets what it would get alone, and leaves nothing behind."""
+"""Calls at one time share the model's passes: each gets what it would get alone, and leaves nothing
+behind.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,15 @@ ON = {"ignore_eos": True}
 def asked(count: int) -> list[dict[str, Any]]:
     lengths = random.Random(0)
     return [
-        {"prompt": f"Write {number}", "options": {"stop": ON, "max_new_tokens": lengths.randint(20, 30) if number % 10 == 4 else lengths.randint(2, 6)}}
+        {
+            "prompt": f"Write {number}",
+            "options": {
+                "stop": ON,
+                "max_new_tokens": (
+                    lengths.randint(20, 30) if number % 10 == 4 else lengths.randint(2, 6)
+                ),
+            },
+        }
         for number in range(count)
     ]
 
@@ -53,7 +63,9 @@ def test_streams_share_passes(engine: Any) -> None:
     async def streamed(request: Any) -> Any:
         texts, done = "", None
         async for event in pg.astream(route, [request]):
-            texts, done = (texts + event.text, done) if isinstance(event, pg.Delta) else (texts, event.slot)
+            texts, done = (
+                (texts + event.text, done) if isinstance(event, pg.Delta) else (texts, event.slot)
+            )
         assert done is not None
         assert texts == done.unwrap().text
         return done
@@ -77,7 +89,9 @@ def test_threads_share_a_schedule_and_each_gets_its_own_rows(engine: Any) -> Non
 
 
 @pytest.mark.parametrize("in_flight", [1, 3, None])
-def test_what_is_fed_gives_what_one_call_gives_in_about_as_many_passes(in_flight: int | None, engine: Any) -> None:
+def test_what_is_fed_gives_what_one_call_gives_in_about_as_many_passes(
+    in_flight: int | None, engine: Any
+) -> None:
     route, requests = pg.route(engine), asked(90)
     whole, alone = spent(engine, lambda: list(pg.run(route, requests)))
     slots, fed = spent(engine, lambda: list(pg.imap(route, requests, in_flight=in_flight)))
@@ -98,8 +112,12 @@ def test_who_leaves_early_takes_its_rows_along(engine: Any) -> None:
     assert pg.run(route, requests[:3]) == pg.run(route, requests[:3])
 
 
-def test_calls_that_are_left_while_a_step_begins_or_lets_rows_in_do_not_break_it(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another thread may leave a call at any moment; here it does so where the step has just looked whether rows are left."""
+def test_calls_that_are_left_while_a_step_begins_or_lets_rows_in_do_not_break_it(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread may leave a call at any moment; here it does so where the step has just looked
+    whether rows are left.
+    """
     inputs = [(0, encoded([5, 6, 7], max_new_tokens=9)), (1, encoded([8, 9], max_new_tokens=9))]
     whole = engine.generate([encoded([4, 4], max_new_tokens=3)])[0].unwrap().token_ids
     for another in (False, True):
@@ -144,7 +162,9 @@ def test_a_cancelled_call_leaves_those_beside_it_alone(engine: Any) -> None:
     assert engine._shared._schedule is None
 
 
-def test_a_step_that_raises_ends_every_call_with_rows_in_it(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_raises_ends_every_call_with_rows_in_it(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     route = pg.route(engine)
     assert pg.is_ok(pg.run(route, asked(1))[0])
     both = threading.Barrier(2)
@@ -159,16 +179,23 @@ def test_a_step_that_raises_ends_every_call_with_rows_in_it(engine: Any, monkeyp
 
     def called(number: int) -> Any:
         both.wait(60)
-        return pg.run(route, [{"prompt": f"Hi {number}", "options": {"stop": ON, "max_new_tokens": 60}}])
+        return pg.run(
+            route, [{"prompt": f"Hi {number}", "options": {"stop": ON, "max_new_tokens": 60}}]
+        )
 
     with ThreadPoolExecutor(2) as pool:
         calls = [pool.submit(called, number) for number in range(2)]
-        assert all(isinstance(call.exception(), ZeroDivisionError) or pg.is_ok(call.result()[0]) for call in calls)
+        assert all(
+            isinstance(call.exception(), ZeroDivisionError) or pg.is_ok(call.result()[0])
+            for call in calls
+        )
     monkeypatch.undo()
     assert pg.is_ok(pg.run(route, asked(1))[0])
 
 
-def test_an_interruption_ends_the_call_that_it_hits_and_no_other(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_ends_the_call_that_it_hits_and_no_other(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     route, requests = pg.route(engine), asked(6)
     whole = list(pg.run(route, requests))
     plain, steps = engine._shared._step, 0

@@ -15,7 +15,9 @@ from pipegen.testing.faulty import FaultyServer
 
 
 # H7
-@pytest.mark.parametrize("address", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/", " http://h:1/v1 "])
+@pytest.mark.parametrize(
+    "address", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/", " http://h:1/v1 "]
+)
 def test_an_address_means_the_same_however_it_ends(address: str) -> None:
     assert addresses_of(address, "")[0] == "http://h:1"
 
@@ -46,8 +48,25 @@ def test_without_an_address_it_is_this_machine(wire: object) -> None:
 @pytest.mark.parametrize(
     "address",
     [
-        *("", "localhost:8000", "ftp://h", "unix:///tmp/socket", "http://me:pw@h", "http://h?key=1", "http://h/#x", "http://"),
-        *("http://h:port", "http://h:0", "http://h:99999", "http://[::1/v1", "http://h h/v1", "http://h:1\n2", "http://h/v1/chat/completions"),
+        *(
+            "",
+            "localhost:8000",
+            "ftp://h",
+            "unix:///tmp/socket",
+            "http://me:pw@h",
+            "http://h?key=1",
+            "http://h/#x",
+            "http://",
+        ),
+        *(
+            "http://h:port",
+            "http://h:0",
+            "http://h:99999",
+            "http://[::1/v1",
+            "http://h h/v1",
+            "http://h:1\n2",
+            "http://h/v1/chat/completions",
+        ),
     ],
 )
 def test_other_addresses_are_refused_without_their_secrets(address: str) -> None:
@@ -57,8 +76,18 @@ def test_other_addresses_are_refused_without_their_secrets(address: str) -> None
 
 
 # H9
-@pytest.mark.parametrize(("set_to", "given", "sent"), [(None, None, "EMPTY"), ("", None, "EMPTY"), ("of-env", None, "of-env"), ("of-env", "said", "said")])
-def test_the_key_is_what_was_said_or_set_or_nothing(monkeypatch: pytest.MonkeyPatch, set_to: str | None, given: str | None, sent: str) -> None:
+@pytest.mark.parametrize(
+    ("set_to", "given", "sent"),
+    [
+        (None, None, "EMPTY"),
+        ("", None, "EMPTY"),
+        ("of-env", None, "of-env"),
+        ("of-env", "said", "said"),
+    ],
+)
+def test_the_key_is_what_was_said_or_set_or_nothing(
+    monkeypatch: pytest.MonkeyPatch, set_to: str | None, given: str | None, sent: str
+) -> None:
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     if set_to is not None:
         monkeypatch.setenv("VLLM_API_KEY", set_to)
@@ -70,17 +99,24 @@ def test_the_key_is_in_no_repr_pickle_error_or_result() -> None:
     pytest.importorskip("aiohttp")
     pytest.importorskip("tenacity")
     key = "sk-very-secret"
-    access = access_to("http://h", default="", variable="X", api_key=key, headers={"X-Other": "other-secret"})
+    access = access_to(
+        "http://h", default="", variable="X", api_key=key, headers={"X-Other": "other-secret"}
+    )
     assert "secret" not in repr(access)
     with pytest.raises(TypeError, match="not pickled"):
         pickle.dumps(access)
     assert access.scrub(f"bad key {key}, and other-secret") == "bad key ***, and ***"
-    with FaultyServer() as server, pg.backends.openai_server("toy", base_url=server.url, api_key=key) as route:
+    with (
+        FaultyServer() as server,
+        pg.backends.openai_server("toy", base_url=server.url, api_key=key) as route,
+    ):
         slots = pg.run(route, [{"prompt": "a"}, {"prompt": "b", "options": {"top_k": 3}}])
         assert key not in repr((route, route.engine, slots, vars(route.engine)))
 
 
-@pytest.mark.parametrize("headers", [{"X": "a\r\nY: b"}, {"X": "ä"}, {"X": 1}, {"X Y": "a"}, {"": "a"}, {"ä": "a"}])
+@pytest.mark.parametrize(
+    "headers", [{"X": "a\r\nY: b"}, {"X": "ä"}, {"X": 1}, {"X Y": "a"}, {"": "a"}, {"ä": "a"}]
+)
 def test_headers_that_could_break_out_are_refused(headers: object) -> None:
     with pytest.raises(pg.InvalidField):
         access_to("http://h", default="", variable="X", headers=headers)  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""The HTTP client: what of aiohttp's errors is a broken connection, and what comes of a body that breaks off."""
+"""The HTTP client: what of aiohttp's errors is a broken connection, and what comes of a body that
+breaks off.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ pytest.importorskip("aiohttp")
 
 
 def what_comes_of(error: Exception, *, reading: bool) -> BaseException:
-    """What the client raises where aiohttp raises this: as it opens a request, or reads its answer."""
+    """What the client raises where aiohttp raises this: as it opens a request, or reads its
+    answer.
+    """
     from pipegen.backends.http.client import Client, Opened
 
     async def fails(*_: Any, **__: Any) -> Any:
@@ -20,7 +24,9 @@ def what_comes_of(error: Exception, *, reading: bool) -> BaseException:
 
     async def work() -> None:
         if reading:
-            await Opened(SimpleNamespace(status=200, headers={}, content=SimpleNamespace(readany=fails))).body(10)
+            await Opened(
+                SimpleNamespace(status=200, headers={}, content=SimpleNamespace(readany=fails))
+            ).body(10)
         client: Any = Client(1, {})
         await client.close()
         client._session = SimpleNamespace(request=fails)
@@ -38,7 +44,11 @@ def test_errors_of_a_connection_are_translated(reading: bool) -> None:
 
     from pipegen.backends.http.client import Broken
 
-    for error in (aiohttp.ClientPayloadError("cut"), BadHttpMessage("bad"), ConnectionResetError("reset")):
+    for error in (
+        aiohttp.ClientPayloadError("cut"),
+        BadHttpMessage("bad"),
+        ConnectionResetError("reset"),
+    ):
         seen = what_comes_of(error, reading=reading)
         assert isinstance(seen, Broken)
         assert str(seen).startswith(type(error).__name__)
@@ -64,7 +74,9 @@ def test_what_came_of_a_body_that_breaks_off_is_kept() -> None:
                 return piece
             raise ConnectionResetError
 
-        opened = Opened(SimpleNamespace(status=200, headers={}, content=SimpleNamespace(readany=readany)))
+        opened = Opened(
+            SimpleNamespace(status=200, headers={}, content=SimpleNamespace(readany=readany))
+        )
         with pytest.raises(Broken):
             await opened.body(10)
         return opened.came()

@@ -70,7 +70,9 @@ def test_what_is_late_ends_and_the_others_go_on() -> None:
 def test_a_thousand_waits_take_one_timer() -> None:
     async def work(loop: Clock) -> None:
         deadlines, turn = Deadlines(), asyncio.Event()
-        waiting = [asyncio.create_task(wait(deadlines, 600 + number, turn)) for number in range(1_000)]
+        waiting = [
+            asyncio.create_task(wait(deadlines, 600 + number, turn)) for number in range(1_000)
+        ]
         await loop.go_on(1)
         assert len(loop.timers) == 1
         turn.set()

@@ -18,7 +18,12 @@ MESSAGES = ({"role": "user", "content": "Hi"},)
 
 
 def body(ask: Any, dialect: str, **more: Any) -> Any:
-    return openai.DIALECTS[dialect].to_wire(ask((), messages=MESSAGES, model="m", **more), Facts()).unwrap().body
+    return (
+        openai.DIALECTS[dialect]
+        .to_wire(ask((), messages=MESSAGES, model="m", **more), Facts())
+        .unwrap()
+        .body
+    )
 
 
 def test_a_plain_server_is_sent_the_fields_of_openai_alone(ask: Any) -> None:
@@ -36,27 +41,46 @@ def test_a_plain_server_is_sent_the_fields_of_openai_alone(ask: Any) -> None:
 
 # H8
 @pytest.mark.parametrize(("dialect", "all_of_them"), [("vllm", 0), ("sglang", -1)])
-def test_what_an_engine_has_of_its_own_goes_where_it_wants_it(ask: Any, dialect: str, all_of_them: int) -> None:
+def test_what_an_engine_has_of_its_own_goes_where_it_wants_it(
+    ask: Any, dialect: str, all_of_them: int
+) -> None:
     extra = {"chat_template_kwargs": {"foo": 1}}
-    payload = body(ask, dialect, top_k=0, chat=ChatTemplateOptions(enable_thinking=True), extra_body=extra, stops=("END",))
+    payload = body(
+        ask,
+        dialect,
+        top_k=0,
+        chat=ChatTemplateOptions(enable_thinking=True),
+        extra_body=extra,
+        stops=("END",),
+    )
     assert payload["chat_template_kwargs"] == {"enable_thinking": True, "foo": 1}
     assert payload["top_k"] == all_of_them
     assert payload["stop"] == ["END"]
-    assert (payload.get("no_stop_trim"), "include_stop_str_in_output" in payload) == ((None, False) if dialect == "vllm" else (True, False))
+    assert (payload.get("no_stop_trim"), "include_stop_str_in_output" in payload) == (
+        (None, False) if dialect == "vllm" else (True, False)
+    )
     assert "seed" not in payload
     assert extra == {"chat_template_kwargs": {"foo": 1}}
 
 
 def test_thinking_in_extra_body_goes_to_the_template_too(ask: Any) -> None:
-    payload = body(ask, "vllm", extra_body={"enable_thinking": True, "chat_template_kwargs": {"foo": 1}})
+    payload = body(
+        ask, "vllm", extra_body={"enable_thinking": True, "chat_template_kwargs": {"foo": 1}}
+    )
     assert payload["chat_template_kwargs"] == {"enable_thinking": True, "foo": 1}
     assert "enable_thinking" not in payload
 
 
 # H9
 def test_a_field_of_another_engine_is_refused(ask: Any) -> None:
-    assert body(ask, "sglang", extra_body={"separate_reasoning": True})["separate_reasoning"] is True
-    error = openai.DIALECTS["vllm"].to_wire(ask((), messages=MESSAGES, extra_body={"separate_reasoning": True}), Facts()).failure()
+    assert (
+        body(ask, "sglang", extra_body={"separate_reasoning": True})["separate_reasoning"] is True
+    )
+    error = (
+        openai.DIALECTS["vllm"]
+        .to_wire(ask((), messages=MESSAGES, extra_body={"separate_reasoning": True}), Facts())
+        .failure()
+    )
     assert isinstance(error, UnsupportedOption)
     assert error.option == "separate_reasoning"
 
@@ -64,7 +88,11 @@ def test_a_field_of_another_engine_is_refused(ask: Any) -> None:
 def test_a_plain_server_is_sent_the_extra_body_as_it_is(ask: Any) -> None:
     extra = {"top_k": 5, "chat_template_kwargs": {"enable_thinking": True}, "regex": "a"}
     assert extra.items() <= body(ask, "plain", extra_body=extra).items()
-    error = openai.DIALECTS["plain"].to_wire(ask((), messages=MESSAGES, extra_body={"separate_reasoning": True}), Facts()).failure()
+    error = (
+        openai.DIALECTS["plain"]
+        .to_wire(ask((), messages=MESSAGES, extra_body={"separate_reasoning": True}), Facts())
+        .failure()
+    )
     assert isinstance(error, pg.UnsupportedOption)
 
 
@@ -77,7 +105,11 @@ def answer(**message: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
 def test_reasoning_and_content_are_two_fields(ask: Any, name: str) -> None:
     (completion,) = openai.from_wire(answer(content="4", **{name: "2 and 2"}), ask()).unwrap()
-    assert (completion.reasoning, completion.text, completion.usage["prompt_tokens"]) == ("2 and 2", "4", 3)
+    assert (completion.reasoning, completion.text, completion.usage["prompt_tokens"]) == (
+        "2 and 2",
+        "4",
+        3,
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,14 +133,23 @@ def test_an_answer_that_the_protocol_does_not_allow_is_malformed(ask: Any, paylo
 
 # H5
 def test_an_over_long_prompt_is_known(ask: Any) -> None:
-    payload = b'{"error":{"message":"This model\'s maximum context length is 4097 tokens. However, your messages resulted in 5000 tokens."}}'
+    payload = (
+        b'{"error":{"message":"This model\'s maximum context length is 4097 tokens. However, your'
+        b' messages resulted in 5000 tokens."}}'
+    )
     error = openai.DIALECTS["plain"].classify(WireReply(status=400, body=payload), ask(()))
     assert isinstance(error, PromptTooLong)
     assert (error.prompt_tokens, error.limit) == (5000, 4097)
-    coded = WireReply(status=400, body=b'{"error":{"message":"too much","code":"context_length_exceeded"}}')
+    coded = WireReply(
+        status=400, body=b'{"error":{"message":"too much","code":"context_length_exceeded"}}'
+    )
     unknown = openai.DIALECTS["plain"].classify(coded, ask(()))
     assert isinstance(unknown, PromptTooLong)
-    assert (unknown.prompt_tokens, unknown.limit, "0" in str(unknown).replace("400", "")) == (None, None, False)
+    assert (unknown.prompt_tokens, unknown.limit, "0" in str(unknown).replace("400", "")) == (
+        None,
+        None,
+        False,
+    )
 
 
 def row(*stops: str, **more: Any) -> Any:
@@ -123,7 +164,12 @@ def row(*stops: str, **more: Any) -> Any:
 def test_tool_calls_that_come_in_pieces_are_joined() -> None:
     collected = row()
     for call in (
-        {"index": 0, "id": "a", "type": "function", "function": {"name": "add", "arguments": '{"x"'}},
+        {
+            "index": 0,
+            "id": "a",
+            "type": "function",
+            "function": {"name": "add", "arguments": '{"x"'},
+        },
         {"index": 1, "id": "b", "type": "function", "function": {"name": "sub", "arguments": ""}},
         {"index": 0, "function": {"arguments": ": 1}"}},
         {"index": 1, "function": {"arguments": "{}"}},
@@ -165,7 +211,11 @@ def test_the_text_is_cut_here_by_the_same_rule() -> None:
 
 def test_what_comes_after_the_stop_is_no_part_of_the_row() -> None:
     collected = row("END")
-    assert [collected.take(Completion(text=text)).text for text in ("a", "END", "more")] == ["a", "", ""]
+    assert [collected.take(Completion(text=text)).text for text in ("a", "END", "more")] == [
+        "a",
+        "",
+        "",
+    ]
     assert (collected.slot().unwrap().text, collected.slot().unwrap().raw_text) == ("a", "aEND")
 
 
@@ -180,8 +230,15 @@ def server() -> Iterator[FaultyServer]:
 
 def test_the_route_answers_and_streams(server: FaultyServer) -> None:
     with pg.backends.openai_server("toy", base_url=server.url + "/v1/", dialect="vllm") as route:
-        result = pg.run(route, [{"prompt": "abc"}], pg.GenerationOptions(max_new_tokens=8))[0].unwrap()
-        assert (result.text, result.finish, result.route, result.completion_tokens) == ("cba", pg.Finish.EOS, "vllm_chat", 4)
+        result = pg.run(route, [{"prompt": "abc"}], pg.GenerationOptions(max_new_tokens=8))[
+            0
+        ].unwrap()
+        assert (result.text, result.finish, result.route, result.completion_tokens) == (
+            "cba",
+            pg.Finish.EOS,
+            "vllm_chat",
+            4,
+        )
         events = list(pg.stream(route, [{"prompt": "abc"}], pg.GenerationOptions(max_new_tokens=8)))
     assert "".join(event.text for event in events if isinstance(event, pg.Delta)) == "cba"
     assert isinstance(events[-1], pg.Done)
@@ -190,7 +247,9 @@ def test_the_route_answers_and_streams(server: FaultyServer) -> None:
 
 def test_a_plain_server_is_followed_and_left_where_the_stop_completes(server: FaultyServer) -> None:
     with pg.backends.openai_server("toy", base_url=server.url) as route:
-        result = pg.run(route, [{"prompt": "fedcba"}], pg.GenerationOptions(stop=("cd",)))[0].unwrap()
+        result = pg.run(route, [{"prompt": "fedcba"}], pg.GenerationOptions(stop=("cd",)))[
+            0
+        ].unwrap()
     assert (result.text, result.finish, result.stop) == ("ab", pg.Finish.STOP_STRING, "cd")
     assert server.bodies[0]["stream"] is True
     assert "stop" not in server.bodies[0]
@@ -208,7 +267,9 @@ def test_a_plain_server_is_followed_and_left_where_the_stop_completes(server: Fa
         (pg.GenerationOptions(chat=ChatTemplateOptions(control_tokens="reject")), "control_tokens"),
     ],
 )
-def test_what_does_not_hold_where_the_server_renders_is_refused(server: FaultyServer, options: pg.GenerationOptions, name: str) -> None:
+def test_what_does_not_hold_where_the_server_renders_is_refused(
+    server: FaultyServer, options: pg.GenerationOptions, name: str
+) -> None:
     with pg.backends.openai_server("toy", base_url=server.url) as route:
         error = pg.run(route, [{"prompt": "a"}], options)[0].failure()
     assert isinstance(error, pg.UnsupportedOption)

@@ -21,7 +21,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         wanted = self.server.key
-        data = self.server.body if wanted is None or self.headers["Authorization"] == f"Bearer {wanted}" else b"{}"
+        data = (
+            self.server.body
+            if wanted is None or self.headers["Authorization"] == f"Bearer {wanted}"
+            else b"{}"
+        )
         self.send_response(200 if data != b"{}" else 401)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -37,7 +41,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         monkeypatch.delenv(name, raising=False)
     made: Any = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     made.key, made.body, made.url = None, b"not JSON", f"http://127.0.0.1:{made.server_port}"
-    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread = threading.Thread(
+        target=made.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+    )
     thread.start()
     yield made
     made.shutdown()
@@ -51,7 +57,17 @@ def test_the_owner_of_the_models_says_which_it_is(server: Any, owner: str) -> No
     assert find_dialect(server.url + "/v1") == owner
 
 
-@pytest.mark.parametrize("listed", [None, [], {"data": None}, {"data": [7]}, {"data": [{"id": "m"}]}, {"data": [{"owned_by": ["vllm"]}]}])
+@pytest.mark.parametrize(
+    "listed",
+    [
+        None,
+        [],
+        {"data": None},
+        {"data": [7]},
+        {"data": [{"id": "m"}]},
+        {"data": [{"owned_by": ["vllm"]}]},
+    ],
+)
 def test_any_other_list_is_that_of_a_plain_server(server: Any, listed: Any) -> None:
     assert dialect_of(listed) == "plain"
     server.body = json.dumps(listed).encode()
@@ -62,8 +78,13 @@ def test_a_list_that_cannot_be_read_is_that_of_a_plain_server(server: Any) -> No
     assert find_dialect(server.url) == "plain"
 
 
-def test_the_keys_of_all_kinds_of_servers_are_tried(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    server.key, server.body = "secret", json.dumps({"data": [{"id": "m", "owned_by": "sglang"}]}).encode()
+def test_the_keys_of_all_kinds_of_servers_are_tried(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.key, server.body = (
+        "secret",
+        json.dumps({"data": [{"id": "m", "owned_by": "sglang"}]}).encode(),
+    )
     assert find_dialect(server.url) == "plain"
     assert find_dialect(server.url, api_key="secret") == "sglang"
     monkeypatch.setenv("SGLANG_API_KEY", "secret")

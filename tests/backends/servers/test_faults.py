@@ -1,4 +1,6 @@
-"""Against a server that fails on a fifth of its calls: every request keeps its slot, and what is lost is said."""
+"""Against a server that fails on a fifth of its calls: every request keeps its slot, and what is
+lost is said.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,15 @@ def route_to(server: FaultyServer, wire: str = "vllm", **settings: Any) -> pg.Ro
     from pipegen.engines.settings import ServerSettings
 
     access = access_to(server.url, default="", variable="NO_SUCH_KEY")
-    return pg.route(ServerEngine({"vllm": VLLM, "sglang": SGLANG}[wire], ToyModel(), access, ServerSettings(**settings), "toy"))
+    return pg.route(
+        ServerEngine(
+            {"vllm": VLLM, "sglang": SGLANG}[wire],
+            ToyModel(),
+            access,
+            ServerSettings(**settings),
+            "toy",
+        )
+    )
 
 
 def prompts(count: int) -> list[dict[str, str]]:
@@ -78,24 +88,39 @@ def check(slots: Any, server: FaultyServer, count: int) -> int:
 
 @pytest.mark.parametrize("wire", ["vllm", "sglang"])
 def test_every_request_keeps_its_slot(wire: str) -> None:
-    with FaultyServer(share=0.2, seed=7, kinds=ANSWERING) as server, route_to(server, wire, timeout=120.0, retries=8, max_in_flight=64) as route:
+    with (
+        FaultyServer(share=0.2, seed=7, kinds=ANSWERING) as server,
+        route_to(server, wire, timeout=120.0, retries=8, max_in_flight=64) as route,
+    ):
         slots = pg.run(route, prompts(COUNT), OPTIONS)
     assert check(slots, server, COUNT) == COUNT - server.failed["500"]  # which is not asked again
     assert set(server.failed) == set(ANSWERING)
 
 
 @pytest.mark.parametrize("wire", ["vllm", "sglang"])
-def test_a_request_that_is_never_answered_ends_with_its_time_and_costs_the_others_nothing(wire: str) -> None:
-    with FaultyServer(share=0.2, seed=7, kinds=("stall",)) as server, route_to(server, wire, timeout=8.0, max_in_flight=50) as route:
+def test_a_request_that_is_never_answered_ends_with_its_time_and_costs_the_others_nothing(
+    wire: str,
+) -> None:
+    with (
+        FaultyServer(share=0.2, seed=7, kinds=("stall",)) as server,
+        route_to(server, wire, timeout=8.0, max_in_flight=50) as route,
+    ):
         slots = pg.run(route, prompts(50), OPTIONS)
     assert check(slots, server, 50) == 50 - server.failed["stall"]
     late = [slot.failure() for slot in slots if not pg.is_ok(slot)]
-    assert all(isinstance(error, pg.Timeout) and "8 s for a request" in error.message for error in late)
+    assert all(
+        isinstance(error, pg.Timeout) and "8 s for a request" in error.message for error in late
+    )
 
 
 def test_nobody_is_answered_twice() -> None:
-    """But after a timeout, which could come while the answer is on its way: so none of the kinds here takes one."""
-    with FaultyServer(share=0.2, seed=11, kinds=SAFE) as server, route_to(server, timeout=60.0, retries=8, max_in_flight=64) as route:
+    """But after a timeout, which could come while the answer is on its way: so none of the kinds
+    here takes one.
+    """
+    with (
+        FaultyServer(share=0.2, seed=11, kinds=SAFE) as server,
+        route_to(server, timeout=60.0, retries=8, max_in_flight=64) as route,
+    ):
         slots = pg.run(route, prompts(COUNT), OPTIONS)
     assert check(slots, server, COUNT) == COUNT
     assert set(server.answered.values()) == {1}
@@ -103,7 +128,10 @@ def test_nobody_is_answered_twice() -> None:
 
 
 def test_streams_of_a_faulty_server_give_the_batch_or_a_typed_error() -> None:
-    with FaultyServer(share=0.2, seed=5, kinds=SAFE) as server, route_to(server, timeout=60.0, retries=8, max_in_flight=16) as route:
+    with (
+        FaultyServer(share=0.2, seed=5, kinds=SAFE) as server,
+        route_to(server, timeout=60.0, retries=8, max_in_flight=16) as route,
+    ):
         joined, done = dict[int, str](), dict[int, Any]()
         for event in pg.stream(route, prompts(60), OPTIONS):
             if isinstance(event, pg.Delta):
@@ -116,13 +144,18 @@ def test_streams_of_a_faulty_server_give_the_batch_or_a_typed_error() -> None:
 
 
 def test_a_spent_budget_is_a_timeout_in_every_slot_that_is_left() -> None:
-    with FaultyServer(share=1.0, kinds=("stall",)) as server, route_to(server, timeout=60.0, batch_budget=0.5, max_in_flight=4) as route:
+    with (
+        FaultyServer(share=1.0, kinds=("stall",)) as server,
+        route_to(server, timeout=60.0, batch_budget=0.5, max_in_flight=4) as route,
+    ):
         slots = pg.run(route, prompts(20), OPTIONS)
     assert [type(slot.failure()) for slot in slots] == [pg.Timeout] * 20
 
 
 @pytest.mark.parametrize(("wire", "seed"), [("vllm", 1), ("vllm", 2), ("sglang", 3)])
-def test_cancellation_at_a_random_moment_leaves_nothing_behind(wire: str, seed: int, faulty: FaultyServer) -> None:
+def test_cancellation_at_a_random_moment_leaves_nothing_behind(
+    wire: str, seed: int, faulty: FaultyServer
+) -> None:
     drawn = random.Random(seed)
 
     async def cancelled() -> int:
@@ -139,12 +172,16 @@ def test_cancellation_at_a_random_moment_leaves_nothing_behind(wire: str, seed: 
 
 
 def test_the_test_server_closes_every_connection_before_it_ends() -> None:
-    """Also one whose client reads nothing, so that its answer is not sent: on a loop that has ended, nobody would close it."""
+    """Also one whose client reads nothing, so that its answer is not sent: on a loop that has
+    ended, nobody would close it.
+    """
     gc.disable()  # which would close it some time later
     try:
         with contextlib.ExitStack() as left:
             with FaultyServer(answers={"/large": (200, "x" * 10**7)}) as server:
-                client = left.enter_context(socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))))
+                client = left.enter_context(
+                    socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])))
+                )
                 client.sendall(b"GET /large HTTP/1.1\r\n\r\n")
                 assert client.recv(1)
             client.settimeout(10.0)
@@ -190,16 +227,25 @@ def test_memory_stays_flat_and_no_thread_is_left() -> None:
 
 # H6
 def test_a_server_that_asks_for_more_patience_than_there_is_is_rate_limited_at_once() -> None:
-    with FaultyServer(share=1.0, kinds=("429",), retry_after="3600") as server, route_to(server, timeout=5.0) as route:
+    with (
+        FaultyServer(share=1.0, kinds=("429",), retry_after="3600") as server,
+        route_to(server, timeout=5.0) as route,
+    ):
         error = asyncio.run(asyncio.wait_for(pg.arun(route, prompts(1), OPTIONS), 30))[0].failure()
     assert isinstance(error, pg.RateLimited)
     assert error.retry_after == 3600
     assert sum(server.asked.values()) == 1
 
 
-@pytest.mark.parametrize(("kind", "calls"), [("500", 1), ("503", 3), ("reset", 3), ("garbage", 3), ("choices", 3), ("cut", 3)])
+@pytest.mark.parametrize(
+    ("kind", "calls"),
+    [("500", 1), ("503", 3), ("reset", 3), ("garbage", 3), ("choices", 3), ("cut", 3)],
+)
 def test_what_is_safe_is_asked_again_and_no_more_often_than_allowed(kind: str, calls: int) -> None:
-    with FaultyServer(share=1.0, kinds=(kind,)) as server, route_to(server, timeout=30.0, retries=2) as route:
+    with (
+        FaultyServer(share=1.0, kinds=(kind,)) as server,
+        route_to(server, timeout=30.0, retries=2) as route,
+    ):
         assert isinstance(pg.run(route, prompts(1), OPTIONS)[0].failure(), TYPED)
     assert sum(server.asked.values()) == calls
 

@@ -21,13 +21,17 @@ from pipegen.records.options import GenerationOptions, resolve
         ([(5, -0.5), (None, None)], None),
     ],
 )
-def test_it_is_known_where_two_numbers_are_told_and_unknown_elsewhere(top: list[tuple[int, float]], margin: float | None) -> None:
+def test_it_is_known_where_two_numbers_are_told_and_unknown_elsewhere(
+    top: list[tuple[int, float]], margin: float | None
+) -> None:
     read = logprob(5, 0, (5, -0.5), top, 0).unwrap()
     assert (read.margin, read.top) == (margin, ())
 
 
 def test_what_was_asked_must_be_told_in_numbers() -> None:
-    assert isinstance(logprob(5, 0, (5, -0.5), [(5, -0.5), (7, -9999.0)], 2).failure(), MalformedResponse)
+    assert isinstance(
+        logprob(5, 0, (5, -0.5), [(5, -0.5), (7, -9999.0)], 2).failure(), MalformedResponse
+    )
     assert logprob(5, 0, (5, -0.5), [(5, -0.5), (7, -9999.0)], 1).unwrap().top == ((5, -0.5),)
 
 
@@ -35,6 +39,13 @@ def test_what_was_asked_must_be_told_in_numbers() -> None:
 def test_a_whole_number_beyond_all_floats_is_no_logprob(number: int) -> None:
     assert "not a number" in logprob(5, 0, (5, number), (), 0).failure().message
     assert logprob(5, 0, (5, -0.5), [(5, -0.5), (7, number)], 1).unwrap().margin is None
-    ask = ServerRequest(options=resolve(GenerationOptions()), token_ids=(7, 8), prompt_tokens=2, scored=1)
+    ask = ServerRequest(
+        options=resolve(GenerationOptions()), token_ids=(7, 8), prompt_tokens=2, scored=1
+    )
     read = scores_of_tables([None, {"8": {"logprob": -0.5}, "9": {"logprob": number}}], ask)
-    assert (read.unwrap() == ((-0.5, (8, -0.5)),)) if number < 0 else isinstance(read.failure(), MalformedResponse)  # minus infinity is one
+    # minus infinity is one
+    assert (
+        (read.unwrap() == ((-0.5, (8, -0.5)),))
+        if number < 0
+        else isinstance(read.failure(), MalformedResponse)
+    )

@@ -1,4 +1,6 @@
-"""Memory of a row at a server: what a child process takes at its peak above its start, while this one serves."""
+"""Memory of a row at a server: what a child process takes at its peak above its start, while this
+one serves.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from pipegen.testing.faulty import FaultyServer
 pytest.importorskip("aiohttp")
 pytest.importorskip("tenacity")
 pytest.importorskip("resource")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of a process is read from /proc")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not Path("/proc/self/clear_refs").exists(),
+        reason="the peak of a process is read from /proc",
+    ),
+]
 
 MIB = 2**20
 CHILD = """
@@ -47,23 +55,28 @@ CHILD = """
 def child(work: str, url: str = "") -> tuple[str, float]:
     """What the child prints first, and the bytes that it took above its start."""
     program = textwrap.dedent(CHILD) + textwrap.dedent(work) + "\nprint((peak() - start) * 1024)\n"
-    done = subprocess.run([sys.executable, "-c", program, url], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", program, url], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     *said, taken = done.stdout.splitlines()
     return said[0], float(taken)
 
 
 @pytest.mark.parametrize(
-    "url", ['"data:image/png," + "%41" * (30 * 2**20)', '"data:image/png;base64," + "%41" * (30 * 2**20)', '"data:;base64," + "A " * (30 * 2**20)']
+    "url",
+    [
+        '"data:image/png," + "%41" * (30 * 2**20)',
+        '"data:image/png;base64," + "%41" * (30 * 2**20)',
+        '"data:;base64," + "A " * (30 * 2**20)',
+    ],
 )
 def test_a_data_url_takes_a_few_times_its_length(url: str) -> None:
-    said, taken = child(
-        f"""
+    said, taken = child(f"""
         from pipegen.media.source import load_sources
         request = pg.VlmGenerationRequest(prompt="Hi", images=[{url}])
         print(len(load_sources(request, pg.ImagePolicy()).unwrap().sources[0].data))
-        """
-    )
+        """)
     assert int(said) >= 2**24
     assert taken < 450 * MIB
 
@@ -86,15 +99,13 @@ def test_an_answer_without_end_takes_its_bound(fault: str, stream: bool) -> None
 @pytest.mark.parametrize("value", ["[]", "{}", '{"a":{}}', "0.5", '"\\\\u00e9"'])
 def test_an_answer_of_nothing_but_small_things_takes_some_times_its_bound(value: str) -> None:
     """Each takes many times as much memory as text."""
-    said, taken = child(
-        f"""
+    said, taken = child(f"""
         from pipegen.backends.http.client import BASE
         from pipegen.backends.servers.reading import json_of
         value = b'{value}'
         read = json_of(b"[" + b",".join([value] * (BASE // (len(value) + 1))) + b"]")
         print(len(read.unwrap()) > 10**5)
-        """
-    )
+        """)
     assert said == "True"
     assert taken < 900 * MIB
 
@@ -122,7 +133,9 @@ PHOTOS = """
 def test_many_photos_are_made_ready_few_at_a_time(orientation: int) -> None:
     pytest.importorskip("numpy")
     with FaultyServer() as server:
-        said, taken = child(PHOTOS.format(width=2000, height=1500, orientation=orientation, count=40), server.url)
+        said, taken = child(
+            PHOTOS.format(width=2000, height=1500, orientation=orientation, count=40), server.url
+        )
     assert said == "40"
     assert taken < 400 * MIB
 
@@ -146,7 +159,13 @@ def test_only_so_many_bytes_of_bodies_are_held_at_a_time(monkeypatch: pytest.Mon
     image = image_file("BMP", width=100, height=80)
     backends: Any = pg.backends
     with FaultyServer() as server, backends.openai_server("toy", base_url=server.url) as route:
-        slots = pg.run(route, [pg.VlmGenerationRequest(prompt=f"request {number}", images=[image]) for number in range(20)])
+        slots = pg.run(
+            route,
+            [
+                pg.VlmGenerationRequest(prompt=f"request {number}", images=[image])
+                for number in range(20)
+            ],
+        )
     assert all(map(pg.is_ok, slots))
     assert len(held) == 20
     assert max(held) <= 30_000

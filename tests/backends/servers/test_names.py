@@ -1,4 +1,6 @@
-"""By which name a server is asked for its model: a plain one by the very name that was given, the engines by what they list."""
+"""By which name a server is asked for its model: a plain one by the very name that was given, the
+engines by what they list.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,13 @@ pytest.importorskip("tenacity")
 
 @pytest.mark.parametrize("without", [(), ("/v1/models",)], ids=["lists another", "lists none"])
 @pytest.mark.parametrize(("said", "sent"), [({}, "gpt"), ({"served_model_name": "other"}, "other")])
-def test_a_plain_server_is_asked_for_the_very_name(without: tuple[str, ...], said: dict[str, str], sent: str) -> None:
-    with FaultyServer(without=without) as server, pg.backends.openai_server("gpt", base_url=server.url, **said) as route:  # type: ignore[arg-type]
+def test_a_plain_server_is_asked_for_the_very_name(
+    without: tuple[str, ...], said: dict[str, str], sent: str
+) -> None:
+    with (
+        FaultyServer(without=without) as server,
+        pg.backends.openai_server("gpt", base_url=server.url, **said) as route,
+    ):  # type: ignore[arg-type]
         server.keeps_bodies = True
         (slot,) = pg.run(route, [{"prompt": "abc"}])
         assert slot.unwrap().text == "cba"
@@ -22,7 +29,10 @@ def test_a_plain_server_is_asked_for_the_very_name(without: tuple[str, ...], sai
 
 
 def test_an_engine_is_asked_for_the_one_model_that_it_lists() -> None:
-    with FaultyServer() as server, pg.backends.openai_server("some/folder", base_url=server.url, dialect="vllm") as route:
+    with (
+        FaultyServer() as server,
+        pg.backends.openai_server("some/folder", base_url=server.url, dialect="vllm") as route,
+    ):
         server.keeps_bodies = True
         pg.run(route, [{"prompt": "abc"}])
         assert [body["model"] for body in server.bodies] == ["toy"]

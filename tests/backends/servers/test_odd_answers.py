@@ -1,4 +1,6 @@
-"""Answers that are JSON and events, and yet no answer: half characters, and streams that go on after their end. And a mark that means nothing."""
+"""Answers that are JSON and events, and yet no answer: half characters, and streams that go on
+after their end. And a mark that means nothing.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +27,29 @@ def test_half_a_character_is_no_answer(text: str) -> None:
 
 
 def test_whole_characters_are_read_however_they_are_written() -> None:
-    for data in (b'{"a": "\\ud83d\\ude00"}', b'{"a": "\\uD83D\\uDE00"}', '{"a": "\U0001f600"}'.encode()):
+    for data in (
+        b'{"a": "\\ud83d\\ude00"}',
+        b'{"a": "\\uD83D\\uDE00"}',
+        '{"a": "\U0001f600"}'.encode(),
+    ):
         assert json_of(data).unwrap() == {"a": "\U0001f600"}
     assert json_of(b'{"a": "C:\\\\ud83d"}').unwrap() == {"a": "C:\\ud83d"}
 
 
 def row(**options: Any) -> ChatRow:
-    return ChatRow(ResolvedRequest(request=TextGenerationRequest(prompt="Hi"), options=resolve(GenerationOptions(**options))))
+    return ChatRow(
+        ResolvedRequest(
+            request=TextGenerationRequest(prompt="Hi"),
+            options=resolve(GenerationOptions(**options)),
+        )
+    )
 
 
-MORE = (Completion(text="b"), Completion(reasoning="b"), Completion(tool_calls=({"function": {"name": "f", "arguments": "{}"}},)))
+MORE = (
+    Completion(text="b"),
+    Completion(reasoning="b"),
+    Completion(tool_calls=({"function": {"name": "f", "arguments": "{}"}},)),
+)
 
 
 @pytest.mark.parametrize("piece", MORE)
@@ -48,7 +63,13 @@ def test_a_stream_that_goes_on_after_its_end_is_no_answer(piece: Completion) -> 
 
 def test_what_comes_after_the_end_and_says_nothing_is_of_no_account() -> None:
     made = row()
-    for one in (Completion(text="a"), Completion(finish="stop"), Completion(text=""), Completion(usage={"completion_tokens": 1}), Completion(finish="stop")):
+    for one in (
+        Completion(text="a"),
+        Completion(finish="stop"),
+        Completion(text=""),
+        Completion(usage={"completion_tokens": 1}),
+        Completion(finish="stop"),
+    ):
         made.take(one)
     assert made.slot().unwrap().text == "a"
 
@@ -62,4 +83,8 @@ def test_a_server_that_runs_on_after_a_stop_is_cut() -> None:
 
 def test_a_byte_order_mark_before_a_stream_hides_no_event() -> None:
     events = Events()
-    assert [event for piece in (b"\xef", b"\xbb\xbfdata: 1\n", b"\ndata: \xef\xbb\xbf2\n\n") for event in events.feed(piece)] == [b"1", b"\xef\xbb\xbf2"]
+    assert [
+        event
+        for piece in (b"\xef", b"\xbb\xbfdata: 1\n", b"\ndata: \xef\xbb\xbf2\n\n")
+        for event in events.feed(piece)
+    ] == [b"1", b"\xef\xbb\xbf2"]

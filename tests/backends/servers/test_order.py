@@ -17,11 +17,15 @@ from pipegen.backends.servers.http_engine import ServerCall
 
 
 class Server:
-    """What an open call needs of an engine: each row is answered with its ids; `asked` is the order."""
+    """What an open call needs of an engine: each row is answered with its ids; `asked` is the
+    order.
+    """
 
     def __init__(self, most: int) -> None:
         transport = SimpleNamespace(call_ends=lambda: None, ends=lambda _: 0.0)
-        self.sender = SimpleNamespace(settings=SimpleNamespace(max_in_flight=most), transport=transport)
+        self.sender = SimpleNamespace(
+            settings=SimpleNamespace(max_in_flight=most), transport=transport
+        )
         self.asked: list[tuple[int, ...]] = []
 
     async def row(self, asked: Any, deadline: float) -> Any:
@@ -44,7 +48,8 @@ def test_prompts_that_begin_alike_are_asked_for_one_after_another(most: int) -> 
     server, loop, awake = Server(most), LoopThread(), threading.Semaphore(0)
     prompts = [(group, number) for number in range(10) for group in range(4)]
     random.Random(0).shuffle(prompts)
-    call: ServerCall[Any, Any] = ServerCall(server, loop, awake.release)  # type: ignore[arg-type]  # what it needs of an engine
+    # what it needs of an engine
+    call: ServerCall[Any, Any] = ServerCall(server, loop, awake.release)  # type: ignore[arg-type]
     try:
         call.add([(number, encoded(ids)) for number, ids in enumerate(prompts)])
         assert answers(call, awake, 40) == dict(enumerate(prompts))

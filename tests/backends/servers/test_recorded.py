@@ -1,4 +1,6 @@
-"""What real servers answered, recorded (see tests/servers/record.py): the wire functions read all of it."""
+"""What real servers answered, recorded (see tests/servers/record.py): the wire functions read all
+of it.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +44,13 @@ def ask_of(case: dict[str, Any]) -> ServerRequest:
     params = body.get("sampling_params") or body
     params = params if isinstance(params, dict) else {}
     tops = body.get("top_logprobs_num", params.get("logprobs"))
-    wanted = ("return_logprob" in body or "logprobs" in params) and case["request"]["path"] in ("/inference/v1/generate", "/generate")
-    options = resolve(GenerationOptions(logprobs=bool(wanted), top_logprobs=int(tops or 0) if wanted else 0))
+    wanted = ("return_logprob" in body or "logprobs" in params) and case["request"]["path"] in (
+        "/inference/v1/generate",
+        "/generate",
+    )
+    options = resolve(
+        GenerationOptions(logprobs=bool(wanted), top_logprobs=int(tops or 0) if wanted else 0)
+    )
     return ServerRequest(options=options, stream=bool(body.get("stream")), prompt_tokens=0)
 
 
@@ -58,10 +65,20 @@ def pieces_of(wire: Wire, case: dict[str, Any], ask: ServerRequest) -> list[Comp
     return found
 
 
-GENERATING = [name for name in CASES if wire_for(name, recorded(name)["request"]["path"]) is not None]
-TOLD_IN_STREAM = [name for name in GENERATING if isinstance(recorded(name)["body"], str) and '"error"' in recorded(name)["body"]]
+GENERATING = [
+    name for name in CASES if wire_for(name, recorded(name)["request"]["path"]) is not None
+]
+TOLD_IN_STREAM = [
+    name
+    for name in GENERATING
+    if isinstance(recorded(name)["body"], str) and '"error"' in recorded(name)["body"]
+]
 SEVERAL = [name for name in GENERATING if name.endswith(("_two", "_batch"))]
-ANSWERED = [name for name in GENERATING if recorded(name)["status"] == 200 and name not in (*TOLD_IN_STREAM, *SEVERAL)]
+ANSWERED = [
+    name
+    for name in GENERATING
+    if recorded(name)["status"] == 200 and name not in (*TOLD_IN_STREAM, *SEVERAL)
+]
 REFUSED = [name for name in GENERATING if recorded(name)["status"] != 200]
 
 
@@ -73,14 +90,22 @@ def test_an_answer_is_read(name: str) -> None:
     if ask.stream:
         pieces = pieces_of(wire, case, ask)
         assert [piece.finish for piece in pieces if piece.finish is not None]
-        assert any(piece.token_ids or piece.text or piece.reasoning or piece.tool_calls for piece in pieces)
+        assert any(
+            piece.token_ids or piece.text or piece.reasoning or piece.tool_calls for piece in pieces
+        )
         return
-    (completion,) = json_of(json.dumps(case["body"]).encode()).bind(lambda value: wire.from_wire(value, ask)).unwrap()
+    (completion,) = (
+        json_of(json.dumps(case["body"]).encode())
+        .bind(lambda value: wire.from_wire(value, ask))
+        .unwrap()
+    )
     assert completion.finish in ("stop", "length", "abort", "tool_calls")
     if "chat" not in name:
         assert completion.token_ids
     if ask.options.logprobs:
-        assert [entry.token_id for entry in completion.logprobs or ()] == list(completion.token_ids or ())
+        assert [entry.token_id for entry in completion.logprobs or ()] == list(
+            completion.token_ids or ()
+        )
 
 
 @pytest.mark.parametrize("name", SEVERAL)
@@ -92,15 +117,22 @@ def test_more_completions_than_the_one_that_is_asked_for_are_malformed(name: str
 
 
 @pytest.mark.parametrize("engine", sorted({name.split("-")[0] for name in CASES}))
-@pytest.mark.parametrize(("whole", "stream"), [("generate", "generate_stream"), ("generate_logprobs", "generate_logprobs_stream")])
+@pytest.mark.parametrize(
+    ("whole", "stream"),
+    [("generate", "generate_stream"), ("generate_logprobs", "generate_logprobs_stream")],
+)
 def test_the_pieces_of_a_stream_are_the_whole_answer(engine: str, whole: str, stream: str) -> None:
     one, other = recorded(f"{engine}-{whole}"), recorded(f"{engine}-{stream}")
     wire = wire_for(f"{engine}-{whole}", one["request"]["path"])
     assert wire is not None
     (completion,) = wire.from_wire(one["body"], ask_of(one)).unwrap()
     pieces = pieces_of(wire, other, ask_of(other))
-    assert [token for piece in pieces for token in piece.token_ids or ()] == list(completion.token_ids or ())
-    assert [entry for piece in pieces for entry in piece.logprobs or ()] == list(completion.logprobs or ())
+    assert [token for piece in pieces for token in piece.token_ids or ()] == list(
+        completion.token_ids or ()
+    )
+    assert [entry for piece in pieces for entry in piece.logprobs or ()] == list(
+        completion.logprobs or ()
+    )
     assert [piece.finish for piece in pieces if piece.finish] == [completion.finish]
 
 
@@ -119,7 +151,9 @@ def test_a_refusal_has_its_error(name: str) -> None:
     case = recorded(name)
     wire, body = wire_for(name, case["request"]["path"]), case["body"]
     assert wire is not None
-    reply = WireReply(status=case["status"], body=(body if isinstance(body, str) else json.dumps(body)).encode())
+    reply = WireReply(
+        status=case["status"], body=(body if isinstance(body, str) else json.dumps(body)).encode()
+    )
     error = wire.classify(reply, ask_of(case))
     if any(words in name for words in TOO_LONG):
         assert isinstance(error, PromptTooLong)

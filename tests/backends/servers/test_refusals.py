@@ -1,4 +1,6 @@
-"""What a user is told when a server refuses, or is not there: the type of the error, whether it may be sent again, and what to do."""
+"""What a user is told when a server refuses, or is not there: the type of the error, whether it may
+be sent again, and what to do.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def server() -> Iterator[Any]:
     made: Any = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
     made.status, made.asked, made.url = 200, 0, f"http://127.0.0.1:{made.server_port}"
     made.answer = {"error": {"message": "the server's words"}}
-    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread = threading.Thread(
+        target=made.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+    )
     thread.start()
     yield made
     made.shutdown()
@@ -77,7 +81,12 @@ STATUSES: list[tuple[int, type[GenerationError], bool, str]] = [
     (401, pg.BackendFailed, False, "check the key: api_key"),
     (402, pg.BackendFailed, False, "account"),
     (403, pg.BackendFailed, False, "check the key"),
-    (404, pg.InvalidRequest, False, "check the address (base_url) and the name that the server has for the model"),
+    (
+        404,
+        pg.InvalidRequest,
+        False,
+        "check the address (base_url) and the name that the server has for the model",
+    ),
     (405, pg.InvalidRequest, False, "check base_url"),
     (407, pg.BackendFailed, False, "proxy"),
     (408, pg.Timeout, True, "send it again, or allow more time"),
@@ -100,7 +109,9 @@ STATUSES: list[tuple[int, type[GenerationError], bool, str]] = [
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("status", "kind", "retryable", "hint"), STATUSES)
-def test_each_status_says_what_to_do(status: int, kind: type[GenerationError], retryable: bool, hint: str, stream: bool, server: Any) -> None:
+def test_each_status_says_what_to_do(
+    status: int, kind: type[GenerationError], retryable: bool, hint: str, stream: bool, server: Any
+) -> None:
     server.status = status
     error = asked(server.url, stream=stream)
     assert (type(error), error.retryable) == (kind, retryable)
@@ -144,16 +155,34 @@ def test_https_where_http_is_spoken_is_said(server: Any) -> None:
 
 def test_a_certificate_that_nobody_trusts_is_said() -> None:
     key: Any = aiohttp.client_reqrep.ConnectionKey("h", 443, True, True, None, None, None)
-    broken = _broken(aiohttp.ClientConnectorCertificateError(key, ValueError("self-signed certificate")))
+    broken = _broken(
+        aiohttp.ClientConnectorCertificateError(key, ValueError("self-signed certificate"))
+    )
     error = unreachable("https://h", str(broken), broken.hint, lasting=broken.lasting)
-    assert (error.retryable, "SSL_CERT_FILE" in error.hint, "self-signed certificate" in error.message) == (False, True, True)
+    assert (
+        error.retryable,
+        "SSL_CERT_FILE" in error.hint,
+        "self-signed certificate" in error.message,
+    ) == (False, True, True)
 
 
 def test_a_job_asks_again_once_the_key_is_right(server: Any, tmp_path: Path) -> None:
-    answer = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hello"}, "finish_reason": "stop"}], "usage": {}}
+    answer = {
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "Hello"},
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": {},
+    }
     for status, told, done in ((401, {}, False), (200, answer, True), (200, answer, True)):
         server.status, server.answer = status, told
-        with pg.backends.openai_server("m", base_url=server.url) as route, pg.job(route, [HI], tmp_path) as running:
+        with (
+            pg.backends.openai_server("m", base_url=server.url) as route,
+            pg.job(route, [HI], tmp_path) as running,
+        ):
             assert [pg.is_ok(slot) for slot in running] == [done]
     assert server.asked == 2
 
@@ -161,4 +190,7 @@ def test_a_job_asks_again_once_the_key_is_right(server: Any, tmp_path: Path) -> 
 def test_a_lasting_failure_is_written_and_read_again() -> None:
     for error in (pg.BackendFailed("no key", lasting=True), pg.BackendFailed("died")):
         plain = pg.to_plain(pg.Failure(error))
-        assert ("lasting" in plain["error"], pg.from_plain(plain).failure()) == (error.lasting, error)
+        assert ("lasting" in plain["error"], pg.from_plain(plain).failure()) == (
+            error.lasting,
+            error,
+        )

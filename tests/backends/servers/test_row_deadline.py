@@ -1,4 +1,6 @@
-"""One deadline for a row, by a clock that is told to go on: the gate, the connection, the stream and further attempts all take of the same time."""
+"""One deadline for a row, by a clock that is told to go on: the gate, the connection, the stream
+and further attempts all take of the same time.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,12 @@ async def sender_to(server: Server, monkeypatch: pytest.MonkeyPatch, **settings:
     from pipegen.backends.servers.wire import Facts
 
     monkeypatch.setattr(transport, "Client", lambda limit, headers: server)
-    made = Sender(DIALECTS["plain"], access_to("http://h", default="", variable="NO_SUCH_KEY"), ServerSettings(**settings), "m")
+    made = Sender(
+        DIALECTS["plain"],
+        access_to("http://h", default="", variable="NO_SUCH_KEY"),
+        ServerSettings(**settings),
+        "m",
+    )
 
     async def facts() -> Facts:
         return Facts()
@@ -106,7 +113,11 @@ class Row:
 
         from pipegen.backends.servers.wire import ServerRequest
 
-        return Success(ServerRequest(messages=({"role": "user", "content": "Hi"},), options=resolve(GenerationOptions())))
+        return Success(
+            ServerRequest(
+                messages=({"role": "user", "content": "Hi"},), options=resolve(GenerationOptions())
+            )
+        )
 
     def read(self, completions: tuple[Completion, ...]) -> Any:
         from returns.result import Success
@@ -118,7 +129,9 @@ def test_comments_do_not_move_the_deadline_of_a_stream(monkeypatch: pytest.Monke
     async def work(loop: Clock) -> None:
         said = ChatOutput()
         sender = await sender_to(Server(lambda _: said), monkeypatch)
-        going = asyncio.create_task(sender.pieces(Row().ask, lambda piece: False, sender.transport.ends()))
+        going = asyncio.create_task(
+            sender.pieces(Row().ask, lambda piece: False, sender.transport.ends())
+        )
         for second in range(0, 600, 50):
             await loop.go_on(second)
             said.queue.put_nowait(b": here I am\n\n")
@@ -173,7 +186,9 @@ def test_further_attempts_have_what_is_left(monkeypatch: pytest.MonkeyPatch) -> 
     run(work)
 
 
-def test_what_cannot_wait_any_more_fails_with_what_it_failed_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_wait_any_more_fails_with_what_it_failed_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from pipegen.backends.http.client import Broken
 
     async def work(loop: Clock) -> None:
@@ -189,7 +204,9 @@ def test_what_cannot_wait_any_more_fails_with_what_it_failed_with(monkeypatch: p
 
 
 def test_the_pause_that_is_made_is_the_one_that_must_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its jitter is drawn once: a pause that would pass the deadline is not begun, whatever another draw gives."""
+    """Its jitter is drawn once: a pause that would pass the deadline is not begun, whatever another
+    draw gives.
+    """
     from pipegen.backends.http.client import Broken
 
     drawn = itertools.chain([1.0], itertools.repeat(0.0))
@@ -210,7 +227,9 @@ def test_the_pause_that_is_made_is_the_one_that_must_fit(monkeypatch: pytest.Mon
     run(work)
 
 
-def test_a_row_waits_as_long_as_it_was_asked_to_where_it_has_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_waits_as_long_as_it_was_asked_to_where_it_has_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Later:
         status = 429
 
@@ -239,7 +258,9 @@ def test_a_row_waits_as_long_as_it_was_asked_to_where_it_has_the_time(monkeypatc
 
 
 @pytest.mark.parametrize("ends", [b"", b": here I am\n\n"])
-def test_a_row_that_has_ended_does_not_wait_for_the_end_of_its_stream(ends: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_has_ended_does_not_wait_for_the_end_of_its_stream(
+    ends: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def work(loop: Clock) -> None:
         said, finished = ChatOutput(), list[str]()
 
@@ -248,8 +269,13 @@ def test_a_row_that_has_ended_does_not_wait_for_the_end_of_its_stream(ends: byte
             return False
 
         sender = await sender_to(Server(lambda _: said), monkeypatch)
-        going = asyncio.create_task(sender.pieces(Row().ask, take, sender.transport.ends(), ended=lambda: bool(finished)))
-        said.queue.put_nowait(b'data: {"choices": [{"index": 0, "delta": {"content": "Hi"}, "finish_reason": "stop"}]}\n\n')
+        going = asyncio.create_task(
+            sender.pieces(Row().ask, take, sender.transport.ends(), ended=lambda: bool(finished))
+        )
+        said.queue.put_nowait(
+            b'data: {"choices": [{"index": 0, "delta": {"content": "Hi"}, "finish_reason":'
+            b' "stop"}]}\n\n'
+        )
         await loop.go_on(1)
         said.queue.put_nowait(ends)
         await loop.go_on(5)
@@ -283,7 +309,11 @@ def test_a_request_that_is_sent_by_hand_has_a_deadline_too(monkeypatch: pytest.M
         from pipegen.backends.http.transport import AttemptFailed
 
         sender = await sender_to(Server(lambda _: loop.create_future()), monkeypatch)
-        going = asyncio.create_task(sender.transport.once(WireRequest(path="/v1/models", method="GET"), sender.transport.ends(9.0)))
+        going = asyncio.create_task(
+            sender.transport.once(
+                WireRequest(path="/v1/models", method="GET"), sender.transport.ends(9.0)
+            )
+        )
         await loop.go_on(1)
         await loop.go_on(9)
         with pytest.raises(AttemptFailed) as raised:

@@ -1,4 +1,6 @@
-"""Scores on the wire: what servers are asked, how their answers are read, and what of them is refused."""
+"""Scores on the wire: what servers are asked, how their answers are read, and what of them is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -24,33 +26,67 @@ from pipegen.testing.faulty import FaultyServer
 pytest.importorskip("aiohttp")
 pytest.importorskip("tenacity")
 
-ASK = ServerRequest(options=resolve(GenerationOptions(max_new_tokens=1)), token_ids=(1, 2, 3, 4), prompt_tokens=4, scored=2)
-TABLES = [None, {"2": {"logprob": -9.0}}, {"3": {"logprob": -0.5}, "7": {"logprob": -0.25}}, {"4": {"logprob": -1.5}, "8": {"logprob": -1.5}}]
-META = {"input_token_logprobs": [[None, 2, None], [-0.5, 3, None], [-1.5, 4, None]], "input_top_logprobs": [None, [[-0.25, 7, None]], [[-1.5, 8, None]]]}
+ASK = ServerRequest(
+    options=resolve(GenerationOptions(max_new_tokens=1)),
+    token_ids=(1, 2, 3, 4),
+    prompt_tokens=4,
+    scored=2,
+)
+TABLES = [
+    None,
+    {"2": {"logprob": -9.0}},
+    {"3": {"logprob": -0.5}, "7": {"logprob": -0.25}},
+    {"4": {"logprob": -1.5}, "8": {"logprob": -1.5}},
+]
+META = {
+    "input_token_logprobs": [[None, 2, None], [-0.5, 3, None], [-1.5, 4, None]],
+    "input_top_logprobs": [None, [[-0.25, 7, None]], [[-1.5, 8, None]]],
+}
 SCORES = ((-0.5, (7, -0.25)), (-1.5, (4, -1.5)))
 
 
 def by_ids(**more: Any) -> dict[str, Any]:
-    return {"choices": [{"index": 0, "token_ids": [5], "finish_reason": "length"}], "prompt_logprobs": TABLES, **more}
+    return {
+        "choices": [{"index": 0, "token_ids": [5], "finish_reason": "length"}],
+        "prompt_logprobs": TABLES,
+        **more,
+    }
 
 
 def by_meta(**more: Any) -> dict[str, Any]:
-    return {"output_ids": [], "meta_info": {"finish_reason": {"type": "length"}, "completion_tokens": 0, **META, **more}}
+    return {
+        "output_ids": [],
+        "meta_info": {"finish_reason": {"type": "length"}, "completion_tokens": 0, **META, **more},
+    }
 
 
 def test_vllm_is_asked_for_the_prompt_s_log_probabilities() -> None:
     body = vllm.to_wire(ASK, Facts()).unwrap().body or {}
-    assert (body["sampling_params"]["prompt_logprobs"], body["sampling_params"]["max_tokens"]) == (1, 1)
+    assert (body["sampling_params"]["prompt_logprobs"], body["sampling_params"]["max_tokens"]) == (
+        1,
+        1,
+    )
     other = vllm.to_wire(ASK, Facts(lacks=frozenset({"generate"}))).unwrap().body or {}
     assert (other["prompt_logprobs"], other["max_tokens"]) == (1, 1)
-    assert "prompt_logprobs" not in (vllm.to_wire(dataclasses.replace(ASK, scored=0), Facts()).unwrap().body or {})["sampling_params"]
+    assert (
+        "prompt_logprobs"
+        not in (vllm.to_wire(dataclasses.replace(ASK, scored=0), Facts()).unwrap().body or {})[
+            "sampling_params"
+        ]
+    )
 
 
 def test_sglang_is_asked_from_the_last_token_of_the_context_on() -> None:
     """An earlier start would switch its prefix cache off."""
     body = sglang.to_wire(ASK, Facts()).unwrap().body or {}
-    assert (body["return_logprob"], body["logprob_start_len"], body["top_logprobs_num"]) == (True, 1, 1)
-    assert "return_logprob" not in (sglang.to_wire(dataclasses.replace(ASK, scored=0), Facts()).unwrap().body or {})
+    assert (body["return_logprob"], body["logprob_start_len"], body["top_logprobs_num"]) == (
+        True,
+        1,
+        1,
+    )
+    assert "return_logprob" not in (
+        sglang.to_wire(dataclasses.replace(ASK, scored=0), Facts()).unwrap().body or {}
+    )
 
 
 def test_answers_are_read_and_a_tie_is_greedy() -> None:
@@ -64,12 +100,17 @@ def test_sglang_writes_0_for_the_last_id_of_the_vocabulary() -> None:
     own = [*META["input_token_logprobs"][:2], [-1.5, 0, None]]
     assert sglang.from_wire(by_meta(input_token_logprobs=own), ASK).unwrap()[0].scores == SCORES
     other = [META["input_token_logprobs"][0], [-0.5, 0, None], META["input_token_logprobs"][2]]
-    assert isinstance(sglang.from_wire(by_meta(input_token_logprobs=other), ASK).failure(), pg.MalformedResponse)
+    assert isinstance(
+        sglang.from_wire(by_meta(input_token_logprobs=other), ASK).failure(), pg.MalformedResponse
+    )
 
 
 def test_what_stands_for_minus_infinity_is_that() -> None:
     tables = [*TABLES[:3], {"4": {"logprob": -9999.0}, "8": {"logprob": -0.5}}]
-    assert vllm.from_wire(by_ids(prompt_logprobs=tables), ASK).unwrap()[0].scores == ((-0.5, (7, -0.25)), (-math.inf, (8, -0.5)))
+    assert vllm.from_wire(by_ids(prompt_logprobs=tables), ASK).unwrap()[0].scores == (
+        (-0.5, (7, -0.25)),
+        (-math.inf, (8, -0.5)),
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,7 +129,9 @@ def test_what_stands_for_minus_infinity_is_that() -> None:
     ],
 )
 def test_a_malformed_answer_of_vllm_is_refused(tables: Any) -> None:
-    assert isinstance(vllm.from_wire(by_ids(prompt_logprobs=tables), ASK).failure(), pg.MalformedResponse)
+    assert isinstance(
+        vllm.from_wire(by_ids(prompt_logprobs=tables), ASK).failure(), pg.MalformedResponse
+    )
 
 
 @pytest.mark.parametrize(
@@ -118,10 +161,16 @@ def route_to(server: FaultyServer, wire: Any = vllm.VLLM, **settings: Any) -> pg
     return pg.route(ServerEngine(wire, ToyModel(), access, ServerSettings(**settings), "toy"))
 
 
-REQUESTS: list[dict[str, Any]] = [{"prompt_token_ids": [1, 2], "continuation": [3, 4]}, {"prompt_token_ids": [1], "continuation": [999]}]
+REQUESTS: list[dict[str, Any]] = [
+    {"prompt_token_ids": [1, 2], "continuation": [3, 4]},
+    {"prompt_token_ids": [1], "continuation": [999]},
+]
 
 
-@pytest.mark.parametrize(("wire", "path", "answer"), [(vllm.VLLM, "/inference/v1/generate", by_ids()), (sglang.SGLANG, "/generate", by_meta())])
+@pytest.mark.parametrize(
+    ("wire", "path", "answer"),
+    [(vllm.VLLM, "/inference/v1/generate", by_ids()), (sglang.SGLANG, "/generate", by_meta())],
+)
 def test_each_row_is_one_request(wire: Any, path: str, answer: Any) -> None:
     with FaultyServer(answers={path: (200, answer)}) as server, route_to(server, wire) as route:
         good, bad = pg.score(route, REQUESTS)
@@ -134,7 +183,10 @@ def test_each_row_is_one_request(wire: Any, path: str, answer: Any) -> None:
 
 
 def test_the_server_s_limit_counts_once_it_is_known() -> None:
-    with FaultyServer(limit=4, answers={"/inference/v1/generate": (200, by_ids())}) as server, route_to(server) as route:
+    with (
+        FaultyServer(limit=4, answers={"/inference/v1/generate": (200, by_ids())}) as server,
+        route_to(server) as route,
+    ):
         assert route.engine.longest_scored is None
         assert isinstance(pg.score(route, REQUESTS[:1])[0].failure(), pg.PromptTooLong)
         assert route.engine.longest_scored == 3
@@ -143,7 +195,10 @@ def test_the_server_s_limit_counts_once_it_is_known() -> None:
 
 def test_a_server_that_ran_another_prompt_is_not_believed() -> None:
     answer = by_ids(prompt_token_ids=[1, 2, 3, 5])
-    with FaultyServer(answers={"/inference/v1/generate": (200, answer)}) as server, route_to(server) as route:
+    with (
+        FaultyServer(answers={"/inference/v1/generate": (200, answer)}) as server,
+        route_to(server) as route,
+    ):
         assert isinstance(pg.score(route, REQUESTS[:1])[0].failure(), pg.MalformedResponse)
 
 
@@ -155,12 +210,20 @@ def test_a_server_that_answers_without_scores_is_not_believed() -> None:
 
 
 def test_a_wire_that_says_nothing_of_scores_gives_none() -> None:
-    with FaultyServer() as server, route_to(server, dataclasses.replace(vllm.VLLM, scores=False)) as route:
+    with (
+        FaultyServer() as server,
+        route_to(server, dataclasses.replace(vllm.VLLM, scores=False)) as route,
+    ):
         slot = pg.score(route, REQUESTS[:1])[0]
         assert isinstance(slot.failure(), pg.UnsupportedOption)
         assert slot.failure().option == "continuation"
 
 
 def test_a_refusal_of_the_server_fails_its_row() -> None:
-    with FaultyServer(answers={"/inference/v1/generate": (400, {"error": {"message": "no"}})}) as server, route_to(server) as route:
+    with (
+        FaultyServer(
+            answers={"/inference/v1/generate": (400, {"error": {"message": "no"}})}
+        ) as server,
+        route_to(server) as route,
+    ):
         assert isinstance(pg.score(route, REQUESTS[:1])[0].failure(), pg.InvalidRequest)

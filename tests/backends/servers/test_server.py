@@ -1,4 +1,6 @@
-"""The engine on a server: what it sends, what it refuses to send, and what it makes of the answers."""
+"""The engine on a server: what it sends, what it refuses to send, and what it makes of the
+answers.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +22,32 @@ pytest.importorskip("aiohttp")
 pytest.importorskip("tenacity")
 
 
-def route_to(server: FaultyServer, wire: str = "vllm", *, sees: bool = True, **settings: Any) -> pg.Route:
+def route_to(
+    server: FaultyServer, wire: str = "vllm", *, sees: bool = True, **settings: Any
+) -> pg.Route:
     from pipegen.backends.servers.server import ServerEngine
     from pipegen.backends.servers.sglang import SGLANG
     from pipegen.backends.servers.vllm import VLLM
     from pipegen.engines.settings import ServerSettings
 
     access = access_to(server.url, default="", variable="NO_SUCH_KEY")
-    return pg.route(ServerEngine({"vllm": VLLM, "sglang": SGLANG}[wire], ToyModel(sees=sees), access, ServerSettings(**settings), "toy"))
+    return pg.route(
+        ServerEngine(
+            {"vllm": VLLM, "sglang": SGLANG}[wire],
+            ToyModel(sees=sees),
+            access,
+            ServerSettings(**settings),
+            "toy",
+        )
+    )
 
 
 def test_without_its_endpoint_text_goes_by_completions_and_images_are_refused() -> None:
     with FaultyServer(without=("/inference/v1/generate",)) as server, route_to(server) as route:
         slots = pg.run(route, [{"prompt": f"text {number}"} for number in range(20)])
-        assert [slot.unwrap().text for slot in slots] == [f"text {number}"[::-1] for number in range(20)]
+        assert [slot.unwrap().text for slot in slots] == [
+            f"text {number}"[::-1] for number in range(20)
+        ]
         assert server.paths["/v1/completions"] == 20
         tried = server.paths["/inference/v1/generate"]
         pg.run(route, [{"prompt": "again"}])
@@ -46,7 +60,11 @@ def encoded(ids: tuple[int, ...], images: tuple[Any, ...] = (), **options: Any) 
     from pipegen.records.options import GenerationOptions, resolve
 
     prompt = Prompt(token_ids=ids, compact_token_ids=ids, images=images)
-    return Encoded(request=TextGenerationRequest(prompt="x"), options=resolve(GenerationOptions(**options)), prompt=prompt)
+    return Encoded(
+        request=TextGenerationRequest(prompt="x"),
+        options=resolve(GenerationOptions(**options)),
+        prompt=prompt,
+    )
 
 
 def test_each_row_is_asked_with_its_own_stops_and_by_what_is_known_now() -> None:
@@ -79,10 +97,16 @@ def test_a_prepared_body_may_be_changed_and_changes_no_other() -> None:
 # H10
 @pytest.mark.parametrize("ids", [(), (-5,), (1, 999_999), (1, 259, 2)])
 @pytest.mark.parametrize("wire", ["vllm", "sglang"])
-def test_ids_that_could_crash_or_mislead_a_server_are_not_sent(wire: str, ids: tuple[int, ...]) -> None:
-    image = ToyModel().prepare_image(pg.ImageSource(data=b"x"), pg.VlmPreprocessOptions(), 0).unwrap()
+def test_ids_that_could_crash_or_mislead_a_server_are_not_sent(
+    wire: str, ids: tuple[int, ...]
+) -> None:
+    image = (
+        ToyModel().prepare_image(pg.ImageSource(data=b"x"), pg.VlmPreprocessOptions(), 0).unwrap()
+    )
     with FaultyServer() as server, route_to(server, wire) as route:
-        slots = asyncio.run(route.engine.agenerate([encoded(ids), encoded((1, 2), (image,)), encoded((1, 2))]))  # type: ignore[attr-defined]
+        slots = asyncio.run(
+            route.engine.agenerate([encoded(ids), encoded((1, 2), (image,)), encoded((1, 2))])
+        )  # type: ignore[attr-defined]
         assert [type(slot.failure()) for slot in slots[:2]] == [pg.InvalidRequest] * 2
         assert pg.is_ok(slots[2])
         assert list(server.asked) == [(1, 2)]
@@ -98,7 +122,8 @@ def test_a_server_that_clips_says_so_in_the_result() -> None:
         raw = row.slot().unwrap()
         assert (raw.encoded.options.max_new_tokens, raw.encoded.clipped_from) == (2, 512)
         error = pg.run(route, [{"prompt": "x"}])[0].failure()
-        assert isinstance(error, pg.MalformedResponse)  # it stopped, and nothing of the ids says why
+        # it stopped, and nothing of the ids says why
+        assert isinstance(error, pg.MalformedResponse)
         assert "the finish is stop, and the last id, 66, ends no answer" in error.message
 
 
@@ -116,8 +141,12 @@ def test_an_answer_to_another_prompt_is_no_answer(ran: tuple[int, ...]) -> None:
         assert isinstance(engine.answer(encoded((1, 2)), answer).failure(), pg.MalformedResponse)
 
 
-def test_an_id_that_is_none_is_no_answer_and_a_good_one_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole rows are ended by the stages after the engine; following them too would end them twice."""
+def test_an_id_that_is_none_is_no_answer_and_a_good_one_is_not_followed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whole rows are ended by the stages after the engine; following them too would end them
+    twice.
+    """
     from pipegen.backends.servers import server as module
     from pipegen.backends.servers.wire import Completion
 
@@ -126,30 +155,60 @@ def test_an_id_that_is_none_is_no_answer_and_a_good_one_is_not_followed(monkeypa
         engine: Any = route.engine
         asked = encoded((1, 2), max_new_tokens=2)
         for finish, last in (("stop", EOS), ("length", 66)):
-            assert engine.answer(asked, Completion(token_ids=(65, last), finish=finish)).unwrap().token_ids == (65, last)
-            assert "generated id" in engine.answer(asked, Completion(token_ids=(65, 10**6), finish=finish)).failure().message
+            assert engine.answer(
+                asked, Completion(token_ids=(65, last), finish=finish)
+            ).unwrap().token_ids == (65, last)
+            assert (
+                "generated id"
+                in engine.answer(asked, Completion(token_ids=(65, 10**6), finish=finish))
+                .failure()
+                .message
+            )
 
 
 @pytest.mark.parametrize("wire", ["vllm", "sglang"])
-@pytest.mark.parametrize("options", [{}, {"min_new_tokens": 2}, {"ignore_eos": True}, {"stop_token_ids": [69]}])
+@pytest.mark.parametrize(
+    "options", [{}, {"min_new_tokens": 2}, {"ignore_eos": True}, {"stop_token_ids": [69]}]
+)
 def test_a_stop_ends_the_row_whoever_halts_it(wire: str, options: dict[str, Any]) -> None:
-    """The server here knows no stops: it runs on, and the row is cut, or its stream left, at the same place."""
-    with FaultyServer(reply=lambda ids: [*b"abcdefghijkl"]) as server, route_to(server, wire) as route:
-        result = pg.run(route, [{"prompt": "x", "options": {"stop": ["cd"], "max_new_tokens": 12, **options}}])[0].unwrap()
-    assert (result.text, result.finish, result.stop, result.completion_tokens) == ("ab", pg.Finish.STOP_STRING, "cd", 4)
+    """The server here knows no stops: it runs on, and the row is cut, or its stream left, at the
+    same place.
+    """
+    with (
+        FaultyServer(reply=lambda ids: [*b"abcdefghijkl"]) as server,
+        route_to(server, wire) as route,
+    ):
+        result = pg.run(
+            route, [{"prompt": "x", "options": {"stop": ["cd"], "max_new_tokens": 12, **options}}]
+        )[0].unwrap()
+    assert (result.text, result.finish, result.stop, result.completion_tokens) == (
+        "ab",
+        pg.Finish.STOP_STRING,
+        "cd",
+        4,
+    )
 
 
 @pytest.mark.parametrize("wire", ["vllm", "sglang"])
 def test_a_plugin_halts_the_row_at_the_very_token(wire: str) -> None:
-    server_side_stops = Plugin(name="brace", start=lambda: None, feed=lambda state, text: (None, text.index("}") + 1 if "}" in text else None))
-    with FaultyServer(reply=lambda ids: [*b"{ab} and so on and on"]) as server, pg.attach(route_to(server, wire), server_side_stops) as route:
+    server_side_stops = Plugin(
+        name="brace",
+        start=lambda: None,
+        feed=lambda state, text: (None, text.index("}") + 1 if "}" in text else None),
+    )
+    with (
+        FaultyServer(reply=lambda ids: [*b"{ab} and so on and on"]) as server,
+        pg.attach(route_to(server, wire), server_side_stops) as route,
+    ):
         result = pg.run(route, [{"prompt": "x"}])[0].unwrap()
     assert (result.text, result.finish, result.completion_tokens) == ("{ab}", pg.Finish.PLUGIN, 4)
 
 
 def test_samples_are_rows_of_their_own() -> None:
     with FaultyServer() as server, route_to(server) as route:
-        result = pg.run(route, [{"prompt": "abc", "options": {"samples": 3, "temperature": 1.0, "seed": 1}}])[0].unwrap()
+        result = pg.run(
+            route, [{"prompt": "abc", "options": {"samples": 3, "temperature": 1.0, "seed": 1}}]
+        )[0].unwrap()
     assert [sample.text for sample in result.samples] == ["cba"] * 3
     assert server.asked[tuple(b"abc")] == 3
 
@@ -164,7 +223,9 @@ def test_run_works_while_a_loop_is_running() -> None:
 
 
 def test_a_server_of_other_models_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipegen.backends.servers.facts.models_of", lambda answer: {"one": 100, "two": 100})
+    monkeypatch.setattr(
+        "pipegen.backends.servers.facts.models_of", lambda answer: {"one": 100, "two": 100}
+    )
     with FaultyServer() as server:
         with route_to(server) as route:
             error = pg.run(route, [{"prompt": "x", "options": {"max_new_tokens": 4}}])[0].failure()
@@ -174,7 +235,16 @@ def test_a_server_of_other_models_says_which(monkeypatch: pytest.MonkeyPatch) ->
             assert pg.is_ok(pg.run(route, [{"prompt": "x", "options": {"max_new_tokens": 4}}])[0])
 
 
-@pytest.mark.parametrize("settings", [{"timeout": 0}, {"max_in_flight": 0}, {"retries": -1}, {"batch_budget": -1.0}, {"extra_body": {"a": object()}}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"timeout": 0},
+        {"max_in_flight": 0},
+        {"retries": -1},
+        {"batch_budget": -1.0},
+        {"extra_body": {"a": object()}},
+    ],
+)
 def test_settings_are_checked(settings: dict[str, Any]) -> None:
     with pytest.raises(pg.InvalidField):
         pg.backends.openai_server("toy", **settings)
@@ -185,10 +255,17 @@ def test_settings_are_checked(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_body_of_megabytes_is_sent_without_a_warning(stream: bool) -> None:
     """aiohttp warns of more than one in a piece, and a warning is an error in these tests."""
-    with FaultyServer(limit=0) as server, route_to(server, extra_body={"filler": "x" * 3_000_000}) as route:
+    with (
+        FaultyServer(limit=0) as server,
+        route_to(server, extra_body={"filler": "x" * 3_000_000}) as route,
+    ):
         server.keeps_bodies = True
         slot = (
-            next(event.slot for event in pg.stream(route, [{"prompt": "abc"}]) if isinstance(event, pg.Done))
+            next(
+                event.slot
+                for event in pg.stream(route, [{"prompt": "abc"}])
+                if isinstance(event, pg.Done)
+            )
             if stream
             else pg.run(route, [{"prompt": "abc"}])[0]
         )
@@ -200,9 +277,16 @@ def test_a_body_of_megabytes_is_sent_without_a_warning(stream: bool) -> None:
 def test_short_prompts_are_not_sent_where_the_server_takes_the_long_factors(wire: str) -> None:
     with FaultyServer() as server, route_to(server, wire) as route:
         route.engine._checkpoint.positions = Positions(long_after=12)  # type: ignore[attr-defined]
-        short, long = pg.run(route, [{"prompt": "short"}, {"prompt": "a prompt of more than twelve tokens"}], pg.GenerationOptions(max_new_tokens=4))
+        short, long = pg.run(
+            route,
+            [{"prompt": "short"}, {"prompt": "a prompt of more than twelve tokens"}],
+            pg.GenerationOptions(max_new_tokens=4),
+        )
         assert pg.is_ok(long)
         error = short.failure()
         assert isinstance(error, pg.UnsupportedOption)
         assert error.option == "max_model_len"
-        assert "uses the long factors of LongRoPE, and this prompt of 5 tokens is for the short ones" in error.message
+        assert (
+            "uses the long factors of LongRoPE, and this prompt of 5 tokens is for the short ones"
+            in error.message
+        )

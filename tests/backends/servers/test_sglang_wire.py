@@ -14,7 +14,14 @@ from pipegen.backends.servers import sglang
 from pipegen.backends.servers.dry import wire_requests
 from pipegen.backends.servers.server import ServerEngine
 from pipegen.backends.servers.wire import Facts, WireReply
-from pipegen.core.errors import BackendFailed, InvalidRequest, MalformedResponse, PromptTooLong, RateLimited, UnsupportedOption
+from pipegen.core.errors import (
+    BackendFailed,
+    InvalidRequest,
+    MalformedResponse,
+    PromptTooLong,
+    RateLimited,
+    UnsupportedOption,
+)
 from pipegen.core.slots import is_ok
 from pipegen.drivers.route import route
 from pipegen.engines.settings import ServerSettings
@@ -26,7 +33,15 @@ IMAGE = PreparedImage(width=1, height=1, rgb=bytes(3), digest="0", tokens=3)
 
 # H2
 def test_the_body_is_said_in_full(ask: Any) -> None:
-    said = ask(ending_ids=(99,), rid="r1", temperature=0.3, max_new_tokens=7, min_new_tokens=2, seed=5, stop=StopOptions(stop_token_ids=(99,)))
+    said = ask(
+        ending_ids=(99,),
+        rid="r1",
+        temperature=0.3,
+        max_new_tokens=7,
+        min_new_tokens=2,
+        seed=5,
+        stop=StopOptions(stop_token_ids=(99,)),
+    )
     request = sglang.to_wire(said, Facts()).unwrap()
     assert (request.method, request.path, request.rid) == ("POST", "/generate", "r1")
     assert request.body == {
@@ -53,19 +68,35 @@ def test_the_body_is_said_in_full(ask: Any) -> None:
 
 
 def test_images_logprobs_and_streams_are_asked_for(ask: Any) -> None:
-    body = sglang.to_wire(ask(images=(IMAGE,), stream=True, logprobs=True, top_logprobs=3), Facts()).unwrap().body
+    body = (
+        sglang.to_wire(ask(images=(IMAGE,), stream=True, logprobs=True, top_logprobs=3), Facts())
+        .unwrap()
+        .body
+    )
     assert len(body["image_data"]) == 1
     assert body["image_data"][0].startswith("data:image/png;base64,")
     assert body["return_prompt_token_ids"] is True
-    assert (body["stream"], body["return_logprob"], body["logprob_start_len"], body["top_logprobs_num"]) == (True, True, -1, 3)
+    assert (
+        body["stream"],
+        body["return_logprob"],
+        body["logprob_start_len"],
+        body["top_logprobs_num"],
+    ) == (True, True, -1, 3)
 
 
 @pytest.mark.parametrize(
     ("form", "name", "value"),
-    [({"regex": "[ab]"}, "regex", "[ab]"), ({"choice": ("a.b", "no")}, "regex", r"(a\.b|no)"), ({"json_schema": "{}"}, "json_schema", "{}")],
+    [
+        ({"regex": "[ab]"}, "regex", "[ab]"),
+        ({"choice": ("a.b", "no")}, "regex", r"(a\.b|no)"),
+        ({"json_schema": "{}"}, "json_schema", "{}"),
+    ],
 )
 def test_the_form_of_the_answer_is_asked_for(ask: Any, form: Any, name: str, value: str) -> None:
-    assert sglang.to_wire(ask(structured=form), Facts()).unwrap().body["sampling_params"][name] == value
+    assert (
+        sglang.to_wire(ask(structured=form), Facts()).unwrap().body["sampling_params"][name]
+        == value
+    )
 
 
 def test_what_the_server_may_end_a_row_at(ask: Any) -> None:
@@ -92,19 +123,30 @@ def test_what_the_server_would_change_is_refused_by_name(ask: Any, options: Any,
 
 
 def answer(*, ids: Any = (5, 6), reason: Any = None, **meta: Any) -> dict[str, Any]:
-    return {"output_ids": list(ids), "meta_info": {"finish_reason": reason or {"type": "length", "length": 2}, **meta}}
+    return {
+        "output_ids": list(ids),
+        "meta_info": {"finish_reason": reason or {"type": "length", "length": 2}, **meta},
+    }
 
 
 def test_an_answer_is_read(ask: Any) -> None:
     said = {**answer(reason={"type": "stop", "matched": 6}), "prompt_token_ids": [1, 2, 3]}
     (completion,) = sglang.from_wire(said, ask()).unwrap()
-    assert (completion.token_ids, completion.finish, completion.stop, completion.prompt_token_ids) == ((5, 6), "stop", 6, (1, 2, 3))
+    assert (
+        completion.token_ids,
+        completion.finish,
+        completion.stop,
+        completion.prompt_token_ids,
+    ) == ((5, 6), "stop", 6, (1, 2, 3))
 
 
 def test_an_answer_may_come_in_an_array(ask: Any) -> None:
     (completion,) = sglang.from_wire([answer()], ask()).unwrap()
     assert completion.token_ids == (5, 6)
-    assert sglang.from_wire([answer(), answer()], ask()).failure().message == "the answer holds 2 completions, and 1 was asked"
+    assert (
+        sglang.from_wire([answer(), answer()], ask()).failure().message
+        == "the answer holds 2 completions, and 1 was asked"
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,23 +177,51 @@ def test_a_logprob_that_is_no_number_is_malformed_and_named(ask: Any, value: Any
     assert "token 1" in sglang.from_wire(said, ask(logprobs=True)).failure().message
 
 
-@pytest.mark.parametrize(("entries", "index"), [(None, 0), ([], 0), ([[-0.5, 5, None]], 1), ([[-0.5, 5], [-0.5, 7]], 1), (["x", [-0.5, 6]], 0)])
-def test_logprobs_that_are_missing_or_of_other_tokens_are_malformed_and_named(ask: Any, entries: Any, index: int) -> None:
-    assert f"token {index}" in sglang.from_wire(answer(output_token_logprobs=entries), ask(logprobs=True)).failure().message
+@pytest.mark.parametrize(
+    ("entries", "index"),
+    [
+        (None, 0),
+        ([], 0),
+        ([[-0.5, 5, None]], 1),
+        ([[-0.5, 5], [-0.5, 7]], 1),
+        (["x", [-0.5, 6]], 0),
+    ],
+)
+def test_logprobs_that_are_missing_or_of_other_tokens_are_malformed_and_named(
+    ask: Any, entries: Any, index: int
+) -> None:
+    assert (
+        f"token {index}"
+        in sglang.from_wire(answer(output_token_logprobs=entries), ask(logprobs=True))
+        .failure()
+        .message
+    )
 
 
 def test_logprobs_and_the_likeliest_are_read(ask: Any) -> None:
-    said = answer(output_token_logprobs=[[0.0, 5, None], [-1.0, 6, None]], output_top_logprobs=[[[0.0, 5, None]], [[-1.0, 6, None]]])
+    said = answer(
+        output_token_logprobs=[[0.0, 5, None], [-1.0, 6, None]],
+        output_top_logprobs=[[[0.0, 5, None]], [[-1.0, 6, None]]],
+    )
     (completion,) = sglang.from_wire(said, ask(logprobs=True, top_logprobs=1)).unwrap()
-    assert [(one.token_id, one.logprob, one.top) for one in completion.logprobs] == [(5, 0.0, ((5, 0.0),)), (6, -1.0, ((6, -1.0),))]
+    assert [(one.token_id, one.logprob, one.top) for one in completion.logprobs] == [
+        (5, 0.0, ((5, 0.0),)),
+        (6, -1.0, ((6, -1.0),)),
+    ]
 
 
 @pytest.mark.parametrize("cumulative", [True, False])
-def test_events_hold_all_ids_or_the_new_ones_and_either_is_understood(ask: Any, cumulative: bool) -> None:
+def test_events_hold_all_ids_or_the_new_ones_and_either_is_understood(
+    ask: Any, cumulative: bool
+) -> None:
     follows, seen, got = ask(stream=True, logprobs=True), 0, []
     for count in (1, 3, 4):
         ids = list(range(10, 10 + count)) if cumulative else list(range(10 + seen, 10 + count))
-        meta = {"finish_reason": None, "completion_tokens": count, "output_token_logprobs": [[-0.5, number, None] for number in ids]}
+        meta = {
+            "finish_reason": None,
+            "completion_tokens": count,
+            "output_token_logprobs": [[-0.5, number, None] for number in ids],
+        }
         (piece,) = sglang.from_event({"output_ids": ids, "meta_info": meta}, follows, seen).unwrap()
         assert [entry.token_id for entry in piece.logprobs] == list(piece.token_ids)
         got += piece.token_ids
@@ -164,21 +234,47 @@ def test_events_hold_all_ids_or_the_new_ones_and_either_is_understood(ask: Any, 
 SHAPES = [
     lambda words: {"error": {"message": words}},
     lambda words: {"error": words},
-    lambda words: {"object": "error", "message": words, "type": "BadRequestError", "param": None, "code": 400},
-    lambda words: {"error": {"message": words, "type": "invalid_request_error", "code": 400, "retryable": False}},
+    lambda words: {
+        "object": "error",
+        "message": words,
+        "type": "BadRequestError",
+        "param": None,
+        "code": 400,
+    },
+    lambda words: {
+        "error": {
+            "message": words,
+            "type": "invalid_request_error",
+            "code": 400,
+            "retryable": False,
+        }
+    },
     lambda words: {"detail": words},
 ]
 WORDINGS = [
-    ("The input (3000 tokens) is longer than the model's context length (2048 tokens).", 3000, 2048),
+    (
+        "The input (3000 tokens) is longer than the model's context length (2048 tokens).",
+        3000,
+        2048,
+    ),
     (
         (
-            "Requested token count exceeds the model's maximum context length of 2048 tokens. You requested a total of 2053 tokens: 2047 tokens from the "
-            "input messages and 6 tokens for the completion. Please reduce the number of tokens in the input messages or the completion to fit."
+            "Requested token count exceeds the model's maximum context length of 2048 tokens. You"
+            " requested a total of 2053 tokens: 2047 tokens from the input messages and 6 tokens"
+            " for the completion. Please reduce the number of tokens in the input messages or the"
+            " completion to fit."
         ),
         2047,
         2048,
     ),
-    ("Input length (2042 tokens) exceeds the maximum allowed length (2042 tokens). Use a shorter input or enable --allow-auto-truncate.", 2042, 2042),
+    (
+        (
+            "Input length (2042 tokens) exceeds the maximum allowed length (2042 tokens). Use a"
+            " shorter input or enable --allow-auto-truncate."
+        ),
+        2042,
+        2042,
+    ),
 ]
 
 
@@ -186,16 +282,27 @@ WORDINGS = [
 @pytest.mark.parametrize("status", [400, 500])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("message", "length", "limit"), WORDINGS)
-def test_an_over_long_prompt_is_known_in_each_wording_and_shape(ask: Any, status: int, shape: Any, message: str, length: int, limit: int) -> None:
-    error = sglang.SGLANG.classify(WireReply(status=status, body=json.dumps(shape(message)).encode()), ask(tuple(range(length))))
+def test_an_over_long_prompt_is_known_in_each_wording_and_shape(
+    ask: Any, status: int, shape: Any, message: str, length: int, limit: int
+) -> None:
+    error = sglang.SGLANG.classify(
+        WireReply(status=status, body=json.dumps(shape(message)).encode()),
+        ask(tuple(range(length))),
+    )
     assert isinstance(error, PromptTooLong)
     assert (error.prompt_tokens, error.limit) == (length, limit)
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, lambda words: words])
-@pytest.mark.parametrize(("status", "kind"), [(400, InvalidRequest), (500, BackendFailed), (503, RateLimited)])
-def test_other_refusals_keep_their_words_in_any_shape(ask: Any, shape: Any, status: int, kind: type) -> None:
-    error = sglang.SGLANG.classify(WireReply(status=status, body=json.dumps(shape("at most 32 stop strings")).encode()), ask())
+@pytest.mark.parametrize(
+    ("status", "kind"), [(400, InvalidRequest), (500, BackendFailed), (503, RateLimited)]
+)
+def test_other_refusals_keep_their_words_in_any_shape(
+    ask: Any, shape: Any, status: int, kind: type
+) -> None:
+    error = sglang.SGLANG.classify(
+        WireReply(status=status, body=json.dumps(shape("at most 32 stop strings")).encode()), ask()
+    )
     assert type(error) is kind
     assert "at most 32 stop strings" in error.message
 
@@ -214,10 +321,23 @@ def test_extra_body_is_merged_deeply(ask: Any) -> None:
     assert is_ok(sglang.to_wire(ask(), Facts()))
 
 
-@pytest.mark.parametrize(("stop", "hidden", "sent"), [("END", True, True), ("|", True, False), ("a<", True, False), ("|", False, True)])
-def test_a_stop_that_sglang_would_find_in_a_special_token_is_pipegens_to_find(stop: str, hidden: bool, sent: bool) -> None:
-    """SGLang looks for stops where special tokens show; to pipegen they are invisible, unless they are asked for."""
-    engine = ServerEngine(sglang.SGLANG, ToyModel(), access_to(None, default="http://localhost:1", variable="SGLANG_API_KEY"), ServerSettings(), "toy")
+@pytest.mark.parametrize(
+    ("stop", "hidden", "sent"),
+    [("END", True, True), ("|", True, False), ("a<", True, False), ("|", False, True)],
+)
+def test_a_stop_that_sglang_would_find_in_a_special_token_is_pipegens_to_find(
+    stop: str, hidden: bool, sent: bool
+) -> None:
+    """SGLang looks for stops where special tokens show; to pipegen they are invisible, unless they
+    are asked for.
+    """
+    engine = ServerEngine(
+        sglang.SGLANG,
+        ToyModel(),
+        access_to(None, default="http://localhost:1", variable="SGLANG_API_KEY"),
+        ServerSettings(),
+        "toy",
+    )
     options = GenerationOptions(stop=(stop,), decode=DecodeOptions(skip_special_tokens=hidden))
     (slot,) = wire_requests(route(engine), [{"prompt": "Hi"}], options)
     body: Any = slot.unwrap().body
@@ -237,9 +357,23 @@ def test_a_stop_that_sglang_would_find_in_a_special_token_is_pipegens_to_find(st
         (None, None, None),
     ],
 )
-def test_a_row_has_the_room_that_the_server_has(listed: int | None, longest: Any, limit: int | None) -> None:
+def test_a_row_has_the_room_that_the_server_has(
+    listed: int | None, longest: Any, limit: int | None
+) -> None:
     """SGLang would end a longer row early, and say that its length was reached."""
     engine = ServerEngine(
-        sglang.SGLANG, ToyModel(), access_to(None, default="http://localhost:1", variable="SGLANG_API_KEY"), ServerSettings(served_model_name="toy"), "toy"
+        sglang.SGLANG,
+        ToyModel(),
+        access_to(None, default="http://localhost:1", variable="SGLANG_API_KEY"),
+        ServerSettings(served_model_name="toy"),
+        "toy",
     )
-    assert engine.limit_of(Facts(models={"toy": listed}, about={} if longest is None else {"max_req_input_len": longest})) == limit
+    assert (
+        engine.limit_of(
+            Facts(
+                models={"toy": listed},
+                about={} if longest is None else {"max_req_input_len": longest},
+            )
+        )
+        == limit
+    )

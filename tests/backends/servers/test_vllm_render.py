@@ -1,4 +1,6 @@
-"""Images at sizes that a vLLM server's processor would change: what the server is asked, and what is done where it does not keep them."""
+"""Images at sizes that a vLLM server's processor would change: what the server is asked, and what
+is done where it does not keep them.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,20 @@ from pipegen.testing.faulty import FaultyServer
 
 
 def image(width: int, height: int) -> PreparedImage:
-    return PreparedImage(width=width, height=height, rgb=bytes(width * height * 3), digest="", grid=(1, 2, 6), tokens=3)
+    return PreparedImage(
+        width=width,
+        height=height,
+        rgb=bytes(width * height * 3),
+        digest="",
+        grid=(1, 2, 6),
+        tokens=3,
+    )
 
 
 def test_the_server_is_told_a_budget_that_leaves_every_image_alone(ask: Any) -> None:
-    asked = dataclasses.replace(ask(images=(image(2, 2), image(4, 6)), model="m"), resized=True, places=((1, 3), (6, 3)))
+    asked = dataclasses.replace(
+        ask(images=(image(2, 2), image(4, 6)), model="m"), resized=True, places=((1, 3), (6, 3))
+    )
     request = vllm.to_wire(asked, Facts()).unwrap()
     assert (request.path, request.stream) == (RENDER, False)
     assert request.body is not None
@@ -35,8 +46,15 @@ def test_the_server_is_told_a_budget_that_leaves_every_image_alone(ask: Any) -> 
 def rendered(*lengths: int, **more: Any) -> Any:
     """What a server makes of so many images, its chat template standing around them."""
     places = [{"offset": 40 + 20 * place, "length": length} for place, length in enumerate(lengths)]
-    made = {"mm_hashes": [f"h{place}" for place in range(len(lengths))], "kwargs_data": ["AA=="] * len(lengths), "mm_placeholders": places}
-    return {"token_ids": [9], "features": {name: {"image": column} for name, column in {**made, **more}.items()}}
+    made = {
+        "mm_hashes": [f"h{place}" for place in range(len(lengths))],
+        "kwargs_data": ["AA=="] * len(lengths),
+        "mm_placeholders": places,
+    }
+    return {
+        "token_ids": [9],
+        "features": {name: {"image": column} for name, column in {**made, **more}.items()},
+    }
 
 
 def test_what_the_server_made_is_put_where_the_images_lie_in_the_prompt(ask: Any) -> None:
@@ -46,7 +64,10 @@ def test_what_the_server_made_is_put_where_the_images_lie_in_the_prompt(ask: Any
     body = vllm.to_wire(ready, Facts()).unwrap().body
     assert body is not None
     assert body["features"]["mm_placeholders"] == {"image": [{"offset": 1, "length": 3}]}
-    assert (body["features"]["mm_hashes"], body["features"]["kwargs_data"]) == ({"image": ["h0"]}, {"image": ["AA=="]})
+    assert (body["features"]["mm_hashes"], body["features"]["kwargs_data"]) == (
+        {"image": ["h0"]},
+        {"image": ["AA=="]},
+    )
     assert body["token_ids"] == [5, 9, 9, 9, 6]
     assert "content_parts" not in body
 
@@ -81,8 +102,12 @@ def test_an_answer_without_the_images_is_malformed(ask: Any, answer: Any) -> Non
         (500, "mm_processor_kwargs", ""),
     ],
 )
-def test_a_refusal_tells_whether_the_server_keeps_sizes_at_all(ask: Any, status: int, message: str, lacks: str) -> None:
-    request = vllm.to_wire(dataclasses.replace(ask(images=(image(2, 2),)), resized=True), Facts()).unwrap()
+def test_a_refusal_tells_whether_the_server_keeps_sizes_at_all(
+    ask: Any, status: int, message: str, lacks: str
+) -> None:
+    request = vllm.to_wire(
+        dataclasses.replace(ask(images=(image(2, 2),)), resized=True), Facts()
+    ).unwrap()
     assert vllm.lacking(WireReply(status=status, body=message.encode()), request) == lacks
 
 
@@ -90,7 +115,11 @@ class Sized(ToyModel):
     """Its images have a size that its processor would change."""
 
     def check_server_resize(self, prompt: Prompt) -> Any:
-        return pg.UnsupportedOption("the processor would resize it", option="max_pixels") if prompt.images else None
+        return (
+            pg.UnsupportedOption("the processor would resize it", option="max_pixels")
+            if prompt.images
+            else None
+        )
 
 
 def route_to(server: FaultyServer, engine: str = "vllm") -> pg.Route:
@@ -101,7 +130,15 @@ def route_to(server: FaultyServer, engine: str = "vllm") -> pg.Route:
     from pipegen.engines.settings import ServerSettings
 
     access = access_to(server.url, default="", variable="NO_SUCH_KEY")
-    return pg.route(ServerEngine({"vllm": vllm.VLLM, "sglang": SGLANG}[engine], Sized(), access, ServerSettings(retries=0), "toy"))
+    return pg.route(
+        ServerEngine(
+            {"vllm": vllm.VLLM, "sglang": SGLANG}[engine],
+            Sized(),
+            access,
+            ServerSettings(retries=0),
+            "toy",
+        )
+    )
 
 
 LOOKS = [pg.VlmGenerationRequest(prompt="Hi", images=[b"x"]), pg.TextGenerationRequest(prompt="Hi")]
@@ -111,7 +148,11 @@ LOOKS = [pg.VlmGenerationRequest(prompt="Hi", images=[b"x"]), pg.TextGenerationR
 def test_such_images_are_prepared_by_the_server_and_text_is_not(streamed: bool) -> None:
     with FaultyServer(answers={RENDER: (200, rendered(3))}) as server, route_to(server) as route:
         server.keeps_bodies = True
-        slots = [event.slot for event in pg.stream(route, LOOKS) if isinstance(event, pg.Done)] if streamed else pg.run(route, LOOKS)
+        slots = (
+            [event.slot for event in pg.stream(route, LOOKS) if isinstance(event, pg.Done)]
+            if streamed
+            else pg.run(route, LOOKS)
+        )
         assert [pg.is_ok(slot) for slot in slots] == [True, True]
         assert server.paths[RENDER] == 1
         (body,) = (body for body in server.bodies if "features" in body)
@@ -122,7 +163,12 @@ def test_such_images_are_prepared_by_the_server_and_text_is_not(streamed: bool) 
 
 
 def test_a_server_that_does_not_keep_sizes_is_asked_once_and_the_image_is_refused() -> None:
-    with FaultyServer(answers={RENDER: (400, {"error": {"message": "mm_processor_kwargs are disabled"}})}) as server, route_to(server) as route:
+    with (
+        FaultyServer(
+            answers={RENDER: (400, {"error": {"message": "mm_processor_kwargs are disabled"}})}
+        ) as server,
+        route_to(server) as route,
+    ):
         for _ in range(2):
             image_file, text = pg.run(route, LOOKS)
             assert isinstance(image_file.failure(), pg.UnsupportedOption)
@@ -140,7 +186,10 @@ def test_an_image_that_the_server_makes_another_size_of_is_refused() -> None:
 
 
 def test_a_failure_of_the_server_is_no_reason_to_think_that_it_keeps_none() -> None:
-    with FaultyServer(answers={RENDER: (500, {"error": {"message": "out of order"}})}) as server, route_to(server) as route:
+    with (
+        FaultyServer(answers={RENDER: (500, {"error": {"message": "out of order"}})}) as server,
+        route_to(server) as route,
+    ):
         for _ in range(2):
             assert isinstance(pg.run(route, LOOKS[:1])[0].failure(), pg.BackendFailed)
         assert server.paths[RENDER] == 2

@@ -10,7 +10,15 @@ import pytest
 
 from pipegen.backends.servers import vllm
 from pipegen.backends.servers.wire import Facts, WireReply, WireRequest
-from pipegen.core.errors import BackendFailed, InvalidRequest, MalformedResponse, PromptTooLong, RateLimited, UnsupportedMultimodal, UnsupportedOption
+from pipegen.core.errors import (
+    BackendFailed,
+    InvalidRequest,
+    MalformedResponse,
+    PromptTooLong,
+    RateLimited,
+    UnsupportedMultimodal,
+    UnsupportedOption,
+)
 from pipegen.core.slots import is_ok
 from pipegen.records.options import StopOptions
 from pipegen.records.results import PreparedImage
@@ -33,7 +41,11 @@ def test_the_body_is_said_in_full(ask: Any) -> None:
         ),
         Facts(),
     ).unwrap()
-    assert (request.method, request.path, request.stream) == ("POST", "/inference/v1/generate", False)
+    assert (request.method, request.path, request.stream) == (
+        "POST",
+        "/inference/v1/generate",
+        False,
+    )
     assert request.body == {
         "model": "tiny",
         "token_ids": [1, 2, 3],
@@ -78,7 +90,9 @@ def test_what_is_none_is_not_sent_and_zero_is(ask: Any) -> None:
 )
 def test_the_form_of_the_answer_is_asked_for(ask: Any, form: Any, said: Any) -> None:
     params = vllm.to_wire(ask(structured=form), Facts()).unwrap().body["sampling_params"]
-    assert json.dumps(params["structured_outputs"]).replace(" ", "") == json.dumps(said).replace(" ", "")
+    assert json.dumps(params["structured_outputs"]).replace(" ", "") == json.dumps(said).replace(
+        " ", ""
+    )
 
 
 def test_extra_body_is_merged_deeply_and_stays_as_it_was(ask: Any) -> None:
@@ -113,10 +127,21 @@ def test_without_the_endpoint_text_goes_by_completions_and_images_do_not(ask: An
     ("status", "body", "lacks"),
     [
         (404, b'{"detail":"Not Found"}', "generate"),
-        (403, b'{"error":{"message":"Scale-out endpoints are disabled.","type":"PermissionDeniedError"}}', "generate"),
+        (
+            403,
+            (
+                b'{"error":{"message":"Scale-out endpoints are'
+                b' disabled.","type":"PermissionDeniedError"}}'
+            ),
+            "generate",
+        ),
         (405, b"", "generate"),
         (404, b'{"error":{"message":"The model `x` does not exist.","type":"NotFoundError"}}', ""),
-        (400, b'{"error":{"message":"stop strings are not supported on a --tokens-only server"}}', "stops"),
+        (
+            400,
+            b'{"error":{"message":"stop strings are not supported on a --tokens-only server"}}',
+            "stops",
+        ),
         (400, b'{"error":{"message":"other"}}', ""),
     ],
 )
@@ -124,7 +149,10 @@ def test_what_a_refusal_shows_the_server_to_lack(status: int, body: bytes, lacks
     request = WireRequest(path=vllm.GENERATE, lacks="generate")
     assert vllm.lacking(WireReply(status=status, body=body), request) == lacks
     if lacks == "generate":
-        assert vllm.lacking(WireReply(status=status, body=body), WireRequest(path=vllm.COMPLETIONS)) == ""
+        assert (
+            vllm.lacking(WireReply(status=status, body=body), WireRequest(path=vllm.COMPLETIONS))
+            == ""
+        )
 
 
 @pytest.mark.parametrize(
@@ -148,7 +176,11 @@ def choice(**more: Any) -> dict[str, Any]:
 def test_an_answer_is_read(ask: Any) -> None:
     answer = {"choices": [choice(stop_reason=None)], "prompt_token_ids": [1, 2, 3]}
     (completion,) = vllm.from_wire(answer, ask()).unwrap()
-    assert (completion.token_ids, completion.finish, completion.prompt_token_ids) == ((5, 6), "length", (1, 2, 3))
+    assert (completion.token_ids, completion.finish, completion.prompt_token_ids) == (
+        (5, 6),
+        "length",
+        (1, 2, 3),
+    )
 
 
 @pytest.mark.parametrize(
@@ -197,7 +229,9 @@ def test_a_logprob_that_is_no_number_is_malformed_and_named(ask: Any, value: Any
         (content("x", {"token_id": 6, "logprob": -0.5}), 0),
     ],
 )
-def test_logprobs_that_are_missing_or_of_other_tokens_are_malformed_and_named(ask: Any, answer: Any, index: int) -> None:
+def test_logprobs_that_are_missing_or_of_other_tokens_are_malformed_and_named(
+    ask: Any, answer: Any, index: int
+) -> None:
     assert f"token {index}" in vllm.from_wire(answer, ask(logprobs=True)).failure().message
 
 
@@ -208,39 +242,106 @@ def test_a_logprob_of_zero_is_one(ask: Any) -> None:
 
 
 def test_the_likeliest_tokens_are_the_best_of_those_sent(ask: Any) -> None:
-    tops = [{"token_id": 5, "logprob": -2.0}, {"token_id": 8, "logprob": -0.1}, {"token_id": 9, "logprob": -1.0}]
+    tops = [
+        {"token_id": 5, "logprob": -2.0},
+        {"token_id": 8, "logprob": -0.1},
+        {"token_id": 9, "logprob": -1.0},
+    ]
     entry = {"token_id": 5, "logprob": -2.0, "top_logprobs": tops}
     answer = {"choices": [choice(token_ids=[5], logprobs={"content": [entry]})]}
     drawn = ask(logprobs=True, top_logprobs=2, temperature=1.0)
     assert vllm.to_wire(drawn, Facts()).unwrap().body["sampling_params"]["logprobs"] == 3
     (completion,) = vllm.from_wire(answer, drawn).unwrap()
     assert completion.logprobs[0].top == ((8, -0.1), (9, -1.0))
-    few = {"choices": [choice(token_ids=[5], logprobs={"content": [{**entry, "top_logprobs": tops[:1]}]})]}
+    few = {
+        "choices": [
+            choice(token_ids=[5], logprobs={"content": [{**entry, "top_logprobs": tops[:1]}]})
+        ]
+    }
     assert isinstance(vllm.from_wire(few, drawn).failure(), MalformedResponse)
 
 
 def test_logprobs_of_completions_are_read_too(ask: Any) -> None:
-    said = {"tokens": ["token_id:5", "token_id:6"], "token_logprobs": [-0.5, -0.25], "top_logprobs": [{"token_id:5": -0.5}, {"token_id:6": -0.25}]}
-    (completion,) = vllm.from_wire({"choices": [choice(logprobs=said)]}, ask(logprobs=True, top_logprobs=1)).unwrap()
-    assert [(entry.token_id, entry.logprob, entry.top) for entry in completion.logprobs] == [(5, -0.5, ((5, -0.5),)), (6, -0.25, ((6, -0.25),))]
+    said = {
+        "tokens": ["token_id:5", "token_id:6"],
+        "token_logprobs": [-0.5, -0.25],
+        "top_logprobs": [{"token_id:5": -0.5}, {"token_id:6": -0.25}],
+    }
+    (completion,) = vllm.from_wire(
+        {"choices": [choice(logprobs=said)]}, ask(logprobs=True, top_logprobs=1)
+    ).unwrap()
+    assert [(entry.token_id, entry.logprob, entry.top) for entry in completion.logprobs] == [
+        (5, -0.5, ((5, -0.5),)),
+        (6, -0.25, ((6, -0.25),)),
+    ]
 
 
 # H5
 WORDINGS = [
     ("Input length (300) exceeds model's maximum context length (256).", 300),
-    ("The decoder prompt (length 300) is longer than the maximum model length of 256. Make sure that `max_model_len` is no smaller.", 300),
-    ("The decoder prompt (length 256) plus the number of requested output tokens (at least 1) is longer than the maximum model length of 256.", 256),
-    ("This model's maximum context length is 256 tokens. However, your prompt contains 300 input tokens, please shorten it.", 300),
-    ("This model's maximum context length is 256 tokens. However, you requested 320 tokens (300 in the messages, 20 in the completion).", 300),
-    ("This model's maximum context length is 256 tokens. However, your request has 300 input tokens.", 300),
-    ("This model's maximum context length is 256 tokens. However, your messages resulted in 300 tokens.", 300),
+    (
+        (
+            "The decoder prompt (length 300) is longer than the maximum model length of 256. Make"
+            " sure that `max_model_len` is no smaller."
+        ),
+        300,
+    ),
+    (
+        (
+            "The decoder prompt (length 256) plus the number of requested output tokens (at least"
+            " 1) is longer than the maximum model length of 256."
+        ),
+        256,
+    ),
+    (
+        (
+            "This model's maximum context length is 256 tokens. However, your prompt contains 300"
+            " input tokens, please shorten it."
+        ),
+        300,
+    ),
+    (
+        (
+            "This model's maximum context length is 256 tokens. However, you requested 320 tokens"
+            " (300 in the messages, 20 in the completion)."
+        ),
+        300,
+    ),
+    (
+        (
+            "This model's maximum context length is 256 tokens. However, your request has 300 input"
+            " tokens."
+        ),
+        300,
+    ),
+    (
+        (
+            "This model's maximum context length is 256 tokens. However, your messages resulted in"
+            " 300 tokens."
+        ),
+        300,
+    ),
 ]
 
 
 @pytest.mark.parametrize("status", [400, 500])
 @pytest.mark.parametrize(("message", "length"), WORDINGS)
-def test_an_over_long_prompt_is_known_in_each_wording_whatever_the_status(ask: Any, status: int, message: str, length: int) -> None:
-    reply = WireReply(status=status, body=json.dumps({"error": {"message": message, "type": "BadRequestError", "param": None, "code": status}}).encode())
+def test_an_over_long_prompt_is_known_in_each_wording_whatever_the_status(
+    ask: Any, status: int, message: str, length: int
+) -> None:
+    reply = WireReply(
+        status=status,
+        body=json.dumps(
+            {
+                "error": {
+                    "message": message,
+                    "type": "BadRequestError",
+                    "param": None,
+                    "code": status,
+                }
+            }
+        ).encode(),
+    )
     error = vllm.VLLM.classify(reply, ask(tuple(range(length))))
     assert isinstance(error, PromptTooLong)
     assert (error.prompt_tokens, error.limit) == (length, 256)
@@ -258,8 +359,12 @@ def test_an_over_long_prompt_is_known_in_each_wording_whatever_the_status(ask: A
         (503, {}, RateLimited),
     ],
 )
-def test_other_refusals_have_errors_of_their_own(ask: Any, status: int, headers: Any, kind: type) -> None:
-    error = vllm.VLLM.classify(WireReply(status=status, body=b'{"error":{"message":"no"}}', headers=headers), ask())
+def test_other_refusals_have_errors_of_their_own(
+    ask: Any, status: int, headers: Any, kind: type
+) -> None:
+    error = vllm.VLLM.classify(
+        WireReply(status=status, body=b'{"error":{"message":"no"}}', headers=headers), ask()
+    )
     assert type(error) is kind
     assert "no" in error.message
     if kind is RateLimited:
@@ -268,8 +373,12 @@ def test_other_refusals_have_errors_of_their_own(ask: Any, status: int, headers:
 
 def test_events_bring_new_tokens_and_the_end(ask: Any) -> None:
     follows = ask(stream=True)
-    (first,) = vllm.from_event({"choices": [choice(finish_reason=None)], "prompt_token_ids": [1, 2, 3]}, follows, 0).unwrap()
-    (last,) = vllm.from_event({"choices": [choice(token_ids=[], finish_reason="stop", stop_reason=7)]}, follows, 2).unwrap()
+    (first,) = vllm.from_event(
+        {"choices": [choice(finish_reason=None)], "prompt_token_ids": [1, 2, 3]}, follows, 0
+    ).unwrap()
+    (last,) = vllm.from_event(
+        {"choices": [choice(token_ids=[], finish_reason="stop", stop_reason=7)]}, follows, 2
+    ).unwrap()
     assert (first.token_ids, first.finish, first.prompt_token_ids) == ((5, 6), None, (1, 2, 3))
     assert (last.token_ids, last.finish, last.stop) == ((), "stop", 7)
     assert vllm.from_event({"choices": [], "usage": {}}, follows, 2).unwrap() == ()
@@ -277,11 +386,20 @@ def test_events_bring_new_tokens_and_the_end(ask: Any) -> None:
 
 
 def test_the_index_of_a_bad_logprob_in_a_stream_counts_all_tokens(ask: Any) -> None:
-    event = {"choices": [choice(token_ids=[6], logprobs={"content": [{"token_id": 6, "logprob": None}]})]}
+    event = {
+        "choices": [choice(token_ids=[6], logprobs={"content": [{"token_id": 6, "logprob": None}]})]
+    }
     assert "token 4" in vllm.from_event(event, ask(stream=True, logprobs=True), 4).failure().message
 
 
-@pytest.mark.parametrize(("temperature", "top", "asked"), [(0.0, 0, 2), (0.0, 1, 2), (0.0, 5, 5), (1.0, 0, 3), (1.0, 5, 6)])
-def test_two_of_the_likeliest_are_asked_for_the_margin_besides_a_drawn_one(temperature: float, top: int, asked: int, ask: Any) -> None:
-    request = vllm.to_wire(ask(logprobs=True, top_logprobs=top, temperature=temperature), Facts()).unwrap()
+@pytest.mark.parametrize(
+    ("temperature", "top", "asked"),
+    [(0.0, 0, 2), (0.0, 1, 2), (0.0, 5, 5), (1.0, 0, 3), (1.0, 5, 6)],
+)
+def test_two_of_the_likeliest_are_asked_for_the_margin_besides_a_drawn_one(
+    temperature: float, top: int, asked: int, ask: Any
+) -> None:
+    request = vllm.to_wire(
+        ask(logprobs=True, top_logprobs=top, temperature=temperature), Facts()
+    ).unwrap()
     assert request.body["sampling_params"]["logprobs"] == asked

@@ -1,4 +1,6 @@
-"""What a request holds while it waits for its answer: thousands wait at once, and the garbage collector looks at all of it."""
+"""What a request holds while it waits for its answer: thousands wait at once, and the garbage
+collector looks at all of it.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +27,25 @@ def by_ids(url: str) -> pg.Route:
     from pipegen.engines.settings import ServerSettings
 
     settings = ServerSettings(max_in_flight=COUNT, served_model_name="toy")
-    return pg.route(ServerEngine(VLLM, ToyModel(), access_to(url, default="", variable="NO_SUCH_KEY"), settings, "toy"))
+    return pg.route(
+        ServerEngine(
+            VLLM, ToyModel(), access_to(url, default="", variable="NO_SUCH_KEY"), settings, "toy"
+        )
+    )
 
 
 def by_chat(url: str) -> pg.Route:
     backends: Any = pg.backends
-    route: pg.Route = backends.openai_server("toy", base_url=url, dialect="plain", max_in_flight=COUNT)
+    route: pg.Route = backends.openai_server(
+        "toy", base_url=url, dialect="plain", max_in_flight=COUNT
+    )
     return route
 
 
 @pytest.mark.parametrize(("make", "most"), [(by_ids, 30), (by_chat, 30)])
-def test_a_waiting_request_holds_few_objects_one_task_and_no_timer(make: Callable[[str], pg.Route], most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiting_request_holds_few_objects_one_task_and_no_timer(
+    make: Callable[[str], pg.Route], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its records, its body, four coroutines, a task; three of them are of this test."""
     from pipegen.backends.http.client import Client
 
@@ -63,7 +73,9 @@ def test_a_waiting_request_holds_few_objects_one_task_and_no_timer(make: Callabl
 
         async def held(count: int) -> tuple[int, int]:
             """The objects and the tasks while so many wait."""
-            asked = asyncio.create_task(pg.arun(route, [{"prompt": f"request {number}"} for number in range(count)]))
+            asked = asyncio.create_task(
+                pg.arun(route, [{"prompt": f"request {number}"} for number in range(count)])
+            )
             while len(waiting) < count:  # noqa: ASYNC110  # the requests are made in a thread
                 await asyncio.sleep(0)
             gc.collect()

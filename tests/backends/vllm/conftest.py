@@ -1,4 +1,6 @@
-"""A stand-in for vLLM with the few names that the engine uses: what it is asked is written down, and what it generates is a rule."""
+"""A stand-in for vLLM with the few names that the engine uses: what it is asked is written down,
+and what it generates is a rule.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,14 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-NAMES = "model dtype trust_remote_code generation_config logprobs_mode revision tokenizer_revision max_num_seqs disable_log_stats limit_mm_per_prompt"
-NAMES += " enable_lora max_lora_rank max_logprobs gpu_memory_utilization tensor_parallel_size max_model_len enforce_eager kv_cache_dtype"
+NAMES = (
+    "model dtype trust_remote_code generation_config logprobs_mode revision tokenizer_revision"
+    " max_num_seqs disable_log_stats limit_mm_per_prompt"
+)
+NAMES += (
+    " enable_lora max_lora_rank max_logprobs gpu_memory_utilization tensor_parallel_size"
+    " max_model_len enforce_eager kv_cache_dtype"
+)
 NAMES += " structured_outputs_config hf_overrides"
 
 
@@ -32,7 +40,9 @@ class Params:
 
 @dataclasses.dataclass
 class Form:
-    """StructuredOutputsParams, or GuidedDecodingParams in older versions: what form an answer must have."""
+    """StructuredOutputsParams, or GuidedDecodingParams in older versions: what form an answer must
+    have.
+    """
 
     json: str | None = None
     regex: str | None = None
@@ -77,7 +87,10 @@ class Standin:
 
     def __post_init__(self) -> None:
         model_config = SimpleNamespace(max_model_len=64, is_multimodal_model=True)
-        self.vllm_config: Any = SimpleNamespace(model_config=model_config, scheduler_config=SimpleNamespace(max_num_seqs=self.arguments.max_num_seqs or 16))
+        self.vllm_config: Any = SimpleNamespace(
+            model_config=model_config,
+            scheduler_config=SimpleNamespace(max_num_seqs=self.arguments.max_num_seqs or 16),
+        )
 
     @property
     def engine_core(self) -> Any:
@@ -118,16 +131,42 @@ class Standin:
         for request_id, (ids, params, made) in list(self.live.items()):
             token_id = ids[-1] + 1 + len(made)
             made.append(token_id)
-            reason = self.ends or ("stop" if token_id in params.stop_token_ids else "length" if len(made) == params.max_tokens else None)
-            logprobs = None if params.logprobs is None else [{token_id: SimpleNamespace(logprob=-0.5), 1: SimpleNamespace(logprob=-0.25)}]
+            reason = self.ends or (
+                "stop"
+                if token_id in params.stop_token_ids
+                else "length"
+                if len(made) == params.max_tokens
+                else None
+            )
+            logprobs = (
+                None
+                if params.logprobs is None
+                else [{token_id: SimpleNamespace(logprob=-0.5), 1: SimpleNamespace(logprob=-0.25)}]
+            )
             if whole := params.output_kind.name == "FINAL_ONLY":
-                logprobs = None if logprobs is None else [{made_id: SimpleNamespace(logprob=-0.5), 1: SimpleNamespace(logprob=-0.25)} for made_id in made]
-            completion = SimpleNamespace(token_ids=[*made] if whole else [token_id], logprobs=logprobs, finish_reason=reason)
+                logprobs = (
+                    None
+                    if logprobs is None
+                    else [
+                        {made_id: SimpleNamespace(logprob=-0.5), 1: SimpleNamespace(logprob=-0.25)}
+                        for made_id in made
+                    ]
+                )
+            completion = SimpleNamespace(
+                token_ids=[*made] if whole else [token_id], logprobs=logprobs, finish_reason=reason
+            )
             told = ids if self.prompt_ids is None else self.prompt_ids
             self.outputs += reason is not None or not whole
             if reason is None and whole:
                 continue
-            outputs.append(SimpleNamespace(request_id=request_id, prompt_token_ids=told, outputs=[completion], finished=reason is not None))
+            outputs.append(
+                SimpleNamespace(
+                    request_id=request_id,
+                    prompt_token_ids=told,
+                    outputs=[completion],
+                    finished=reason is not None,
+                )
+            )
             if reason is not None:
                 del self.live[request_id]
         return outputs
@@ -135,7 +174,9 @@ class Standin:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Standin]]:
-    """Put the stand-in where vLLM is looked for, and give the list of the engines that were started."""
+    """Put the stand-in where vLLM is looked for, and give the list of the engines that were
+    started.
+    """
     engines: list[Standin] = []
 
     class Engine:
@@ -144,22 +185,41 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[St
             engines.append(Standin(arguments, usage_context))
             return engines[-1]
 
-    made: Any = dataclasses.make_dataclass("EngineArgs", [(name, Any, None) for name in NAMES.split()])
-    made.create_model_config = lambda self: SimpleNamespace(max_model_len=64, is_multimodal_model=True)
+    made: Any = dataclasses.make_dataclass(
+        "EngineArgs", [(name, Any, None) for name in NAMES.split()]
+    )
+    made.create_model_config = lambda self: SimpleNamespace(
+        max_model_len=64, is_multimodal_model=True
+    )
     kinds: Any = Enum("kinds", ["CUMULATIVE", "DELTA", "FINAL_ONLY"])
     contents: dict[str, dict[str, Any]] = {
-        "vllm": {"EngineArgs": made, "LLMEngine": Engine, "SamplingParams": Params, "__version__": "0.32.0"},
-        "vllm.sampling_params": {"RequestOutputKind": kinds, "_MAX_TEMP": 0.01, "StructuredOutputsParams": Form},
+        "vllm": {
+            "EngineArgs": made,
+            "LLMEngine": Engine,
+            "SamplingParams": Params,
+            "__version__": "0.32.0",
+        },
+        "vllm.sampling_params": {
+            "RequestOutputKind": kinds,
+            "_MAX_TEMP": 0.01,
+            "StructuredOutputsParams": Form,
+        },
         "vllm.exceptions": {},
         "vllm.envs": {"VLLM_ENABLE_V1_MULTIPROCESSING": True},
         "vllm.usage": {},
-        "vllm.usage.usage_lib": {"UsageContext": Enum("UsageContext", ["LLM_CLASS", "ENGINE_CONTEXT"])},
+        "vllm.usage.usage_lib": {
+            "UsageContext": Enum("UsageContext", ["LLM_CLASS", "ENGINE_CONTEXT"])
+        },
         "vllm.v1": {},
         "vllm.v1.engine": {},
         "vllm.v1.engine.exceptions": {"EngineDeadError": Dead, "EngineGenerateError": Dead},
         "vllm.lora": {},
         "vllm.lora.request": {"LoRARequest": lambda *said: said},
-        "vllm.lora.peft_helper": {"PEFTHelper": dataclasses.make_dataclass("PEFTHelper", ["r", "lora_alpha", "rank_pattern", "target_modules"])},
+        "vllm.lora.peft_helper": {
+            "PEFTHelper": dataclasses.make_dataclass(
+                "PEFTHelper", ["r", "lora_alpha", "rank_pattern", "target_modules"]
+            )
+        },
     }
     for name, content in contents.items():
         module = ModuleType(name)
@@ -168,9 +228,13 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[St
         module.__spec__ = ModuleSpec(name, None, is_package=True)
         monkeypatch.setitem(sys.modules, name, module)
         if "." in name:
-            monkeypatch.setattr(sys.modules[name.rpartition(".")[0]], name.rpartition(".")[2], module, raising=False)
+            monkeypatch.setattr(
+                sys.modules[name.rpartition(".")[0]], name.rpartition(".")[2], module, raising=False
+            )
     (tmp_path / "engine").mkdir()
-    source = "class EngineArgs:\n" + "".join(f"    {name}: object = None\n" for name in NAMES.split())
+    source = "class EngineArgs:\n" + "".join(
+        f"    {name}: object = None\n" for name in NAMES.split()
+    )
     (tmp_path / "engine" / "arg_utils.py").write_text(source)
     spec = sys.modules["vllm"].__spec__
     assert spec is not None

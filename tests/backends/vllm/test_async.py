@@ -25,7 +25,11 @@ def made(slots: Any) -> list[tuple[int, ...]]:
 
 def test_awaited_rows_are_those_of_generate_and_stream(started: list[Any]) -> None:
     running = engine()
-    inputs = [encoded([10], max_new_tokens=3), encoded([7], max_new_tokens=3), encoded([20], max_new_tokens=1)]
+    inputs = [
+        encoded([10], max_new_tokens=3),
+        encoded([7], max_new_tokens=3),
+        encoded([20], max_new_tokens=1),
+    ]
 
     async def events() -> list[Any]:
         return [event async for event in running.astream(inputs)]
@@ -41,9 +45,13 @@ def test_a_call_steps_for_those_that_run_beside_it(started: list[Any]) -> None:
     async def beside() -> None:
         first = running.astream([encoded([10], max_new_tokens=9)])
         assert await anext(first) == TokensMade(row=0, token_ids=(11,), text=",")
-        assert made(await running.agenerate([encoded([20], max_new_tokens=4)])) == [(21, 22, 23, 24)]
+        assert made(await running.agenerate([encoded([20], max_new_tokens=4)])) == [
+            (21, 22, 23, 24)
+        ]
         rest = [event async for event in first]
-        assert [event.token_ids[0] for event in rest if isinstance(event, TokensMade)] == list(range(12, 20))
+        assert [event.token_ids[0] for event in rest if isinstance(event, TokensMade)] == list(
+            range(12, 20)
+        )
         assert isinstance(rest[-1], RowDone)
 
     asyncio.run(beside())
@@ -54,9 +62,13 @@ def test_more_calls_than_threads_wait_for_none_of_each_other(started: list[Any])
     running = engine()
 
     async def together() -> Any:
-        return await asyncio.gather(*(running.agenerate([encoded([10 + call], max_new_tokens=30)]) for call in range(50)))
+        return await asyncio.gather(
+            *(running.agenerate([encoded([10 + call], max_new_tokens=30)]) for call in range(50))
+        )
 
-    assert [made(slots) for slots in asyncio.run(together())] == [[tuple(range(11 + call, 41 + call))] for call in range(50)]
+    assert [made(slots) for slots in asyncio.run(together())] == [
+        [tuple(range(11 + call, 41 + call))] for call in range(50)
+    ]
     assert started[0].live == {}
 
 
@@ -64,7 +76,9 @@ def test_a_cancelled_call_ends_its_rows_and_no_other(started: list[Any]) -> None
     running = engine()
 
     async def watched(seen: asyncio.Event) -> None:
-        async for _ in running.astream([encoded([10], max_new_tokens=50), encoded([11], max_new_tokens=50)]):
+        async for _ in running.astream(
+            [encoded([10], max_new_tokens=50), encoded([11], max_new_tokens=50)]
+        ):
             seen.set()
 
     async def cancelled() -> None:
@@ -108,8 +122,12 @@ def test_an_engine_that_died_is_one_incident_for_all_who_wait(started: list[Any]
 
 
 @pytest.mark.parametrize("raised", [None, ZeroDivisionError("a bug")])
-def test_who_waits_hears_of_an_engine_that_dies_or_fails_as_a_row_is_dropped(raised: Any, started: list[Any]) -> None:
-    """In a process of its own vLLM notices there, too, that it is dead; it happens on the thread that steps for all."""
+def test_who_waits_hears_of_an_engine_that_dies_or_fails_as_a_row_is_dropped(
+    raised: Any, started: list[Any]
+) -> None:
+    """In a process of its own vLLM notices there, too, that it is dead; it happens on the thread
+    that steps for all.
+    """
     from vllm.v1.engine.exceptions import EngineDeadError  # the stand-in's
 
     running = engine()
@@ -119,7 +137,9 @@ def test_who_waits_hears_of_an_engine_that_dies_or_fails_as_a_row_is_dropped(rai
         raise raised or EngineDeadError
 
     async def together() -> None:
-        first, second = (running.astream([encoded([10 + call], max_new_tokens=9)]) for call in range(2))
+        first, second = (
+            running.astream([encoded([10 + call], max_new_tokens=9)]) for call in range(2)
+        )
         await anext(first)
         await anext(second)
         started[0].abort_request = fails

@@ -1,4 +1,6 @@
-"""In which order vLLM gets requests, and how many at a time: prompts that begin alike one after another."""
+"""In which order vLLM gets requests, and how many at a time: prompts that begin alike one after
+another.
+"""
 
 from __future__ import annotations
 
@@ -43,21 +45,31 @@ def changes(prompts: list[tuple[int, ...]]) -> int:
 WAYS: dict[str, Callable[[Any, Any], Any]] = {
     "imap": lambda route, requests: list(pg.imap(route, requests)),
     "aimap": lambda route, requests: asyncio.run(collected(pg.aimap(route, requests))),
-    "unordered": lambda route, requests: [slot for _, slot in sorted(pg.imap_keyed(route, [*enumerate(requests)], ordered=False), key=lambda given: given[0])],
+    "unordered": lambda route, requests: [
+        slot
+        for _, slot in sorted(
+            pg.imap_keyed(route, [*enumerate(requests)], ordered=False), key=lambda given: given[0]
+        )
+    ],
 }
 
 
 @pytest.mark.parametrize("way", sorted(WAYS))
-def test_prompts_that_begin_alike_are_handed_over_one_after_another(way: str, started: list[Any]) -> None:
+def test_prompts_that_begin_alike_are_handed_over_one_after_another(
+    way: str, started: list[Any]
+) -> None:
     requests = interleaved(96, 4)
     with pg.backends.vllm("embedded", max_num_seqs=ROWS) as route:
         slots = WAYS[way](route, requests)
         plain = [pg.run(route, [request])[0] for request in requests]
     assert slots == plain
     (engine,) = started
-    assert sorted(engine.prompts[:96]) == sorted(tuple(request["prompt_token_ids"]) for request in requests)
+    assert sorted(engine.prompts[:96]) == sorted(
+        tuple(request["prompt_token_ids"]) for request in requests
+    )
     assert changes([tuple(request["prompt_token_ids"]) for request in requests]) == 95
-    assert changes(engine.prompts[:96]) < 60  # few of them are in flight at a time, and a round has at most as many as wait
+    # few of them are in flight at a time, and a round has at most as many as wait
+    assert changes(engine.prompts[:96]) < 60
     assert engine.most == ROWS * 5 // 4
 
 
@@ -66,7 +78,9 @@ def test_one_run_is_put_in_order_as_a_whole(started: list[Any]) -> None:
     with pg.backends.vllm("embedded", max_num_seqs=ROWS) as route:
         slots = pg.run(route, requests)
         asyncio.run(pg.arun(route, requests))
-    assert [slot.unwrap().prompt_token_ids for slot in slots] == [tuple(request["prompt_token_ids"]) for request in requests]
+    assert [slot.unwrap().prompt_token_ids for slot in slots] == [
+        tuple(request["prompt_token_ids"]) for request in requests
+    ]
     (engine,) = started
     assert changes(engine.prompts[:96]) == changes(engine.prompts[96:]) == 3
     assert engine.prompts[:96] == sorted(engine.prompts[:96])
@@ -77,7 +91,8 @@ def test_a_lone_request_is_handed_over_at_once(started: list[Any]) -> None:
 
     def arriving() -> Any:
         for number, request in enumerate(asked):
-            assert number == 0 or len(started[0].prompts) == number  # the one before it was answered
+            # the one before it was answered
+            assert number == 0 or len(started[0].prompts) == number
             yield request
 
     with pg.backends.vllm("embedded", max_num_seqs=ROWS) as route:
@@ -99,8 +114,12 @@ def test_a_call_that_is_left_hands_over_no_row_that_waits(started: list[Any]) ->
     assert len(started[0].prompts) == count + 1
 
 
-def test_vllm_starts_with_the_limits_of_its_own_class_for_batches_and_is_kept_full(started: list[Any]) -> None:
-    """Without a usage, vLLM gives an engine fewer rows and tokens for a step than `vllm.LLM` has."""
+def test_vllm_starts_with_the_limits_of_its_own_class_for_batches_and_is_kept_full(
+    started: list[Any],
+) -> None:
+    """Without a usage, vLLM gives an engine fewer rows and tokens for a step than `vllm.LLM`
+    has.
+    """
     with pg.backends.vllm("embedded") as route:
         assert route.engine.in_flight == 2 * 256  # as far as is known before it has started
         pg.run(route, interleaved(1, 1))
@@ -108,7 +127,9 @@ def test_vllm_starts_with_the_limits_of_its_own_class_for_batches_and_is_kept_fu
         assert route.engine.in_flight == 2 * 16  # as vLLM says
 
 
-def test_the_number_in_flight_follows_what_vllm_says_once_it_has_started(started: list[Any]) -> None:
+def test_the_number_in_flight_follows_what_vllm_says_once_it_has_started(
+    started: list[Any],
+) -> None:
     taken = 0
 
     def asked() -> Any:
@@ -118,7 +139,9 @@ def test_the_number_in_flight_follows_what_vllm_says_once_it_has_started(started
             yield request
 
     with pg.backends.vllm("embedded") as route:
-        pg.run(route, interleaved(1, 1))  # it runs 16 side by side, so 32 requests are in flight, and 8 times as many may wait for their turn
+        # it runs 16 side by side, so 32 requests are in flight, and 8 times as many may wait for
+        # their turn
+        pg.run(route, interleaved(1, 1))
         slots: Any = pg.imap(route, asked())
         for number in range(1000):
             next(slots)
@@ -126,7 +149,9 @@ def test_the_number_in_flight_follows_what_vllm_says_once_it_has_started(started
         slots.close()
 
 
-def test_rows_that_wait_fail_with_the_engine_that_died_and_start_no_other(started: list[Any]) -> None:
+def test_rows_that_wait_fail_with_the_engine_that_died_and_start_no_other(
+    started: list[Any],
+) -> None:
     with pg.backends.vllm("embedded", max_num_seqs=ROWS) as route:
         pg.run(route, interleaved(1, 1))
         call = route.engine.open(lambda: None)
@@ -143,7 +168,9 @@ def test_rows_that_wait_fail_with_the_engine_that_died_and_start_no_other(starte
 
 
 @pytest.mark.parametrize("way", sorted(WAYS))
-def test_rows_that_end_by_stop_strings_make_room_for_those_that_wait(way: str, started: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_end_by_stop_strings_make_room_for_those_that_wait(
+    way: str, started: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """vLLM does not know of their end, and brings no last output of them."""
     plain, steps = Running._advance, itertools.count()
 
@@ -154,7 +181,10 @@ def test_rows_that_end_by_stop_strings_make_room_for_those_that_wait(way: str, s
     monkeypatch.setattr(Running, "_advance", bounded)
     with pg.backends.vllm("embedded", max_num_seqs=ROWS) as route:
         stop = route.engine.tokenizer.decode((23,))  # type: ignore[attr-defined]
-        slots = WAYS[way](route, [{"prompt_token_ids": [20], "options": {"max_new_tokens": 9, "stop": [stop]}}] * 60)
+        slots = WAYS[way](
+            route,
+            [{"prompt_token_ids": [20], "options": {"max_new_tokens": 9, "stop": [stop]}}] * 60,
+        )
     assert [slot.unwrap().token_ids for slot in slots] == [(21, 22, 23)] * 60
     assert len(started[0].aborted) == 60
     assert started[0].most == ROWS * 5 // 4

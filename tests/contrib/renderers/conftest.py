@@ -21,7 +21,12 @@ class StubRenderer:
     supports_tools = True
     supports_process_multimodal = True
 
-    def __init__(self, token_ids: tuple[int, ...] = (1, 2, 3), tool_status: str | None = None, media: Any = None) -> None:
+    def __init__(
+        self,
+        token_ids: tuple[int, ...] = (1, 2, 3),
+        tool_status: str | None = None,
+        media: Any = None,
+    ) -> None:
         self.token_ids, self.tool_status, self.media = list(token_ids), tool_status, media
         self.rendered: list[dict[str, Any]] = []
         self.parsed: list[dict[str, Any]] = []
@@ -33,14 +38,20 @@ class StubRenderer:
     def get_stop_token_ids(self) -> list[int]:
         return [99]
 
-    def parse_response(self, token_ids: list[int], *, tools: Any = None, prompt_ids: Any = None) -> Any:
+    def parse_response(
+        self, token_ids: list[int], *, tools: Any = None, prompt_ids: Any = None
+    ) -> Any:
         self.parsed.append({"token_ids": token_ids, "tools": tools, "prompt_ids": prompt_ids})
         calls = [SimpleNamespace(name="echo", status=self.tool_status)] if self.tool_status else []
-        return SimpleNamespace(content="done", reasoning_content="think", tool_calls=calls, reasoning_complete=True)
+        return SimpleNamespace(
+            content="done", reasoning_content="think", tool_calls=calls, reasoning_complete=True
+        )
 
 
 class StubClient:
-    """Answers each post with `answer(path, body)`, JSON or bytes or an exception, and notes what was posted."""
+    """Answers each post with `answer(path, body)`, JSON or bytes or an exception, and notes what
+    was posted.
+    """
 
     def __init__(self, answer: Any, base_url: str = "http://host:8000/v1") -> None:
         self.answer, self.base_url = answer, base_url
@@ -51,11 +62,15 @@ class StubClient:
         said = self.answer(path, body) if callable(self.answer) else self.answer
         if isinstance(said, BaseException):
             raise said
-        return SimpleNamespace(content=said if isinstance(said, bytes) else json.dumps(said).encode())
+        return SimpleNamespace(
+            content=said if isinstance(said, bytes) else json.dumps(said).encode()
+        )
 
 
 class ListingClient(StubClient):
-    """Also lists models: `cards` is the list, or an exception, or a list of such, one for each question."""
+    """Also lists models: `cards` is the list, or an exception, or a list of such, one for each
+    question.
+    """
 
     def __init__(self, answer: Any, *cards: Any, base_url: str = "http://host:8000/v1") -> None:
         super().__init__(answer, base_url)
@@ -74,18 +89,38 @@ class ListingClient(StubClient):
 
 def vllm_answer(*choices: dict[str, Any], **more: Any) -> dict[str, Any]:
     """An answer of vLLM's: token ids 7 and 8, unless `choices` say otherwise."""
-    return {"request_id": "r", "choices": [vllm_choice(**choice) for choice in choices or ({},)], **more}
+    return {
+        "request_id": "r",
+        "choices": [vllm_choice(**choice) for choice in choices or ({},)],
+        **more,
+    }
 
 
 def vllm_choice(**more: Any) -> dict[str, Any]:
     entries = [{"token_id": 7, "logprob": -0.1}, {"token_id": 8, "logprob": -0.2}]
-    return {"index": 0, "token_ids": [7, 8], "logprobs": {"content": entries}, "finish_reason": "stop", **more}
+    return {
+        "index": 0,
+        "token_ids": [7, 8],
+        "logprobs": {"content": entries},
+        "finish_reason": "stop",
+        **more,
+    }
 
 
 def sglang_answer(**info: Any) -> dict[str, Any]:
     """An answer of SGLang's, with more or other facts in its `meta_info`."""
-    meta = {"id": "r", "finish_reason": {"type": "stop", "matched": 8}, "prompt_tokens": 3, "completion_tokens": 2, "cached_tokens": 1}
-    return {"text": "x", "output_ids": [7, 8], "meta_info": {**meta, "output_token_logprobs": [[-0.1, 7, None], [-0.2, 8, None]], **info}}
+    meta = {
+        "id": "r",
+        "finish_reason": {"type": "stop", "matched": 8},
+        "prompt_tokens": 3,
+        "completion_tokens": 2,
+        "cached_tokens": 1,
+    }
+    return {
+        "text": "x",
+        "output_ids": [7, 8],
+        "meta_info": {**meta, "output_token_logprobs": [[-0.1, 7, None], [-0.2, 8, None]], **info},
+    }
 
 
 @pytest.fixture
@@ -93,12 +128,21 @@ def stubs() -> Any:
     """The stand-ins by short names; skips where the client's own HTTP library is not installed."""
     if not any(map(importlib.util.find_spec, ("httpx", "httpx2"))):
         pytest.skip("the client's own HTTP library is not installed")
-    return SimpleNamespace(Client=StubClient, Listing=ListingClient, Renderer=StubRenderer, vllm=vllm_answer, choice=vllm_choice, sglang=sglang_answer)
+    return SimpleNamespace(
+        Client=StubClient,
+        Listing=ListingClient,
+        Renderer=StubRenderer,
+        vllm=vllm_answer,
+        choice=vllm_choice,
+        sglang=sglang_answer,
+    )
 
 
 @pytest.fixture
 def asked() -> Callable[..., dict[str, Any]]:
-    """`asked(client, renderer, ...)` runs `generate` on a short conversation; limits found before are forgotten."""
+    """`asked(client, renderer, ...)` runs `generate` on a short conversation; limits found before
+    are forgotten.
+    """
     LIMITS.clear()
 
     def run(client: Any, renderer: Any = None, **said: Any) -> dict[str, Any]:

@@ -11,7 +11,15 @@ from typing import Any
 
 import pytest
 
-from pipegen.contrib.renderers import Completion, Generated, PromptTooLongError, RendererBackend, SGLangBackend, VLLMBackend, generate
+from pipegen.contrib.renderers import (
+    Completion,
+    Generated,
+    PromptTooLongError,
+    RendererBackend,
+    SGLangBackend,
+    VLLMBackend,
+    generate,
+)
 from pipegen.contrib.renderers.features import features_of
 from pipegen.contrib.renderers.limits import LIMITS, Limits
 
@@ -30,10 +38,22 @@ class Sketched:
     def __init__(self) -> None:
         self.asked: dict[str, Any] = {}
 
-    async def generate(self, *, client: Any, token_ids: list[int], sampling_params: dict[str, Any], multi_modal_data: Any) -> Generated:
+    async def generate(
+        self,
+        *,
+        client: Any,
+        token_ids: list[int],
+        sampling_params: dict[str, Any],
+        multi_modal_data: Any,
+    ) -> Generated:
         if self.raises is not None:
             raise self.raises
-        self.asked = {"client": client, "token_ids": token_ids, "sampling_params": sampling_params, "multi_modal_data": multi_modal_data}
+        self.asked = {
+            "client": client,
+            "token_ids": token_ids,
+            "sampling_params": sampling_params,
+            "multi_modal_data": multi_modal_data,
+        }
         return DONE
 
     async def resolve_max_prompt_len(self, *, client: Any, model: str) -> int | None:
@@ -44,7 +64,15 @@ class Sketched:
 
 
 class WithMore(Sketched):
-    async def generate(self, *, client: Any, token_ids: list[int], sampling_params: dict[str, Any], multi_modal_data: Any, **more: Any) -> Generated:
+    async def generate(
+        self,
+        *,
+        client: Any,
+        token_ids: list[int],
+        sampling_params: dict[str, Any],
+        multi_modal_data: Any,
+        **more: Any,
+    ) -> Generated:
         self.asked = more
         return DONE
 
@@ -53,7 +81,12 @@ def test_a_backend_that_is_asked_by_name(stubs: Stubs, asked: Asked) -> None:
     backend, client = Sketched(), stubs.Client(None)
     result = asked(client, backend=backend, sampling_params={"max_tokens": 5})
     params = {"max_tokens": 5, "stop_token_ids": [99], "logprobs": 1, "skip_special_tokens": False}
-    assert backend.asked == {"client": client, "token_ids": [1, 2, 3], "sampling_params": params, "multi_modal_data": None}
+    assert backend.asked == {
+        "client": client,
+        "token_ids": [1, 2, 3],
+        "sampling_params": params,
+        "multi_modal_data": None,
+    }
     assert (result["completion_ids"], result["completion_logprobs"]) == ([7], [-0.1])
 
 
@@ -79,7 +112,9 @@ def test_its_limit_and_its_word_for_too_long_count(stubs: Stubs, asked: Asked) -
         asked(stubs.Client(None), backend=backend)
 
 
-def test_what_a_backend_gives_back_is_generated(stubs: Stubs, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_backend_gives_back_is_generated(
+    stubs: Stubs, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys.modules[__name__], "DONE", {"token_ids": [7]})
     with pytest.raises(TypeError, match=r"Sketched\.generate gives a Generated, not dict"):
         asked(stubs.Client(None), backend=Sketched())
@@ -106,11 +141,19 @@ class Unread(Exception):
         (VLLMBackend(), Status("out of memory"), False),
         (VLLMBackend(), Status(b"bytes"), False),
         (VLLMBackend(), OSError(LONG), True),
-        (SGLangBackend(), Status("The input (3000 tokens) is longer than the model's context length (2048 tokens)."), True),
+        (
+            SGLangBackend(),
+            Status(
+                "The input (3000 tokens) is longer than the model's context length (2048 tokens)."
+            ),
+            True,
+        ),
         (SGLangBackend(), Unread("gone"), False),
     ],
 )
-def test_any_exception_is_asked_about(stubs: Stubs, asked: Asked, backend: RendererBackend, error: Exception, overflows: bool) -> None:
+def test_any_exception_is_asked_about(
+    stubs: Stubs, asked: Asked, backend: RendererBackend, error: Exception, overflows: bool
+) -> None:
     assert backend.is_overflow_error(error) is overflows
     with pytest.raises(PromptTooLongError if overflows else type(error)):
         asked(stubs.Client(error), backend=backend)
@@ -119,7 +162,11 @@ def test_any_exception_is_asked_about(stubs: Stubs, asked: Asked, backend: Rende
 def test_a_real_client_of_httpx(stubs: Stubs, asked: Asked) -> None:
     httpx: Any = pytest.importorskip("httpx")
     request = httpx.Request("POST", "http://host/generate")
-    error = httpx.HTTPStatusError("Client error '400 Bad Request'", request=request, response=httpx.Response(400, text=LONG, request=request))
+    error = httpx.HTTPStatusError(
+        "Client error '400 Bad Request'",
+        request=request,
+        response=httpx.Response(400, text=LONG, request=request),
+    )
     with pytest.raises(PromptTooLongError) as refusal:
         asked(stubs.Client(error))
     assert (refusal.value.prompt_len, refusal.value.max_prompt_len) == (300, 256)
@@ -147,14 +194,28 @@ class Pages:
     [
         ({"get_server_info": {"max_req_input_len": 100}}, 100),
         ({"server_info": {"max_req_input_len": 100, "context_length": 90}}, 90),
-        ({"models": {"data": [{"id": "m", "max_model_len": 80}]}, "server_info": {"max_req_input_len": 100}}, 80),
-        ({"models": {"data": [{"id": "m", "max_model_len": 80}]}, "get_server_info": {"max_req_input_len": 70, "context_length": None}}, 70),
+        (
+            {
+                "models": {"data": [{"id": "m", "max_model_len": 80}]},
+                "server_info": {"max_req_input_len": 100},
+            },
+            80,
+        ),
+        (
+            {
+                "models": {"data": [{"id": "m", "max_model_len": 80}]},
+                "get_server_info": {"max_req_input_len": 70, "context_length": None},
+            },
+            70,
+        ),
         ({"models": {"data": [{"id": "m"}]}, "server_info": {"max_req_input_len": True}}, None),
         ({"models": {"data": [{"id": "m", "max_model_len": 80}]}}, 80),
         ({}, None),
     ],
 )
-def test_sglang_is_asked_for_its_page_of_facts_too(pages: dict[str, Any], limit: int | None) -> None:
+def test_sglang_is_asked_for_its_page_of_facts_too(
+    pages: dict[str, Any], limit: int | None
+) -> None:
     client = Pages(**pages)
     LIMITS.clear()
 
@@ -162,7 +223,8 @@ def test_sglang_is_asked_for_its_page_of_facts_too(pages: dict[str, Any], limit:
         return [await SGLangBackend().resolve_max_prompt_len(client, "m") for _ in range(2)]
 
     assert asyncio.run(ask()) == [limit, limit]
-    assert client.asked.count("/models") == (1 if pages else 2)  # where nothing could be asked, it is asked again
+    # where nothing could be asked, it is asked again
+    assert client.asked.count("/models") == (1 if pages else 2)
 
 
 def test_a_question_that_is_cancelled_is_not_taken_for_an_answer() -> None:
@@ -211,7 +273,9 @@ def test_the_event_loop_goes_on_while_a_renderer_works(stubs: Stubs) -> None:
         renderer = Slow()
         said: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "model": "m"}
         client = stubs.Client(stubs.vllm())
-        made = await asyncio.gather(*(generate(client=client, renderer=renderer, **said) for _ in range(3)))
+        made = await asyncio.gather(
+            *(generate(client=client, renderer=renderer, **said) for _ in range(3))
+        )
         ticking.cancel()
         return made
 
@@ -227,18 +291,37 @@ def test_the_event_loop_goes_on_while_a_renderer_works(stubs: Stubs) -> None:
 def media(*items: dict[str, Any], hashes: int | None = None, kind: str = "image") -> Any:
     count = len(items) if hashes is None else hashes
     places = [SimpleNamespace(offset=4 * index, length=3) for index in range(count)]
-    return SimpleNamespace(mm_hashes={kind: ["h"] * count}, mm_placeholders={kind: places}, mm_items={kind: list(items)}, is_empty=lambda: False)
+    return SimpleNamespace(
+        mm_hashes={kind: ["h"] * count},
+        mm_placeholders={kind: places},
+        mm_items={kind: list(items)},
+        is_empty=lambda: False,
+    )
 
 
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
-        (media({"pixel_values": 1}, kind="video"), NotImplementedError, "video cannot be sent to vLLM here; pass process_multimodal=False"),
-        (media({"pixel_values": 1, "other": 2}), NotImplementedError, "images with other, pixel_values"),
-        (media({"pixel_values": 1, "image_grid_thw": 2}, hashes=2), ValueError, "1 images, 2 hashes and 2 places"),
+        (
+            media({"pixel_values": 1}, kind="video"),
+            NotImplementedError,
+            "video cannot be sent to vLLM here; pass process_multimodal=False",
+        ),
+        (
+            media({"pixel_values": 1, "other": 2}),
+            NotImplementedError,
+            "images with other, pixel_values",
+        ),
+        (
+            media({"pixel_values": 1, "image_grid_thw": 2}, hashes=2),
+            ValueError,
+            "1 images, 2 hashes and 2 places",
+        ),
     ],
 )
-def test_images_that_are_not_known_are_not_sent(given: Any, error: type[Exception], words: str) -> None:
+def test_images_that_are_not_known_are_not_sent(
+    given: Any, error: type[Exception], words: str
+) -> None:
     with pytest.raises(error, match=words):
         features_of(given)
 

@@ -1,4 +1,6 @@
-"""Beside the package that it stands in for: the same arguments, the same result keys, errors of the same kinds, and a real client over a loopback server."""
+"""Beside the package that it stands in for: the same arguments, the same result keys, errors of the
+same kinds, and a real client over a loopback server.
+"""
 
 from __future__ import annotations
 
@@ -22,30 +24,73 @@ from pipegen.contrib import renderers as ours  # noqa: E402
 CHOICE = {
     "index": 0,
     "token_ids": [7, 8],
-    "logprobs": {"content": [{"token": "token_id:7", "logprob": -0.1}, {"token": "token_id:8", "logprob": 0.0}]},
+    "logprobs": {
+        "content": [
+            {"token": "token_id:7", "logprob": -0.1},
+            {"token": "token_id:8", "logprob": 0.0},
+        ]
+    },
     "finish_reason": "stop",
     "routed_experts": {"data": "AQI=", "shape": [2, 1, 1]},
 }
 VLLM = {"request_id": "r", "usage": {"prompt_tokens": 3}, "choices": [CHOICE]}
-META = {"id": "r", "finish_reason": {"type": "stop"}, "prompt_tokens": 3, "completion_tokens": 2, "output_token_logprobs": [[-0.1, 7, None], [0.0, 8, None]]}
-TOO_LONG = "The decoder prompt (length 3) is longer than the maximum model length of 2. Make sure that `max_model_len` is no smaller."
+META = {
+    "id": "r",
+    "finish_reason": {"type": "stop"},
+    "prompt_tokens": 3,
+    "completion_tokens": 2,
+    "output_token_logprobs": [[-0.1, 7, None], [0.0, 8, None]],
+}
+TOO_LONG = (
+    "The decoder prompt (length 3) is longer than the maximum model length of 2. Make sure that"
+    " `max_model_len` is no smaller."
+)
 
 
 class Handler(BaseHTTPRequestHandler):
     server: Any
 
     def do_GET(self) -> None:
-        self.answer(200, {"object": "list", "data": [{"id": "m", "max_model_len": self.server.limit}]})
+        self.answer(
+            200, {"object": "list", "data": [{"id": "m", "max_model_len": self.server.limit}]}
+        )
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.sent.append((self.path, self.headers.get("X-A"), body))
         if body.get("model") == "long":
-            self.answer(400, {"error": {"message": TOO_LONG, "type": "BadRequestError", "param": None, "code": 400}})
+            self.answer(
+                400,
+                {
+                    "error": {
+                        "message": TOO_LONG,
+                        "type": "BadRequestError",
+                        "param": None,
+                        "code": 400,
+                    }
+                },
+            )
         elif body.get("model") == "broken":
-            self.answer(400, {"error": {"message": "no such thing", "type": "BadRequestError", "param": None, "code": 400}})
+            self.answer(
+                400,
+                {
+                    "error": {
+                        "message": "no such thing",
+                        "type": "BadRequestError",
+                        "param": None,
+                        "code": 400,
+                    }
+                },
+            )
         else:
-            self.answer(200, VLLM if self.path == "/inference/v1/generate" else {"output_ids": [7, 8], "meta_info": META})
+            self.answer(
+                200,
+                (
+                    VLLM
+                    if self.path == "/inference/v1/generate"
+                    else {"output_ids": [7, 8], "meta_info": META}
+                ),
+            )
 
     def answer(self, status: int, value: Any) -> None:
         data = json.dumps(value, separators=(",", ":")).encode()
@@ -63,7 +108,9 @@ class Handler(BaseHTTPRequestHandler):
 def server() -> Iterator[Any]:
     made: Any = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     made.sent, made.limit = [], 100
-    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread = threading.Thread(
+        target=made.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+    )
     thread.start()
     yield made
     made.shutdown()
@@ -81,21 +128,36 @@ class Renderer:
         return [99]
 
     def parse_response(self, token_ids: Any, **said: Any) -> Any:
-        return SimpleNamespace(content="done", reasoning_content=None, tool_calls=[], reasoning_complete=True)
+        return SimpleNamespace(
+            content="done", reasoning_content=None, tool_calls=[], reasoning_complete=True
+        )
 
 
 def asked(server: Any, generate: Any, model: str = "m", **said: Any) -> dict[str, Any]:
     async def run() -> dict[str, Any]:
-        async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{server.server_port}/v1", api_key="EMPTY", max_retries=0) as client:
-            result: dict[str, Any] = await generate(client=client, renderer=Renderer(), messages=[], model=model, extra_headers={"X-A": "1"}, **said)
+        async with openai.AsyncOpenAI(
+            base_url=f"http://127.0.0.1:{server.server_port}/v1", api_key="EMPTY", max_retries=0
+        ) as client:
+            result: dict[str, Any] = await generate(
+                client=client,
+                renderer=Renderer(),
+                messages=[],
+                model=model,
+                extra_headers={"X-A": "1"},
+                **said,
+            )
             return result
 
     return asyncio.run(run())
 
 
 def test_the_arguments_are_theirs_and_one_more() -> None:
-    mine, original = (inspect.signature(function).parameters for function in (ours.generate, theirs.generate))
-    assert [(one.name, one.kind, one.default) for one in mine.values()][:-1] == [(one.name, one.kind, one.default) for one in original.values()]
+    mine, original = (
+        inspect.signature(function).parameters for function in (ours.generate, theirs.generate)
+    )
+    assert [(one.name, one.kind, one.default) for one in mine.values()][:-1] == [
+        (one.name, one.kind, one.default) for one in original.values()
+    ]
     assert list(mine)[-1] == "backend"
 
 
@@ -110,10 +172,16 @@ def test_the_result_and_what_is_sent_are_theirs(server: Any) -> None:
 
 
 def test_sglang_gives_the_same_keys(server: Any) -> None:
-    on_vllm, on_sglang = asked(server, ours.generate), asked(server, ours.generate, backend=ours.SGLangBackend())
+    on_vllm, on_sglang = (
+        asked(server, ours.generate),
+        asked(server, ours.generate, backend=ours.SGLangBackend()),
+    )
     assert set(on_sglang) == set(on_vllm)
     assert (on_sglang["completion_ids"], on_sglang["completion_logprobs"]) == ([7, 8], [-0.1, 0.0])
-    assert [(path, header) for path, header, _ in server.sent] == [("/inference/v1/generate", "1"), ("/generate", "1")]
+    assert [(path, header) for path, header, _ in server.sent] == [
+        ("/inference/v1/generate", "1"),
+        ("/generate", "1"),
+    ]
 
 
 def test_code_that_catches_their_errors_catches_ours(server: Any) -> None:

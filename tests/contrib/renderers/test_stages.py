@@ -21,7 +21,13 @@ class Letters:
     def render(self, messages: list[Any], *, tools: Any, add_generation_prompt: bool) -> Any:
         if messages[-1]["content"] == "refuse":
             raise ValueError("no such turn")
-        return SimpleNamespace(token_ids=list(self.tokenizer.encode(messages[-1]["content"] + (">" if add_generation_prompt else ""))))
+        return SimpleNamespace(
+            token_ids=list(
+                self.tokenizer.encode(
+                    messages[-1]["content"] + (">" if add_generation_prompt else "")
+                )
+            )
+        )
 
     def get_stop_token_ids(self) -> list[int]:
         return list(self.tokenizer.encode("!"))
@@ -43,7 +49,8 @@ def test_a_renderer_renders_and_its_stop_tokens_end_the_row(engine: FakeEngine) 
     renderer = Letters(engine)
     route = pg.route(engine)
     slots = pg.run(
-        pg.each("render", render_with(renderer)) >> route, [said("Hi", stop_token_ids=[5]), said("Hi", add_generation_prompt=False), {"prompt": "Hi"}]
+        pg.each("render", render_with(renderer)) >> route,
+        [said("Hi", stop_token_ids=[5]), said("Hi", add_generation_prompt=False), {"prompt": "Hi"}],
     )
     first, second, plain = (slot.unwrap() for slot in slots)
     assert first.prompt_token_ids == engine.tokenizer.encode("Hi>")
@@ -56,7 +63,11 @@ def test_a_renderer_renders_and_its_stop_tokens_end_the_row(engine: FakeEngine) 
 
 def test_what_was_generated_is_parsed_by_the_same_renderer(engine: FakeEngine) -> None:
     renderer = Letters(engine)
-    pipe = pg.each("render", render_with(renderer)) >> pg.route(engine) >> pg.each("parse", parse_with(renderer))
+    pipe = (
+        pg.each("render", render_with(renderer))
+        >> pg.route(engine)
+        >> pg.each("parse", parse_with(renderer))
+    )
     parsed = pg.run(pipe, [said("Hi")])[0].unwrap()
     assert (parsed.content, parsed.prompt_ids) == ("Hello!", list(engine.tokenizer.encode("Hi>")))
 
@@ -65,11 +76,17 @@ def test_what_was_generated_is_parsed_by_the_same_renderer(engine: FakeEngine) -
     ("request_", "error", "words"),
     [
         (said("refuse"), pg.TemplateFailed, "Letters: no such turn"),
-        (said("Hi", enable_thinking=True), pg.UnsupportedOption, "Letters sets enable_thinking itself"),
+        (
+            said("Hi", enable_thinking=True),
+            pg.UnsupportedOption,
+            "Letters sets enable_thinking itself",
+        ),
         ({"prompt": "What?", "images": [b"..."]}, pg.UnsupportedMultimodal, "without images"),
     ],
 )
-def test_what_a_renderer_cannot_do_fails_its_slot(engine: FakeEngine, request_: Any, error: type[pg.GenerationError], words: str) -> None:
+def test_what_a_renderer_cannot_do_fails_its_slot(
+    engine: FakeEngine, request_: Any, error: type[pg.GenerationError], words: str
+) -> None:
     stage = render_with(Letters(engine))
     made = pg.request_from(request_).bind(stage)
     assert isinstance(made.failure(), error)

@@ -17,14 +17,21 @@ EIGHT = {"max_new_tokens": 8}
 
 
 def kinds(answer: dict[str, Any], options: dict[str, Any]) -> list[str]:
-    return [finding.kind for finding in check_answer(Answer(**answer), resolve(pg.GenerationOptions(**options)))]
+    return [
+        finding.kind
+        for finding in check_answer(Answer(**answer), resolve(pg.GenerationOptions(**options)))
+    ]
 
 
 @pytest.mark.parametrize(
     ("answer", "options", "wanted"),
     [
         ({}, {}, []),
-        ({"text": "ab", "finish": "stop", "token_ids": (5, 6, 2), "ending_ids": frozenset({2})}, EIGHT, []),
+        (
+            {"text": "ab", "finish": "stop", "token_ids": (5, 6, 2), "ending_ids": frozenset({2})},
+            EIGHT,
+            [],
+        ),
         # Length.
         ({"token_count": 8, "finish": "length"}, EIGHT, []),
         ({"token_count": 9, "finish": "length"}, EIGHT, ["length"]),
@@ -37,11 +44,28 @@ def kinds(answer: dict[str, Any], options: dict[str, Any]) -> list[str]:
         ({"token_count": 2, "finish": "stop"}, {"min_new_tokens": 3}, ["length"]),
         ({"token_count": 2, "finish": "abort"}, {"min_new_tokens": 3}, []),
         # Finish, against the ids.
-        ({"token_ids": (5, 2), "finish": "length", "ending_ids": frozenset({2}), "room": 100}, EIGHT, ["finish"]),
-        ({"token_ids": (5, 2), "finish": "length", "ending_ids": frozenset({2}), "room": 100}, {**EIGHT, "min_new_tokens": 2}, ["length"]),
-        ({"token_ids": (5,) * 7 + (2,), "finish": "length", "ending_ids": frozenset({2})}, EIGHT, []),  # some servers look at the length first
+        (
+            {"token_ids": (5, 2), "finish": "length", "ending_ids": frozenset({2}), "room": 100},
+            EIGHT,
+            ["finish"],
+        ),
+        (
+            {"token_ids": (5, 2), "finish": "length", "ending_ids": frozenset({2}), "room": 100},
+            {**EIGHT, "min_new_tokens": 2},
+            ["length"],
+        ),
+        # some servers look at the length first
+        (
+            {"token_ids": (5,) * 7 + (2,), "finish": "length", "ending_ids": frozenset({2})},
+            EIGHT,
+            [],
+        ),
         ({"token_ids": (5, 6), "finish": "stop", "ending_ids": frozenset({2})}, EIGHT, ["finish"]),
-        ({"token_ids": (5, 6), "finish": "stop", "ending_ids": frozenset({2}), "stops": True}, EIGHT, []),
+        (
+            {"token_ids": (5, 6), "finish": "stop", "ending_ids": frozenset({2}), "stops": True},
+            EIGHT,
+            [],
+        ),
         ({"token_ids": (5, 6), "finish": "abort", "ending_ids": frozenset({2})}, EIGHT, []),
         # The text, against the ids.
         ({"text": "ab", "spelled": "ab"}, {}, []),
@@ -67,20 +91,43 @@ def kinds(answer: dict[str, Any], options: dict[str, Any]) -> list[str]:
         # The form.
         ({"text": "yes", "finish": "stop"}, {"structured": {"choice": ("yes", "no")}}, []),
         ({"text": "maybe", "finish": "stop"}, {"structured": {"choice": ("yes", "no")}}, ["form"]),
-        ({"text": "maybe", "finish": "stop", "called": True}, {"structured": {"choice": ("yes", "no")}}, []),
+        (
+            {"text": "maybe", "finish": "stop", "called": True},
+            {"structured": {"choice": ("yes", "no")}},
+            [],
+        ),
         ({"text": "ye", "finish": "stop"}, {"structured": {"choice": ("yes", "no")}}, ["form"]),
-        ({"text": "ye", "finish": "stop", "stops": True}, {"structured": {"choice": ("yes", "no")}}, []),
+        (
+            {"text": "ye", "finish": "stop", "stops": True},
+            {"structured": {"choice": ("yes", "no")}},
+            [],
+        ),
         ({"text": "maybe", "finish": "stop"}, {"structured": {}}, []),
-        ({"text": "[1," + " " * 30, "finish": "length"}, {"structured": {"json_schema": {}}}, ["form"]),
-        ({"text": "[1, 2, 3" + " " * 15, "finish": "length"}, {"structured": {"json_schema": {}}}, []),
+        (
+            {"text": "[1," + " " * 30, "finish": "length"},
+            {"structured": {"json_schema": {}}},
+            ["form"],
+        ),
+        (
+            {"text": "[1, 2, 3" + " " * 15, "finish": "length"},
+            {"structured": {"json_schema": {}}},
+            [],
+        ),
         ({"text": "[1]" + " " * 30, "finish": "length"}, {"structured": {"json_schema": {}}}, []),
         ({"text": '["' + " " * 30, "finish": "length"}, {"structured": {"json_schema": {}}}, []),
         ({"text": "1" * 5000, "finish": "length"}, {"structured": {"json_schema": {}}}, []),
-        ({"token_ids": (5, 2, 6), "finish": "stop", "ending_ids": frozenset({2})}, EIGHT, []),  # the end is cut here
-        ({"text": "yes", "finish": "stop"}, {"structured": {"choice": ("yes ",)}, "decode": {"strip_whitespace": True}}, []),
+        # the end is cut here
+        ({"token_ids": (5, 2, 6), "finish": "stop", "ending_ids": frozenset({2})}, EIGHT, []),
+        (
+            {"text": "yes", "finish": "stop"},
+            {"structured": {"choice": ("yes ",)}, "decode": {"strip_whitespace": True}},
+            [],
+        ),
     ],
 )
-def test_an_answer_is_judged_by_what_was_asked(answer: dict[str, Any], options: dict[str, Any], wanted: list[str]) -> None:
+def test_an_answer_is_judged_by_what_was_asked(
+    answer: dict[str, Any], options: dict[str, Any], wanted: list[str]
+) -> None:
     assert kinds(answer, options) == wanted
 
 
@@ -113,9 +160,14 @@ AGE = {"type": "object", "properties": {"age": {"type": "integer"}}, "required":
         ({"json_schema": {}}, "[" * 100_000, True, True),  # too deep to be read here
     ],
 )
-def test_a_form_is_whole_or_where_the_answer_was_cut_begun(form: dict[str, Any], text: str, right: bool, may_begin: bool) -> None:
+def test_a_form_is_whole_or_where_the_answer_was_cut_begun(
+    form: dict[str, Any], text: str, right: bool, may_begin: bool
+) -> None:
     asked = pg.StructuredOptions(**form)
-    assert (not wrong_form(text, asked), not wrong_form(text, asked, complete=False)) == (right, may_begin)
+    assert (not wrong_form(text, asked), not wrong_form(text, asked, complete=False)) == (
+        right,
+        may_begin,
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,10 +182,15 @@ def test_a_form_is_whole_or_where_the_answer_was_cut_begun(form: dict[str, Any],
         (r"(ab)+", "abab", True, True),
     ],
 )
-def test_a_regular_expression_is_matched_whole(pattern: str, text: str, right: bool, may_begin: bool) -> None:
+def test_a_regular_expression_is_matched_whole(
+    pattern: str, text: str, right: bool, may_begin: bool
+) -> None:
     pytest.importorskip("llguidance")
     asked = pg.StructuredOptions(regex=pattern)
-    assert (not wrong_form(text, asked), not wrong_form(text, asked, complete=False)) == (right, may_begin)
+    assert (not wrong_form(text, asked), not wrong_form(text, asked, complete=False)) == (
+        right,
+        may_begin,
+    )
     assert not wrong_form("anything", asked, stripped=True)  # it may have had white space about it
 
 
@@ -155,7 +212,9 @@ def without_llguidance(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 @pytest.mark.usefixtures("without_llguidance")
-def test_without_llguidance_python_is_asked_where_that_cannot_take_long(pattern: str, text: str, right: bool | None) -> None:
+def test_without_llguidance_python_is_asked_where_that_cannot_take_long(
+    pattern: str, text: str, right: bool | None
+) -> None:
     assert regex_check.matches(pattern, text) is right
     assert regex_check.matches(pattern, text, cut=True) is None
 
@@ -198,13 +257,23 @@ def test_an_error_says_what_came_what_was_asked_and_what_to_do() -> None:
     assert disobeyed(Answer(text="no", finish="stop"), asked, "x") is None
     error = disobeyed(Answer(text="Perhaps", finish="stop"), asked, "vllm_server")
     assert isinstance(error, pg.MalformedResponse)
-    assert error.message == "the answer of vllm_server does not obey its request: 'Perhaps' is none of the 2 choices"
+    assert (
+        error.message
+        == "the answer of vllm_server does not obey its request: 'Perhaps' is none of the 2 choices"
+    )
     assert "reasoning parser" in error.hint
 
 
 def test_a_result_is_judged_by_what_was_asked_before_the_server_lowered_it() -> None:
     options = resolve(pg.GenerationOptions(max_new_tokens=5))
-    result = pg.GenerationResult(text="ab", raw_text="ab", finish=pg.Finish.LENGTH, options=options, completion_tokens=5, clipped_from=32)
+    result = pg.GenerationResult(
+        text="ab",
+        raw_text="ab",
+        finish=pg.Finish.LENGTH,
+        options=options,
+        completion_tokens=5,
+        clipped_from=32,
+    )
     assert [finding.kind for finding in check_answer(*answer_of(result, room=32))] == ["length"]
     assert check_answer(*answer_of(result)) == ()
     assert check_answer(*answer_of(dataclasses.replace(result, clipped_from=None), room=32)) == ()

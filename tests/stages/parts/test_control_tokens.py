@@ -8,24 +8,50 @@ from pipegen.stages.parts.control_tokens import ControlTokens, control_tokens
 from pipegen.testing.toy import ToyTokenizer
 
 
-@pytest.mark.parametrize("token", ["<|fim_prefix|>", "<|USER_0_TOKEN|>", "<｜User｜>", "<|turn>", "<turn|>", "[INST]", "[/TOOL_CALLS]", "</s>", "<pad>"])
-def test_an_added_token_of_a_shape_that_steers_is_a_control_token_though_no_template_writes_it(token: str) -> None:
+@pytest.mark.parametrize(
+    "token",
+    [
+        "<|fim_prefix|>",
+        "<|USER_0_TOKEN|>",
+        "<｜User｜>",
+        "<|turn>",
+        "<turn|>",
+        "[INST]",
+        "[/TOOL_CALLS]",
+        "</s>",
+        "<pad>",
+    ],
+)
+def test_an_added_token_of_a_shape_that_steers_is_a_control_token_though_no_template_writes_it(
+    token: str,
+) -> None:
     assert set(control_tokens(ToyTokenizer(special=(), added=(token, "<b>")), "").ids) == {token}
 
 
 @pytest.mark.parametrize("token", ["<b>", "</table>", "\n\n", "  ", "[1]", "<tile>", "<0x0A>"])
-def test_other_added_tokens_are_words_unless_the_template_or_an_image_writes_them(token: str) -> None:
+def test_other_added_tokens_are_words_unless_the_template_or_an_image_writes_them(
+    token: str,
+) -> None:
     tokenizer = ToyTokenizer(special=(), added=(token,))
     assert not control_tokens(tokenizer, "").ids
     steers = token in ("<b>", "</table>", "[1]", "<tile>")
-    assert (token in control_tokens(tokenizer, f"say {token}").ids) == (token in control_tokens(tokenizer, "", token).ids) == steers
+    assert (
+        (token in control_tokens(tokenizer, f"say {token}").ids)
+        == (token in control_tokens(tokenizer, "", token).ids)
+        == steers
+    )
 
 
 class OfWords(ToyTokenizer):
-    """One in the manner of BERT: what it has no word for becomes `[UNK]`, and characters of private use vanish."""
+    """One in the manner of BERT: what it has no word for becomes `[UNK]`, and characters of private
+    use vanish.
+    """
 
     def encode(self, text: str) -> tuple[int, ...]:
-        return tuple(number if number > 255 else self.control_tokens["[UNK]"] for number in super().encode(text.replace("\U000f5a3c", "")))
+        return tuple(
+            number if number > 255 else self.control_tokens["[UNK]"]
+            for number in super().encode(text.replace("\U000f5a3c", ""))
+        )
 
 
 def test_what_unknown_words_become_is_no_control_token() -> None:

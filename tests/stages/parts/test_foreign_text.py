@@ -6,9 +6,20 @@ from typing import Any
 
 import pytest
 
-from pipegen.stages.parts.foreign_text import OWN, Conversation, Marks, choose_marks, foreign_strings, rewrite_foreign
+from pipegen.stages.parts.foreign_text import (
+    OWN,
+    Conversation,
+    Marks,
+    choose_marks,
+    foreign_strings,
+    rewrite_foreign,
+)
 
-CALL = {"type": "function", "id": "call1", "function": {"name": "look", "arguments": {"key": "value"}}}
+CALL = {
+    "type": "function",
+    "id": "call1",
+    "function": {"name": "look", "arguments": {"key": "value"}},
+}
 SAID = Conversation(
     [
         {"role": "system", "content": "own", "name": "named"},
@@ -27,11 +38,30 @@ def words(trust: frozenset[str]) -> set[str]:
 
 def test_everything_but_the_words_of_system_turns_is_foreign() -> None:
     everything = words(frozenset())
-    assert {"named", "part", "answer", "look", "call1", "key", "value", "found", "words", "text", "document"} <= everything
+    assert {
+        "named",
+        "part",
+        "answer",
+        "look",
+        "call1",
+        "key",
+        "value",
+        "found",
+        "words",
+        "text",
+        "document",
+    } <= everything
     assert everything - words(OWN) == {"own"}
 
 
-@pytest.mark.parametrize(("carrier", "gone"), [("assistant", {"answer", "value", "key"}), ("template_kwargs", {"document", "text"}), ("tools", set())])
+@pytest.mark.parametrize(
+    ("carrier", "gone"),
+    [
+        ("assistant", {"answer", "value", "key"}),
+        ("template_kwargs", {"document", "text"}),
+        ("tools", set()),
+    ],
+)
 def test_what_is_trusted_is_not_foreign(carrier: str, gone: set[str]) -> None:
     trusted = rewrite_foreign(SAID, OWN | {carrier}, lambda text, place: "x")
     assert gone <= words(OWN) - words(OWN | {carrier})
@@ -45,7 +75,9 @@ def test_places_say_where_the_words_are() -> None:
     assert places["document"] == "template_kwargs.documents[0].text"
 
 
-@pytest.mark.parametrize("avoid", ["", "\ue000 \ue001", "\\ue000", "".join(map(chr, range(0xE000, 0xF900)))])
+@pytest.mark.parametrize(
+    "avoid", ["", "\ue000 \ue001", "\\ue000", "".join(map(chr, range(0xE000, 0xF900)))]
+)
 def test_marks_are_in_none_of_the_texts_and_can_be_undone(avoid: str) -> None:
     marks = choose_marks("<>", ["plain", avoid])
     assert marks is not None

@@ -8,7 +8,16 @@ import pytest
 
 from pipegen.stages.parts.json_check import wrong_in_json
 
-LIST = {"$defs": {"list": {"type": "object", "properties": {"next": {"$ref": "#/$defs/list"}}, "additionalProperties": False}}, "$ref": "#/$defs/list"}
+LIST = {
+    "$defs": {
+        "list": {
+            "type": "object",
+            "properties": {"next": {"$ref": "#/$defs/list"}},
+            "additionalProperties": False,
+        }
+    },
+    "$ref": "#/$defs/list",
+}
 CASES: list[tuple[Any, list[Any], list[Any]]] = [
     (True, [1], []),
     (False, [], [1]),
@@ -33,14 +42,30 @@ CASES: list[tuple[Any, list[Any], list[Any]]] = [
     ({"required": ["a", 5]}, [{"a": 1}, []], [{}]),
     ({"dependentRequired": {"a": ["b"]}}, [{"a": 1, "b": 1}, {}], [{"a": 1}]),
     ({"dependentSchemas": {"a": {"required": ["b"]}}}, [{"a": 1, "b": 1}, {}], [{"a": 1}]),
-    ({"properties": {"a": {"type": "null"}}, "additionalProperties": False}, [{"a": None}], [{"a": 1}, {"b": 1}]),
+    (
+        {"properties": {"a": {"type": "null"}}, "additionalProperties": False},
+        [{"a": None}],
+        [{"a": 1}, {"b": 1}],
+    ),
     ({"additionalProperties": {"type": "null"}}, [{"a": None}], [{"a b": 1}]),
-    ({"patternProperties": {"^x": {"type": "null"}}, "additionalProperties": False}, [{"xa": None}], [{"xa": 1}, {"b": 1}]),
-    ({"patternProperties": {"(x+)+": {"type": "null"}}, "additionalProperties": False}, [{"b": 1}], []),
+    (
+        {"patternProperties": {"^x": {"type": "null"}}, "additionalProperties": False},
+        [{"xa": None}],
+        [{"xa": 1}, {"b": 1}],
+    ),
+    (
+        {"patternProperties": {"(x+)+": {"type": "null"}}, "additionalProperties": False},
+        [{"b": 1}],
+        [],
+    ),
     ({"propertyNames": {"maxLength": 2}}, [{"ab": 1}], [{"abc": 1}]),
     ({"items": {"type": "null"}}, [[None], "x"], [[1]]),
     ({"prefixItems": [{"type": "null"}], "items": False}, [[None]], [[1], [None, 1]]),
-    ({"items": [{"type": "null"}], "additionalItems": {"type": "string"}}, [[None, "a"]], [[1], [None, 1]]),
+    (
+        {"items": [{"type": "null"}], "additionalItems": {"type": "string"}},
+        [[None, "a"]],
+        [[1], [None, 1]],
+    ),
     ({"contains": {"type": "null"}, "maxContains": 1}, [[None, 1]], [[1], [None, None]]),
     ({"allOf": [{"type": "integer"}, {"minimum": 3}]}, [3], [2, "x"]),
     ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, [3, None], ["x"]),
@@ -48,9 +73,21 @@ CASES: list[tuple[Any, list[Any], list[Any]]] = [
     ({"oneOf": [{"type": "string"}, {"format": "date"}]}, ["x"], []),
     ({"not": {"type": "null"}}, [1], [None]),
     ({"not": {"allOf": [{"format": "date"}]}}, ["x"], []),
-    ({"if": {"type": "integer"}, "then": {"minimum": 3}, "else": {"type": "null"}}, [3, None], [2, "x"]),
+    (
+        {"if": {"type": "integer"}, "then": {"minimum": 3}, "else": {"type": "null"}},
+        [3, None],
+        [2, "x"],
+    ),
     ({"if": {"format": "date"}, "then": {"type": "null"}}, ["x", None], []),
-    ({"if": {"type": "integer", "format": "x"}, "then": {"type": "null"}, "else": {"type": "string"}}, [3, "x"], [None]),
+    (
+        {
+            "if": {"type": "integer", "format": "x"},
+            "then": {"type": "null"},
+            "else": {"type": "string"},
+        },
+        [3, "x"],
+        [None],
+    ),
     ({"contains": {"format": "date"}, "maxContains": 1}, [["x", "y"]], [[]]),
     ({"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}, [1], []),
     (LIST, [{"next": {"next": {}}}], [{"next": {"other": 1}}, {"next": 1}]),
@@ -71,19 +108,29 @@ def test_a_schema_allows_what_it_says(schema: Any, right: list[Any], wrong: list
 
 def test_the_words_name_the_place() -> None:
     schema = {"properties": {"a": {"items": {"properties": {"b c": {"type": "string"}}}}}}
-    assert wrong_in_json({"a": [{}, {"b c": 5}]}, schema) == 'at $.a[1]["b c"]: 5 is not of type string'
+    assert (
+        wrong_in_json({"a": [{}, {"b c": 5}]}, schema)
+        == 'at $.a[1]["b c"]: 5 is not of type string'
+    )
     assert len(wrong_in_json("x" * 1000, {"const": 1})) < 200
 
 
 def test_alternatives_that_refer_to_each_other_are_judged_once_for_each_value() -> None:
-    kinds = [{"type": "object", "properties": {"left": {"$ref": "#"}, "op": {"const": name}}} for name in ("add", "sub", "mul", "div")]
+    kinds = [
+        {"type": "object", "properties": {"left": {"$ref": "#"}, "op": {"const": name}}}
+        for name in ("add", "sub", "mul", "div")
+    ]
     value: dict[str, Any] = {"left": 1, "op": "pow"}
     for _ in range(20):
         value = {"left": value, "op": "div"}
-    assert "none of what oneOf allows" in wrong_in_json(value, {"oneOf": [{"type": "number"}, *kinds]})
+    assert "none of what oneOf allows" in wrong_in_json(
+        value, {"oneOf": [{"type": "number"}, *kinds]}
+    )
 
 
-@pytest.mark.parametrize("more", [{"not": {"required": ["bad"]}}, {"if": {"required": ["bad"]}, "then": False}])
+@pytest.mark.parametrize(
+    "more", [{"not": {"required": ["bad"]}}, {"if": {"required": ["bad"]}, "then": False}]
+)
 def test_what_is_nested_too_deeply_is_not_judged(more: dict[str, Any]) -> None:
     value: dict[str, Any] = {}
     for _ in range(100):

@@ -34,7 +34,10 @@ def test_a_long_text_is_counted_in_pieces_until_it_is_over_the_limit() -> None:
     error = check_length("x" * 50_000_000, tokenizer, 300_000)
     assert isinstance(error, PromptTooLong)
     assert error.prompt_tokens > error.limit == 300_000
-    assert error.message == f"the prompt has at least {error.prompt_tokens} tokens; the limit is 300000"
+    assert (
+        error.message
+        == f"the prompt has at least {error.prompt_tokens} tokens; the limit is 300000"
+    )
     assert (tokenizer.calls, tokenizer.longest) == (2, PIECE)
 
 
@@ -65,7 +68,14 @@ def test_a_prompt_that_is_too_long_fails_its_own_row_before_it_is_tokenised() ->
     tokenizer = Counting()
     engine = FakeEngine("Hello<|im_end|>", tokenizer=tokenizer, context_length=600)
     long = {"messages": [{"role": "user", "content": "x" * 5_000_000}]}
-    good, bad, own = pg.run(pg.route(engine), [{"prompt": "Hi"}, long, {"prompt": "y" * 2_000_000, "options": {"max_prompt_tokens": 100}}])
+    good, bad, own = pg.run(
+        pg.route(engine),
+        [
+            {"prompt": "Hi"},
+            long,
+            {"prompt": "y" * 2_000_000, "options": {"max_prompt_tokens": 100}},
+        ],
+    )
     assert good.unwrap().text == "Hello"
     assert isinstance(bad.failure(), pg.PromptTooLong)
     assert bad.failure().limit == 600

@@ -41,7 +41,12 @@ class CountingTokenizer(ToyTokenizer):
 class TestHalting:
     def test_it_halts_at_the_token_that_completes_a_stop(self) -> None:  # A5, A17
         row = follower(stop=("STOP",), max_new_tokens=200)
-        assert (fed(row, "aSTOPbc"), row.finish, row.stop, row.count) == (["a", "", "", "", ""], Finish.STOP_STRING, "STOP", 3)
+        assert (fed(row, "aSTOPbc"), row.finish, row.stop, row.count) == (
+            ["a", "", "", "", ""],
+            Finish.STOP_STRING,
+            "STOP",
+            3,
+        )
 
     @pytest.mark.parametrize("text", ["abcd", "ab"])
     def test_it_runs_while_nothing_ends_it(self, text: str) -> None:
@@ -56,7 +61,12 @@ class TestHalting:
             ({"stop": StopOptions(stop_token_ids=(IM_END,))}, Finish.STOP_TOKEN, IM_END),
         ):
             row = follower(**options)
-            assert (fed(row, "a<|im_end|>"), row.finish, row.stop, row.count) == (["a", ""], finish, stop, 2)
+            assert (fed(row, "a<|im_end|>"), row.finish, row.stop, row.count) == (
+                ["a", ""],
+                finish,
+                stop,
+                2,
+            )
 
     def test_nothing_halts_it_within_min_new_tokens(self) -> None:  # A19
         row = follower(stop=("c",), min_new_tokens=5)
@@ -72,7 +82,11 @@ class TestHalting:
         assert (fed(row, "abc"), row.finish) == (["a", "", "bc"], Finish.LENGTH)
 
     def test_a_plugin_halts_it(self) -> None:
-        brace = Plugin(name="brace", start=lambda: None, feed=lambda state, text: (state, 1 if "}" in text else None))
+        brace = Plugin(
+            name="brace",
+            start=lambda: None,
+            feed=lambda state, text: (state, 1 if "}" in text else None),
+        )
         row = follower([brace], stop=("}}",))
         assert (fed(row, "a}b"), row.finish, row.stop) == (["a", "}", ""], Finish.PLUGIN, "brace")
 
@@ -84,7 +98,12 @@ class TestHalting:
 
     def test_without_need_for_text_nothing_is_decoded(self) -> None:
         toy = CountingTokenizer()
-        row = RowDecoder(resolve(GenerationOptions(stop=("<|im_end|>",), max_new_tokens=5)), toy, (0,), text=False)
+        row = RowDecoder(
+            resolve(GenerationOptions(stop=("<|im_end|>",), max_new_tokens=5)),
+            toy,
+            (0,),
+            text=False,
+        )
         assert [row.feed(token_id) for token_id in b"abcde"] == [""] * 5
         assert (row.finish, toy.decodes) == (Finish.LENGTH, 0)
 
@@ -97,7 +116,9 @@ class TestHalting:
 
     def test_without_need_for_text_a_token_is_decoded_once_however_often_it_comes(self) -> None:
         toy = CountingTokenizer()
-        row = RowDecoder(resolve(GenerationOptions(stop=("END",), max_new_tokens=4097)), toy, text=False)
+        row = RowDecoder(
+            resolve(GenerationOptions(stop=("END",), max_new_tokens=4097)), toy, text=False
+        )
         for token_id in b"abcd" * 1000:
             row.feed(token_id)
         assert (row.finish, row.count) == (None, 4000)
@@ -108,7 +129,10 @@ class TestHalting:
             RowDecoder(GenerationOptions(), TOY)
 
     def test_ending_ids_are_what_it_halts_at(self) -> None:
-        assert ending_ids(resolve(GenerationOptions(stop=("<|endoftext|>",))), TOY, (IM_END,)) == (IM_END, IM_END + 1)
+        assert ending_ids(resolve(GenerationOptions(stop=("<|endoftext|>",))), TOY, (IM_END,)) == (
+            IM_END,
+            IM_END + 1,
+        )
 
 
 class TestShowing:
@@ -127,7 +151,10 @@ class TestShowing:
             (("a<|image_pad|>bc", "bc"), "", "a<|image_pad|>bc"),
         ):
             row = RowDecoder(resolve(GenerationOptions(stop=stops)), toy)
-            assert ("".join(map(row.feed, toy.encode("a<|image_pad|>bc"))), row.stop) == (shown, stop)
+            assert ("".join(map(row.feed, toy.encode("a<|image_pad|>bc"))), row.stop) == (
+                shown,
+                stop,
+            )
 
     def test_characters_are_shown_when_complete(self) -> None:  # A15
         assert fed(follower(), "é😀") == ["", "é", "", "", "", "😀"]
@@ -138,16 +165,31 @@ class TestShowing:
         row = follower()
         assert [row.feed(97), row.feed(0xE2), row.feed(IM_END)] == ["a", "", "\ufffd"]
         row = follower(stop=("<|image_pad|>\ufffd",))
-        assert [row.feed(TOY.special_tokens["<|image_pad|>"]), row.feed(0xE2), row.feed(IM_END), row.finish] == ["", "", "", Finish.STOP_STRING]
+        assert [
+            row.feed(TOY.special_tokens["<|image_pad|>"]),
+            row.feed(0xE2),
+            row.feed(IM_END),
+            row.finish,
+        ] == ["", "", "", Finish.STOP_STRING]
         row = follower(stop=("a\ufffd",))
-        assert [row.feed(97), row.feed(0xE2), row.feed(IM_END), row.finish, row.stop] == ["", "", "", Finish.STOP_STRING, "a\ufffd"]
+        assert [row.feed(97), row.feed(0xE2), row.feed(IM_END), row.finish, row.stop] == [
+            "",
+            "",
+            "",
+            Finish.STOP_STRING,
+            "a\ufffd",
+        ]
 
     def test_stripped_text_is_shown_without_the_whitespace_at_its_ends(self) -> None:
         row = follower(decode=DecodeOptions(strip_whitespace=True))
         assert fed(row, "  a b \n<|im_end|>") == ["", "", "a", "", " b", "", "", ""]
 
     def test_closing_shows_what_was_held_and_says_how_it_ended(self) -> None:
-        for how, finish, stop in (({}, Finish.ABORTED, None), ({"aborted": True}, Finish.ABORTED, None), ({"halted": "json"}, Finish.PLUGIN, "json")):
+        for how, finish, stop in (
+            ({}, Finish.ABORTED, None),
+            ({"aborted": True}, Finish.ABORTED, None),
+            ({"halted": "json"}, Finish.PLUGIN, "json"),
+        ):
             row = follower(stop=("STOP",))
             assert fed(row, "aST") == ["a", ""]
             assert (row.close(**how), row.finish, row.stop) == ("ST", finish, stop)

@@ -21,25 +21,43 @@ class TestStopScanner:
     def test_a_stop_inside_the_beginning_of_a_longer_one_completes_first(self) -> None:  # A12
         for pieces in (["abcd"], ["a", "b", "c", "d"], ["ab", "cd"]):
             scanner = StopScanner(("abcd", "bc"))
-            assert ("".join(scanner.feed(piece).text for piece in pieces), scanner.stop) == ("a", "bc")
+            assert ("".join(scanner.feed(piece).text for piece in pieces), scanner.stop) == (
+                "a",
+                "bc",
+            )
 
     def test_after_a_stop_it_gives_nothing_more(self) -> None:
         scanner = StopScanner(("b",))
-        assert (scanner.feed("abc"), scanner.feed("abc"), scanner.finish(), scanner.stop) == (Scan("a", "b", 2), Scan(""), "", "b")
+        assert (scanner.feed("abc"), scanner.feed("abc"), scanner.finish(), scanner.stop) == (
+            Scan("a", "b", 2),
+            Scan(""),
+            "",
+            "b",
+        )
 
     def test_a_completion_that_does_not_count_is_released(self) -> None:  # A19
         scanner = StopScanner(("END",))
-        assert [scanner.feed("END", counts=False), scanner.feed("EN"), scanner.feed("D")] == [Scan("END"), Scan(""), Scan("", "END", 1)]
+        assert [scanner.feed("END", counts=False), scanner.feed("EN"), scanner.feed("D")] == [
+            Scan("END"),
+            Scan(""),
+            Scan("", "END", 1),
+        ]
 
     def test_a_stop_begun_where_none_counts_may_complete_later(self) -> None:
         scanner = StopScanner(("ababc", "ab"))
-        assert (scanner.feed("abab", counts=False), scanner.held, scanner.feed("c")) == (Scan(""), "abab", Scan("", "ababc", 1))
+        assert (scanner.feed("abab", counts=False), scanner.held, scanner.feed("c")) == (
+            Scan(""),
+            "abab",
+            Scan("", "ababc", 1),
+        )
 
     def test_what_is_held_at_the_end_comes_out(self) -> None:
         scanner = StopScanner(("END",))
         assert (scanner.feed("aEN").text, scanner.finish(), scanner.finish()) == ("a", "EN", "")
 
-    def test_meeting_a_stop_is_what_feeding_finds_however_little_is_remembered(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_meeting_a_stop_is_what_feeding_finds_however_little_is_remembered(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("pipegen.stages.parts.stop_scan.MOVES", 2)
         pieces = ("ab", "a", "bab", "c", "ab", "abab", "cab")
         for stops in (("ababc", "ca"), ("bc",), ()):

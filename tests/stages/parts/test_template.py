@@ -19,19 +19,32 @@ from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import ResolvedRequest
 from pipegen.stages.rendering import Rendered, render_row
 
-USERS_ONLY = "{% for m in messages if m.role == 'user' %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
+USERS_ONLY = (
+    "{% for m in messages if m.role == 'user' %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
+)
 USER, ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well."}
 RESULT = {"role": "tool", "content": "42 degrees", "tool_call_id": "call1"}
-CALL = {"type": "function", "id": "call1", "function": {"name": "look", "arguments": {"place": "here"}}}
+CALL = {
+    "type": "function",
+    "id": "call1",
+    "function": {"name": "look", "arguments": {"place": "here"}},
+}
 CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 SCHEMA = {"type": "object", "properties": {"place": {"type": "string"}}}
-TOOL = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": SCHEMA}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "look", "description": "Looks.", "parameters": SCHEMA},
+}
 
 
-def rendered(template: str, *messages: Mapping[str, Any], tools: Sequence[Any] = (), **chat: Any) -> Slot[Rendered]:
+def rendered(
+    template: str, *messages: Mapping[str, Any], tools: Sequence[Any] = (), **chat: Any
+) -> Slot[Rendered]:
     raw = chatml_tokenizer()
     request = TextGenerationRequest(messages=messages, tools=tuple(tools))
-    job = ResolvedRequest(request=request, options=resolve(GenerationOptions(chat=ChatTemplateOptions(**chat))))
+    job = ResolvedRequest(
+        request=request, options=resolve(GenerationOptions(chat=ChatTemplateOptions(**chat)))
+    )
     return render_row(job, HFTokenizer(raw), HFRenderer(raw, template))
 
 
@@ -41,18 +54,42 @@ def rendered(template: str, *messages: Mapping[str, Any], tools: Sequence[Any] =
     [
         ([USER, CALLING, RESULT], {}, "messages[1].tool_calls", "tool_calls"),
         ([USER, RESULT], {}, "messages[1].content", "turns of role 'tool'"),
-        ([USER, {**RESULT, "content": [{"type": "text", "text": "42"}]}], {}, "messages[1].content", "turns of role 'tool'"),
+        (
+            [USER, {**RESULT, "content": [{"type": "text", "text": "42"}]}],
+            {},
+            "messages[1].content",
+            "turns of role 'tool'",
+        ),
         ([USER, ANSWER, USER], {}, "messages[1].content", "turns of role 'assistant'"),
-        ([{"role": "system", "content": "Be brief."}, USER], {}, "messages[0].content", "turns of role 'system'"),
-        ([{"role": "developer", "content": "Be brief."}, USER], {}, "messages[0].content", "turns of role 'developer'"),
+        (
+            [{"role": "system", "content": "Be brief."}, USER],
+            {},
+            "messages[0].content",
+            "turns of role 'system'",
+        ),
+        (
+            [{"role": "developer", "content": "Be brief."}, USER],
+            {},
+            "messages[0].content",
+            "turns of role 'developer'",
+        ),
         ([USER], {"tools": [TOOL]}, "tools", "tools"),
-        ([USER], {"template_kwargs": {"documents": [{"text": "words"}]}}, "template_kwargs.documents", "documents"),
+        (
+            [USER],
+            {"template_kwargs": {"documents": [{"text": "words"}]}},
+            "template_kwargs.documents",
+            "documents",
+        ),
     ],
 )
-def test_words_that_the_template_does_not_write_fail_the_request(messages: list[Any], more: dict[str, Any], place: str, kind: str, mode: str) -> None:
+def test_words_that_the_template_does_not_write_fail_the_request(
+    messages: list[Any], more: dict[str, Any], place: str, kind: str, mode: str
+) -> None:
     error = rendered(USERS_ONLY, *messages, **more, control_tokens=mode).failure()
     assert isinstance(error, TemplateFailed)
-    assert error.message == f"the chat template writes nothing of {place}: it has no place for {kind}"
+    assert (
+        error.message == f"the chat template writes nothing of {place}: it has no place for {kind}"
+    )
     assert "options.chat.template" in error.hint
 
 
@@ -63,14 +100,35 @@ def test_what_users_say_is_written_too() -> None:
 
 
 def test_a_template_that_writes_them_is_as_it_was() -> None:
-    assert is_ok(rendered(CHATML, {"role": "system", "content": "Be brief."}, USER, CALLING, RESULT, ANSWER, USER, tools=[TOOL]))
-    assert is_ok(rendered("{% for d in documents %}{{ d.text }}{% endfor %}" + USERS_ONLY, USER, template_kwargs={"documents": [{"text": "words"}]}))
+    assert is_ok(
+        rendered(
+            CHATML,
+            {"role": "system", "content": "Be brief."},
+            USER,
+            CALLING,
+            RESULT,
+            ANSWER,
+            USER,
+            tools=[TOOL],
+        )
+    )
+    assert is_ok(
+        rendered(
+            "{% for d in documents %}{{ d.text }}{% endfor %}" + USERS_ONLY,
+            USER,
+            template_kwargs={"documents": [{"text": "words"}]},
+        )
+    )
 
 
 def test_turns_without_words_and_variables_without_documents_are_not_missed() -> None:
     image = {"role": "user", "content": [{"type": "text", "text": ""}]}
     quiet = [{"role": "assistant", "content": ""}, {"role": "tool", "content": ""}]
-    assert is_ok(rendered(USERS_ONLY, USER, *quiet, image, template_kwargs={"documents": [], "style": "brief"}))
+    assert is_ok(
+        rendered(
+            USERS_ONLY, USER, *quiet, image, template_kwargs={"documents": [], "style": "brief"}
+        )
+    )
 
 
 def test_a_thought_that_is_taken_out_of_an_earlier_answer_is_no_dropped_word() -> None:
@@ -78,13 +136,30 @@ def test_a_thought_that_is_taken_out_of_an_earlier_answer_is_no_dropped_word() -
     assert is_ok(rendered(CHATML, USER, thought, USER))
 
 
-def test_a_template_that_refuses_a_probe_and_one_that_changes_what_it_writes_are_asked_with_the_request_itself() -> None:
+def test_a_template_that_refuses_a_probe_and_one_that_changes_what_it_writes_are_asked_with_the_request_itself() -> (
+    None
+):
     second = "{% for m in messages %}{{ m.content if loop.length > 3 }}<|im_end|>{% endfor %}"
-    assert rendered(second, USER, ANSWER, USER, ANSWER).unwrap().text == "Hi<|im_end|>Well.<|im_end|>Hi<|im_end|>Well.<|im_end|>"
+    assert (
+        rendered(second, USER, ANSWER, USER, ANSWER).unwrap().text
+        == "Hi<|im_end|>Well.<|im_end|>Hi<|im_end|>Well.<|im_end|>"
+    )
     assert isinstance(rendered(second, USER).failure(), TemplateFailed)
-    named = "{% for m in messages %}{{ m.content | upper }}{% for c in m.tool_calls or [] %}{{ c.function.arguments.place }}{% endfor %}{% endfor %}"
+    named = (
+        "{% for m in messages %}{{ m.content | upper }}{% for c in m.tool_calls or [] %}{{"
+        " c.function.arguments.place }}{% endfor %}{% endfor %}"
+    )
     assert rendered(named, USER, CALLING, RESULT).unwrap().text == "HIhere42 DEGREES"
-    picky = "{% for t in tools or [] %}{{ raise_exception('no') if t.function.name in ('probe', 'other') }}look{% endfor %}" + USERS_ONLY
+    picky = (
+        "{% for t in tools or [] %}{{ raise_exception('no') if t.function.name in ('probe',"
+        " 'other') }}look{% endfor %}" + USERS_ONLY
+    )
     assert is_ok(rendered(picky, USER, tools=[TOOL]))
-    some = "{% for d in documents or [] %}{{ d.title if d.kind == 'paper' }}{% endfor %}" + USERS_ONLY
-    assert is_ok(rendered(some, USER, template_kwargs={"documents": [{"title": "On words", "kind": "paper"}]}))
+    some = (
+        "{% for d in documents or [] %}{{ d.title if d.kind == 'paper' }}{% endfor %}" + USERS_ONLY
+    )
+    assert is_ok(
+        rendered(
+            some, USER, template_kwargs={"documents": [{"title": "On words", "kind": "paper"}]}
+        )
+    )

@@ -20,33 +20,67 @@ def watch(answer: Any) -> Watch:
     return Watch((Plugin(name="p", start=lambda: 0, feed=lambda state, text: answer),))
 
 
-@pytest.mark.parametrize("answer", [None, 0, "ab", (), (0,), (0, None, None), [0, None], {"state": 0, "kept": 1}], ids=repr)
+@pytest.mark.parametrize(
+    "answer",
+    [None, 0, "ab", (), (0,), (0, None, None), [0, None], {"state": 0, "kept": 1}],
+    ids=repr,
+)
 def test_what_is_no_state_and_number_is_said(answer: Any) -> None:
     failed = watch(answer).feed("text")
     assert isinstance(failed, PluginFailed)
-    assert (failed.plugin, failed.message) == ("p", f"plugin 'p': feed gave {answer!r}, not the next state and how many characters are kept")
+    assert (failed.plugin, failed.message) == (
+        "p",
+        f"plugin 'p': feed gave {answer!r}, not the next state and how many characters are kept",
+    )
 
 
 @pytest.mark.parametrize("kept", [-1, 5, True, 1.0, "1"])
 def test_no_more_is_kept_than_was_fed(kept: Any) -> None:
     failed = watch((0, kept)).feed("text")
     assert isinstance(failed, PluginFailed)
-    assert (failed.plugin, failed.message) == ("p", f"plugin 'p' kept {kept!r}; feed takes None or 0 to 4 characters of the new text")
+    assert (failed.plugin, failed.message) == (
+        "p",
+        f"plugin 'p' kept {kept!r}; feed takes None or 0 to 4 characters of the new text",
+    )
 
 
-@pytest.mark.parametrize(("answer", "halt"), [((0, None), None), ((0, 0), Halt("p", 0)), ((None, 4), Halt("p", 4)), (Fed(0, 2), Halt("p", 2))])
+@pytest.mark.parametrize(
+    ("answer", "halt"),
+    [
+        ((0, None), None),
+        ((0, 0), Halt("p", 0)),
+        ((None, 4), Halt("p", 4)),
+        (Fed(0, 2), Halt("p", 2)),
+    ],
+)
 def test_what_is_right_is_taken(answer: Any, halt: Halt | None) -> None:
     assert watch(answer).feed("text") == halt
 
 
 def test_empty_text_is_not_shown_and_no_state_is_made_for_it() -> None:
-    assert Watch((Plugin(name="p", start=lambda: 1 // 0, feed=lambda state, text: (state, None)),)).feed("") is None
+    assert (
+        Watch(
+            (Plugin(name="p", start=lambda: 1 // 0, feed=lambda state, text: (state, None)),)
+        ).feed("")
+        is None
+    )
 
 
 def test_a_state_is_made_once_and_handed_on() -> None:
     made: list[str] = []
-    plugins = [Plugin(name=name, start=lambda name=name: made.append(name) or name, feed=lambda seen, text: (seen + text, None)) for name in "ab"]  # type: ignore[func-returns-value, misc]
-    halting = Plugin(name="c", start=lambda: "", feed=lambda seen, text: (seen + text, 1 if (seen + text).endswith("xyz") else None))
+    plugins = [
+        Plugin(
+            name=name,
+            start=lambda name=name: made.append(name) or name,
+            feed=lambda seen, text: (seen + text, None),
+        )
+        for name in "ab"
+    ]  # type: ignore[func-returns-value, misc]
+    halting = Plugin(
+        name="c",
+        start=lambda: "",
+        feed=lambda seen, text: (seen + text, 1 if (seen + text).endswith("xyz") else None),
+    )
     watched = Watch((*plugins, halting))
     assert [watched.feed(piece) for piece in ("x", "y", "z")] == [None, None, Halt("c", 1)]
     assert made == ["a", "b"]
@@ -57,8 +91,14 @@ def test_what_a_plugin_raises_is_named(where: str) -> None:
     def broken(*arguments: Any) -> Any:
         raise KeyError("gone")
 
-    hooks: dict[str, Any] = {"start": lambda: 0, "feed": lambda state, text: (state, None), where: broken}
-    assert Watch((Plugin(name="p", **hooks),)).feed("text") == PluginFailed("plugin 'p' raised KeyError: 'gone'", plugin="p")
+    hooks: dict[str, Any] = {
+        "start": lambda: 0,
+        "feed": lambda state, text: (state, None),
+        where: broken,
+    }
+    assert Watch((Plugin(name="p", **hooks),)).feed("text") == PluginFailed(
+        "plugin 'p' raised KeyError: 'gone'", plugin="p"
+    )
 
 
 def test_a_plugin_that_only_trims_does_not_watch() -> None:
