@@ -15,7 +15,7 @@ from hypothesis import given, strategies as st
 
 import pipegen as pg
 from pipegen.core.errors import BackendFailed, CallFailed
-from pipegen.drivers.flow import REORDER
+from pipegen.drivers.drive import REORDER
 from pipegen.testing.fake import FakeEngine
 
 

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, strategies as st
 from returns.result import Failure, Success
 
-from pipegen.core.drive import adrive, drive
 from pipegen.core.errors import (
     BackendFailed,
     CallFailed,
@@ -26,6 +25,8 @@ from pipegen.core.errors import (
 from pipegen.core.fallback import fallback
 from pipegen.core.pipe import Pipe, call, each, identity, pure
 from pipegen.core.slots import Batch, is_ok, live, live_rows
+from pipegen.drivers.batch import adrive
+from pipegen.drivers.drive import drive
 
 ERRORS = (InvalidRequest("bad"), Timeout("slow"), RateLimited("later"), BackendFailed("down"))
 KINDS = tuple(type(error) for error in ERRORS)

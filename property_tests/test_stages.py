@@ -410,8 +410,9 @@ def is_formless(slot: pg.Slot[Any]) -> bool:
 @given(strategies.raws(TOY))
 def test_what_is_followed_while_it_streams_is_how_the_result_begins(raw: Any) -> None:
     decode = pg.stages.decode(TOY)
-    assert decode.follow is not None
-    follower = decode.follow(raw.encoded)
+    (follow,) = (step.follow for step in decode.steps)
+    assert follow is not None
+    follower = follow(raw.encoded)
     shown = "".join(
         follower.feed(token_id) for token_id in raw.token_ids if follower.finish is None
     )

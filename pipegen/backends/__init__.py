@@ -269,10 +269,7 @@ def _unavailable(backend: str, missing: MissingExtra) -> Pipe[GenerationRequest,
         lasting=True,
         hint="install it, or leave the request to the engine to fall back to",
     )
-    made: Pipe[GenerationRequest, GenerationResult] = row_stage(
-        backend, lambda request: Failure(error), keeps_text=True
-    )
-    return dataclasses.replace(made, routes=(backend,))
+    return row_stage(backend, lambda request: Failure(error), keeps_text=True, routes=(backend,))
 
 
 class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):

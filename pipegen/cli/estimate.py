@@ -11,7 +11,7 @@ from pipegen.cli.progress import shown_time
 from pipegen.cli.sources import Asked, open_source
 from pipegen.cli.usage import open_route, refuse
 from pipegen.core.slots import is_ok
-from pipegen.drivers.batch import prepare_batch
+from pipegen.drivers.arguments import prepare_batch
 from pipegen.io.tables import TableError
 from pipegen.records import strict_json
 from pipegen.report.estimate import Estimate, prepared

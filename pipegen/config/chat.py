@@ -74,16 +74,14 @@ class Agent:
         pipe = self.backend.open()
         if self.system_message is None:
             return pipe
-        stage = row_stage(
-            "system_message", partial(with_system_message, self.system_message), keeps_text=True
-        )
         text = json.dumps(self.system_message).encode()
-        return pipe.with_parts(
-            (
-                dataclasses.replace(stage, version=blake2b(text, digest_size=6).hexdigest()),
-                *pipe.parts,
-            )
+        stage = row_stage(
+            "system_message",
+            partial(with_system_message, self.system_message),
+            keeps_text=True,
+            version=blake2b(text, digest_size=6).hexdigest(),
         )
+        return pipe.with_parts((stage, *pipe.parts))
 
 
 def with_system_message(system: str, request: GenerationRequest) -> Slot[GenerationRequest]:

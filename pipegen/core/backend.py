@@ -125,7 +125,7 @@ class BatchCall(Generic[A, B]):
     side_by_side = sys.maxsize
 
     def __init__(self, backend: Backend[A, B]) -> None:
-        self._backend = backend
+        self.backend = backend
         self._waiting: list[tuple[int, A]] = []
 
     def add(self, inputs: Sequence[tuple[int, A]]) -> None:
@@ -135,14 +135,26 @@ class BatchCall(Generic[A, B]):
         """The answers of all rows that wait. Raises `ContractError` where the backend gives another
         number of them.
         """
+        numbers, inputs = self.take()
+        return self.matched(numbers, self.backend.generate(inputs) if inputs else ())
+
+    def take(self) -> tuple[list[int], list[A]]:
+        """The numbers of the rows that wait, and what is asked for them."""
         rows, self._waiting = self._waiting, []
-        answers = self._backend.generate([asked for _, asked in rows]) if rows else ()
-        if len(answers) != len(rows):
+        return [number for number, _ in rows], [asked for _, asked in rows]
+
+    def matched(
+        self, numbers: Sequence[int], answers: Sequence[Slot[B]]
+    ) -> Sequence[tuple[int, Slot[B]]]:
+        """The answers with the numbers of their rows. Raises `ContractError` for another number of
+        them.
+        """
+        if len(answers) != len(numbers):
             raise ContractError(
-                f"engine {self._backend.name} returned {len(answers)} outputs for {len(rows)}"
+                f"engine {self.backend.name} returned {len(answers)} outputs for {len(numbers)}"
                 " inputs"
             )
-        return [(number, slot) for (number, _), slot in zip(rows, answers, strict=True)]
+        return list(zip(numbers, answers, strict=True))
 
     def close(self) -> None:
         self._waiting.clear()

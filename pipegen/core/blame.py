@@ -16,10 +16,10 @@ raised by the stage 'root' at slot 1 of the batch; pg.each('root', ..., catch=(T
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-__all__ = ["StageNote", "blamed", "moved", "named", "note_of", "raisable"]
+__all__ = ["StageNote", "blamed", "named", "note_of", "raisable"]
 
 
 class StageNote(str):
@@ -97,16 +97,6 @@ def raisable(raised: Exception) -> Exception:
     )
     error.__cause__ = raised
     return error
-
-
-def moved(raised: Exception, rows: Sequence[int] | Callable[[int], int]) -> None:
-    """The batch in which the stage worked is a part of another one: count the slot as that does.
-    `rows` says which slot each is there.
-    """
-    note = note_of(raised)
-    if note is not None and _pending(note) and note.row is not None:
-        row = rows(note.row) if callable(rows) else rows[note.row]
-        blamed(raised, StageNote(note.stage, note.internal, note.catch, row))
 
 
 def named(raised: Exception, name: Callable[[int | None], str]) -> None:

@@ -1,49 +1,62 @@
 """Pipes: five constructors and one operator.
 
-A `Pipe[A, B]` is a value: a name, and a generator function that takes a batch of A, yields the
-calls it needs, and returns a batch of B. Only a driver (`run`, `arun`, `stream`) performs calls; so
-a pipe is pure, and one definition serves sync and async.
+A `Pipe[A, B]` is frozen data: a name, and the steps that lead from a batch of A to a batch of B (see `pipegen.core.steps`). It performs nothing. Stages are
+pure, and only a driver (`run`, `arun`, `stream`, ...) performs the calls; so one definition serves sync and async.
 
 >>> from returns.result import Failure, Success
 >>> from pipegen.core.errors import InvalidRequest
 >>> halve = each(
-...     "halve", lambda n: Success(n // 2) if n % 2 == 0 else Failure(InvalidRequest(f"{n} is odd"))
+...     "halve", lambda n: Success(n // 2) if n % 2 == 0 else Failure(InvalidRequest("odd"))
 ... )
 >>> show = pure("show", str)
 >>> pipe = halve >> show
 >>> pipe.name, [part.name for part in pipe.parts]
 ('halve >> show', ['halve', 'show'])
->>> pipe.apply((Success(4), Success(3)))
-(<Success: 2>, <Failure: 3 is odd (hint: correct the request at the place that the message names)>)
+>>> [slot.value_or("failed") for slot in pipe.apply((Success(4), Success(3)))]
+['2', 'failed']
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, Generic, Self, TypeVar
 
 from returns.result import Failure, Success
 
 from pipegen.core.backend import Backend, require_backend
 from pipegen.core.blame import named
 from pipegen.core.border import EXHAUSTED, report
-from pipegen.core.calls import Call, Sampling, Steps
 from pipegen.core.errors import ContractError, GenerationError, StageFailed
-from pipegen.core.joining import Joined, RowStage, counted, row_by_row
 from pipegen.core.names import InvalidField, nearest
-from pipegen.core.slots import Batch, Slot, live, live_rows, refill
+from pipegen.core.rows import Row, advance
+from pipegen.core.slots import Batch, Slot
+from pipegen.core.steps import (
+    Call,
+    Closes,
+    Program,
+    Rebinding,
+    Stage,
+    Step,
+    Steps,
+    Wanted,
+    program,
+    union,
+)
 
 __all__ = [
-    "Closes",
-    "Parts",
     "Pipe",
     "Rebinding",
+    "batch_stage",
     "call",
     "each",
+    "guarded",
     "identity",
+    "pipe_of",
+    "placed",
     "pure",
     "row_stage",
     "union",
@@ -52,175 +65,118 @@ __all__ = [
 A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
-# so pyright takes the argument of a lambda, of which it knows nothing, for anything, and not for an
-# object
+# Any: pyright then takes the argument of a lambda, of which it knows nothing, for anything.
 Taken = TypeVar("Taken", bound=Any)
 A_contra = TypeVar("A_contra", contravariant=True)
 B_co = TypeVar("B_co", covariant=True)
 
 
-class Closes(Protocol):
-    """What a pipe may own."""
-
-    def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Rebinding:
-    """What the stages of a pipe are bound to instead: for each engine another one, for each route's
-    name another one.
-    """
-
-    engine: Callable[[Any], Any] = lambda engine: engine
-    route: Callable[[str], str] = lambda name: name
-
-
-Parts: TypeAlias = "tuple[Pipe[Any, Any], ...]"
-"""Stages one after another."""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pipe(Generic[A_contra, B_co]):
     """A named way from a batch of A to a batch of B: N slots in, N slots out, in order.
 
-    Make one with `each`, `pure`, `call` or `fallback`, and join two with `>>`. As a context manager
-    it releases its engines at the end. `keeps_text` says of a stage that it leaves the text of what
-    goes through it as it is; `owns` are the engines that are released.
+    Make one with `each`, `pure`, `call`, `fallback` or `repeat`, and join two with `>>`. As a context
+    manager it releases its engines at the end.
     """
 
     name: str
-    steps: Callable[[Batch[A_contra]], Steps[B_co]]
-    keeps_text: bool = True
+    steps: Steps = ()
     owns: tuple[Closes, ...] = ()
-    row: Callable[[Any], Slot[Any]] | None = field(default=None, kw_only=True)
-    """What a stage that looks at each row alone does to the value of a slot."""
-    makes_no_calls: bool = field(default=False, kw_only=True)
-    """Whether a stage that looks at the whole batch makes no calls: it may then work for requests
-    that go on alone after it.
-    """
-    internal: bool = field(default=False, kw_only=True)
-    """Whether pipegen itself made the stage: a bug in it is pipegen's, and in any other the
-    user's.
-    """
-    takes: type[Any] = field(default=object, kw_only=True)
-    """The record that a stage takes, where it takes one only."""
-    backend: Backend[Any, Any] | None = field(default=None, kw_only=True)
-    """What a call calls."""
-    follow: Callable[[Any], Any] | None = field(default=None, kw_only=True)
-    """See `Call.follow`."""
-    sampling: Sampling | None = field(default=None, kw_only=True)
-    """The rule by which a stage that `opens` or `closes` honours samples."""
-    opens: bool = field(default=False, kw_only=True)
-    """Whether requests become rows before this stage."""
-    closes: bool = field(default=False, kw_only=True)
-    """Whether the rows of a request may be put together after this stage."""
-    stands_for: str = field(default="", kw_only=True)
-    """The name of the stage in whose place this one is."""
-    cuts: bool = field(default=False, kw_only=True)
-    """Whether a stage ends rows at stop strings and where plugins halt them: an engine may then end
-    them early.
-    """
-    among: Callable[[Parts, Parts], Pipe[Any, Any]] | None = field(default=None, kw_only=True)
-    """Of a stage whose work depends on the others of its pipe: the same stage among those before it
-    and those after it.
-    """
-    routes: tuple[str, ...] = field(default=(), kw_only=True)
-    """The names that results carry which come from here."""
-    version: str = field(default="", kw_only=True)
-    """What it does, where its name does not say it, for the keys of a job's rows."""
-    rebind: Callable[[Rebinding], Pipe[Any, Any]] | None = field(default=None, kw_only=True)
-    """Of a stage that is bound to an engine or a name: the same stage, bound to others."""
+    """The engines that are released."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.steps, tuple):
+            raise TypeError(
+                f"a pipe is made of steps, not of {type(self.steps).__name__}: "
+                "each(name, stage) or pure(name, f) makes one of a function"
+            )
 
     def __repr__(self) -> str:
-        stages = " >> ".join(part.name for part in self.parts)
-        return (
-            f"<{type(self).__name__} {self.name}>"
-            if stages in (self.name, "")
-            else f"<{type(self).__name__} {self.name}: {stages}>"
-        )
+        names = " >> ".join(step.name for step in self.steps)
+        shown = self.name if names in (self.name, "") else f"{self.name}: {names}"
+        return f"<{type(self).__name__} {shown}>"
+
+    @cached_property
+    def program(self) -> Program:
+        """The steps as `pipegen.core.rows` does them."""
+        return program(self.steps)
 
     @property
     def parts(self) -> tuple[Pipe[Any, Any], ...]:
-        """The stages that were joined, in order; a single stage is its own only part."""
-        return self.steps.parts if isinstance(self.steps, Joined) else (self,)
+        """The stages that were joined, in order, each as a pipe of its own."""
+        return tuple([pipe_of(step) for step in self.steps])
 
     @property
     def stages(self) -> str:
-        """The names of its stages, with what else they do: of two pipes that differ in it, a job
-        reuses no rows.
-        """
-        return " >> ".join(f"{part.name} {part.version}".strip() for part in self.parts)
+        """The names of its stages, with what else they do: of two pipes that differ in it, a job reuses
+        no rows."""
+        return " >> ".join(f"{step.name} {step.version}".strip() for step in self.steps)
+
+    @property
+    def keeps_text(self) -> bool:
+        """Whether it leaves the text of what goes through as it is."""
+        return all(step.keeps_text for step in self.steps)
+
+    @property
+    def internal(self) -> bool:
+        """Whether pipegen itself made all of its stages."""
+        return all(step.internal for step in self.steps)
+
+    @property
+    def routes(self) -> tuple[str, ...]:
+        """The names that results carry which come from here."""
+        return tuple(name for step in self.steps for name in step.routes)
+
+    @property
+    def backend(self) -> Backend[Any, Any] | None:
+        """What its first call calls; None where no stage of it calls an engine itself."""
+        return next((step.backend for step in self.steps if isinstance(step, Call)), None)
 
     def __rshift__(self, then: Pipe[B_co, C]) -> Pipe[A_contra, C]:
         """Join: what this pipe returns goes into `then`. Raises `TypeError` for what is no pipe.
 
-        Stages that follow one another and look at each row alone go row by row: a row is through
-        all of them before the next one begins.
+        Stages that follow one another and look at each row alone go row by row: a row is through all of
+        them before the next one begins.
         """
         if not isinstance(then, Pipe):
             raise TypeError(
-                f"a pipe is joined with a pipe, not {type(then).__name__}: each(name, stage) or"
-                " pure(name, f) makes one of a function"
+                f"a pipe is joined with a pipe, not {type(then).__name__}: "
+                "each(name, stage) or pure(name, f) makes one of a function"
             )
         name = " >> ".join(name for name in (self.name, then.name) if name)
-        return Pipe(name, Joined(()), owns=union(self.owns, then.owns)).with_parts(
-            (*self.parts, *then.parts)
-        )
+        return Pipe(name, placed((*self.steps, *then.steps)), union(self.owns, then.owns))
 
-    def with_parts(
-        self, parts: Iterable[Pipe[Any, Any]], before: Parts = (), after: Parts = ()
-    ) -> Self:
-        """The same pipe (its name, and what it owns) with other stages. It may itself stand between
-        others, `before` and `after` it.
-        """
-        whole = tuple(part for joined in parts for part in joined.parts)
-        steps = Joined(
-            tuple(
-                part.placed((*before, *whole[:place]), (*whole[place + 1 :], *after))
-                for place, part in enumerate(whole)
-            )
-        )
-        routes = tuple(name for part in steps.parts for name in part.routes)
-        return replace(
-            self,
-            steps=steps,
-            keeps_text=all(part.keeps_text for part in steps.parts),
-            routes=routes,
-        )
+    def with_parts(self, parts: Iterable[Pipe[Any, Any]]) -> Self:
+        """The same pipe (its name, and what it owns) with other stages."""
+        return self._with(tuple(step for part in parts for step in part.steps))
 
-    def placed(self, before: Parts, after: Parts) -> Pipe[Any, Any]:
-        """The same pipe where it stands between other stages."""
-        if isinstance(self.steps, Joined):
-            return self.with_parts(self.parts, before, after)
-        return self if self.among is None else self.among(before, after)
+    def _with(self, steps: Steps) -> Self:
+        return replace(self, steps=placed(steps))
 
     def insert(
         self, stage: Pipe[Any, Any], *, after: str | None = None, before: str | None = None
     ) -> Self:
         """The pipe with one more stage, after or before another.
 
-        Raises `InvalidField` for a name that no stage has or that several have, and for a new one
-        that is taken; `TypeError` for no place or two.
+        Raises `InvalidField` for a name that no stage has or that several have, and for a new one that is
+        taken; `TypeError` for no place or two.
         """
         if (after is None) == (before is None):
             raise TypeError("a stage is inserted after another or before it: give one of the two")
         place = self._place(before if after is None else after) + (after is not None)
-        return self._edited(place, place, stage, _stage_of(stage).parts)
+        return self._edited(place, place, stage, _pipe(stage).steps)
 
     def replace(self, name: str, stage: Pipe[Any, Any]) -> Self:
-        """The pipe with another stage in the place of the one of that name; what the old one did
-        about samples is done there. Raises as `insert` does.
-        """
+        """The pipe with another stage in the place of the one of that name; what the old one did about
+        samples is done there. Raises as `insert` does."""
         place = self._place(name)
-        old, new = self.parts[place], _stage_of(stage).parts
+        old, new = self.steps[place], _pipe(stage).steps
         if old.sampling is not None and new:
-            opened = replace(new[0], sampling=old.sampling, opens=old.opens or new[0].opens)
-            new = (opened, *new[1:])
-            new = (
-                *new[:-1],
-                replace(new[-1], sampling=old.sampling, closes=old.closes or new[-1].closes),
-            )
-        new = tuple(replace(part, stands_for=old.stands_for or old.name) for part in new)
+            opens = old.opens or new[0].opens
+            new = (replace(new[0], sampling=old.sampling, opens=opens), *new[1:])
+            closes = old.closes or new[-1].closes
+            new = (*new[:-1], replace(new[-1], sampling=old.sampling, closes=closes))
+        new = tuple(replace(step, stands_for=old.stands_for or old.name) for step in new)
         return self._edited(place, place + 1, stage, new)
 
     def remove(self, name: str) -> Self:
@@ -231,66 +187,66 @@ class Pipe(Generic[A_contra, B_co]):
     def _place(self, name: Any) -> int:
         if not isinstance(name, str):
             raise TypeError(f"a stage is found by its name, not by {name!r:.80}")
-        names = [part.name for part in self.parts]
+        names = [step.name for step in self.steps]
         if names.count(name) > 1:
             raise InvalidField(
-                f"{self.name!r} has {names.count(name)} stages {name!r}: edit each pipe before they"
-                " are joined"
+                f"{self.name!r} has {names.count(name)} stages {name!r}: edit each pipe before they are joined"
             )
         if name not in names:
             raise InvalidField(
-                f"{self.name!r} has no stage {name!r}{nearest(name, names)}; it has"
-                f" {', '.join(names)}"
+                f"{self.name!r} has no stage {name!r}{nearest(name, names)}; it has {', '.join(names)}"
             )
         return names.index(name)
 
-    def _edited(
-        self, start: int, end: int, stage: Pipe[Any, Any] | None, new: tuple[Pipe[Any, Any], ...]
-    ) -> Self:
-        """The pipe with these parts in the place of those from `start` to `end`."""
-        names = {part.name for part in (*self.parts[:start], *self.parts[end:])}
-        for part in new:
-            if part.name in names:
+    def _edited(self, start: int, end: int, stage: Pipe[Any, Any] | None, new: Steps) -> Self:
+        """The pipe with these steps in the place of those from `start` to `end`."""
+        names = {step.name for step in (*self.steps[:start], *self.steps[end:])}
+        for step in new:
+            if step.name in names:
                 raise InvalidField(
-                    f"{self.name!r} has a stage {part.name!r} already: give yours another name"
+                    f"{self.name!r} has a stage {step.name!r} already: give yours another name"
                 )
-            names.add(part.name)
-        joined: Any = self if isinstance(self.steps, Joined) else Pipe(self.name, Joined(()))
-        owns = union(self.owns, () if stage is None else stage.owns)
-        edited: Self = replace(
-            joined.with_parts((*self.parts[:start], *new, *self.parts[end:])), owns=owns
-        )
-        return edited
+            names.add(step.name)
+        edited = self._with((*self.steps[:start], *new, *self.steps[end:]))
+        return replace(edited, owns=union(self.owns, () if stage is None else stage.owns))
 
     def rebound(self, new: Rebinding) -> Self:
         """The same pipe, bound to other engines or names."""
-        if isinstance(self.steps, Joined):
-            parts = tuple(part.rebound(new) for part in self.parts)
-            return replace(self.with_parts(parts), owns=union(*(part.owns for part in parts)))
-        return self if self.rebind is None else self.rebind(new)  # type: ignore[return-value]
+        bound = [pipe_of(step) if step.rebind is None else step.rebind(new) for step in self.steps]
+        steps = [
+            replace(
+                other,
+                stands_for=step.stands_for,
+                opens=step.opens,
+                closes=step.closes,
+                sampling=step.sampling,
+            )
+            if step.rebind is not None
+            else other
+            for step, part in zip(self.steps, bound, strict=True)
+            for other in part.steps
+        ]
+        return replace(self._with(tuple(steps)), owns=union(*(part.owns for part in bound)))
 
     def apply(self, batch: Batch[A_contra]) -> Batch[B_co]:
-        """Run a pipe that makes no calls. Raises `ContractError` if it makes one: that takes a
-        driver; and `TypeError` for what is no batch of slots.
-        """
+        """Run a pipe that makes no calls. Raises `ContractError` if it makes one: that takes a driver; and
+        `TypeError` for what is no batch of slots."""
         if not isinstance(batch, (tuple, list)) or not all(
             isinstance(slot, (Success, Failure)) for slot in batch
         ):
             raise TypeError(
                 f"a batch is a tuple of slots, such as (pg.Success(value),), not {batch!r:.80}"
             )
-        running = counted(self, batch)
         try:
-            wanted = next(running)
-        except StopIteration as done:
-            returned: Batch[B_co] = done.value
-            return returned
+            done = advance(self, [Row(number, slot) for number, slot in enumerate(batch)])
         except Exception as raised:
             named(raised, lambda row: "the batch" if row is None else f"slot {row} of the batch")
             raise
-        raise ContractError(
-            f"{self.name} calls the engine {wanted.backend.name}: use run, arun or stream"
-        )
+        for _, wanted in done.calls:
+            raise ContractError(
+                f"{self.name} calls the engine {wanted.backend.name}: use run, arun or stream"
+            )
+        return tuple([row.value for row in sorted(done.ended, key=lambda row: row.key)])
 
     def __enter__(self) -> Self:
         return self
@@ -301,9 +257,19 @@ class Pipe(Generic[A_contra, B_co]):
                 stack.callback(engine.close)
 
 
-def union(*owned: tuple[Closes, ...]) -> tuple[Closes, ...]:
-    """What several pipes own, each once."""
-    return tuple({id(engine): engine for engines in owned for engine in engines}.values())
+def placed(steps: Steps, before: Steps = (), after: Steps = ()) -> Steps:
+    """The steps, each where it stands among the others and those before and after them all."""
+    return tuple(
+        step
+        if step.among is None
+        else step.among((*before, *steps[:place]), (*steps[place + 1 :], *after))
+        for place, step in enumerate(steps)
+    )
+
+
+def pipe_of(step: Step) -> Pipe[Any, Any]:
+    """The pipe of one step."""
+    return Pipe(step.name, (step,), step.owns)
 
 
 def identity() -> Pipe[A, A]:
@@ -312,7 +278,7 @@ def identity() -> Pipe[A, A]:
     >>> identity().apply((Success(1),))
     (<Success: 1>,)
     """
-    return Pipe("", Joined(()))
+    return Pipe("")
 
 
 def each(
@@ -322,16 +288,15 @@ def each(
     catch: tuple[type[Exception], ...] = (),
     keeps_text: bool = False,
 ) -> Pipe[Taken, B]:
-    """A stage made of a function that gives a slot: it is called with the value of each slot that
-    has one; failed slots stay as they are.
+    """A stage made of a function that gives a slot: it is called with the value of each slot that has one;
+    failed slots stay as they are.
 
-    The exceptions listed in `catch` become `StageFailed` in that slot (a `GenerationError` among
-    them stays as it is), and so does one row that is too large or nested too deep for the stage (a
-    `MemoryError` or `RecursionError`); every other exception is a bug and raises, with a note that
-    names the stage and the request. `keeps_text=True` says of a stage after the call that it leaves
-    the text of the result as it is, so that the text can still be streamed. Raises `ContractError`
-    when the stage returns something other than a `Result` with a value or a `GenerationError`, and
-    `TypeError` for what is no name, function or exception.
+    The exceptions listed in `catch` become `StageFailed` in that slot (a `GenerationError` among them stays
+    as it is), and so does one row that is too large or nested too deep for the stage (a `MemoryError` or
+    `RecursionError`); every other exception is a bug and raises, with a note that names the stage and the
+    request. `keeps_text=True` says of a stage after the call that it leaves the text of the result as it is,
+    so that the text can still be streamed. Raises `ContractError` when the stage returns something other than
+    a `Result` with a value or a `GenerationError`, and `TypeError` for what is no name, function or exception.
 
     >>> each("root", lambda n: Success(n**0.5), catch=(TypeError,)).apply((Success("x"),))[
     ...     0
@@ -347,47 +312,57 @@ def row_stage(
     *,
     catch: tuple[type[Exception], ...] = (),
     keeps_text: bool = False,
-    internal: bool = True,
+    **more: Any,
 ) -> Pipe[Taken, B]:
-    """As `each`, for the stages that pipegen itself makes of functions."""
+    """As `each`, for the stages that pipegen itself makes of functions. `more` are fields of a `Step`."""
     _check("each", name, stage)
     if not isinstance(catch, tuple) or not all(
         isinstance(kind, type) and issubclass(kind, Exception) for kind in catch
     ):
         raise TypeError(
-            "catch takes a tuple of exceptions that a stage may raise on bad data, such as"
-            f" (ValueError,), not {catch!r:.200}"
+            "catch takes a tuple of exceptions that a stage may raise on bad data, such as (ValueError,), "
+            f"not {catch!r:.200}"
         )
 
-    caught = (*catch, *EXHAUSTED)
+    row = partial(guarded, name, stage, catch=catch)
+    return pipe_of(Stage(name=name, row=row, keeps_text=keeps_text, **more))
 
-    def lifted(value: Taken) -> Slot[B]:
-        try:
-            slot = stage(value)
-        except caught as raised:
-            if isinstance(raised, GenerationError):
-                return Failure(raised.with_traceback(None))
-            seen = report(raised, traced=not isinstance(raised, catch))
-            return Failure(StageFailed(seen.words, stage=name, incident=seen.incident))
-        if isinstance(slot, Success):
-            return slot
-        if not isinstance(slot, Failure):
-            raise ContractError(
-                f"stage {name!r} returned {type(slot).__name__}, not a Result: wrap it in"
-                " Success(...) or Failure(...)"
-            )
-        if not isinstance(slot.failure(), GenerationError):
-            raise ContractError(
-                f"stage {name!r} failed with {type(slot.failure()).__name__}, not a GenerationError"
-                f" such as StageFailed(message, stage={name!r})"
-            )
+
+def guarded(
+    name: str,
+    stage: Callable[[Taken], Slot[B]],
+    value: Taken,
+    *,
+    catch: tuple[type[Exception], ...] = (),
+) -> Slot[B]:
+    """The slot that the function of a stage gives for a value; see `each`."""
+    try:
+        slot = stage(value)
+    except (*catch, *EXHAUSTED) as raised:
+        if isinstance(raised, GenerationError):
+            return Failure(raised.with_traceback(None))
+        seen = report(raised, traced=not isinstance(raised, catch))
+        return Failure(StageFailed(seen.words, stage=name, incident=seen.incident))
+    if isinstance(slot, Success):
         return slot
+    if not isinstance(slot, Failure):
+        raise ContractError(
+            f"stage {name!r} returned {type(slot).__name__}, not a Result: wrap it in Success(...) or Failure(...)"
+        )
+    if not isinstance(slot.failure(), GenerationError):
+        raise ContractError(
+            f"stage {name!r} failed with {type(slot.failure()).__name__}, not a GenerationError "
+            f"such as StageFailed(message, stage={name!r})"
+        )
+    return slot
 
-    def steps(batch: Batch[Taken]) -> Steps[B]:
-        return row_by_row((RowStage(name, object, lifted, internal),), batch)
-        yield  # a generator without effects
 
-    return Pipe(name, steps, keeps_text, row=lifted, internal=internal)
+def batch_stage(
+    name: str, stage: Callable[[Sequence[Taken]], Sequence[Slot[B]]], **more: Any
+) -> Pipe[Taken, B]:
+    """A stage of pipegen's own that is called with the values of all rows that come at a time, and gives a
+    slot for each. `more` are fields of a `Step`."""
+    return pipe_of(Stage(name=name, batch=stage, **more))
 
 
 def pure(name: str, f: Callable[[Taken], B], *, keeps_text: bool = False) -> Pipe[Taken, B]:
@@ -400,13 +375,12 @@ def pure(name: str, f: Callable[[Taken], B], *, keeps_text: bool = False) -> Pip
     _check("pure", name, f)
 
     def always(value: Taken) -> Slot[B]:
-        made = f(value)
-        if isinstance(made, (Success, Failure)):
+        result = f(value)
+        if isinstance(result, (Success, Failure)):
             raise ContractError(
-                f"the function {name!r} returned a Result: each({name!r}, ...) takes a function"
-                " that does"
+                f"the function {name!r} returned a Result: each({name!r}, ...) takes a function that does"
             )
-        return Success(made)
+        return Success(result)
 
     return each(name, always, keeps_text=keeps_text)
 
@@ -414,46 +388,33 @@ def pure(name: str, f: Callable[[Taken], B], *, keeps_text: bool = False) -> Pip
 def _check(lift: str, name: Any, f: Any) -> None:
     if not isinstance(name, str) or not name or not callable(f):
         raise TypeError(
-            f"a name and a function are wanted, such as {lift}('strip', strip), not {name!r:.80}"
-            f" and {f!r:.80}"
+            f"a name and a function are wanted, such as {lift}('strip', strip), not {name!r:.80} and {f!r:.80}"
         )
     if inspect.iscoroutinefunction(f):
         raise TypeError(
-            f"the stage {name!r} is an async function: a stage is a plain one, and only an engine"
-            " is awaited"
+            f"the stage {name!r} is an async function: a stage is a plain one, and only an engine is awaited"
         )
 
 
 def call(backend: Backend[A, B]) -> Pipe[A, B]:
-    """One call of the engine with exactly the slots that have a value; where none has, it is not
-    called. The only stage with an effect; it is named `call`.
+    """One call of the engine with exactly the slots that have a value; where none has, it is not called. The
+    only stage with an effect; it is named `call`.
 
     Raises `TypeError` for what is no engine.
     """
     require_backend("call", backend)
 
-    def steps(batch: Batch[Any]) -> Steps[Any]:
-        rows = live_rows(batch)
-        return (
-            refill(batch, (yield Call(backend, live(batch), tuple([(row, 0) for row in rows]))))
-            if rows
-            else batch
-        )
+    def ask(value: Any, answers: tuple[Slot[Any], ...]) -> Wanted | Slot[Any]:
+        return answers[0] if answers else Wanted(backend, value)
 
-    return Pipe(
-        "call",
-        steps,
-        keeps_text=False,
-        internal=True,
-        backend=backend,
-        rebind=lambda new: call(new.engine(backend)),
+    return pipe_of(
+        Call(name="call", backend=backend, ask=ask, rebind=lambda new: call(new.engine(backend)))
     )
 
 
-def _stage_of(stage: Any) -> Pipe[Any, Any]:
+def _pipe(stage: Any) -> Pipe[Any, Any]:
     if not isinstance(stage, Pipe):
         raise TypeError(
-            f"a stage is a pipe, not {type(stage).__name__}: each(name, stage) or pure(name, f)"
-            " makes one of a function"
+            f"a stage is a pipe, not {type(stage).__name__}: each(name, stage) or pure(name, f) makes one of a function"
         )
     return stage

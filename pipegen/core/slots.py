@@ -9,25 +9,21 @@ passes every later stage untouched, the same object.
 >>> batch = (Success(1), Failure(InvalidRequest("no")), Success(3))
 >>> live(batch)
 (1, 3)
->>> refill(batch, [Success("one"), Success("three")])[2]
-<Success: three>
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, TypeAlias, TypeVar
 
-from returns.result import Failure, Result, Success
+from returns.result import Result, Success
 from typing_extensions import TypeIs
 
-from pipegen.core.errors import ContractError, GenerationError
+from pipegen.core.errors import GenerationError
 
-__all__ = ["Batch", "Slot", "is_ok", "live", "live_rows", "refill"]
+__all__ = ["Batch", "Slot", "is_ok", "live", "live_rows"]
 
 T = TypeVar("T")
-A = TypeVar("A")
-B = TypeVar("B")
 E = TypeVar("E")
 
 Slot: TypeAlias = Result[T, GenerationError]
@@ -61,31 +57,3 @@ def live_rows(batch: Iterable[Slot[Any]]) -> tuple[int, ...]:
     (1,)
     """
     return tuple([row for row, slot in enumerate(batch) if isinstance(slot, Success)])
-
-
-def refill(batch: Batch[A], answers: Sequence[Slot[B]]) -> Batch[B]:
-    """The batch with its live slots replaced, in order, by `answers`; failed slots stay the same
-    objects.
-
-    Raises `ContractError` unless there is exactly one answer for each live slot.
-
-    >>> refill((Success(1),), [Success("a"), Success("b")])
-    Traceback (most recent call last):
-    ...
-    pipegen.core.errors.ContractError: 2 answers for 1 live slots: a stage or an engine must give back one slot for each it gets
-    """
-    rows = live_rows(batch)
-    if len(rows) != len(answers):
-        raise ContractError(
-            f"{len(answers)} answers for {len(rows)} live slots: a stage or an engine must give"
-            " back one slot for each it gets"
-        )
-    out: list[Any] = list(batch)
-    for row, answer in zip(rows, answers, strict=True):
-        if not isinstance(answer, (Success, Failure)):
-            raise ContractError(
-                f"answer {row} is {type(answer).__name__}, not a Result: wrap it in Success(...) or"
-                " Failure(...)"
-            )
-        out[row] = answer
-    return tuple(out)

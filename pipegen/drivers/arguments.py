@@ -1,4 +1,4 @@
-"""What the drivers are handed, checked: a type checker says the same, but not everybody runs one.
+"""What the drivers are handed, checked, and made the slots that a pipe starts from.
 
 >>> require_iterable({"prompt": "Hi"})
 Traceback (most recent call last):
@@ -8,23 +8,36 @@ TypeError: requests are a list or another iterable, not one dict: put a single r
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from returns.result import Failure, Result, Success
 
+from pipegen.core.border import guard_slot
 from pipegen.core.errors import GenerationError, InvalidRequest
+from pipegen.core.parallel import parallel
 from pipegen.core.pipe import Pipe
+from pipegen.core.slots import Batch, Slot, is_ok
+from pipegen.media.source import load_sources
+from pipegen.records.allowed import allowed
+from pipegen.records.fields import InvalidField, altered
 from pipegen.records.frozen import printed
-from pipegen.records.options import GenerationOptions, options_from
+from pipegen.records.options import GenerationOptions, merge, options_from
+from pipegen.records.plain import Request, request_from, unreadable
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 
 __all__ = [
     "Options",
+    "admitted",
     "check_run",
     "check_settings",
+    "loaded",
+    "merged_into",
     "pair",
     "pairs",
+    "prepare_batch",
+    "record_of",
     "require_iterable",
     "slot_of_request",
 ]
@@ -123,3 +136,86 @@ def slot_of_request(slot: Result[Any, Any]) -> Result[Any, Any]:
         " runs stages alone, over slots of anything"
     )
     return Failure(InvalidRequest(words))
+
+
+def prepare_batch(
+    requests: Iterable[Request],
+    options: Options | None = None,
+    image_policy: ImagePolicy | None = None,
+    policy: RequestPolicy | None = None,
+) -> Batch[GenerationRequest]:
+    """Make the batch that a route starts from: records made of plain data, the run's options merged
+    in, what they ask for allowed, images read.
+
+    A request's own options win over those of the run. Raises `TypeError` for arguments of other
+    kinds.
+    """
+    require_iterable(requests)
+    chosen = check_settings(options, image_policy, policy)
+    allows, reads = policy or RequestPolicy(), image_policy or ImagePolicy()
+
+    batch = [admitted(request, chosen, allows) for request in requests]
+    sourced = [place for place, slot in enumerate(batch) if is_ok(slot) and slot.unwrap().sources]
+    for place, slot in zip(
+        sourced, parallel(lambda place: loaded(batch[place], reads), sourced), strict=True
+    ):
+        batch[place] = slot
+    return tuple(batch)
+
+
+def admitted(
+    request: Request, options: GenerationOptions | None, policy: RequestPolicy
+) -> Slot[GenerationRequest]:
+    """The record of a request, with the run's options merged in and what it asks for allowed; or
+    why it is none. Reads no image.
+    """
+    return guard_slot(
+        lambda: _admit(request, options, policy), lambda raised: unreadable("request", raised)
+    )
+
+
+def loaded(asked: Slot[GenerationRequest], policy: ImagePolicy) -> Slot[GenerationRequest]:
+    """The request with its images read."""
+    return guard_slot(
+        lambda: asked.bind(lambda request: load_sources(request, policy)),
+        lambda raised: unreadable("request: its images", raised),
+    )
+
+
+def _admit(
+    request: Request, options: GenerationOptions | None, policy: RequestPolicy
+) -> Slot[GenerationRequest]:
+    made = record_of(request)
+    if not is_ok(made):
+        return made
+    merged = merged_into(made.unwrap(), options)
+    return allowed(merged.unwrap(), policy, made.unwrap().options) if is_ok(merged) else merged
+
+
+def record_of(request: Any) -> Slot[GenerationRequest]:
+    """The record of a request in any form, or why it is none."""
+    if isinstance(request, Result):
+        return slot_of_request(request)
+    return Success(request) if isinstance(request, GenerationRequest) else request_from(request)
+
+
+def merged_into(
+    request: GenerationRequest, options: GenerationOptions | None
+) -> Slot[GenerationRequest]:
+    """The request with the options for what its own leave open; `InvalidRequest` where the two
+    contradict each other.
+    """
+    if options is None:
+        return Success(request)
+    try:
+        return Success(altered(request, options=_merged(request.options, options)))
+    except InvalidField as refusal:
+        return Failure(
+            InvalidRequest(
+                f"options of the request and of the run contradict each other: {refusal}"
+            )
+        )
+
+
+# the requests of a run have few distinct options
+_merged = functools.lru_cache(maxsize=1024)(merge)

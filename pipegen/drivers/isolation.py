@@ -4,25 +4,25 @@ them alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from returns.result import Failure
 
 from pipegen.core.blame import StageNote, named, note_of
 from pipegen.core.border import attempt, report
-from pipegen.core.drive import drive
 from pipegen.core.errors import ContractError, GenerationError, InternalError, StageFailed
-from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.drivers.naming import request_words
 from pipegen.engines.extras import MissingExtra
 
-__all__ = ["isolated"]
+__all__ = ["error_of", "isolated"]
 
 
-def isolated(pipe: Pipe[Any, Any], batch: Sequence[Slot[Any]], bug: Exception) -> Batch[Any]:
-    """The slots of requests of which a bug raised in the run of all: run again in halves, down to
+def isolated(
+    run: Callable[[Batch[Any]], Batch[Any]], batch: Sequence[Slot[Any]], bug: Exception
+) -> Batch[Any]:
+    """The slots of requests of which a bug raised in the `run` of all: run again in halves, down to
     the one that raises, which fails.
 
     It fails with `StageFailed` where the bug is in a stage of the user's, and with `InternalError`
@@ -30,21 +30,21 @@ def isolated(pipe: Pipe[Any, Any], batch: Sequence[Slot[Any]], bug: Exception) -
     """
     if len(batch) == 1:
         named(bug, lambda _: request_words(batch[0]))
-        return (Failure(_error_of(bug)),)
+        return (Failure(error_of(bug)),)
     half = len(batch) // 2
-    return tuple(slot for part in (batch[:half], batch[half:]) for slot in _again(pipe, part))
+    return tuple(slot for part in (batch[:half], batch[half:]) for slot in _again(run, part))
 
 
-def _again(pipe: Pipe[Any, Any], batch: Sequence[Slot[Any]]) -> Batch[Any]:
-    done = attempt(lambda: drive(pipe, tuple(batch)))
+def _again(run: Callable[[Batch[Any]], Batch[Any]], batch: Sequence[Slot[Any]]) -> Batch[Any]:
+    done = attempt(lambda: run(tuple(batch)))
     if is_ok(done):
         return done.unwrap()
     if isinstance(done.failure(), MissingExtra):
         raise done.failure()
-    return isolated(pipe, batch, done.failure())
+    return isolated(run, batch, done.failure())
 
 
-def _error_of(bug: Exception) -> GenerationError:
+def error_of(bug: Exception) -> GenerationError:
     """The error of the one request at which the bug raises. The log has its traceback."""
     seen, note = report(bug), note_of(bug)
     if note is None or note.internal:

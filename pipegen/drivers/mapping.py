@@ -1,4 +1,4 @@
-"""Any number of requests, fed to the engine as it has room for them; see `pipegen.drivers.flow`.
+"""Any number of requests, fed to the engine as it has room for them; see `pipegen.drivers.drive`.
 
 `imap` and `aimap` give the slots; `imap_keyed` and `aimap_keyed` give each with its request's key,
 so that nothing has to be zipped together again.
@@ -14,8 +14,8 @@ from pipegen.core.border import attempt
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import Options, check_run, pair, pairs, require_iterable
-from pipegen.drivers.flow import Flow
-from pipegen.drivers.units import NoRequest
+from pipegen.drivers.drive import Drive
+from pipegen.drivers.session import NoRequest
 from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 
@@ -110,14 +110,14 @@ def flow_of(
     image_policy: ImagePolicy | None,
     policy: RequestPolicy | None,
     **how: Any,
-) -> Flow[K]:
-    """The flow of these requests. Raises as `run` does for arguments of other kinds, and
+) -> Drive[K]:
+    """The drive of these requests. Raises as `run` does for arguments of other kinds, and
     `ValueError` for a number that makes no sense.
     """
     chosen = check_run(route, options, image_policy, policy)
     if in_flight is not None and (type(in_flight) is not int or in_flight < 1):
         raise ValueError(f"in_flight takes a whole number of at least 1, not {in_flight!r}")
-    return Flow(
+    return Drive(
         route, take, chosen, in_flight=in_flight, image_policy=image_policy, policy=policy, **how
     )
 

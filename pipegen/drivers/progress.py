@@ -15,12 +15,11 @@ from returns.result import Success
 
 from pipegen.core.backend import AsyncStreamBackend, Backend, FedBackend, OpenCall
 from pipegen.core.blame import StageNote, blamed
-from pipegen.core.calls import Call
-from pipegen.core.drive import await_answers
-from pipegen.core.joining import relayed
 from pipegen.core.parallel import read_in_thread
-from pipegen.core.pipe import Parts, Pipe, Rebinding
+from pipegen.core.pipe import Pipe, Rebinding, pipe_of
 from pipegen.core.slots import Slot
+from pipegen.core.steps import Call, Nest, Step, Steps, Wanted
+from pipegen.drivers.batch import await_answers
 from pipegen.drivers.events import Event, aevents_of, events_of
 from pipegen.engines.protocol import GeneratesByStream, RowDone, TokensMade, answers_depend_on
 
@@ -60,34 +59,38 @@ def watched(pipe: P, tell: Callable[[Progress], object], *, every: float = 0.1) 
             "watched takes a pipe and a function of its progress, such as watched(route, print),"
             f" not {pipe!r:.80} and {tell!r:.80}"
         )
-    return pipe.with_parts(_watched(part, tell, every) for part in pipe.parts)
+    return pipe.with_parts(pipe_of(_watched(step, tell, every)) for step in pipe.steps)
 
 
-def _watched(
-    part: Pipe[Any, Any], tell: Callable[[Progress], object], every: float
-) -> Pipe[Any, Any]:
-    if part.row is not None:
-        return part  # it calls nothing
-
+def _watched(step: Step, tell: Callable[[Progress], object], every: float) -> Step:
+    if not isinstance(step, (Call, Nest)):
+        return step  # it calls nothing
+    # one for each engine: rows of one engine are merged into one call
     known: dict[int, tuple[Backend[Any, Any], _Watched]] = {}
 
-    def watch(wanted: Call) -> Call:
-        engine = wanted.backend
-        # one for each engine: rows of one engine are merged into one call
+    def watch(engine: Backend[Any, Any]) -> _Watched:
         if id(engine) not in known:
             kind = _WatchedFed if isinstance(engine, FedBackend) else _Watched
             known[id(engine)] = engine, kind(engine, tell, every)
-        return replace(wanted, backend=known[id(engine)][1])
+        return known[id(engine)][1]
+
+    def ask(value: Any, answers: tuple[Slot[Any], ...]) -> Wanted | Slot[Any]:
+        wanted = step.ask(value, answers)  # type: ignore[union-attr]  # of a call
+        return (
+            wanted._replace(backend=watch(wanted.backend)) if isinstance(wanted, Wanted) else wanted
+        )
+
+    def among(before: Steps, after: Steps) -> Step:
+        there = step if step.among is None else step.among(before, after)
+        return _watched(there, tell, every)
 
     def rebind(new: Rebinding) -> Pipe[Any, Any]:
-        return _watched(part.rebound(new), tell, every)
+        return watched(pipe_of(step).rebound(new), tell, every=every)
 
-    def among(before: Parts, after: Parts) -> Pipe[Any, Any]:
-        return _watched(part.placed(before, after), tell, every)
-
-    return replace(
-        part, steps=lambda batch: relayed(part.steps(batch), watch), among=among, rebind=rebind
-    )
+    if isinstance(step, Call):
+        return replace(step, ask=ask, among=among, rebind=rebind)
+    ways = tuple(watched(way, tell, every=every) for way in step.ways)
+    return replace(step, ways=ways, among=among, rebind=rebind)
 
 
 class _Count:

@@ -17,8 +17,7 @@ from returns.result import Failure, Success
 from pipegen.core.errors import CallFailed, UnsupportedOption, UnsupportedPlugin
 from pipegen.core.pipe import Pipe, Rebinding, identity, row_stage
 from pipegen.core.slots import Slot
-from pipegen.drivers.arguments import Options, check_settings
-from pipegen.drivers.batch import merged_into, prepare_batch
+from pipegen.drivers.arguments import Options, check_settings, merged_into, prepare_batch
 from pipegen.engines.capabilities import missing
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import Engine, missing_members, takes_tokens
@@ -30,7 +29,7 @@ from pipegen.records.results import Encoded, GenerationResult
 from pipegen.stages.calling import call
 from pipegen.stages.decoding import decode
 from pipegen.stages.fitting import fit
-from pipegen.stages.parts.samples import SAMPLING
+from pipegen.stages.parts.samples import expand
 from pipegen.stages.rendering import render
 from pipegen.stages.resolving import resolve
 from pipegen.stages.stopping import stop
@@ -42,7 +41,7 @@ __all__ = ["Route", "attach", "count_tokens", "route", "with_options"]
 P = TypeVar("P", bound=Pipe[Any, Any])
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, repr=False)
 class Route(Pipe[GenerationRequest, GenerationResult]):
     """A pipe from request to result that owns its engine.
 
@@ -146,14 +145,7 @@ def route(engine: Engine, *, name: str | None = None) -> Route:
         whole = asked >> call(engine) >> answered
     else:
         whole = resolve(engine) >> call(engine) >> trim(engine, name)
-    return Route(
-        engine.name if name is None else name,
-        whole.steps,
-        whole.keeps_text,
-        whole.owns,
-        routes=whole.routes,
-        engine=engine,
-    )
+    return Route(engine.name if name is None else name, whole.steps, whole.owns, engine=engine)
 
 
 def count_tokens(
@@ -196,7 +188,7 @@ def count_tokens(
     start: Pipe[GenerationRequest, Any] = identity()
     prepare = start.with_parts(part for part in of.parts[: calls[0]] if part.name != "fit")
     batch = prepare_batch([request], options, image_policy, policy)
-    one = tuple(SAMPLING.sample(slot, 0, SAMPLING.count(slot)) for slot in batch)
+    one = tuple(slot.map(lambda request: expand(request)[0]) for slot in batch)
 
     def length(made: Any) -> Slot[int]:
         return (

@@ -14,7 +14,7 @@ from returns.result import Result, Success
 
 from pipegen.core.pipe import Pipe, row_stage
 from pipegen.core.slots import Slot, is_ok
-from pipegen.drivers.batch import record_of
+from pipegen.drivers.arguments import record_of
 from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import printed
 from pipegen.records.options import GenerationOptions, merge, options_from
@@ -52,8 +52,10 @@ def samples(
 
 def _stage(*, opens: bool = False, closes: bool = False) -> Pipe[Any, Any]:
     """A stage that changes nothing, at which requests become rows or rows are put together."""
-    return dataclasses.replace(
-        row_stage("samples", Success, keeps_text=True),
+    return row_stage(
+        "samples",
+        Success,
+        keeps_text=True,
         sampling=SAMPLING,
         opens=opens,
         closes=closes,

@@ -26,7 +26,7 @@ from returns.result import Failure, Result, Success
 
 from pipegen.core.border import guard
 from pipegen.core.errors import ContractError, InvalidRequest, MalformedResponse
-from pipegen.core.pipe import Pipe, call, identity, row_stage
+from pipegen.core.pipe import Pipe, call, identity, pipe_of, row_stage
 from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.drivers.arguments import Options
 from pipegen.drivers.batch import run
@@ -101,8 +101,8 @@ def _before(route: Route) -> Pipe[GenerationRequest, Any]:
 
 
 def _call(engine: Any) -> Pipe[Continued, TokenScores]:
-    inner: Pipe[Continued, TokenScores] = call(Scorer(engine))
-    return dataclasses.replace(inner, name="call", rebind=lambda new: _call(new.engine(engine)))
+    (asking,) = call(Scorer(engine)).steps
+    return pipe_of(dataclasses.replace(asking, rebind=lambda new: _call(new.engine(engine))))
 
 
 def _sum_up(engine: Any, name: str) -> Pipe[TokenScores, Scored]:
@@ -147,8 +147,9 @@ def _sum_up(engine: Any, name: str) -> Pipe[TokenScores, Scored]:
             )
         )
 
-    return dataclasses.replace(
-        row_stage("sum_up", summed),
+    return row_stage(
+        "sum_up",
+        summed,
         routes=(name,),
         rebind=lambda new: _sum_up(new.engine(engine), new.route(name)),
     )

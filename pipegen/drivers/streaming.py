@@ -9,20 +9,23 @@ several calls one after another, the last one's text is streamed.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
-from pipegen.core.calls import Call, Row
-from pipegen.core.drive import advance, failed
+from returns.result import Failure
+
 from pipegen.core.errors import CallFailed, ContractError
-from pipegen.core.joining import counted
 from pipegen.core.pipe import Pipe
-from pipegen.core.slots import Batch, Slot, is_ok
-from pipegen.drivers.arguments import Options, check_run, require_iterable
-from pipegen.drivers.batch import prepare_batch
+from pipegen.core.rows import Row, shown_text
+from pipegen.core.slots import Slot, is_ok
+from pipegen.core.steps import Wanted
+from pipegen.drivers.arguments import Options, check_run, prepare_batch, require_iterable
+from pipegen.drivers.drive import Drive, of_batch
 from pipegen.drivers.events import Event, aevents_of, events_of
 from pipegen.drivers.naming import Naming
+from pipegen.drivers.session import Session
 from pipegen.engines.protocol import RowDone, TextMade
 from pipegen.records.fields import record
 from pipegen.records.plain import Request
@@ -51,88 +54,150 @@ class Done:
     slot: Slot[GenerationResult]
 
 
+class _Shown:
+    """A row of a call: where its text goes, and what makes text of its ids."""
+
+    def __init__(self, index: int, sample: int, *, shown: bool, follow: Any) -> None:
+        self.at, self.shown, self.follow = (index, sample), shown, follow
+
+
 class _Deltas:
     """What has been shown of each row, and what may be shown now. Does no input or output, so it
     serves both drivers.
     """
 
-    def __init__(self) -> None:
-        self.shown: dict[Row, str] = {}
-        self.answered: dict[Row, Slot[Any]] = {}
+    def __init__(self, pipe: Pipe[Any, Any]) -> None:
+        self._pipe = pipe
+        self._texts: dict[tuple[int, int], str] = {}
+        self._answers: dict[tuple[int, int], Slot[Any]] = {}
+        self._new: deque[Delta] = deque()
+        self.drive: Drive[int]
 
-    def open(self, wanted: Call) -> Call:
-        """Start a call without the rows that have shown text already: those are never tried again,
-        their answer stands.
-        """
-        fresh = [place for place, row in enumerate(wanted.rows) if not self.shown.get(row)]
-        self.wanted = replace(
-            wanted,
-            inputs=tuple(wanted.inputs[place] for place in fresh),
-            rows=tuple(wanted.rows[place] for place in fresh),
-        )
-        self.decoders: dict[int, Any] = {}
-        self.slots: list[Slot[Any] | None] = [None] * len(fresh)
-        return self.wanted
+    def of(self, key: int, row: Row, wanted: Wanted) -> Slot[Any] | None:
+        """The answer of a row that has shown text already: it is never tried again."""
+        at = self._place(row)
+        return self._answers.get(at) if self._texts.get(at) else None
 
-    def see(self, event: Event) -> Iterator[Delta]:
-        """The deltas that an engine's event brings."""
+    def keep(self, key: int, row: Row, wanted: Wanted, slot: Slot[Any]) -> None:
+        """It is kept when it comes."""
+
+    def _place(self, row: Row) -> tuple[int, int]:
+        """The request of a row, and which of its samples it is."""
+        samples = {row.sample, *(other.sample for other in self.drive.live(row))}
+        return row.key, sorted(samples).index(row.sample)
+
+    def begin(self, row: Row, wanted: Wanted) -> _Shown:
+        """A row of a call that begins."""
+        shown, follow = shown_text(self._pipe, row)
+        shown = shown and wanted.shown
+        decodes = follow(wanted.input) if shown and follow is not None else None
+        return _Shown(*self._place(row), shown=shown, follow=decodes)
+
+    def see(self, row: _Shown, event: Event) -> None:
+        """Note what an engine tells of a row."""
         if isinstance(event, RowDone):
-            self.slots[event.row] = event.slot
+            self._answers[row.at] = event.slot
             return
-        row = self.wanted.rows[event.row]
         if isinstance(event, TextMade):
-            text = event.text if self.wanted.shown else ""
-            if text or event.reasoning:
-                self.shown[row] = self.shown.get(row, "") + text
-                yield Delta(index=row[0], sample=row[1], text=text, reasoning=event.reasoning)
-            return
-        follow = self.wanted.follow if self.wanted.shown else None
-        if follow is None:
-            return
-        if event.text is None and event.row not in self.decoders:  # the engine does not decode
-            self.decoders[event.row] = follow(self.wanted.inputs[event.row])
-        text = self.decoders[event.row].take(event.token_ids) if event.text is None else event.text
-        if text:
-            self.shown[row] = self.shown.get(row, "") + text
-            yield Delta(index=row[0], sample=row[1], text=text)
+            self._tell(row, event.text if row.shown else "", event.reasoning)
+        elif row.follow is not None:
+            text = row.follow.take(event.token_ids) if event.text is None else event.text
+            self._tell(row, text, "")
 
-    def close(self, wanted: Call) -> Sequence[Slot[Any]]:
-        """The answers to the call as the pipe wanted it."""
-        if any(slot is None for slot in self.slots):
-            raise ContractError(
-                f"engine {wanted.backend.name} ended its stream without an answer for every row"
-            )
-        return self._answers(wanted, [slot for slot in self.slots if slot is not None])
+    def _tell(self, row: _Shown, text: str, reasoning: str) -> None:
+        if text or reasoning:
+            self._texts[row.at] = self._texts.get(row.at, "") + text
+            index, sample = row.at
+            self._new.append(Delta(index=index, sample=sample, text=text, reasoning=reasoning))
 
-    def failed(self, wanted: Call, failure: CallFailed) -> Sequence[Slot[Any]]:
-        """The answers to a call that failed on the way: rows that were finished keep theirs."""
-        broken = failed(self.wanted, failure)
-        return self._answers(
-            wanted,
-            [slot if slot is not None else broken[row] for row, slot in enumerate(self.slots)],
-        )
+    def new(self) -> Iterator[Delta]:
+        """The deltas since the last time."""
+        while self._new:
+            yield self._new.popleft()
 
-    def _answers(self, wanted: Call, slots: Sequence[Slot[Any]]) -> Sequence[Slot[Any]]:
-        self.answered.update(zip(self.wanted.rows, slots, strict=True))
-        return [self.answered[row] for row in wanted.rows]
-
-    def finish(self, batch: Batch[GenerationResult]) -> Iterator[Delta | Done]:
+    def finish(self, slots: Iterable[tuple[int, Slot[GenerationResult]]]) -> Iterator[Delta | Done]:
         """What was held back, and the slots."""
-        for index, slot in enumerate(batch):
+        for index, slot in slots:
             if is_ok(slot) and isinstance(slot.unwrap(), GenerationResult):
                 for sample, completed in enumerate(slot.unwrap().completions):
-                    if not is_ok(completed):
-                        continue
-                    completion = completed.unwrap()
-                    shown = self.shown.get((index, sample), "")
-                    if not completion.text.startswith(shown):
-                        raise ContractError(
-                            f"the streamed text of request {index} is not how its result begins: a"
-                            " stage changed text that it said it keeps"
-                        )
-                    if len(completion.text) > len(shown):
-                        yield Delta(index=index, sample=sample, text=completion.text[len(shown) :])
+                    if is_ok(completed):
+                        yield from self._rest(index, sample, completed.unwrap().text)
             yield Done(index=index, slot=slot)
+
+    def _rest(self, index: int, sample: int, text: str) -> Iterator[Delta]:
+        shown = self._texts.get((index, sample), "")
+        if not text.startswith(shown):
+            raise ContractError(
+                f"the streamed text of request {index} is not how its result begins: a"
+                " stage changed text that it said it keeps"
+            )
+        if len(text) > len(shown):
+            yield Delta(index=index, sample=sample, text=text[len(shown) :])
+
+
+class _Streamed(Session):
+    """A call as events. Rows that have ended are given when the call is over."""
+
+    def __init__(self, backend: Any, deltas: _Deltas) -> None:
+        super().__init__(backend)
+        self._deltas = deltas
+        self._numbers: list[int] = []
+        self._rows: list[_Shown] = []
+        self._ended: dict[int, Slot[Any]] = {}
+        self._events: Any = None
+
+    def begin(self, rows: Sequence[tuple[int, Row, Wanted]]) -> None:
+        self._rows = [self._deltas.begin(row, wanted) for _, row, wanted in rows]
+
+    def step(self) -> Sequence[tuple[int, Slot[Any]]]:
+        """The next event, or the end."""
+        if self._events is None:
+            self._events = self._start(events_of)
+        try:
+            return self._see(next(self._events, None))
+        except CallFailed as failed:
+            return self._failed(failed)
+
+    async def astep(self) -> Sequence[tuple[int, Slot[Any]]]:
+        if self._events is None:
+            self._events = self._start(aevents_of)
+        try:
+            return self._see(await anext(self._events, None))
+        except CallFailed as failed:
+            return self._failed(failed)
+
+    def _start(self, of: Callable[[Any, Sequence[Any]], Any]) -> Any:
+        self._numbers, inputs = self.take()
+        return of(self.backend, inputs)
+
+    def _see(self, event: Event | None) -> Sequence[tuple[int, Slot[Any]]]:
+        if event is not None:
+            self._deltas.see(self._rows[event.row], event)
+            if isinstance(event, RowDone):
+                self._ended[event.row] = event.slot
+            return ()
+        if len(self._ended) < len(self._numbers):
+            raise ContractError(
+                f"engine {self.backend.name} ended its stream without an answer for every row"
+            )
+        return [(self._numbers[row], slot) for row, slot in sorted(self._ended.items())]
+
+    def _failed(self, failure: CallFailed) -> Sequence[tuple[int, Slot[Any]]]:
+        """Rows that were finished keep their answers."""
+        for row in range(len(self._numbers)):
+            if row not in self._ended:
+                self._see(RowDone(row=row, slot=Failure(failure.error)))
+        return self._see(None)
+
+    def close(self) -> None:
+        super().close()
+        if hasattr(self._events, "close"):
+            self._events.close()
+
+    async def aclose(self) -> None:
+        """As `close`, for asynchronous code."""
+        if hasattr(self._events, "aclose"):
+            await self._events.aclose()
 
 
 def stream(
@@ -151,20 +216,14 @@ def stream(
     """
     chosen = check_run(route, options, image_policy, policy)
     batch = prepare_batch(requests, chosen, image_policy, policy)
-    deltas = _Deltas()
-    running = counted(route, batch)
-    with Naming(batch), contextlib.closing(running):
-        step = advance(running)
-        while isinstance(step, Call):
-            opened = deltas.open(step)
-            try:
-                for event in events_of(opened.backend, opened.inputs):
-                    yield from deltas.see(event)
-                answers = deltas.close(step)
-            except CallFailed as failure:
-                answers = deltas.failed(step, failure)
-            step = advance(running, answers)
-        yield from deltas.finish(step.batch)
+    deltas = _Deltas(route)
+    whole = deltas.drive = of_batch(route, batch, partial(_Streamed, deltas=deltas), deltas)
+    slots: list[tuple[int, Slot[Any]]] = []
+    with Naming(batch), contextlib.closing(whole):
+        while not whole.exhausted:
+            slots += whole.round()
+            yield from deltas.new()
+        yield from deltas.finish(slots)
 
 
 async def astream(
@@ -181,19 +240,23 @@ async def astream(
     chosen = check_run(route, options, image_policy, policy)
     require_iterable(requests)
     batch = await asyncio.to_thread(prepare_batch, tuple(requests), chosen, image_policy, policy)
-    deltas = _Deltas()
-    running = counted(route, batch)
-    with Naming(batch), contextlib.closing(running):
-        step = advance(running)
-        while isinstance(step, Call):
-            opened = deltas.open(step)
-            try:
-                async for event in aevents_of(opened.backend, opened.inputs):
-                    for delta in deltas.see(event):
-                        yield delta
-                answers = deltas.close(step)
-            except CallFailed as failure:
-                answers = deltas.failed(step, failure)
-            step = advance(running, answers)
-        for last in deltas.finish(step.batch):
+    deltas = _Deltas(route)
+    sessions: list[_Streamed] = []
+
+    def session(backend: Any) -> _Streamed:
+        sessions.append(_Streamed(backend, deltas))
+        return sessions[-1]
+
+    whole = deltas.drive = of_batch(route, batch, session, deltas)
+    slots: list[tuple[int, Slot[Any]]] = []
+    with Naming(batch), contextlib.closing(whole):
+        try:
+            while not whole.exhausted:
+                slots += await whole.around()
+                for delta in deltas.new():
+                    yield delta
+        finally:
+            for streamed in sessions:
+                await streamed.aclose()
+        for last in deltas.finish(slots):
             yield last

@@ -83,7 +83,7 @@ class Keys:
         return digest.hexdigest() + (self._mark + mark if self._mark is not None else "")
 
 
-def call_key(row: str, number: int, engine: str, asked: Any) -> str:
+def call_key(row: str, number: Any, engine: str, asked: Any) -> str:
     """The key of one input of a row's call: the row's key, the number of the call, what the
     engine's answers depend on, and what is asked of it.
     """

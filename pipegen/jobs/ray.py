@@ -28,8 +28,7 @@ from returns.result import Success
 from pipegen.core.errors import CallFailed
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
-from pipegen.drivers.arguments import Options, check_settings
-from pipegen.drivers.batch import prepare_batch
+from pipegen.drivers.arguments import Options, check_settings, prepare_batch
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.io.table_out import AnswerTable
 from pipegen.io.tables import Block, Columns, Row, without_nulls

@@ -27,9 +27,9 @@ from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import Options
-from pipegen.drivers.flow import IN_FLIGHT, Flow
+from pipegen.drivers.drive import IN_FLIGHT, Drive
 from pipegen.drivers.mapping import flow_of
-from pipegen.drivers.units import NoRequest
+from pipegen.drivers.session import NoRequest
 from pipegen.io.jsonl import to_plain
 from pipegen.jobs.in_flight import InFlight, Waiting
 from pipegen.jobs.journal import Journal
@@ -92,7 +92,7 @@ class Replica:
     ) -> None:
         self._route, self._died, self._again = route, died, retry_of(retry)
         how: dict[str, Any] = {"ordered": False, "isolate_bugs": True, "finished": self._finished}
-        self._flow: Flow[_Row] = flow_of(
+        self._flow: Drive[_Row] = flow_of(
             route,
             self._take,
             options,

@@ -18,8 +18,7 @@ from pipegen.core import errors
 from pipegen.core.border import attempt
 from pipegen.core.errors import BackendFailed, GenerationError, InternalError, StageFailed
 from pipegen.core.slots import Slot, is_ok
-from pipegen.drivers.arguments import pair
-from pipegen.drivers.batch import prepare_batch, record_of
+from pipegen.drivers.arguments import pair, prepare_batch, record_of
 from pipegen.io.jsonl import from_plain
 from pipegen.jobs.in_flight import killed
 from pipegen.jobs.journal import Finished

@@ -17,7 +17,7 @@ from pipegen.core.errors import GenerationError
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import Options, check_run, pairs, require_iterable
-from pipegen.drivers.flow import Flow
+from pipegen.drivers.drive import Drive
 from pipegen.drivers.mapping import flow_of
 from pipegen.jobs.history import Made, changes, made_before, note_run, settings_of
 from pipegen.jobs.in_flight import InFlight, remove_left
@@ -293,7 +293,7 @@ def job_keyed(
         "kept": run.steps,
         "admits": False,
     }
-    flow: Flow[Turn[K]] = flow_of(route, turns.take, chosen, in_flight=in_flight, **how)
+    flow: Drive[Turn[K]] = flow_of(route, turns.take, chosen, in_flight=in_flight, **how)
     run.wake = turns.wake = flow.wake
     run.rest = turns.rest
 

@@ -16,8 +16,7 @@ from typing import TypeVar
 from pipegen.core.functional import partition_all
 from pipegen.core.parallel import parallel
 from pipegen.core.slots import is_ok
-from pipegen.drivers.arguments import check_settings, pair, pairs, require_iterable
-from pipegen.drivers.batch import record_of
+from pipegen.drivers.arguments import check_settings, pair, pairs, record_of, require_iterable
 from pipegen.jobs.keys import content_of
 from pipegen.media.source import sample_of
 from pipegen.records.plain import Request

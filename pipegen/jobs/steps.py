@@ -13,16 +13,15 @@ Failed answers are not kept.
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from returns.result import Success
 
 from pipegen.core.border import attempt
-from pipegen.core.calls import Call
+from pipegen.core.rows import Row as Way
 from pipegen.core.slots import Slot, is_ok
+from pipegen.core.steps import Wanted
 from pipegen.engines.protocol import answers_depend_on
 from pipegen.io.answers import answer_from, answer_to_plain
 from pipegen.jobs.journal import STEPS, Journal
@@ -41,8 +40,6 @@ class Turn(Generic[K]):
         self.row = row
         self.slot: Slot[Any] | None = None
         """Set once the row has ended in this run."""
-        self.keys: dict[int, list[str]] = {}
-        """Of each call whose answers were looked for or kept, the keys of its inputs."""
 
 
 class Steps:
@@ -60,27 +57,21 @@ class Steps:
             else None
         )
 
-    def of(self, turn: Turn[Any], number: int, call: Call) -> Sequence[Slot[Any] | None]:
-        """The answers to a call that are kept."""
-        if self._journal is None or not len(self._journal) or turn.row.key is None or turn.row.anew:
-            return [None] * len(call.inputs)
-        return [
-            self._kept(self._journal, key, asked)
-            for key, asked in zip(
-                self._keys(turn, turn.row.key, number, call), call.inputs, strict=True
-            )
-        ]
+    def of(self, turn: Turn[Any], row: Way, wanted: Wanted) -> Slot[Any] | None:
+        """The answer to what a row wants, where it is kept."""
+        key = self._key(turn, row, wanted)
+        if self._journal is None or not len(self._journal) or key is None or turn.row.anew:
+            return None
+        return self._kept(self._journal, key, wanted.input)
 
-    def keep(
-        self, turn: Turn[Any], number: int, call: Call, answers: Mapping[int, Slot[Any]]
-    ) -> None:
-        """Write answers to a call, by the places of their inputs."""
-        for place, slot in answers.items():
-            values = answer_to_plain(slot.unwrap()) if is_ok(slot) else None
-            if values is not None and turn.row.key is not None:
-                if self._journal is None:
-                    self._journal = Journal(self._folder, STEPS)
-                self._journal.append(self._keys(turn, turn.row.key, number, call)[place], values)
+    def keep(self, turn: Turn[Any], row: Way, wanted: Wanted, slot: Slot[Any]) -> None:
+        """Write an answer."""
+        key = self._key(turn, row, wanted)
+        values = answer_to_plain(slot.unwrap()) if is_ok(slot) else None
+        if values is not None and key is not None:
+            if self._journal is None:
+                self._journal = Journal(self._folder, STEPS)
+            self._journal.append(key, values)
 
     def close(self) -> None:
         """Sync, and let go of the files. May be called again. Raises `JournalError` where the last
@@ -100,20 +91,13 @@ class Steps:
         journal.forget(key, str(answer.failure()))  # another version of pipegen wrote it
         return None
 
-    def _keys(self, turn: Turn[Any], row: str, number: int, call: Call) -> list[str]:
-        if number not in turn.keys:
-            if id(call.backend) not in self._engines:
-                self._engines[id(call.backend)] = (
-                    call.backend,
-                    json.dumps(answers_depend_on(call.backend), sort_keys=True),
-                )
-            engine = self._engines[id(call.backend)][1]
-            first = [call_key(row, number, engine, asked) for asked in call.inputs]
-            seen: Counter[str] = Counter()
-            turn.keys[number] = []
-            for key in first:
-                turn.keys[number].append(
-                    key if not seen[key] else call_key(key, seen[key], engine, None)
-                )
-                seen[key] += 1
-        return turn.keys[number]
+    def _key(self, turn: Turn[Any], row: Way, wanted: Wanted) -> str | None:
+        """What a row wants, where it is in the pipe, and of whom it wants it."""
+        backend = wanted.backend
+        if turn.row.key is None:
+            return None
+        if id(backend) not in self._engines:
+            depends = json.dumps(answers_depend_on(backend), sort_keys=True)
+            self._engines[id(backend)] = backend, depends
+        at = [row.place, row.sample, len(row.answers)]
+        return call_key(turn.row.key, at, self._engines[id(backend)][1], wanted.input)

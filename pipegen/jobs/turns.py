@@ -19,7 +19,7 @@ from returns.result import Failure
 from pipegen.core.border import attempt
 from pipegen.core.errors import GenerationError
 from pipegen.core.slots import Slot, is_ok
-from pipegen.drivers.units import NoRequest
+from pipegen.drivers.session import NoRequest
 from pipegen.io.jsonl import to_plain
 from pipegen.jobs.in_flight import InFlight, Waiting
 from pipegen.jobs.journal import Journal

@@ -21,7 +21,8 @@ from pipegen.core.errors import (
 )
 from pipegen.core.pipe import Pipe, pure
 from pipegen.core.slots import Slot, is_ok
-from pipegen.drivers.batch import prepare_batch, run
+from pipegen.drivers.arguments import prepare_batch
+from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.drivers.scoring import continued_by, scoring
 from pipegen.drivers.streaming import Done, stream

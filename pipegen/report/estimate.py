@@ -28,7 +28,7 @@ from pipegen.records.engine_list import shown
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import Encoded
 from pipegen.report.diff import common_prefix
-from pipegen.stages.parts.samples import SAMPLING
+from pipegen.stages.parts.samples import expand
 
 __all__ = ["BLOCK", "Estimate", "prepared"]
 
@@ -50,10 +50,9 @@ def prepared(route: Route, batch: Batch[GenerationRequest]) -> list[tuple[Slot[E
         return [(Failure(refused), 1) for _ in batch]
     start: Pipe[Any, Any] = identity()
     before = start.with_parts(itertools.takewhile(lambda part: part.backend is None, route.parts))
-    counts = [SAMPLING.count(slot) for slot in batch]
-    made = before.apply(
-        tuple(SAMPLING.sample(slot, 0, count) for slot, count in zip(batch, counts, strict=True))
-    )
+    rows = [slot.map(expand) for slot in batch]
+    made = before.apply(tuple([slot.map(lambda samples: samples[0]) for slot in rows]))
+    counts = [len(slot.unwrap()) if is_ok(slot) else 1 for slot in rows]
     return list(zip(made, counts, strict=True))
 
 

@@ -5,7 +5,7 @@ With the option `prompt_logprobs`, the ids of a prompt after the first are a con
 prompts that several rows share are read once more, whatever is generated after them. With
 `max_new_tokens=0` nothing is: the row ends with `LENGTH`.
 
->>> from pipegen.core.drive import drive
+>>> from pipegen.drivers.drive import drive
 >>> from pipegen.records.options import GenerationOptions, resolve
 >>> from pipegen.records.requests import GenerationRequest
 >>> from pipegen.records.results import Prompt
@@ -24,17 +24,17 @@ prompts that several rows share are read once more, whatever is generated after 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from returns.result import Failure, Success
 
-from pipegen.core import pipe
-from pipegen.core.backend import Backend
-from pipegen.core.calls import Call, Steps
+from pipegen.core.backend import Backend, require_backend
 from pipegen.core.errors import UnsupportedOption, UnsupportedPlugin
-from pipegen.core.slots import Batch, Slot, is_ok
+from pipegen.core.pipe import Pipe, pipe_of
+from pipegen.core.slots import Slot, is_ok
+from pipegen.core.steps import Call, Steps, Wanted
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import AsyncScoresTokens, ScoresTokens, SettlesItself
 from pipegen.records.engine_list import shown
@@ -73,7 +73,7 @@ class Scorer:
         return await asyncio.to_thread(self.generate, inputs)
 
 
-def call(backend: Backend[A, B]) -> pipe.Pipe[A, B]:
+def call(backend: Backend[A, B]) -> Pipe[A, B]:
     """The stage that calls an engine, once, with exactly the slots that have a value; where none
     has, it is not called. It is named `call`, and alone has an effect.
 
@@ -81,73 +81,53 @@ def call(backend: Backend[A, B]) -> pipe.Pipe[A, B]:
     the prompts that are to be scored. A prompt whose scores fail fails its rows.
     `UnsupportedOption` where the engine gives no scores, and for prompts with images.
     """
-    return _call(backend, (), ())
+    require_backend("call", backend)
+    return pipe_of(_call(backend, (), ()))
 
 
-def _call(backend: Backend[Any, Any], before: pipe.Parts, after: pipe.Parts) -> pipe.Pipe[Any, Any]:
-    plain, scorer, pipeline = pipe.call(backend), Scorer(backend), _Pipeline(backend, before, after)
+def _call(backend: Backend[Any, Any], before: Steps, after: Steps) -> Call:
+    scorer, pipeline = Scorer(backend), _Pipeline(backend, before, after)
 
-    def steps(batch: Batch[Any]) -> Steps[Any]:
-        if pipeline.is_a_route:
-            return (yield from called(batch))
-        admitted = tuple([slot.bind(pipeline.admit) for slot in batch])
-        answers = yield from called(admitted)
-        return tuple(
-            [
-                answer.map(partial(_to, slot.unwrap())) if is_ok(slot) else answer
-                for slot, answer in zip(batch, answers, strict=True)
-            ]
-        )
+    def ask(value: Any, answers: tuple[Slot[Any], ...]) -> Wanted | Slot[Any]:
+        if answers and not _scores(value):
+            return answers[0] if pipeline.is_a_route else answers[0].map(partial(_to, value))
+        admitted = Success(value) if pipeline.is_a_route else pipeline.admit(value)
+        if not is_ok(admitted):
+            return admitted
+        sent = admitted.unwrap()
+        return _scored(scorer, sent, answers) if _scores(value) else Wanted(backend, sent)
 
-    def called(batch: Batch[Any]) -> Steps[Any]:
-        if not any(_scores(slot.unwrap()) for slot in batch if is_ok(slot)):
-            return (yield from plain.steps(batch))
-        rows = {row: slot.unwrap() for row, slot in enumerate(batch) if is_ok(slot)}
-        scores = yield from _scored(
-            scorer,
-            {row: encoded for row, encoded in rows.items() if encoded.options.prompt_logprobs},
-        )
-        failed = {row: slot for row, slot in scores.items() if not is_ok(slot)}
-        slots: dict[int, Slot[Raw]] = {
-            row: Success(Raw(encoded=encoded, token_ids=())) for row, encoded in rows.items()
-        }
-        going = [
-            row
-            for row, encoded in rows.items()
-            if row not in failed and encoded.options.max_new_tokens != 0
-        ]
-        if going:
-            answers = yield Call(
-                backend, tuple(rows[row] for row in going), tuple((row, 0) for row in going)
-            )
-            slots |= dict(zip(going, answers, strict=True))
-
-        def noted(row: int) -> Slot[Raw]:
-            if row in failed:
-                return Failure(failed[row].failure())
-            if row not in scores:
-                return slots[row]
-            return slots[row].map(lambda raw: altered(raw, prompt_logprobs=scores[row].unwrap()))
-
-        return tuple(
-            [
-                noted(row) if row in rows else Failure(slot.failure())
-                for row, slot in enumerate(batch)
-            ]
-        )
-
-    def rebind(new: pipe.Rebinding) -> pipe.Pipe[Any, Any]:
-        return _call(new.engine(backend), before, after)
-
-    return pipe.Pipe(
-        "call",
-        steps,
-        keeps_text=False,
-        internal=True,
+    return Call(
+        name="call",
         backend=backend,
+        ask=ask,
         among=partial(_call, backend),
-        rebind=rebind,
+        rebind=lambda new: call(new.engine(backend)),
     )
+
+
+def _scored(scorer: Scorer, encoded: Encoded, answers: tuple[Slot[Any], ...]) -> Wanted | Slot[Any]:
+    """What a row wants whose prompt is scored, or after which nothing is generated: the scores of
+    its prompt, which equal prompts share, then its answer.
+    """
+    scores: Slot[PromptLogprobs | None] = Success(None)
+    if encoded.options.prompt_logprobs:
+        refused, ids = _unsupported(encoded, scorer.engine), encoded.prompt.token_ids
+        if refused is not None:
+            return Failure(refused)
+        if len(ids) == 1:
+            scores = Success((None,))
+        elif not answers:
+            return Wanted(scorer, _continued(encoded), shown=False, same=ids)
+        else:
+            scores, answers = answers[0].map(_logprobs), answers[1:]
+    if not is_ok(scores):
+        return scores
+    if not answers and encoded.options.max_new_tokens != 0:
+        return Wanted(scorer.engine, encoded)
+    raw = answers[0] if answers else Success(Raw(encoded=encoded, token_ids=()))
+    logprobs = scores.unwrap()
+    return raw if logprobs is None else raw.map(partial(altered, prompt_logprobs=logprobs))
 
 
 class _Pipeline:
@@ -155,7 +135,7 @@ class _Pipeline:
     rows early on their behalf.
     """
 
-    def __init__(self, backend: Backend[Any, Any], before: pipe.Parts, after: pipe.Parts) -> None:
+    def __init__(self, backend: Backend[Any, Any], before: Steps, after: Steps) -> None:
         # what only performs calls has none
         plugins: tuple[Plugin, ...] = getattr(backend, "plugins", ())
         by_itself = isinstance(backend, SettlesItself)  # then all but `trim` is the engine's own
@@ -237,7 +217,7 @@ class _Pipeline:
         return Success(altered(asked, options=unstopped, watched=False))
 
 
-def _halts(after: pipe.Parts) -> bool:
+def _halts(after: Steps) -> bool:
     """Whether the answer comes as it is to the stage that cuts it: then the engine may end a row
     where that stage would.
     """
@@ -279,38 +259,6 @@ def _scores(asked: Any) -> bool:
 
 _DEFAULTS = flat_values(resolve(GenerationOptions()))
 _NEUTRAL = resolve(GenerationOptions(max_new_tokens=1))
-
-
-def _scored(
-    scorer: Scorer, rows: dict[int, Encoded]
-) -> Generator[Call, Sequence[Slot[Any]], dict[int, Slot[PromptLogprobs]]]:
-    """The log probabilities of the rows' prompts: equal ones are asked for once, for the first of
-    their rows.
-    """
-    prompts: dict[Any, list[int]] = {}
-    out: dict[int, Slot[PromptLogprobs]] = {}
-    for row, encoded in rows.items():
-        refused = _unsupported(encoded, scorer.engine)
-        if refused is not None:
-            out[row] = Failure(refused)
-        elif len(encoded.prompt.token_ids) == 1:
-            out[row] = Success((None,))
-        else:
-            prompts.setdefault(encoded.prompt.token_ids, []).append(row)
-    if prompts:
-        firsts = [own[0] for own in prompts.values()]
-        answers = yield Call(
-            scorer,
-            tuple(_continued(rows[row]) for row in firsts),
-            tuple((row, 0) for row in firsts),
-            shown=False,
-        )
-        out |= {
-            row: slot.map(_logprobs)
-            for own, slot in zip(prompts.values(), answers, strict=True)
-            for row in own
-        }
-    return out
 
 
 def _unsupported(encoded: Encoded, engine: Any) -> UnsupportedOption | None:

@@ -57,8 +57,10 @@ def decode(engine: TokenEngine) -> Pipe[Raw, Decoded]:
     def decoded(raw: Raw) -> Slot[Decoded]:
         return decode_row(raw, engine.tokenizer, engine.eos_token_ids)
 
-    return dataclasses.replace(
-        row_stage("decode", decoded, keeps_text=True),
+    return row_stage(
+        "decode",
+        decoded,
+        keeps_text=True,
         follow=follow,
         takes=Raw,
         rebind=lambda new: decode(new.engine(engine)),

@@ -28,8 +28,10 @@ def fit(engine: TokenEngine) -> Pipe[Encoded, Encoded]:
     def fitted(encoded: Encoded) -> Slot[Encoded]:
         return check_fit(encoded, engine.capabilities)
 
-    return dataclasses.replace(
-        row_stage("fit", fitted, keeps_text=True),
+    return row_stage(
+        "fit",
+        fitted,
+        keeps_text=True,
         takes=Encoded,
         rebind=lambda new: fit(new.engine(engine)),
     )

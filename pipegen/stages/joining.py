@@ -27,16 +27,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from returns.result import Failure, Success
 
 from pipegen.core.border import of_tokenizer
-from pipegen.core.calls import Steps
 from pipegen.core.errors import GenerationError, InvalidRequest, PromptTooLong, UnsupportedOption
-from pipegen.core.pipe import Pipe, row_stage
-from pipegen.core.slots import Batch, Slot, is_ok
+from pipegen.core.pipe import Pipe, batch_stage, guarded
+from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.protocol import Engine, ScoresTokens, TokenEngine, takes_tokens
 from pipegen.records.engine_list import shown
 from pipegen.records.option_table import OPTIONS
@@ -100,25 +99,14 @@ def resolve_scoring(engine: Any) -> Pipe[GenerationRequest, ResolvedRequest]:
             lambda job: check_support(job, engine.capabilities)
         )
 
-    rows = row_stage("resolve", resolved)
-
-    def steps(batch: Batch[GenerationRequest]) -> Steps[ResolvedRequest]:
-        error = scores_none(engine) if any(map(is_ok, batch)) else None
+    def batch(requests: Sequence[GenerationRequest]) -> list[Slot[ResolvedRequest]]:
+        error = scores_none(engine)
         if error is not None:
-            return tuple(
-                [
-                    Failure(error) if is_ok(slot) else cast("Slot[ResolvedRequest]", slot)
-                    for slot in batch
-                ]
-            )
-        return (yield from rows.steps(batch))
+            return [Failure(error) for _ in requests]
+        return [guarded("resolve", resolved, request) for request in requests]
 
-    return Pipe(
-        "resolve",
-        steps,
-        internal=True,
-        owns=(engine,),
-        rebind=lambda new: resolve_scoring(new.engine(engine)),
+    return batch_stage(
+        "resolve", batch, owns=(engine,), rebind=lambda new: resolve_scoring(new.engine(engine))
     )
 
 
@@ -141,7 +129,7 @@ def join(engine: TokenEngine, empty_context: EmptyContext = "refuse") -> Pipe[Re
     that another rule gave.
     """
 
-    def steps(batch: Batch[Rendered]) -> Steps[Continued]:
+    def batch(prompts: Sequence[Rendered]) -> list[Slot[Continued]]:
         contexts: dict[Hashable, Slot[Prompt]] = {}
 
         def joined(rendered: Rendered) -> Slot[Continued]:
@@ -150,18 +138,10 @@ def join(engine: TokenEngine, empty_context: EmptyContext = "refuse") -> Pipe[Re
                 "the context and its continuation",
             )
 
-        return tuple(
-            [
-                joined(slot.unwrap()) if is_ok(slot) else cast("Slot[Continued]", slot)
-                for slot in batch
-            ]
-        )
-        yield  # a generator without effects
+        return [joined(one) for one in prompts]
 
     name = "join" if empty_context == "refuse" else f"join after {empty_context}"
-    return Pipe(
-        name, steps, internal=True, rebind=lambda new: join(new.engine(engine), empty_context)
-    )
+    return batch_stage(name, batch, rebind=lambda new: join(new.engine(engine), empty_context))
 
 
 def join_row(

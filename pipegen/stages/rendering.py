@@ -28,16 +28,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from itertools import accumulate, groupby
-from typing import Any, cast
+from typing import Any
 
 from returns.result import Failure, Success
 
-from pipegen.core.calls import Steps
 from pipegen.core.errors import InvalidRequest, TemplateFailed
-from pipegen.core.pipe import Pipe
-from pipegen.core.slots import Batch, Slot, is_ok, live
+from pipegen.core.pipe import Pipe, batch_stage
+from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records.fields import InvalidField, altered, record
@@ -164,8 +163,8 @@ def render(engine: TokenEngine) -> Pipe[ResolvedRequest, Rendered]:
     """
     require_token_engine("render", engine)
 
-    def steps(batch: Batch[ResolvedRequest]) -> Steps[Rendered]:
-        images = prepare_images(live(batch), engine)
+    def batch(jobs: Sequence[ResolvedRequest]) -> list[Slot[Rendered]]:
+        images = prepare_images(jobs, engine)
         made: dict[Hashable, Slot[Rendered]] = {}
 
         def rendered(job: ResolvedRequest) -> Slot[Rendered]:
@@ -178,19 +177,11 @@ def render(engine: TokenEngine) -> Pipe[ResolvedRequest, Rendered]:
                 return first
             return first.map(lambda one: altered(one, request=job.request, options=job.options))
 
-        return tuple(
-            [
-                rendered(slot.unwrap()) if is_ok(slot) else cast("Slot[Rendered]", slot)
-                for slot in batch
-            ]
-        )
-        yield  # a generator without effects
+        return [rendered(job) for job in jobs]
 
-    return Pipe(
+    return batch_stage(
         "render",
-        steps,
-        makes_no_calls=True,
-        internal=True,
+        batch,
         takes=ResolvedRequest,
         rebind=lambda new: render(new.engine(engine)),
     )

@@ -6,13 +6,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Sequence
 
 from returns.result import Failure, Result, Success
 
 from pipegen.core.backend import require_backend
-from pipegen.core.calls import Steps
 from pipegen.core.errors import (
     BackendFailed,
     BadImage,
@@ -24,8 +22,8 @@ from pipegen.core.errors import (
     UnsupportedOption,
     UnsupportedPlugin,
 )
-from pipegen.core.pipe import Pipe, Rebinding, row_stage
-from pipegen.core.slots import Batch, Slot, is_ok
+from pipegen.core.pipe import Pipe, batch_stage, guarded
+from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities, missing
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import Engine, TokenEngine, takes_tokens
@@ -92,32 +90,20 @@ def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
             return Failure(UnsupportedOption(words, option="max_new_tokens"))
         return check_support(job.unwrap(), engine.capabilities, engine.plugins)
 
-    rows = row_stage("resolve", resolved)
-
-    def steps(batch: Batch[GenerationRequest]) -> Steps[ResolvedRequest]:
-        error = unreadable_facts(reads) if reads is not None and any(map(is_ok, batch)) else None
+    def batch(requests: Sequence[GenerationRequest]) -> list[Slot[ResolvedRequest]]:
+        error = unreadable_facts(reads) if reads is not None else None
         if error is not None:
-            return tuple(
-                [
-                    Failure(error) if is_ok(slot) else cast("Slot[ResolvedRequest]", slot)
-                    for slot in batch
-                ]
-            )
-        return (yield from rows.steps(batch))
+            return [Failure(error) for _ in requests]
+        return [guarded("resolve", resolved, request) for request in requests]
 
-    def rebind(new: Rebinding) -> Pipe[Any, Any]:
-        return resolve(new.engine(engine))
-
-    return Pipe(
+    return batch_stage(
         "resolve",
-        steps,
-        makes_no_calls=True,
-        internal=True,
+        batch,
         takes=GenerationRequest,
         owns=(engine,),
         sampling=SAMPLING,
         opens=True,
-        rebind=rebind,
+        rebind=lambda new: resolve(new.engine(engine)),
     )
 
 

@@ -220,8 +220,10 @@ def stop(engine: TokenEngine) -> Pipe[Decoded, Decoded]:
     def stopped(decoded: Decoded) -> Slot[Decoded]:
         return stop_row(decoded, engine.tokenizer, engine.plugins)
 
-    return dataclasses.replace(
-        row_stage("stop", stopped, keeps_text=True),
+    return row_stage(
+        "stop",
+        stopped,
+        keeps_text=True,
         takes=Decoded,
         cuts=True,
         rebind=lambda new: stop(new.engine(engine)),

@@ -16,17 +16,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from itertools import groupby
-from typing import cast
 
 from returns.result import Failure, Success
 
 from pipegen.core.border import of_tokenizer
-from pipegen.core.calls import Steps
 from pipegen.core.errors import InvalidRequest, UnsupportedMultimodal
-from pipegen.core.pipe import Pipe
-from pipegen.core.slots import Batch, Slot, is_ok
+from pipegen.core.pipe import Pipe, batch_stage
+from pipegen.core.slots import Slot
 from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.results import Encoded, PreparedImage, Prompt
@@ -57,7 +55,7 @@ def tokenize(engine: TokenEngine) -> Pipe[Rendered, Encoded]:
     """
     require_token_engine("tokenize", engine)
 
-    def steps(batch: Batch[Rendered]) -> Steps[Encoded]:
+    def batch(prompts: Sequence[Rendered]) -> list[Slot[Encoded]]:
         made: dict[Hashable, Slot[Prompt]] = {}
 
         def encoded(rendered: Rendered) -> Slot[Encoded]:
@@ -81,19 +79,11 @@ def tokenize(engine: TokenEngine) -> Pipe[Rendered, Encoded]:
                 )
             )
 
-        return tuple(
-            [
-                encoded(slot.unwrap()) if is_ok(slot) else cast("Slot[Encoded]", slot)
-                for slot in batch
-            ]
-        )
-        yield  # a generator without effects
+        return [encoded(one) for one in prompts]
 
-    return Pipe(
+    return batch_stage(
         "tokenize",
-        steps,
-        makes_no_calls=True,
-        internal=True,
+        batch,
         takes=Rendered,
         rebind=lambda new: tokenize(new.engine(engine)),
     )

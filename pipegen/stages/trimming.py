@@ -7,7 +7,6 @@ complete.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, overload
@@ -109,8 +108,9 @@ def trim(engine: Engine, route: str | None = None) -> Pipe[Any, GenerationResult
         if takes_tokens(engine)
         else partial(engine.result, route=name)
     )
-    return dataclasses.replace(
-        row_stage("trim", finished),
+    return row_stage(
+        "trim",
+        finished,
         keeps_text=not any(plugin.trim is not None for plugin in engine.plugins),
         sampling=SAMPLING,
         closes=True,

@@ -7,11 +7,11 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-from pipegen.core.calls import Call
-from pipegen.core.drive import begin
 from pipegen.core.errors import GenerationError, UnsupportedOption
+from pipegen.core.rows import Row, advance
 from pipegen.core.slots import Slot, is_ok
-from pipegen.drivers.batch import prepare_batch, run
+from pipegen.drivers.arguments import prepare_batch
+from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.records.options import GenerationOptions, StopOptions
 from pipegen.records.requests import GenerationRequest, TextGenerationRequest
@@ -137,11 +137,11 @@ def same(first: GenerationResult, second: GenerationResult) -> bool:
 
 def engine_output(route: Route, request: GenerationRequest, options: GenerationOptions) -> Raw:
     """The engine's own output for a row, before pipegen cuts it."""
-    begun = begin(route, prepare_batch([request], options))
-    if not isinstance(begun.step, Call):
-        raise AssertionError(f"the request does not reach the engine: {begun.step}")
-    slot: Slot[Raw] = begun.step.backend.generate(begun.step.inputs)[0]
-    begun.running.close()
+    done = advance(route, [Row(0, slot) for slot in prepare_batch([request], options)])
+    if not done.calls:
+        raise AssertionError(f"the request does not reach the engine: {done.ended}")
+    _, wanted = done.calls[0]
+    slot: Slot[Raw] = wanted.backend.generate([wanted.input])[0]
     expect(is_ok(slot), f"the row failed: {slot}")
     return slot.unwrap()
 

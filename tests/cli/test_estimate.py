@@ -13,7 +13,7 @@ import pytest
 
 import pipegen as pg
 from pipegen.cli.estimate import in_words
-from pipegen.drivers.batch import prepare_batch
+from pipegen.drivers.arguments import prepare_batch
 from pipegen.report.estimate import Estimate, prepared
 from pipegen.testing.fake import FakeEngine
 

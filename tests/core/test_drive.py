@@ -10,7 +10,7 @@ import pytest
 from returns.result import Failure, Success
 
 import pipegen as pg
-from pipegen.drivers.batch import prepare_batch
+from pipegen.drivers.arguments import prepare_batch
 from pipegen.testing.fake import FakeEngine
 
 

@@ -14,9 +14,7 @@ from returns.result import Failure, Success
 
 import pipegen as pg
 from pipegen.core import errors
-from pipegen.core.calls import Steps
 from pipegen.core.pipe import Pipe, each, identity
-from pipegen.core.slots import live, live_rows, refill
 
 ALL = [
     kind
@@ -161,26 +159,6 @@ def test_a_whole_call_fails_with_an_error_of_pipegen_alone() -> None:
             pg.CallFailed(wrong)  # type: ignore[arg-type]  # that is the mistake
 
 
-def test_refill_puts_answers_where_live_slots_were() -> None:
-    gone = Failure(pg.Timeout("slow"))
-    batch = (Success(1), gone, Success(2))
-    assert (live(batch), live_rows(batch)) == ((1, 2), (0, 2))
-    filled = refill(batch, [Success("a"), Failure(pg.Timeout("b"))])
-    assert filled[1] is gone
-    assert filled[0] == Success("a")
-
-
-@pytest.mark.parametrize("answers", [[], [Success(1)], [Success(1)] * 3])
-def test_refill_takes_exactly_one_answer_for_each_live_slot(answers: list[pg.Slot[int]]) -> None:
-    with pytest.raises(pg.ContractError, match="for 2 live slots"):
-        refill((Success(1), Success(2)), answers)
-
-
-def test_refill_takes_slots_only() -> None:
-    with pytest.raises(pg.ContractError, match="answer 0 is str, not a Result"):
-        refill((Success(1),), ["a"])  # type: ignore[arg-type]  # the very mistake
-
-
 def test_a_pipe_that_calls_an_engine_cannot_be_applied_without_a_driver() -> None:
     from pipegen.testing.fake import FakeEngine
 
@@ -216,12 +194,3 @@ def test_a_stage_gives_back_a_slot() -> None:
     with pytest.raises(pg.ContractError, match="returned int, not a Result"):
         # the very mistake
         each("number", lambda n: 3).apply((Success(1),))  # type: ignore[arg-type,return-value]
-
-
-def test_fallback_checks_that_the_first_route_keeps_the_length() -> None:
-    def short(batch: pg.Batch[int]) -> Steps[int]:
-        return ()
-        yield
-
-    with pytest.raises(pg.ContractError, match="0 slots for 1"):
-        pg.fallback(Pipe("short", short), identity(), when=pg.Timeout).apply((Success(1),))

@@ -10,8 +10,8 @@ import pytest
 from support.stepwise import Stepwise, echo
 
 import pipegen as pg
-from pipegen.drivers.flow import Flow
-from pipegen.drivers.units import NoRequest
+from pipegen.drivers.drive import Drive
+from pipegen.drivers.session import NoRequest
 from pipegen.testing.fake import FakeEngine
 
 PROMPTS = ["1 a", "9 b", "3 c", "2 d", "1 e", "1 f"]
@@ -22,14 +22,14 @@ def texts(engine: FakeEngine) -> list[str]:
     return [str(encoded.request.prompt) for call in engine.calls for encoded in call]
 
 
-def flow_of(engine: Stepwise, ended: list[str]) -> Flow[str]:
+def flow_of(engine: Stepwise, ended: list[str]) -> Drive[str]:
     waiting = iter(PROMPTS)
 
     def take() -> tuple[str, Any] | NoRequest:
         prompt = next(waiting, None)
         return NoRequest.MORE if prompt is None else (prompt, {"prompt": prompt})
 
-    return Flow(
+    return Drive(
         pg.route(engine),
         take,
         ordered=False,
@@ -82,7 +82,7 @@ def test_an_engine_of_whole_calls_is_not_called_again() -> None:
         prompt = next(waiting, None)
         return NoRequest.MORE if prompt is None else (prompt, {"prompt": prompt})
 
-    flow = Flow(twice, take, finished=lambda key, slot: ended.append(key))
+    flow = Drive(twice, take, finished=lambda key, slot: ended.append(key))
     list(flow.round())
     assert flow.busy
     flow.drain(60)
@@ -97,7 +97,7 @@ def test_a_bug_of_an_engine_raises_while_a_flow_is_drained() -> None:
 
     engine = Stepwise(before_step=broken)
     waiting = iter(PROMPTS)
-    flow: Flow[str] = Flow(
+    flow: Drive[str] = Drive(
         pg.route(engine), lambda: (prompt := next(waiting), {"prompt": prompt}), isolate_bugs=True
     )
     list(flow.round())

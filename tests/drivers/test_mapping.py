@@ -14,9 +14,8 @@ from support.stepwise import Stepwise
 
 import pipegen as pg
 from pipegen.core.backend import BatchCall
-from pipegen.core.calls import Call
-from pipegen.drivers.flow import Flow
-from pipegen.drivers.units import NoRequest
+from pipegen.drivers.drive import Drive
+from pipegen.drivers.session import NoRequest
 from pipegen.engines.extras import MissingExtra
 from pipegen.testing.fake import FakeEngine
 
@@ -219,19 +218,8 @@ def test_a_package_that_goes_missing_when_rows_are_run_again_comes_through() -> 
         )
 
 
-def test_who_closes_while_images_are_prepared_and_calls_are_open_leaves_nothing() -> None:
+def test_who_ends_it_while_calls_are_open_closes_them() -> None:
     closed: list[bool] = []
-
-    def steps(batch: Any) -> Any:
-        try:
-            yield Call(
-                Never("a"),
-                tuple(slot.unwrap() for slot in batch),
-                tuple((row, 0) for row in range(len(batch))),
-            )
-        finally:
-            closed.append(True)
-        return batch
 
     class Never(FakeEngine):
         in_flight = 4
@@ -241,12 +229,14 @@ def test_who_closes_while_images_are_prepared_and_calls_are_open_leaves_nothing(
                 def step(self) -> Any:
                     raise KeyboardInterrupt
 
+                def close(self) -> None:
+                    closed.append(True)
+
             return Silent(self)
 
-    pipe: Any = pg.Pipe("never", steps)
     with pytest.raises(KeyboardInterrupt):
-        list(pg.imap(pipe, [{"prompt": "a"}, {"prompt": "b"}]))
-    assert closed == [True, True]
+        list(pg.imap(pg.route(Never("a")), [{"prompt": "a"}, {"prompt": "b"}]))
+    assert closed == [True]
 
 
 def test_what_an_asynchronous_input_raises_comes_once_all_before_is_given_out() -> None:
@@ -264,7 +254,7 @@ def test_what_an_asynchronous_input_raises_comes_once_all_before_is_given_out() 
     assert [pg.is_ok(slot) for slot in asyncio.run(collect())] == [True]
 
 
-@pytest.mark.parametrize("kind", ["route", "fallback", "by hand"])
+@pytest.mark.parametrize("kind", ["route", "fallback"])
 def test_a_stage_before_the_call_sees_each_request_once_whoever_asks_for_samples(kind: str) -> None:
     """Requests are prepared together, and go on alone: none is prepared twice."""
     seen: list[str | None] = []
@@ -277,8 +267,6 @@ def test_a_stage_before_the_call_sees_each_request_once_whoever_asks_for_samples
     own: Any = pg.pure("note", note) >> pg.route(engine)
     if kind == "fallback":
         own = pg.fallback(own, pg.route(FakeEngine("c")), when=(pg.BackendFailed,))
-    elif kind == "by hand":
-        own = pg.Pipe("own", own.steps)
     requests = [
         {
             "id": str(n),
@@ -290,19 +278,6 @@ def test_a_stage_before_the_call_sees_each_request_once_whoever_asks_for_samples
     slots = list(pg.imap(own, requests))
     assert [len(slot.unwrap().samples) > 1 for slot in slots] == [n % 5 == 4 for n in range(20)]
     assert seen == [str(n) for n in range(20)]
-
-
-def test_a_stage_of_a_whole_batch_sees_one_request_at_a_time() -> None:
-    sizes: list[int] = []
-
-    def steps(batch: Any) -> Any:
-        sizes.append(len(batch))
-        return batch
-        yield
-
-    own: Any = pg.Pipe("sizes", steps) >> pg.route(FakeEngine("a b"))
-    assert all(map(pg.is_ok, pg.imap(own, [{"prompt": "Hi"}] * 5)))
-    assert sizes == [1] * 5
 
 
 def test_a_pipe_that_calls_no_engine_goes_through_its_stages() -> None:
@@ -328,7 +303,7 @@ def test_a_slow_input_keeps_an_engine_full_and_no_answer_back(
         taken, engine.now = taken + 1, engine.now + 0.02
         return (taken, {"prompt": "1 a"}) if taken <= 500 else NoRequest.MORE
 
-    for key, _ in Flow(pg.route(engine), take, clock=lambda: engine.now).slots():
+    for key, _ in Drive(pg.route(engine), take, clock=lambda: engine.now).slots():
         given += 1
         assert key == given
         assert taken <= given + least + 2

@@ -12,6 +12,7 @@ from returns.result import Success
 
 import pipegen as pg
 from pipegen.core.pipe import identity
+from pipegen.core.rows import Row, advance
 from pipegen.testing.fake import FakeEngine
 
 
@@ -115,5 +116,5 @@ def test_a_watched_backend_can_be_copied() -> None:
     seen: list[Any] = []
     engine = FakeEngine("a")
     pipe = pg.watched(pg.route(engine), seen.append)
-    wanted = next(pipe.steps((Success(pg.TextGenerationRequest(prompt="a")),)))
+    ((_, wanted),) = advance(pipe, [Row(0, Success(pg.TextGenerationRequest(prompt="a")))]).calls
     assert copy.copy(wanted.backend).name == "fake"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import pipegen as pg
-from pipegen.drivers import flow
-from pipegen.drivers.batch import prepare_batch
+from pipegen.drivers import drive
+from pipegen.drivers.arguments import prepare_batch
 from pipegen.jobs.rows import rows_of
 from pipegen.jobs.runner import Run, job
 from pipegen.testing.fake import FakeEngine
@@ -65,7 +65,7 @@ def test_a_request_of_a_job_is_admitted_once_with_the_options_of_the_run(
     def admitted_again(*given: Any) -> Any:
         raise AssertionError("admitted again")
 
-    monkeypatch.setattr(flow, "admitted", admitted_again)
+    monkeypatch.setattr(drive, "admitted", admitted_again)
     own = [{"prompt": "a"}, {"prompt": "b", "options": {"max_new_tokens": 3}}]
     # which a request may not have, and a run may
     options = {"max_new_tokens": 7, "chat": {"template": "{{ messages[0].content }}"}}

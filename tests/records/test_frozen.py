@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import pipegen as pg
-from pipegen.drivers.batch import prepare_batch
+from pipegen.drivers.arguments import prepare_batch
 from pipegen.io.jsonl import to_plain
 from pipegen.jobs.keys import Keys
 from pipegen.records.frozen import FrozenMapping, freeze, thaw

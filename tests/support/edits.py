@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pipegen as pg
-from pipegen.drivers.batch import prepare_batch
+from pipegen.drivers.arguments import prepare_batch
 from pipegen.records.options import options_from
 from pipegen.records.results import Decoded, GenerationResult, Raw
 

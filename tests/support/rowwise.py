@@ -14,12 +14,13 @@ __all__ = ["Fuse", "Rowwise"]
 
 class Fuse:
     """Raises `KeyboardInterrupt` instead of answer number `at`, of whatever engine; `asked` has the
-    texts of all rows that were begun.
+    texts of all rows that were begun, `answered` those of the rows that have ended.
     """
 
     def __init__(self, at: int = -1) -> None:
         self.left = at
         self.asked: list[str] = []
+        self.answered: list[str] = []
 
     def burn(self) -> None:
         if self.left == 0:
@@ -37,15 +38,17 @@ class Rowwise(FakeEngine):
         return self
 
     def add(self, inputs: Sequence[tuple[int, Any]]) -> None:
-        self.fuse.asked += [
-            f"{self.name}: {asked.prompt.text} {asked.options.seed}" for _, asked in inputs
-        ]
+        self.fuse.asked += [self.text_of(asked) for _, asked in inputs]
         self.rows += inputs
 
     def step(self) -> Sequence[tuple[int, Any]]:
         number, asked = self.rows.pop(0)
         self.fuse.burn()
+        self.fuse.answered.append(self.text_of(asked))
         return [(number, self.generate([asked])[0])]
+
+    def text_of(self, asked: Any) -> str:
+        return f"{self.name}: {asked.prompt.text} {asked.options.seed}"
 
     def close(self) -> None:
         """Nothing is held."""

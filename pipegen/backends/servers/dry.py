@@ -7,12 +7,10 @@ from collections.abc import Iterable
 from returns.result import Failure
 
 from pipegen.backends.servers.wire import WireRequest
-from pipegen.core.calls import Call
-from pipegen.core.drive import advance
 from pipegen.core.errors import GenerationError
+from pipegen.core.rows import Row, advance
 from pipegen.core.slots import Batch, Slot
-from pipegen.drivers.arguments import Options
-from pipegen.drivers.batch import prepare_batch
+from pipegen.drivers.arguments import Options, prepare_batch
 from pipegen.drivers.route import Route
 from pipegen.records.plain import Request
 from pipegen.records.requests import ImagePolicy
@@ -38,16 +36,16 @@ def wire_requests(
     prepare = getattr(engine, "prepare", None)
     if prepare is None:
         raise TypeError(f"{route.name} is not a server: nothing is sent")
-    running = route.steps(prepare_batch(requests, options, image_policy))
-    step = advance(running)
-    if not isinstance(step, Call):
-        return step.batch
+    batch = prepare_batch(requests, options, image_policy)
+    asked = advance(route, [Row(number, slot) for number, slot in enumerate(batch)])
     wanted: dict[int, Slot[WireRequest]] = {}
-    for (row, _), encoded in zip(step.rows, step.inputs, strict=True):
-        wanted.setdefault(row, prepare(encoded, stream=stream))
-    ended = advance(running, [Failure(GenerationError("not sent"))] * len(step.inputs))
-    if isinstance(ended, Call):
+    for row, call in sorted(asked.calls, key=lambda one: (one[0].key, one[0].sample)):
+        wanted.setdefault(row.key, prepare(call.input, stream=stream))
+    unsent = [row.answered(Failure(GenerationError("not sent"))) for row, _ in asked.calls]
+    ended = advance(route, [*unsent, *asked.waiting])
+    if ended.calls:
         raise TypeError(
             f"{route.name} makes more than one call: ask for the requests of each engine"
         )
-    return tuple(wanted.get(row, slot) for row, slot in enumerate(ended.batch))
+    slots = {row.key: row.value for row in (*asked.ended, *ended.ended)}
+    return tuple([wanted.get(number, slots[number]) for number in range(len(batch))])

@@ -12,14 +12,13 @@ from typing import Any
 
 from returns.result import Failure, Success
 
-from pipegen.core.calls import Sampling
 from pipegen.core.errors import UnsupportedOption
 from pipegen.core.slots import Slot, is_ok, live
-from pipegen.records.options import GenerationOptions
+from pipegen.core.steps import Sampling
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult
 
-__all__ = ["SAMPLING", "derive_seed", "one_sample"]
+__all__ = ["SAMPLING", "derive_seed", "expand"]
 
 
 def derive_seed(seed: int, sample: int) -> int:
@@ -38,25 +37,19 @@ def derive_seed(seed: int, sample: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{sample}".encode()).digest()[:8], "big") >> 1
 
 
-def _count(slot: Slot[Any]) -> int:
-    request = slot.unwrap() if is_ok(slot) else None
+def expand(request: Any) -> Sequence[Any]:
+    """The requests of the samples that a request asks for, each with its own seed."""
     options = request.options if isinstance(request, GenerationRequest) else None
-    return (options.samples if options is not None else None) or 1
+    count = (options.samples if options is not None else None) or 1
+    if options is None or count == 1:
+        return (request,)
 
-
-def one_sample(slot: Slot[GenerationRequest], sample: int, count: int) -> Slot[GenerationRequest]:
-    """The request of one of `count` samples, with its own seed."""
-    if count == 1:
-        return slot
-
-    def one(request: GenerationRequest) -> GenerationRequest:
-        options = request.options or GenerationOptions()
+    def one(sample: int) -> Any:
         seed = None if options.seed is None else derive_seed(options.seed, sample)
-        return dataclasses.replace(
-            request, options=dataclasses.replace(options, samples=1, seed=seed)
-        )
+        changed = dataclasses.replace(options, samples=1, seed=seed)
+        return dataclasses.replace(request, options=changed)
 
-    return slot.map(one)
+    return [one(sample) for sample in range(count)]
 
 
 def _completions(slot: Slot[Any]) -> Sequence[Slot[Any]]:
@@ -116,6 +109,4 @@ def _link(slot: Slot[Any], before: Slot[Any]) -> Slot[Any]:
     )
 
 
-SAMPLING = Sampling(
-    count=_count, sample=one_sample, completions=_completions, gather=_gather, link=_link
-)
+SAMPLING = Sampling(expand=expand, completions=_completions, gather=_gather, link=_link)

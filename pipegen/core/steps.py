@@ -1,0 +1,221 @@
+"""What a pipe is made of: stages, calls, and pipes within a pipe. All of it is data; `pipegen.core.rows` is what runs it.
+
+A `Stage` is a pure function of the values that come to it. A `Call` is a place where an engine is asked: a pure function too, that says what it wants. A
+`Nest` holds other pipes (the routes of a fallback, the pipe of a loop), and says of what comes out of one how the row goes on.
+
+`program` is the order in which the interpreter does them, with the places at which a request becomes several rows, and these come together again: where a
+step that `opens` samples comes before one that `closes` them. Between two calls each row goes its own way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+
+from pipegen.core.backend import Backend
+from pipegen.core.slots import Slot
+
+if TYPE_CHECKING:
+    from pipegen.core.pipe import Pipe
+
+__all__ = [
+    "Again",
+    "Call",
+    "Close",
+    "Closes",
+    "Gather",
+    "Nest",
+    "Open",
+    "Program",
+    "Rebinding",
+    "Sampling",
+    "Stage",
+    "Step",
+    "Steps",
+    "Wanted",
+    "program",
+    "union",
+]
+
+
+class Closes(Protocol):
+    """What a pipe may own."""
+
+    def close(self) -> None: ...
+
+
+class Wanted(NamedTuple):
+    """What a row wants of an engine: the only effect."""
+
+    backend: Backend[Any, Any]
+    input: Any
+    shown: bool = True
+    """Whether the text of the answer may be the text of the result."""
+    same: Hashable = None
+    """Rows of one engine that want the same, which is not None, are asked once."""
+
+
+class Sampling(NamedTuple):
+    """How a request becomes several rows, and how what became of them is put together (see `pipegen.stages.parts.samples`)."""
+
+    expand: Callable[[Any], Sequence[Any]]
+    """The requests of the rows that a request becomes."""
+    completions: Callable[[Slot[Any]], Sequence[Slot[Any]]]
+    """The rows of a slot that holds all of them."""
+    gather: Callable[[Sequence[Slot[Any]], Slot[Any] | None], Slot[Any]]
+    """`gather(rows, request)` is the slot that holds all; `request` is None where they are no answers to one and the same request."""
+    link: Callable[[Slot[Any], Slot[Any]], Slot[Any]]
+    """`link(slot, before)` is the slot with the answer that its request was made of."""
+
+
+@dataclass(frozen=True)
+class Rebinding:
+    """What the steps of a pipe are bound to instead: for each engine another one, for each route's name another one."""
+
+    engine: Callable[[Any], Any] = lambda engine: engine
+    route: Callable[[str], str] = lambda name: name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What all steps have. Most have little of it."""
+
+    name: str
+    keeps_text: bool = True
+    """Whether the text of what goes through is left as it is."""
+    internal: bool = True
+    """Whether pipegen itself made the step: a bug in it is pipegen's, and in any other the user's."""
+    takes: type[Any] = object
+    """The record that it takes, where it takes one only."""
+    owns: tuple[Closes, ...] = ()
+    """The engines that are released with its pipe."""
+    routes: tuple[str, ...] = ()
+    """The names that results carry which come from here."""
+    cuts: bool = False
+    """Whether it ends rows at stop strings and where plugins halt them: an engine may then end them early."""
+    follow: Callable[[Any], Any] | None = None
+    """Makes, for one input of the call before it, what turns streamed token ids into text."""
+    sampling: Sampling | None = None
+    opens: bool = False
+    """Whether requests become rows before this step."""
+    closes: bool = False
+    """Whether the rows of a request may be put together after it."""
+    stands_for: str = ""
+    """The name of the step in whose place this one is."""
+    version: str = ""
+    """What it does, where its name does not say it, for the keys of a job's rows."""
+    rebind: Callable[[Rebinding], Pipe[Any, Any]] | None = None
+    """Of a step that is bound to an engine or a name: the same step, bound to others."""
+    among: Callable[[Steps, Steps], Step] | None = None
+    """Of a step whose work depends on the others of its pipe: the same step among those before it and those after it."""
+
+
+Steps: TypeAlias = tuple[Step, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage(Step):
+    """A pure function: of each value alone (`row`), or of all values that come at a time (`batch`), which may do equal work once."""
+
+    row: Callable[[Any], Slot[Any]] | None = None
+    batch: Callable[[Sequence[Any]], Sequence[Slot[Any]]] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call(Step):
+    """A place where an engine is asked, perhaps more than once: `ask(value, answers)` gives what the row wants next, or its slot once it has all answers."""
+
+    keeps_text: bool = False
+    backend: Backend[Any, Any]
+    ask: Callable[[Any, tuple[Slot[Any], ...]], Wanted | Slot[Any]]
+
+
+class Again(NamedTuple):
+    """A row goes on in a nest: with this value, and what is noted until then."""
+
+    value: Slot[Any]
+    notes: tuple[Any, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nest(Step):
+    """Pipes within a pipe. A row goes through the first; `leave(value, notes, turn, slot)` says whether it goes on in the next (or the last, again).
+
+    value: what came in at this turn; turn: how many turns came before it; slot: what came out.
+    """
+
+    ways: tuple[Pipe[Any, Any], ...]
+    leave: Callable[[Slot[Any], tuple[Any, ...], int, Slot[Any]], Again | Slot[Any]]
+    decides: str
+    """The function of the user's that `leave` asks, in words, for the note on what it raises."""
+    splits: bool = False
+    """Whether each sample goes its own way through it; otherwise the rows of a request come together at the end of each way."""
+
+    def way(self, turn: int) -> Pipe[Any, Any]:
+        return self.ways[min(turn, len(self.ways) - 1)]
+
+
+class Open(NamedTuple):
+    """Before a step that opens: a request becomes as many rows as it asks for, where `expand` is set."""
+
+    expand: Callable[[Any], Sequence[Any]] | None
+
+
+class Close(NamedTuple):
+    """After a step that closes: results are linked with the answers that their requests were made of."""
+
+    sampling: Sampling
+    whole: bool
+    """Whether the step has put rows of its own together."""
+    last: bool
+    """Whether no later step opens."""
+
+
+class Gather(NamedTuple):
+    """The rows of a request come together."""
+
+    sampling: Sampling
+
+
+class Program(NamedTuple):
+    """The steps of a pipe in the order in which they are done, and of each place what comes after it."""
+
+    does: tuple[Stage | Call | Nest | Open | Close | Gather, ...]
+    gathers: tuple[int, ...]
+    """Where a row that has failed goes on: at the next place where rows come together, or at the end."""
+    keeps: tuple[bool, ...]
+    """Whether all steps after it keep the text."""
+    follows: tuple[Callable[[Any], Any] | None, ...]
+    """The `follow` of the next step after it that has one."""
+
+
+def program(steps: Steps) -> Program:
+    """The program of a pipe of these steps."""
+    does: list[Any] = []
+    for place, step in enumerate(steps):
+        later, rule = steps[place + 1 :], step.sampling
+        splits = not step.closes or (isinstance(step, Nest) and step.splits)
+        if step.opens and rule is not None:
+            ends = any(other.closes for other in (later if not step.closes else steps[place:]))
+            does.append(Open(rule.expand if splits and ends else None))
+        does.append(step)
+        if step.closes and rule is not None:
+            last = not any(other.opens for other in later)
+            does += [Close(rule, step.opens, last), *([Gather(rule)] if last else [])]
+    gathers, keeps = [len(does)], [True]
+    follows: list[Callable[[Any], Any] | None] = [None]
+    for place in range(len(does) - 1, -1, -1):
+        done = does[place]
+        gathers.append(place if isinstance(done, Gather) else gathers[-1])
+        after = does[place + 1] if place + 1 < len(does) else None
+        keeps.append(keeps[-1] and (after.keeps_text if isinstance(after, Step) else True))
+        follows.append(
+            after.follow if isinstance(after, Step) and after.follow is not None else follows[-1]
+        )
+    return Program(tuple(does), tuple(gathers[::-1]), tuple(keeps[::-1]), tuple(follows[::-1]))
+
+
+def union(*owned: tuple[Closes, ...]) -> tuple[Closes, ...]:
+    """What several pipes own, each once."""
+    return tuple({id(engine): engine for engines in owned for engine in engines}.values())

@@ -1,0 +1,523 @@
+"""The one loop that performs calls; `run`, `imap`, `stream`, jobs and the rest are a few lines over it.
+
+Requests are taken from the input and become rows. Rows go through the stages up to their next calls (`pipegen.core.rows`), and are added to the session
+of the engine that they want. A step of a session brings the answers of rows that have ended; these go on at once. When the last row of a request is at the
+end of the pipe, the request has its slot.
+
+**Two kinds of sessions.** `run` and `stream` work on a whole batch: all rows go through a stage together, and one call of an engine has all the rows that
+want it at that place of the pipe. `imap` and jobs feed the engines while they work: all calls of one engine are one session, to which rows are added at any
+time. So no request waits for another one, and an engine has rows to work on as long as there is input.
+
+**Bounds.** At most `in_flight` requests are in flight; by default, as many as the engine says keep it full. Slots are given out in the order of the input:
+at most `REORDER` times as many requests may have ended and wait for slower ones before them, and no input is taken while so many do. No more requests are
+prepared while the images of those in flight take `HELD_BYTES`. So memory depends on these bounds, and not on the length of the input.
+
+**Ending early.** `close` ends everything at once. `drain` takes no more input, and gives what is in flight some seconds to end.
+
+**Threads.** Stages, and engines of this process, run in the thread that asks for the next slot. Images are read and resized on a few other threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from returns.result import Failure, Result
+
+from pipegen.core.backend import BatchCall, FedBackend
+from pipegen.core.blame import named
+from pipegen.core.border import attempt, attempt_async
+from pipegen.core.errors import CallFailed
+from pipegen.core.parallel import WORKERS
+from pipegen.core.pipe import Pipe
+from pipegen.core.rows import Advanced, Row, advance
+from pipegen.core.slots import Batch, Slot, is_ok
+from pipegen.core.steps import Wanted
+from pipegen.drivers.arguments import admitted, loaded
+from pipegen.drivers.isolation import error_of, isolated
+from pipegen.drivers.naming import request_words
+from pipegen.drivers.session import Feed, KeptAnswers, NoRequest, Request, Session, image_bytes
+from pipegen.engines.extras import MissingExtra
+from pipegen.records.options import GenerationOptions
+from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
+
+__all__ = ["HELD_BYTES", "IN_FLIGHT", "REORDER", "Drive", "drive", "of_batch"]
+
+K = TypeVar("K")
+IN_FLIGHT = 64
+"""Requests in flight for an engine that does not tell what keeps it full."""
+REORDER = 8
+"""How many times `in_flight` requests may have ended and wait for a slower one before them."""
+TOGETHER = 64
+"""Requests that are prepared together."""
+SLOW_INPUT, PATIENCE = 0.002, 0.02
+"""The seconds that an input may take for each request, and for a few at least. Of a slower one no more are taken at once than the engines work on."""
+HELD_BYTES = 512 * 2**20
+"""Bytes of the images of requests in flight, beyond which no more are prepared."""
+
+
+class Drive(Generic[K]):
+    """The slots of any number of requests; see the module.
+
+    take: gives the next key and request, or why there is none.
+    finished: is called with each slot as soon as there is one, before its turn.
+    isolate_bugs: a bug fails its own request, and does not raise (see `pipegen.drivers.isolation`).
+    kept: answers that are not asked for again.
+    admits: whether requests are taken as they come; otherwise they are admitted already (see `pipegen.drivers.arguments`).
+    whole: makes the session of an engine for a whole batch; without it, engines are fed.
+    """
+
+    def __init__(
+        self,
+        pipe: Pipe[GenerationRequest, Any],
+        take: Callable[[], tuple[K, Any] | NoRequest],
+        options: GenerationOptions | None = None,
+        *,
+        image_policy: ImagePolicy | None = None,
+        policy: RequestPolicy | None = None,
+        in_flight: int | None = None,
+        ordered: bool = True,
+        isolate_bugs: bool = False,
+        finished: Callable[[K, Slot[Any]], object] = lambda key, slot: None,
+        kept: KeptAnswers[K] | None = None,
+        admits: bool = True,
+        whole: Callable[[Any], Session] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pipe, self._take, self._options = pipe, take, options
+        self._reads, self._allows = image_policy or ImagePolicy(), policy or RequestPolicy()
+        self._limit, self._limits = in_flight or IN_FLIGHT, None if in_flight else dict[int, int]()
+        self._ordered, self._isolates, self._finished = ordered, isolate_bugs, finished
+        self._kept, self._admits, self._whole, self._clock = kept, admits, whole, clock
+        self._turns: deque[Request[K]] = deque()
+        """The requests to be given out: all that were taken where they are ordered, else those that have ended."""
+        self._requests: dict[int, Request[K]] = {}
+        """The requests in flight, by their numbers: the keys of their rows."""
+        self._waiting = 0
+        """Requests that have ended and were not given out."""
+        self._bytes = 0
+        self._rows = self._taken = 0
+        self._feeds: dict[Any, Feed] = {}
+        """By the engine; of a whole batch, by the place of the call and the engine."""
+        self._more, self._nothing_now = True, False
+        self._input_error: Exception | None = None
+        self._preparing: dict[Future[tuple[Advanced, dict[int, Exception]]], Request[K]] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        self._asleep = threading.Lock()
+        """Free when there is something to look at since the last wait. Unlike an event, a signal handler may free it wherever it interrupts this thread."""
+        self._until: float | None = None
+        """When it is drained, the time at which that ends."""
+        self._most_wait = -1.0
+        """Seconds that `round` may wait; as long as it takes where it is negative."""
+        self.closed = False
+        """Whether no more work is wanted."""
+
+    def wake(self) -> None:
+        """Let a thread that waits within `round` look again: a row has ended, there is a request, or all is to be closed. A signal handler may call it."""
+        with contextlib.suppress(RuntimeError):  # it is awake
+            self._asleep.release()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is in flight."""
+        return bool(self._requests)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether all requests were taken and given out. Raises what the input raised, once all before it was given out."""
+        if self._more or self._requests or self._waiting:
+            return False
+        if self._input_error is not None:
+            raise self._input_error
+        return True
+
+    def slots(self) -> Generator[tuple[K, Slot[Any]], None, None]:
+        """The keys and slots of all requests. Bugs raise when their turn comes, those of an engine at once."""
+        try:
+            while not self.exhausted:
+                yield from self.round()
+        finally:
+            self.close()
+
+    def round(self) -> list[tuple[K, Slot[Any]]]:
+        """Take requests for which there is room, let the engines work for one step, and give out the slots whose turn has come."""
+        self._fill()
+        if not (self._turns and self._turns[0].ended):
+            self._work()
+        return self._given()
+
+    async def around(self) -> list[tuple[K, Slot[Any]]]:
+        """As `round` for a whole batch, in asynchronous code."""
+        self._fill()
+        for name, feed in self._next_feeds():
+            stepped = await attempt_async(partial(self._astepped, feed))
+            self._took(name, feed, stepped)
+        return self._given()
+
+    def _given(self) -> list[tuple[K, Slot[Any]]]:
+        out: list[tuple[K, Slot[Any]]] = []
+        while self._turns and self._turns[0].ended:
+            request = self._turns[0]
+            if request.bug is not None:
+                if out:
+                    break
+                raise request.bug
+            self._turns.popleft()
+            self._waiting -= 1
+            out.append((request.key, request.slot))  # type: ignore[arg-type]  # one of the two is there
+        return out
+
+    def drain(self, seconds: float) -> None:
+        """Take no more requests, and let those in flight end for so many seconds. Only `finished` is called with them.
+
+        A step of an engine is not interrupted. An engine that takes no rows while it works is not called again. Drained again, there is no more time than
+        there was. A bug of an engine raises: its rows are not run again.
+        """
+        self._more = False
+        end = self._clock() + seconds
+        self._until = end if self._until is None else min(self._until, end)
+        while self._ends and (left := self._until - self._clock()) > 0:
+            self._most_wait = min(left, threading.TIMEOUT_MAX)
+            self.round()
+
+    @property
+    def _ends(self) -> bool:
+        """Whether something in flight would end without a new call."""
+        return bool(self._preparing) or any(
+            feed.rows and not isinstance(feed.session, BatchCall) for feed in self._feeds.values()
+        )
+
+    def close(self) -> None:
+        """End all that is in flight."""
+        self.closed, self._more = True, False
+        self.wake()
+        feeds, self._feeds = list(self._feeds.values()), {}
+        for feed in feeds:
+            feed.session.close()
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+        self._requests.clear()
+
+    def live(self, row: Row) -> list[Row]:
+        """The rows of the same request that are in flight, this one too."""
+        there = [
+            other
+            for feed in self._feeds.values()
+            for rows in feed.rows.values()
+            for other, _ in rows
+            if other.key == row.key
+        ]
+        return [*there, *self._requests[row.key].waiting]
+
+    # Requests become rows.
+
+    def _fill(self) -> None:
+        together: list[Request[K]] = []
+        taken, waited = 0, 0.0
+        while (
+            self._more
+            and self.room > 0
+            and not (waited >= max(PATIENCE, taken * SLOW_INPUT) and self._enough)
+        ):
+            began = self._clock()
+            given = attempt(self._take)
+            taken, waited = taken + 1, waited + self._clock() - began
+            if not is_ok(given):
+                self._more, self._input_error = False, given.failure()
+                break
+            item = given.unwrap()
+            self._nothing_now = item is NoRequest.NOW
+            if isinstance(item, NoRequest):
+                self._more = item is NoRequest.NOW
+                break
+            together += self._begun(*item)
+            # The first one tells which engine there is, and so how many may be taken.
+            if self._whole is None and (len(together) == TOGETHER or self._limits == {}):
+                self._begin(together)
+                together = []
+        self._begin(together)
+
+    @property
+    def _enough(self) -> bool:
+        """Whether there are as many requests as the engines work on at a time."""
+        return self._whole is None and len(self._requests) >= max(
+            (feed.session.side_by_side for feed in self._feeds.values()), default=0
+        )
+
+    @property
+    def _takes_more(self) -> bool:
+        """Whether there is room for a request, and perhaps one for it."""
+        return self._more and not self._nothing_now and self.room > 0
+
+    @property
+    def room(self) -> int:
+        """How many requests may be taken now."""
+        crowded = self._bytes >= HELD_BYTES or len(self._preparing) >= 4 * WORKERS
+        return (
+            0
+            if (crowded and self._requests) or self._waiting >= REORDER * self._limit
+            else self._limit - len(self._requests)
+        )
+
+    def _begun(self, key: K, given: Any) -> list[Request[K]]:
+        """A request that is taken, to be prepared; none where it has images: another thread reads and prepares it."""
+        slot = admitted(given, self._options, self._allows) if self._admits else given
+        request = Request(key, slot, self._taken)
+        self._taken += 1
+        self._requests[request.number] = request
+        if self._ordered:
+            self._turns.append(request)
+        if self._whole is not None or not (is_ok(slot) and slot.unwrap().sources):
+            return [request]
+        self._pool = self._pool or ThreadPoolExecutor(WORKERS, thread_name_prefix="pipegen-drive")
+        future = self._pool.submit(
+            lambda: self._advanced([Row(request.number, loaded(slot, self._reads))])
+        )
+        self._preparing[future] = request
+        future.add_done_callback(lambda _: self.wake())
+        return []
+
+    def _begin(self, requests: Iterable[Request[K]]) -> None:
+        self._go([Row(request.number, request.given) for request in requests])
+
+    # Rows go on, to their calls and to their ends.
+
+    def _go(self, rows: Sequence[Row]) -> None:
+        """Let rows go on, with those that wait for them."""
+        there = dict.fromkeys(row.key for row in rows)
+        waiting = [row for number in there for row in self._requests[number].waiting]
+        for number in there:
+            self._requests[number].waiting = []
+        if rows:
+            self._settle(*self._advanced([*rows, *waiting]))
+
+    def _advanced(self, rows: Sequence[Row]) -> tuple[Advanced, dict[int, Exception]]:
+        """Rows at their calls and ends, and the bugs of stages. Of a whole batch a bug raises at once."""
+        bugs: dict[int, Exception] = {}
+        return advance(
+            self._pipe,
+            rows,
+            None
+            if self._whole is not None
+            else lambda row, raised: bugs.setdefault(row.key, raised),
+        ), bugs
+
+    def _settle(self, done: Advanced, bugs: dict[int, Exception]) -> None:
+        again: list[Row] = []
+        for number, bug in bugs.items():
+            self._has_bug(self._requests[number], bug)
+        for row in sorted(done.ended, key=lambda row: row.key):  # in the order of the input
+            if row.key in self._requests:
+                self._end(self._requests[row.key], row.value)
+        for row in done.waiting:
+            if row.key in self._requests:
+                self._requests[row.key].waiting.append(row)
+        for row, wanted in sorted(done.calls, key=lambda one: (one[0].key, one[0].sample)):
+            if row.key in self._requests:
+                kept = (
+                    None
+                    if self._kept is None
+                    else self._kept.of(self._requests[row.key].key, row, wanted)
+                )
+                if kept is None:
+                    self._want(row, wanted)
+                else:
+                    again.append(row.answered(kept))
+        if again:
+            self._go(again)
+
+    def _want(self, row: Row, wanted: Wanted) -> None:
+        """Put what a row wants to what its engine is to work on next."""
+        feed = self._feed(row, wanted.backend, shown=wanted.shown)
+        if wanted.same is not None and wanted.same in feed.same:
+            feed.rows[feed.same[wanted.same]].append((row, wanted))
+            return
+        self._rows += 1
+        if wanted.same is not None:
+            feed.same[wanted.same] = self._rows
+        feed.rows[self._rows] = [(row, wanted)]
+        feed.new.append(self._rows)
+        self._bytes += image_bytes(wanted.input)
+
+    def _feed(self, row: Row, backend: Any, *, shown: bool) -> Feed:
+        # Of one place, what is not shown is asked first: the scores of prompts.
+        name: Any = id(backend) if self._whole is None else (row.place, shown, id(backend))
+        feed = self._feeds.get(name)
+        if feed is None:
+            if self._whole is not None:
+                session: Any = self._whole(backend)
+            else:
+                session = (
+                    backend.open(self.wake)
+                    if isinstance(backend, FedBackend)
+                    else BatchCall(backend)
+                )
+            feed = self._feeds[name] = Feed(backend, session)
+        if (
+            self._limits is not None
+        ):  # it is asked again, since an engine may know better once it has started
+            self._limits[id(backend)] = (
+                IN_FLIGHT if isinstance(feed.session, BatchCall) else feed.backend.in_flight
+            )
+            self._limit = max(self._limits.values())
+        return feed
+
+    def _has_bug(self, request: Request[K], bug: Exception) -> None:
+        """A stage raised at a row of a request. That is its own."""
+        if self._isolates and not isinstance(bug, MissingExtra):
+            named(bug, lambda _: request_words(request.given))
+            self._end(request, Failure(error_of(bug)))
+            return
+        named(bug, lambda _: request_words(request.given, request.number))
+        request.bug, self._more = bug, False
+        self._end(request, None)
+
+    def _end(self, request: Request[K], slot: Slot[Any] | None) -> None:
+        """A request has its slot, or a bug."""
+        request.slot, request.waiting = slot, []
+        del self._requests[request.number]
+        self._waiting += 1
+        if not self._ordered:
+            self._turns.append(request)
+        if slot is not None:
+            self._finished(request.key, slot)
+
+    # Engines work.
+
+    def _work(self) -> None:
+        """Let prepared requests go on, and each engine of this process work for one step; wait where nothing else is to be done."""
+        prepared = [future for future in self._preparing if future.done()]
+        for future in prepared:
+            request, result = self._preparing.pop(future), attempt(future.result)
+            if is_ok(result):
+                self._settle(*result.unwrap())
+            else:
+                self._has_bug(request, result.failure())
+        worked = bool(prepared)
+        for name, feed in self._next_feeds():
+            if feed.rows and not self._awaits_more(feed):
+                stepped = attempt(partial(self._stepped, feed))
+                worked |= self._took(name, feed, stepped) or feed.session.side_by_side > 0
+        idle = (
+            not worked
+            and not self._takes_more
+            and not any(request.ended for request in self._turns)
+        )
+        if idle and (self._requests or self._more) and not self.closed:
+            self._asleep.acquire(timeout=self._most_wait)
+
+    def _next_feeds(self) -> list[tuple[Any, Feed]]:
+        """The sessions that work now: all; of a whole batch only that of the earliest call, so that all rows come to a later one before it begins."""
+        if self._whole is None:
+            return list(self._feeds.items())
+        return [] if not self._feeds else [min(self._feeds.items(), key=lambda item: item[0])]
+
+    def _awaits_more(self, feed: Feed) -> bool:
+        """Whether an engine with nothing to work on begins with more rows: those that are being prepared, or, where it takes none later, all others."""
+        if self._until is not None and isinstance(feed.session, BatchCall):
+            return True
+        if not feed.session.side_by_side or len(feed.new) < len(feed.rows):
+            return False
+        return bool(self._preparing) or (self._takes_more and isinstance(feed.session, BatchCall))
+
+    def _add(self, feed: Feed) -> None:
+        """Hand the session what is new."""
+        new, feed.new = feed.new, []
+        if self._whole is not None and new:
+            new.sort(
+                key=lambda number: (feed.rows[number][0][0].key, feed.rows[number][0][0].sample)
+            )
+            feed.session.begin([(number, *feed.rows[number][0]) for number in new])  # type: ignore[attr-defined]
+        if new:
+            feed.session.add([(number, feed.rows[number][0][1].input) for number in new])
+
+    def _stepped(self, feed: Feed) -> Sequence[tuple[int, Slot[Any]]]:
+        self._add(feed)
+        return feed.session.step()
+
+    async def _astepped(self, feed: Feed) -> Sequence[tuple[int, Slot[Any]]]:
+        self._add(feed)
+        session: Any = feed.session
+        ended: Sequence[tuple[int, Slot[Any]]] = await session.astep()
+        return ended
+
+    def _took(
+        self, name: Any, feed: Feed, stepped: Result[Sequence[tuple[int, Slot[Any]]], Exception]
+    ) -> bool:
+        """Take what a step has brought; whether it has ended a row."""
+        if is_ok(stepped):
+            ended = stepped.unwrap()
+        else:
+            del self._feeds[name]
+            feed.session.close()
+            raised = stepped.failure()
+            if not isinstance(raised, CallFailed):
+                self._isolate(feed, raised)
+                return True
+            ended = [(number, Failure(raised.error)) for number in feed.rows]
+        answered: list[tuple[Row, Wanted, Slot[Any]]] = []
+        for number, slot in ended:
+            rows = feed.rows.pop(number)
+            wanted = rows[0][1]
+            feed.same.pop(wanted.same, None)
+            self._bytes -= image_bytes(wanted.input)
+            answered += [(row, wanted, slot) for row, wanted in rows if row.key in self._requests]
+        if self._whole is not None and not feed.rows and name in self._feeds:
+            self._feeds.pop(name).session.close()
+        self._go([row.answered(slot) for row, _, slot in answered])
+        if self._kept is not None:
+            for row, wanted, slot in answered:
+                if row.key in self._requests:
+                    self._kept.keep(self._requests[row.key].key, row, wanted, slot)
+        return bool(ended)
+
+    def _isolate(self, feed: Feed, bug: Exception) -> None:
+        """An engine has raised: the requests that it worked on are run again, in halves, down to the one that makes it raise; or it raises here."""
+        for rows in feed.rows.values():
+            self._bytes -= image_bytes(rows[0][1].input)
+        if not self._isolates or isinstance(bug, MissingExtra) or self._until is not None:
+            raise bug
+        numbers = dict.fromkeys(
+            row.key for rows in feed.rows.values() for row, _ in rows if row.key in self._requests
+        )
+        requests = [self._requests[number] for number in numbers]
+        slots = isolated(
+            lambda batch: drive(self._pipe, batch), [request.given for request in requests], bug
+        )
+        for request, slot in zip(requests, slots, strict=True):
+            self._end(request, slot)
+
+
+def drive(pipe: Pipe[Any, Any], batch: Iterable[Slot[Any]]) -> Batch[Any]:
+    """Run a pipe over the slots of a batch, performing its calls one after the other."""
+    whole = of_batch(pipe, batch, Session)
+    slots: list[tuple[int, Slot[Any]]] = []
+    with contextlib.closing(whole):
+        while not whole.exhausted:
+            slots += whole.round()
+    return tuple([slot for _, slot in slots])
+
+
+def of_batch(
+    pipe: Pipe[Any, Any],
+    batch: Iterable[Slot[Any]],
+    whole: Callable[[Any], Session],
+    kept: KeptAnswers[int] | None = None,
+) -> Drive[int]:
+    """The drive of a whole batch, whose requests are admitted already: its keys are their positions."""
+    given = [*batch]
+    items = iter(enumerate(given))
+    return Drive(
+        pipe,
+        lambda: next(items, NoRequest.MORE),
+        in_flight=max(1, len(given)),
+        admits=False,
+        whole=whole,
+        kept=kept,
+    )

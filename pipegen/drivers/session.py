@@ -1,0 +1,90 @@
+"""What the one driver works on: requests on their way, and the sessions of engines with the rows that they work on."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from enum import Enum, auto
+from typing import Any, Generic, Protocol, TypeVar
+
+from pipegen.core.backend import BatchCall, OpenCall
+from pipegen.core.rows import Row
+from pipegen.core.slots import Slot
+from pipegen.core.steps import Wanted
+from pipegen.records.requests import GenerationRequest
+from pipegen.records.results import Encoded, ResolvedRequest
+
+__all__ = ["Feed", "KeptAnswers", "NoRequest", "Request", "Session", "image_bytes"]
+
+K = TypeVar("K")
+K_contra = TypeVar("K_contra", contravariant=True)
+
+
+class NoRequest(Enum):
+    """What an input gives where it has no request."""
+
+    NOW = auto()
+    """None yet: `Drive.wake` is called when there may be one."""
+    MORE = auto()
+    """The input has ended."""
+
+
+class KeptAnswers(Protocol[K_contra]):
+    """Answers to calls that need not be asked for again."""
+
+    def of(self, key: K_contra, row: Row, wanted: Wanted) -> Slot[Any] | None:
+        """The answer to what this row wants; None where none is kept."""
+        ...
+
+    def keep(self, key: K_contra, row: Row, wanted: Wanted, slot: Slot[Any]) -> None:
+        """Keep an answer: the request has not ended with it."""
+        ...
+
+
+class Session(BatchCall[Any, Any]):
+    """The calls of one engine for a whole batch. `begin` is called with the rows of a call, by their numbers, before it."""
+
+    def begin(self, rows: Sequence[tuple[int, Row, Wanted]]) -> None:
+        """The rows of the next call."""
+
+    async def astep(self) -> Sequence[tuple[int, Slot[Any]]]:
+        """As `step`, for asynchronous code."""
+        raise NotImplementedError
+
+
+class Request(Generic[K]):
+    """A request on its way."""
+
+    __slots__ = ("bug", "given", "key", "number", "slot", "waiting")
+
+    def __init__(self, key: K, given: Slot[GenerationRequest], number: int) -> None:
+        self.key, self.given, self.number = key, given, number
+        self.waiting: list[Row] = []
+        """Its rows that wait for its other rows."""
+        self.slot: Slot[Any] | None = None
+        self.bug: Exception | None = None
+        """What raises when its turn comes."""
+
+    @property
+    def ended(self) -> bool:
+        return self.slot is not None or self.bug is not None
+
+
+class Feed:
+    """The session of an engine, the rows to be added next, and those that it works on: for each number those that want the same."""
+
+    def __init__(self, backend: Any, session: OpenCall[Any, Any]) -> None:
+        self.backend, self.session = backend, session
+        self.new: list[int] = []
+        self.rows: dict[int, list[tuple[Row, Wanted]]] = {}
+        self.same: dict[Hashable, int] = {}
+
+
+def image_bytes(wanted: Any) -> int:
+    """What the images of a call's input take, in bytes: as pixels, or as they came."""
+    if isinstance(wanted, Encoded):
+        return sum([len(image.rgb) for image in wanted.prompt.images])
+    return (
+        sum(len(source.data or b"") for source in wanted.request.sources)
+        if isinstance(wanted, ResolvedRequest)
+        else 0
+    )
