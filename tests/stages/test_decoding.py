@@ -13,9 +13,9 @@ import pytest
 from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Decoded, Encoded, Finish, Prompt, Raw, TokenLogprob
-from pipegen.stages.decoding import Detokenizer, decode_row
+from pipegen.stages.ending import decode_row
 from pipegen.stages.parts import detokenize
-from pipegen.stages.parts.detokenize import spell
+from pipegen.stages.parts.detokenize import Detokenizer, spell
 from pipegen.testing.texts import AWKWARD
 from pipegen.testing.toy import ToyTokenizer
 

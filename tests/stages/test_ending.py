@@ -14,18 +14,9 @@ from pipegen.engines.plugin import Plugin
 from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Decoded, Encoded, Finish, Prompt, Raw, TokenLogprob
-from pipegen.stages.decoding import decode_row
-from pipegen.stages.stopping import (
-    Cut,
-    StopScanner,
-    cut,
-    ending_ids,
-    endings,
-    plan_stops,
-    split_stops,
-    stop_row,
-    text_offset,
-)
+from pipegen.stages.ending import end_row
+from pipegen.stages.parts.folds import ending_ids, plan_of, text_offset
+from pipegen.stages.parts.stop_scan import Cut, StopScanner, cut
 from pipegen.testing.toy import ToyTokenizer
 
 TOY = ToyTokenizer(merges=("a\n\nb", "ST", "OP", "xSTOP", "}STOP"))
@@ -45,9 +36,7 @@ def judged(
         options=resolve(options),
         prompt=Prompt(token_ids=(83,), compact_token_ids=(83,)),
     )
-    return decode_row(Raw(encoded=encoded, token_ids=ids, **how), tokenizer, (IM_END,)).bind(
-        lambda decoded: stop_row(decoded, tokenizer, plugins)
-    )
+    return end_row(Raw(encoded=encoded, token_ids=ids, **how), tokenizer, (IM_END,), plugins)
 
 
 def ended(
@@ -111,25 +100,41 @@ class TestCut:
             StopOptions(stop=stops)
 
 
-class TestSplitStops:
+class TestPlan:
     def test_stops_are_looked_for_where_they_can_be_seen(self) -> None:  # A9
-        plan = split_stops(("END", "<|im_end|>", "a<|im_end|>", "<|im_", "<think>"), TOY)
-        assert plan.stop_ids == {IM_END: "<|im_end|>"}
+        stops = ("END", "<|im_end|>", "a<|im_end|>", "<|im_", "<think>")
+        plan = plan_of(resolve(GenerationOptions(stop=stops)), TOY)
+        assert plan.ids == {IM_END: (Finish.STOP_TOKEN, "<|im_end|>")}
         assert plan.raw == ("a<|im_end|>",)
         assert plan.text == ("END", "<|im_", "<think>")
         assert pickle.loads(pickle.dumps(plan)) == plan
 
-    def test_the_plan_does_not_depend_on_what_text_shows(self) -> None:
+    def test_where_a_stop_is_looked_for_does_not_depend_on_what_text_shows(self) -> None:
         for skips in (True, False):
-            options = resolve(
-                GenerationOptions(
-                    stop=("END", "a<|im_end|>"), decode=DecodeOptions(skip_special_tokens=skips)
-                )
-            )
-            assert (plan_stops(options, TOY).text, plan_stops(options, TOY).raw) == (
-                ("END",),
-                ("a<|im_end|>",),
-            )
+            decode = DecodeOptions(skip_special_tokens=skips)
+            options = resolve(GenerationOptions(stop=("END", "a<|im_end|>"), decode=decode))
+            plan = plan_of(options, TOY)
+            assert (plan.text, plan.raw) == (("END",), ("a<|im_end|>",))
+            assert plan.hidden == (set(TOY.special_tokens.values()) if skips else set())
+
+    def test_a_stop_token_goes_before_an_end_token_and_is_named_as_it_was_written(self) -> None:
+        options = GenerationOptions(stop=StopOptions(stop=("<|im_end|>",), stop_token_ids=(7, 5)))
+        assert plan_of(resolve(options), TOY, (0, 5, IM_END)).ids == {
+            0: (Finish.EOS, None),
+            5: (Finish.STOP_TOKEN, 5),
+            7: (Finish.STOP_TOKEN, 7),
+            IM_END: (Finish.STOP_TOKEN, "<|im_end|>"),
+        }
+
+    def test_without_stops_the_end_tokens_alone_end_a_row(self) -> None:
+        plan = plan_of(resolve(GenerationOptions()), TOY, (7,))
+        assert (plan.ids, plan.text, plan.raw) == ({7: (Finish.EOS, None)}, (), ())
+
+    def test_rows_with_equal_stops_share_one_plan(self) -> None:
+        plans = [
+            plan_of(resolve(GenerationOptions(stop=("a",), seed=seed)), TOY) for seed in (1, 2)
+        ]
+        assert plans[0] is plans[1]
 
     def test_ending_ids_are_stop_ids_special_stops_and_end_tokens(self) -> None:
         options = GenerationOptions(
@@ -301,6 +306,12 @@ class TestStop:
         ).unwrap()
         assert (row.text, row.finish, row.stop) == ("a\ufffd", Finish.LENGTH, None)
 
+    def test_of_stops_that_the_end_token_completes_the_first_to_complete_wins(self) -> None:
+        """It also completes the characters before it, in text and raw text alike."""
+        ids = (97, 0xE2, 0xE2, IM_END)
+        assert ended(ids, "\ufffd", "\ufffd\ufffd<|im_end|>")[::2] == ("a", "\ufffd")
+        assert ended(ids, "a\ufffd", "\ufffd<|im_end|>")[::2] == ("", "a\ufffd")
+
     def test_offsets_in_raw_text_map_to_text(self) -> None:
         text_ends, raw_ends = (3, 3, 6), (3, 13, 16)
         assert [
@@ -433,8 +444,3 @@ class TestPlugins:
 
         with pytest.raises(KeyboardInterrupt):
             judged("a", plugins=[Plugin(name="p", start=interrupted, feed=interrupted)])
-
-
-def test_without_stops_the_end_tokens_alone_end_a_row() -> None:
-    plan = plan_stops(resolve(GenerationOptions()), ToyTokenizer())
-    assert endings(GenerationOptions(), plan, (7,)) == {7: (Finish.EOS, None)}
