@@ -27,7 +27,7 @@ from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.fields import altered
 from pipegen.records.results import Decoded, Encoded, Ending, Finish, Raw, TokenLogprob
 from pipegen.stages.parts.detokenize import added, own_text, spell
-from pipegen.stages.parts.folds import TextFold, TokenFold, plan_of
+from pipegen.stages.parts.folds import UNRESOLVED, TextFold, TokenFold, not_ended, plan_of
 from pipegen.stages.parts.stop_scan import Cut, cut
 
 __all__ = ["Cut", "cut", "decode", "decode_row", "end_row", "stop", "stop_row"]
@@ -105,16 +105,23 @@ def decode_row(raw: Raw, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()
         hint = "pg.call(engine) asks for them; a stage of your own in its place sets"
         hint += " Raw.prompt_logprobs"
         return Failure(UnsupportedOption(words, option="prompt_logprobs", hint=hint))
-    fold = TokenFold(options, tokenizer, eos_token_ids, text=False, strings=False)
-    fold.take(raw.token_ids)
-    if fold.count == len(raw.token_ids) and (raw.aborted or raw.halted is not None):
-        fold.close(aborted=raw.aborted, halted=raw.halted)
-    finish, ending = fold.finish or Finish.ABORTED, raw.ending
-    by_id = finish in BY_ID
-    raw = _with_texts(_first_ids(raw, fold.count), tokenizer)
-    ids, hidden = raw.token_ids, plan_of(options, tokenizer, eos_token_ids).hidden
+    if options.max_new_tokens is None or options.min_new_tokens is None:
+        raise ValueError(UNRESOLVED)
+    plan, limit = plan_of(options, tokenizer, eos_token_ids), options.max_new_tokens
+    count, ending, hidden = len(raw.token_ids), raw.ending, plan.hidden
+    place = plan.first_end(raw.token_ids, options.min_new_tokens, min(count, limit))
+    by_id = place is not None
+    raw = _with_texts(_first_ids(raw, limit if place is None else place + 1), tokenizer)
+    ids = shown = raw.token_ids
+    last: str | None = ""
+    if by_id:
+        finish, stop = plan.ids[ids[-1]]
+        shown, last = ids[:-1], added(tokenizer, ids[-1])
+    else:
+        whole = count == len(ids)  # how the engine ended the row, it says of its last token
+        aborted, halted = whole and raw.aborted, raw.halted if whole else None
+        finish, stop = not_ended(len(ids) >= limit, aborted=aborted, halted=halted)
     raw_text, raw_ends = spell(tokenizer, ids)
-    shown, last = (ids[:-1], added(tokenizer, ids[-1])) if by_id else (ids, "")
     if hidden.isdisjoint(shown) and last is not None and len(last) < len(raw_text):
         # It is known what the ending token has put to the text.
         text, text_ends = raw_text.removesuffix(last), raw_ends[: len(shown)]
@@ -133,7 +140,7 @@ def decode_row(raw: Raw, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()
             text_ends=text_ends,
             raw_ends=raw_ends,
             finish=finish,
-            stop=fold.stop,
+            stop=stop,
             written=text,
             followed=followed,
         )
@@ -222,13 +229,11 @@ def _tokens_until_end(decoded: Decoded, fold: TextFold, *, each: bool) -> int:
     token by token: for stops in `raw_text` and plugins it makes a difference how characters are
     grouped."""
     first = decoded.raw.encoded.options.min_new_tokens or 0
-    ends = list(zip(decoded.text_ends, decoded.raw_ends, strict=False))
-    count, text_start, raw_start = len(ends), 0, 0
-    if decoded.finish in BY_ID:
-        ends.pop()  # what was held back of the last character comes with the id that ends the row
-    places = range(len(ends)) if each else range(len(ends))[max(first - 1, 0) : first]
-    for place in places:
-        text_end, raw_end = ends[place]
+    count, text_start, raw_start = len(decoded.text_ends), 0, 0
+    # What was held back of the last character comes with the id that ends the row.
+    places = range(count - 1 if decoded.finish in BY_ID else count)
+    for place in places if each else places[max(first - 1, 0) : first]:
+        text_end, raw_end = decoded.text_ends[place], decoded.raw_ends[place]
         text, raw = decoded.text[text_start:text_end], decoded.raw_text[raw_start:raw_end]
         fold.feed_text(text, raw, counts=place + 1 > first)
         if fold.finish is not None:

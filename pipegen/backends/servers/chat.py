@@ -122,7 +122,7 @@ class ChatRow:
             self._error = MalformedResponse(
                 f"the stream goes on after finish_reason {self._finish!r:.40}"
             )
-        final = self._read(piece.text or "")
+        final = self._read(piece.text) if piece.text else ""
         if piece.finish is not None:
             if isinstance(piece.stop, str) and piece.stop in self._stops:
                 # The server cut its stop away. With it, the text is cut by pipegen's rule,
@@ -145,8 +145,9 @@ class ChatRow:
         before a stop that completes later in the piece.
         """
         self._text.append(text)
-        pieces = text if self._fold.plugins else (text,)
-        return "".join([self._fold.feed_text(piece) for piece in pieces])
+        if self._fold.plugins:
+            return "".join(map(self._fold.feed_text, text))
+        return self._fold.feed_text(text)
 
     def _ending(self, finish: str, stop: str | int | None) -> tuple[Finish, str | int | None]:
         """How the row ended, by the words of the server."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
 
 from immutabledict import immutabledict
 
@@ -34,6 +33,7 @@ __all__ = [
     "TokenFold",
     "ending_ids",
     "feed_each",
+    "not_ended",
     "plan_of",
     "text_offset",
 ]
@@ -55,6 +55,12 @@ class EndPlan:
     where the model's own end token completes them."""
     hidden: frozenset[int] = frozenset()
     """The ids that `text` does not show."""
+
+    def first_end(self, ids: Sequence[int], start: int, end: int) -> int | None:
+        """The place of the first id that ends a row, of those from `start` to `end`."""
+        if self.ids.keys().isdisjoint(ids):
+            return None
+        return next((place for place in range(start, end) if ids[place] in self.ids), None)
 
 
 def plan_of(
@@ -139,6 +145,14 @@ def text_offset(raw_offset: int, text_ends: Sequence[int], raw_ends: Sequence[in
     )
 
 
+def not_ended(full: bool, *, aborted: bool, halted: str | None) -> tuple[Finish, str | int | None]:
+    """How a row ends that nothing in it ends: the engine gave it up, a plugin of the engine's own
+    (named by `halted`) ended it, or it is `full`."""
+    if aborted or halted is None:
+        return (Finish.LENGTH if full and not aborted else Finish.ABORTED), None
+    return Finish.PLUGIN, halted
+
+
 class Stripper:
     """`str.strip` for a text that comes in pieces: the joined pieces are the stripped text.
 
@@ -199,7 +213,7 @@ class TextFold:
         self.seen = 0
         """How many characters were judged, the stop included; none behind it."""
         self.plugins = PluginStates(plugins)
-        self._stops = StopScanner(stops)
+        self._stops = StopScanner(stops) if stops else None
         self._raw_stops = StopScanner(raw_stops) if raw_stops else None
         self._text_ends, self._raw_ends = [0], [0]  # after each piece, where stops are in raw text
         self._pending = ""  # text that was not returned yet
@@ -210,38 +224,45 @@ class TextFold:
         takes no more and gives nothing. With `counts=False` nothing ends it in this piece."""
         if self.finish is not None:
             return ""
-        start = self.seen
-        self._pending += text
-        scan = self._stops.feed(text, counts=counts)
-        if scan.stop is not None and scan.end is not None:
-            self.seen = start + scan.end
-            stop, length = scan.stop, self.seen - len(scan.stop)
-        else:
-            self.seen = start + len(text)
-            stop, length = None, self.seen - len(self._stops.held)
+        start, stop = self.seen, None
+        length = self.seen = start + len(text)
+        if self._stops is not None:
+            _, stop, end = self._stops.feed(text, counts=counts)
+            if stop is not None and end is not None:
+                self.seen = start + end
+                length = self.seen - len(stop)
+            else:
+                length -= len(self._stops.held)
         if self._raw_stops is not None:
             place = stop, length, start + len(text)
             stop, length = self._earlier(self._raw_stops, place, raw, counts=counts)
         if stop is not None:
             self.finish, self.stop = Finish.STOP_STRING, stop
-            return self._release(length)
-        halt = self.plugins.feed(text)
-        if isinstance(halt, PluginFailed):
-            self.finish, self.failure, length = Finish.ABORTED, halt, self.length
-        elif halt is not None and counts:
-            self.finish, self.stop, length = Finish.PLUGIN, halt.plugin, start + halt.kept
-        return self._release(length)
+        elif self.plugins:
+            halt = self.plugins.feed(text)
+            if isinstance(halt, PluginFailed):
+                self.finish, self.failure, length = Finish.ABORTED, halt, self.length
+            elif halt is not None and counts:
+                self.finish, self.stop, length = Finish.PLUGIN, halt.plugin, start + halt.kept
+        return self._release(text, length)
+
+    def _meet(self, text: str, *, counts: bool) -> None:
+        """`feed_text` where stop strings alone count, and nobody wants the text."""
+        stop = None if self._stops is None else self._stops.feed(text, counts=counts).stop
+        if stop is not None:
+            self.finish, self.stop = Finish.STOP_STRING, stop
 
     def end(self, finish: Finish, stop: str | int | None = None) -> str:
         """End the row, unless its text has. Returns the text that was held back."""
         if self.finish is not None:
             return ""
         self.finish, self.stop = finish, stop
-        return self._release(self.seen)
+        return self._release("", self.seen)
 
-    def _release(self, length: int) -> str:
-        count = length - self.length
-        shown, self._pending, self.length = self._pending[:count], self._pending[count:], length
+    def _release(self, text: str, length: int) -> str:
+        """What is final of the text with this piece, which makes it final up to a length."""
+        text, count = self._pending + text, length - self.length
+        shown, self._pending, self.length = text[:count], text[count:], length
         return shown if self._stripper is None else self._stripper.feed(shown)
 
     def _earlier(
@@ -271,9 +292,8 @@ class TokenFold(TextFold):
 
     With `text=False` no text is returned, and ids become text only where a stop string or a plugin
     needs it: tokens that can complete no stop are only stored (see `stop_safe`) and read later, as
-    far as a stop may reach back. With `strings=False` stop strings do not count. A tokenizer or a
-    plugin that raises fails the row: see `failure`. Raises `ValueError` for options that are not
-    resolved.
+    far as a stop may reach back. A tokenizer or a plugin that raises fails the row: see `failure`.
+    Raises `ValueError` for options that are not resolved.
 
     >>> from pipegen.records.options import resolve
     >>> from pipegen.testing.toy import ToyTokenizer
@@ -293,19 +313,17 @@ class TokenFold(TextFold):
         plugins: Sequence[Plugin] = (),
         *,
         text: bool = True,
-        strings: bool = True,
     ) -> None:
         plan = plan_of(options, tokenizer, eos_token_ids)
         if options.max_new_tokens is None or options.min_new_tokens is None:
             raise ValueError(UNRESOLVED)
-        stops, raw_stops = (plan.text, plan.raw) if strings else ((), ())
         strip = options.decode is not None and bool(options.decode.strip_whitespace)
-        super().__init__(stops, raw_stops, plugins, strip=strip)
+        super().__init__(plan.text, plan.raw, plugins, strip=strip)
         self.token_ids: list[int] = []
         """The generated tokens, the ending one included."""
         self.shown = ""
         """The text that `feed_each` made final last."""
-        self.reads = bool(text or stops or raw_stops or self.plugins)
+        self.reads = bool(text or plan.text or plan.raw or self.plugins)
         """Whether text is returned or decides where the row ends; else the ids and their number
         do."""
         self.last = options.max_new_tokens - 1
@@ -316,13 +334,12 @@ class TokenFold(TextFold):
         self._options, self._plan, self._shows = options, plan, text
         self._min = options.min_new_tokens
         self._text = Detokenizer(tokenizer)
-        self._raw = Detokenizer(tokenizer) if raw_stops else None
+        self._raw = Detokenizer(tokenizer) if plan.raw else None
         self._tokens = None
-        if not (text or raw_stops or self.plugins):
-            self._tokens = stop_safe_tokens(tokenizer, stops, frozenset(plan.ids), plan.hidden)
+        if not (text or plan.raw or self.plugins):
+            ends = frozenset(plan.ids)
+            self._tokens = stop_safe_tokens(tokenizer, plan.text, ends, plan.hidden)
         self._read = 0  # how many tokens have been read
-        if not options.max_new_tokens:
-            self.finish = Finish.LENGTH
         self._rest()
 
     @property
@@ -354,9 +371,9 @@ class TokenFold(TextFold):
         """`feed` for several tokens, up to the one that ends the row."""
         ids, shown = self.token_ids, ""
         if not self.reads and self.finish is None:  # all but those that may end the row are stored
-            stored = token_ids[: max(0, self.last - len(ids))]
-            if not self._plan.ids.keys().isdisjoint(stored):
-                stored = tuple(takewhile(lambda number: number not in self._plan.ids, stored))
+            room = min(len(token_ids), max(0, self.last - len(ids)))
+            first = self._plan.first_end(token_ids, max(0, self._min - len(ids)), room)
+            stored = token_ids[: room if first is None else first]
             ids += stored
             self._read = len(ids)
             token_ids = token_ids[len(stored) :]
@@ -367,14 +384,10 @@ class TokenFold(TextFold):
     def close(self, *, aborted: bool = False, halted: str | None = None) -> str:
         """The row gets no more tokens: the engine gave up, or a plugin of its own (named by
         `halted`) ended it. Returns the text still held."""
-        gave_up = aborted or halted is None
-        finish, stop = (Finish.ABORTED, None) if gave_up else (Finish.PLUGIN, halted)
-        if self.finish is Finish.LENGTH and (aborted or halted is not None):
-            self.finish, self.stop = finish, stop  # it says more than that the row is full
         if self.finish is not None:
             return ""
         try:
-            shown = self._end(finish, stop)
+            shown = self._end(*not_ended(self.count > self.last, aborted=aborted, halted=halted))
         except EXHAUSTED as raised:
             return self._fail(raised)
         return shown if self._shows else ""
@@ -404,7 +417,10 @@ class TokenFold(TextFold):
         if self.reads:
             text = "" if token_id in self._plan.hidden else self._text.feed(token_id)
             raw = "" if self._raw is None else self._raw.feed(token_id)
-            shown = self.feed_text(text, raw, counts=counts)
+            if self._tokens is None:
+                shown = self.feed_text(text, raw, counts=counts)
+            else:
+                self._meet(text, counts=counts)
         if self.finish is None and self.count > self.last:
             shown += self._end(Finish.LENGTH, None)
         return shown
@@ -435,7 +451,8 @@ class TokenFold(TextFold):
             missing -= len(pieces[-1])
             if missing <= 0:  # a stop that began before these would be complete within them
                 break
-        self._stops.feed("".join(reversed(pieces)), counts=False)
+        if self._stops is not None:
+            self._stops.feed("".join(reversed(pieces)), counts=False)
 
     def _fail(self, raised: Exception) -> str:
         seen = report(raised)

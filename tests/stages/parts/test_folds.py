@@ -194,18 +194,3 @@ class TestShowing:
             assert fed(row, "aST") == ["a", ""]
             assert (row.close(**how), row.finish, row.stop) == ("ST", finish, stop)
             assert (row.close(), row.feed(97), row.count) == ("", "", 2)
-
-    def test_a_plugin_of_the_engine_that_halts_it_at_its_last_token_says_more_than_the_length(
-        self,
-    ) -> None:
-        row = follower(max_new_tokens=2)
-        assert (fed(row, "ab"), row.finish) == (["a", "b"], Finish.LENGTH)
-        assert (row.close(), row.finish, row.stop) == ("", Finish.LENGTH, None)
-        assert (row.close(halted="json"), row.finish, row.stop) == ("", Finish.PLUGIN, "json")
-        ended = follower()
-        fed(ended, "a<|im_end|>")
-        assert (ended.close(halted="json"), ended.finish) == ("", Finish.EOS)
-
-    def test_a_row_without_room_has_ended(self) -> None:
-        row = follower(max_new_tokens=0)
-        assert (row.feed(97), row.finish, row.count) == ("", Finish.LENGTH, 0)
