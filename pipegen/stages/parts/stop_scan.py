@@ -198,14 +198,9 @@ class StopScanner:
         self._node, stop, end = self._automaton.move(self._node, self.held, piece)
         text = self.held + piece
         if counts and stop is not None and end is not None:
-            final = text[: len(self.held) + end - len(stop)]
+            start = len(self.held) + end - len(stop)
             self.stop, self.held = stop, ""
-            return Scan(final, stop, end)
-        final = len(text) - self._automaton.held[self._node]
-        self.held = text[final:]
-        return Scan(text[:final])
-
-    def finish(self) -> str:
-        """The text that was held back: no stop will complete any more."""
-        text, self.held, self._node = self.held, "", 0
-        return text
+            return Scan(text[:start], stop, end)
+        start = len(text) - self._automaton.held[self._node]
+        self.held = text[start:]
+        return Scan(text[:start])
