@@ -19,12 +19,11 @@ from pipegen.engines.settings import ServerSettings
 from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Decoded, Encoded, Ending, Finish, Prompt, Raw, TokenLogprob
-from pipegen.stages.decoding import decode_row
+from pipegen.stages.ending import end_row
 from pipegen.stages.parts.detokenize import Detokenizer, spell
-from pipegen.stages.parts.row_decoder import RowDecoder
-from pipegen.stages.parts.stop_scan import StopScanner
-from pipegen.stages.stopping import cut, ending_ids, stop_row
-from pipegen.stages.trimming import Stripper, trim_row
+from pipegen.stages.parts.folds import Stripper, TokenFold, ending_ids
+from pipegen.stages.parts.stop_scan import StopScanner, cut
+from pipegen.stages.trimming import trim_row
 from pipegen.testing.texts import awkward_texts, chunkings, texts, token_ids, toy_tokenizers
 from pipegen.testing.toy import ToyTokenizer
 
@@ -52,12 +51,10 @@ class Generation(NamedTuple):
         )
 
     def judged(self, raw: Raw | None = None) -> Slot[Decoded]:
-        return decode_row(raw or self.raw(), self.tokenizer, self.eos_token_ids).bind(
-            lambda decoded: stop_row(decoded, self.tokenizer, self.plugins)
-        )
+        return end_row(raw or self.raw(), self.tokenizer, self.eos_token_ids, self.plugins)
 
-    def follower(self, *, text: bool = True) -> RowDecoder:
-        return RowDecoder(self.options, self.tokenizer, self.eos_token_ids, self.plugins, text=text)
+    def follower(self, *, text: bool = True) -> TokenFold:
+        return TokenFold(self.options, self.tokenizer, self.eos_token_ids, self.plugins, text=text)
 
 
 def halting(name: str, letter: str, times: int, *, early: int = 0, raises: bool = False) -> Plugin:
@@ -97,6 +94,8 @@ RAW_STOPS = (
     "c<|image_pad|>",
     "é<|im_start|>ab",
     "<|image_pad|>\ufffd",
+    "\ufffd<|im_end|>",
+    "\ufffd\ufffd<|im_end|>",
 )
 STOPS = st.one_of(
     st.text("abc", min_size=1, max_size=3),
@@ -168,7 +167,15 @@ def test_bytes_that_are_no_text_wait_for_sixteen_tokens_at_most(ids: list[int]) 
     assert shown + detokenizer.finish() == tokenizer.decode(ids)
 
 
+def _ending_with(stops: tuple[str, ...], *token_ids: int) -> Generation:
+    """A row whose last token is the end token 257, and completes a stop string as well."""
+    options = resolve(GenerationOptions(max_new_tokens=9, stop=stops))
+    return Generation(ToyTokenizer(), options, (257,), token_ids, ())
+
+
 @given(generations())
+@example(_ending_with(("\ufffd", "\ufffd\ufffd<|im_end|>"), 97, 0xE2, 0xE2, 257))
+@example(_ending_with(("a\ufffd", "\ufffd<|im_end|>"), 97, 0xE2, 0xE2, 257))
 def test_a_followed_row_is_the_judged_row(row: Generation) -> None:
     follower = row.follower()
     shown = "".join(map(follower.feed, row.token_ids)) + follower.close()
@@ -234,11 +241,7 @@ def test_a_row_that_was_followed_is_not_searched_again_and_ends_the_same(
     followed = row.raw(
         follower.token_ids, ending=follower.ending, aborted=follower.finish is Finish.ABORTED
     )
-    again = (
-        decode_row(followed, row.tokenizer, row.eos_token_ids)
-        .bind(lambda decoded: stop_row(decoded, row.tokenizer, told))
-        .unwrap()
-    )
+    again = end_row(followed, row.tokenizer, row.eos_token_ids, told).unwrap()
     anew = row.judged(row.raw(aborted=cut_short)).unwrap()
     assert seen == []
     for name in ("text", "raw_text", "text_ends", "raw_ends", "finish", "stop"):
@@ -325,20 +328,9 @@ def test_text_and_raw_text_are_decodes_of_what_was_kept(row: Generation) -> None
     row.judged().map(holds)
 
 
-def _ending_with(stop: str, *token_ids: int) -> Generation:
-    """A row whose last token is the end token 257, and completes a stop string as well."""
-    return Generation(
-        ToyTokenizer(),
-        resolve(GenerationOptions(max_new_tokens=9, stop=(stop,))),
-        (257,),
-        token_ids,
-        (),
-    )
-
-
 @given(generations())
-@example(_ending_with("a<|im_end|>", 97, 257))
-@example(_ending_with(REPLACEMENT, 0xC3, 257))
+@example(_ending_with(("a<|im_end|>",), 97, 257))
+@example(_ending_with((REPLACEMENT,), 0xC3, 257))
 def test_nothing_ends_a_row_before_its_min_new_tokens(row: Generation) -> None:  # A19
     def holds(decoded: Decoded) -> None:
         first = row.options.min_new_tokens or 0

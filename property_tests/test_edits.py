@@ -19,7 +19,7 @@ from hypothesis import given, settings, strategies as st
 
 import pipegen as pg
 from pipegen.records.results import Decoded, Encoded, Raw
-from pipegen.stages.stopping import ending_ids
+from pipegen.stages.parts.folds import ending_ids
 from pipegen.testing.fake import FakeEngine
 
 TEXTS = st.text("abS\n", max_size=12)

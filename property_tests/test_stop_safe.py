@@ -20,9 +20,10 @@ from pipegen.backends.checkpoint.tokenizers import HFTokenizer
 from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Encoded, Prompt, Raw
-from pipegen.stages.decoding import decode_row
-from pipegen.stages.parts.row_decoder import RowDecoder, StopSafeTokens, feed_each
-from pipegen.stages.stopping import cut, stop_row
+from pipegen.stages.ending import decode_row, end_row
+from pipegen.stages.parts.folds import TokenFold, feed_each
+from pipegen.stages.parts.stop_safe import StopSafeTokens
+from pipegen.stages.parts.stop_scan import cut
 from pipegen.testing.texts import stop_tuples, texts, token_ids, toy_tokenizers
 from pipegen.testing.toy import ToyTokenizer
 
@@ -228,7 +229,7 @@ def ends_alike(
     same row judged whole.
     """
     fed, stepped, all_of_them = (
-        RowDecoder(options, one, eos, text=False) for one in (tokenizer, tokenizer, looking)
+        TokenFold(options, one, eos, text=False) for one in (tokenizer, tokenizer, looking)
     )
     for token_id in ids:
         fed.feed(token_id)
@@ -255,9 +256,7 @@ def ends_alike(
     raw = Raw(encoded=encoded, token_ids=tuple(ids))
     # what the ending token adds is taken off the text where that is known
     assert decode_row(raw, tokenizer, eos) == decode_row(raw, looking, eos)
-    judged = (
-        decode_row(raw, tokenizer, eos).bind(lambda decoded: stop_row(decoded, tokenizer)).unwrap()
-    )
+    judged = end_row(raw, tokenizer, eos).unwrap()
     assert (fed.finish, fed.stop, tuple(fed.token_ids)) == (
         judged.finish,
         judged.stop,
@@ -321,7 +320,7 @@ def test_a_stop_safe_token_completes_no_stop_and_any_other_does_after_some_text(
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ordinary_tokens_of_the_common_families_are_stop_safe(family: str) -> None:
     tokenizer = tokenizer_of(family)
-    row = RowDecoder(
+    row = TokenFold(
         resolve(GenerationOptions(stop=("\nEND",), max_new_tokens=9)), tokenizer, (), text=False
     )
     ordinary = [

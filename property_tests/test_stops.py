@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from pipegen.stages.stopping import StopScanner, cut
+from pipegen.stages.parts.stop_scan import StopScanner, cut
 from pipegen.testing.texts import chunkings, planted_texts, stop_tuples, texts
 
 
@@ -27,7 +27,7 @@ def scanned(
     shown = "".join(
         scanner.feed(piece, counts=place >= passed_over).text for place, piece in enumerate(pieces)
     )
-    return shown + scanner.finish(), scanner.stop
+    return shown + scanner.held, scanner.stop
 
 
 @given(planted_texts(), st.integers(0, 12))
@@ -79,7 +79,7 @@ def test_more_text_after_a_stop_changes_nothing(
     assert cut(text + more, stops) == cut(text, stops)
     scanner = StopScanner(stops)
     before = scanner.feed(text)
-    assert (scanner.feed(more).text, scanner.finish(), scanner.stop) == ("", "", before.stop)
+    assert (scanner.feed(more).text, scanner.held, scanner.stop) == ("", "", before.stop)
 
 
 @given(planted_texts(), st.data())

@@ -30,8 +30,8 @@ from pipegen.engines.extras import MissingExtra, need
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.engine_list import shown
 from pipegen.records.options import GenerationOptions, StructuredOptions
+from pipegen.stages.parts.folds import ending_ids
 from pipegen.stages.parts.regex_check import ascii_regex, edge_in
-from pipegen.stages.stopping import ending_ids
 
 __all__ = [
     "cannot_compile",

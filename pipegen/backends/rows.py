@@ -13,7 +13,7 @@ from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import RowDone, TokensMade
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.results import Encoded, Prompt, Raw, TokenLogprob
-from pipegen.stages.parts.row_decoder import RowDecoder
+from pipegen.stages.parts.folds import TokenFold
 
 __all__ = ["EngineRow", "newly_done", "other_prompt"]
 
@@ -34,10 +34,10 @@ class EngineRow:
         text: bool = False,
     ) -> None:
         self.position, self.encoded, self.options = position, encoded, encoded.options
-        self.decoder = RowDecoder(
+        self.fold = TokenFold(
             encoded.options, tokenizer, eos_token_ids, plugins if encoded.watched else (), text=text
         )
-        self.token_ids = self.decoder.token_ids
+        self.token_ids = self.fold.token_ids
         """What was generated so far."""
         self.logprobs: list[TokenLogprob] = []
         self.error: GenerationError | None = None
@@ -55,7 +55,7 @@ class EngineRow:
     @property
     def done(self) -> bool:
         return (
-            self.decoder.finish is not None
+            self.fold.finish is not None
             or self.error is not None
             or self.halted is not None
             or self.dropped
@@ -80,11 +80,11 @@ class EngineRow:
         any.
         """
         began = len(self.token_ids)
-        shown = self.decoder.take(token_ids)
+        shown = self.fold.take(token_ids)
         made = tuple(self.token_ids[began:])
         if logprobs is not None:
             self.logprobs += logprobs[: len(made)]
-        self.fail(self.decoder.failure)
+        self.fail(self.fold.failure)
         return (
             TokensMade(row=self.position, token_ids=made, text=shown if self._text else None)
             if made and self.error is None
@@ -94,8 +94,8 @@ class EngineRow:
     def slot(self) -> Slot[Raw]:
         """The finished row's answer."""
         if self.error is None:
-            self.decoder.close(aborted=self.aborted, halted=self.halted)
-            self.fail(self.decoder.failure)
+            self.fold.close(aborted=self.aborted, halted=self.halted)
+            self.fail(self.fold.failure)
         if self.error is not None:
             return Failure(self.error)
         logprobs, ids = (
@@ -109,7 +109,7 @@ class EngineRow:
                 logprobs=logprobs,
                 aborted=self.aborted,
                 halted=self.halted,
-                ending=self.decoder.ending,
+                ending=self.fold.ending,
             )
         )
 

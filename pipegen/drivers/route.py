@@ -27,12 +27,11 @@ from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.results import Encoded, GenerationResult
 from pipegen.stages.calling import call
-from pipegen.stages.decoding import decode
+from pipegen.stages.ending import decode, stop
 from pipegen.stages.fitting import fit
 from pipegen.stages.parts.samples import expand
 from pipegen.stages.rendering import render
 from pipegen.stages.resolving import resolve
-from pipegen.stages.stopping import stop
 from pipegen.stages.tokenizing import tokenize
 from pipegen.stages.trimming import trim
 

@@ -14,11 +14,10 @@ import typing
 
 if typing.TYPE_CHECKING:
     from pipegen.records.results import Decoded, Encoded, Raw, ResolvedRequest
-    from pipegen.stages.decoding import decode
+    from pipegen.stages.ending import decode, stop
     from pipegen.stages.fitting import fit
     from pipegen.stages.rendering import Rendered, render
     from pipegen.stages.resolving import resolve
-    from pipegen.stages.stopping import stop
     from pipegen.stages.tokenizing import tokenize
     from pipegen.stages.trimming import trim
 
@@ -43,11 +42,11 @@ _HOMES = {
     "Raw": "pipegen.records.results",
     "Rendered": "pipegen.stages.rendering",
     "ResolvedRequest": "pipegen.records.results",
-    "decode": "pipegen.stages.decoding",
+    "decode": "pipegen.stages.ending",
     "fit": "pipegen.stages.fitting",
     "render": "pipegen.stages.rendering",
     "resolve": "pipegen.stages.resolving",
-    "stop": "pipegen.stages.stopping",
+    "stop": "pipegen.stages.ending",
     "tokenize": "pipegen.stages.tokenizing",
     "trim": "pipegen.stages.trimming",
 }

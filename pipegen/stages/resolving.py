@@ -37,8 +37,8 @@ from pipegen.records.options import (
 )
 from pipegen.records.requests import GenerationRequest, ScoringRequest
 from pipegen.records.results import ResolvedRequest
+from pipegen.stages.parts.plugin_state import ask_plugin
 from pipegen.stages.parts.samples import SAMPLING
-from pipegen.stages.parts.watching import ask_plugin
 from pipegen.stages.rendering import is_guarded
 
 __all__ = ["check_support", "resolve", "resolve_row", "unreadable_facts"]

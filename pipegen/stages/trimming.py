@@ -1,8 +1,5 @@
 """The last stage: strip if asked, then the plugins' trims in their order, and the result is
 complete.
-
->>> strip("  a b \\n", True), strip(" a ", False)
-('a b', ' a ')
 """
 
 from __future__ import annotations
@@ -22,50 +19,19 @@ from pipegen.engines.protocol import Engine, TextEngine, TokenEngine, takes_toke
 from pipegen.records.options import GenerationOptions
 from pipegen.records.results import Decoded, Finish, GenerationResult, closest_choice
 from pipegen.stages.parts.answer_check import WORDS, Answer, disobeyed
+from pipegen.stages.parts.plugin_state import ask_plugin
 from pipegen.stages.parts.reasoning import thinking_unfinished
 from pipegen.stages.parts.samples import SAMPLING
-from pipegen.stages.parts.watching import ask_plugin
 
-__all__ = ["Stripper", "strip", "trim", "trim_row", "trimmed"]
-
-
-def strip(text: str, strip_whitespace: bool | None) -> str:
-    """The text without whitespace at both ends, where that is asked."""
-    return text.strip() if strip_whitespace else text
-
-
-class Stripper:
-    """`str.strip` for a text that comes in pieces: the joined pieces are the stripped text.
-
-    >>> stripper = Stripper()
-    >>> [stripper.feed(piece) for piece in (" ", " a", " ", "b ", " ")]
-    ['', 'a', '', ' b', '']
-    """
-
-    def __init__(self) -> None:
-        self._begun = False
-        # whitespace that is the end of the text, unless something follows
-        self._spaces: list[str] = []
-
-    def feed(self, piece: str) -> str:
-        """The text that is final now; whitespace at the end of the whole never is."""
-        if not self._begun:
-            piece = piece.lstrip()
-        final = piece.rstrip()
-        if final:
-            self._begun = True
-            spaces, self._spaces = self._spaces, [piece[len(final) :]]
-            return "".join((*spaces, final))
-        if piece:
-            self._spaces.append(piece)
-        return ""
+__all__ = ["trim", "trim_row", "trimmed"]
 
 
 def trimmed(text: str, options: GenerationOptions, plugins: Sequence[Plugin] = ()) -> Slot[str]:
     """The text of the result. A plugin whose trim raises, or gives back something other than text,
     makes `PluginFailed`.
     """
-    text = strip(text, options.decode is not None and options.decode.strip_whitespace)
+    if options.decode is not None and options.decode.strip_whitespace:
+        text = text.strip()
     for plugin in plugins:
         if plugin.trim is None:
             continue

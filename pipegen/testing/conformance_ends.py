@@ -12,7 +12,7 @@ from pipegen.engines.plugin import Plugin
 from pipegen.records.options import DecodeOptions, StopOptions
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Finish, GenerationResult
-from pipegen.stages.stopping import cut
+from pipegen.stages.parts.stop_scan import cut
 from pipegen.testing.ask import (
     LENGTH,
     PROMPTS,

@@ -31,7 +31,7 @@ from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.results import Encoded, PreparedImage, Raw
 from pipegen.records.scores import Continued, TokenScores
-from pipegen.stages.parts.row_decoder import RowDecoder
+from pipegen.stages.parts.folds import TokenFold
 from pipegen.testing.toy import ToyTokenizer
 
 __all__ = ["FakeEngine", "Script", "ToyRenderer"]
@@ -143,7 +143,7 @@ class FakeEngine:
         ]
         if not self.server_side_stops:
             return Success(Raw(encoded=encoded, token_ids=ids))
-        row = RowDecoder(
+        row = TokenFold(
             encoded.options,
             self.tokenizer,
             self.eos_token_ids,

@@ -25,7 +25,7 @@ from itertools import pairwise
 from typing import Any
 
 from pipegen.engines.plugin import Plugin, RowContext
-from pipegen.stages.parts.watching import not_fed
+from pipegen.stages.parts.plugin_state import not_fed
 from pipegen.testing.ask import expect
 from pipegen.testing.toy import ToyTokenizer
 

@@ -40,7 +40,7 @@ from pipegen.records.results import (
     ResolvedRequest,
     TokenLogprob,
 )
-from pipegen.stages.decoding import decode
+from pipegen.stages.ending import decode
 from pipegen.stages.rendering import Rendered, render
 from pipegen.stages.resolving import resolve as resolve_stage
 from pipegen.stages.tokenizing import tokenize

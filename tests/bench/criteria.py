@@ -59,13 +59,13 @@ def ms_swift_criteria(tokenizer: Any, stops: list[str], ids: torch.Tensor) -> St
 
 def pipegen_followers(tokenizer: Any, stops: list[str], ids: torch.Tensor) -> Step:
     from pipegen.records.options import GenerationOptions, StopOptions, resolve
-    from pipegen.stages.parts.row_decoder import RowDecoder, feed_each
+    from pipegen.stages.parts.folds import TokenFold, feed_each
 
     options = resolve(
         GenerationOptions(max_new_tokens=100_000, stop=StopOptions(stop=tuple(stops)))
     )
     followers = [
-        RowDecoder(options, tokenizer, (tokenizer.eos,), text=False) for _ in range(ids.shape[0])
+        TokenFold(options, tokenizer, (tokenizer.eos,), text=False) for _ in range(ids.shape[0])
     ]
     return lambda new: feed_each(followers, new)
 
@@ -73,10 +73,10 @@ def pipegen_followers(tokenizer: Any, stops: list[str], ids: torch.Tensor) -> St
 def forget(name: str) -> None:
     """Let pipegen know nothing of any token, and transformers of any stops, as in a new process."""
     if name == "pipegen":
-        from pipegen.stages.parts import detokenize, row_decoder, stop_scan as scan
+        from pipegen.stages.parts import detokenize, stop_safe, stop_scan as scan
 
         for remembered in (
-            row_decoder.stop_safe_tokens,
+            stop_safe.stop_safe_tokens,
             detokenize.added,
             detokenize._alone,
             detokenize._after,

@@ -17,8 +17,7 @@ from returns.result import Success
 from pipegen.engines.capabilities import ENGINES, Capability
 from pipegen.records.options import GenerationOptions, StructuredOptions
 from pipegen.records.results import Encoded, Raw, TokenLogprob
-from pipegen.stages.parts.row_decoder import RowDecoder
-from pipegen.stages.stopping import ending_ids
+from pipegen.stages.parts.folds import TokenFold, ending_ids
 from pipegen.testing.fake import FakeEngine
 
 # Its renderer knows no templates, and its images have one size.
@@ -73,7 +72,7 @@ class Model(FakeEngine):
                 Raw(encoded=encoded, token_ids=ids, logprobs=entries if options.logprobs else None)
             )
         follower, entries = (
-            RowDecoder(options, self.tokenizer, self.eos_token_ids, self.plugins),
+            TokenFold(options, self.tokenizer, self.eos_token_ids, self.plugins),
             list[TokenLogprob](),
         )
         while follower.finish is None:

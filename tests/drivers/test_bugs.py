@@ -237,9 +237,9 @@ def test_of_a_stage_of_a_whole_batch_the_request_that_makes_it_raise_fails_alone
 def test_a_bug_in_a_stage_of_pipegen_is_pipegens(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from pipegen.stages import stopping
+    from pipegen.stages import ending
 
-    monkeypatch.setattr(stopping, "stop_row", lambda *given, **named: 1 // 0)
+    monkeypatch.setattr(ending, "stop_row", lambda *given, **named: 1 // 0)
     (slot,) = pg.imap(pg.route(FakeEngine("a")), [GOOD], isolate_bugs=True)
     assert isinstance(slot.failure(), pg.InternalError)
     assert slot.failure().message.startswith("pipegen has a bug: ZeroDivisionError")

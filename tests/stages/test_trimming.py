@@ -23,7 +23,8 @@ from pipegen.records.results import (
     Raw,
     TokenLogprob,
 )
-from pipegen.stages.trimming import Stripper, trim_row
+from pipegen.stages.parts.folds import Stripper
+from pipegen.stages.trimming import trim_row
 from pipegen.testing.fake import FakeEngine
 
 IMAGE = PreparedImage(width=2, height=1, rgb=bytes(6), digest="abc", grid=(1, 2, 4), tokens=2)

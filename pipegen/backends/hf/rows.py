@@ -24,8 +24,8 @@ from pipegen.engines.plugin import Plugin, RowContext
 from pipegen.engines.protocol import TokensMade
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.results import Encoded, Finish, TokenLogprob
-from pipegen.stages.parts.row_decoder import ending_ids
-from pipegen.stages.parts.watching import ask_plugin
+from pipegen.stages.parts.folds import ending_ids
+from pipegen.stages.parts.plugin_state import ask_plugin
 
 __all__ = ["SPARE", "HFRow", "group_size", "images_of", "pass_tokens"]
 
@@ -145,14 +145,14 @@ class HFRow(EngineRow):
         return self._ids[:, : before + made]
 
     def accept(self, logprob: TokenLogprob | None, device: torch.device) -> None:
-        """Go on after the token that the row's decoder has just taken. Hooks of plugins see the
+        """Go on after the token that the row's fold has just taken. Hooks of plugins see the
         row's ids on that device.
         """
         if logprob is not None:
             self.logprobs.append(logprob)
         self.uniform = self._random.random()
-        self.fail(self.decoder.failure)
-        if self._criteria and self.decoder.finish in (None, Finish.LENGTH):
+        self.fail(self.fold.failure)
+        if self._criteria and self.fold.finish in (None, Finish.LENGTH):
             self._halt(self.ids(device))
         if self._text:
             made, text = (
@@ -161,7 +161,7 @@ class HFRow(EngineRow):
             self.event = TokensMade(
                 row=self.position,
                 token_ids=(*made, self.token_ids[-1]),
-                text=text + self.decoder.shown,
+                text=text + self.fold.shown,
             )
 
     def _halt(self, ids: torch.Tensor) -> None:

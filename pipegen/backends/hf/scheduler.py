@@ -56,7 +56,7 @@ from pipegen.backends.hf.rows import HFRow, group_size, pass_tokens
 from pipegen.backends.hf.running_batch import RunningBatch, StaticBatch
 from pipegen.backends.hf.sampling import Sampler
 from pipegen.backends.waiting import Waiting
-from pipegen.stages.parts.row_decoder import feed_each
+from pipegen.stages.parts.folds import feed_each
 
 __all__ = ["Lookup", "ModelTraits", "Schedule", "Work"]
 
@@ -398,11 +398,11 @@ class Schedule:
 
     @staticmethod
     def _accept(rows: Sequence[HFRow], sampler: Sampler, logits: torch.Tensor) -> torch.Tensor:
-        """Choose each row's next token, and let its decoder take it."""
+        """Choose each row's next token, and let its fold take it."""
         tokens, choices = sampler.choose(logits)
         # a plugin may just have failed
         going = [(row, *choice) for row, choice in zip(rows, choices, strict=True) if not row.done]
-        feed_each([row.decoder for row, _, _ in going], [token_id for _, token_id, _ in going])
+        feed_each([row.fold for row, _, _ in going], [token_id for _, token_id, _ in going])
         for row, _, logprob in going:
             row.accept(logprob, logits.device)
         return tokens

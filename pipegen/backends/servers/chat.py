@@ -22,7 +22,6 @@ from pipegen.core.errors import (
     GenerationError,
     InvalidRequest,
     MalformedResponse,
-    PluginFailed,
     UnsupportedMultimodal,
     UnsupportedOption,
 )
@@ -45,10 +44,9 @@ from pipegen.records.results import (
     closest_choice,
 )
 from pipegen.stages.parts.answer_check import WORDS, Answer, disobeyed
+from pipegen.stages.parts.folds import TextFold
 from pipegen.stages.parts.reasoning import thinking_beside_form, thinking_unfinished
-from pipegen.stages.parts.stop_scan import StopScanner
-from pipegen.stages.parts.watching import Watch
-from pipegen.stages.trimming import Stripper, trimmed
+from pipegen.stages.trimming import trimmed
 
 __all__ = ["ChatEngine", "ChatRow", "result_of"]
 
@@ -86,17 +84,11 @@ class ChatRow:
     """
 
     def __init__(self, job: ResolvedRequest, plugins: Sequence[Plugin] = ()) -> None:
-        self._job = job
-        self._stops = _stops(job)
-        self._scanner = StopScanner(self._stops)
-        self._watch = Watch(plugins)
-        self._halted: str | None = None
-        self._stripper = (
-            Stripper()
-            if job.options.decode is not None and job.options.decode.strip_whitespace
-            else None
+        decode = job.options.decode
+        self._job, self._stops = job, _stops(job)
+        self._fold = TextFold(
+            self._stops, plugins=plugins, strip=decode is not None and bool(decode.strip_whitespace)
         )
-        self._raw: list[str] = []
         self._text: list[str] = []
         self._reasoning: list[str] = []
         self._calls: dict[int, dict[str, Any]] = {}
@@ -104,7 +96,6 @@ class ChatRow:
         self._logprobs: list[TokenLogprob] = []
         self._prompt_ids: tuple[int, ...] = ()
         self._finish: str | None = None
-        self._stop: int | str | None = None
         self._usage: Mapping[str, int] = {}
         self._error: GenerationError | None = None
 
@@ -113,34 +104,32 @@ class ChatRow:
         """Whether nothing more is wanted: a stop completed in the text, a plugin halted the row, or
         a piece was malformed.
         """
-        return self._error is not None or self._halted is not None or self._scanner.stop is not None
+        return self._wrong is not None or self._fold.finish in (Finish.STOP_STRING, Finish.PLUGIN)
 
     @property
     def ended(self) -> bool:
         """Whether the row ended, by the server's word or by pipegen's."""
         return self.cut_short or self._finish is not None
 
+    @property
+    def _wrong(self) -> GenerationError | None:
+        return self._error or self._fold.failure
+
     def take(self, piece: Completion) -> ChatDelta:
         """Take a piece; what of it is final."""
-        final = ""
-        if (
-            self._finish is not None
-            and not self.cut_short
-            and (piece.text or piece.reasoning or piece.tool_calls)
-        ):
+        goes_on = piece.text or piece.reasoning or piece.tool_calls
+        if goes_on and self._finish is not None and not self.cut_short:
             self._error = MalformedResponse(
                 f"the stream goes on after finish_reason {self._finish!r:.40}"
             )
-        if piece.text and not self.cut_short:
-            final = self._read(piece.text)
+        final = self._read(piece.text) if piece.text else ""
         if piece.finish is not None:
-            if isinstance(piece.stop, str) and piece.stop in self._stops and not self.cut_short:
+            if isinstance(piece.stop, str) and piece.stop in self._stops:
                 # The server cut its stop away. With it, the text is cut by pipegen's rule,
                 # whichever stop the server took.
                 final += self._read(piece.stop)
-            final += self._scanner.finish() if not self.cut_short else ""
-            self._finish, self._stop = piece.finish, piece.stop
-        self._text.append(final)
+            final += self._fold.end(*self._ending(piece.finish, piece.stop))
+            self._finish = piece.finish
         if piece.reasoning:
             self._reasoning.append(piece.reasoning)
         for place, call in enumerate(piece.tool_calls):
@@ -149,37 +138,25 @@ class ChatRow:
         self._logprobs += piece.logprobs or ()
         self._prompt_ids = piece.prompt_token_ids or self._prompt_ids
         self._usage = piece.usage or self._usage
-        return ChatDelta(
-            final if self._stripper is None else self._stripper.feed(final), piece.reasoning or ""
-        )
+        return ChatDelta(final, piece.reasoning or "")
 
     def _read(self, text: str) -> str:
         """What is final with this text. A plugin sees it character by character, so that it halts
         before a stop that completes later in the piece.
-
-        What comes after the end is no part of the row: a server that runs on, or a piece that holds
-        more, makes no other `raw_text`.
         """
-        if not self._watch:
-            scan = self._scanner.feed(text)
-            self._raw.append(text[: scan.end])
-            return scan.text
-        final: list[str] = []
-        for mark in text:
-            self._raw.append(mark)
-            final.append(self._scanner.feed(mark).text)
-            if self._scanner.stop is not None:
-                break
-            halt = self._watch.feed(mark)
-            if isinstance(halt, PluginFailed):
-                self._error = halt
-                return ""
-            if halt is not None:
-                self._halted = halt.plugin
-                last = final.pop() + self._scanner.held  # ends with this character
-                final.append(last if halt.kept else last[:-1])
-                break
-        return "".join(final)
+        self._text.append(text)
+        if self._fold.plugins:
+            return "".join(map(self._fold.feed_text, text))
+        return self._fold.feed_text(text)
+
+    def _ending(self, finish: str, stop: str | int | None) -> tuple[Finish, str | int | None]:
+        """How the row ended, by the words of the server."""
+        if finish not in ENDED:
+            return (Finish.LENGTH if finish == "length" else Finish.ABORTED), None
+        asked = self._job.options.stop
+        if asked is not None and stop in (asked.stop_token_ids or ()):
+            return Finish.STOP_TOKEN, stop
+        return Finish.EOS, None
 
     def _add(self, call: Mapping[str, Any], place: int) -> None:
         """Add a tool call, or a piece of one: strings of arguments are joined, everything else
@@ -215,38 +192,24 @@ class ChatRow:
             before["arguments"] = before.get("arguments", "") + value["arguments"]
 
     def slot(self) -> Slot[ChatOutput]:
-        """The finished row's answer."""
-        if self._error is not None:
-            return Failure(self._error)
-        finish, stop = self._ending()
+        """The finished row's answer. What a server writes behind its end is no part of the row."""
+        if self._wrong is not None:
+            return Failure(self._wrong)
+        fold, text = self._fold, "".join(self._text)
         output = ChatOutput(
             job=self._job,
-            text="".join(self._text),
-            raw_text="".join(self._raw),
+            text=text[: fold.length],
+            raw_text=text[: fold.seen],
             reasoning="".join(self._reasoning) if self._reasoning else None,
             tool_calls=tuple(freeze(self._calls[index]) for index in sorted(self._calls)),
-            finish=finish,
-            stop=stop,
+            finish=fold.finish or Finish.ABORTED,
+            stop=fold.stop,
             token_ids=tuple(self._ids),
             logprobs=tuple(self._logprobs) if self._job.options.logprobs else None,
             prompt_token_ids=self._prompt_ids,
             usage=freeze(self._usage),
         )
         return Success(output)
-
-    def _ending(self) -> tuple[Finish, str | int | None]:
-        if self._halted is not None:
-            return Finish.PLUGIN, self._halted
-        if self._scanner.stop is not None:
-            return Finish.STOP_STRING, self._scanner.stop
-        if self._finish == "length":
-            return Finish.LENGTH, None
-        if self._finish not in ENDED:
-            return Finish.ABORTED, None
-        asked = self._job.options.stop
-        if asked is not None and self._stop in (asked.stop_token_ids or ()):
-            return Finish.STOP_TOKEN, self._stop
-        return Finish.EOS, None
 
 
 def result_of(

@@ -37,8 +37,7 @@ from pipegen.records.results import Encoded, PreparedImage, Prompt, Raw
 from pipegen.records.scores import Continued, TokenScores
 from pipegen.stages.fitting import check_fit
 from pipegen.stages.parts.answer_check import Answer, disobeyed
-from pipegen.stages.parts.row_decoder import ending_ids
-from pipegen.stages.stopping import plan_stops
+from pipegen.stages.parts.folds import ending_ids, plan_of
 
 __all__ = ["ServerEngine", "ServerRow"]
 
@@ -253,7 +252,7 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
     def _ends_of(self, options: GenerationOptions, facts: Facts) -> _Ends:
         """How rows with these options end."""
         plan, server_side_stops = (
-            plan_stops(options, self.tokenizer),
+            plan_of(options, self.tokenizer),
             self.wire.server_side_stops(options) - facts.lacks,
         )
         ids = ending_ids(options, self.tokenizer, self.eos_token_ids, self._checkpoint.vocab_size)
@@ -496,7 +495,7 @@ class ServerRow(EngineRow):
         A server that ends a row for its length before `max_new_tokens` has clipped it: the options
         then say what was really allowed, and `clipped_from` what was asked.
         """
-        if self.error is None and self.decoder.finish is None:
+        if self.error is None and self.fold.finish is None:
             count, limit = len(self.token_ids), self.options.max_new_tokens or 0
             self.aborted = self._finish not in ("stop", "length")
             if not self.aborted and not count:

@@ -19,7 +19,7 @@ from pipegen.engines.tokenizer import Tokenizer
 from pipegen.media.image import as_pil
 from pipegen.records.results import Encoded, Finish, Prompt, Raw
 from pipegen.records.scores import Continued, TokenScores
-from pipegen.stages.parts.row_decoder import ending_ids
+from pipegen.stages.parts.folds import ending_ids
 
 __all__ = ["VLLMRow", "differs", "scores_of", "vllm_prompt"]
 
@@ -95,7 +95,7 @@ class VLLMRow(EngineRow):
             },
         )
         self._prompt_seen = False
-        self.whole = not self.decoder.reads
+        self.whole = not self.fold.reads
 
     def take_output(self, output: Any) -> TokensMade | None:
         """Take what vLLM returned; the event of the tokens that belong to the row."""
@@ -160,7 +160,7 @@ class VLLMRow(EngineRow):
             self.grammar is None
             or not is_ok(made)
             or self.options.structured is None
-            or self.decoder.finish not in (Finish.EOS, Finish.STOP_TOKEN)
+            or self.fold.finish not in (Finish.EOS, Finish.STOP_TOKEN)
         ):
             return made
         if ids[-1] not in self._ends or has_form(

@@ -26,7 +26,7 @@ from pipegen.records.options import GenerationOptions, StructuredOptions
 from pipegen.records.results import Finish, GenerationResult
 from pipegen.stages.parts.json_check import wrong_in_json
 from pipegen.stages.parts.regex_check import matches
-from pipegen.stages.stopping import cut
+from pipegen.stages.parts.stop_scan import cut
 
 __all__ = [
     "WORDS",

@@ -1,14 +1,13 @@
-"""Find stop strings in a text that comes in pieces: the Aho-Corasick automaton, run as far as the
-first match that counts.
+"""Find stop strings in a text, also in one that comes in pieces.
 
-(A. V. Aho and M. J. Corasick, "Efficient string matching: an aid to bibliographic search",
-Communications of the ACM 18(6), 1975.)
+The stop that completes first wins, whatever the engine, its version, or how characters were
+grouped into tokens; of stops that complete at the same character, the longest. The text ends
+before it.
 
->>> scanner = StopScanner(("abcd", "bc"))
->>> scanner.feed("xab")
-Scan(text='x', stop=None, end=None)
->>> scanner.feed("cd")
-Scan(text='a', stop='bc', end=1)
+>>> cut("abcSTOPdEND", ("END", "STOP"))
+Cut(text='abc', stop='STOP', end=7)
+>>> cut("abcd", ("abcd", "bc"))
+Cut(text='a', stop='bc', end=3)
 """
 
 from __future__ import annotations
@@ -16,15 +15,52 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-__all__ = ["Scan", "StopScanner", "checked"]
+__all__ = ["Cut", "Scan", "StopScanner", "cut"]
+
+LONG = 32
+"""A piece of more characters is hardly a token: it is searched for one stop after another, and what
+it does is not remembered."""
+MOVES = 2**16
+"""How many moves an automaton remembers."""
 
 
-def checked(stops: Sequence[str]) -> tuple[str, ...]:
-    """The stops as a tuple. Raises `TypeError` for a bare string or something other than strings,
-    `ValueError` for an empty one, with the position.
+class Cut(NamedTuple):
+    """A text up to its first stop. `end` is the offset, in characters, just after the stop; None
+    without one, as is `stop`."""
+
+    text: str
+    stop: str | None
+    end: int | None
+
+
+def cut(text: str, stops: Sequence[str], *, after: int = 0) -> Cut:
+    """The text before the stop that completes first; a stop that completes within the first `after`
+    characters does not count.
+
+    Raises `TypeError` for a bare string or something other than strings, `ValueError` for an empty
+    stop.
+
+    >>> cut("no stop here", ("END",))
+    Cut(text='no stop here', stop=None, end=None)
+    >>> cut("END and END", ("END",), after=3)
+    Cut(text='END and ', stop='END', end=11)
     """
+    first: tuple[int, int, str] | None = None
+    for stop in _checked(stops):
+        start = text.find(stop, max(0, after + 1 - len(stop)))
+        if start >= 0:
+            completed = (start + len(stop), -len(stop), stop)
+            first = completed if first is None else min(first, completed)
+    if first is None:
+        return Cut(text, None, None)
+    end, _, winner = first
+    return Cut(text[: end - len(winner)], winner, end)
+
+
+def _checked(stops: Sequence[str]) -> tuple[str, ...]:
+    """The stops as a tuple; raises as `cut` does."""
     if isinstance(stops, str):
         raise TypeError(f"stops takes a tuple of strings, not the bare string {stops!r}")
     for position, stop in enumerate(stops):
@@ -37,15 +73,22 @@ def checked(stops: Sequence[str]) -> tuple[str, ...]:
     return tuple(stops)
 
 
-MOVES = 2**16
-"""How many moves an automaton remembers."""
+Move: TypeAlias = tuple[int, str | None, int | None]
+"""The node after a piece, and the stop that completed first in it, with the characters of the piece
+up to its end."""
 
 
 class _Automaton(NamedTuple):
-    """Node 0 is the root; a node stands for a prefix of a stop, and the current node for the
-    longest suffix of the text that is one.
+    """The automaton of Aho and Corasick ("Efficient string matching: an aid to bibliographic
+    search", Communications of the ACM 18(6), 1975).
+
+    Node 0 is the root; a node stands for a prefix of a stop, and the current node for the longest
+    suffix of the text that is one.
     """
 
+    stops: tuple[str, ...]
+    longest: int
+    """Characters of the longest stop."""
     children: tuple[dict[str, int], ...]
     shorter: tuple[int, ...]
     """The node of the longest proper suffix of this node that is a prefix of a stop, too."""
@@ -53,16 +96,36 @@ class _Automaton(NamedTuple):
     """The longest stop that ends at this node."""
     held: tuple[int, ...]
     """How many characters at the end of the text may still become part of a stop."""
-    moves: dict[tuple[int, str], tuple[int, str | None]]
-    """Remembered: from a node, with a piece, to the node after it, and the stop that completed
-    first on the way.
-    """
+    moves: dict[tuple[int, str], Move]
+    """Remembered: what a piece does at a node."""
+
+    def move(self, node: int, held: str, piece: str) -> Move:
+        """What a piece does at a node; `held` is the text that may still become part of a stop."""
+        move = self.moves.get((node, piece))
+        if move is not None:
+            return move
+        if len(piece) > max(LONG, self.longest):
+            _, stop, end = cut(held + piece, self.stops, after=len(held))
+            node, _, _ = self._walked(0, piece[-self.longest :])
+            return node, stop, None if end is None else end - len(held)
+        if len(self.moves) >= MOVES:
+            self.moves.clear()
+        move = self.moves[node, piece] = self._walked(node, piece)
+        return move
+
+    def _walked(self, node: int, piece: str) -> Move:
+        stop, end = None, None
+        for place, character in enumerate(piece, 1):
+            node = _step(self.children, self.shorter, node, character)
+            if stop is None and self.stop[node] is not None:
+                stop, end = self.stop[node], place
+        return node, stop, end
 
 
 @functools.lru_cache(maxsize=1024)
 def _compile(stops: tuple[str, ...]) -> _Automaton:
     children: list[dict[str, int]] = [{}]
-    shorter, depth, found = [0], [0], [""]
+    shorter, depth, ends = [0], [0], [""]
     for stop in stops:
         node = 0
         for character in stop:
@@ -71,21 +134,20 @@ def _compile(stops: tuple[str, ...]) -> _Automaton:
                 children.append({})
                 shorter.append(0)
                 depth.append(depth[node] + 1)
-                found.append("")
+                ends.append("")
             node = children[node][character]
-        found[node] = stop
+        ends[node] = stop
     held = [0] * len(children)
     queue = deque([0])
     while queue:  # breadth first, so that shorter prefixes are ready before longer ones
         node = queue.popleft()
-        found[node] = found[node] or found[shorter[node]]
+        ends[node] = ends[node] or ends[shorter[node]]
         held[node] = depth[node] if children[node] else held[shorter[node]]
         for character, child in children[node].items():
             shorter[child] = _step(children, shorter, shorter[node], character) if node else 0
             queue.append(child)
-    return _Automaton(
-        tuple(children), tuple(shorter), tuple(stop or None for stop in found), tuple(held), {}
-    )
+    longest, found = max(map(len, stops)), tuple(stop or None for stop in ends)
+    return _Automaton(stops, longest, tuple(children), tuple(shorter), found, tuple(held), {})
 
 
 def _step(
@@ -98,8 +160,7 @@ def _step(
 
 class Scan(NamedTuple):
     """What one piece brought: `text` is final; `stop` is the stop that completed, `end` characters
-    into the piece.
-    """
+    into the piece."""
 
     text: str
     stop: str | None = None
@@ -107,19 +168,20 @@ class Scan(NamedTuple):
 
 
 class StopScanner:
-    """`cut`, for a text that comes in pieces: the stop that completes first wins, the longest of
-    those that complete there.
+    """`cut`, for a text that comes in pieces.
 
     It holds back no more text than may still become part of a stop, and takes time linear in the
-    text whatever the stops. After a stop it gives out nothing more. Raises as `checked` does.
+    text whatever the stops. After a stop it gives out nothing more. Raises as `cut` does.
 
-    >>> scanner = StopScanner(("END",))
-    >>> scanner.feed("aE"), scanner.held, scanner.feed("Eb"), scanner.finish()
-    (Scan(text='a', stop=None, end=None), 'E', Scan(text='EEb', stop=None, end=None), '')
+    >>> scanner = StopScanner(("abcd", "bc"))
+    >>> scanner.feed("xab"), scanner.held
+    (Scan(text='x', stop=None, end=None), 'ab')
+    >>> scanner.feed("cd")
+    Scan(text='a', stop='bc', end=1)
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._automaton = _compile(checked(stops)) if stops else None
+        self._automaton = _compile(_checked(stops)) if stops else None
         self._node = 0
         self.held = ""
         """The text that may still become part of a stop."""
@@ -128,57 +190,17 @@ class StopScanner:
 
     def feed(self, piece: str, *, counts: bool = True) -> Scan:
         """The text that is final now, and the stop if one completes in this piece; with
-        `counts=False` completions in it are passed over.
-        """
+        `counts=False` completions in it are passed over."""
         if self._automaton is None:
             return Scan(piece)
         if self.stop is not None:
             return Scan("")
-        children, shorter, stops, _, _ = self._automaton
-        node, text = self._node, self.held + piece
-        for end, character in enumerate(piece, 1):
-            node = (
-                children[0].get(character, 0)
-                if not node
-                else _step(children, shorter, node, character)
-            )
-            stop = stops[node]
-            if stop is not None and counts:
-                self.stop, kept, self.held = stop, text[: len(self.held) + end - len(stop)], ""
-                return Scan(kept, stop, end)
-        self._node = node
-        final = len(text) - self._automaton.held[node]
-        self.held = text[final:]
-        return Scan(text[:final])
-
-    def meets(self, piece: str, *, counts: bool = True) -> str | None:
-        """`feed` where the text itself is not wanted: the stop that completes in this piece.
-
-        >>> scanner = StopScanner(("END",))
-        >>> scanner.meets("aEN"), scanner.meets("Db")
-        (None, 'END')
-        """
-        if self._automaton is None or self.stop is not None:
-            return None
-        moves = self._automaton.moves
-        move = moves.get((self._node, piece))
-        if move is None:
-            if len(moves) >= MOVES:
-                moves.clear()
-            move = moves[self._node, piece] = self._move(self._automaton, piece)
-        self._node, stop = move
-        if counts:
-            self.stop = stop
-        return self.stop
-
-    def _move(self, automaton: _Automaton, piece: str) -> tuple[int, str | None]:
-        node, met = self._node, None
-        for character in piece:
-            node = _step(automaton.children, automaton.shorter, node, character)
-            met = met or automaton.stop[node]
-        return node, met
-
-    def finish(self) -> str:
-        """The text that was held back: no stop will complete any more."""
-        text, self.held, self._node = self.held, "", 0
-        return text
+        self._node, stop, end = self._automaton.move(self._node, self.held, piece)
+        text = self.held + piece
+        if counts and stop is not None and end is not None:
+            start = len(self.held) + end - len(stop)
+            self.stop, self.held = stop, ""
+            return Scan(text[:start], stop, end)
+        start = len(text) - self._automaton.held[self._node]
+        self.held = text[start:]
+        return Scan(text[:start])

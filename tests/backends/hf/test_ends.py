@@ -13,16 +13,11 @@ from support.rows import FAMILY, PROMPTS, ids, raws
 from pipegen.engines.plugin import Plugin
 from pipegen.records.options import StopOptions
 from pipegen.records.results import Raw
-from pipegen.stages.decoding import decode_row
-from pipegen.stages.stopping import stop_row
+from pipegen.stages.ending import decode_row, end_row
 
 
 def ended(engine: Any, raw: Raw) -> tuple[str, Any]:
-    decoded = (
-        decode_row(raw, engine.tokenizer, engine.eos_token_ids)
-        .bind(lambda read: stop_row(read, engine.tokenizer))
-        .unwrap()
-    )
+    decoded = end_row(raw, engine.tokenizer, engine.eos_token_ids).unwrap()
     return decoded.finish.value, decoded.stop
 
 

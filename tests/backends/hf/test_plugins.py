@@ -15,7 +15,7 @@ from pipegen.engines.plugin import Plugin, RowContext
 from pipegen.engines.protocol import RowDone
 from pipegen.records.options import StopOptions
 from pipegen.records.results import Finish
-from pipegen.stages.decoding import decode_row
+from pipegen.stages.ending import decode_row
 
 PROMPTS = [[60 + at, *range(70, 71 + 3 * at)] for at in range(8)]
 

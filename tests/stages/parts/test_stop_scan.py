@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from pipegen.stages.stopping import Scan, StopScanner
+from pipegen.stages.parts import stop_scan
+from pipegen.stages.parts.stop_scan import Scan, StopScanner
 
 
 class TestStopScanner:
     def test_without_stops_it_passes_everything_on(self) -> None:
         scanner = StopScanner(())
-        assert (scanner.feed("abc"), scanner.held, scanner.finish()) == (Scan("abc"), "", "")
+        assert (scanner.feed("abc"), scanner.held) == (Scan("abc"), "")
 
     def test_it_holds_back_what_may_become_a_stop_and_no_more(self) -> None:
         scanner = StopScanner(("abab", "bc"))
@@ -28,7 +29,7 @@ class TestStopScanner:
 
     def test_after_a_stop_it_gives_nothing_more(self) -> None:
         scanner = StopScanner(("b",))
-        assert (scanner.feed("abc"), scanner.feed("abc"), scanner.finish(), scanner.stop) == (
+        assert (scanner.feed("abc"), scanner.feed("abc"), scanner.held, scanner.stop) == (
             Scan("a", "b", 2),
             Scan(""),
             "",
@@ -51,24 +52,24 @@ class TestStopScanner:
             Scan("", "ababc", 1),
         )
 
-    def test_what_is_held_at_the_end_comes_out(self) -> None:
-        scanner = StopScanner(("END",))
-        assert (scanner.feed("aEN").text, scanner.finish(), scanner.finish()) == ("a", "EN", "")
-
-    def test_meeting_a_stop_is_what_feeding_finds_however_little_is_remembered(
+    def test_what_is_remembered_and_how_long_pieces_are_changes_nothing(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("pipegen.stages.parts.stop_scan.MOVES", 2)
-        pieces = ("ab", "a", "bab", "c", "ab", "abab", "cab")
-        for stops in (("ababc", "ca"), ("bc",), ()):
-            meeting, feeding = StopScanner(stops), StopScanner(stops)
-            for place, piece in enumerate(pieces):
-                found = feeding.feed(piece, counts=place > 3).stop
-                assert meeting.meets(piece, counts=place > 3) == found
-                if found:
-                    break
-            assert meeting.stop == feeding.stop
-            assert meeting.stop is None or meeting.meets("ab") is None
+        pieces = ("ab", "a", "bab", "c", "ab", "abab", "cab", "xabababxx", "ab")
+        for stops in (("ababc", "ca"), ("bc",), ("abx", "xab"), ()):
+            found = []
+            for long, moves in ((1, 2), (1000, 2), (1000, 1000)):
+                monkeypatch.setattr(stop_scan, "LONG", long)
+                monkeypatch.setattr(stop_scan, "MOVES", moves)
+                stop_scan._compile.cache_clear()
+                for before in range(len(pieces)):
+                    scanner = StopScanner(stops)
+                    found.append([])
+                    for place, piece in enumerate(pieces):
+                        scan = scanner.feed(piece, counts=place >= before)
+                        found[-1].append((scan, scanner.held, scanner.stop))
+            third = len(found) // 3
+            assert found[:third] == found[third : 2 * third] == found[2 * third :]
 
     def test_many_stops_and_a_long_text_take_one_step_per_character(self) -> None:
         stops = tuple("a" * length + "b" for length in range(1, 200))

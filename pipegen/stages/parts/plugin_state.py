@@ -1,4 +1,4 @@
-"""Let the plugins of one row watch its text. An error of a plugin fails its own row, as a
+"""The states of the plugins that watch one row. An error of a plugin fails its own row, as a
 `PluginFailed`.
 
 >>> from pipegen.engines.plugin import Plugin
@@ -7,9 +7,9 @@
 ...     start=lambda: None,
 ...     feed=lambda state, text: (state, text.index("}") + 1 if "}" in text else None),
 ... )
->>> watch = Watch((brace,))
->>> watch.feed("{a")
->>> watch.feed("b} c")
+>>> plugins = PluginStates((brace,))
+>>> plugins.feed("{a")
+>>> plugins.feed("b} c")
 Halt(plugin='brace', kept=2)
 """
 
@@ -27,7 +27,7 @@ from pipegen.core.slots import is_ok
 from pipegen.engines.plugin import Plugin
 from pipegen.records.frozen import printed
 
-__all__ = ["Halt", "Watch", "ask_plugin", "not_fed"]
+__all__ = ["Halt", "PluginStates", "ask_plugin", "not_fed"]
 
 T = TypeVar("T")
 
@@ -70,8 +70,8 @@ def not_fed(answer: object) -> str:
     return f"feed gave {printed(answer)}, not the next state and how many characters are kept"
 
 
-class Watch:
-    """The states of the plugins that watch one row; false if no plugin watches."""
+class PluginStates:
+    """Passes a row's new text to its plugins, and holds the state of each; false if none watches."""
 
     def __init__(self, plugins: Sequence[Plugin]) -> None:
         self._plugins = tuple(plugin for plugin in plugins if plugin.feed is not None)
@@ -79,6 +79,11 @@ class Watch:
 
     def __bool__(self) -> bool:
         return bool(self._plugins)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the plugins that watch."""
+        return tuple(plugin.name for plugin in self._plugins)
 
     def feed(self, text: str) -> Halt | PluginFailed | None:
         """Pass new text to every plugin, unless it is empty. The first failure wins, then the first

@@ -1,6 +1,4 @@
-"""Ids become text: by the toy tokenizer, and by tokenizers of the `tokenizers` library made on the
-spot.
-"""
+"""Ids become text, one by one: by tokenizers of the `tokenizers` library made on the spot."""
 
 from __future__ import annotations
 
@@ -10,158 +8,13 @@ from typing import Any
 
 import pytest
 
-from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions, resolve
-from pipegen.records.requests import TextGenerationRequest
-from pipegen.records.results import Decoded, Encoded, Finish, Prompt, Raw, TokenLogprob
-from pipegen.stages.decoding import Detokenizer, decode_row
 from pipegen.stages.parts import detokenize
-from pipegen.stages.parts.detokenize import spell
+from pipegen.stages.parts.detokenize import Detokenizer, spell
 from pipegen.testing.texts import AWKWARD
 from pipegen.testing.toy import ToyTokenizer
 
 TOY = ToyTokenizer()
-IM_START, IM_END, END_OF_TEXT = (
-    TOY.special_tokens[token] for token in ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
-)
 REPLACEMENT = "\ufffd"
-
-
-def raw(token_ids: Sequence[int], options: GenerationOptions | None = None, **how: Any) -> Raw:
-    prompt = Prompt(token_ids=(65,), compact_token_ids=(65,))
-    encoded = Encoded(
-        request=TextGenerationRequest(prompt="A"), options=resolve(options), prompt=prompt
-    )
-    return Raw(encoded=encoded, token_ids=tuple(token_ids), **how)
-
-
-def decoded(
-    text: str, options: GenerationOptions | None = None, eos: Sequence[int] = (IM_END,), **how: Any
-) -> Decoded:
-    return decode_row(raw(TOY.encode(text), options, **how), TOY, eos).unwrap()
-
-
-class TestDecode:
-    def test_text_without_the_end_token_and_raw_text_with_it(self) -> None:
-        row = decoded("hi<|im_end|>")
-        assert (row.text, row.raw_text, row.finish, row.stop) == (
-            "hi",
-            "hi<|im_end|>",
-            Finish.EOS,
-            None,
-        )
-        assert (row.text_ends, row.raw_ends) == ((1, 2, 2), (1, 2, 12))
-
-    def test_a_stop_token_is_reported_and_stays_in_raw_text(self) -> None:  # A7
-        row = decoded("a.b", GenerationOptions(stop=StopOptions(stop_token_ids=(ord("."),))))
-        assert (row.text, row.raw_text, row.finish, row.stop, row.raw.token_ids) == (
-            "a",
-            "a.",
-            Finish.STOP_TOKEN,
-            ord("."),
-            (97, 46),
-        )
-
-    def test_an_end_token_of_id_0_counts(self) -> None:  # A8
-        row = decode_row(raw((97, 0, 98)), TOY, (0,)).unwrap()
-        assert (row.text, row.finish, row.raw.token_ids) == ("a", Finish.EOS, (97, 0))
-
-    @pytest.mark.parametrize("token", ["<|im_end|>", "<|endoftext|>"])
-    def test_all_end_tokens_of_the_checkpoint_count(self, token: str) -> None:  # A8
-        assert decoded(f"a{token}b", eos=(IM_END, END_OF_TEXT)).raw_text == f"a{token}"
-
-    def test_a_stop_that_is_a_special_token_is_named_as_it_was_written(self) -> None:  # A9
-        row = decoded(
-            "a<|im_end|>b",
-            GenerationOptions(stop=StopOptions(stop=("<|im_end|>",), stop_token_ids=(IM_END,))),
-        )
-        assert (row.text, row.raw_text, row.finish, row.stop) == (
-            "a",
-            "a<|im_end|>",
-            Finish.STOP_TOKEN,
-            "<|im_end|>",
-        )
-
-    def test_whitespace_at_both_ends_is_kept(self) -> None:  # A10
-        assert decoded(" a \n<|im_end|>").text == " a \n"
-
-    def test_an_ending_token_is_no_text_even_where_special_tokens_are_shown(self) -> None:
-        row = decoded(
-            "<|im_start|>a<|im_end|>",
-            GenerationOptions(decode=DecodeOptions(skip_special_tokens=False)),
-        )
-        assert (row.text, row.text_ends) == ("<|im_start|>a", (12, 13, 13))
-
-    def test_special_tokens_in_the_middle_are_invisible_and_added_ones_are_not(self) -> None:
-        row = decoded("a<|im_start|><think>b")
-        assert (row.text, row.raw_text) == ("a<think>b", "a<|im_start|><think>b")
-
-    def test_ignored_end_tokens_end_nothing(self) -> None:
-        row = decoded(
-            "a<|im_end|>b", GenerationOptions(max_new_tokens=3, stop=StopOptions(ignore_eos=True))
-        )
-        assert (row.text, row.finish) == ("ab", Finish.LENGTH)
-
-    def test_an_end_token_within_min_new_tokens_does_not_end(self) -> None:  # A19
-        row = decoded("a<|im_end|>b<|im_end|>c", GenerationOptions(min_new_tokens=2))
-        assert (row.text, row.finish, len(row.raw.token_ids)) == ("ab", Finish.EOS, 4)
-
-    def test_the_ending_eos_is_counted_once_and_padding_after_it_never(self) -> None:  # A18
-        row = decoded("ab" + 4 * "<|im_end|>")
-        assert (row.raw.token_ids, row.raw_text) == ((97, 98, IM_END), "ab<|im_end|>")
-
-    def test_an_id_that_only_pads_elsewhere_is_kept_in_the_middle(self) -> None:  # A18
-        assert decoded("a<|endoftext|>b<|im_end|>").raw_text == "a<|endoftext|>b<|im_end|>"
-
-    def test_ids_beyond_the_limit_are_dropped_with_their_logprobs(self) -> None:
-        logprobs = tuple(
-            TokenLogprob(token_id=token_id, logprob=-1.0, text=chr(token_id))
-            for token_id in TOY.encode("abc")
-        )
-        row = decoded("abc", GenerationOptions(max_new_tokens=2), logprobs=logprobs)
-        assert (row.text, row.finish, row.raw.logprobs) == ("ab", Finish.LENGTH, logprobs[:2])
-
-    def test_log_probabilities_say_the_texts_of_their_tokens(self) -> None:
-        given = (
-            TokenLogprob(token_id=0xC3, logprob=-1.0, top=((97, -1.0), (257, -2.0))),
-            TokenLogprob(token_id=0xA9, logprob=-1.0),
-        )
-        row = decoded("é", logprobs=given)
-        assert row.raw.logprobs is not None
-        assert [(one.text, one.top_texts) for one in row.raw.logprobs] == [
-            ("\ufffd", ("a", "<|im_end|>")),
-            ("\ufffd", ()),
-        ]
-
-    def test_how_rows_end_that_no_token_ended(self) -> None:
-        assert decoded("ab", aborted=True).finish is Finish.ABORTED
-        assert (decoded("ab", halted="json").finish, decoded("ab", halted="json").stop) == (
-            Finish.PLUGIN,
-            "json",
-        )
-        assert decoded("ab").finish is Finish.ABORTED
-        assert decoded("ab", GenerationOptions(max_new_tokens=2)).finish is Finish.LENGTH
-        assert decoded("a<|im_end|>", aborted=True).finish is Finish.EOS
-        assert (
-            decoded("abc", GenerationOptions(max_new_tokens=2), halted="json").finish
-            is Finish.LENGTH
-        )
-
-    def test_no_ids_are_no_text(self) -> None:
-        row = decoded("")
-        assert (row.text, row.raw_text, row.text_ends, row.raw_ends) == ("", "", (), ())
-        assert decoded("<|im_end|>").text_ends == (0,)
-
-    def test_output_that_ends_inside_a_character_shows_it(self) -> None:  # A15
-        row = decode_row(raw((97, 0xE2, 0x82)), TOY, ()).unwrap()
-        assert (row.text, row.text_ends) == (f"a{REPLACEMENT}", (1, 1, 1))
-
-    def test_options_must_be_resolved(self) -> None:
-        prompt = Prompt(token_ids=(65,), compact_token_ids=(65,))
-        encoded = Encoded(
-            request=TextGenerationRequest(prompt="A"), options=GenerationOptions(), prompt=prompt
-        )
-        with pytest.raises(ValueError, match="resolve"):
-            decode_row(Raw(encoded=encoded, token_ids=(1,)), TOY)
 
 
 class Real:

@@ -8,7 +8,7 @@ import pytest
 
 from pipegen.core.errors import PluginFailed
 from pipegen.engines.plugin import Plugin
-from pipegen.stages.parts.watching import Halt, Watch
+from pipegen.stages.parts.plugin_state import Halt, PluginStates
 
 
 class Fed(NamedTuple):
@@ -16,8 +16,8 @@ class Fed(NamedTuple):
     kept: int | None
 
 
-def watch(answer: Any) -> Watch:
-    return Watch((Plugin(name="p", start=lambda: 0, feed=lambda state, text: answer),))
+def states_of(answer: Any) -> PluginStates:
+    return PluginStates((Plugin(name="p", start=lambda: 0, feed=lambda state, text: answer),))
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def watch(answer: Any) -> Watch:
     ids=repr,
 )
 def test_what_is_no_state_and_number_is_said(answer: Any) -> None:
-    failed = watch(answer).feed("text")
+    failed = states_of(answer).feed("text")
     assert isinstance(failed, PluginFailed)
     assert (failed.plugin, failed.message) == (
         "p",
@@ -36,7 +36,7 @@ def test_what_is_no_state_and_number_is_said(answer: Any) -> None:
 
 @pytest.mark.parametrize("kept", [-1, 5, True, 1.0, "1"])
 def test_no_more_is_kept_than_was_fed(kept: Any) -> None:
-    failed = watch((0, kept)).feed("text")
+    failed = states_of((0, kept)).feed("text")
     assert isinstance(failed, PluginFailed)
     assert (failed.plugin, failed.message) == (
         "p",
@@ -54,12 +54,12 @@ def test_no_more_is_kept_than_was_fed(kept: Any) -> None:
     ],
 )
 def test_what_is_right_is_taken(answer: Any, halt: Halt | None) -> None:
-    assert watch(answer).feed("text") == halt
+    assert states_of(answer).feed("text") == halt
 
 
 def test_empty_text_is_not_shown_and_no_state_is_made_for_it() -> None:
     assert (
-        Watch(
+        PluginStates(
             (Plugin(name="p", start=lambda: 1 // 0, feed=lambda state, text: (state, None)),)
         ).feed("")
         is None
@@ -81,8 +81,8 @@ def test_a_state_is_made_once_and_handed_on() -> None:
         start=lambda: "",
         feed=lambda seen, text: (seen + text, 1 if (seen + text).endswith("xyz") else None),
     )
-    watched = Watch((*plugins, halting))
-    assert [watched.feed(piece) for piece in ("x", "y", "z")] == [None, None, Halt("c", 1)]
+    states = PluginStates((*plugins, halting))
+    assert [states.feed(piece) for piece in ("x", "y", "z")] == [None, None, Halt("c", 1)]
     assert made == ["a", "b"]
 
 
@@ -96,21 +96,21 @@ def test_what_a_plugin_raises_is_named(where: str) -> None:
         "feed": lambda state, text: (state, None),
         where: broken,
     }
-    assert Watch((Plugin(name="p", **hooks),)).feed("text") == PluginFailed(
+    assert PluginStates((Plugin(name="p", **hooks),)).feed("text") == PluginFailed(
         "plugin 'p' raised KeyError: 'gone'", plugin="p"
     )
 
 
 def test_a_plugin_that_only_trims_does_not_watch() -> None:
-    assert not Watch((Plugin(name="p", trim=str.upper),))
-    assert Watch((Plugin(name="p", trim=str.upper),)).feed("text") is None
+    assert not PluginStates((Plugin(name="p", trim=str.upper),))
+    assert PluginStates((Plugin(name="p", trim=str.upper),)).feed("text") is None
 
 
 def test_of_failure_and_halt_the_failure_counts_and_of_two_halts_the_first() -> None:
     def halt(name: str, kept: Any) -> Plugin:
         return Plugin(name=name, start=lambda: 0, feed=lambda state, text: (state, kept))
 
-    assert Watch((halt("a", 2), halt("b", 1))).feed("text") == Halt("a", 2)
-    failed = Watch((halt("a", 2), halt("b", 9))).feed("text")
+    assert PluginStates((halt("a", 2), halt("b", 1))).feed("text") == Halt("a", 2)
+    failed = PluginStates((halt("a", 2), halt("b", 9))).feed("text")
     assert isinstance(failed, PluginFailed)
     assert failed.plugin == "b"

@@ -1,4 +1,4 @@
-"""Stop strings: the cut, where each is looked for, and the stage that ends a row."""
+"""How rows end: ids to text, the cut, where each stop is looked for, and what ends a row first."""
 
 from __future__ import annotations
 
@@ -14,22 +14,16 @@ from pipegen.engines.plugin import Plugin
 from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Decoded, Encoded, Finish, Prompt, Raw, TokenLogprob
-from pipegen.stages.decoding import decode_row
-from pipegen.stages.stopping import (
-    Cut,
-    StopScanner,
-    cut,
-    ending_ids,
-    endings,
-    plan_stops,
-    split_stops,
-    stop_row,
-    text_offset,
-)
+from pipegen.stages.ending import decode_row, end_row
+from pipegen.stages.parts.folds import ending_ids, plan_of, text_offset
+from pipegen.stages.parts.stop_scan import Cut, StopScanner, cut
 from pipegen.testing.toy import ToyTokenizer
 
 TOY = ToyTokenizer(merges=("a\n\nb", "ST", "OP", "xSTOP", "}STOP"))
 IM_END, IMAGE_PAD = TOY.special_tokens["<|im_end|>"], TOY.special_tokens["<|image_pad|>"]
+PLAIN = ToyTokenizer()
+PLAIN_END, PLAIN_TEXT_END = (PLAIN.special_tokens[end] for end in ("<|im_end|>", "<|endoftext|>"))
+REPLACEMENT = "\ufffd"
 
 
 def judged(
@@ -45,9 +39,7 @@ def judged(
         options=resolve(options),
         prompt=Prompt(token_ids=(83,), compact_token_ids=(83,)),
     )
-    return decode_row(Raw(encoded=encoded, token_ids=ids, **how), tokenizer, (IM_END,)).bind(
-        lambda decoded: stop_row(decoded, tokenizer, plugins)
-    )
+    return end_row(Raw(encoded=encoded, token_ids=ids, **how), tokenizer, (IM_END,), plugins)
 
 
 def ended(
@@ -111,25 +103,41 @@ class TestCut:
             StopOptions(stop=stops)
 
 
-class TestSplitStops:
+class TestPlan:
     def test_stops_are_looked_for_where_they_can_be_seen(self) -> None:  # A9
-        plan = split_stops(("END", "<|im_end|>", "a<|im_end|>", "<|im_", "<think>"), TOY)
-        assert plan.stop_ids == {IM_END: "<|im_end|>"}
+        stops = ("END", "<|im_end|>", "a<|im_end|>", "<|im_", "<think>")
+        plan = plan_of(resolve(GenerationOptions(stop=stops)), TOY)
+        assert plan.ids == {IM_END: (Finish.STOP_TOKEN, "<|im_end|>")}
         assert plan.raw == ("a<|im_end|>",)
         assert plan.text == ("END", "<|im_", "<think>")
         assert pickle.loads(pickle.dumps(plan)) == plan
 
-    def test_the_plan_does_not_depend_on_what_text_shows(self) -> None:
+    def test_where_a_stop_is_looked_for_does_not_depend_on_what_text_shows(self) -> None:
         for skips in (True, False):
-            options = resolve(
-                GenerationOptions(
-                    stop=("END", "a<|im_end|>"), decode=DecodeOptions(skip_special_tokens=skips)
-                )
-            )
-            assert (plan_stops(options, TOY).text, plan_stops(options, TOY).raw) == (
-                ("END",),
-                ("a<|im_end|>",),
-            )
+            decode = DecodeOptions(skip_special_tokens=skips)
+            options = resolve(GenerationOptions(stop=("END", "a<|im_end|>"), decode=decode))
+            plan = plan_of(options, TOY)
+            assert (plan.text, plan.raw) == (("END",), ("a<|im_end|>",))
+            assert plan.hidden == (set(TOY.special_tokens.values()) if skips else set())
+
+    def test_a_stop_token_goes_before_an_end_token_and_is_named_as_it_was_written(self) -> None:
+        options = GenerationOptions(stop=StopOptions(stop=("<|im_end|>",), stop_token_ids=(7, 5)))
+        assert plan_of(resolve(options), TOY, (0, 5, IM_END)).ids == {
+            0: (Finish.EOS, None),
+            5: (Finish.STOP_TOKEN, 5),
+            7: (Finish.STOP_TOKEN, 7),
+            IM_END: (Finish.STOP_TOKEN, "<|im_end|>"),
+        }
+
+    def test_without_stops_the_end_tokens_alone_end_a_row(self) -> None:
+        plan = plan_of(resolve(GenerationOptions()), TOY, (7,))
+        assert (plan.ids, plan.text, plan.raw) == ({7: (Finish.EOS, None)}, (), ())
+
+    def test_rows_with_equal_stops_share_one_plan(self) -> None:
+        plans = [
+            plan_of(resolve(GenerationOptions(stop=("a",), seed=seed)), TOY) for seed in (1, 2)
+        ]
+        assert plans[0] is plans[1]
 
     def test_ending_ids_are_stop_ids_special_stops_and_end_tokens(self) -> None:
         options = GenerationOptions(
@@ -142,6 +150,147 @@ class TestSplitStops:
     def test_options_must_be_resolved(self) -> None:
         with pytest.raises(ValueError, match="resolve"):
             ending_ids(GenerationOptions(), TOY, ())
+
+
+def raw(token_ids: Sequence[int], options: GenerationOptions | None = None, **how: Any) -> Raw:
+    prompt = Prompt(token_ids=(65,), compact_token_ids=(65,))
+    encoded = Encoded(
+        request=TextGenerationRequest(prompt="A"), options=resolve(options), prompt=prompt
+    )
+    return Raw(encoded=encoded, token_ids=tuple(token_ids), **how)
+
+
+def decoded(
+    text: str,
+    options: GenerationOptions | None = None,
+    eos: Sequence[int] = (PLAIN_END,),
+    **how: Any,
+) -> Decoded:
+    return decode_row(raw(PLAIN.encode(text), options, **how), PLAIN, eos).unwrap()
+
+
+class TestDecode:
+    def test_text_without_the_end_token_and_raw_text_with_it(self) -> None:
+        row = decoded("hi<|im_end|>")
+        assert (row.text, row.raw_text, row.finish, row.stop) == (
+            "hi",
+            "hi<|im_end|>",
+            Finish.EOS,
+            None,
+        )
+        assert (row.text_ends, row.raw_ends) == ((1, 2, 2), (1, 2, 12))
+
+    def test_a_stop_token_is_reported_and_stays_in_raw_text(self) -> None:  # A7
+        row = decoded("a.b", GenerationOptions(stop=StopOptions(stop_token_ids=(ord("."),))))
+        assert (row.text, row.raw_text, row.finish, row.stop, row.raw.token_ids) == (
+            "a",
+            "a.",
+            Finish.STOP_TOKEN,
+            ord("."),
+            (97, 46),
+        )
+
+    def test_an_end_token_of_id_0_counts(self) -> None:  # A8
+        row = decode_row(raw((97, 0, 98)), PLAIN, (0,)).unwrap()
+        assert (row.text, row.finish, row.raw.token_ids) == ("a", Finish.EOS, (97, 0))
+
+    @pytest.mark.parametrize("token", ["<|im_end|>", "<|endoftext|>"])
+    def test_all_end_tokens_of_the_checkpoint_count(self, token: str) -> None:  # A8
+        assert decoded(f"a{token}b", eos=(PLAIN_END, PLAIN_TEXT_END)).raw_text == f"a{token}"
+
+    def test_a_stop_that_is_a_special_token_is_named_as_it_was_written(self) -> None:  # A9
+        row = decoded(
+            "a<|im_end|>b",
+            GenerationOptions(stop=StopOptions(stop=("<|im_end|>",), stop_token_ids=(PLAIN_END,))),
+        )
+        assert (row.text, row.raw_text, row.finish, row.stop) == (
+            "a",
+            "a<|im_end|>",
+            Finish.STOP_TOKEN,
+            "<|im_end|>",
+        )
+
+    def test_whitespace_at_both_ends_is_kept(self) -> None:  # A10
+        assert decoded(" a \n<|im_end|>").text == " a \n"
+
+    def test_an_ending_token_is_no_text_even_where_special_tokens_are_shown(self) -> None:
+        row = decoded(
+            "<|im_start|>a<|im_end|>",
+            GenerationOptions(decode=DecodeOptions(skip_special_tokens=False)),
+        )
+        assert (row.text, row.text_ends) == ("<|im_start|>a", (12, 13, 13))
+
+    def test_special_tokens_in_the_middle_are_invisible_and_added_ones_are_not(self) -> None:
+        row = decoded("a<|im_start|><think>b")
+        assert (row.text, row.raw_text) == ("a<think>b", "a<|im_start|><think>b")
+
+    def test_ignored_end_tokens_end_nothing(self) -> None:
+        row = decoded(
+            "a<|im_end|>b", GenerationOptions(max_new_tokens=3, stop=StopOptions(ignore_eos=True))
+        )
+        assert (row.text, row.finish) == ("ab", Finish.LENGTH)
+
+    def test_an_end_token_within_min_new_tokens_does_not_end(self) -> None:  # A19
+        row = decoded("a<|im_end|>b<|im_end|>c", GenerationOptions(min_new_tokens=2))
+        assert (row.text, row.finish, len(row.raw.token_ids)) == ("ab", Finish.EOS, 4)
+
+    def test_the_ending_eos_is_counted_once_and_padding_after_it_never(self) -> None:  # A18
+        row = decoded("ab" + 4 * "<|im_end|>")
+        assert (row.raw.token_ids, row.raw_text) == ((97, 98, PLAIN_END), "ab<|im_end|>")
+
+    def test_an_id_that_only_pads_elsewhere_is_kept_in_the_middle(self) -> None:  # A18
+        assert decoded("a<|endoftext|>b<|im_end|>").raw_text == "a<|endoftext|>b<|im_end|>"
+
+    def test_ids_beyond_the_limit_are_dropped_with_their_logprobs(self) -> None:
+        logprobs = tuple(
+            TokenLogprob(token_id=token_id, logprob=-1.0, text=chr(token_id))
+            for token_id in PLAIN.encode("abc")
+        )
+        row = decoded("abc", GenerationOptions(max_new_tokens=2), logprobs=logprobs)
+        assert (row.text, row.finish, row.raw.logprobs) == ("ab", Finish.LENGTH, logprobs[:2])
+
+    def test_log_probabilities_say_the_texts_of_their_tokens(self) -> None:
+        given = (
+            TokenLogprob(token_id=0xC3, logprob=-1.0, top=((97, -1.0), (257, -2.0))),
+            TokenLogprob(token_id=0xA9, logprob=-1.0),
+        )
+        row = decoded("é", logprobs=given)
+        assert row.raw.logprobs is not None
+        assert [(one.text, one.top_texts) for one in row.raw.logprobs] == [
+            ("\ufffd", ("a", "<|im_end|>")),
+            ("\ufffd", ()),
+        ]
+
+    def test_how_rows_end_that_no_token_ended(self) -> None:
+        assert decoded("ab", aborted=True).finish is Finish.ABORTED
+        assert (decoded("ab", halted="json").finish, decoded("ab", halted="json").stop) == (
+            Finish.PLUGIN,
+            "json",
+        )
+        assert decoded("ab").finish is Finish.ABORTED
+        assert decoded("ab", GenerationOptions(max_new_tokens=2)).finish is Finish.LENGTH
+        assert decoded("a<|im_end|>", aborted=True).finish is Finish.EOS
+        assert (
+            decoded("abc", GenerationOptions(max_new_tokens=2), halted="json").finish
+            is Finish.LENGTH
+        )
+
+    def test_no_ids_are_no_text(self) -> None:
+        row = decoded("")
+        assert (row.text, row.raw_text, row.text_ends, row.raw_ends) == ("", "", (), ())
+        assert decoded("<|im_end|>").text_ends == (0,)
+
+    def test_output_that_ends_inside_a_character_shows_it(self) -> None:  # A15
+        row = decode_row(raw((97, 0xE2, 0x82)), PLAIN, ()).unwrap()
+        assert (row.text, row.text_ends) == (f"a{REPLACEMENT}", (1, 1, 1))
+
+    def test_options_must_be_resolved(self) -> None:
+        prompt = Prompt(token_ids=(65,), compact_token_ids=(65,))
+        encoded = Encoded(
+            request=TextGenerationRequest(prompt="A"), options=GenerationOptions(), prompt=prompt
+        )
+        with pytest.raises(ValueError, match="resolve"):
+            decode_row(Raw(encoded=encoded, token_ids=(1,)), PLAIN)
 
 
 class TestStop:
@@ -301,6 +450,12 @@ class TestStop:
         ).unwrap()
         assert (row.text, row.finish, row.stop) == ("a\ufffd", Finish.LENGTH, None)
 
+    def test_of_stops_that_the_end_token_completes_the_first_to_complete_wins(self) -> None:
+        """It also completes the characters before it, in text and raw text alike."""
+        ids = (97, 0xE2, 0xE2, IM_END)
+        assert ended(ids, "\ufffd", "\ufffd\ufffd<|im_end|>")[::2] == ("a", "\ufffd")
+        assert ended(ids, "a\ufffd", "\ufffd<|im_end|>")[::2] == ("", "a\ufffd")
+
     def test_offsets_in_raw_text_map_to_text(self) -> None:
         text_ends, raw_ends = (3, 3, 6), (3, 13, 16)
         assert [
@@ -433,8 +588,3 @@ class TestPlugins:
 
         with pytest.raises(KeyboardInterrupt):
             judged("a", plugins=[Plugin(name="p", start=interrupted, feed=interrupted)])
-
-
-def test_without_stops_the_end_tokens_alone_end_a_row() -> None:
-    plan = plan_stops(resolve(GenerationOptions()), ToyTokenizer())
-    assert endings(GenerationOptions(), plan, (7,)) == {7: (Finish.EOS, None)}

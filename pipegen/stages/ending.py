@@ -1,0 +1,252 @@
+"""How a row ends: one rule for every engine, whether its answer comes whole or in pieces.
+
+The order in which a generated token is judged, once the row has more than `min_new_tokens`: a stop
+token ends it, then one of the model's end tokens, then a stop string, then a plugin, then the
+length. A stop string that completes in the text goes before an id that ends the row with the same
+token, before the length, and before an engine that gave the row up. A stop token's text, and an end
+token's, is in `raw_text` only.
+
+How an engine ended a row counts only where it is about the very ids and options of the answer:
+after a stage that changed them, the rule is applied again (see `pipegen.stages.parts.folds`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from returns.result import Failure, Success
+
+from pipegen.core.errors import UnsupportedOption
+from pipegen.core.pipe import Pipe, row_stage
+from pipegen.core.slots import Slot
+from pipegen.engines.plugin import Plugin
+from pipegen.engines.protocol import TokenEngine, require_token_engine
+from pipegen.engines.tokenizer import Tokenizer
+from pipegen.records.fields import altered
+from pipegen.records.results import Decoded, Encoded, Ending, Finish, Raw, TokenLogprob
+from pipegen.stages.parts.detokenize import added, own_text, spell
+from pipegen.stages.parts.folds import UNRESOLVED, TextFold, TokenFold, not_ended, plan_of
+from pipegen.stages.parts.stop_scan import Cut, cut
+
+__all__ = ["Cut", "cut", "decode", "decode_row", "end_row", "stop", "stop_row"]
+
+BY_ID = (Finish.EOS, Finish.STOP_TOKEN)
+"""How a row ends by an id."""
+
+
+def decode(engine: TokenEngine) -> Pipe[Raw, Decoded]:
+    """The stage that makes text of generated ids; see `decode_row`. While a call streams, text is
+    given out as soon as it is final."""
+    require_token_engine("decode", engine)
+
+    def follow(encoded: Encoded) -> TokenFold:
+        return TokenFold(encoded.options, engine.tokenizer, engine.eos_token_ids, engine.plugins)
+
+    def decoded(raw: Raw) -> Slot[Decoded]:
+        return decode_row(raw, engine.tokenizer, engine.eos_token_ids)
+
+    return row_stage(
+        "decode",
+        decoded,
+        keeps_text=True,
+        follow=follow,
+        takes=Raw,
+        rebind=lambda new: decode(new.engine(engine)),
+    )
+
+
+def stop(engine: TokenEngine) -> Pipe[Decoded, Decoded]:
+    """The stage that ends each row at its first stop string, or where a plugin halts it; see
+    `stop_row`."""
+    require_token_engine("stop", engine)
+
+    def stopped(decoded: Decoded) -> Slot[Decoded]:
+        return stop_row(decoded, engine.tokenizer, engine.plugins)
+
+    return row_stage(
+        "stop",
+        stopped,
+        keeps_text=True,
+        takes=Decoded,
+        cuts=True,
+        rebind=lambda new: stop(new.engine(engine)),
+    )
+
+
+def end_row(
+    raw: Raw,
+    tokenizer: Tokenizer,
+    eos_token_ids: Sequence[int] = (),
+    plugins: Sequence[Plugin] = (),
+) -> Slot[Decoded]:
+    """What the stages `decode` and `stop` make of an answer, one after the other."""
+    decoded = decode_row(raw, tokenizer, eos_token_ids)
+    return decoded.bind(lambda row: stop_row(row, tokenizer, plugins))
+
+
+def decode_row(raw: Raw, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()) -> Slot[Decoded]:
+    """The text of the ids, not yet cut at stop strings, and how the row ended as far as the ids say.
+
+    Ids after the one that ends the row, or beyond `max_new_tokens`, are dropped with their logprobs.
+    The finish is `ABORTED` where the engine gave the row up or the ids end for no known reason, and
+    `PLUGIN` where a plugin on the engine's side ended it.
+
+    >>> from pipegen.records.options import GenerationOptions, resolve
+    >>> from pipegen.records.results import Prompt
+    >>> from pipegen.records.requests import TextGenerationRequest
+    >>> from pipegen.testing.toy import ToyTokenizer
+    >>> encoded = Encoded(
+    ...     request=TextGenerationRequest(prompt="A"),
+    ...     options=resolve(GenerationOptions()),
+    ...     prompt=Prompt(token_ids=(65,), compact_token_ids=(65,)),
+    ... )
+    >>> raw = Raw(encoded=encoded, token_ids=(66, 257, 67))
+    >>> decoded = decode_row(raw, ToyTokenizer(), eos_token_ids=(257,)).unwrap()
+    >>> decoded.text, decoded.raw_text, decoded.raw.token_ids, decoded.finish.value
+    ('B', 'B<|im_end|>', (66, 257), 'eos')
+    """
+    options = raw.encoded.options
+    if options.prompt_logprobs and raw.prompt_logprobs is None:
+        words = "prompt_logprobs takes a pipe that asks for them: none of its stages does"
+        hint = "pg.call(engine) asks for them; a stage of your own in its place sets"
+        hint += " Raw.prompt_logprobs"
+        return Failure(UnsupportedOption(words, option="prompt_logprobs", hint=hint))
+    if options.max_new_tokens is None or options.min_new_tokens is None:
+        raise ValueError(UNRESOLVED)
+    plan, limit = plan_of(options, tokenizer, eos_token_ids), options.max_new_tokens
+    count, ending, hidden = len(raw.token_ids), raw.ending, plan.hidden
+    place = plan.first_end(raw.token_ids, options.min_new_tokens, min(count, limit))
+    by_id = place is not None
+    raw = _with_texts(_first_ids(raw, limit if place is None else place + 1), tokenizer)
+    ids = shown = raw.token_ids
+    last: str | None = ""
+    if by_id:
+        finish, stop = plan.ids[ids[-1]]
+        shown, last = ids[:-1], added(tokenizer, ids[-1])
+    else:
+        whole = count == len(ids)  # how the engine ended the row, it says of its last token
+        aborted, halted = whole and raw.aborted, raw.halted if whole else None
+        finish, stop = not_ended(len(ids) >= limit, aborted=aborted, halted=halted)
+    raw_text, raw_ends = spell(tokenizer, ids)
+    if hidden.isdisjoint(shown) and last is not None and len(last) < len(raw_text):
+        # It is known what the ending token has put to the text.
+        text, text_ends = raw_text.removesuffix(last), raw_ends[: len(shown)]
+    else:
+        text, text_ends = spell(tokenizer, shown, hidden)
+    if by_id:
+        text_ends += text_ends[-1:] or (0,)
+    followed = None
+    if ending is not None and ending.is_about(raw):
+        followed = (text, raw_text, text_ends, raw_ends)
+    return Success(
+        Decoded(
+            raw=raw,
+            text=text,
+            raw_text=raw_text,
+            text_ends=text_ends,
+            raw_ends=raw_ends,
+            finish=finish,
+            stop=stop,
+            written=text,
+            followed=followed,
+        )
+    )
+
+
+def _first_ids(raw: Raw, count: int) -> Raw:
+    """The answer up to so many ids, with their logprobs."""
+    if count >= len(raw.token_ids):
+        return raw
+    logprobs = None if raw.logprobs is None else raw.logprobs[:count]
+    shorter: Raw = altered(raw, token_ids=raw.token_ids[:count], logprobs=logprobs, ending=None)
+    return shorter
+
+
+def _with_texts(raw: Raw, tokenizer: Tokenizer) -> Raw:
+    """The answer, its log probabilities with the texts of their tokens."""
+
+    def spelled(entry: TokenLogprob) -> TokenLogprob:
+        tops = tuple([own_text(tokenizer, token_id) for token_id, _ in entry.top])
+        return altered(entry, text=own_text(tokenizer, entry.token_id), top_texts=tops)
+
+    if raw.logprobs is not None:
+        raw = altered(raw, logprobs=tuple([spelled(entry) for entry in raw.logprobs]))
+    if raw.prompt_logprobs is not None:
+        entries = [None if entry is None else spelled(entry) for entry in raw.prompt_logprobs]
+        raw = altered(raw, prompt_logprobs=tuple(entries))
+    return raw
+
+
+def stop_row(
+    decoded: Decoded, tokenizer: Tokenizer, plugins: Sequence[Plugin] = ()
+) -> Slot[Decoded]:
+    """End the row at the first stop string to complete, or where a plugin halts it; if both come at
+    the same token, the stop string wins.
+
+    What came after the ending token is dropped; `raw_text` still ends with that token. Fails with
+    `PluginFailed`.
+    """
+    raw, plan = decoded.raw, plan_of(decoded.raw.encoded.options, tokenizer)
+    if not (plan.text or plan.raw or plugins):
+        return Success(decoded)
+    fold, count = TextFold(plan.text, plan.raw, plugins), len(raw.token_ids)
+    ending = _ending(decoded, fold.plugins.names)
+    if ending is not None:
+        if ending.length is None:
+            return Success(decoded)
+        finish, stop, length = ending.finish, ending.stop, ending.length
+    else:
+        each = bool(plan.raw or fold.plugins)
+        count = min(count, _tokens_until_end(decoded, fold, each=each))
+        if fold.failure is not None:
+            return Failure(fold.failure)
+        if fold.finish is None:
+            return Success(decoded)
+        finish, stop, length = fold.finish, fold.stop, fold.length
+    text, raw_text = decoded.text[:length], decoded.raw_text
+    if count < len(raw.token_ids):
+        raw = _first_ids(raw, count)
+        raw_text, _ = spell(tokenizer, raw.token_ids)
+    return Success(
+        Decoded(
+            raw=raw,
+            text=text,
+            raw_text=raw_text,
+            text_ends=tuple([min(end, length) for end in decoded.text_ends[:count]]),
+            raw_ends=decoded.raw_ends[:count],
+            finish=finish,
+            stop=stop,
+            written=text if decoded.text == decoded.written else None,
+        )
+    )
+
+
+def _ending(decoded: Decoded, plugins: tuple[str, ...]) -> Ending | None:
+    """How an engine ended the row with these plugins, where that is about these very ids, options
+    and texts, and says where the text ends."""
+    ending = decoded.raw.ending if decoded.followed == decoded.spelled else None
+    if ending is None or ending.watched != plugins or not ending.is_about(decoded.raw):
+        return None
+    return None if ending.finish is Finish.STOP_STRING and ending.length is None else ending
+
+
+def _tokens_until_end(decoded: Decoded, fold: TextFold, *, each: bool) -> int:
+    """Feed the text to a fold; how many tokens there are up to the row's end. With `each` it goes
+    token by token: for stops in `raw_text` and plugins it makes a difference how characters are
+    grouped."""
+    first = decoded.raw.encoded.options.min_new_tokens or 0
+    count, text_start, raw_start = len(decoded.text_ends), 0, 0
+    # What was held back of the last character comes with the id that ends the row.
+    places = range(count - 1 if decoded.finish in BY_ID else count)
+    for place in places if each else places[max(first - 1, 0) : first]:
+        text_end, raw_end = decoded.text_ends[place], decoded.raw_ends[place]
+        text, raw = decoded.text[text_start:text_end], decoded.raw_text[raw_start:raw_end]
+        fold.feed_text(text, raw, counts=place + 1 > first)
+        if fold.finish is not None:
+            return place + 1
+        text_start, raw_start = text_end, raw_end
+    raw = "" if decoded.finish is Finish.STOP_TOKEN else decoded.raw_text[raw_start:]
+    fold.feed_text(decoded.text[text_start:], raw, counts=count > first)
+    return count if each else bisect_left(decoded.text_ends, fold.seen) + 1
