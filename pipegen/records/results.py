@@ -255,6 +255,8 @@ class ChatOutput:
     """The prompt's ids, where the server tells them."""
     usage: Mapping[str, int]
     """The server's own counts."""
+    limit: int | None = None
+    """The most tokens that prompt and answer might have together, where the server said so."""
 
 
 @record

@@ -11,6 +11,7 @@ from pipegen.core.errors import InvalidRequest, PromptTooLong
 from pipegen.core.pipe import Pipe, row_stage
 from pipegen.core.slots import Slot
 from pipegen.engines.capabilities import Capabilities
+from pipegen.engines.model import reader_of
 from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.records.option_table import OPTIONS
 from pipegen.records.options import DEFAULTS, GenerationOptions
@@ -24,9 +25,10 @@ def fit(engine: TokenEngine) -> Pipe[Encoded, Encoded]:
     see `check_fit`.
     """
     require_token_engine("fit", engine)
+    read = reader_of(engine)
 
     def fitted(encoded: Encoded) -> Slot[Encoded]:
-        return check_fit(encoded, engine.capabilities)
+        return read().bind(lambda model: check_fit(encoded, model.capabilities))
 
     return dataclasses.replace(
         row_stage("fit", fitted, keeps_text=True),

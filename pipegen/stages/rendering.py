@@ -38,6 +38,7 @@ from pipegen.core.calls import Steps
 from pipegen.core.errors import InvalidRequest, TemplateFailed
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch, Slot, is_ok, live
+from pipegen.engines.model import TokenModel, reader_of, with_model
 from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records.fields import InvalidField, altered, record
@@ -72,7 +73,7 @@ from pipegen.stages.parts.template import (
     written_by,
 )
 
-__all__ = ["Rendered", "is_guarded", "render", "render_row"]
+__all__ = ["Rendered", "is_guarded", "is_guarded_prompt", "render", "render_row"]
 
 _OWN_VARIABLES = (
     "messages",
@@ -163,27 +164,10 @@ def render(engine: TokenEngine) -> Pipe[ResolvedRequest, Rendered]:
     and with `BadImage`.
     """
     require_token_engine("render", engine)
+    read = reader_of(engine)
 
     def steps(batch: Batch[ResolvedRequest]) -> Steps[Rendered]:
-        images = prepare_images(live(batch), engine)
-        made: dict[Hashable, Slot[Rendered]] = {}
-
-        def rendered(job: ResolvedRequest) -> Slot[Rendered]:
-            key = _key(job)
-            first = made.get(key)
-            if first is None:
-                first = made[key] = within(
-                    functools.partial(_rendered, job, engine, images), "the prompt"
-                )
-                return first
-            return first.map(lambda one: altered(one, request=job.request, options=job.options))
-
-        return tuple(
-            [
-                rendered(slot.unwrap()) if is_ok(slot) else cast("Slot[Rendered]", slot)
-                for slot in batch
-            ]
-        )
+        return with_model(read, batch, functools.partial(_render_all, batch))
         yield  # a generator without effects
 
     return Pipe(
@@ -193,6 +177,24 @@ def render(engine: TokenEngine) -> Pipe[ResolvedRequest, Rendered]:
         internal=True,
         takes=ResolvedRequest,
         rebind=lambda new: render(new.engine(engine)),
+    )
+
+
+def _render_all(batch: Batch[ResolvedRequest], model: TokenModel) -> Batch[Rendered]:
+    images = prepare_images(live(batch), model)
+    prompts: dict[Hashable, Slot[Rendered]] = {}
+
+    def rendered(job: ResolvedRequest) -> Slot[Rendered]:
+        key = _key(job)
+        first = prompts.get(key)
+        if first is None:
+            work = functools.partial(_rendered, job, model, images)
+            first = prompts[key] = within(work, "the prompt")
+            return first
+        return first.map(lambda one: altered(one, request=job.request, options=job.options))
+
+    return tuple(
+        [rendered(slot.unwrap()) if is_ok(slot) else cast("Slot[Rendered]", slot) for slot in batch]
     )
 
 
@@ -209,23 +211,17 @@ def _key(job: ResolvedRequest) -> Hashable:
     )
 
 
-def _rendered(job: ResolvedRequest, engine: TokenEngine, prepared: Prepared) -> Slot[Rendered]:
-    if not job.request.sources:
-        return render_row(
-            job,
-            engine.tokenizer,
-            engine.renderer,
-            bos_token=engine.bos_token,
-            written=engine.image_placeholder or "",
-        )
+def _rendered(job: ResolvedRequest, model: TokenModel, prepared: Prepared) -> Slot[Rendered]:
     images = images_of(job, prepared)
     if not is_ok(images):
         return Failure(images.failure())
-    written = image_tokens(images.unwrap(), engine.tokenizer, engine.image_placeholder)
-    made = render_row(
-        job, engine.tokenizer, engine.renderer, bos_token=engine.bos_token, written=written
+    written = image_tokens(images.unwrap(), model.tokenizer, model.image_placeholder)
+    prompt = render_row(
+        job, model.tokenizer, model.renderer, bos_token=model.bos_token, written=written
     )
-    return made.map(lambda one: altered(one, images=images.unwrap()))
+    return (
+        prompt.map(lambda one: altered(one, images=images.unwrap())) if images.unwrap() else prompt
+    )
 
 
 def render_row(
@@ -233,7 +229,7 @@ def render_row(
     tokenizer: Tokenizer,
     renderer: Renderer,
     *,
-    bos_token: str | None = None,
+    bos_token: str = "",
     written: str = "",
 ) -> Slot[Rendered]:
     """The job's prompt as text; `InvalidRequest` or `TemplateFailed` where there is none.
@@ -256,7 +252,7 @@ def render_row(
             request.prompt,
             chat,
             control_tokens(tokenizer, renderer.template or "", written),
-            bos_token or "",
+            bos_token,
         )
     bos = bos_token if bos_token and not request.prompt.startswith(bos_token) else ""
     return Success(
@@ -265,14 +261,20 @@ def render_row(
 
 
 def is_guarded(request: GenerationRequest, chat: ChatTemplateOptions) -> bool:
-    """Whether control tokens in the request's words are to be kept from counting; those of a plain
-    prompt are where the request itself says so.
+    """Whether control tokens in the request's words are to be kept from counting."""
+    if request.prompt is not None:
+        return is_guarded_prompt(request.options, chat)
+    return chat.control_tokens in ("reject", "text")
+
+
+def is_guarded_prompt(asked: GenerationOptions | None, chat: ChatTemplateOptions) -> bool:
+    """As `is_guarded`, for a plain prompt: its control tokens are text only where the request's own
+    options say so.
     """
-    own = request.options.chat if request.options is not None else None
-    return chat.control_tokens == "reject" or (
-        chat.control_tokens == "text"
-        and (request.prompt is None or (own is not None and own.control_tokens == "text"))
-    )
+    own = asked.chat if asked is not None else None
+    if chat.control_tokens == "text":
+        return own is not None and own.control_tokens == "text"
+    return chat.control_tokens == "reject"
 
 
 def _guarded_prompt(

@@ -27,6 +27,7 @@ from pipegen.core.calls import Steps
 from pipegen.core.errors import InvalidRequest, UnsupportedMultimodal
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch, Slot, is_ok
+from pipegen.engines.model import TokenModel, reader_of, with_model
 from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.results import Encoded, PreparedImage, Prompt
@@ -56,37 +57,10 @@ def tokenize(engine: TokenEngine) -> Pipe[Rendered, Encoded]:
     `tokenize_row` does.
     """
     require_token_engine("tokenize", engine)
+    read = reader_of(engine)
 
     def steps(batch: Batch[Rendered]) -> Steps[Encoded]:
-        made: dict[Hashable, Slot[Prompt]] = {}
-
-        def encoded(rendered: Rendered) -> Slot[Encoded]:
-            limits = [
-                limit
-                for limit in (
-                    engine.capabilities.context_length,
-                    rendered.options.max_prompt_tokens,
-                )
-                if limit is not None
-            ]
-            limit, key = min(limits, default=None), _key(rendered)
-            prompt = made.get((key, limit))
-            if prompt is None:
-                prompt = made[key, limit] = within(
-                    functools.partial(_prompt, rendered, engine, limit), "the prompt"
-                )
-            return prompt.map(
-                lambda prompt: Encoded(
-                    request=rendered.request, options=rendered.options, prompt=prompt
-                )
-            )
-
-        return tuple(
-            [
-                encoded(slot.unwrap()) if is_ok(slot) else cast("Slot[Encoded]", slot)
-                for slot in batch
-            ]
-        )
+        return with_model(read, batch, functools.partial(_tokenize_all, batch))
         yield  # a generator without effects
 
     return Pipe(
@@ -96,6 +70,29 @@ def tokenize(engine: TokenEngine) -> Pipe[Rendered, Encoded]:
         internal=True,
         takes=Rendered,
         rebind=lambda new: tokenize(new.engine(engine)),
+    )
+
+
+def _tokenize_all(batch: Batch[Rendered], model: TokenModel) -> Batch[Encoded]:
+    prompts: dict[Hashable, Slot[Prompt]] = {}
+    longest = model.capabilities.context_length
+
+    def encoded(rendered: Rendered) -> Slot[Encoded]:
+        asked = rendered.options.max_prompt_tokens
+        limit = longest if asked is None else asked if longest is None else min(asked, longest)
+        key = _key(rendered), limit
+        prompt = prompts.get(key)
+        if prompt is None:
+            work = functools.partial(_prompt, rendered, model, limit)
+            prompt = prompts[key] = within(work, "the prompt")
+        return prompt.map(
+            lambda prompt: Encoded(
+                request=rendered.request, options=rendered.options, prompt=prompt
+            )
+        )
+
+    return tuple(
+        [encoded(slot.unwrap()) if is_ok(slot) else cast("Slot[Encoded]", slot) for slot in batch]
     )
 
 
@@ -113,13 +110,11 @@ def _key(rendered: Rendered) -> Hashable:
     return text, rendered.token_ids, tuple([id(image) for image in rendered.images])
 
 
-def _prompt(rendered: Rendered, engine: TokenEngine, limit: int | None) -> Slot[Prompt]:
-    refusal = check_length(rendered.to_tokenize, engine.tokenizer, limit)
-    return (
-        Failure(refusal)
-        if refusal is not None
-        else tokenize_row(rendered, rendered.images, engine.tokenizer, engine.image_placeholder)
-    )
+def _prompt(rendered: Rendered, model: TokenModel, limit: int | None) -> Slot[Prompt]:
+    refusal = check_length(rendered.to_tokenize, model.tokenizer, limit)
+    if refusal is not None:
+        return Failure(refusal)
+    return tokenize_row(rendered, rendered.images, model.tokenizer, model.image_placeholder)
 
 
 def tokenize_row(
@@ -149,15 +144,13 @@ def _with_images(
     tokenizer: Tokenizer,
     image_placeholder: str | None,
 ) -> Slot[Prompt]:
-    if image_placeholder is None and images:
+    if not image_placeholder and images:
         return Failure(
             UnsupportedMultimodal(
                 f"{len(images)} images, and the model has no token that stands for one"
             )
         )
-    if image_placeholder is None or not (
-        images or tokenizer.control_tokens[image_placeholder] in ids
-    ):
+    if not image_placeholder or not (images or tokenizer.control_tokens[image_placeholder] in ids):
         return Success(
             Prompt(
                 token_ids=ids, compact_token_ids=ids, text=rendered.text, thinking=rendered.thinking
