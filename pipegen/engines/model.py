@@ -19,7 +19,7 @@ it: a call asks for that, and judges its own rows by it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any
 from weakref import WeakValueDictionary
 
 from returns.result import Failure, Success
@@ -43,10 +43,7 @@ __all__ = [
     "read_model",
     "reader_of",
     "token_model",
-    "with_model",
 ]
-
-B = TypeVar("B")
 
 
 @record
@@ -107,11 +104,12 @@ def read_model(engine: Any) -> Model:
     if not takes_tokens(engine):
         return Model(name=engine.name, capabilities=engine.capabilities, plugins=engine.plugins)
     model = token_model(engine, engine.capabilities)
-    return (
-        altered(model, longest_scored=engine.longest_scored)
-        if isinstance(engine, ScoresTokens)
-        else model
-    )
+    if not isinstance(engine, ScoresTokens):
+        return model
+    return altered(model, longest_scored=engine.longest_scored)
+
+
+_NOT_READ: Slot[Any] = Failure(GenerationError("no row needs the model"))
 
 
 class ModelReader:
@@ -122,13 +120,20 @@ class ModelReader:
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
-        self._read: dict[str, Slot[Any]] = {}
+        self._known: dict[str, Slot[Any]] = {}
 
     def __call__(self) -> Slot[Any]:
         """The model, or why it cannot be read; needs no weights."""
-        read = self._read.get("model")
-        if read is not None:
-            return read
+        known = self._known.get("model")
+        return self._read() if known is None else known
+
+    def for_rows(self, batch: Batch[Any]) -> Slot[Any]:
+        """The model for the rows of a batch; a failure where all of them have failed: then nothing
+        is read.
+        """
+        return self() if any(map(is_ok, batch)) else _NOT_READ
+
+    def _read(self) -> Slot[Any]:
         try:
             model = read_model(self._engine)
         except CallFailed as failure:
@@ -136,7 +141,7 @@ class ModelReader:
         except InvalidField as refusal:
             hint = "correct the setting that the message names"
             return Failure(BackendFailed(str(refusal), backend=self._engine.name, hint=hint))
-        return self._read.setdefault("model", Success(model))  # of two threads, the first one's
+        return self._known.setdefault("model", Success(model))  # of two threads, the first one's
 
 
 _readers: WeakValueDictionary[int, ModelReader] = WeakValueDictionary()
@@ -146,14 +151,6 @@ _readers: WeakValueDictionary[int, ModelReader] = WeakValueDictionary()
 def reader_of(engine: Any) -> ModelReader:
     """The reader of an engine's model: stages of one engine share it."""
     return _readers.setdefault(id(engine), ModelReader(engine))
-
-
-def with_model(read: ModelReader, batch: Batch[Any], work: Callable[[Any], Batch[B]]) -> Batch[B]:
-    """What `work` makes of the batch by the model; where it cannot be read, every row fails."""
-    if not any(map(is_ok, batch)):
-        return cast("Batch[B]", batch)
-    model = read()
-    return work(model.unwrap()) if is_ok(model) else every_row_fails(batch, model.failure())
 
 
 def every_row_fails(batch: Batch[Any], error: GenerationError) -> Batch[Any]:

@@ -42,7 +42,6 @@ from pipegen.engines.model import (
     TokenModel,
     every_row_fails,
     reader_of,
-    with_model,
 )
 from pipegen.engines.protocol import Engine, ScoresTokens, TokenEngine, takes_tokens
 from pipegen.records.engine_list import shown
@@ -149,19 +148,24 @@ def join(engine: TokenEngine, empty_context: EmptyContext = "refuse") -> Pipe[Re
     """
     read = reader_of(engine)
 
-    def joined(batch: Batch[Rendered], model: TokenModel) -> Batch[Continued]:
+    def steps(batch: Batch[Rendered]) -> Steps[Continued]:
+        if not is_ok(known := read.for_rows(batch)):
+            return every_row_fails(batch, known.failure())
+        model: TokenModel = known.unwrap()
         contexts: dict[Hashable, Slot[Prompt]] = {}
 
-        def one(rendered: Rendered) -> Slot[Continued]:
-            work = functools.partial(join_row, rendered, model, empty_context, contexts)
-            return within(work, "the context and its continuation")
+        def joined(rendered: Rendered) -> Slot[Continued]:
+            return within(
+                functools.partial(join_row, rendered, model, empty_context, contexts),
+                "the context and its continuation",
+            )
 
         return tuple(
-            [one(slot.unwrap()) if is_ok(slot) else cast("Slot[Continued]", slot) for slot in batch]
+            [
+                joined(slot.unwrap()) if is_ok(slot) else cast("Slot[Continued]", slot)
+                for slot in batch
+            ]
         )
-
-    def steps(batch: Batch[Rendered]) -> Steps[Continued]:
-        return with_model(read, batch, functools.partial(joined, batch))
         yield  # a generator without effects
 
     name = "join" if empty_context == "refuse" else f"join after {empty_context}"

@@ -38,7 +38,7 @@ from pipegen.core.calls import Steps
 from pipegen.core.errors import InvalidRequest, TemplateFailed
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch, Slot, is_ok, live
-from pipegen.engines.model import TokenModel, reader_of, with_model
+from pipegen.engines.model import TokenModel, every_row_fails, reader_of
 from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records.fields import InvalidField, altered, record
@@ -167,7 +167,27 @@ def render(engine: TokenEngine) -> Pipe[ResolvedRequest, Rendered]:
     read = reader_of(engine)
 
     def steps(batch: Batch[ResolvedRequest]) -> Steps[Rendered]:
-        return with_model(read, batch, functools.partial(_render_all, batch))
+        if not is_ok(known := read.for_rows(batch)):
+            return every_row_fails(batch, known.failure())
+        model: TokenModel = known.unwrap()
+        images = prepare_images(live(batch), model)
+        prompts: dict[Hashable, Slot[Rendered]] = {}
+
+        def rendered(job: ResolvedRequest) -> Slot[Rendered]:
+            key = _key(job)
+            first = prompts.get(key)
+            if first is None:
+                work = functools.partial(_rendered, job, model, images)
+                first = prompts[key] = within(work, "the prompt")
+                return first
+            return first.map(lambda one: altered(one, request=job.request, options=job.options))
+
+        return tuple(
+            [
+                rendered(slot.unwrap()) if is_ok(slot) else cast("Slot[Rendered]", slot)
+                for slot in batch
+            ]
+        )
         yield  # a generator without effects
 
     return Pipe(
@@ -177,24 +197,6 @@ def render(engine: TokenEngine) -> Pipe[ResolvedRequest, Rendered]:
         internal=True,
         takes=ResolvedRequest,
         rebind=lambda new: render(new.engine(engine)),
-    )
-
-
-def _render_all(batch: Batch[ResolvedRequest], model: TokenModel) -> Batch[Rendered]:
-    images = prepare_images(live(batch), model)
-    prompts: dict[Hashable, Slot[Rendered]] = {}
-
-    def rendered(job: ResolvedRequest) -> Slot[Rendered]:
-        key = _key(job)
-        first = prompts.get(key)
-        if first is None:
-            work = functools.partial(_rendered, job, model, images)
-            first = prompts[key] = within(work, "the prompt")
-            return first
-        return first.map(lambda one: altered(one, request=job.request, options=job.options))
-
-    return tuple(
-        [rendered(slot.unwrap()) if is_ok(slot) else cast("Slot[Rendered]", slot) for slot in batch]
     )
 
 

@@ -68,8 +68,8 @@ def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
     rows = row_stage("resolve", resolved)
 
     def steps(batch: Batch[GenerationRequest]) -> Steps[ResolvedRequest]:
-        if any(map(is_ok, batch)) and not is_ok(model := read()):
-            return every_row_fails(batch, model.failure())
+        if not is_ok(known := read.for_rows(batch)):
+            return every_row_fails(batch, known.failure())
         return (yield from rows.steps(batch))
 
     def rebind(new: Rebinding) -> Pipe[Any, Any]:

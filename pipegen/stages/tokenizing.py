@@ -27,7 +27,7 @@ from pipegen.core.calls import Steps
 from pipegen.core.errors import InvalidRequest, UnsupportedMultimodal
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch, Slot, is_ok
-from pipegen.engines.model import TokenModel, reader_of, with_model
+from pipegen.engines.model import TokenModel, every_row_fails, reader_of
 from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.results import Encoded, PreparedImage, Prompt
@@ -60,7 +60,32 @@ def tokenize(engine: TokenEngine) -> Pipe[Rendered, Encoded]:
     read = reader_of(engine)
 
     def steps(batch: Batch[Rendered]) -> Steps[Encoded]:
-        return with_model(read, batch, functools.partial(_tokenize_all, batch))
+        if not is_ok(known := read.for_rows(batch)):
+            return every_row_fails(batch, known.failure())
+        model: TokenModel = known.unwrap()
+        longest = model.capabilities.context_length
+        prompts: dict[Hashable, Slot[Prompt]] = {}
+
+        def encoded(rendered: Rendered) -> Slot[Encoded]:
+            asked = rendered.options.max_prompt_tokens
+            limit = longest if asked is None else asked if longest is None else min(asked, longest)
+            key = _key(rendered), limit
+            prompt = prompts.get(key)
+            if prompt is None:
+                work = functools.partial(_prompt, rendered, model, limit)
+                prompt = prompts[key] = within(work, "the prompt")
+            return prompt.map(
+                lambda prompt: Encoded(
+                    request=rendered.request, options=rendered.options, prompt=prompt
+                )
+            )
+
+        return tuple(
+            [
+                encoded(slot.unwrap()) if is_ok(slot) else cast("Slot[Encoded]", slot)
+                for slot in batch
+            ]
+        )
         yield  # a generator without effects
 
     return Pipe(
@@ -70,29 +95,6 @@ def tokenize(engine: TokenEngine) -> Pipe[Rendered, Encoded]:
         internal=True,
         takes=Rendered,
         rebind=lambda new: tokenize(new.engine(engine)),
-    )
-
-
-def _tokenize_all(batch: Batch[Rendered], model: TokenModel) -> Batch[Encoded]:
-    prompts: dict[Hashable, Slot[Prompt]] = {}
-    longest = model.capabilities.context_length
-
-    def encoded(rendered: Rendered) -> Slot[Encoded]:
-        asked = rendered.options.max_prompt_tokens
-        limit = longest if asked is None else asked if longest is None else min(asked, longest)
-        key = _key(rendered), limit
-        prompt = prompts.get(key)
-        if prompt is None:
-            work = functools.partial(_prompt, rendered, model, limit)
-            prompt = prompts[key] = within(work, "the prompt")
-        return prompt.map(
-            lambda prompt: Encoded(
-                request=rendered.request, options=rendered.options, prompt=prompt
-            )
-        )
-
-    return tuple(
-        [encoded(slot.unwrap()) if is_ok(slot) else cast("Slot[Encoded]", slot) for slot in batch]
     )
 
 
