@@ -26,6 +26,7 @@ import pipegen as pg
 from pipegen.backends.checkpoint.tokenizers import HFTokenizer
 from pipegen.core.slots import is_ok
 from pipegen.drivers.scoring import rolling
+from pipegen.engines.model import token_model
 from pipegen.records.options import GenerationOptions, resolve
 from pipegen.records.requests import ScoringRequest
 from pipegen.records.results import ResolvedRequest
@@ -70,9 +71,9 @@ def test_a_continuation_begins_where_lm_eval_says(
         options=resolve(GenerationOptions()),
     )
     rendered = render_row(
-        job, tokenizer, ToyRenderer(), bos_token=raw.bos_token if first else None
+        job, tokenizer, ToyRenderer(), bos_token=raw.bos_token if first else ""
     ).unwrap()
-    made = join_row(rendered, engine)
+    made = join_row(rendered, token_model(engine, engine.capabilities))
     before, own = as_lm_eval_splits(raw, context, continuation)
     if not before or not own:
         assert not is_ok(made)

@@ -41,6 +41,7 @@ __all__ = [
     "DependsOn",
     "Engine",
     "GeneratesByStream",
+    "ReadsModel",
     "RowDone",
     "ScoresTokens",
     "StreamBackend",
@@ -105,6 +106,15 @@ class Answers(Protocol):
 
     @property
     def plugins(self) -> tuple[Plugin, ...]: ...
+
+
+@runtime_checkable
+class ReadsModel(Protocol):
+    """An engine of which more is known later than before a call: what a server tells."""
+
+    def read_model(self) -> Any:
+        """What is known before a call, as a `pipegen.engines.model.Model`; the same each time."""
+        ...
 
 
 @runtime_checkable

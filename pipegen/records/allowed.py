@@ -1,6 +1,7 @@
 """Whether a request asks for no more than the run allows.
 
->>> from pipegen.records.options import GenerationOptions
+>>> from pipegen.records.option_table import OPTIONS
+from pipegen.records.options import GenerationOptions, flat_values
 >>> from pipegen.records.requests import TextGenerationRequest
 >>> allowed(
 ...     TextGenerationRequest(prompt="a", options=GenerationOptions(samples=10**9)),
@@ -12,6 +13,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -20,7 +22,8 @@ from returns.result import Failure, Success
 from pipegen.core.errors import InvalidRequest
 from pipegen.core.slots import Slot
 from pipegen.records.messages import TextPart
-from pipegen.records.options import GenerationOptions
+from pipegen.records.option_table import OPTIONS
+from pipegen.records.options import GenerationOptions, flat_values
 from pipegen.records.requests import GenerationRequest, RequestPolicy
 
 __all__ = ["allowed"]
@@ -48,19 +51,19 @@ def allowed(
                 hint=hint,
             )
         )
-    for what, number in _numbers(request.options):
-        if number > INTEGER:
-            return Failure(InvalidRequest(f"{what} is {_shown(number)}; the limit is {INTEGER}"))
-    for what, name, found in _amounts(request):
-        limit: int = getattr(policy, name)
-        if found > limit:
-            return Failure(
-                InvalidRequest(
-                    f"{what} is {_shown(found)}; the limit is {limit}",
-                    hint=f"ask for less, or raise RequestPolicy({name}=...)",
-                )
-            )
+    for what, name, amount in _amounts(request):
+        if amount > (limit := getattr(policy, name)):
+            return Failure(_too_much(what, amount, name, limit))
+    try:
+        _check_options(request.options, policy)
+    except InvalidRequest as refusal:
+        return Failure(refusal.with_traceback(None))
     return Success(request)
+
+
+def _too_much(what: str, amount: int, name: str, limit: int) -> InvalidRequest:
+    hint = f"ask for less, or raise RequestPolicy({name}=...)"
+    return InvalidRequest(f"{what} is {_shown(amount)}; the limit is {limit}", hint=hint)
 
 
 def _shown(number: int) -> str:
@@ -68,30 +71,42 @@ def _shown(number: int) -> str:
     return str(number) if number < 10**30 else "more than 30 digits long"
 
 
-def _numbers(options: GenerationOptions | None) -> Iterator[tuple[str, int]]:
-    """The integers of the options that engines compute with."""
-    if options is None:
-        return
-    preprocess, stop = options.preprocess, options.stop
-    for name in (
-        "max_new_tokens",
-        "min_new_tokens",
-        "max_prompt_tokens",
-        "top_k",
-        "no_repeat_ngram_size",
-    ):
-        yield name, getattr(options, name) or 0
-    for name in ("min_pixels", "max_pixels"):
-        yield name, (getattr(preprocess, name) if preprocess is not None else None) or 0
-    yield (
-        "the largest of stop_token_ids",
-        max((stop.stop_token_ids if stop is not None else None) or (0,)),
-    )
+_LIMITS = {
+    "max_samples": "samples",
+    "max_stops": "the number of stops",
+    "max_choices": "the number of choices",
+    "max_option_bytes": "the options' size in bytes",
+}
+"""The fields of a policy that bound options, each with what it counts."""
+
+
+@functools.lru_cache(maxsize=1024)  # of few distinct options; what is refused is not kept
+def _check_options(options: GenerationOptions | None, policy: RequestPolicy) -> None:
+    """Raise `InvalidRequest` if the options ask for more than their rows of the option table, and
+    the policy, allow.
+    """
+    values = {} if options is None else flat_values(options)
+    given = {name: value for name, value in values.items() if value is not None}
+    for name in _limited("integer", given):
+        value = given[name]
+        one = type(value) is int
+        what, number = (name, value) if one else (f"the largest of {name}", max(value, default=0))
+        if number > INTEGER:
+            raise InvalidRequest(f"{what} is {_shown(number)}; the limit is {INTEGER}")
+    for limit, what in _LIMITS.items():
+        held = [given[name] for name in _limited(limit, given)]
+        amount = _bytes(held) if limit == "max_option_bytes" else _count(held)
+        if amount > (most := getattr(policy, limit)):
+            raise _too_much(what, amount, limit, most)
+
+
+def _limited(limit: str, given: Mapping[str, Any]) -> list[str]:
+    return [name for name in given if limit in OPTIONS[name].row.limits.split()]
 
 
 def _amounts(request: GenerationRequest) -> Iterator[tuple[str, str, int]]:
     """Each amount that is limited: what it is, the policy's name for its limit, and the amount."""
-    messages, options = request.messages or (), request.options
+    messages = request.messages or ()
     parts = [
         part
         for message in messages
@@ -117,21 +132,10 @@ def _amounts(request: GenerationRequest) -> Iterator[tuple[str, str, int]]:
         "max_prompt_bytes",
         _bytes(texts) + 4 * len(request.prompt_token_ids or ()),
     )
-    if options is None:
-        return
-    yield "samples", "max_samples", options.samples or 1
-    stop, structured, chat = options.stop, options.structured, options.chat
-    stops = (stop.stop or (), stop.stop_token_ids or ()) if stop is not None else ((), ())
-    yield "the number of stops", "max_stops", sum(map(len, stops))
-    choices = (structured.choice or ()) if structured is not None else ()
-    yield "the number of choices", "max_choices", len(choices)
-    forms = (structured.json_schema, structured.regex) if structured is not None else ()
-    own = (chat.template, chat.template_kwargs) if chat is not None else ()
-    yield (
-        "the options' size in bytes",
-        "max_option_bytes",
-        _bytes([*stops[0], *choices, *forms, *own]),
-    )
+
+
+def _count(values: list[Any]) -> int:
+    return sum([value if type(value) is int else len(value) for value in values])
 
 
 def _bytes(values: list[Any]) -> int:

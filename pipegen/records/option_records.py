@@ -67,6 +67,10 @@ class OptionRow(NamedTuple):
     """Its name where its value is sent as it is: for vLLM, SGLang and chat servers, or one name for
     all three.
     """
+    limits: str = ""
+    """What bounds it in a request: `integer`, which is 32 bits for itself or each of its items, and
+    fields of `RequestPolicy`, which bound what all options of that limit have together.
+    """
 
 
 @record
@@ -77,13 +81,27 @@ class StopOptions:
         tuple[str, ...] | None,
         tuple_of(non_empty_string),
         "Stop strings; the one that completes first wins, and the text ends before it.",
-        OptionRow((), EVERY, fields="stop", near="stop_sequences stop_strings", trial=("a",)),
+        OptionRow(
+            (),
+            EVERY,
+            fields="stop",
+            near="stop_sequences stop_strings",
+            trial=("a",),
+            limits="max_stops max_option_bytes",
+        ),
     ] = None
     stop_token_ids: Annotated[
         tuple[int, ...] | None,
         tuple_of(integer(low=0)),
         "Token ids that end generation; their text stays in `raw_text` only.",
-        OptionRow((), SERVED, fields="stop_token_ids", near="eos_token_id", trial=(5,)),
+        OptionRow(
+            (),
+            SERVED,
+            fields="stop_token_ids",
+            near="eos_token_id",
+            trial=(5,),
+            limits="integer max_stops",
+        ),
     ] = None
     ignore_eos: Annotated[
         bool | None,
@@ -152,13 +170,19 @@ class ChatTemplateOptions:
         str | None,
         non_empty_string,
         "A chat template (Jinja) to use instead of the checkpoint's own.",
-        OptionRow(near="chat_template", trial="{{ messages }}"),
+        OptionRow(near="chat_template", trial="{{ messages }}", limits="max_option_bytes"),
     ] = None
     template_kwargs: Annotated[
         Mapping[str, Any] | None,
         mapping,
         "Further variables for the template.",
-        OptionRow(immutabledict(), SERVED, fields="chat_template_kwargs", trial=immutabledict(x=1)),
+        OptionRow(
+            immutabledict(),
+            SERVED,
+            fields="chat_template_kwargs",
+            trial=immutabledict(x=1),
+            limits="max_option_bytes",
+        ),
     ] = None
 
     def check_all(self) -> None:
@@ -177,13 +201,13 @@ class VlmPreprocessOptions:
         int | None,
         integer(low=1),
         "Enlarge smaller images to at least this area.",
-        OptionRow(trial=4096),
+        OptionRow(trial=4096, limits="integer"),
     ] = None
     max_pixels: Annotated[
         int | None,
         integer(low=1),
         "Shrink larger images to at most this area.",
-        OptionRow(trial=8192),
+        OptionRow(trial=8192, limits="integer"),
     ] = None
     do_resize: Annotated[
         bool | None,
@@ -257,20 +281,31 @@ class StructuredOptions:
         "The answer is JSON that this JSON Schema describes; kept as JSON text, because the order"
         " of its properties counts.",
         OptionRow(
-            None, EVERY, fields="guided_json", near="response_format json", trial='{"enum": [1, 2]}'
+            None,
+            EVERY,
+            fields="guided_json",
+            near="response_format json",
+            trial='{"enum": [1, 2]}',
+            limits="max_option_bytes",
         ),
     ] = None
     regex: Annotated[
         str | None,
         non_empty_string,
         "The whole answer matches this regular expression, in the dialect of the engine.",
-        OptionRow(None, SERVED, fields="guided_regex", trial="[ab]+"),
+        OptionRow(None, SERVED, fields="guided_regex", trial="[ab]+", limits="max_option_bytes"),
     ] = None
     choice: Annotated[
         tuple[str, ...] | None,
         _choices,
         "The answer is one of these texts.",
-        OptionRow(None, SERVED, fields="guided_choice", trial=("yes", "no")),
+        OptionRow(
+            None,
+            SERVED,
+            fields="guided_choice",
+            trial=("yes", "no"),
+            limits="max_choices max_option_bytes",
+        ),
     ] = None
 
     def check_all(self) -> None:
@@ -332,13 +367,14 @@ class GenerationOptions:
             near="max_output_tokens max_length",
             wires="max_tokens max_new_tokens max_tokens",
             trial=3,
+            limits="integer",
         ),
     ] = None
     min_new_tokens: Annotated[
         int | None,
         integer(low=0),
         "Nothing ends a row before it has this many tokens, and a stop within them does not count.",
-        OptionRow(0, SERVED, fields="min_tokens", near="min_length", trial=2),
+        OptionRow(0, SERVED, fields="min_tokens", near="min_length", trial=2, limits="integer"),
     ] = None
     temperature: Annotated[
         float | None,
@@ -357,7 +393,7 @@ class GenerationOptions:
         int | None,
         integer(low=0),
         "Sample from the k likeliest tokens only; 0 means all.",
-        OptionRow(0, SERVED, fields="top_k", trial=2),
+        OptionRow(0, SERVED, fields="top_k", trial=2, limits="integer"),
     ] = None
     min_p: Annotated[
         float | None,
@@ -403,7 +439,7 @@ class GenerationOptions:
         int | None,
         integer(low=0),
         "Never write the same sequence of that many tokens twice; 0 means no limit.",
-        OptionRow(0, frozenset({"hf"}), trial=2),
+        OptionRow(0, frozenset({"hf"}), trial=2, limits="integer"),
     ] = None
     seed: Annotated[
         int | None,
@@ -416,7 +452,9 @@ class GenerationOptions:
         int | None,
         integer(low=1),
         "How many completions to draw for one prompt; their seeds are derived from `seed`.",
-        OptionRow(1, EVERY, fields="n", near="best_of num_return_sequences", trial=2),
+        OptionRow(
+            1, EVERY, fields="n", near="best_of num_return_sequences", trial=2, limits="max_samples"
+        ),
     ] = None
     logprobs: Annotated[
         bool | None,
@@ -443,7 +481,7 @@ class GenerationOptions:
         integer(low=1),
         "Fail a longer prompt, images included, before the engine is called. Without it, only the"
         " model's own limit counts.",
-        OptionRow(near="truncate_prompt_tokens", trial=100_000),
+        OptionRow(near="truncate_prompt_tokens", trial=100_000, limits="integer"),
     ] = None
     on_overflow: Annotated[
         Literal["error", "clip"] | None,

@@ -9,10 +9,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from returns.result import Failure, Success
 
@@ -25,6 +26,7 @@ from pipegen.records.requests import GenerationRequest
 
 __all__ = [
     "ChatOutput",
+    "CheckedIds",
     "Decoded",
     "Encoded",
     "Finish",
@@ -112,6 +114,19 @@ class Prompt:
     """Whether the template honours the thinking switch."""
 
 
+class CheckedIds(NamedTuple):
+    """That a model has all the ids of a row: it counts for this very prompt and these very options."""
+
+    prompt: Prompt
+    options: GenerationOptions
+    vocab_size: int
+
+    def is_about(self, encoded: Encoded, vocab_size: int) -> bool:
+        """Whether these ids were checked, and for such a model."""
+        same = self.prompt is encoded.prompt and self.options is encoded.options
+        return same and self.vocab_size == vocab_size
+
+
 @record
 class Encoded:
     """A prompt and the effective options: the input of an engine."""
@@ -127,6 +142,8 @@ class Encoded:
     watched: bool = True
     """Whether plugins watch the row while it is generated. False where a stage of one's own may
     change what they are to see: then the stage `stop` shows them the text."""
+    checked: CheckedIds | None = dataclasses.field(default=None, compare=False, repr=False)
+    """What the stage `fit` has found; no engine looks at these ids again. Set by that stage."""
 
 
 @record
@@ -255,6 +272,8 @@ class ChatOutput:
     """The prompt's ids, where the server tells them."""
     usage: Mapping[str, int]
     """The server's own counts."""
+    limit: int | None = None
+    """The most tokens that prompt and answer might have together, where the server said so."""
 
 
 @record

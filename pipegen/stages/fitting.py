@@ -11,10 +11,12 @@ from pipegen.core.errors import InvalidRequest, PromptTooLong
 from pipegen.core.pipe import Pipe, row_stage
 from pipegen.core.slots import Slot
 from pipegen.engines.capabilities import Capabilities
+from pipegen.engines.model import reader_of
 from pipegen.engines.protocol import TokenEngine, require_token_engine
+from pipegen.records.fields import altered
 from pipegen.records.option_table import OPTIONS
 from pipegen.records.options import DEFAULTS, GenerationOptions
-from pipegen.records.results import Encoded
+from pipegen.records.results import CheckedIds, Encoded
 
 __all__ = ["check_fit", "check_ids", "fit", "remaining_tokens"]
 
@@ -24,9 +26,10 @@ def fit(engine: TokenEngine) -> Pipe[Encoded, Encoded]:
     see `check_fit`.
     """
     require_token_engine("fit", engine)
+    read = reader_of(engine)
 
     def fitted(encoded: Encoded) -> Slot[Encoded]:
-        return check_fit(encoded, engine.capabilities)
+        return read().bind(lambda model: _fitted(encoded, model.capabilities))
 
     return row_stage(
         "fit",
@@ -34,6 +37,17 @@ def fit(engine: TokenEngine) -> Pipe[Encoded, Encoded]:
         keeps_text=True,
         takes=Encoded,
         rebind=lambda new: fit(new.engine(engine)),
+    )
+
+
+def _fitted(encoded: Encoded, capabilities: Capabilities) -> Slot[Encoded]:
+    """The row as `check_fit` gives it, marked so that its ids are looked at once."""
+    size = capabilities.vocab_size
+    row = check_fit(encoded, capabilities)
+    if size is None:
+        return row
+    return row.map(
+        lambda one: altered(one, checked=CheckedIds(one.prompt, one.options, size)),
     )
 
 
@@ -56,7 +70,7 @@ def check_ids(encoded: Encoded, vocab_size: int | None) -> InvalidRequest | None
     None if all exist, or the size of the vocabulary is not known yet. A tokenizer may have more ids
     than the model's embedding has rows. One such id would end the call for every row.
     """
-    if vocab_size is None:
+    if vocab_size is None or (encoded.checked and encoded.checked.is_about(encoded, vocab_size)):
         return None
     prompt = encoded.prompt
     # they differ where there are images

@@ -10,13 +10,14 @@ context of ids, a text continuation is encoded by itself. Ids are taken as they 
 Control tokens in a continuation count if they count in the context. If they do not count there (in
 messages, by default), those of the continuation stay text: it is then encoded by itself.
 
+>>> from pipegen.engines.model import read_model
 >>> from pipegen.testing.fake import FakeEngine
 >>> from pipegen.records.requests import ScoringRequest
 >>> request = ScoringRequest(prompt="To be ", continuation="END")
 >>> from pipegen.records.options import GenerationOptions, resolve
 >>> made = join_row(
 ...     Rendered(request=request, options=resolve(GenerationOptions()), text="To be "),
-...     FakeEngine(""),
+...     read_model(FakeEngine("")),
 ...     "refuse",
 ... ).unwrap()
 >>> len(made.encoded.prompt.token_ids), made.continuation
@@ -36,6 +37,7 @@ from pipegen.core.border import of_tokenizer
 from pipegen.core.errors import GenerationError, InvalidRequest, PromptTooLong, UnsupportedOption
 from pipegen.core.pipe import Pipe, batch_stage, guarded
 from pipegen.core.slots import Slot, is_ok
+from pipegen.engines.model import TokenModel, reader_of
 from pipegen.engines.protocol import Engine, ScoresTokens, TokenEngine, takes_tokens
 from pipegen.records.engine_list import shown
 from pipegen.records.option_table import OPTIONS
@@ -47,7 +49,7 @@ from pipegen.stages.fitting import check_ids
 from pipegen.stages.parts.images import within
 from pipegen.stages.parts.length import check_length
 from pipegen.stages.rendering import Rendered
-from pipegen.stages.resolving import check_support, resolve_row, unreadable_facts
+from pipegen.stages.resolving import check_support, resolve_row
 from pipegen.stages.tokenizing import tokenize_row
 
 __all__ = ["EmptyContext", "first_token", "join", "join_row", "resolve_scoring", "scores_none"]
@@ -76,6 +78,8 @@ def resolve_scoring(engine: Any) -> Pipe[GenerationRequest, ResolvedRequest]:
     cannot score, and one whose facts cannot be read. The pipe owns its engine.
     """
 
+    read = reader_of(engine)
+
     def resolved(request: GenerationRequest) -> Slot[ResolvedRequest]:
         if not isinstance(request, ScoringRequest):
             return Failure(
@@ -95,8 +99,10 @@ def resolve_scoring(engine: Any) -> Pipe[GenerationRequest, ResolvedRequest]:
                         f"scoring does not honour {name}={value!r:.80}", option=name, hint=hint
                     )
                 )
-        return resolve_row(request, engine).bind(
-            lambda job: check_support(job, engine.capabilities)
+        return read().bind(
+            lambda model: resolve_row(request, model).bind(
+                lambda job: check_support(job, model.capabilities)
+            )
         )
 
     def batch(requests: Sequence[GenerationRequest]) -> list[Slot[ResolvedRequest]]:
@@ -112,13 +118,14 @@ def resolve_scoring(engine: Any) -> Pipe[GenerationRequest, ResolvedRequest]:
 
 def scores_none(engine: Engine) -> GenerationError | None:
     """Why the engine cannot score; needs no weights."""
-    error = unreadable_facts(engine) if takes_tokens(engine) else None
-    if error is None and not isinstance(engine, ScoresTokens):
+    if takes_tokens(engine) and not is_ok(model := reader_of(engine)()):
+        return model.failure()
+    if not isinstance(engine, ScoresTokens):
         words = f"{shown(engine.name)} does not give the log probabilities of given continuations"
         return UnsupportedOption(
             words, option="continuation", hint="score with hf, vllm, vllm_server or sglang_server"
         )
-    return error
+    return None
 
 
 def join(engine: TokenEngine, empty_context: EmptyContext = "refuse") -> Pipe[Rendered, Continued]:
@@ -128,13 +135,17 @@ def join(engine: TokenEngine, empty_context: EmptyContext = "refuse") -> Pipe[Re
     The rule for empty contexts is a part of the stage's name, so that a job does not reuse scores
     that another rule gave.
     """
+    read = reader_of(engine)
 
     def batch(prompts: Sequence[Rendered]) -> list[Slot[Continued]]:
+        if not is_ok(known := read()):
+            return [known for _ in prompts]
+        model: TokenModel = known.unwrap()
         contexts: dict[Hashable, Slot[Prompt]] = {}
 
         def joined(rendered: Rendered) -> Slot[Continued]:
             return within(
-                functools.partial(join_row, rendered, engine, empty_context, contexts),
+                functools.partial(join_row, rendered, model, empty_context, contexts),
                 "the context and its continuation",
             )
 
@@ -146,7 +157,7 @@ def join(engine: TokenEngine, empty_context: EmptyContext = "refuse") -> Pipe[Re
 
 def join_row(
     rendered: Rendered,
-    engine: TokenEngine,
+    engine: TokenModel,
     empty_context: EmptyContext = "refuse",
     contexts: dict[Hashable, Slot[Prompt]] | None = None,
 ) -> Slot[Continued]:
@@ -159,7 +170,7 @@ def join_row(
     """
     kept = {} if contexts is None else contexts
     asked = cast(ScoringRequest, rendered.request).continuation
-    limit = engine.longest_scored if isinstance(engine, ScoresTokens) else None
+    limit = engine.longest_scored
     refusal = check_length(
         rendered.to_tokenize + (asked if isinstance(asked, str) else ""), engine.tokenizer, limit
     )
@@ -189,7 +200,7 @@ class _Pair(NamedTuple):
 
 
 def _context(
-    rendered: Rendered, engine: TokenEngine, kept: dict[Hashable, Slot[Prompt]]
+    rendered: Rendered, engine: TokenModel, kept: dict[Hashable, Slot[Prompt]]
 ) -> Slot[Prompt]:
     """The ids of a prompt, encoded once."""
     key = (
@@ -209,7 +220,7 @@ def _context(
 
 
 def _text_pair(
-    rendered: Rendered, continuation: str, engine: TokenEngine, kept: dict[Hashable, Slot[Prompt]]
+    rendered: Rendered, continuation: str, engine: TokenModel, kept: dict[Hashable, Slot[Prompt]]
 ) -> Slot[_Pair]:
     """Context and continuation of texts, by the rule of this module."""
     spaces = len(rendered.to_tokenize) - len(rendered.to_tokenize.rstrip())
@@ -241,7 +252,7 @@ def _text_pair(
     return whole.map(lambda both: _split(context.unwrap(), both.token_ids, engine))
 
 
-def _split(prompt: Prompt, whole: tuple[int, ...], engine: TokenEngine) -> _Pair:
+def _split(prompt: Prompt, whole: tuple[int, ...], engine: TokenModel) -> _Pair:
     """The continuation: what comes behind as many ids as the context has by itself."""
     before, continuation = prompt.token_ids, whole[len(prompt.token_ids) :]
     other = whole[: len(before)] != before and engine.tokenizer.decode(
@@ -263,7 +274,7 @@ def _looks_like_control(bare: Rendered, moved: str) -> bool:
     return len(before) != len(after) or bare.marks.in_text(moved)
 
 
-def _begun(pair: _Pair, engine: TokenEngine, empty_context: EmptyContext) -> Slot[_Pair]:
+def _begun(pair: _Pair, engine: TokenModel, empty_context: EmptyContext) -> Slot[_Pair]:
     """The pair with a context that is not empty."""
     prompt, continuation, _ = pair
     if prompt.token_ids:
@@ -291,7 +302,7 @@ def _begun(pair: _Pair, engine: TokenEngine, empty_context: EmptyContext) -> Slo
     return Success(_Pair(begun, continuation[1:] if continuation[:1] == (first,) else continuation))
 
 
-def first_token(engine: TokenEngine) -> int | None:
+def first_token(engine: TokenModel) -> int | None:
     """The id that the first token of a text is scored after: the model's BOS, or its first end
     token where it has none.
     """
@@ -300,7 +311,7 @@ def first_token(engine: TokenEngine) -> int | None:
 
 
 def _checked(
-    rendered: Rendered, pair: _Pair, engine: TokenEngine, limit: int | None
+    rendered: Rendered, pair: _Pair, engine: TokenModel, limit: int | None
 ) -> Slot[Continued]:
     prompt, continuation, joined = pair
     if not continuation:

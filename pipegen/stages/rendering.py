@@ -37,6 +37,7 @@ from returns.result import Failure, Success
 from pipegen.core.errors import InvalidRequest, TemplateFailed
 from pipegen.core.pipe import Pipe, batch_stage
 from pipegen.core.slots import Slot, is_ok
+from pipegen.engines.model import TokenModel, reader_of
 from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records.fields import InvalidField, altered, record
@@ -71,7 +72,7 @@ from pipegen.stages.parts.template import (
     written_by,
 )
 
-__all__ = ["Rendered", "is_guarded", "render", "render_row"]
+__all__ = ["Rendered", "is_guarded", "is_guarded_prompt", "render", "render_row"]
 
 _OWN_VARIABLES = (
     "messages",
@@ -162,18 +163,21 @@ def render(engine: TokenEngine) -> Pipe[ResolvedRequest, Rendered]:
     and with `BadImage`.
     """
     require_token_engine("render", engine)
+    read = reader_of(engine)
 
     def batch(jobs: Sequence[ResolvedRequest]) -> list[Slot[Rendered]]:
-        images = prepare_images(jobs, engine)
-        made: dict[Hashable, Slot[Rendered]] = {}
+        if not is_ok(known := read()):
+            return [known for _ in jobs]
+        model: TokenModel = known.unwrap()
+        images = prepare_images(jobs, model)
+        prompts: dict[Hashable, Slot[Rendered]] = {}
 
         def rendered(job: ResolvedRequest) -> Slot[Rendered]:
             key = _key(job)
-            first = made.get(key)
+            first = prompts.get(key)
             if first is None:
-                first = made[key] = within(
-                    functools.partial(_rendered, job, engine, images), "the prompt"
-                )
+                work = functools.partial(_rendered, job, model, images)
+                first = prompts[key] = within(work, "the prompt")
                 return first
             return first.map(lambda one: altered(one, request=job.request, options=job.options))
 
@@ -200,23 +204,17 @@ def _key(job: ResolvedRequest) -> Hashable:
     )
 
 
-def _rendered(job: ResolvedRequest, engine: TokenEngine, prepared: Prepared) -> Slot[Rendered]:
-    if not job.request.sources:
-        return render_row(
-            job,
-            engine.tokenizer,
-            engine.renderer,
-            bos_token=engine.bos_token,
-            written=engine.image_placeholder or "",
-        )
+def _rendered(job: ResolvedRequest, model: TokenModel, prepared: Prepared) -> Slot[Rendered]:
     images = images_of(job, prepared)
     if not is_ok(images):
         return Failure(images.failure())
-    written = image_tokens(images.unwrap(), engine.tokenizer, engine.image_placeholder)
-    made = render_row(
-        job, engine.tokenizer, engine.renderer, bos_token=engine.bos_token, written=written
+    written = image_tokens(images.unwrap(), model.tokenizer, model.image_placeholder)
+    prompt = render_row(
+        job, model.tokenizer, model.renderer, bos_token=model.bos_token, written=written
     )
-    return made.map(lambda one: altered(one, images=images.unwrap()))
+    return (
+        prompt.map(lambda one: altered(one, images=images.unwrap())) if images.unwrap() else prompt
+    )
 
 
 def render_row(
@@ -224,7 +222,7 @@ def render_row(
     tokenizer: Tokenizer,
     renderer: Renderer,
     *,
-    bos_token: str | None = None,
+    bos_token: str = "",
     written: str = "",
 ) -> Slot[Rendered]:
     """The job's prompt as text; `InvalidRequest` or `TemplateFailed` where there is none.
@@ -247,7 +245,7 @@ def render_row(
             request.prompt,
             chat,
             control_tokens(tokenizer, renderer.template or "", written),
-            bos_token or "",
+            bos_token,
         )
     bos = bos_token if bos_token and not request.prompt.startswith(bos_token) else ""
     return Success(
@@ -256,14 +254,20 @@ def render_row(
 
 
 def is_guarded(request: GenerationRequest, chat: ChatTemplateOptions) -> bool:
-    """Whether control tokens in the request's words are to be kept from counting; those of a plain
-    prompt are where the request itself says so.
+    """Whether control tokens in the request's words are to be kept from counting."""
+    if request.prompt is not None:
+        return is_guarded_prompt(request.options, chat)
+    return chat.control_tokens in ("reject", "text")
+
+
+def is_guarded_prompt(asked: GenerationOptions | None, chat: ChatTemplateOptions) -> bool:
+    """As `is_guarded`, for a plain prompt: its control tokens are text only where the request's own
+    options say so.
     """
-    own = request.options.chat if request.options is not None else None
-    return chat.control_tokens == "reject" or (
-        chat.control_tokens == "text"
-        and (request.prompt is None or (own is not None and own.control_tokens == "text"))
-    )
+    own = asked.chat if asked is not None else None
+    if chat.control_tokens == "text":
+        return own is not None and own.control_tokens == "text"
+    return chat.control_tokens == "reject"
 
 
 def _guarded_prompt(

@@ -7,15 +7,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
 
 from returns.result import Failure, Result, Success
 
 from pipegen.core.backend import require_backend
 from pipegen.core.errors import (
-    BackendFailed,
     BadImage,
-    CallFailed,
-    GenerationError,
     InvalidRequest,
     PluginFailed,
     UnsupportedMultimodal,
@@ -25,10 +23,12 @@ from pipegen.core.errors import (
 from pipegen.core.pipe import Pipe, batch_stage, guarded
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities, missing
+from pipegen.engines.model import Model, TokenModel, every_row_fails, reader_of
 from pipegen.engines.plugin import Plugin
-from pipegen.engines.protocol import Engine, TokenEngine, takes_tokens
+from pipegen.engines.protocol import Engine, takes_tokens
 from pipegen.records.engine_list import shown
 from pipegen.records.fields import InvalidField
+from pipegen.records.frozen import NOTHING
 from pipegen.records.options import (
     ChatTemplateOptions,
     GenerationOptions,
@@ -39,9 +39,9 @@ from pipegen.records.requests import GenerationRequest, ScoringRequest
 from pipegen.records.results import ResolvedRequest
 from pipegen.stages.parts.plugin_state import ask_plugin
 from pipegen.stages.parts.samples import SAMPLING
-from pipegen.stages.rendering import is_guarded
+from pipegen.stages.rendering import is_guarded_prompt
 
-__all__ = ["check_support", "resolve", "resolve_row", "unreadable_facts"]
+__all__ = ["check_support", "resolve", "resolve_row"]
 
 
 def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
@@ -54,46 +54,19 @@ def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
     owns its engine.
     """
     require_backend("resolve", engine)
-    own: Callable[[GenerationRequest], Slot[ResolvedRequest]]
-    own, reads = (
-        (functools.partial(resolve_row, engine=engine), engine)
-        if takes_tokens(engine)
-        else (engine.resolve, None)
-    )
+    read = reader_of(engine)
+    own = None if takes_tokens(engine) else engine.resolve
 
     def resolved(request: GenerationRequest) -> Slot[ResolvedRequest]:
         if isinstance(request, ScoringRequest):
-            return Failure(
-                InvalidRequest(
-                    "a request with a continuation is scored, not answered",
-                    hint="hand it to pg.score, or leave the continuation out",
-                )
-            )
-        job = own(request)
-        if not is_ok(job):
-            return job
-        count = job.unwrap().options.samples or 1
-        if count > 1:
-            words = f"samples={count} takes a pipe that puts them together: none of its stages does"
-            return Failure(
-                UnsupportedOption(
-                    words,
-                    option="samples",
-                    hint="end it with pg.stages.trim(engine), or put it into pg.samples(...)",
-                )
-            )
-        if job.unwrap().options.max_new_tokens == 0 and not takes_tokens(engine):
-            words = (
-                f"{shown(engine.name)} generates at least one token: max_new_tokens=0 takes an"
-                " engine that takes token ids"
-            )
-            return Failure(UnsupportedOption(words, option="max_new_tokens"))
-        return check_support(job.unwrap(), engine.capabilities, engine.plugins)
+            hint = "hand it to pg.score, or leave the continuation out"
+            words = "a request with a continuation is scored, not answered"
+            return Failure(InvalidRequest(words, hint=hint))
+        return read().bind(lambda model: _resolved(request, model, own))
 
     def batch(requests: Sequence[GenerationRequest]) -> list[Slot[ResolvedRequest]]:
-        error = unreadable_facts(reads) if reads is not None else None
-        if error is not None:
-            return [Failure(error) for _ in requests]
+        if not is_ok(known := read()):
+            return [known for _ in requests]
         return [guarded("resolve", resolved, request) for request in requests]
 
     return batch_stage(
@@ -107,50 +80,64 @@ def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
     )
 
 
-def unreadable_facts(engine: TokenEngine) -> GenerationError | None:
-    """Why the facts of the model cannot be read; needs no weights."""
-    try:
-        for name in (
-            "capabilities",
-            "tokenizer",
-            "renderer",
-            "eos_token_ids",
-            "bos_token",
-            "image_placeholder",
-            "generation_config",
-        ):
-            getattr(engine, name)
-    except CallFailed as failure:
-        return failure.error
-    except InvalidField as refusal:
-        return BackendFailed(
-            str(refusal), backend=engine.name, hint="correct the setting that the message names"
+def _resolved(
+    request: GenerationRequest,
+    model: Model,
+    own: Callable[[GenerationRequest], Slot[ResolvedRequest]] | None,
+) -> Slot[ResolvedRequest]:
+    """A request as the engine may be asked it; `own` is what an engine that renders by itself does
+    with its options.
+    """
+    job = resolve_row(request, cast(TokenModel, model)) if own is None else own(request)
+    if not is_ok(job):
+        return job
+    options = job.unwrap().options
+    if (options.samples or 1) > 1:
+        words = f"samples={options.samples} takes a pipe that puts them together"
+        words += ": none of its stages does"
+        hint = "end it with pg.stages.trim(engine), or put it into pg.samples(...)"
+        return Failure(UnsupportedOption(words, option="samples", hint=hint))
+    if options.max_new_tokens == 0 and own is not None:
+        words = (
+            f"{shown(model.name)} generates at least one token: max_new_tokens=0 takes an engine"
+            " that takes token ids"
         )
-    return None
+        return Failure(UnsupportedOption(words, option="max_new_tokens"))
+    return check_support(job.unwrap(), model.capabilities, model.plugins)
 
 
-def resolve_row(request: GenerationRequest, engine: TokenEngine) -> Slot[ResolvedRequest]:
+def resolve_row(request: GenerationRequest, engine: TokenModel) -> Slot[ResolvedRequest]:
     """The request with its effective options: what it says, then (only if asked) the checkpoint's
     settings, then pipegen's defaults.
     """
     asked = request.options is not None and request.options.use_generation_config
     try:
-        options = (
-            resolve_options(request.options, checkpoint=engine.generation_config)
-            if asked
-            else resolve_options(request.options)
-        )
+        effective = _effective(request.options, engine.generation_config if asked else NOTHING)
     except InvalidField as refusal:
         return Failure(InvalidRequest(f"options: {refusal}"))
-    chat = options.chat or ChatTemplateOptions()
-    if (
-        request.prompt is not None
-        and chat.control_tokens == "text"
-        and not is_guarded(request, chat)
-    ):
-        # sent again, it is as little asked for
-        options = dataclasses.replace(options, chat=dataclasses.replace(chat, control_tokens=None))
+    options = effective.options if request.prompt is None else effective.of_prompt
     return Success(ResolvedRequest(request=request, options=options))
+
+
+class _Effective(NamedTuple):
+    """The effective options of requests with equal ones."""
+
+    options: GenerationOptions
+    of_prompt: GenerationOptions
+    """Those of a plain prompt: where control tokens in it count, no option says otherwise. So it
+    can be sent again.
+    """
+
+
+@functools.lru_cache(maxsize=1024)
+def _effective(asked: GenerationOptions | None, checkpoint: Any) -> _Effective:
+    """Raises `InvalidField` where the options contradict each other."""
+    options = resolve_options(asked, checkpoint=checkpoint)
+    chat = options.chat or ChatTemplateOptions()
+    if chat.control_tokens != "text" or is_guarded_prompt(asked, chat):
+        return _Effective(options, options)
+    unguarded = dataclasses.replace(chat, control_tokens=None)
+    return _Effective(options, dataclasses.replace(options, chat=unguarded))
 
 
 _NEUTRAL = flat_values(resolve_options(GenerationOptions()))
@@ -205,26 +192,9 @@ def check_support(
                     ),
                 )
             )
-    for name in missing(_asked(job.options), capabilities):
-        others = ", ".join(
-            engine
-            for engine, honours in ENGINES.items()
-            if name in honours and engine != capabilities.engine
-        )
-        hint = f"leave it out, or take an engine that honours it: {others}" if others else ""
-        if capabilities.engine == "openai_chat" and name in ENGINES["vllm_chat"]:
-            hint = (
-                "set the dialect (vllm or sglang) where the server is one, put the field into"
-                " extra_body as the server has it, or leave it out"
-            )
-        return Failure(
-            UnsupportedOption(
-                f"{shown(capabilities.engine)} does not honour"
-                f" {name}={flat_values(job.options)[name]!r:.80}",
-                option=name,
-                hint=hint,
-            )
-        )
+    supported = _supported(job.options, capabilities)
+    if not is_ok(supported):
+        return Failure(supported.failure())
     for plugin in plugins:
         asked = ask_plugin(plugin, functools.partial(_reason, plugin, job.request))
         if not is_ok(asked):
@@ -268,12 +238,26 @@ _EVERYWHERE = frozenset(
 
 
 @functools.lru_cache(maxsize=1024)
-def _asked(options: GenerationOptions) -> tuple[str, ...]:
-    """The options that the engine itself has to honour: those that differ from the neutral
+def _supported(options: GenerationOptions, capabilities: Capabilities) -> Slot[None]:
+    """Whether the engine honours what these options ask of it: those that differ from the neutral
     default.
     """
-    return tuple(
-        name
-        for name, value in flat_values(options).items()
-        if value is not None and value != _NEUTRAL[name] and name not in _EVERYWHERE
+    values = flat_values(options)
+    asked = [
+        name for name, value in values.items() if value is not None and value != _NEUTRAL[name]
+    ]
+    absent = missing((name for name in asked if name not in _EVERYWHERE), capabilities)
+    if not absent:
+        return Success(None)
+    name, engine = absent[0], capabilities.engine
+    others = ", ".join(
+        other for other, honours in ENGINES.items() if name in honours and other != engine
     )
+    hint = f"leave it out, or take an engine that honours it: {others}" if others else ""
+    if engine == "openai_chat" and name in ENGINES["vllm_chat"]:
+        hint = (
+            "set the dialect (vllm or sglang) where the server is one, put the field into"
+            " extra_body as the server has it, or leave it out"
+        )
+    words = f"{shown(engine)} does not honour {name}={values[name]!r:.80}"
+    return Failure(UnsupportedOption(words, option=name, hint=hint))

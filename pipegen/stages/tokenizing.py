@@ -24,7 +24,8 @@ from returns.result import Failure, Success
 from pipegen.core.border import of_tokenizer
 from pipegen.core.errors import InvalidRequest, UnsupportedMultimodal
 from pipegen.core.pipe import Pipe, batch_stage
-from pipegen.core.slots import Slot
+from pipegen.core.slots import Slot, is_ok
+from pipegen.engines.model import TokenModel, reader_of
 from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.results import Encoded, PreparedImage, Prompt
@@ -54,32 +55,30 @@ def tokenize(engine: TokenEngine) -> Pipe[Rendered, Encoded]:
     `tokenize_row` does.
     """
     require_token_engine("tokenize", engine)
+    read = reader_of(engine)
 
-    def batch(prompts: Sequence[Rendered]) -> list[Slot[Encoded]]:
-        made: dict[Hashable, Slot[Prompt]] = {}
+    def batch(rows: Sequence[Rendered]) -> list[Slot[Encoded]]:
+        if not is_ok(known := read()):
+            return [known for _ in rows]
+        model: TokenModel = known.unwrap()
+        longest = model.capabilities.context_length
+        prompts: dict[Hashable, Slot[Prompt]] = {}
 
         def encoded(rendered: Rendered) -> Slot[Encoded]:
-            limits = [
-                limit
-                for limit in (
-                    engine.capabilities.context_length,
-                    rendered.options.max_prompt_tokens,
-                )
-                if limit is not None
-            ]
-            limit, key = min(limits, default=None), _key(rendered)
-            prompt = made.get((key, limit))
+            asked = rendered.options.max_prompt_tokens
+            limit = longest if asked is None else asked if longest is None else min(asked, longest)
+            key = _key(rendered), limit
+            prompt = prompts.get(key)
             if prompt is None:
-                prompt = made[key, limit] = within(
-                    functools.partial(_prompt, rendered, engine, limit), "the prompt"
-                )
+                work = functools.partial(_prompt, rendered, model, limit)
+                prompt = prompts[key] = within(work, "the prompt")
             return prompt.map(
                 lambda prompt: Encoded(
                     request=rendered.request, options=rendered.options, prompt=prompt
                 )
             )
 
-        return [encoded(one) for one in prompts]
+        return [encoded(one) for one in rows]
 
     return batch_stage(
         "tokenize",
@@ -103,13 +102,11 @@ def _key(rendered: Rendered) -> Hashable:
     return text, rendered.token_ids, tuple([id(image) for image in rendered.images])
 
 
-def _prompt(rendered: Rendered, engine: TokenEngine, limit: int | None) -> Slot[Prompt]:
-    refusal = check_length(rendered.to_tokenize, engine.tokenizer, limit)
-    return (
-        Failure(refusal)
-        if refusal is not None
-        else tokenize_row(rendered, rendered.images, engine.tokenizer, engine.image_placeholder)
-    )
+def _prompt(rendered: Rendered, model: TokenModel, limit: int | None) -> Slot[Prompt]:
+    refusal = check_length(rendered.to_tokenize, model.tokenizer, limit)
+    if refusal is not None:
+        return Failure(refusal)
+    return tokenize_row(rendered, rendered.images, model.tokenizer, model.image_placeholder)
 
 
 def tokenize_row(
@@ -139,15 +136,13 @@ def _with_images(
     tokenizer: Tokenizer,
     image_placeholder: str | None,
 ) -> Slot[Prompt]:
-    if image_placeholder is None and images:
+    if not image_placeholder and images:
         return Failure(
             UnsupportedMultimodal(
                 f"{len(images)} images, and the model has no token that stands for one"
             )
         )
-    if image_placeholder is None or not (
-        images or tokenizer.control_tokens[image_placeholder] in ids
-    ):
+    if not image_placeholder or not (images or tokenizer.control_tokens[image_placeholder] in ids):
         return Success(
             Prompt(
                 token_ids=ids, compact_token_ids=ids, text=rendered.text, thinking=rendered.thinking

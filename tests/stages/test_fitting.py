@@ -4,10 +4,13 @@ tell.
 
 from __future__ import annotations
 
+import dataclasses
+import pickle
 from typing import Any
 
 import pytest
 
+import pipegen as pg
 from pipegen.core.errors import (
     InvalidRequest,
     PluginFailed,
@@ -25,6 +28,7 @@ from pipegen.records.requests import GenerationRequest, TextGenerationRequest, V
 from pipegen.records.results import Encoded, Prompt, ResolvedRequest
 from pipegen.stages.fitting import check_fit, check_ids, remaining_tokens
 from pipegen.stages.resolving import check_support
+from pipegen.testing.fake import FakeEngine
 
 REQUEST = TextGenerationRequest(prompt="a")
 
@@ -233,3 +237,26 @@ def test_every_id_below_the_vocabulary_is_taken() -> None:
         prompt=Prompt(token_ids=(0, 7), compact_token_ids=(0, 7)),
     )
     assert check_ids(encoded, 8) is None
+
+
+def test_the_ids_of_a_row_are_looked_at_once_and_those_of_a_changed_one_again() -> None:
+    sized = Capabilities(engine="toy", honours=frozenset(), vocab_size=9, context_length=20)
+    fake = FakeEngine("")
+    fake.capabilities = sized
+    stage: Any = pg.stages.fit(fake)
+    row = fit(3, 20, max_new_tokens=2).unwrap()
+    checked = stage.apply((pg.Success(row),))[0].unwrap()
+    assert checked == row
+    assert row.checked is None
+    assert checked.checked.is_about(checked, 9)
+    assert check_ids(checked, 9) is None
+    assert check_ids(checked, 1) is not None  # of a smaller model
+    ids = (1, 12)
+    other = dataclasses.replace(checked, prompt=Prompt(token_ids=ids, compact_token_ids=ids))
+    assert "id 12 at position 1" in str(check_ids(other, 9))
+    stops = dataclasses.replace(checked.options, stop=pg.StopOptions(stop_token_ids=(12,)))
+    assert "stop_token_ids holds id 12" in str(
+        check_ids(dataclasses.replace(checked, options=stops), 9)
+    )
+    read = pickle.loads(pickle.dumps(checked))
+    assert read.checked.is_about(read, 9)

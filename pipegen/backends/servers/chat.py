@@ -31,7 +31,7 @@ from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import TextMade
 from pipegen.engines.settings import ChatServerSettings
 from pipegen.records.engine_list import shown
-from pipegen.records.fields import InvalidField
+from pipegen.records.fields import InvalidField, altered
 from pipegen.records.frozen import freeze
 from pipegen.records.options import GenerationOptions, resolve
 from pipegen.records.requests import GenerationRequest
@@ -212,20 +212,18 @@ class ChatRow:
         return Success(output)
 
 
-def result_of(
-    output: ChatOutput, route: str, plugins: Sequence[Plugin], limit: int | None = None
-) -> Slot[GenerationResult]:
+def result_of(output: ChatOutput, route: str, plugins: Sequence[Plugin]) -> Slot[GenerationResult]:
     """The result: stripped and trimmed as on every route, with the counts that the server reports.
 
     A server that ends a row for its length before `max_new_tokens` has clipped it: the options then
     say what was really allowed, and `clipped_from` what was asked. Where the server had room for
-    more, by its `limit` of a row, that is no answer to the request.
+    more, by its limit of a row, that is no answer to the request.
     """
     made, asked = (
         output.usage.get("completion_tokens", len(output.token_ids)),
         output.job.options.max_new_tokens or 0,
     )
-    wrong = disobeyed(_judged(output, made, route, limit), output.job.options, route)
+    wrong = disobeyed(_judged(output, made, route), output.job.options, route)
     if wrong is not None:
         return Failure(wrong)
     clipped = output.finish is Finish.LENGTH and 0 < made < asked
@@ -261,11 +259,11 @@ def result_of(
     )
 
 
-def _judged(output: ChatOutput, made: int, route: str, limit: int | None) -> Answer:
+def _judged(output: ChatOutput, made: int, route: str) -> Answer:
     """The answer, as far as it can be judged. A plain server may count in tokens of another kind,
     so its count is not held against it.
     """
-    prompt = output.usage.get("prompt_tokens", 0)
+    prompt, limit = output.usage.get("prompt_tokens", 0), output.limit
     return Answer(
         text=output.text,
         finish=WORDS[output.finish],
@@ -301,7 +299,7 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
         """
         return {"base_url": self.sender.access.root, **self.asked_settings()}
 
-    def _capable_by(self, facts: Facts) -> Capabilities:
+    def capabilities_by(self, facts: Facts) -> Capabilities:
         """The context length, and whether the model takes images, is the server's to say."""
         blind = _no_images(facts)
         honours = ENGINES[self.name] - {"images"} if blind else ENGINES[self.name]
@@ -407,12 +405,7 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
                         )
                     )
                 )
-        return result_of(
-            answer,
-            route,
-            self.plugins,
-            self.limit_of(self.sender.directory.known) if self.name == "vllm_chat" else None,
-        )
+        return result_of(answer, route, self.plugins)
 
     def row(self, asked: ResolvedRequest, deadline: float) -> Awaitable[Slot[ChatOutput]]:
         if self._cuts_away(asked) or self.watches:
@@ -440,7 +433,7 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
         error = await self.sender.pieces(
             make, take, deadline, heavy=self.heavy(asked), ended=lambda: row.ended, bounded=True
         )
-        return row.slot() if error is None else Failure(error)
+        return self._ended(row) if error is None else Failure(error)
 
     @property
     def watches(self) -> bool:
@@ -481,7 +474,12 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
     def answer(self, asked: ResolvedRequest, completion: Completion) -> Slot[ChatOutput]:
         row = ChatRow(asked, self.plugins)
         row.take(completion)
-        return row.slot()
+        return self._ended(row)
+
+    def _ended(self, row: ChatRow) -> Slot[ChatOutput]:
+        """The finished row's answer, with the limit that vLLM names for it."""
+        limit = self.limit_of(self.sender.directory.known) if self.name == "vllm_chat" else None
+        return row.slot().map(lambda output: altered(output, limit=limit))
 
 
 def _no_images(facts: Facts) -> str:

@@ -20,6 +20,7 @@ from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire
 from pipegen.backends.waiting import Waiting, beginning
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import Capabilities
+from pipegen.engines.model import Model
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import RowDone
 from pipegen.engines.settings import ServerSettings, that_change_answers
@@ -45,7 +46,7 @@ class HttpEngine(ABC, Generic[A, R]):
         self.plugins: tuple[Plugin, ...] = ()
         self._loop = LoopThread()
         self.limit_of = LastCallCache(self._limit_by)
-        self.capable = LastCallCache(self._capable_by)
+        self.capable = LastCallCache(self.capabilities_by)
 
     @property
     def address(self) -> str:
@@ -109,8 +110,13 @@ class HttpEngine(ABC, Generic[A, R]):
         """What is honoured; the context length is the server's, and unknown before it was asked."""
         return self.capable(self.sender.directory.known)
 
+    def read_model(self) -> Model:
+        """What is known before a call: nothing that only the server says."""
+        capabilities = self.capabilities_by(Facts())
+        return Model(name=self.name, capabilities=capabilities, plugins=self.plugins)
+
     @abstractmethod
-    def _capable_by(self, facts: Facts) -> Capabilities: ...
+    def capabilities_by(self, facts: Facts) -> Capabilities: ...
 
     def _limit_by(self, facts: Facts) -> int | None:
         """How many tokens a row may have, prompt and answer together, as these facts say it."""

@@ -27,6 +27,7 @@ from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire
 from pipegen.core.errors import GenerationError, MalformedResponse, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities
+from pipegen.engines.model import TokenModel, token_model
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import TokensMade
 from pipegen.engines.settings import ServerSettings
@@ -99,7 +100,7 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
             values["dtype"] = "the server's"
         return {"model": checkpoint.identity, **values}
 
-    def _capable_by(self, facts: Facts) -> Capabilities:
+    def capabilities_by(self, facts: Facts) -> Capabilities:
         reason = self._checkpoint.images_unsupported_reason
         if not reason and "generate" in facts.lacks:
             reason = "the server has no endpoint that takes them with token ids"
@@ -121,6 +122,9 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
             vocab_size=self._checkpoint.vocab_size,
             fills_context=fills,
         )
+
+    def read_model(self) -> TokenModel:
+        return token_model(self, self.capabilities_by(Facts()))
 
     def prepare_image(
         self, source: ImageSource, options: VlmPreprocessOptions, index: int

@@ -14,7 +14,7 @@ from pipegen.core.border import EXHAUSTED, guard_slot, of_tokenizer
 from pipegen.core.errors import BadImage, InvalidRequest
 from pipegen.core.parallel import parallel
 from pipegen.core.slots import Slot, is_ok
-from pipegen.engines.protocol import TokenEngine
+from pipegen.engines.model import TokenModel
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
@@ -40,7 +40,7 @@ def within(work: Callable[[], Slot[T]], what: str) -> Slot[T]:
     )
 
 
-def prepare_images(jobs: Sequence[ResolvedRequest], engine: TokenEngine) -> Prepared:
+def prepare_images(jobs: Sequence[ResolvedRequest], model: TokenModel) -> Prepared:
     """Every image of the jobs, prepared once for each of the settings that are asked for."""
     wanted: dict[_Image, int] = {}
     for job in jobs:
@@ -51,7 +51,7 @@ def prepare_images(jobs: Sequence[ResolvedRequest], engine: TokenEngine) -> Prep
 
     def prepared(item: tuple[_Image, int]) -> Slot[PreparedImage]:
         (source, options), index = item
-        return within(lambda: engine.prepare_image(source, options, index), f"image {index}")
+        return within(lambda: model.prepare_image(source, options, index), f"image {index}")
 
     return dict(zip(wanted, parallel(prepared, [*wanted.items()]), strict=True))
 

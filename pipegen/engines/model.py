@@ -1,0 +1,143 @@
+"""What is known of a model, as a value that is read once.
+
+A stage before a call reads a `Model` and never the engine itself. It is read when a row first needs
+it, and is the same from then on, whatever the engine learns and whatever other callers do: so these
+stages are functions of their rows. What only a server can say, such as its own limit, is no part of
+it: a call asks for that, and judges its own rows by it.
+
+>>> from pipegen.testing.fake import FakeEngine
+>>> engine = FakeEngine("", context_length=8)
+>>> read = reader_of(engine)
+>>> engine.capabilities = Capabilities(engine="fake", honours=frozenset(), context_length=4)
+>>> reader_of(engine) is read, read().unwrap().capabilities.context_length
+(True, 4)
+>>> engine.capabilities = Capabilities(engine="fake", honours=frozenset(), context_length=2)
+>>> read().unwrap().capabilities.context_length
+4
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+from weakref import WeakValueDictionary
+
+from returns.result import Failure, Success
+
+from pipegen.core.errors import BackendFailed, CallFailed, UnsupportedMultimodal
+from pipegen.core.slots import Slot
+from pipegen.engines.capabilities import Capabilities
+from pipegen.engines.plugin import Plugin
+from pipegen.engines.protocol import ReadsModel, ScoresTokens, takes_tokens
+from pipegen.engines.tokenizer import Renderer, Tokenizer
+from pipegen.records.fields import InvalidField, altered, record
+from pipegen.records.messages import ImageSource
+from pipegen.records.options import VlmPreprocessOptions
+from pipegen.records.results import PreparedImage
+
+__all__ = [
+    "Model",
+    "ModelReader",
+    "TokenModel",
+    "read_model",
+    "reader_of",
+    "token_model",
+]
+
+
+@record
+class Model:
+    """What is known of any engine and its model."""
+
+    name: str
+    """The engine's name."""
+    capabilities: Capabilities
+    """What it honours, and its limits, as far as they are known before a call."""
+    plugins: tuple[Plugin, ...]
+
+
+@record
+class TokenModel(Model):
+    """What is known of a model that takes and gives token ids."""
+
+    tokenizer: Tokenizer
+    renderer: Renderer
+    eos_token_ids: tuple[int, ...]
+    bos_token: str
+    """What a plain prompt must begin with; empty where that is nothing."""
+    image_placeholder: str
+    """The control token that stands for an image in a prompt; empty where there is none."""
+    generation_config: Mapping[str, Any]
+    prepare_image: Callable[[ImageSource, VlmPreprocessOptions, int], Slot[PreparedImage]]
+    longest_scored: int | None = None
+    """The most tokens of a context and its continuation; None where no limit is known."""
+
+
+def token_model(engine: Any, capabilities: Capabilities) -> TokenModel:
+    """The model of an engine that takes token ids, by its attributes. Raises as reading these does."""
+    return TokenModel(
+        name=engine.name,
+        capabilities=capabilities,
+        plugins=engine.plugins,
+        tokenizer=engine.tokenizer,
+        renderer=engine.renderer,
+        eos_token_ids=tuple(engine.eos_token_ids),
+        bos_token=engine.bos_token or "",
+        image_placeholder=engine.image_placeholder or "",
+        generation_config=engine.generation_config,
+        prepare_image=getattr(engine, "prepare_image", _no_image),
+    )
+
+
+def _no_image(
+    source: ImageSource, options: VlmPreprocessOptions, index: int
+) -> Slot[PreparedImage]:
+    return Failure(UnsupportedMultimodal("the engine prepares no images"))
+
+
+def read_model(engine: Any) -> Model:
+    """What is known of an engine's model now. Raises as reading its attributes does."""
+    if isinstance(engine, ReadsModel):
+        known: Model = engine.read_model()
+        return known
+    if not takes_tokens(engine):
+        return Model(name=engine.name, capabilities=engine.capabilities, plugins=engine.plugins)
+    model = token_model(engine, engine.capabilities)
+    if not isinstance(engine, ScoresTokens):
+        return model
+    return altered(model, longest_scored=engine.longest_scored)
+
+
+class ModelReader:
+    """The model of one engine: read at the first call that can, and the same from then on.
+
+    One that cannot be read, such as a checkpoint that is not there, is read again at the next call.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._known: dict[str, Slot[Any]] = {}
+
+    def __call__(self) -> Slot[Any]:
+        """The model, or why it cannot be read; needs no weights."""
+        known = self._known.get("model")
+        return self._read() if known is None else known
+
+    def _read(self) -> Slot[Any]:
+        try:
+            model = read_model(self._engine)
+        except CallFailed as failure:
+            return Failure(failure.error)
+        except InvalidField as refusal:
+            hint = "correct the setting that the message names"
+            return Failure(BackendFailed(str(refusal), backend=self._engine.name, hint=hint))
+        return self._known.setdefault("model", Success(model))  # of two threads, the first one's
+
+
+_readers: WeakValueDictionary[int, ModelReader] = WeakValueDictionary()
+"""Each holds its engine, so that no other engine has its number."""
+
+
+def reader_of(engine: Any) -> ModelReader:
+    """The reader of an engine's model: stages of one engine share it."""
+    return _readers.setdefault(id(engine), ModelReader(engine))
