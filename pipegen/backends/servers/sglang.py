@@ -303,6 +303,7 @@ SGLANG = Wire(
     scores=True,
     abort=abort,
     about="/server_info",
+    paths=("/generate",),
     limit=limit,
 )
 """SGLang's wire."""

@@ -389,6 +389,7 @@ VLLM = Wire(
     keeps_sizes=True,
     scores=True,
     about="/version",
+    paths=(GENERATE, COMPLETIONS),
 )
 """vLLM's wire."""
 
