@@ -64,6 +64,8 @@ class ServerRequest:
     """How many of the prompt's last tokens have their log probabilities asked; 0 where a generation
     is.
     """
+    params: Mapping[str, Any] | None = None
+    """Sampling parameters in the server's own words, in place of those of the options."""
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     """Merged into the body last, deeply."""
 
