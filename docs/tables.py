@@ -10,7 +10,6 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from pipegen.config.chat_fields import field_help, passed_on
 from pipegen.config.keys import KEYS, TYPES
 from pipegen.core.distribution import DISTRIBUTION, install_command
 from pipegen.engines.capabilities import ENGINES, FEATURES
@@ -91,15 +90,6 @@ def keys_table() -> str:
         "| name | option |",
         "| --- | --- |",
         *(f"| `{alias}` | `{name}` |" for alias, name in SERVER_NAMES.items()),
-    ]
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for name, dialects in passed_on().items():
-        groups.setdefault(dialects, []).append(f"`{name}`")
-    rows += [
-        "",
-        "| passed on as they are | |",
-        "| --- | --- |",
-        *(f"| {field_help(dialects)} | {', '.join(names)} |" for dialects, names in groups.items()),
     ]
     return "\n".join(rows)
 

@@ -179,7 +179,7 @@ def shares_by_key(cluster: Cluster) -> np.ndarray:
 
 
 def by_key(cluster: Cluster) -> float:
-    """Rule 2, `--shard` and `--replicas`: a row belongs to a replica by its key. Each replica reads
+    """Rule 2, `--shard`: a row belongs to a replica by its key. Each replica reads
     the whole input.
     """
     return static(

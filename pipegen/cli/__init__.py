@@ -81,8 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     standard_streams()
     _log_in_lines()
     try:
-        given = sys.argv[1:] if arguments is None else list(arguments)
-        app(args=given, prog_name="pipegen", obj=given)
+        app(args=sys.argv[1:] if arguments is None else list(arguments), prog_name="pipegen")
     except StreamClosed as closed:
         print(f"Error: {closed}", file=sys.stderr)
         sys.exit(2)

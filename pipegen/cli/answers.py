@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from toolz import dissoc
+
 from pipegen.config import Agent
 from pipegen.core.errors import ContractError, GenerationError
-from pipegen.core.functional import dissoc
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.streaming import Delta, astream

@@ -100,9 +100,7 @@ def _root(
     epilog=EXAMPLES,
 )
 @with_flags
-def generate(
-    context: typer.Context, options: dict[str, Any], settings: dict[str, Any], flags: RunFlags
-) -> None:
+def generate(options: dict[str, Any], settings: dict[str, Any], flags: RunFlags) -> None:
     from pipegen.cli.generate import Files, run_generate
     from pipegen.cli.on_ray import on_ray
     from pipegen.cli.sources import asked_of
@@ -110,10 +108,9 @@ def generate(
 
     loads = partial(load_of, flags, settings, flags.fallback, flags.fallback_when)
     files = Files(
-        **{**vars(flags), "replicas": flags.replicas if flags.ray is None else None},
+        **vars(flags),
         asked=asked_of(flags, loads(), options),
         part=None if flags.shard is None else shard_of(flags.shard),
-        command=tuple(context.obj or ()),
         on_ray=on_ray(flags.ray, flags.replicas, flags.gpus_per_replica, loads, flags.plugin or ()),
     )
     raise typer.Exit(run_generate(files))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from toolz import dissoc
+
 from pipegen.cli.outputs import say
 from pipegen.cli.usage import refuse
-from pipegen.core.functional import dissoc
 from pipegen.core.slots import Slot
 from pipegen.engines.extras import MissingExtra
 from pipegen.io.jsonl import from_plain

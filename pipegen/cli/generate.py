@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -35,7 +35,6 @@ from pipegen.cli.outputs import (
 )
 from pipegen.cli.plugins import attached
 from pipegen.cli.progress import Meter, is_shown, progress, tells
-from pipegen.cli.replicas import Child, check_parts, child_of_environment, replica_slots
 from pipegen.cli.run_flags import RunFlags
 from pipegen.cli.sources import Asked, is_image_folder, open_source, refuse_missing
 from pipegen.cli.usage import open_routes, refuse
@@ -74,10 +73,6 @@ class Files(RunFlags):
     """The shard: which part of the requests is asked, and of how many parts. 1 of 4 is the
     first.
     """
-    command: tuple[str, ...] = ()
-    """The arguments of the process, for replicas."""
-    child: Child | None = None
-    """Set in a replica."""
     on_ray: OnRay | None = None
     """Where the job runs on replicas of the engine, and not in this process."""
 
@@ -100,23 +95,10 @@ def run_generate(files: Files) -> int:
     0 all good, 1 requests or samples failed, had no answer or could not be written, 3 a bug of
     pipegen's failed a request; 130 and 141 as shells have it.
     """
-    child = child_of_environment()
-    if child is not None:
-        files = replace(
-            files,
-            child=child,
-            part=child.shard,
-            replicas=None,
-            quiet=True,
-            summary=None,
-            restart=False,
-            overwrite=False,
-        )
     meter = Meter(Tally())
     finished = False
     try:
-        if child is None:
-            _check(files)
+        _check(files)
         with _terminable(files) as ending:
             code = _generate(files, meter, ending)
         finished = True
@@ -124,12 +106,11 @@ def run_generate(files: Files) -> int:
         goes_on = (
             f"the same command goes on, and `pipegen export {files.job}` writes what is finished"
         )
-        if child is None:
-            say(
-                "interrupted; what was written is kept"
-                if files.job is None
-                else f"interrupted; {goes_on}"
-            )
+        say(
+            "interrupted; what was written is kept"
+            if files.job is None
+            else f"interrupted; {goes_on}"
+        )
         code = INTERRUPTED
     except (JournalError, TableError, OSError) as refusal:
         say(words_of(refusal))
@@ -142,8 +123,6 @@ def run_generate(files: Files) -> int:
                 f"shard {files.part[0]}/{files.part[1]} is done; once the others are, `pipegen"
                 f" export {files.job} -o {files.out}` writes all rows"
             )
-    if finished and child is not None:
-        child.tell(meter, ended=True)
     return write_summary(files.summary, meter.plain(), code)
 
 
@@ -161,11 +140,10 @@ class _Ending:
         self._running = running if self._files.grace else None
 
     def _begun(self) -> None:
-        if self._files.child is None:
-            say(
-                f"ending: the rows in flight have {self._files.grace:g} seconds; interrupt again to"
-                " end at once"
-            )
+        say(
+            f"ending: the rows in flight have {self._files.grace:g} seconds; interrupt again to"
+            " end at once"
+        )
 
     def __call__(self, number: int, frame: object) -> None:
         again, self._again = self._again, True
@@ -204,20 +182,9 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
             if files.part is not None or (files.quiet and files.summary is None)
             else source.rows()
         )
-        several = files.replicas is not None
-        route = (
-            None
-            if several
-            else stack.enter_context(attached(open_routes(given.load), given.plugins))
-        )
-        moved = stack.enter_context(
-            progress(meter.total if several else total, meter, shown=not files.quiet)
-        )
-        if files.child is not None:
-            moved = files.child.moved(meter)
-        if route is not None and (
-            not files.quiet or files.summary is not None or files.child is not None
-        ):
+        route = stack.enter_context(attached(open_routes(given.load), given.plugins))
+        moved = stack.enter_context(progress(total, meter, shown=not files.quiet))
+        if not files.quiet or files.summary is not None:
             route = watched(route, tells(moved, meter))
         asked: Iterator[tuple[Origin, Slot[GenerationRequest]]] = source.items
         if files.part is not None:
@@ -235,7 +202,7 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
             "policy": given.policy,
         }
         try:
-            if route is not None and files.job is None:
+            if files.job is None:
                 stream = _open_out(files, stack)
                 slots = (
                     (origin, slot, False)
@@ -247,9 +214,7 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
                 # which is refused then
                 if files.part is None and not (files.restart or files.overwrite):
                     say_shared(files.job or Path())
-                if route is None:
-                    rows = replica_slots(asked, files, meter, moved, ending.stops)
-                elif files.on_ray is not None:
+                if files.on_ray is not None:
                     rows = ray_slots(
                         files, files.on_ray, route, again, meter, moved, ending.stops, _begun
                     )
@@ -326,8 +291,6 @@ def _job_slots(
         after.callback(lambda: tally.count_all(running.rest()))
         stack.callback(ending.stops, None)
         ending.stops(running)
-        if files.child is not None:
-            files.child.job = running
         _begun(running, files)
         before = 0
         for origin, slot in running:
@@ -460,22 +423,33 @@ def _check(files: Files) -> None:
             "--sidecar",
             "--samples",
         )
-    if files.on_ray is not None and (files.job is None or files.part is not None):
-        refuse(
-            (
-                "takes a file as IN and a file as OUT"
-                if files.job is None
-                else "splits the rows itself"
-            ),
-            "--ray",
-            *(["--shard"] if files.part else []),
-        )
-    if files.part is not None or files.replicas is not None:
-        check_parts(files)
+    if files.part is not None or files.on_ray is not None:
+        _check_parts(files)
     if files.out not in (None, "-"):
         _check_out(Path(files.out or ""), files)
     if files.summary is not None and (files.summary.is_dir() or not files.summary.parent.is_dir()):
         refuse(f"{files.summary} is a folder, or in none that is there; give a file", "--summary")
+
+
+def _check_parts(files: Files) -> None:
+    """Refuse what does not go with several processes: they need a job, which has all answers."""
+    flag = "--shard" if files.on_ray is None else files.on_ray.flag
+    if files.part is not None and files.on_ray is not None:
+        refuse(f"goes without {flag}: these split the requests themselves", "--shard")
+    if files.job is None or files.source is None:
+        words = "takes a file or a folder as IN, and a file as -o OUT"
+        refuse(f"{words}: the finished rows are kept in OUT.job", flag)
+    if files.part is not None and files.sidecar is not None:
+        refuse("goes without --sidecar: answers go to OUT.job, and from there to OUT", flag)
+    if files.part is not None and (files.restart or files.overwrite):
+        words = (
+            "goes without --restart and --overwrite, which would remove the rows of other shards"
+        )
+        refuse(f"{words}; to start again, remove {files.job}", flag)
+    device = str(getattr(files.asked.load.backend.settings, "device", None) or "")
+    if files.on_ray is not None and ":" in device:
+        words = f"goes without the number of a device, as in {device}"
+        refuse(f"{words}: each replica has devices of its own", flag)
 
 
 def _check_out(out: Path, files: Files) -> None:

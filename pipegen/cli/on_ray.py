@@ -1,5 +1,6 @@
-"""`pipegen generate --ray`: the same job on replicas of the engine, which Ray starts on the
-machines of a cluster.
+"""`pipegen generate --replicas N` and `--ray`: the same job on replicas of the engine.
+
+Ray starts them: on this machine, or with `--ray` on the machines of a cluster.
 
 This process reads the input and makes the keys, and hands out the rows that the journal does not
 have. Each replica writes what it finishes to a file of its own in the job's folder. At the end OUT
@@ -9,6 +10,7 @@ is written from there, in the order of the input, as without Ray.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
@@ -37,7 +39,11 @@ from pipegen.records.results import GenerationResult
 if TYPE_CHECKING:
     from pipegen.cli.generate import Files
 
-__all__ = ["OnRay", "Stops", "on_ray", "ray_slots", "route_there"]
+__all__ = ["LOCAL", "OnRay", "Stops", "gpus_of", "on_ray", "ray_slots", "route_there"]
+
+
+LOCAL = "local"
+"""The address of a new Ray on this machine, which no other program uses."""
 
 
 class Stops(Protocol):
@@ -58,7 +64,9 @@ class OnRay(NamedTuple):
     replicas: int | None = None
     """None: as many as the GPUs are enough for, or one."""
     gpus: float | None = None
-    """Those of one replica. None: one, where the cluster has any and the engine is not a server."""
+    """Those of one replica. None: see `gpus_of`."""
+    flag: str = "--ray"
+    """The flag that asks for it, for messages."""
 
 
 def on_ray(
@@ -68,22 +76,24 @@ def on_ray(
     load: Callable[[], Load],
     plugins: Sequence[str],
 ) -> OnRay | None:
-    """What the flags set; an empty address is none. `load` sets up the model as the flags do: keys
-    of servers do not travel.
+    """What the flags set: `--replicas` without `--ray` is a new Ray on this machine.
+
+    `load` sets up the model as the flags do: keys of servers do not travel.
     """
-    if address is None:
+    if address is None and replicas is None:
         if gpus is not None:
-            refuse("takes --ray too", "--gpus-per-replica")
+            refuse("takes --replicas or --ray too", "--gpus-per-replica")
         return None
-    if address.startswith("ray://"):
+    if address is not None and address.startswith("ray://"):
         refuse(
             "takes HOST:PORT of a cluster that this machine is a part of; from elsewhere, send the"
             " command there: ray job submit -- pipegen generate ...",
             "--ray",
         )
-    return OnRay(
-        partial(route_there, os.getcwd(), load, tuple(plugins)), address or None, replicas, gpus
-    )
+    make = partial(route_there, os.getcwd(), load, tuple(plugins))
+    if address is None:
+        return OnRay(make, LOCAL, replicas, gpus, "--replicas")
+    return OnRay(make, address or None, replicas, gpus)
 
 
 def route_there(
@@ -192,10 +202,13 @@ def _answer(
     if first is None:
         return
     try:
-        connect(on.address, quiet=files.quiet)
-    except (ConnectionError, MissingExtra) as refusal:
-        refuse(str(refusal), "--ray")
-    replicas, gpus = _size(on, here=runs_here(given.load))
+        connect(on.address, quiet=files.quiet, replicas=on.replicas or 1)
+    except ConnectionError as refusal:
+        refuse(str(refusal), on.flag)
+    except MissingExtra as missing:
+        refuse(f"{missing}; or give --shard I/N to each of N commands, which needs no Ray", on.flag)
+    on_cpu = str(getattr(given.load.backend.settings, "device", None)) == "cpu"
+    replicas, gpus = _size(on, here=runs_here(given.load) and not on_cpu)
     how = {
         "retry": files.retry,
         "in_flight": files.in_flight,
@@ -221,12 +234,32 @@ def _answer(
         raise KeyboardInterrupt
 
 
+def gpus_of(on: OnRay, there: float) -> float:
+    """The GPUs of one replica: what is set, else one where there are any.
+
+    On a new Ray on this machine, N replicas have like parts of the GPUs. Fewer GPUs than replicas
+    are bad usage then.
+
+    >>> gpus_of(OnRay(dict, LOCAL, 4), 8), gpus_of(OnRay(dict, "head:6379", 4), 8)
+    (2.0, 1.0)
+    """
+    if on.gpus is not None or not there:
+        return on.gpus or 0.0
+    if on.address != LOCAL or on.replicas is None:
+        return 1.0
+    if there < on.replicas:
+        share = 1 / math.ceil(on.replicas / there)
+        words = f"{on.replicas} replicas and {there:g} GPUs; for several replicas on a GPU"
+        refuse(f"{words}, set --gpus-per-replica {share:g}", on.flag)
+    return there // on.replicas
+
+
 def _size(on: OnRay, *, here: bool) -> tuple[int, float]:
     """How many replicas there are, and the GPUs of each."""
     from pipegen.jobs.ray_actors import itself
 
     there = float(itself().cluster_resources().get("GPU", 0.0))
-    gpus = on.gpus if on.gpus is not None else 1.0 if here and there else 0.0
+    gpus = gpus_of(on, there if here else 0.0)
     if gpus > there:
         say(
             f"--gpus-per-replica {gpus:g}: the cluster has {there:g} GPUs now; replicas wait until"

@@ -273,7 +273,7 @@ class RunFlags(AskedFlags):
             "--replicas",
             metavar="N",
             min=1,
-            help="Run N processes, each on its own part of the GPUs.",
+            help="Run N engines on Ray, each on its own part of the GPUs.",
             rich_help_panel=MANY,
         ),
     ] = None

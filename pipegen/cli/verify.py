@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from toolz import dissoc
+
 from pipegen import backends
 from pipegen.backends.checkpoint.locate import NoSuchModel
 from pipegen.cli.inputs import Item
@@ -16,7 +18,6 @@ from pipegen.cli.progress import progress
 from pipegen.cli.sources import Question, open_source, within
 from pipegen.cli.usage import images_of, refuse
 from pipegen.core.errors import CallFailed
-from pipegen.core.functional import dissoc
 from pipegen.core.slots import Slot
 from pipegen.engines.extras import MissingExtra
 from pipegen.engines.settings import ModelLoadConfig

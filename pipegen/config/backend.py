@@ -21,11 +21,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
-from pipegen.config.chat_fields import field_words, fields_of, with_fields
+from pipegen.config.chat_fields import field_refusal, with_fields
 from pipegen.config.files import Place
 from pipegen.config.generation import is_option, options_beside
 from pipegen.config.keys import KEYS, TYPES, keys_of, legacy_key_hint
 from pipegen.config.secret import expanded, provider_variables
+from pipegen.core.names import CLOSE
 from pipegen.engines.settings import (
     SETTINGS,
     FallbackSettings,
@@ -165,10 +166,9 @@ def backend_from(values: Any, place: Place) -> BackendConfig:
     if backend == "openai_server":
         _settle_dialect(kind, settings, place)
     for name in others:
-        if name not in fields_of(settings.get("dialect")):
-            raise UnknownField(
-                f"{place.at(name)}: {_unknown(name, kind, settings.get('dialect'), known, values)}"
-            )
+        words = _unknown(name, kind, settings.get("dialect"), known, values)
+        if words:
+            raise UnknownField(f"{place.at(name)}: {words}")
     extra = with_fields(others, entries.get("extra_body") or {}, place)
     options, extra = options_beside(beside, extra, place, settings.get("dialect"))
     if "extra_body" in known:
@@ -224,6 +224,7 @@ def _checked(name: str, value: Any, check: Any, place: Place, more: str = "") ->
 def _unknown(
     name: str, kind: str, dialect: str | None, known: Mapping[str, Any], beside: Mapping[str, Any]
 ) -> str:
+    """Why a key is not taken; empty for a field that a chat server is passed as it is."""
     if name in KEYS and kind == "vllm":
         return "type 'vllm' takes this key " + (
             "only without base_url"
@@ -241,16 +242,16 @@ def _unknown(
         return f"type {kind!r} takes no such key; {', '.join(takers)} do"
     if name in ("id", "system_message"):
         return f"{name} goes beside backend, not into it"
-    why = legacy_key_hint(name, beside) or field_words(name, kind, dialect)
+    why = legacy_key_hint(name, beside) or ("" if dialect is None else field_refusal(name, dialect))
     if why:
         return why
-    near = nearest_setting(
-        name,
-        ("type", "model", *_FALLBACK, *known, *option_names(), *SERVER_NAMES, *fields_of(dialect)),
-    )
-    return f"type {kind!r} takes no such key{near}" + (
-        "" if dialect is None else "; a field that only the server knows goes into extra_body"
-    )
+    names = ("type", "model", *_FALLBACK, *known, *option_names(), *SERVER_NAMES)
+    if dialect is None:
+        near = nearest_setting(name, names) or "; chat servers alone are passed other fields"
+        return f"type {kind!r} takes no such key{near}"
+    near = nearest_setting(name, names, CLOSE)
+    words = f"type {kind!r} takes no such key{near}"
+    return f"{words}; a field that only the server knows goes into extra_body" if near else ""
 
 
 def _settle_access(settings: dict[str, Any], entries: Mapping[str, Any], place: Place) -> None:

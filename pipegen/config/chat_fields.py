@@ -1,5 +1,8 @@
-"""The fields of a chat server's requests beside the keys of its backend in a file, and are passed
-on as they are.
+"""Keys of a chat server that are no settings and no options: fields of its requests, which it is
+sent as they are.
+
+Which fields a server has, it says itself when it is asked. Here only what cannot be meant is
+refused: fields that pipegen sets, and names that are nearly those of a key or an option.
 
 >>> with_fields({"logit_bias": {"7": 1}}, {"a": 2}, Place("chat.yaml"))
 {'a': 2, 'logit_bias': {'7': 1}}
@@ -7,67 +10,46 @@ on as they are.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pipegen.config.files import Place
 from pipegen.config.generation import is_option
-from pipegen.records.engine_list import shown
 from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import freeze
 
-__all__ = ["field_help", "field_words", "fields_of", "passed_on", "with_fields"]
+__all__ = ["VLLM_ALONE", "field_refusal", "never_passed_on", "with_fields"]
+
+VLLM_ALONE = ("guided_grammar", "guided_whitespace_pattern")
+"""Old names of fields within vLLM's `structured_outputs`."""
 
 
-def passed_on() -> Mapping[str, tuple[str, ...]]:
-    """The fields that are passed on, each with the dialects that take it.
+def never_passed_on() -> tuple[str, ...]:
+    """The fields of chat requests that no file may set.
 
-    >>> passed_on()["stop_regex"], "temperature" in passed_on(), "messages" in passed_on()
-    (('sglang',), False, False)
+    >>> "messages" in never_passed_on(), "logit_bias" in never_passed_on()
+    (True, False)
     """
-    from pipegen.backends.servers.chat_fields import FIELDS, OWN, REMOVED, dialects_of
+    from pipegen.backends.servers.extra_body import OWN, REMOVED
 
-    names = sorted(set().union(*FIELDS.values()) - {*OWN, "model", "separate_reasoning"})
-    moved = {name: ("vllm",) for name, key in REMOVED.items() if key and not is_option(name)}
-    return {name: dialects_of(name) for name in names if not is_option(name)} | moved
+    return (*OWN, *(name for name, key in REMOVED.items() if not key and not is_option(name)))
 
 
-def fields_of(dialect: str | None) -> Collection[str]:
-    """The fields that a server of this dialect is passed; none for an engine that is no chat server
-    (None).
+def field_refusal(name: str, dialect: str) -> str:
+    """Why a field is not passed on to a chat server of this dialect; empty where it is.
+
+    >>> field_refusal("messages", "vllm"), field_refusal("ebnf", "sglang")
+    ('pipegen sets this field itself; leave it out', '')
     """
-    return [name for name, dialects in passed_on().items() if dialect in dialects]
+    from pipegen.backends.servers.extra_body import OWN
 
-
-def field_words(name: str, kind: str, dialect: str | None) -> str:
-    """Why a field of chat requests is not taken; empty for a name that is none.
-
-    >>> field_words("ebnf", "vllm", "vllm")
-    "type 'vllm' takes no such key: it is a field of SGLang's chat requests"
-    """
-    from pipegen.backends.servers.chat_fields import OWN, REMOVED
-
-    if dialect is not None and name in OWN:
+    if name in OWN:
         return "pipegen sets this field itself; leave it out"
-    if name in REMOVED:
-        return "vLLM has this field no more: its server settles it (--structured-outputs-config)"
-    takers = passed_on().get(name, ())
-    if not takers:
-        return ""
-    where = "" if dialect != "plain" else "; set the server's dialect, or put it into extra_body"
-    return f"type {kind!r} takes no such key: it is {field_help(takers)}{where}"
-
-
-def field_help(dialects: Iterable[str]) -> str:
-    """What a field is that these dialects take.
-
-    >>> field_help(["vllm", "sglang"])
-    "a field of vLLM's and SGLang's chat requests"
-    """
-    *others, last = [
-        f"{'OpenAI' if dialect == 'plain' else shown(dialect)}'s" for dialect in dialects
-    ]
-    return f"a field of {', '.join(others)}{' and ' if others else ''}{last} chat requests"
+    if name in never_passed_on():
+        return "vLLM has no such field now: its server settles it (--structured-outputs-config)"
+    if name in VLLM_ALONE and dialect != "vllm":
+        return "it is a field of vLLM's chat requests; set the server's dialect"
+    return ""
 
 
 def with_fields(
@@ -76,7 +58,7 @@ def with_fields(
     """`extra_body` with the fields beside it. `null` says nothing. Raises `InvalidField` where the
     two contradict each other.
     """
-    from pipegen.backends.servers.chat_fields import REMOVED
+    from pipegen.backends.servers.extra_body import REMOVED
 
     out = dict(extra)
     for name, value in fields.items():

@@ -61,7 +61,7 @@ def not_in_extra_body(*, chat: bool) -> tuple[str, ...]:
     >>> "top_k" in not_in_extra_body(chat=True), "top_k" in not_in_extra_body(chat=False)
     (False, True)
     """
-    from pipegen.backends.servers.chat_fields import OWN
+    from pipegen.backends.servers.extra_body import OWN
 
     return OWN if chat else (*OWN, *_chat_fields("vllm"), "chat_template_kwargs")
 

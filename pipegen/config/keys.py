@@ -98,6 +98,10 @@ def _keys() -> Mapping[str, Key]:
 KEYS: Mapping[str, Key] = _keys()
 
 
+LEGACY = tuple(_FOREIGN)
+"""Keys of the original system that are not taken."""
+
+
 def legacy_key_hint(name: str, beside: Iterable[str]) -> str:
     """Why a key of the original system is not taken, with those beside it that are not either;
     empty for any other key.

@@ -11,13 +11,13 @@ makes an editor complete and check a file.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pipegen.config.chat import Agent, ChatUi
-from pipegen.config.chat_fields import field_help, passed_on
+from pipegen.config.chat_fields import VLLM_ALONE, never_passed_on
 from pipegen.config.generation import not_in_extra_body
-from pipegen.config.keys import TYPES, keys_of
+from pipegen.config.keys import KEYS, LEGACY, TYPES, keys_of
 from pipegen.engines.settings import FallbackSettings
 from pipegen.records.engine_list import BACKENDS
 from pipegen.records.fields import checks_of, help_of, schema_of
@@ -85,10 +85,7 @@ def schema() -> dict[str, Any]:
             },
             "backend": _backend(),
             **{backend: {**_object(_backend_keys(backend)), **_TAKES_OVER} for backend in BACKENDS},
-            **{
-                _field(dialects): _described(_ANY, field_help(dialects))
-                for dialects in dict.fromkeys(passed_on().values())
-            },
+            "openai_server": _chat_server(),
         },
     }
 
@@ -100,28 +97,34 @@ def _backend() -> dict[str, Any]:
         "then": {"$ref": "#/$defs/openai_server"},
         "else": {"$ref": "#/$defs/vllm"},
     }
-    own: list[dict[str, Any]] = []
     by_type = [
         _of(kind, {"$ref": f"#/$defs/{kind if kind in BACKENDS else 'openai_server'}"})
         for kind in TYPES
         if kind != "vllm"
     ]
-    for name in ("vllm", "sglang"):
-        foreign = [field for field, dialects in passed_on().items() if name not in dialects]
-        own.append(
-            _of(
-                name,
-                {
-                    "properties": {"dialect": {"enum": [name, None]}},
-                    "propertyNames": {"not": {"enum": foreign}},
-                },
-            )
-        )
+    own = [
+        _of(name, {"properties": {"dialect": {"enum": [name, None]}}})
+        for name in ("vllm", "sglang")
+    ]
+    own.append(_of("sglang", {"propertyNames": {"not": {"enum": [*VLLM_ALONE]}}}))
     return {
         "type": "object",
         "properties": _NAMED,
         "required": ["type", "model"],
         "allOf": [*by_type, _of("vllm", served), *own],
+    }
+
+
+def _chat_server() -> dict[str, Any]:
+    """The keys of a chat server: any other key is a field of its requests."""
+    keys = _backend_keys("openai_server")
+    refused = {*KEYS, *LEGACY, *never_passed_on(), "id", "system_message"} - keys.keys()
+    words = "A field of the server's chat requests, which is passed on as it is."
+    return {
+        **_object(keys),
+        "additionalProperties": _described(_ANY, words),
+        "propertyNames": {"not": {"enum": sorted(refused)}},
+        **_TAKES_OVER,
     }
 
 
@@ -150,17 +153,7 @@ def _backend_keys(backend: str) -> dict[str, Any]:
         return {**_NAMED, **own, **_options()}
     options = _options()
     options["stop"]["anyOf"].append({"type": "string", "minLength": 1})
-    return {
-        **_NAMED,
-        **own,
-        **options,
-        **{name: {"$ref": f"#/$defs/{_field(dialects)}"} for name, dialects in passed_on().items()},
-    }
-
-
-def _field(dialects: Iterable[str]) -> str:
-    """The name of the definition of a field that is passed on to these servers."""
-    return "_".join(("field", *dialects))
+    return {**_NAMED, **own, **options}
 
 
 def _options() -> dict[str, Any]:

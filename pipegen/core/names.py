@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["InvalidField", "nearest"]
+__all__ = ["CLOSE", "InvalidField", "nearest"]
+
+CLOSE = 0.85
+"""How alike two names are where one is the other with a letter wrong, and not a name of its own."""
 
 
 class InvalidField(ValueError):
@@ -19,15 +22,19 @@ class InvalidField(ValueError):
     """
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, known: Iterable[str], alike: float = 0.6) -> str:
     """`; did you mean 'x'?` for the nearest known word, or nothing.
+
+    alike: how alike the two have to be, as `difflib` counts it: 1 is equal.
 
     >>> nearest("temprature", ["temperature", "top_p"])
     "; did you mean 'temperature'?"
+    >>> nearest("top_a", ["temperature", "top_p"], CLOSE)
+    ''
     """
     if len(word) > 100:  # nobody's name; and looking at it would take long
         return ""
     import difflib
 
-    found = difflib.get_close_matches(word, list(known), n=1)
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=alike)
     return f"; did you mean {found[0]!r}?" if found else ""

@@ -119,14 +119,14 @@ with_schema(_headers, {"type": "object", "additionalProperties": {"type": "strin
 with_schema(_error, {"enum": list(_ERRORS)})
 
 
-def nearest_setting(name: str, known: Collection[str]) -> str:
+def nearest_setting(name: str, known: Collection[str], alike: float = 0.6) -> str:
     """`; did you mean 'dtype'?` for a name that others have for a setting, else for the nearest of
-    the known ones; or nothing.
+    the known ones (see `nearest`); or nothing.
     """
     return (
         f"; did you mean {_ELSEWHERE[name]!r}?"
         if _ELSEWHERE.get(name, "") in known
-        else nearest(name, known)
+        else nearest(name, known, alike)
     )
 
 

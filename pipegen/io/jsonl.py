@@ -26,7 +26,7 @@ from returns.result import Failure, Result, Success
 
 from pipegen.core import errors
 from pipegen.core.errors import GenerationError, InvalidRequest
-from pipegen.core.functional import dissoc, without_none
+from pipegen.core.functional import without_none
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField, names_of, nearest
@@ -94,7 +94,7 @@ def to_plain(
     return {
         "id": result.pop("id") if id is None else id,
         "ok": True,
-        **dissoc(result, "id"),
+        **{name: value for name, value in result.items() if name != "id"},
         **more,
     }
 

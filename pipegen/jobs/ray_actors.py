@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import os
 import signal
 import threading
 import time
@@ -51,11 +52,12 @@ def itself() -> Any:
     return importlib.import_module("ray")
 
 
-def connect(address: str | None, *, quiet: bool) -> None:
-    """Connect to the cluster at an address; None is the one of RAY_ADDRESS or of this machine, and
-    else a new one on this machine, as "local" always is.
+def connect(address: str | None, *, quiet: bool, replicas: int = 1) -> None:
+    """Connect to the cluster at an address. "local" is a new one on this machine, with room for so
+    many replicas.
 
-    Raises `ConnectionError` where there is none, and `MissingExtra` without Ray.
+    None is the one of RAY_ADDRESS or of this machine, and else a new one on this machine. Raises
+    `ConnectionError` where there is none, and `MissingExtra` without Ray.
     """
     need("ray", "ray", "running on Ray")
     ray = itself()
@@ -71,8 +73,8 @@ def connect(address: str | None, *, quiet: bool) -> None:
                     raise
             else:
                 return
-        # nothing but this machine can reach it
-        ray.init("local", include_dashboard=False, _node_ip_address="127.0.0.1", **how)
+        how |= {"include_dashboard": False, "num_cpus": max(os.cpu_count() or 1, replicas)}
+        ray.init("local", _node_ip_address="127.0.0.1", **how)  # only this machine can reach it
 
 
 @contextlib.contextmanager

@@ -25,7 +25,6 @@ import time
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urljoin, urlsplit
 
-from pipegen.core.functional import unique
 from pipegen.media.source import SourceRejected
 from pipegen.records.messages import shown
 
@@ -167,7 +166,7 @@ def _left(deadline: float) -> float:
 
 def _checked_addresses(host: str, port: int, policy: ImagePolicy) -> list[str]:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    addresses = list(unique(str(entry[4][0]) for entry in found))
+    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
     allowed = host.lower().rstrip(".") in {
         name.lower().rstrip(".") for name in policy.allowed_hosts
     }

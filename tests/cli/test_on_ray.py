@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.main import get_command
 
+import pipegen as pg
 from pipegen.cli.app import app
-from pipegen.cli.on_ray import on_ray
+from pipegen.cli.on_ray import OnRay, gpus_of, on_ray
 from pipegen.cli.usage import load_of
+from pipegen.testing.fake import FakeEngine
 
 
 def test_gpus_of_a_replica_take_ray(
@@ -30,7 +33,7 @@ def test_gpus_of_a_replica_take_ray(
         "2",
     )
     assert ran.code == 2
-    assert "takes --ray too" in ran.err
+    assert "takes --replicas or --ray too" in ran.err
 
 
 def test_a_run_on_ray_takes_no_shard(
@@ -48,13 +51,13 @@ def test_a_run_on_ray_takes_no_shard(
         "1/2",
     )
     assert ran.code == 2
-    assert "splits the rows itself" in ran.err
+    assert "goes without --ray: these split" in ran.err
 
 
 def test_a_run_on_ray_is_a_job(command: Callable[..., Any], jsonl: Callable[..., Path]) -> None:
     ran = command("generate", "--ray", jsonl({"prompt": "Hi"}), "--model", "embedded")
     assert ran.code == 2
-    assert "takes a file as IN and a file as OUT" in ran.err
+    assert "takes a file or a folder as IN, and a file as -o OUT" in ran.err
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed here")
@@ -138,3 +141,57 @@ def test_the_commands_of_the_page_and_of_the_cluster_files_have_flags_that_are_t
             r"(?<=\s)--[a-z-]+(?=[\s=]|$)", line.partition("pipegen generate")[2]
         )
     } <= known
+
+
+def test_replicas_alone_are_a_new_ray_on_this_machine() -> None:
+    on = on_ray(None, 2, None, load_of, ())
+    assert on is not None
+    assert (on.address, on.replicas, on.gpus, on.flag) == ("local", 2, None, "--replicas")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed here")
+def test_without_ray_replicas_name_what_to_install_and_what_needs_no_ray(
+    command: Callable[..., Any], jsonl: Callable[..., Path], tmp_path: Path
+) -> None:
+    source, out = jsonl({"prompt": "Hi"}), tmp_path / "out.jsonl"
+    ran = command("generate", source, "-o", out, "--model", "embedded", "--replicas", "2")
+    words = " ".join(ran.err.split())
+    assert (ran.code, out.exists()) == (2, False)
+    assert re.search(r"--replicas: .*pip install .*\[ray\].* --shard I/N .* needs no Ray", words)
+
+
+def test_the_number_of_a_device_is_refused(
+    command: Callable[..., Any], jsonl: Callable[..., Path], tmp_path: Path
+) -> None:
+    flags = ("-o", tmp_path / "out.jsonl", "--model", "fake", "--device", "cuda:1")
+    ran = command("generate", jsonl({"prompt": "Hi"}), *flags, "--replicas", "2")
+    assert ran.code == 2
+    assert "goes without the number of a device, as in cuda:1" in " ".join(ran.err.split())
+
+
+def replicas(n: int | None, gpus: float | None = None, address: str | None = "local") -> OnRay:
+    return OnRay(lambda: pg.route(FakeEngine("a")), address, n, gpus, "--replicas")
+
+
+@pytest.mark.parametrize(
+    ("on", "there", "each"),
+    [
+        (replicas(4), 8, 2.0),
+        (replicas(3), 8, 2.0),
+        (replicas(4), 0, 0.0),
+        (replicas(4, 0.5), 2, 0.5),
+        (replicas(4, 0), 2, 0.0),
+        (replicas(None), 8, 1.0),
+        (replicas(4, None, "10.0.0.1:6379"), 8, 1.0),  # others may use that cluster too
+        (replicas(4, None, None), 8, 1.0),
+    ],
+)
+def test_replicas_of_a_new_ray_have_like_parts_of_its_gpus(
+    on: OnRay, there: float, each: float
+) -> None:
+    assert gpus_of(on, there) == each
+
+
+def test_more_replicas_than_gpus_are_refused_with_the_share_that_fits() -> None:
+    with pytest.raises(typer.BadParameter, match=r"4 replicas and 3 GPUs; .* --gpus-per-replica 0\.5"):
+        gpus_of(replicas(4), 3)

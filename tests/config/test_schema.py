@@ -12,8 +12,8 @@ import pytest
 from pipegen import backends
 from pipegen.cli import main
 from pipegen.config import chat_from, schema
-from pipegen.config.chat_fields import passed_on
-from pipegen.config.keys import KEYS, TYPES, keys_of
+from pipegen.config.chat_fields import VLLM_ALONE, never_passed_on
+from pipegen.config.keys import KEYS, LEGACY, TYPES, keys_of
 from pipegen.records.engine_list import BACKENDS
 from pipegen.records.fields import InvalidField
 from pipegen.records.option_table import SERVER_NAMES
@@ -135,7 +135,7 @@ BAD: list[Any] = [
     {"backend": {"type": "hf", "model": "m", "base_url": "http://h"}},
     {"backend": {"type": "vllm", "model": "m", "base_url": None, "dtype": "auto"}},
     {"backend": {"type": "vllm", "model": "m", "timeout": 3}},
-    {"backend": {"type": "sglang", "model": "m", "temprature": 1}},
+    {"backend": {"type": "sglang_server", "model": "m", "temprature": 1}},
     {"backend": {"type": "sglang", "model": "m", "top_p": 0}},
     {"backend": {"type": "sglang", "model": "m", "dialect": "french"}},
     {"backend": {"type": "sglang", "model": "m"}, "ui": {"colour": True}},
@@ -222,7 +222,7 @@ def test_the_schema_and_the_reader_agree_on_every_key(
 
     parted = []
     # there the dialect is found by the port
-    fields = () if kind.startswith(("openai", "chat")) else passed_on()
+    moved = () if kind.startswith(("openai", "chat")) else VLLM_ALONE
     for name in (
         *KEYS,
         "fallback_backend",
@@ -230,7 +230,10 @@ def test_the_schema_and_the_reader_agree_on_every_key(
         *SERVER_NAMES,
         *GROUPS,
         *option_names(),
-        *fields,
+        *moved,
+        *never_passed_on(),
+        *LEGACY,
+        "logit_bias",
         "bogus",
     ):
         for value in AWKWARD:

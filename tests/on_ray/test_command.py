@@ -23,7 +23,7 @@ from pipegen.cli.generate import Files
 from pipegen.cli.inputs import from_lines
 from pipegen.cli.on_ray import OnRay, ray_slots
 from pipegen.cli.outputs import Tally
-from pipegen.cli.progress import Meter
+from pipegen.cli.progress import Meter, Moved
 from pipegen.cli.run_flags import AskedFlags
 from pipegen.cli.sources import Asked
 from pipegen.cli.usage import load_of
@@ -183,7 +183,14 @@ def test_five_kills_lose_and_double_nothing(cluster: str, tmp_path: Path, killed
     assert 0 <= sum(server.asked.values()) - rows <= 5 * actors * IN_FLIGHT
 
 
-def slots_of(folder: Path, on: OnRay, opened: Any, **flags: Any) -> Iterator[Any]:
+def slots_of(
+    folder: Path,
+    on: OnRay,
+    opened: Any,
+    meter: Meter | None = None,
+    moved: Moved = lambda done, words: None,
+    **flags: Any,
+) -> Iterator[Any]:
     files = Files(
         out=str(folder / "out"),
         quiet=True,
@@ -195,8 +202,8 @@ def slots_of(folder: Path, on: OnRay, opened: Any, **flags: Any) -> Iterator[Any
         on,
         stub(),
         opened,
-        Meter(Tally()),
-        lambda done, text: None,
+        meter or Meter(Tally()),
+        moved,
         lambda stops: None,
         lambda run, files: None,
     )
@@ -279,3 +286,100 @@ def test_a_replica_that_cannot_begin_is_told_and_ends_the_run(
 
 def _no_route() -> Any:
     raise RuntimeError("there is no route")
+
+
+def summary_of(file: Path) -> dict[str, Any]:
+    """What a summary counts, without times and rates."""
+    counts: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return {name: value for name, value in counts.items() if "second" not in name}
+
+
+def test_replicas_alone_write_and_count_what_one_process_does(tmp_path: Path) -> None:
+    source = rows_in(tmp_path / "in.jsonl", 100)
+    one, out = tmp_path / "one.jsonl", tmp_path / "out.jsonl"
+
+    def run(to: Path, *flags: str) -> dict[str, Any]:
+        code = command(source, to, "--summary", str(tmp_path / "summary.json"), *flags).wait(LIMIT)
+        counts = summary_of(tmp_path / "summary.json")
+        assert code == counts["exit_code"] == 1
+        return counts
+
+    wanted = run(one)
+    assert run(out, "--replicas", "2") == wanted
+    assert out.read_bytes() == one.read_bytes()
+    assert run(out, "--replicas", "3")["reused"] == wanted["succeeded"]
+    assert run(out, "--replicas", "2", "--restart")["reused"] == 0
+    assert out.read_bytes() == one.read_bytes()
+
+
+def test_a_table_goes_through_replicas(cluster: str, tmp_path: Path) -> None:
+    source = tmp_path / "in.csv"
+    source.write_text("question,label\n" + "".join(f"say {n},{n}\n" for n in range(8)))
+    outs = {"one.csv": (), "out.csv": ("--ray", cluster, "--replicas", "2")}
+    for out, flags in outs.items():
+        assert command(source, tmp_path / out, "--map", "prompt=question", *flags).wait(LIMIT) == 0
+    assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "one.csv").read_bytes()
+
+
+def test_an_interrupt_of_the_terminal_and_a_killed_command_leave_nothing_running(
+    tmp_path: Path,
+) -> None:
+    """A terminal's Ctrl-C reaches Ray and the replicas too."""
+    source, out, folder = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "out.jsonl.job"
+    row = {"options": {"max_new_tokens": 64}}
+    lines = [json.dumps({"id": f"r{n}", "prompt": f"prompt {n}", **row}) for n in range(600)]
+    source.write_text("".join(f"{line}\n" for line in lines))
+    end = time.monotonic() + LIMIT
+    with FaultyServer(share=0.05, kinds=["slow"]) as server:
+        there = ("--backend", "vllm_server", "--base-url", server.url, "--in-flight", "4")
+        flags = (*there, "--replicas", "2")
+        running = command(source, out, *flags)
+        assert wait_for(folder, 4000, running, end)
+        os.killpg(running.pid, signal.SIGINT)
+        assert running.wait(LIMIT) == 130
+        assert (out.exists(), holders(folder), list(folder.glob("running-*"))) == (False, [], [])
+        interrupted = sum(server.asked.values())
+        running = command(source, out, *flags)
+        assert wait_for(folder, 2 * progress(folder), running, end)
+        os.kill(running.pid, signal.SIGKILL)
+        running.wait()
+        while holders(folder):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        assert command(source, out, *flags).wait(LIMIT) == 0
+        assert interrupted < sum(server.asked.values()) <= 600 + 2 * 4
+    assert [json.loads(line)["id"] for line in out.read_bytes().splitlines()] == [
+        f"r{n}" for n in range(600)
+    ]
+
+
+def test_a_second_signal_ends_it_at_once(cluster: str, tmp_path: Path) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"prompt": "Hi"}\n')
+    begun = time.monotonic()
+    with FaultyServer(share=1.0, kinds=["stall"]) as server:
+        there = ("--backend", "vllm_server", "--base-url", server.url, "--grace", "600")
+        running = command(source, out, *there, "--ray", cluster)
+        while not server.asked:
+            assert time.monotonic() < begun + LIMIT
+            time.sleep(0.05)
+        running.send_signal(signal.SIGINT)
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(LIMIT) == 130
+
+
+def test_the_meter_counts_the_rows_of_all_replicas(cluster: str, tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    rows = [json.dumps({"id": f"r{n}", "prompt": f"row {n}"}) for n in range(100)]
+    source.write_text("".join(f"{row}\n" for row in [*rows, "{broken"]))
+    seen: list[int] = []
+    meter = Meter(Tally())
+
+    def opened() -> Any:
+        return from_lines(jsonl.lines_of(io.BytesIO(source.read_bytes())), Columns())
+
+    def moved(done: int | None, words: str) -> None:
+        seen.append(meter.tally.done)
+
+    assert len(list(slots_of(tmp_path, OnRay(stub, cluster, 2, 0), opened, meter, moved))) == 101
+    assert (seen == sorted(seen), seen[-1]) == (True, 101)

@@ -5,11 +5,13 @@ or could not be found out.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipegen.backends.http.transport import AttemptFailed, HttpStatusError, Transport
+from pipegen.backends.servers.extra_body import schema_fields
 from pipegen.backends.servers.reading import json_of
 from pipegen.backends.servers.wire import Facts, WireRequest
 from pipegen.core.slots import is_ok
@@ -23,6 +25,9 @@ PAUSE_SECONDS = 2.0
 limit".
 """
 LOOK_UP_SECONDS = 10.0
+SCHEMA = "/openapi.json"
+PAGE_BYTES = 2**23
+"""The most bytes of one page of facts. A schema has some hundred thousand."""
 _LONGEST_NAME = 4096
 ABOUT = (
     "version",
@@ -59,10 +64,13 @@ def _is_name(value: Any) -> bool:
 
 
 class Directory:
-    """The facts of one server. `known` is what is known now, without asking."""
+    """The facts of one server. `known` is what is known now, without asking.
 
-    def __init__(self, transport: Transport, about: str | None) -> None:
-        self._transport, self._about = transport, about
+    paths: those of which the fields are read too, from the server's schema.
+    """
+
+    def __init__(self, transport: Transport, about: str | None, paths: Sequence[str] = ()) -> None:
+        self._transport, self._about, self._paths = transport, about, paths
         self._facts: Facts | None = None
         self._stale_at, self._lacks = 0.0, dict[str, float]()
         self._known: Facts | None = None
@@ -74,7 +82,7 @@ class Directory:
         if self._known is None or time.monotonic() >= self._known_until:
             facts, now = self._facts or Facts(), time.monotonic()
             lacks = {word: until for word, until in self._lacks.items() if now < until}
-            self._known = Facts(models=facts.models, about=facts.about, lacks=frozenset(lacks))
+            self._known = dataclasses.replace(facts, lacks=frozenset(lacks))
             self._known_until = min(lacks.values(), default=float("inf"))
         return self._known
 
@@ -108,7 +116,11 @@ class Directory:
             if about
             else {}
         )
-        self._facts = None if models is None else Facts(models=models_of(models), about=kept)
+        schema = await self._get(SCHEMA) if self._paths and models is not None else None
+        fields = schema_fields(schema, self._paths)
+        self._facts = None
+        if models is not None:
+            self._facts = Facts(models=models_of(models), about=kept, fields=fields)
         self._known, self._stale_at = (
             None,
             time.monotonic() + (PAUSE_SECONDS if models is None else KEPT_SECONDS),
@@ -116,8 +128,9 @@ class Directory:
 
     async def _get(self, path: str) -> Mapping[str, Any] | None:
         deadline = asyncio.get_running_loop().time() + LOOK_UP_SECONDS
+        request = WireRequest(path=path, method="GET")
         try:
-            reply = await self._transport.once(WireRequest(path=path, method="GET"), deadline)
+            reply = await self._transport.once(request, deadline, most=PAGE_BYTES)
         except (HttpStatusError, AttemptFailed):
             return None
         read = json_of(reply.body)

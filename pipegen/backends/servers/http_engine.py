@@ -142,7 +142,7 @@ class HttpEngine(ABC, Generic[A, R]):
         asked = self.sender.model(facts).bind(
             lambda model: self.ask(encoded, stream, facts, model, "")
         )
-        made = asked.bind(lambda ask: self.wire.to_wire(ask, facts))
+        made = asked.bind(lambda ask: self.sender.request(ask, facts))
         return made.map(
             lambda request: dataclasses.replace(request, body=copy.deepcopy(request.body))
         )

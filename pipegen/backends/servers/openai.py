@@ -16,8 +16,8 @@ from returns.result import Failure, Success
 from pipegen.backends.grammar import form_of, unsupported_with_form
 from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.servers import sglang, vllm
-from pipegen.backends.servers.chat_fields import SERVERS, check_extra_body
 from pipegen.backends.servers.errors import classified
+from pipegen.backends.servers.extra_body import SERVERS, check_extra_body
 from pipegen.backends.servers.logprobs import MARGIN, entries_in, entries_of_meta, logprobs_of
 from pipegen.backends.servers.reading import (
     error_message,
@@ -373,6 +373,7 @@ def _wire(dialect: str, name: str, default_url: str, key_variable: str, about: s
         classify=lambda reply, ask: _classify(SERVERS[dialect], reply, ask),
         abort=sglang.abort if dialect == "sglang" else None,
         about=about,
+        paths=() if dialect == "plain" else (PATH,),
     )
 
 

@@ -39,6 +39,7 @@ from pipegen.backends.http.gate import Late
 from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.http.transport import AttemptFailed, HttpStatusError, Transport, body_of
 from pipegen.backends.servers.errors import AGAIN
+from pipegen.backends.servers.extra_body import unknown_field
 from pipegen.backends.servers.facts import LOOK_UP_SECONDS, Directory
 from pipegen.backends.servers.reading import json_of, malformed
 from pipegen.backends.servers.wire import (
@@ -109,7 +110,10 @@ class Sender:
     def __init__(self, wire: Wire, access: Access, settings: ServerSettings, model: str) -> None:
         self.wire, self.access, self.settings, self.named = wire, access, settings, model
         self.transport = Transport(access, settings)
-        self.directory = Directory(self.transport, wire.about)
+        paths = (
+            wire.paths if any(value is not None for value in settings.extra_body.values()) else ()
+        )
+        self.directory = Directory(self.transport, wire.about, paths)
         self.model = LastCallCache(self._model_by)
 
     @functools.cached_property
@@ -135,6 +139,14 @@ class Sender:
             return await self.facts(asyncio.get_running_loop().time() + LOOK_UP_SECONDS)
         except AttemptFailed:
             return Facts()
+
+    def request(self, ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
+        """The request as it is sent. A field of `extra_body` that the server lacks is refused."""
+        made = self.wire.to_wire(ask, facts)
+        if not ask.extra_body or not is_ok(made):
+            return made
+        refusal = unknown_field(ask.extra_body, made.unwrap(), facts)
+        return made if refusal is None else Failure(refusal)
 
     def _model_by(self, facts: Facts) -> Slot[str | None]:
         """The name that the server knows the model by; None where it could not be found out, which
@@ -327,7 +339,7 @@ class Sender:
     def _made(self, make: Make, facts: Facts) -> _Sendable:
         rid = uuid.uuid4().hex if self.wire.abort is not None else ""
         ask = _value(make(facts, _value(self.model(facts)), rid))
-        request = _value(self.wire.to_wire(ask, facts))
+        request = _value(self.request(ask, facts))
         return _Sendable(facts, ask, request, body_of(request), most_bytes(ask))
 
     async def _ended(

@@ -138,10 +138,11 @@ _NEUTRAL: Mapping[str, tuple[float | None, ...]] = {
 
 def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
     """The request."""
-    params = sampling_params(ask.options, ask.ending_ids, ask.stops)
-    if not is_ok(params):
-        return Failure(params.failure())
-    body: dict[str, Any] = {"input_ids": list(ask.token_ids), "sampling_params": params.unwrap()}
+    sampling = sampling_params(ask.options, ask.ending_ids, ask.stops)
+    if ask.params is None and not is_ok(sampling):
+        return Failure(sampling.failure())
+    params = sampling.unwrap() if ask.params is None else ask.params
+    body: dict[str, Any] = {"input_ids": list(ask.token_ids), "sampling_params": params}
     if ask.rid:
         body["rid"] = ask.rid
     if ask.stream:
@@ -303,6 +304,7 @@ SGLANG = Wire(
     scores=True,
     abort=abort,
     about="/server_info",
+    paths=("/generate",),
     limit=limit,
 )
 """SGLang's wire."""

@@ -154,9 +154,9 @@ def server_side_stops(options: GenerationOptions) -> frozenset[str]:
 def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
     """The request, by the way that the server offers."""
     sampling = sampling_params(ask.options, ask.ending_ids, ask.stops)
-    if not is_ok(sampling):
+    if ask.params is None and not is_ok(sampling):
         return Failure(sampling.failure())
-    params = sampling.unwrap()
+    params = sampling.unwrap() if ask.params is None else ask.params
     if "generate" not in facts.lacks:
         if ask.resized and ask.features is None:
             return (
@@ -389,6 +389,7 @@ VLLM = Wire(
     keeps_sizes=True,
     scores=True,
     about="/version",
+    paths=(GENERATE, COMPLETIONS),
 )
 """vLLM's wire."""
 

@@ -64,6 +64,8 @@ class ServerRequest:
     """How many of the prompt's last tokens have their log probabilities asked; 0 where a generation
     is.
     """
+    params: Mapping[str, Any] | None = None
+    """Sampling parameters in the server's own words, in place of those of the options."""
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     """Merged into the body last, deeply."""
 
@@ -128,6 +130,8 @@ class Facts:
     """The models that it serves, each with its context length in tokens, where it says so."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """What its own page of facts says: `/version` of vLLM, `/server_info` of SGLang."""
+    fields: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """The fields of its requests by path, as its own schema names them (`/openapi.json`)."""
     lacks: frozenset[str] = frozenset()
     """What it was found not to offer, in the words of `WireRequest.lacks` and `Wire.lacking`."""
 
@@ -178,6 +182,10 @@ class Wire:
     """The engine's capabilities, where it has no row in `pipegen.ENGINES`."""
     about: str | None = None
     """The path of the engine's page of facts."""
+    paths: tuple[str, ...] = ()
+    """The paths whose fields its schema names. Fields of `extra_body` that are not among them are
+    refused; any field is sent where this is empty.
+    """
     limit: Callable[[Facts], int | None] = lambda facts: None
     """How many tokens a row may have, prompt and answer together, as that page says it; the lower
     one counts where the list of models says another.

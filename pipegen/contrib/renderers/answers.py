@@ -17,10 +17,13 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pipegen.backends.servers.logprobs import Entry, logprobs_of
 from pipegen.backends.servers.reading import ids_of
+from pipegen.backends.servers.wire import Facts, ServerRequest, Wire, WireRequest
+from pipegen.contrib.renderers.backend import Completion, TokenPrompt
 from pipegen.core.errors import PromptTooLong
+from pipegen.core.functional import without_none
 from pipegen.core.slots import Slot, is_ok
+from pipegen.records.options import GenerationOptions, resolve
 
 if TYPE_CHECKING:
 
@@ -40,15 +43,18 @@ else:
 __all__ = [
     "MalformedGenerateResponseError",
     "PromptTooLongError",
-    "experts",
+    "completion",
     "ids",
+    "items_of",
     "malformed",
-    "noted",
+    "request_of",
     "taken",
     "words_of",
 ]
 
 T = TypeVar("T")
+OPTIONS = resolve(GenerationOptions(logprobs=True))
+"""What is asked of every engine; the sampling parameters are the caller's own."""
 
 
 class PromptTooLongError(_Overlong):
@@ -108,14 +114,54 @@ def taken(slot: Slot[T]) -> T:
     return slot.unwrap()
 
 
+def request_of(
+    wire: Wire,
+    prompt: TokenPrompt,
+    token_ids: Sequence[int],
+    params: Mapping[str, Any],
+    rid: str = "",
+    **more: Any,
+) -> WireRequest:
+    """The request that the wire of an engine makes, with these sampling parameters and fields."""
+    extra = without_none({"cache_salt": prompt.cache_salt, "priority": prompt.priority})
+    request = ServerRequest(
+        model=prompt.model,
+        token_ids=tuple(token_ids),
+        options=OPTIONS,
+        params=params,
+        rid=rid,
+        extra_body={**extra, **more},
+    )
+    return taken(wire.to_wire(request, Facts()))
+
+
+def items_of(listed: Any, prompt: TokenPrompt, holder: str) -> list[Mapping[str, Any]]:
+    """The completions of an answer: as many objects as were asked."""
+    count = prompt.sampling_params.get("n") or 1
+    objects = isinstance(listed, list) and all(isinstance(item, Mapping) for item in listed)
+    if not objects or len(listed) != count:
+        raise malformed(f"{holder} must be a list of {count}")
+    return list(listed)
+
+
+def completion(wire: Wire, answer: Any, facts: Any) -> Completion:
+    """The one completion of an answer, as the wire of its engine reads it.
+
+    facts: what holds the reports that `renderers` alone reads.
+    """
+    (read,) = taken(wire.from_wire(answer, ServerRequest(options=OPTIONS)))
+    return Completion(
+        token_ids=list(read.token_ids or ()),
+        logprobs=[one.logprob for one in read.logprobs or ()],
+        finish_reason=read.finish,
+        routed_experts=experts(facts.get("routed_experts")),
+        sampling_mask=facts.get("sampling_mask"),
+    )
+
+
 def ids(value: Any, name: str) -> list[int]:
     """A list of token ids."""
     return list(taken(ids_of(value, name)))
-
-
-def noted(entries: Sequence[Entry], token_ids: Sequence[int]) -> list[float]:
-    """The logprob of each of these tokens: finite numbers, of these tokens and of no others."""
-    return [one.logprob for one in taken(logprobs_of(entries, token_ids))]
 
 
 def experts(value: Any) -> Any:

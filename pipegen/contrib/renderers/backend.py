@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 
+from pipegen.backends.servers.wire import WireRequest
+
 __all__ = [
     "Completion",
     "Generated",
@@ -182,15 +184,12 @@ def root_of(client: Any) -> str:
 
 
 async def post(
-    client: Any, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    client: Any, request: WireRequest, headers: Mapping[str, str] | None = None
 ) -> bytes:
-    """Post through the caller's client to a path at the server's root (not below `/v1`); the raw
-    answer.
-    """
+    """Post through the caller's client to the server's root (not below `/v1`); the raw answer."""
     options: dict[str, Any] = {"options": {"headers": dict(headers)}} if headers else {}
-    answer = await client.post(
-        f"{root_of(client)}{path}", cast_to=_response_type(), body=dict(body), **options
-    )
+    url, body = f"{root_of(client)}{request.path}", dict(request.body or {})
+    answer = await client.post(url, cast_to=_response_type(), body=body, **options)
     content: bytes = answer.content
     return content
 

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pipegen.backends.servers.facts import models_of
 from pipegen.contrib.renderers.backend import root_of
 
 __all__ = ["LIMITS", "Limits"]
@@ -89,17 +90,8 @@ async def _page(client: Any, path: str) -> Any:
 
 
 def _limit_in(listed: Any, model: str, only_card: bool) -> int | None:
-    cards = (
-        [card for card in listed.get("data") or () if isinstance(card, Mapping)]
-        if isinstance(listed, Mapping)
-        else []
-    )
-    card = next(
-        (card for card in cards if card.get("id") == model),
-        cards[0] if only_card and len(cards) == 1 else {},
-    )
-    limit = card.get("max_model_len")
-    return limit if type(limit) is int and limit > 0 else None
+    models = models_of(listed) if isinstance(listed, Mapping) else {}
+    return next(iter(models.values())) if only_card and len(models) == 1 else models.get(model)
 
 
 LIMITS = Limits()

@@ -10,13 +10,20 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipegen.backends.servers.logprobs import entries_of_meta
-from pipegen.backends.servers.reading import json_of
-from pipegen.backends.servers.sglang import too_long
-from pipegen.contrib.renderers.answers import experts, ids, malformed, noted, taken, words_of
-from pipegen.contrib.renderers.backend import Completion, Generated, TokenPrompt, post
+from pipegen.backends.servers.reading import json_of, usage_of
+from pipegen.backends.servers.sglang import SGLANG, abort, too_long
+from pipegen.backends.servers.wire import WireRequest
+from pipegen.contrib.renderers.answers import (
+    completion,
+    ids,
+    items_of,
+    malformed,
+    request_of,
+    taken,
+    words_of,
+)
+from pipegen.contrib.renderers.backend import Generated, TokenPrompt, post
 from pipegen.contrib.renderers.limits import LIMITS
-from pipegen.core.functional import without_none
 from pipegen.records.fields import nearest
 from pipegen.records.option_table import wire_names
 
@@ -66,11 +73,11 @@ class SGLangBackend:
         what would harm the server.
         """
         rid = uuid.uuid4().hex
-        body = body_of(prompt, rid, self.vocab_size or _vocab_size(prompt.renderer))
+        request = wire_request(prompt, rid, self.vocab_size or _vocab_size(prompt.renderer))
         try:
-            raw = await post(client, "/generate", body, prompt.extra_headers)
+            raw = await post(client, request, prompt.extra_headers)
         except asyncio.CancelledError:
-            await asyncio.shield(post(client, "/abort_request", {"rid": rid}, prompt.extra_headers))
+            await asyncio.shield(post(client, abort(rid), prompt.extra_headers))
             raise
         return generated(taken(json_of(raw)), prompt)
 
@@ -115,13 +122,12 @@ def sampling_params(given: Mapping[str, Any], stop_token_ids: Sequence[int]) -> 
     return params
 
 
-def body_of(prompt: TokenPrompt, rid: str, vocab_size: int | None = None) -> dict[str, Any]:
-    """The request's body. Raises `ValueError` for ids outside the vocabulary, which end the
-    server's process, and for audio and video.
+def wire_request(prompt: TokenPrompt, rid: str, vocab_size: int | None = None) -> WireRequest:
+    """The request. Raises `ValueError` for ids outside the vocabulary, which end the server's
+    process, and for audio and video.
 
-    >>> body_of(
-    ...     TokenPrompt(model="m", token_ids=[1, -5], stop_token_ids=[], sampling_params={}), "r"
-    ... )
+    >>> asked = TokenPrompt(model="m", token_ids=[1, -5], stop_token_ids=[], sampling_params={})
+    >>> wire_request(asked, "r")
     Traceback (most recent call last):
     ...
     ValueError: prompt id -5 at position 1 would end the server's process
@@ -131,20 +137,15 @@ def body_of(prompt: TokenPrompt, rid: str, vocab_size: int | None = None) -> dic
         token_ids, images = _unexpanded(prompt)
     for position, token_id in enumerate(token_ids):
         if token_id < 0 or (vocab_size is not None and token_id >= vocab_size):
-            raise ValueError(
-                f"prompt id {token_id} at position {position} would end the server's process"
-            )
-    body: dict[str, Any] = {
-        "input_ids": token_ids,
-        "sampling_params": sampling_params(prompt.sampling_params, prompt.stop_token_ids),
-        "rid": rid,
-    }
-    body |= {"return_logprob": True, "logprob_start_len": -1}
+            where = f"prompt id {token_id} at position {position}"
+            raise ValueError(f"{where} would end the server's process")
+    more: dict[str, Any] = {"top_logprobs_num": None}  # the likeliest tokens are of no use here
     if images:
         if any(part["type"] != "image_url" for part in images):
             raise ValueError("SGLang takes images here, and no audio or video")
-        body |= {"image_data": [part["url"] for part in images], "return_prompt_token_ids": True}
-    return body | without_none({"cache_salt": prompt.cache_salt, "priority": prompt.priority})
+        more |= {"image_data": [part["url"] for part in images], "return_prompt_token_ids": True}
+    params = sampling_params(prompt.sampling_params, prompt.stop_token_ids)
+    return request_of(SGLANG, prompt, token_ids, params, rid, **more)
 
 
 def _unexpanded(prompt: TokenPrompt) -> tuple[list[int], list[Mapping[str, str]]]:
@@ -179,55 +180,25 @@ def _unexpanded(prompt: TokenPrompt) -> tuple[list[int], list[Mapping[str, str]]
 
 def generated(answer: Any, prompt: TokenPrompt) -> Generated:
     """The checked answer: one object, or a list of `n`."""
-    count = prompt.sampling_params.get("n") or 1
-    rows = [answer] if count == 1 and isinstance(answer, Mapping) else answer
-    if (
-        not isinstance(rows, list)
-        or len(rows) != count
-        or not all(
-            isinstance(row, Mapping) and isinstance(row.get("meta_info"), Mapping) for row in rows
-        )
-    ):
-        raise malformed(f"must hold {count} completions, each with meta_info")
+    rows = items_of([answer] if isinstance(answer, Mapping) else answer, prompt, "the answer")
+    completions = tuple(completion(SGLANG, row, row.get("meta_info")) for row in rows)
     first = rows[0]
     prompt_ids = first.get("prompt_token_ids")
-    if "prompt_token_ids" not in first and (
-        prompt.content_parts or prompt.multi_modal_data is not None
-    ):
+    has_images = prompt.content_parts or prompt.multi_modal_data is not None
+    if "prompt_token_ids" not in first and has_images:
         raise malformed("must include prompt_token_ids where the prompt holds images")
-    ran = ids(prompt_ids, "prompt_token_ids") if prompt_ids else None
     return Generated(
-        completions=tuple(_completion(row) for row in rows),
+        completions=completions,
         request_id=first["meta_info"].get("id") or "",
-        usage=_usage(rows),
-        prompt_ids=ran,
+        usage=_usage([usage_of(row["meta_info"]) for row in rows]),
+        prompt_ids=ids(prompt_ids, "prompt_token_ids") if prompt_ids else None,
     )
 
 
-def _usage(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _usage(counts: Sequence[Mapping[str, int]]) -> dict[str, Any]:
     """The token counts with the names of the OpenAI API."""
-    infos = [row["meta_info"] for row in rows]
-    prompt, completion, cached = (
-        infos[0].get("prompt_tokens") or 0,
-        sum(info.get("completion_tokens") or 0 for info in infos),
-        infos[0].get("cached_tokens"),
-    )
+    prompt, cached = counts[0].get("prompt_tokens", 0), counts[0].get("cached_tokens")
+    made = sum(count.get("completion_tokens", 0) for count in counts)
     details = {} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached}}
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        **details,
-    }
-
-
-def _completion(row: Mapping[str, Any]) -> Completion:
-    info = row["meta_info"]
-    token_ids = ids(row.get("output_ids"), "output_ids")
-    finish = info.get("finish_reason")
-    return Completion(
-        token_ids=token_ids,
-        logprobs=noted(entries_of_meta(info), token_ids),
-        finish_reason=finish.get("type") if isinstance(finish, Mapping) else finish,
-        routed_experts=experts(info.get("routed_experts")),
-    )
+    total = {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+    return {**total, **details}

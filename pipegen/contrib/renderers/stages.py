@@ -13,7 +13,6 @@ from typing import Any
 from returns.result import Failure, Success
 
 from pipegen.core.errors import TemplateFailed, UnsupportedMultimodal, UnsupportedOption
-from pipegen.core.functional import unique
 from pipegen.core.slots import Slot
 from pipegen.records.frozen import thaw
 from pipegen.records.messages import plain_messages
@@ -70,7 +69,9 @@ def render_with(renderer: Any) -> Callable[[GenerationRequest], Slot[GenerationR
         except ValueError as refusal:
             return Failure(TemplateFailed(f"{type(renderer).__name__}: {refusal}"))
         stops = options.stop or StopOptions()
-        ending = tuple(unique((*(stops.stop_token_ids or ()), *renderer.get_stop_token_ids())))
+        ending = tuple(
+            dict.fromkeys((*(stops.stop_token_ids or ()), *renderer.get_stop_token_ids()))
+        )
         options = dataclasses.replace(
             options, chat=None, stop=dataclasses.replace(stops, stop_token_ids=ending)
         )

@@ -87,7 +87,7 @@ def test_a_logprob_of_sglang_that_proves_nothing_is_refused(
             {"logprobs": {"content": [{"token_id": 7, "logprob": -0.1}] * 3}},
             "has logprobs of 3 tokens, and generated 2",
         ),
-        ({"token_ids": [7, True]}, r"choice\.token_ids\[1\] is True, not a token id"),
+        ({"token_ids": [7, True]}, r"choices\[0\]\.token_ids\[1\] is True, not a token id"),
     ],
 )
 def test_a_choice_that_proves_nothing_is_refused(

@@ -19,7 +19,7 @@ from pipegen.contrib.renderers import (
     VLLMBackend,
     generate,
 )
-from pipegen.contrib.renderers.sglang import body_of
+from pipegen.contrib.renderers.sglang import wire_request
 
 Asked = Callable[..., dict[str, Any]]
 Stubs = Any
@@ -220,7 +220,7 @@ def test_sglang_gets_prepared_images_unexpanded() -> None:
         messages=said,
         multi_modal_data=media,
     )
-    body = body_of(prompt, "r")
+    body = wire_request(prompt, "r").body
     assert (body["input_ids"], body["image_data"]) == ([5, 9, 6], [IMAGE])
     framed = TokenPrompt(
         model="m",
@@ -231,9 +231,9 @@ def test_sglang_gets_prepared_images_unexpanded() -> None:
         multi_modal_data=media,
     )
     with pytest.raises(ValueError, match="process_multimodal=False"):
-        body_of(framed, "r")
+        wire_request(framed, "r")
     with pytest.raises(ValueError, match="1 images and the messages 0"):
-        body_of(
+        wire_request(
             TokenPrompt(
                 model="m",
                 token_ids=[5, 9, 9, 9],
