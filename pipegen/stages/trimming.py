@@ -27,7 +27,7 @@ from pipegen.stages.parts.reasoning import thinking_unfinished
 from pipegen.stages.parts.samples import SAMPLING
 from pipegen.stages.parts.watching import ask_plugin
 
-__all__ = ["Stripper", "strip", "trim", "trim_row", "trimmed"]
+__all__ = ["Stripper", "strip", "trim", "trim_row", "trimmed", "trimmers"]
 
 
 def strip(text: str, strip_whitespace: bool | None) -> str:
@@ -88,6 +88,11 @@ def _trimmed_by(plugin: Plugin, trim: Callable[[str], str], text: str) -> Result
             plugin=plugin.name,
         )
     )
+
+
+def trimmers(plugins: Sequence[Plugin]) -> tuple[str, ...]:
+    """The names of the plugins that trim."""
+    return tuple([plugin.name for plugin in plugins if plugin.trim is not None])
 
 
 @overload
@@ -162,6 +167,10 @@ def trim_row(
             image_digests=tuple([image.digest for image in prompt.images]),
             options=options,
             clipped_from=encoded.clipped_from,
+            trimmed_by=(
+                *trimmers(plugins),
+                *(() if decoded.text == decoded.written else ("a stage",)),
+            ),
         )
     )
 

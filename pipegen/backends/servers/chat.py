@@ -48,7 +48,7 @@ from pipegen.stages.parts.answer_check import WORDS, Answer, disobeyed
 from pipegen.stages.parts.reasoning import thinking_beside_form, thinking_unfinished
 from pipegen.stages.parts.stop_scan import StopScanner
 from pipegen.stages.parts.watching import Watch
-from pipegen.stages.trimming import Stripper, trimmed
+from pipegen.stages.trimming import Stripper, trimmed, trimmers
 
 __all__ = ["ChatEngine", "ChatRow", "result_of"]
 
@@ -294,6 +294,7 @@ def result_of(
             tool_calls=output.tool_calls,
             options=options,
             clipped_from=asked if clipped else None,
+            trimmed_by=trimmers(plugins),
         )
     )
 
