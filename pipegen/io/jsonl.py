@@ -275,6 +275,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "prompt_token_ids": tuple,
     "token_ids": tuple,
     "image_digests": tuple,
+    "trimmed_by": tuple,
     "tool_calls": freeze,
     "logprob": float,
     "token_logprobs": lambda logprobs: tuple(map(float, logprobs)),

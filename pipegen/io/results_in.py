@@ -89,6 +89,11 @@ def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
         for one in row.get("samples") or ()
         if one["text"] is not None
     ]
+    failed = [
+        {"sample": number, "error": {"type": "InternalError", "message": one["finish_reason"]}}
+        for number, one in enumerate(row.get("samples") or ())
+        if one["text"] is None
+    ]
     return {
         **more,
         "raw_text": "",
@@ -96,6 +101,7 @@ def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
         "options": options,
         "tool_calls": calls,
         "samples": samples,
+        "failed_samples": failed,
     }
 
 

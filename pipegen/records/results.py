@@ -377,6 +377,10 @@ class GenerationResult:
     """The effective options: sent again, they give the same call."""
     clipped_from: int | None = None
     """The `max_new_tokens` that was asked for, if `on_overflow="clip"` lowered it."""
+    trimmed_by: tuple[str, ...] | None = None
+    """What may have changed the text beyond the options: the plugins that trim, by name, and `a
+    stage` for a stage of one's own. None where that is not known.
+    """
     previous: GenerationResult | None = None
     """The answer that this one's request was made of, where a stage between two routes made it: for
     a judgement the answer that was judged.

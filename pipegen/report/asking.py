@@ -31,6 +31,7 @@ from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy
 from pipegen.records.results import Finish, GenerationResult
 from pipegen.records.scores import Scored
+from pipegen.report.obeying import spelled_by_server
 from pipegen.report.verdict import Answer, Way
 from pipegen.stages.parts.answer_check import answer_of, check_answer
 
@@ -342,8 +343,7 @@ def _answer(
 def _wrong(result: GenerationResult, routes: Routes) -> tuple[Any, ...]:
     """What of an answer by chat does not obey its request."""
     engine, ids = routes.reference.engine, result.token_ids
-    special = frozenset(engine.tokenizer.special_tokens.values())
-    spelled = _spelled(result, special, engine.tokenizer.decode)
+    spelled = spelled_by_server(result, result.text, engine.tokenizer)
     context = routes.chat.engine.capabilities.context_length or engine.capabilities.context_length
     room = (
         None
@@ -362,26 +362,6 @@ def _wrong(result: GenerationResult, routes: Routes) -> tuple[Any, ...]:
     if left is not None and not ids:
         found.append(("text", f"the text holds the special token {left!r}"))
     return tuple(found)
-
-
-def _spelled(
-    result: GenerationResult, special: frozenset[int], decode: Callable[[Sequence[int]], str]
-) -> str | None:
-    """The text of an answer's ids; None where that is not known.
-
-    What is no text is shown by each server in its own way, and what the server took apart is not
-    put together again.
-    """
-    if not result.token_ids or result.reasoning is not None or result.tool_calls:
-        return None
-    texts = [
-        decode([one for one in ids if one not in special])
-        for ids in (result.token_ids, result.token_ids[:-1])
-    ]
-    # the server leaves out the token that ended the answer
-    if result.finish is not Finish.LENGTH and texts[1] == result.text:
-        return texts[1]
-    return None if "\ufffd" in texts[0] else texts[0]
 
 
 def _read_as_written(answer: Answer, reference: Route) -> Answer:

@@ -398,6 +398,7 @@ class _Look(NamedTuple):
 
     def named(self, *, default: bool) -> Fault:
         tries = (
+            self._lowered,
             self._logprobs,
             self._group,
             self._ends,
@@ -459,6 +460,29 @@ class _Look(NamedTuple):
             if self._far is None
             else self._far <= max(2 * self.case.limits.spread, SPREAD["float32"])
         )
+
+    def _lowered(self) -> Fault | None:
+        """Log probabilities that are told after a penalty was taken, as by SGLang: no token is less
+        likely than by the reference but those that came before.
+        """
+        parted = [answer for answer in self.odd if id(answer) in self.parted]
+        avoiding = [answer for answer in parted if answer.avoids(self.parted[id(answer)])]
+        if len(avoiding) < MOST * len(parted):
+            return None
+        for of_prompt in (False, True):
+            moved = [
+                pair
+                for answer in self.answers
+                for pair in answer.moved(self.case.limits.spread, of_prompt=of_prompt)
+            ]
+            lower = [repeated for repeated, higher in moved if not higher]
+            alike = sum(repeated != higher for repeated, higher in moved)
+            if sum(lower) >= _MANY and len(lower) < len(moved) and alike >= MOST * len(moved):
+                evidence = (
+                    "log probabilities are lower for tokens that came before, and higher for others"
+                )
+                return self._fault("penalty", avoiding or self.odd, evidence)
+        return None
 
     def _logprobs(self) -> Fault | None:
         """Log probabilities that another reading makes the reference's; or that are far away though

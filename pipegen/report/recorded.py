@@ -2,8 +2,9 @@
 reference once, and generated anew nowhere.
 
 The rule for a row: its prompt is the one that the reference renders (where the request is at hand);
-each of its ids is the likeliest one where it was greedy, and one that its filters leave where it
-was drawn; its log probabilities, where they were recorded, are the reference's. What a row's
+its text, finish and counts are those of its ids, and what the request asks (`obeying`); each of its
+ids is the likeliest one where it was greedy, and one that its filters leave where it was drawn; its
+log probabilities, where they were recorded, are the reference's. What a row's
 options change beyond that (penalties, a form) is not known to the reference, and such a row is `not
 judged`, unless its log probabilities tell.
 """
@@ -31,7 +32,9 @@ from pipegen.report.asking import unswitched
 from pipegen.report.causes import OTHER_WEIGHTS, Limits, limits_of
 from pipegen.report.diff import common_prefix
 from pipegen.report.follow_ups import drawn_otherwise
+from pipegen.report.obeying import disobedience, kind_of, room_in
 from pipegen.report.verdict import SPREAD, Answer, Precision, distances, rms
+from pipegen.stages.parts import answer_check
 
 __all__ = ["Recorded", "RowVerdict", "verify_results"]
 
@@ -45,9 +48,13 @@ _NEVER = -12.0
 """A token that is less likely is not drawn from the reference, whatever the temperature that people
 use.
 """
-RowKind = Literal["right", "template", "sampling", "weights", "unknown", "not judged"]
+RowKind = Literal[
+    "right", "template", "length", "text", "sampling", "weights", "unknown", "not judged"
+]
 ROW_KINDS: Mapping[RowKind, str] = {
     "template": "the prompt is another one than the model's template makes",
+    "length": "the answer is cut or too long, or its finish or its counts are wrong",
+    "text": "the text is not that of its ids, or has not the form that was asked",
     "sampling": "the ids were not chosen as the options say",
     "weights": "other weights made the ids",
     "unknown": (
@@ -145,8 +152,12 @@ def verify_results(
     precision is from itself.
     """
     rows: list[_Row | RowVerdict] = []
+    results = [*results]
+    room = room_in(slot.unwrap() for _, slot in results if is_ok(slot))
     for window in partition_all(WINDOW, results):
-        rows += _scored_rows(window, reference, requests, image_policy)
+        flat = [pair for name, slot in window for pair in _samples(name, slot)]
+        obeying = [_obeying(name, result, reference, room) for name, result in flat]
+        rows += _scored_rows(obeying, reference, requests, image_policy)
         tell(len(rows))
     known = [row for row in rows if isinstance(row, _Row)]
     far = rms([value for row in known for value in row.far])
@@ -211,15 +222,16 @@ def _as_answer(row: _Row) -> Answer:
 
 
 def _scored_rows(
-    window: Sequence[tuple[str, Slot[GenerationResult]]],
+    given: Sequence[tuple[str, GenerationResult] | RowVerdict],
     reference: Route,
     requests: Callable[[str], Slot[GenerationRequest] | None],
     policy: ImagePolicy | None,
 ) -> list[_Row | RowVerdict]:
-    flat = [pair for name, slot in window for pair in _samples(name, slot)]
     prepared = [
-        _prepared(name, result, requests(name.partition("#")[0]), reference)
-        for name, result in flat
+        one
+        if isinstance(one, RowVerdict)
+        else _prepared(*one, requests(one[0].partition("#")[0]), reference)
+        for one in given
     ]
     asked = [one for one in prepared if isinstance(one, _Asked)]
     scores = iter(_scores([slot for one in asked for slot in one.slots], reference, policy))
@@ -299,16 +311,41 @@ def _without_template(request: GenerationRequest) -> GenerationRequest:
     )
 
 
-def _samples(name: str, slot: Slot[GenerationResult]) -> list[tuple[str, GenerationResult | str]]:
+def _samples(
+    name: str, slot: Slot[GenerationResult]
+) -> list[tuple[str, GenerationResult | RowVerdict]]:
     """The completions of a result, each with an id of its own."""
     if not is_ok(slot):
-        return [
-            (name, f"the row failed: {type(slot.failure()).__name__}: {slot.failure().message}")
-        ]
+        words = f"the row failed: {type(slot.failure()).__name__}: {slot.failure().message}"
+        return [(name, RowVerdict(id=name, verdict="not judged", evidence=words))]
     result = slot.unwrap()
     if len(result.samples) < 2:
         return [(name, result)]
-    return [(f"{name}#{number}", one) for number, one in enumerate(result.samples)]
+    count = answer_check.Answer(choices=len(result.completions))
+    for finding in answer_check.check_answer(count, result.options):
+        kind = kind_of(finding.kind)
+        return [(name, RowVerdict(id=name, verdict=kind, evidence=finding.words))]
+    own = [
+        dataclasses.replace(one, options=dataclasses.replace(one.options, samples=1))
+        for one in result.samples
+    ]
+    return [(f"{name}#{number}", one) for number, one in enumerate(own)]
+
+
+def _obeying(
+    name: str,
+    result: GenerationResult | RowVerdict,
+    reference: Route,
+    room: Callable[[GenerationResult], int | None],
+) -> tuple[str, GenerationResult] | RowVerdict:
+    """The result, or the verdict on one that does not obey its request."""
+    if isinstance(result, RowVerdict):
+        return result
+    engine = reference.engine
+    found = disobedience(result, engine.tokenizer, engine.eos_token_ids, room=room(result))
+    if found is None:
+        return name, result
+    return RowVerdict(id=name, verdict=found[0], evidence=found[1])
 
 
 class _Asked(NamedTuple):
@@ -322,15 +359,13 @@ class _Asked(NamedTuple):
 
 def _prepared(
     name: str,
-    result: GenerationResult | str,
+    result: GenerationResult,
     request: Slot[GenerationRequest] | None,
     reference: Route,
 ) -> _Asked | RowVerdict:
     def not_judged(words: str) -> RowVerdict:
         return RowVerdict(id=name, verdict="not judged", evidence=words)
 
-    if isinstance(result, str):
-        return not_judged(result)
     engine = reference.engine
     if not result.token_ids and (result.reasoning is not None or result.tool_calls):
         return not_judged(

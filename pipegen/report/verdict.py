@@ -219,6 +219,22 @@ class Answer:
             for seen in (answer, self.expected + answer)
         )
 
+    def moved(self, least: float, *, of_prompt: bool = False) -> list[tuple[bool, bool]]:
+        """The log probabilities that are further than `least` from the reference's.
+
+        For each: whether its token came before in the answer (or the prompt), and whether it is
+        higher.
+        """
+        before = {*self.expected} if of_prompt else set[int]()
+        found: list[tuple[bool, bool]] = []
+        for token, told, own in zip(
+            self.token_ids, self.server_logprobs, self.logprobs, strict=False
+        ):
+            if abs(told - own) > least:
+                found.append((token in before, told > own))
+            before.add(token)
+        return found
+
 
 def distances(some: Sequence[float], others: Sequence[float]) -> list[float]:
     """How far numbers are apart, pair by pair."""

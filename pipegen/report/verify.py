@@ -31,6 +31,7 @@ from pipegen.report.asking import (
 )
 from pipegen.report.causes import Rescored, Trials, judge, limits_of, one_each, partings
 from pipegen.report.follow_ups import Base, FollowUps
+from pipegen.report.obeying import kind_of
 from pipegen.report.questions import beyond, prompts, with_images, with_tools
 from pipegen.report.verdict import (
     MARGIN,
@@ -321,8 +322,7 @@ class _Server:
 
     def _disobeyed(self) -> Iterator[Fault]:
         """Answers that were refused as they came, since they do not obey their requests."""
-        kinds: dict[str, Kind] = {"text": "text", "form": "text", "prompt": "template"}
-        by_hint: dict[str, Kind] = {hint: kinds.get(kind, "length") for kind, hint in HINTS.items()}
+        by_hint = {hint: kind_of(kind) for kind, hint in HINTS.items()}
         refused = [
             failure
             for failure in self.failed

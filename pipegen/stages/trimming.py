@@ -23,7 +23,7 @@ from pipegen.stages.parts.plugin_state import ask_plugin
 from pipegen.stages.parts.reasoning import thinking_unfinished
 from pipegen.stages.parts.samples import SAMPLING
 
-__all__ = ["trim", "trim_row", "trimmed"]
+__all__ = ["trim", "trim_row", "trimmed", "trimmers"]
 
 
 def trimmed(text: str, options: GenerationOptions, plugins: Sequence[Plugin] = ()) -> Slot[str]:
@@ -53,6 +53,11 @@ def _trimmed_by(plugin: Plugin, trim: Callable[[str], str], text: str) -> Result
             plugin=plugin.name,
         )
     )
+
+
+def trimmers(plugins: Sequence[Plugin]) -> tuple[str, ...]:
+    """The names of the plugins that trim."""
+    return tuple([plugin.name for plugin in plugins if plugin.trim is not None])
 
 
 @overload
@@ -128,6 +133,10 @@ def trim_row(
             image_digests=tuple([image.digest for image in prompt.images]),
             options=options,
             clipped_from=encoded.clipped_from,
+            trimmed_by=(
+                *trimmers(plugins),
+                *(() if decoded.text == decoded.written else ("a stage",)),
+            ),
         )
     )
 

@@ -36,7 +36,8 @@ pytest.importorskip("ray", reason="Ray is not installed here")
 pytestmark = pytest.mark.filterwarnings("default")
 IMAGE = str(Path(__file__).parents[2] / "docs" / "examples" / "shapes.png")
 IN_FLIGHT = 32
-LIMIT = 300.0
+LIMIT = 1200.0
+"""Seconds. A run with kills takes 100 on two idle cores, most of it to start actors again."""
 
 
 def rows_in(file: Path, count: int) -> Path:
@@ -174,13 +175,16 @@ def test_five_kills_lose_and_double_nothing(cluster: str, tmp_path: Path, killed
                     time.sleep(0.05)
                 running = command(source, out, *on_ray)
             else:
-                os.kill(rng.choice(holders(folder)), signal.SIGKILL)
+                while not (actors := [one for one in holders(folder) if one != running.pid]):
+                    assert time.monotonic() < end  # both are being started again
+                    time.sleep(0.05)
+                os.kill(rng.choice(actors), signal.SIGKILL)
         assert running.wait(LIMIT) == 0
     assert out.read_bytes() == (tmp_path / "one.jsonl").read_bytes()
     keys = lines_of(folder)
     assert len(keys) == len(set(keys)) == rows
-    actors = 1 if killed == "actor" else 2
-    assert 0 <= sum(server.asked.values()) - rows <= 5 * actors * IN_FLIGHT
+    at_a_time = 1 if killed == "actor" else 2
+    assert 0 <= sum(server.asked.values()) - rows <= 5 * at_a_time * IN_FLIGHT
 
 
 def slots_of(

@@ -403,3 +403,56 @@ def test_a_measured_precision_is_narrower_than_the_table() -> None:
     assert (lower.kind, "bfloat16" in lower.evidence) == ("precision", True)
     (neither,) = judge(far, "float32", trials=Trials(noise=lambda precision: 0.001))
     assert neither.kind == "unknown"
+
+
+def told(name: str, change: Any, *, way: str = "chat", prompt: Sequence[int] = (1, 2, 3)) -> Answer:
+    """An answer that the reference would have written, with log probabilities that are changed: by
+    so much for a token that came before in the answer, in the prompt, or in neither.
+    """
+    made = answer(name, way=way, expected=prompt, ids=(110, 3, 110, 111, 112, 3, 113, END))
+    seen = [
+        (token in made.token_ids[:place], token in prompt)
+        for place, token in enumerate(made.token_ids)
+    ]
+    return altered(
+        made,
+        server_logprobs=tuple(
+            one + change(*before) for one, before in zip(made.logprobs, seen, strict=True)
+        ),
+    )
+
+
+PENALISED = {
+    "of the answer": lambda answer, prompt: -0.3 if answer else 0.02,
+    "of answer and prompt": lambda answer, prompt: -0.3 if answer or prompt else 0.02,
+}
+
+
+@pytest.mark.parametrize("change", PENALISED.values(), ids=PENALISED)
+def test_log_probabilities_that_are_told_after_a_penalty_show_it(change: Any) -> None:
+    """SGLang tells them so; one answer in which a token is avoided is then enough, or none."""
+    shown = [told(str(number), change) for number in range(6)]
+    avoided = answer("other", ids=(110, 111, 112), choices={2: (110, 2.0)}, far=0.02)
+    for chat in (shown, [*shown, avoided]):
+        for by_ids in ([], right()):
+            (found,) = judge([*chat, *by_ids])
+            assert (found.kind, found.evidence.partition(" for")[0]) == (
+                "penalty",
+                "log probabilities are lower",
+            )
+    assert kinds([*shown, altered(avoided, likeliest=((120, 1.0), *avoided.likeliest[1:]))]) != [
+        "penalty"
+    ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda answer, prompt: 0.3,
+        lambda answer, prompt: -0.3,
+        lambda answer, prompt: 0.3 if answer else -0.02,
+        lambda answer, prompt: -0.3 if answer else 0.0,
+    ],
+)
+def test_other_changes_of_log_probabilities_are_no_penalty(change: Any) -> None:
+    assert "penalty" not in kinds([told(str(number), change) for number in range(6)])

@@ -5,7 +5,7 @@ that reads them once.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,14 @@ import pytest
 pytest.importorskip("torch")
 
 from support.faults import write_other
+from support.wrong_server import ModelServer
 
 import pipegen as pg
+from pipegen.core.functional import dissoc
 from pipegen.core.slots import Slot
+from pipegen.io.jsonl import from_plain, to_plain
+from pipegen.io.results_in import results_in
+from pipegen.records import strict_json
 from pipegen.records.plain import request_from
 from pipegen.report.recorded import Recorded, verify_results
 
@@ -220,3 +225,125 @@ def test_tokens_drawn_at_another_temperature_show_in_all_rows_together(embedded:
     assert set(found.counts) == {"right"}
     assert not found.right
     assert found.whole.startswith("sampling: the likeliest token came")
+
+
+def written(
+    rows: list[tuple[str, Slot[pg.GenerationResult]]], file: Path
+) -> list[tuple[str, Slot[pg.GenerationResult]]]:
+    """The rows as they come back from a file."""
+    if file.suffix == ".jsonl":
+        lines = [strict_json.dump(to_plain(slot, name)) for name, slot in rows]
+        file.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    else:
+        pytest.importorskip("pyarrow")
+        pg.write_table(file, [({"id": name}, slot) for name, slot in rows])
+    return [(str(values["id"]), from_plain(dissoc(values, "row"))) for values in results_in(file)]
+
+
+shout = pg.Plugin(name="shout", trim=lambda text: text.strip(" .,").partition("\n")[0])
+RIGHT: list[tuple[dict[str, Any], tuple[pg.Plugin, ...]]] = [
+    ({"stop": ["a", "7"], "max_new_tokens": 24}, ()),
+    ({"stop": {"stop_token_ids": [11, 13]}, "max_new_tokens": 24}, ()),
+    ({"decode": {"strip_whitespace": True, "skip_special_tokens": False}}, ()),
+    ({"temperature": 1.0, "seed": 3, "samples": 3}, ()),
+    ({"on_overflow": "clip", "max_new_tokens": 4000, "stop": ["."]}, ()),
+    ({"max_new_tokens": 40}, (shout,)),
+    ({"structured": {"choice": ["red", "blue"]}, "logprobs": True}, (shout,)),
+    ({"structured": {"json_schema": {"type": "object"}}, "max_new_tokens": 12}, ()),
+]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@pytest.mark.parametrize(("options", "plugins"), RIGHT, ids=str)
+def test_right_rows_of_a_file_obey_their_requests(
+    options: dict[str, Any],
+    plugins: tuple[pg.Plugin, ...],
+    suffix: str,
+    embedded: pg.Route,
+    tmp_path: Path,
+) -> None:
+    if "structured" in options:
+        pytest.importorskip("llguidance")
+    rows = results(pg.attach(embedded, *plugins) if plugins else embedded, **options)
+    found = judged(written(rows, tmp_path / f"rows{suffix}"), embedded, asked=True)
+    assert set(found.counts) <= {"right", "not judged"}, found.rows
+    assert not found.whole
+
+
+def shortened(result: pg.GenerationResult) -> pg.GenerationResult:
+    """Cut after three tokens, as a server does that has another limit than was asked."""
+    text = result.raw_text[:3]
+    return dataclasses.replace(
+        result,
+        text=text,
+        raw_text=text,
+        token_ids=result.token_ids[:3],
+        completion_tokens=3,
+        finish=pg.Finish.LENGTH,
+    )
+
+
+CHANGED: dict[str, tuple[str, Callable[[pg.GenerationResult], pg.GenerationResult]]] = {
+    "upper case": ("text", lambda one: dataclasses.replace(one, text=one.text.upper())),
+    "stripped": ("text", lambda one: dataclasses.replace(one, text=one.text.strip(" .!"))),
+    "first letter": ("text", lambda one: dataclasses.replace(one, text=one.text[1:])),
+    "finish": ("length", lambda one: dataclasses.replace(one, finish=pg.Finish.LENGTH)),
+    "fewer tokens": ("length", shortened),
+    "count": ("length", lambda one: dataclasses.replace(one, completion_tokens=99)),
+}
+
+
+@pytest.mark.parametrize("fault", CHANGED)
+def test_rows_that_do_not_obey_their_requests_are_named_by_what_is_wrong(
+    fault: str, embedded: pg.Route, tmp_path: Path
+) -> None:
+    kind, change = CHANGED[fault]
+    rows = results(embedded, max_new_tokens=64)
+    wrong = written([(name, slot.map(change)) for name, slot in rows], tmp_path / "rows.jsonl")
+    found = judged(wrong, embedded)
+    same = {name for (name, slot), (_, one) in zip(rows, wrong, strict=True) if slot == one}
+    assert len(same) < len(rows)
+    for row in found.rows:
+        assert row.verdict == ("right" if row.id in same else kind), row
+
+
+def test_completions_that_are_too_few_are_named(embedded: pg.Route) -> None:
+    rows = results(embedded, temperature=1.0, seed=3, samples=3)
+    fewer = [
+        (name, slot.map(lambda one: dataclasses.replace(one, samples=one.samples[:2])))
+        for name, slot in rows
+    ]
+    found = judged(fewer, embedded)
+    assert found.counts == {"length": 6}
+    assert found.rows[0].evidence == "2 answers came, and 3 were asked"
+
+
+def test_a_row_that_the_reference_does_not_score_is_named_if_it_does_not_obey(
+    embedded: pg.Route,
+) -> None:
+    rows = changed(results(embedded), image_digests=("a",), completion_tokens=99)
+    assert judged(rows, embedded).counts == {"length": 6}
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "plain"])
+@pytest.mark.parametrize(
+    "options", [{}, {"stop": ["a"]}, {"max_new_tokens": 5}, {"decode": {"strip_whitespace": True}}]
+)
+def test_right_rows_of_a_chat_server_obey_and_faults_of_it_are_named(
+    dialect: str, options: dict[str, Any], embedded: pg.Route
+) -> None:
+    pytest.importorskip("aiohttp")
+    make: Any = pg.backends.openai_server
+    with (
+        ModelServer(embedded, dialect) as server,
+        make("embedded", base_url=server.url, dialect=dialect) as route,
+    ):
+        rows = results(route, **{"max_new_tokens": 24, **options})
+    assert all(pg.is_ok(slot) for _, slot in rows)
+    assert set(judged(rows, embedded, asked=True).counts) <= {"right", "not judged"}
+    upper = [
+        (name, slot.map(lambda one: dataclasses.replace(one, text=one.text.upper())))
+        for name, slot in rows
+    ]
+    other = sum(slot != one for (_, slot), (_, one) in zip(rows, upper, strict=True))
+    assert judged(upper, embedded, asked=True).counts["text"] == other > 2

@@ -84,6 +84,7 @@ def test_every_field_is_filled() -> None:
         image_digests=("abc",),
         options=row.raw.encoded.options,
         clipped_from=99,
+        trimmed_by=("a stage",),  # its text is not known to be that of the ids
     )
 
 

@@ -167,6 +167,30 @@ def warmer(row: Row, asked: Asked, tokenizer: Any) -> Row:
     )
 
 
+def penalised(penalty: float) -> Callable[..., Row]:
+    """Log probabilities that are told after a repetition penalty was taken, as SGLang does."""
+    most = 8.0  # so large the likeliest logit is taken to be
+
+    def after(own: float) -> float:
+        logit = own + most
+        return (logit / penalty if logit > 0 else logit * penalty) - most
+
+    def changed(row: Row, asked: Asked, tokenizer: Any) -> Row:
+        before, told = {*row.prompt_ids}, []
+        for token, value, top in row.logprobs:
+            values = {
+                one: after(own) if one in before else own for one, own in (*top, (token, value))
+            }
+            whole = math.log(math.fsum(map(math.exp, values.values())))
+            told.append(
+                (token, values[token] - whole, [(one, values[one] - whole) for one, _ in top])
+            )
+            before.add(token)
+        return dataclasses.replace(row, logprobs=told)
+
+    return changed
+
+
 def of_wrong_tokens(row: Row, asked: Asked, tokenizer: Any) -> Row:
     return dataclasses.replace(
         row, logprobs=[(one + 1, value, top) for one, value, top in row.logprobs]
@@ -301,6 +325,14 @@ FAULTS = [
         "repetition penalty everywhere",
         ("penalty",),
         ask=asking(repetition_penalty=1.4),
+        dialects=("vllm",),
+    ),
+    Fault(
+        "small penalty in its log probabilities",
+        ("penalty",),
+        ask=asking(repetition_penalty=1.1),
+        row=penalised(1.1),
+        ways=("chat",),
         dialects=("vllm",),
     ),
     Fault(

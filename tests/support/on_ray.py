@@ -49,7 +49,9 @@ def stub(
 
 
 def holders(folder: Path, name: str = "running-") -> list[int]:
-    """The processes that hold a file of the job's folder open whose name begins so: its actors."""
+    """The processes that hold a file of the job's folder open whose name begins so: its actors, and
+    the command that started them.
+    """
     found = []
     for process in Path("/proc").iterdir():
         if process.name.isdecimal() and int(process.name) != os.getpid():

@@ -46,7 +46,7 @@ from pipegen.records.results import (
 from pipegen.stages.parts.answer_check import WORDS, Answer, disobeyed
 from pipegen.stages.parts.folds import TextFold
 from pipegen.stages.parts.reasoning import thinking_beside_form, thinking_unfinished
-from pipegen.stages.trimming import trimmed
+from pipegen.stages.trimming import trimmed, trimmers
 
 __all__ = ["ChatEngine", "ChatRow", "result_of"]
 
@@ -255,6 +255,7 @@ def result_of(output: ChatOutput, route: str, plugins: Sequence[Plugin]) -> Slot
             tool_calls=output.tool_calls,
             options=options,
             clipped_from=asked if clipped else None,
+            trimmed_by=trimmers(plugins),
         )
     )
 

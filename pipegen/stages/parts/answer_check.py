@@ -92,6 +92,8 @@ class Answer:
     """The text of `token_ids`, by a tokenizer, as far as `text` shows it: without special tokens
     where these are hidden.
     """
+    exact: bool = False
+    """Whether `text` has to be `spelled` to the letter: both were made here."""
     room: int | None = None
     """How many tokens the server had room for behind the prompt."""
     prompt: tuple[int, ...] | None = None
@@ -258,7 +260,8 @@ def _text(answer: Answer, options: GenerationOptions) -> Finding | None:
         return None
     # half a character at the end may be held back
     shown, whole = text.rstrip("\ufffd"), spelled.rstrip("\ufffd")
-    if shown in (whole, whole.removeprefix(" ")) or (answer.stops and whole.startswith(shown)):
+    alike = shown in (whole, whole.removeprefix(" ")) or (answer.stops and whole.startswith(shown))
+    if text == spelled or (alike and not answer.exact):
         return None
     return Finding("text", f"the text {text!r:.80} is not that of its ids, {spelled!r:.80}")
 
