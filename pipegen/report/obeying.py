@@ -33,9 +33,8 @@ from pipegen.records.results import Finish, GenerationResult
 from pipegen.report.verdict import Kind
 from pipegen.stages.parts.answer_check import Answer, FindingKind, answer_of, check_answer
 from pipegen.stages.parts.detokenize import spell
-from pipegen.stages.parts.row_decoder import RowDecoder, ending_ids
-from pipegen.stages.stopping import cut
-from pipegen.stages.trimming import strip
+from pipegen.stages.parts.folds import TokenFold, plan_of
+from pipegen.stages.parts.stop_scan import cut
 
 __all__ = ["disobedience", "kind_of", "room_in", "spelled_by_server"]
 
@@ -172,7 +171,7 @@ def _decoded(result: GenerationResult, tokenizer: Tokenizer, ends: Sequence[int]
         min_new_tokens=least,
         decode=dataclasses.replace(options.decode, strip_whitespace=False),
     )
-    row = RowDecoder(whole, tokenizer, ends)
+    row = TokenFold(whole, tokenizer, ends)
     text = row.take(ids) + row.close()
     return text if row.failure is None else None
 
@@ -186,7 +185,7 @@ def _cut_here(result: GenerationResult, tokenizer: Tokenizer) -> str | None:
     if (not raw and result.text) or result.finish is Finish.STOP_TOKEN:
         return None  # tables of some forms have no raw text; and the stop's own text is not known
     text = cut(raw, stops).text
-    if strip(text, options.decode.strip_whitespace) == result.text:
+    if (text.strip() if options.decode.strip_whitespace else text) == result.text:
         return text
     for token in tokenizer.special_tokens if options.decode.skip_special_tokens else ():
         raw = raw.replace(token, "")
@@ -198,7 +197,8 @@ def _shown(result: GenerationResult, written: str | None) -> str | None:
     if written is None:
         return None
     decode, text = result.options.decode, result.text
-    whole = strip(written, decode is not None and decode.strip_whitespace)
+    strips = decode is not None and decode.strip_whitespace
+    whole = written.strip() if strips else written
     if result.finish is Finish.PLUGIN and whole.startswith(text):
         return text  # where the plugin ended it
     if result.trimmed_by is None and text.strip() in whole:
@@ -212,7 +212,7 @@ def _endings(
     """The ids that end the answer; None where they are not known, or are not among its ids."""
     stop = result.options.stop
     if here and stop is not None:
-        return frozenset(ending_ids(result.options, tokenizer, ends))
+        return frozenset(dict(plan_of(result.options, tokenizer, ends).ids))
     if result.route == "vllm_chat":
         return frozenset({*ends, *((stop.stop_token_ids or ()) if stop is not None else ())})
     return None

@@ -12,7 +12,6 @@ after a stage that changed them, the rule is applied again (see `pipegen.stages.
 
 from __future__ import annotations
 
-import dataclasses
 from bisect import bisect_left
 from collections.abc import Sequence
 

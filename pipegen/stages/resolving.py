@@ -23,7 +23,7 @@ from pipegen.core.errors import (
 from pipegen.core.pipe import Pipe, batch_stage, guarded
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities, missing
-from pipegen.engines.model import Model, TokenModel, every_row_fails, reader_of
+from pipegen.engines.model import Model, TokenModel, reader_of
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import Engine, takes_tokens
 from pipegen.records.engine_list import shown
