@@ -193,5 +193,7 @@ def test_replicas_of_a_new_ray_have_like_parts_of_its_gpus(
 
 
 def test_more_replicas_than_gpus_are_refused_with_the_share_that_fits() -> None:
-    with pytest.raises(typer.BadParameter, match=r"4 replicas and 3 GPUs; .* --gpus-per-replica 0\.5"):
+    with pytest.raises(
+        typer.BadParameter, match=r"4 replicas and 3 GPUs; .* --gpus-per-replica 0\.5"
+    ):
         gpus_of(replicas(4), 3)
