@@ -72,7 +72,8 @@ class _Stdout(io.FileIO):
 
 def _is_plain(stream: Any) -> bool:
     """Whether this is the stream that Python opened for stdout, and none that a test put there."""
-    raw = getattr(getattr(stream, "buffer", None), "raw", None)
+    buffer = getattr(stream, "buffer", None)
+    raw = getattr(buffer, "raw", buffer)  # without buffering there is one thing only
     return type(raw) is io.FileIO and raw.fileno() == 1
 
 
@@ -94,7 +95,7 @@ def standard_streams() -> None:
             io.BufferedWriter(_Stdout(1, "w", closefd=False)),
             encoding=sys.stdout.encoding,
             errors=sys.stdout.errors,
-            line_buffering=sys.stdout.line_buffering,
+            line_buffering=sys.stdout.line_buffering or sys.stdout.write_through,
         )
     if sys.stderr is None:
         # open until the process ends
