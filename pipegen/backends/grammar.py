@@ -319,7 +319,7 @@ def cannot_compile(option: str, wrong: str) -> UnsupportedOption:
     ... ).message
     'regex cannot be compiled: unclosed group'
     >>> cannot_compile("regex", "NoExtensionBias").message
-    'regex cannot be compiled: no text has this form, as far as llguidance can tell (NoExtensionBias)'
+    'regex cannot be compiled: no text has this form, says llguidance (NoExtensionBias)'
     """
     wrong = wrong.partition("\n<state>")[0]
     found = (
@@ -329,7 +329,7 @@ def cannot_compile(option: str, wrong: str) -> UnsupportedOption:
     )
     words = found[1] if found else wrong
     if re.fullmatch(r"\w*", words):  # the name of an error, and no words
-        words = f"no text has this form, as far as llguidance can tell ({words})"
+        words = f"no text has this form, says llguidance ({words})"
     return UnsupportedOption(
         f"{option} cannot be compiled: {words}"[:600],
         option=option,

@@ -142,7 +142,9 @@ class Finished:
         return bool(self._index.get(int(key[:_DIGITS], 16), 0) & _FAILED_BIT)
 
     def succeeded(self, key: bytes) -> bool:
-        """Whether the row of a key, given as 16 bytes, is finished and did not fail, as far as that can be told without its line."""
+        """Whether the row of a key, given as 16 bytes, is finished and did not fail, as far as that
+        can be told without its line.
+        """
         return (
             not self._index.get(int.from_bytes(key[:8], "big") >> _MORE_BITS, _FAILED_BIT)
             & _FAILED_BIT

@@ -1,4 +1,4 @@
-"""The keys of requests that runs of a job have read before, so that the next run need not read them as requests again.
+"""The keys of requests that runs of a job have read before: the next run need not parse them.
 
 To make the key of a row, its request is parsed, checked and merged with the options of the run.
 The file `keys.map` in the job's folder holds what came of it: for each request a digest of it as
@@ -186,7 +186,9 @@ class KeyMap:
 
 
 def _own_file(path: Path, opened: contextlib.ExitStack) -> int | None:
-    """The file, open for appending and without a torn last entry; None if another process writes it. Raises `OSError`."""
+    """The file, open for appending and without a torn last entry; None if another process writes
+    it. Raises `OSError`.
+    """
     fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     opened.callback(os.close, fd)
     if not locked(fd):

@@ -53,7 +53,9 @@ class Unread:
     __slots__ = ()
 
     data: bytes | None
-    """What the request depends on, beside what all requests of the job have in common; None where it cannot be told."""
+    """What the request depends on, beside what all requests of the job have in common; None where
+    it cannot be told.
+    """
     id: str | int
 
     def request(self) -> Slot[GenerationRequest]:
@@ -80,7 +82,7 @@ class Row(NamedTuple, Generic[K]):
     options: GenerationOptions | None = None
     """Its own options, without those of the run."""
     unread: Callable[[], Slot[GenerationRequest]] | None = None
-    """Reads the request, where a finished row was recognised without it. `request` holds nothing then."""
+    """Reads the request, where a finished row was recognised without it: `request` is not it."""
 
     @property
     def missing(self) -> Row[K]:
@@ -109,7 +111,8 @@ def rows_of(
 ) -> Iterator[Row[K]]:
     """The rows of the requests, which are taken a few at a time. Their images are loaded.
 
-    known: the keys of requests that earlier runs have read: those of finished rows are not read again.
+    known: the keys of requests that earlier runs have read: those of finished rows are not read
+        again.
     as_written: slots of finished rows may be given as `Written`.
     """
 
@@ -121,30 +124,33 @@ def rows_of(
 
     source = map(pair, requests)
     while chunk := list(islice(source, _TOGETHER)):
-        digests = [known and known.digest(_as_given(request)) for _, request in chunk]
-        found = [digest and known and known.find(digest) for digest in digests]
+        digests = [
+            None if known is None else known.digest(_as_given(request)) for _, request in chunk
+        ]
+        entries = [
+            None if known is None or digest is None else known.find(digest) for digest in digests
+        ]
         others = prepared(
-            [request for (_, request), entry in zip(chunk, found, strict=True) if not entry]
+            [request for (_, request), entry in zip(chunk, entries, strict=True) if entry is None]
         )
-        for (name, request), digest, entry in zip(chunk, digests, found, strict=True):
-            if known and entry:
+        for (name, request), digest, entry in zip(chunk, digests, entries, strict=True):
+            if known is not None and entry is not None:
                 known.keep(entry)
-                first = key_in(entry)
-                times = keys.count(first)
-                if not times and finished.succeeded(first):
-                    key = first.hex()
-                    name_of = partial(_id_of, request)
-                    kept = partial(_finished, finished, key, name_of, as_written)
-                    yield Row(name, _UNREAD, key, kept, unread=partial(_ready, prepared, request))
-                    continue
-            given, ready = next(prepared([request]) if entry else others)
+            first = b"" if entry is None else key_in(entry)
+            times = 0 if entry is None else keys.count(first)
+            if entry is not None and not times and finished.succeeded(first):
+                key = first.hex()
+                kept = partial(_finished, finished, key, partial(_id_of, request), as_written)
+                yield Row(name, _UNREAD, key, kept, unread=partial(_ready, prepared, request))
+                continue
+            given, ready = next(others if entry is None else prepared([request]))
             if not is_ok(ready):
                 yield Row(name, ready, None, None)
                 continue
-            if not entry:
+            if entry is None:
                 first = keys.first(ready.unwrap())
                 times = keys.count(first)
-                if known and digest and not ready.unwrap().sources:
+                if known is not None and digest is not None and not ready.unwrap().sources:
                     known.keep(entry_of(digest, first))
             key = keys.later(ready.unwrap(), times) if times else first.hex()
             yield _row(name, given, ready, key, finished, again, as_written)
@@ -162,10 +168,12 @@ def missing_rows(
     again: Again,
     known: KeyMap,
 ) -> Iterator[Row[K]]:
-    """Rows that are to be asked, found by one who runs ahead of `rows_of`: those that it would give, and not each of them.
+    """Rows that are to be asked, found by one who runs ahead of `rows_of`: some of those that it
+    would give.
 
-    Requests with images are left out, since these would be read twice, and so are all but the first of equal requests. Where the map knows few of the
-    requests, it gives up: to read them twice would cost more than it saves.
+    Requests with images are left out, since these would be read twice, and so are all but the first
+    of equal requests. Where the map knows few of the requests, it gives up: to read them twice
+    would cost more than it saves.
     """
     given_out, looks = set[str](), _LOOKS
     succeeded, digest_of, find = finished.succeeded, known.digest, known.find
@@ -242,7 +250,9 @@ def kept_slot(finished: Finished, key: str, id: str | None, again: Again) -> Slo
 def _finished(
     finished: Finished, key: str, id: Callable[[], str | None], as_written: bool = False
 ) -> Any:
-    """The row's slot, with this request's id, where it is finished; `Written` where that is wanted, and nothing in it would change."""
+    """The row's slot, with this request's id, where it is finished; `Written` where that is wanted,
+    and nothing in it would change.
+    """
     written = finished.written(key)
     if written is None:
         return None

@@ -398,7 +398,7 @@ def _no_result(stage: str, value: object) -> StageFailed:
     return StageFailed(
         f"{given}: those are what a job keeps",
         stage=stage,
-        hint="end the pipe of a job before this stage, and apply it to the slots that the job gives",
+        hint="end the job's pipe before this stage, and apply it to the slots that the job gives",
         incident=report(TypeError(given)).incident,
     )
 

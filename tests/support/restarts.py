@@ -41,7 +41,7 @@ def request(number: int) -> dict[str, Any]:
 
 
 def make(folder: Path, rows: int, missing: int | None = None) -> Path:
-    """A job of so many rows, finished but for one, without asking an engine for each; gives its input."""
+    """A job of so many rows, finished but for one, of which no engine was asked; its input."""
     with pg.job(pg.route(FakeEngine(ANSWER)), [request(0)], folder, OPTIONS) as running:
         result = to_plain(next(running))
     options, settings = pg.GenerationOptions(**OPTIONS), read_settings(folder) or {}
