@@ -53,9 +53,12 @@ def test_a_finished_job_is_written_again_with_the_same_bytes(
 ) -> None:
     copied: list[Any] = []
     line = Written.line
-    monkeypatch.setattr(
-        Written, "line", lambda self, *of, **more: copied.append(of) or line(self, *of, **more)
-    )
+
+    def noted(self: Written, *of: Any, **more: Any) -> bytes:
+        copied.append(of)
+        return line(self, *of, **more)
+
+    monkeypatch.setattr(Written, "line", noted)
     source, out, other = jsonl(*LINES), tmp_path / "out.jsonl", tmp_path / "other.jsonl"
     generate = ("generate", source, "-o", out, "--model", "fake", *flags)
     assert command(*generate).code == 1

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import pipegen as pg
+from pipegen.drivers.batch import record_of
 from pipegen.jobs import key_map, rows
 from pipegen.jobs.key_map import KEY_MAP, KeyMap, entry_of
 from pipegen.jobs.runner import job, job_keyed
@@ -44,8 +45,12 @@ def texts(requests: list[dict[str, Any]]) -> list[tuple[str, str]]:
 def read_requests(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The requests that are read as records from now on."""
     seen: list[Any] = []
-    record_of = rows.record_of
-    monkeypatch.setattr(rows, "record_of", lambda one: seen.append(one) or record_of(one))
+
+    def noted(one: Any) -> Any:
+        seen.append(one)
+        return record_of(one)
+
+    monkeypatch.setattr(rows, "record_of", noted)
     return seen
 
 

@@ -28,6 +28,7 @@ from pipegen.jobs.journal import Journal, read_settings
 from pipegen.jobs.key_map import KEY_MAP, KeyMap, entry_of
 from pipegen.jobs.keys import Keys, context_of
 from pipegen.jobs.runner import start_job
+from pipegen.records.options import options_from
 from pipegen.testing.fake import FakeEngine
 
 OPTIONS = {"max_new_tokens": 16}
@@ -44,7 +45,7 @@ def make(folder: Path, rows: int, missing: int | None = None) -> Path:
     """A job of so many rows, finished but for one, of which no engine was asked; its input."""
     with pg.job(pg.route(FakeEngine(ANSWER)), [request(0)], folder, OPTIONS) as running:
         result = to_plain(next(running))
-    options, settings = pg.GenerationOptions(**OPTIONS), read_settings(folder) or {}
+    options, settings = options_from(OPTIONS), read_settings(folder) or {}
     keys, source = Keys(settings), folder.with_suffix(".jsonl")
     (folder / KEY_MAP).unlink()
     reading = reading_of(Columns(), None)
