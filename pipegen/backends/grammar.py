@@ -318,6 +318,8 @@ def cannot_compile(option: str, wrong: str) -> UnsupportedOption:
     ...     'at 2(7): invalid regex "(" (in regex): regex parse error:\\n (\\n ^\\nerror: unclosed group',
     ... ).message
     'regex cannot be compiled: unclosed group'
+    >>> cannot_compile("regex", "NoExtensionBias").message
+    'regex cannot be compiled: no text has this form, says llguidance (NoExtensionBias)'
     """
     wrong = wrong.partition("\n<state>")[0]
     found = (
@@ -325,8 +327,11 @@ def cannot_compile(option: str, wrong: str) -> UnsupportedOption:
         or re.search(r"failed to compile JSON schema: (.*)", wrong)
         or re.match(r"(.*)", wrong)
     )
+    words = found[1] if found else wrong
+    if re.fullmatch(r"\w*", words):  # the name of an error, and no words
+        words = f"no text has this form, says llguidance ({words})"
     return UnsupportedOption(
-        f"{option} cannot be compiled: {found[1] if found else wrong}"[:600],
+        f"{option} cannot be compiled: {words}"[:600],
         option=option,
         hint=f"correct {option}, or leave it out",
     )

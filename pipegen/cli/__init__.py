@@ -54,6 +54,29 @@ class _Closed(io.TextIOBase):
         self._refuse()
 
 
+STDOUT = "stdout"
+"""The file of an `OSError` of stdout: by itself it would name none."""
+
+
+class _Stdout(io.FileIO):
+    """stdout, whose errors name it."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return os.write(self.fileno(), data)
+        except BrokenPipeError:
+            raise
+        except OSError as refusal:
+            raise OSError(refusal.errno, refusal.strerror, STDOUT) from None
+
+
+def _is_plain(stream: Any) -> bool:
+    """Whether this is the stream that Python opened for stdout, and none that a test put there."""
+    buffer = getattr(stream, "buffer", None)
+    raw = getattr(buffer, "raw", buffer)  # without buffering there is one thing only
+    return type(raw) is io.FileIO and raw.fileno() == 1
+
+
 def standard_streams() -> None:
     """Make any use of a closed stream an error with a message, and keep its number from being used
     for another file.
@@ -67,6 +90,13 @@ def standard_streams() -> None:
         sys.stdin = _Closed("stdin", "give a file, or something to read from")
     if sys.stdout is None:
         sys.stdout = _Closed("stdout", "give -o FILE, or let it go to a file, a pipe or a terminal")
+    elif isinstance(sys.stdout, io.TextIOWrapper) and _is_plain(sys.stdout):
+        sys.stdout = io.TextIOWrapper(
+            io.BufferedWriter(_Stdout(1, "w", closefd=False)),
+            encoding=sys.stdout.encoding,
+            errors=sys.stdout.errors,
+            line_buffering=sys.stdout.line_buffering or sys.stdout.write_through,
+        )
     if sys.stderr is None:
         # open until the process ends
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
@@ -81,7 +111,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     standard_streams()
     _log_in_lines()
     try:
-        app(args=sys.argv[1:] if arguments is None else list(arguments), prog_name="pipegen")
+        given = sys.argv[1:] if arguments is None else list(arguments)
+        try:
+            app(args=given, prog_name="pipegen", obj=given)
+        finally:
+            sys.stdout.flush()
     except StreamClosed as closed:
         print(f"Error: {closed}", file=sys.stderr)
         sys.exit(2)
+    except OSError as refusal:
+        if refusal.filename != STDOUT and not isinstance(refusal, BrokenPipeError):
+            raise
+        # what is left cannot be written at the exit either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if isinstance(refusal, BrokenPipeError):  # its reader has gone, which is no news
+            sys.exit(141)
+        print(f"Error: {STDOUT} cannot be written: {refusal.strerror}", file=sys.stderr)
+        sys.exit(1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -16,7 +16,7 @@ from pipegen.cli.outputs import form_of, results_to, say, words_of
 from pipegen.cli.sources import Question, open_source, within
 from pipegen.cli.usage import refuse
 from pipegen.io.tables import Columns, TableError
-from pipegen.jobs.export import finished_rows
+from pipegen.jobs.export import start_export
 from pipegen.jobs.new_file import JournalError, new_file, remove_stale
 from pipegen.records import strict_json
 from pipegen.records.requests import ImagePolicy, RequestPolicy
@@ -57,10 +57,66 @@ def note_command(folder: Path, command: Command) -> None:
 
 
 def command_in(folder: Path) -> Command:
+    """The command of a job's folder. A folder without one, and a damaged one, are bad usage."""
+    path = folder / COMMAND
     try:
-        return Command(**strict_json.load((folder / COMMAND).read_text(encoding="utf-8")))
-    except (OSError, TypeError, ValueError):
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
         refuse(f"{folder} is no job's folder: that of -o OUT is OUT.job", "JOB")
+    except (OSError, UnicodeDecodeError) as refusal:
+        refuse(f"{path} cannot be read: {refusal}", "JOB")
+    try:
+        command = Command(**strict_json.load(text))
+        for name, value in command._asdict().items():
+            if not _CHECKS[name](value):
+                raise ValueError(f"{name} is {value!r:.80}")
+        _policies(command)
+    except (TypeError, ValueError) as refusal:
+        refuse(
+            f"{path} is damaged, or of another version of pipegen ({refusal}): run the job's"
+            " command again, which writes it anew",
+            "JOB",
+        )
+    return command
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_text_or_none(value: Any) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _is_truth(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(map(_is_text, value))
+
+
+_CHECKS: Mapping[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("source", "prompt", "system", "image_root"), _is_text_or_none),
+    **dict.fromkeys(("brief", "allow_http"), _is_truth),
+    **dict.fromkeys(("kept", "images", "allowed_hosts"), _are_texts),
+    "model": _is_text,
+    "columns": lambda value: isinstance(value, dict) and all(map(_is_text, value.values())),
+    "policy": lambda value: isinstance(value, dict),
+}
+
+
+def _policies(command: Command) -> tuple[ImagePolicy, RequestPolicy]:
+    """What may be read, and what requests may ask for. Raises `InvalidField`."""
+    images = ImagePolicy(
+        root=command.image_root,
+        allow_http=command.allow_http,
+        allowed_hosts=tuple(command.allowed_hosts),
+    )
+    # an earlier version of pipegen had more
+    known = {field.name for field in fields(RequestPolicy)}
+    values = {name: value for name, value in command.policy.items() if name in known}
+    return images, RequestPolicy(**values)
 
 
 def run_export(folder: Path, out: str | None, moved: str | None = None) -> int:
@@ -72,19 +128,12 @@ def run_export(folder: Path, out: str | None, moved: str | None = None) -> int:
     if moved is not None:
         if command.source is None:
             refuse(f"{folder} is a job of one question, which has no input", "--input")
+        if moved == "-":
+            refuse("takes the file or the folder of the input, not stdin", "--input")
         command = command._replace(source=os.path.abspath(moved))
     form = form_of(out)
-    images = ImagePolicy(
-        root=command.image_root,
-        allow_http=command.allow_http,
-        allowed_hosts=tuple(command.allowed_hosts),
-    )
+    images, policy = _policies(command)
     images = within(images, command.source, command.prompt)
-    # an earlier version of pipegen had more
-    known = {field.name for field in fields(RequestPolicy)}
-    policy = RequestPolicy(
-        **{name: value for name, value in command.policy.items() if name in known}
-    )
     written = missing = 0
     try:
         with contextlib.ExitStack() as stack:
@@ -103,9 +152,10 @@ def run_export(folder: Path, out: str | None, moved: str | None = None) -> int:
             make = stack.enter_context(
                 results_to(stream, form, source, command.model, brief=command.brief)
             )
-            for origin, slot in finished_rows(
-                folder, source.items, image_policy=images, policy=policy
-            ):
+            rows = source.items if source.lines is None else source.lines()
+            how: dict[str, Any] = {"image_policy": images, "policy": policy}
+            how |= {"reading": source.reading, "as_written": True}
+            for origin, slot in start_export(folder, rows, **how):
                 if slot is None:
                     missing += 1
                     continue

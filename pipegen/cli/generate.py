@@ -29,6 +29,7 @@ from pipegen.cli.outputs import (
     results_to,
     say,
     say_shared,
+    slot_of,
     words_of,
     write_sidecar,
     write_summary,
@@ -44,11 +45,12 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.mapping import imap_keyed
 from pipegen.drivers.progress import watched
 from pipegen.engines.extras import MissingExtra
+from pipegen.io.jsonl import Written
 from pipegen.io.tables import TableError
 from pipegen.jobs.journal import SETTINGS
 from pipegen.jobs.new_file import JournalError, new_file, remove_stale
 from pipegen.jobs.rows import retry_of
-from pipegen.jobs.runner import Job, Run, job_keyed
+from pipegen.jobs.runner import Job, Run, start_job
 from pipegen.jobs.shards import shard_keyed
 from pipegen.records.fields import InvalidField
 from pipegen.records.requests import GenerationRequest
@@ -219,6 +221,10 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
                         files, files.on_ray, route, again, meter, moved, ending.stops, _begun
                     )
                 else:
+                    if source.lines is not None and files.part is None:
+                        lines: Any = source.lines  # which need not be parsed again
+                        settings |= {"again": lines, "reading": source.reading, "as_written": True}
+                        asked = lines()
                     rows = _job_slots(route, asked, files, settings, ending, tally)
                 slots = stack.enter_context(contextlib.closing(rows))
                 remove_stale(Path(files.out or "").absolute().parent)
@@ -240,21 +246,22 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
             # what has been loaded stays to the end: the collector need not go through it again and
             # again
             gc.freeze()
+            job = files.job  # which looks at the disk
             for origin, slot, reused in slots:
                 kept, write = _finished(slot, origin, make, files, reused=reused)
-                if files.job is not None:  # which keeps the row, whatever becomes of its line
+                if job is not None:  # which keeps the row, whatever becomes of its line
                     tally.count(kept, origin.id, reused=reused)
                 if write is not None and stream is not None:
                     try:
                         write()
                     except OSError as refusal:
-                        if files.job is not None:
+                        if job is not None:
                             raise JournalError(
                                 f"{files.out} cannot be written: {refusal.strerror}; what is"
-                                f" finished is kept in {files.job}"
+                                f" finished is kept in {job}"
                             ) from refusal
                         return _unwritable(stream, refusal, files)
-                if files.job is None:
+                if job is None:
                     tally.count(kept, origin.id, reused=reused)
                 moved(origin.read, meter.words())
         except MissingExtra as missing:
@@ -285,7 +292,7 @@ def _job_slots(
         settings["refuse"] = lambda origin: sidecar_exists(origin.sidecar)
     with (
         contextlib.ExitStack() as after,
-        job_keyed(route, asked, files.job or Path(), files.asked.options, **settings) as running,
+        start_job(route, asked, files.job or Path(), files.asked.options, **settings) as running,
         contextlib.ExitStack() as stack,
     ):
         after.callback(lambda: tally.count_all(running.rest()))
@@ -342,23 +349,27 @@ def _begun(job: Job[Any] | Run, files: Files) -> None:
 
 
 def _finished(
-    slot: Slot[GenerationResult], origin: Origin, make: Make | None, files: Files, *, reused: bool
-) -> tuple[Slot[GenerationResult], Callable[[], object] | None]:
+    slot: Slot[GenerationResult] | Written,
+    origin: Origin,
+    make: Make | None,
+    files: Files,
+    *,
+    reused: bool,
+) -> tuple[Slot[GenerationResult] | Written, Callable[[], object] | None]:
     """The slot with its sidecar written, and what writes its line. A bug in the making of either
     fails the slot.
     """
 
-    def kept() -> tuple[Slot[GenerationResult], Callable[[], object] | None]:
+    def kept() -> tuple[Slot[GenerationResult] | Written, Callable[[], object] | None]:
         file = (
             None
             if reused and origin.sidecar is not None and origin.sidecar.exists()
             else origin.sidecar
         )
-        written = (
-            slot
-            if file is None
-            else write_sidecar(file, slot, origin.id, brief=files.brief, overwrite=files.overwrite)
-        )
+        if file is None:
+            return slot, make and make(origin, slot, False)
+        how = {"brief": files.brief, "overwrite": files.overwrite}
+        written = write_sidecar(file, slot_of(slot), origin.id, **how)
         return written, make and make(origin, written, False)
 
     made = guard(

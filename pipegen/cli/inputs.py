@@ -4,6 +4,7 @@ folder.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -21,6 +22,7 @@ from pipegen.io.jsonl import Line, LineId, lines_of, request_from_row, values_of
 from pipegen.io.openai_batch import CHAT, ENDPOINTS, is_batch, request_from_batch
 from pipegen.io.tables import Columns, Row, Table, without_nulls
 from pipegen.io.text_tables import csv_rows
+from pipegen.jobs.rows import Unread
 from pipegen.media.folder import images_in
 from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart
 from pipegen.records.requests import GenerationRequest, VlmGenerationRequest
@@ -28,27 +30,40 @@ from pipegen.records.requests import GenerationRequest, VlmGenerationRequest
 __all__ = [
     "Item",
     "Origin",
+    "UnreadLine",
     "from_csv",
     "from_folder",
     "from_lines",
     "from_table",
     "from_text",
     "one_question",
+    "reading_of",
+    "unread_lines",
     "with_system",
 ]
 
 
-class Origin(NamedTuple):
+class Origin:
     """Where a request comes from, and so where its answer goes."""
 
-    id: LineId
-    read: int
-    """How much of the input is read with this request: bytes, or images."""
-    sidecar: Path | None = None
-    batch: str | None = None
-    """The endpoint that a line of a batch file names; the answer has that form too."""
-    row: Row = Row()
-    """The row of the input as it was read."""
+    __slots__ = ("batch", "id", "read", "row", "sidecar")
+
+    def __init__(
+        self,
+        id: LineId,
+        read: int,
+        sidecar: Path | None = None,
+        batch: str | None = None,
+        row: Row = Row(),  # noqa: B008 - it holds nothing
+    ) -> None:
+        self.id = id
+        self.read = read
+        """How much of the input is read with this request: bytes, or images."""
+        self.sidecar = sidecar
+        self.batch = batch
+        """The endpoint that a line of a batch file names; the answer has that form too."""
+        self.row = row
+        """The row of the input as it was read."""
 
 
 class Item(NamedTuple):
@@ -78,6 +93,54 @@ def _guarded(make: Callable[[], Item], where: str, unread: Origin) -> Item:
     return made.unwrap() if is_ok(made) else Item(unread, Failure(made.failure()))
 
 
+class UnreadLine(Origin, Unread):
+    """A line that is its own request and origin, and is parsed only where that is needed.
+
+    If a job has recognised its bytes, its request is read no more; its id and its values are, where
+    they are written.
+    """
+
+    __slots__ = ("_columns", "_line", "_system", "data")
+
+    def __init__(self, line: Line, columns: Columns, system: str | None) -> None:
+        self.read, self.sidecar = line.end, None
+        self.data = None if line.data is None else line.data.strip(b" \t\r\n")
+        self._line, self._columns, self._system = line, columns, system
+
+    def __getattr__(self, name: str) -> Any:
+        """What was not set yet: `id`, `batch` or `row`."""
+        if name not in ("batch", "id", "row"):
+            raise AttributeError(name)
+        values = json.loads(self.data or b"")  # it was read strictly before
+        if is_batch(values):
+            self.request()
+        else:
+            given = self._columns.request(values).get("id")
+            self.id = str(self._line.number) if given is None else given
+            self.batch, self.row = None, Row(values)
+        return getattr(self, name)
+
+    def request(self) -> Slot[GenerationRequest]:
+        """The request, and with it the line's id and values."""
+        (item,) = with_system(from_lines([self._line], self._columns), self._system)
+        self.id, self.batch, self.row = item.origin.id, item.origin.batch, item.origin.row
+        return item.slot
+
+
+def reading_of(columns: Columns, system: str | None) -> str:
+    """How lines are read: what their requests depend on besides them."""
+    return repr([sorted(columns.fields.items()), sorted(columns.kept), system])
+
+
+def unread_lines(
+    lines: Iterable[Line], columns: Columns, system: str | None
+) -> Iterator[tuple[UnreadLine, UnreadLine]]:
+    """The lines of such a file, each as its own origin and request."""
+    for line in lines:
+        unread = UnreadLine(line, columns, system)
+        yield unread, unread
+
+
 def _from_line(line: Line, columns: Columns) -> Item:
     read = values_of_line(line)
     if not is_ok(read):
@@ -98,8 +161,8 @@ def _from_line(line: Line, columns: Columns) -> Item:
 
 
 def _from_values(values: Mapping[str, Any], number: int, what: str, origin: Origin) -> Item:
-    name, slot = request_from_row(values, number, what)
-    return Item(origin._replace(id=name), slot)
+    origin.id, slot = request_from_row(values, number, what)
+    return Item(origin, slot)
 
 
 def from_table(table: Table, columns: Columns) -> Iterator[Item]:

@@ -20,7 +20,7 @@ from pipegen.cli.usage import refuse
 from pipegen.core.errors import InternalError, InvalidRequest
 from pipegen.core.slots import Slot, is_ok
 from pipegen.io.forms import ARROW, PARQUET, TableError
-from pipegen.io.jsonl import LineId, readable, to_plain
+from pipegen.io.jsonl import LineId, Written, readable, to_plain
 from pipegen.io.openai_batch import batch_line
 from pipegen.io.table_out import AnswerTable, arrow_out, csv_out, parquet_out
 from pipegen.jobs.journal import writers_of
@@ -39,6 +39,7 @@ __all__ = [
     "results_to",
     "say",
     "say_shared",
+    "slot_of",
     "words_of",
     "write_sidecar",
     "write_summary",
@@ -84,10 +85,15 @@ OUT_SUFFIXES = {
 """What OUT may end with, and the form that it has: JSON Lines, Parquet, Arrow, CSV or TSV."""
 
 
-Make = Callable[[Origin, Slot[GenerationResult], bool], Callable[[], object]]
+Make = Callable[[Origin, Slot[GenerationResult] | Written, bool], Callable[[], object]]
 """Makes the line or the row of a result, and returns what writes it, which raises `OSError`, and
 `TableError` for a value that its column does not take. The third argument is whether a line is
 bare: without metadata."""
+
+
+def slot_of(row: Slot[GenerationResult] | Written) -> Slot[GenerationResult]:
+    """The slot of a row that may be as an earlier run wrote it."""
+    return row.slot if isinstance(row, Written) else row
 
 
 @contextlib.contextmanager
@@ -96,19 +102,22 @@ def results_to(
 ) -> Iterator[Make]:
     """Results in a form of `OUT_SUFFIXES`. What is written is whole when the block is left."""
 
-    def row(origin: Origin, slot: Slot[GenerationResult], bare: bool) -> Callable[[], object]:
-        return partial(write, origin.row, origin.id, slot)
+    def row(
+        origin: Origin, slot: Slot[GenerationResult] | Written, bare: bool
+    ) -> Callable[[], object]:
+        return partial(write, origin.row, origin.id, slot_of(slot))
 
-    def line(origin: Origin, slot: Slot[GenerationResult], bare: bool) -> Callable[[], object]:
+    def line(
+        origin: Origin, slot: Slot[GenerationResult] | Written, bare: bool
+    ) -> Callable[[], object]:
         if origin.batch is not None:
-            values = batch_line(slot, str(origin.id), model, origin.batch)
+            values = batch_line(slot_of(slot), str(origin.id), model, origin.batch)
         else:
-            values = to_plain(
-                slot,
-                origin.id,
-                brief=brief,
-                metadata=None if bare else carried(source.columns.request(origin.row.values)),
-            )
+            metadata = None if bare else carried(source.columns.request(origin.row.values))
+            if isinstance(slot, Written):
+                text = slot.line(origin.id, brief=brief, metadata=metadata)
+                return partial(_write_line, stream, text)
+            values = to_plain(slot, origin.id, brief=brief, metadata=metadata)
         return partial(_write_line, stream, strict_json.dump(values).encode() + b"\n")
 
     if form in (".parquet", ".arrow"):
@@ -252,9 +261,17 @@ class Tally:
         """How many failed because of a bug in pipegen."""
         return self.errors[InternalError.__name__]
 
-    def count(self, slot: Slot[GenerationResult], name: LineId, *, reused: bool = False) -> None:
+    def count(
+        self, slot: Slot[GenerationResult] | Written, name: LineId, *, reused: bool = False
+    ) -> None:
         """Count one request."""
         self.reused += reused
+        if isinstance(slot, Written):
+            self.succeeded += 1
+            self.unanswered += slot.values["thinking_unfinished"]
+            self.prompt_tokens += slot.values["prompt_tokens"]
+            self.completion_tokens += slot.values["completion_tokens"]
+            return
         if is_ok(slot):
             result = slot.unwrap()
             self.succeeded += 1

@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from pipegen.cli.inputs import (
     Item,
+    UnreadLine,
     from_csv,
     from_folder,
     from_lines,
     from_table,
     from_text,
     one_question,
+    reading_of,
+    unread_lines,
     with_system,
 )
 from pipegen.cli.plugins import plugins_of
@@ -115,6 +118,12 @@ class Source(NamedTuple):
     folder: Path | None = None
     """Where relative paths of images start."""
     table: Table | None = None
+    lines: Callable[[], Iterator[tuple[UnreadLine, UnreadLine]]] | None = None
+    """Gives the input from its start, as lines that are not read as requests yet; None for an input
+    that has none, or that may be read once only.
+    """
+    reading: str = ""
+    """How lines are read: what requests depend on besides them."""
 
     def names(self) -> list[str]:
         """The columns of the input."""
@@ -257,6 +266,7 @@ def _opened(
         names = csv_header(path)
         columns.check(names, path)
         count = cache(lambda: _count(csv_rows(source)))
+        count()  # a file that is cut off is refused before anything is asked
         return Source(
             from_csv(source, columns),
             columns,
@@ -274,6 +284,11 @@ def _opened(
         return Source(
             from_text(stream), columns, lambda: {"prompt": "string"}, lambda: size, rows, shown
         )
+
+    def unread() -> Iterator[tuple[UnreadLine, UnreadLine]]:
+        lines = records_of(path, stack.enter_context(open_bytes(path)))
+        return unread_lines(lines, columns, asked.system)
+
     return Source(
         from_lines(records_of(path, stream), columns),
         columns,
@@ -281,6 +296,9 @@ def _opened(
         lambda: size,
         rows,
         shown,
+        None,
+        unread if path.is_file() else None,
+        reading_of(columns, asked.system),
     )
 
 

@@ -342,7 +342,8 @@ def guarded(
         if isinstance(raised, GenerationError):
             return Failure(raised.with_traceback(None))
         seen = report(raised, traced=not isinstance(raised, catch))
-        return Failure(StageFailed(seen.words, stage=name, incident=seen.incident))
+        words = f"the stage {name!r} raised {seen.words}" if seen.incident else seen.words
+        return Failure(StageFailed(words, stage=name, incident=seen.incident))
     if isinstance(slot, Success):
         return slot
     if not isinstance(slot, Failure):

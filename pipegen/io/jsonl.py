@@ -25,6 +25,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar, overload
 from returns.result import Failure, Result, Success
 
 from pipegen.core import errors
+from pipegen.core.border import attempt
 from pipegen.core.errors import GenerationError, InvalidRequest
 from pipegen.core.functional import without_none
 from pipegen.core.slots import Slot, is_ok
@@ -41,9 +42,11 @@ __all__ = [
     "MAX_LINE_BYTES",
     "Line",
     "LineId",
+    "Written",
     "error_from",
     "error_to_plain",
     "from_plain",
+    "is_current",
     "lines_of",
     "logprobs_from",
     "prompt_logprobs_from",
@@ -82,7 +85,7 @@ def to_plain(
         raise TypeError(
             f"to_plain takes a slot, not {type(slot).__name__}: Success(result) is a slot"
         )
-    more = {"metadata": thaw(metadata, readable)} if metadata else {}
+    more = _carried(metadata)
     if not is_ok(slot):
         return {"id": id, "ok": False, "error": error_to_plain(slot.failure()), **more}
     held: object = slot.unwrap()
@@ -97,6 +100,78 @@ def to_plain(
         **{name: value for name, value in result.items() if name != "id"},
         **more,
     }
+
+
+class Written(NamedTuple):
+    """A result as an earlier run wrote it: `to_plain` would give the same values of it."""
+
+    values: Mapping[str, Any]
+    text: bytes
+    """The JSON text of the values, without its opening brace."""
+    id: Callable[[], str | None]
+    """The id of the request that asks for it."""
+
+    @property
+    def slot(self) -> Slot[GenerationResult]:
+        """The slot, with the id of the request."""
+        return from_plain({**self.values, "id": self.id()})
+
+    def line(
+        self, id: LineId, *, brief: bool = False, metadata: Mapping[str, Any] | None = None
+    ) -> bytes:
+        """The line that `strict_json.dump` makes of what `to_plain` gives, with a line end."""
+        before = f'"id": {strict_json.dump(self.values["id"])}, '.encode()
+        if brief or not self.text.startswith(before):
+            values = to_plain(self.slot, id, brief=brief, metadata=metadata)
+            return strict_json.dump(values).encode() + b"\n"
+        more = f", {strict_json.dump(_carried(metadata))[1:-1]}" if metadata else ""
+        rest = self.text[len(before) : -2]
+        return f'{{"id": {strict_json.dump(id)}, '.encode() + rest + more.encode() + b"}\n"
+
+
+def is_current(values: Mapping[str, Any]) -> bool:
+    """Whether `to_plain` gives just these values for the slot that `from_plain` makes of them.
+
+    False for those of earlier versions, and for what takes more than a look: failures, and results
+    with samples, log probabilities, earlier answers or routes that were tried.
+    """
+    return (
+        tuple(values) == _COLUMNS
+        and values["ok"] is True
+        and [values[name] for name in _PLAIN_IF_EMPTY] == [[], [], [], None, None, None]
+        and values["finish"] in _FINISHES
+        and (values["margin"] is None or type(values["margin"]) is float)
+        and all(type(values[name]) is list for name in _LISTS)
+        and _are_current(values["options"])
+    )
+
+
+_COLUMNS = ("id", "ok", *(f.name for f in dataclasses.fields(GenerationResult) if f.name != "id"))
+_PLAIN_IF_EMPTY = (
+    *("tried", "samples", "failed_samples"),
+    *("previous", "logprobs", "prompt_logprobs"),
+)
+_LISTS = ("prompt_token_ids", "token_ids", "tool_calls", "image_grid_thw", "image_digests")
+_FINISHES = frozenset(finish.value for finish in Finish)
+
+
+def _are_current(options: Any) -> bool:
+    """Whether these are options as `to_plain` writes them."""
+    try:
+        return _are_current_options(marshal.dumps(options, 2))
+    except ValueError:  # no plain data
+        return False
+
+
+@functools.lru_cache(maxsize=1024)
+def _are_current_options(written: bytes) -> bool:
+    values = marshal.loads(written)  # noqa: S302 - which this process wrote
+    read = attempt(lambda: strict_json.dump(_options(options_from(values))))
+    return is_ok(read) and read.unwrap() == strict_json.dump(values)
+
+
+def _carried(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {"metadata": thaw(metadata, readable)} if metadata else {}
 
 
 def readable(value: Any) -> Any:
@@ -346,7 +421,7 @@ def lines_of(stream: BinaryIO, limit: int = MAX_LINE_BYTES) -> Iterator[Line]:
             data = data.removeprefix(b"\xef\xbb\xbf")
         if too_long:
             yield Line(number, None, end)
-        elif data.strip():
+        elif data and not data.isspace():
             yield Line(number, data, end)
 
 

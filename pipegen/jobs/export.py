@@ -16,14 +16,15 @@ from returns.result import Failure
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import pairs
 from pipegen.jobs.journal import SETTINGS, Finished, JournalError, SettingsDamaged, read_settings
-from pipegen.jobs.keys import Keys
-from pipegen.jobs.rows import retry_of, rows_of
+from pipegen.jobs.key_map import KeyMap
+from pipegen.jobs.keys import Keys, context_of
+from pipegen.jobs.rows import Unread, retry_of, rows_of
 from pipegen.records.fields import InvalidField
 from pipegen.records.options import options_from
 from pipegen.records.plain import Request
 from pipegen.records.requests import ImagePolicy, RequestPolicy
 
-__all__ = ["finished_rows"]
+__all__ = ["finished_rows", "start_export"]
 
 K = TypeVar("K")
 
@@ -41,6 +42,19 @@ def finished_rows(
     The options are those of the job's last run. A request that is refused before it is asked has
     its error. Raises `JournalError` where the folder is no job's.
     """
+    return start_export(folder, requests, image_policy=image_policy, policy=policy)
+
+
+def start_export(
+    folder: str | os.PathLike[str],
+    requests: Iterable[tuple[K, Request | Unread]],
+    *,
+    image_policy: ImagePolicy | None = None,
+    policy: RequestPolicy | None = None,
+    reading: str = "",
+    as_written: bool = False,
+) -> Iterator[tuple[K, Any]]:
+    """As `finished_rows`, for who knows more of the requests: see `pipegen.jobs.runner`."""
     pairs(requests)
     try:
         settings = read_settings(Path(folder))
@@ -54,21 +68,12 @@ def finished_rows(
         raise JournalError(
             f"{Path(folder) / SETTINGS} is damaged, or of a later version of pipegen: {refusal}"
         ) from refusal
-    with Finished(folder) as finished:
-        for row in rows_of(
-            requests,
-            finished,
-            Keys(settings),
-            options,
-            image_policy,
-            policy,
-            again=retry_of("none"),
-        ):
-            yield (
-                row.name,
-                (
-                    (row.kept and row.kept())
-                    if is_ok(row.request)
-                    else Failure(row.request.failure())
-                ),
-            )
+    known = KeyMap(Path(folder), context_of(settings, policy, reading))
+    how: dict[str, Any] = {"again": retry_of("none"), "known": known, "as_written": as_written}
+    with Finished(folder) as finished, known:
+        keys = Keys(settings)
+        for row in rows_of(requests, finished, keys, options, image_policy, policy, **how):
+            if row.kept is not None:
+                yield row.name, row.kept()
+            else:
+                yield row.name, None if is_ok(row.request) else Failure(row.request.failure())

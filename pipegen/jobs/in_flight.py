@@ -155,8 +155,15 @@ class InFlight:
             hint=_HINT,
         )
 
-    def close(self) -> None:
-        """Remove the file: nothing is in flight. May be called again."""
+    def close(self, finished: Callable[[str], bool] | None = None) -> None:
+        """Remove the file: nothing is in flight. May be called again.
+
+        finished: whether the row of a key is finished. Files that dead processes left are removed
+            too, where all their rows are.
+        """
+        if self._remove.alive and finished is not None:
+            with contextlib.suppress(OSError):
+                list(_left(self._path.parent, None, finished))
         self._remove()
 
     def _write(self, place: int, data: bytes) -> None:

@@ -57,7 +57,6 @@ __all__ = [
     "files_of",
     "locked",
     "read_settings",
-    "remove_rows",
     "writers_of",
     "write_settings",
 ]
@@ -79,6 +78,14 @@ a row or of a step.
 _BEGINS, _GOES_ON = b'{"key":"', b'","crc":"'
 _KEY, _CRC = slice(8, 40), slice(49, 57)
 """Where the key and the checksum are in a line."""
+_DIGITS = 15
+"""Hexadecimal digits of a key that the index holds: an int of 60 bits takes little memory. The
+whole key is compared when a line is read.
+"""
+_SHORT = slice(_KEY.start, _KEY.start + _DIGITS)
+_BETWEEN = slice(_KEY.stop, _CRC.start)
+_FIRST = 59
+"""Where the values begin in a line with a checksum."""
 _SUMMED = 57
 """Where that begins which is summed with the key."""
 _FAILED = b'"id": null, "ok": false,'
@@ -89,10 +96,8 @@ a journal.
 """
 _NAMED = 5
 """Damaged lines of a file that a warning names."""
-_DIGITS = 15
-"""Hexadecimal digits of a key that the index holds: an int of 60 bits takes little memory. The
-whole key is compared when a line is read.
-"""
+_MORE_BITS = 64 - 4 * _DIGITS
+"""The bits that the first 8 bytes of a key have besides."""
 _OFFSET_BITS = 44
 _FAILED_BIT = 1 << 62
 """Set in the place of a row that failed."""
@@ -136,10 +141,24 @@ class Finished:
         """Whether the row is finished and failed, as far as that can be told without its line."""
         return bool(self._index.get(int(key[:_DIGITS], 16), 0) & _FAILED_BIT)
 
+    def succeeded(self, key: bytes) -> bool:
+        """Whether the row of a key, given as 16 bytes, is finished and did not fail, as far as that
+        can be told without its line.
+        """
+        return (
+            not self._index.get(int.from_bytes(key[:8], "big") >> _MORE_BITS, _FAILED_BIT)
+            & _FAILED_BIT
+        )
+
     def get(self, key: str) -> dict[str, Any] | None:
         """What was written for the key last; None where nothing was, or where it cannot be read:
         then it is no longer a finished row, and a warning says so.
         """
+        written = self.written(key)
+        return None if written is None else written[0]
+
+    def written(self, key: str) -> tuple[dict[str, Any], bytes] | None:
+        """As `get`, with the JSON text of the values, without the opening brace."""
         place = self._index.get(int(key[:_DIGITS], 16))
         if place is None:
             return None
@@ -147,10 +166,10 @@ class Finished:
             line = self._line(place)
         if line[_KEY] != key.encode():
             return None  # another key with the same first digits: the row is asked again
-        values = attempt(lambda: _values(line))
-        if is_ok(values):
-            return values.unwrap()
-        self.forget(key, str(values.failure()))
+        read = attempt(lambda: _values(line))
+        if is_ok(read):
+            return read.unwrap()
+        self.forget(key, str(read.failure()))
         return None
 
     def forget(self, key: str, why: str) -> None:
@@ -201,14 +220,14 @@ class Finished:
         stream = path.open("rb")
         number, offset, index = len(self._files) << _OFFSET_BITS, 0, self._index
         self._files.append(stream)
-        matches, damaged = _HEAD.match, list[int]()
+        damaged: list[int] = []
         for count, line in enumerate(stream, 1):
             if not line.endswith(b"\n"):
                 break  # the last line is torn: it is being written, or its writer was killed
-            head = matches(line)
-            if head is not None and _agrees(line, head):
-                short = int(head[1][:_DIGITS], 16)
-                if line.startswith(_FAILED, head.end()):
+            start = _FIRST if _is_whole(line) else _start_of(line)
+            if start:
+                short = int(line[_SHORT], 16)
+                if line.startswith(_FAILED, start):
                     before = index.get(short)
                     if before is None or before & _FAILED_BIT:
                         index[short] = number | offset | _FAILED_BIT
@@ -234,26 +253,35 @@ def _file_and_offset(place: int) -> tuple[int, int]:
     return place >> _OFFSET_BITS, place & ((1 << _OFFSET_BITS) - 1)
 
 
-def _agrees(line: bytes, head: re.Match[bytes]) -> bool:
-    """Whether a line agrees with its checksum; one without a checksum, whether it is whole."""
+def _is_whole(line: bytes) -> bool:
+    """Whether a line is one of a journal, and agrees with its checksum."""
+    checksum = zlib.crc32(line[_SUMMED:], zlib.crc32(line[_KEY]))
     return (
-        line.endswith(b"}\n")
-        if head[2] is None
-        else zlib.crc32(line[_SUMMED:], zlib.crc32(head[1])) == int(head[2], 16)
+        b"%08x" % checksum == line[_CRC] and line.startswith(_BEGINS) and line[_BETWEEN] == _GOES_ON
     )
 
 
-def _values(line: bytes) -> dict[str, Any]:
-    """The values of a line. Raises `ValueError` and the like where it has none."""
+def _start_of(line: bytes) -> int:
+    """Where the values of a line begin that has no checksum, as older versions wrote it; 0 for a
+    line that is damaged.
+    """
     head = _HEAD.match(line)
-    if head is None:
-        raise ValueError("it is no line of a job's journal")
-    if not _agrees(line, head):
-        raise ValueError("it does not agree with its checksum")
-    values: dict[str, Any] = json.loads(line)
+    return head.end() if head is not None and head[2] is None and line.endswith(b"}\n") else 0
+
+
+def _values(line: bytes) -> tuple[dict[str, Any], bytes]:
+    """The values of a line, and their text. Raises `ValueError` and the like where it has none."""
+    start = _FIRST if _is_whole(line) else _start_of(line)
+    if not start:
+        raise ValueError(
+            "it is no line of a job's journal"
+            if _HEAD.match(line) is None
+            else "it does not agree with its checksum"
+        )
+    values: dict[str, Any] = json.loads(line.decode())
     del values["key"]
     values.pop("crc", None)
-    return values
+    return values, line[start:]
 
 
 class Journal(Finished):
@@ -440,27 +468,6 @@ def writers_of(folder: Path) -> int:
 def files_of(folder: Path) -> list[Path]:
     """The files of a folder that journals write."""
     return sorted(path for kind in (ROWS, STEPS) for path in folder.glob(f"{kind}-*.jsonl"))
-
-
-def remove_rows(folder: Path) -> None:
-    """Empty the files of a folder's rows. Raises `JournalError`, and removes nothing, where another
-    run writes one of them, or one cannot be written.
-
-    The files stay: a run that opens one meanwhile would write to a file without a name.
-    """
-    with refused(f"the rows in {folder}", "removed"), contextlib.ExitStack() as held:
-        files = []
-        for path in files_of(folder):
-            fd = os.open(path, os.O_RDWR)
-            held.callback(os.close, fd)
-            if not locked(fd):
-                raise JournalError(
-                    f"{folder}: another run of this job is running ({path.name} is locked), and"
-                    " nothing is removed; end that one first"
-                )
-            files.append(fd)
-        for fd in files:
-            os.ftruncate(fd, 0)
 
 
 def _end_torn_line(fd: int, path: Path) -> None:

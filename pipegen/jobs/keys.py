@@ -19,10 +19,19 @@ from typing import Any
 from pipegen.records import strict_json
 from pipegen.records.messages import plain_messages
 from pipegen.records.options import GenerationOptions, flat_values, options_from, resolve
-from pipegen.records.requests import GenerationRequest, ScoringRequest
+from pipegen.records.requests import GenerationRequest, RequestPolicy, ScoringRequest
 from pipegen.records.results import Encoded, ResolvedRequest
 
-__all__ = ["MARK", "SHARED_MARK", "Counts", "Keys", "call_key", "content_of", "mark_of"]
+__all__ = [
+    "MARK",
+    "SHARED_MARK",
+    "Counts",
+    "Keys",
+    "call_key",
+    "content_of",
+    "context_of",
+    "mark_of",
+]
 
 _SHARED = ("engines", "pipeline", "plugins", "version")
 """The settings that are part of every key. Earlier versions of pipegen had only the `model` of the
@@ -52,6 +61,19 @@ def _mark(data: bytes, digits: int) -> str:
     return blake2b(data, digest_size=8).hexdigest()[:digits]
 
 
+def context_of(
+    settings: Mapping[str, Any], policy: RequestPolicy | None, reading: str = ""
+) -> list[Any]:
+    """What the keys of a run's requests depend on, besides the requests: the settings, what
+    requests may ask for, and how they are read.
+    """
+    return [
+        {name: settings.get(name) for name in (*_SHARED, "options")},
+        repr(policy or RequestPolicy()),
+        reading,
+    ]
+
+
 class Keys:
     """The keys of a run's requests, in the order in which they are asked for: the ordinals of equal
     ones are counted.
@@ -69,6 +91,20 @@ class Keys:
         """The key of the next such request. Its images' bytes are loaded, and the run's options are
         merged in.
         """
+        first = self.first(request)
+        times = self.count(first)
+        return self.later(request, times) if times else first.hex()
+
+    def first(self, request: GenerationRequest) -> bytes:
+        """The key of the first of such requests, as 16 bytes."""
+        return bytes.fromhex(self.later(request, 0))
+
+    def count(self, first: bytes) -> int:
+        """How many such requests came before, by the key of the first of them."""
+        return self._counts.next(int.from_bytes(first[:8], "big"))
+
+    def later(self, request: GenerationRequest, times: int) -> str:
+        """The key of a request before which so many equal ones came."""
         options, mark = _options(request.options)
         digest = self._blake2b(
             self._shared, digest_size=16 if self._mark is None else 16 - MARK // 2
@@ -77,7 +113,6 @@ class Keys:
         digest.update(content_of(request))
         for source in request.sources:
             digest.update(self._blake2b(source.data or b"", digest_size=16).digest())
-        times = self._counts.next(int.from_bytes(digest.digest()[:8], "big"))
         if times:
             digest.update(str(times).encode())
         return digest.hexdigest() + (self._mark + mark if self._mark is not None else "")

@@ -13,7 +13,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
-from pipegen.core.errors import GenerationError
+from returns.result import Failure
+
+from pipegen.core.border import report
+from pipegen.core.errors import GenerationError, StageFailed
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import Options, check_run, pairs, require_iterable
@@ -26,12 +29,13 @@ from pipegen.jobs.journal import (
     JournalError,
     SettingsDamaged,
     files_of,
+    locked,
     read_settings,
-    remove_rows,
 )
-from pipegen.jobs.keys import Keys
+from pipegen.jobs.key_map import KeyMap
+from pipegen.jobs.keys import Keys, context_of
 from pipegen.jobs.new_file import TEMPORARY, refused, remove_stale
-from pipegen.jobs.rows import retry_of, rows_of
+from pipegen.jobs.rows import Row, Unread, missing_rows, retry_of, rows_of
 from pipegen.jobs.steps import Steps, Turn
 from pipegen.jobs.turns import Turns
 from pipegen.records.options import GenerationOptions
@@ -40,7 +44,7 @@ from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPoli
 from pipegen.records.results import GenerationResult
 from pipegen.records.scores import Scored
 
-__all__ = ["GRACE", "Job", "Run", "begin_anew", "job", "job_keyed"]
+__all__ = ["GRACE", "Job", "Run", "begin_anew", "job", "job_keyed", "start_job"]
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -78,6 +82,7 @@ class Run:
             self.journal.close()
             raise
         self.settings, self.keys = settings, Keys(settings)
+        self.known: KeyMap | None = None
         self.before = len(self.journal)
         self.finished = self.reused = self.failed = self.answered = 0
         self.begun: Callable[[], object] | None = None
@@ -91,7 +96,9 @@ class Run:
     def close(self) -> None:
         """Sync and close the journals. Nothing is in flight from now on."""
         try:
-            self.noted.close()
+            self.noted.close(finished=self.journal.has)
+            if self.known is not None:
+                self.known.close()
             self.steps.close()
         finally:
             self.journal.close()
@@ -100,7 +107,7 @@ class Run:
         """The slot of a row that is given out."""
         self.finished += 1
         self.reused += reused
-        self.failed += not is_ok(slot)
+        self.failed += isinstance(slot, Failure)
         return slot
 
 
@@ -236,16 +243,19 @@ def job(
     ['Hello', 'Hello'] 2 1
     """
     require_iterable(requests)
-    keyed = ((None, request) for request in requests)
+
+    def keyed() -> Iterator[tuple[None, Request]]:
+        return ((None, request) for request in requests)
+
     how: dict[str, Any] = {
         "in_flight": in_flight,
         "image_policy": image_policy,
         "policy": policy,
         "grace": grace,
     }
-    whole = job_keyed(
-        route, keyed, folder, options, **how, retry=retry, version=version, restart=restart
-    )
+    again = keyed if _is_sequence(requests) else None
+    how |= {"retry": retry, "version": version, "restart": restart, "again": again}
+    whole: Job[tuple[None, Slot[Answer]]] = start_job(route, keyed(), folder, options, **how)
     return Job(whole._run, _slots(whole._slots))
 
 
@@ -270,21 +280,79 @@ def job_keyed(
     refuse: for the key of a row that is not finished, why it is not asked for; None where it is.
     Nothing is kept of a row that is refused.
     """
+    how: dict[str, Any] = {
+        "in_flight": in_flight,
+        "image_policy": image_policy,
+        "policy": policy,
+        "retry": retry,
+        "version": version,
+        "restart": restart,
+        "grace": grace,
+        "refuse": refuse,
+    }
+    again = (lambda: iter(requests)) if _is_sequence(requests) else None
+    return start_job(route, requests, folder, options, **how, again=again)
+
+
+def _is_sequence(requests: Any) -> bool:
+    """Whether requests may be walked twice: an iterator, or what draws from one, may not."""
+    return hasattr(requests, "__len__") and hasattr(requests, "__getitem__")
+
+
+def start_job(
+    route: Pipe[GenerationRequest, Answer],
+    requests: Iterable[tuple[K, Request | Unread]],
+    folder: str | os.PathLike[str],
+    options: Options | None = None,
+    *,
+    in_flight: int | None = None,
+    image_policy: ImagePolicy | None = None,
+    policy: RequestPolicy | None = None,
+    retry: str = "retryable",
+    version: str = "",
+    restart: bool = False,
+    grace: float = GRACE,
+    refuse: Callable[[K], GenerationError | None] = lambda key: None,
+    again: Callable[[], Iterable[tuple[K, Request | Unread]]] | None = None,
+    reading: str = "",
+    as_written: bool = False,
+) -> Job[tuple[K, Any]]:
+    """As `job_keyed`, for who knows more of the requests.
+
+    again: gives the requests from the start, where they may be read twice. Then rows that are
+        missing are asked at once, wherever they are.
+    reading: how requests that are `Unread` are read: what else they depend on than their data.
+    as_written: finished rows may be given as `Written`, which need not be parsed.
+    """
     chosen = check_run(route, options, image_policy, policy)
     pairs(requests)
     if type(grace) not in (int, float) or not 0 <= grace < math.inf:
         raise ValueError(f"grace takes seconds, 0 or more, not {grace!r:.80}")
     run = Run(route, Path(folder), chosen, retry, version, restart=restart)
-    rows = rows_of(requests, run.journal, run.keys, chosen, image_policy, policy, again=run.again)
+    try:
+        run.known = KeyMap(run.journal.folder, context_of(run.settings, policy, reading))
+    except BaseException:
+        run.close()
+        raise
+    how: dict[str, Any] = {"again": run.again, "known": run.known, "as_written": as_written}
+    rows = rows_of(requests, run.journal, run.keys, chosen, image_policy, policy, **how)
+    ahead: Iterator[Row[K]] = iter(())
+    if again is not None and run.before:
+        how = {"again": run.again, "known": run.known.ahead()}
+        ahead = missing_rows(again, run.journal, Keys(run.settings), chosen, policy, **how)
 
-    turns = Turns(rows, run.journal, run.noted, refuse=refuse, backend=route.name)
+    turns = Turns(rows, run.journal, run.noted, ahead=ahead, refuse=refuse, backend=route.name)
+
+    last = route.parts[-1].name if route.parts else route.name
 
     def keep(turn: Turn[K], slot: Slot[Any]) -> None:
+        if is_ok(slot) and not isinstance(slot.unwrap(), (GenerationResult, Scored)):
+            slot = Failure(_no_result(last, slot.unwrap()))
         turns.keep(turn, slot)
         run.answered += turn.row.key is not None and is_ok(slot)
 
     run.grace = grace
-    how: dict[str, Any] = {
+    how = {
         "image_policy": image_policy,
         "policy": policy,
         "ordered": False,
@@ -322,6 +390,19 @@ def job_keyed(
     return Job(run, slots())
 
 
+def _no_result(stage: str, value: object) -> StageFailed:
+    """The error of a row whose last stage gave what a job cannot keep. The stage is to be
+    corrected, and then the row is asked again: the error has an incident.
+    """
+    given = f"the stage {stage!r} gave {type(value).__name__}, not a GenerationResult or Scored"
+    return StageFailed(
+        f"{given}: those are what a job keeps",
+        stage=stage,
+        hint="end the job's pipe before this stage, and apply it to the slots that the job gives",
+        incident=report(TypeError(given)).incident,
+    )
+
+
 def _slots(
     pairs_of_job: Generator[tuple[Any, Slot[Answer]], None, None],
 ) -> Generator[Slot[Answer], None, None]:
@@ -353,5 +434,26 @@ def begin_anew(folder: Path) -> None:
         raise JournalError(
             f"{folder} holds no job.json: it is no job's folder, and nothing of it is removed"
         )
-    remove_rows(folder)
+    _remove_rows(folder)
     remove_left(folder)
+
+
+def _remove_rows(folder: Path) -> None:
+    """Empty the files of a folder's rows. Raises `JournalError`, and removes nothing, where another
+    run writes one of them, or one cannot be written.
+
+    The files stay: a run that opens one meanwhile would write to a file without a name.
+    """
+    with refused(f"the rows in {folder}", "removed"), contextlib.ExitStack() as held:
+        files = []
+        for path in files_of(folder):
+            fd = os.open(path, os.O_RDWR)
+            held.callback(os.close, fd)
+            if not locked(fd):
+                raise JournalError(
+                    f"{folder}: another run of this job is running ({path.name} is locked), and"
+                    " nothing is removed; end that one first"
+                )
+            files.append(fd)
+        for fd in files:
+            os.ftruncate(fd, 0)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from returns.result import Failure
@@ -42,6 +43,8 @@ class Turns(Generic[K]):
     """The rows that were taken and not given out.
 
     rows: the rows of the job, in order.
+    ahead: rows of it that are to be asked, found by one who runs ahead: they are asked before
+        `rows` comes to them.
     refuse: for the name of a row that is not finished, why it is not asked for; None where it is.
     backend: the name in the error of a row that processes died of.
     """
@@ -52,6 +55,7 @@ class Turns(Generic[K]):
         journal: Journal,
         noted: InFlight,
         *,
+        ahead: Iterator[Row[K]],
         refuse: Callable[[K], GenerationError | None],
         backend: str,
     ) -> None:
@@ -71,6 +75,9 @@ class Turns(Generic[K]):
         """Those of them that are to be asked."""
         self._suspects = set(noted.deaths)
         """Rows that were in flight when a process died, and were not taken yet."""
+        self._ahead: Iterator[Row[K]] | None = islice(ahead, WAITING)
+        self._early: dict[str, Turn[K]] = {}
+        """The rows from there that were not taken yet, by their keys."""
         self._raised: Exception | None = None
         """What the input raised: that is the end of it."""
         self._more = True
@@ -82,7 +89,8 @@ class Turns(Generic[K]):
         began = time.monotonic()
         while True:
             room = self._more and len(self._turns) < WAITING and self._bytes < WAITING_BYTES
-            if not (self._suspects and room):
+            ahead = self._ahead
+            if not (self._suspects and (room or ahead is not None)):
                 turn = self._waiting.next()
                 if turn is not None:
                     if turn.row.key is not None:
@@ -90,6 +98,12 @@ class Turns(Generic[K]):
                     return turn, turn.row.request
                 if self._waiting:
                     break
+            if ahead is not None:
+                self._look_ahead(ahead)
+                if self._ahead is None and self._early:  # they are asked before others are taken
+                    self.wake()
+                    return NoRequest.NOW
+                continue
             if not room or (self._is_ready and time.monotonic() - began > _LOOK):
                 break
             self._add()
@@ -120,7 +134,7 @@ class Turns(Generic[K]):
             kept = turn.row.kept
             slot = turn.slot if kept is None else kept()
             if slot is None:
-                turn.row = turn.row._replace(kept=None)
+                turn.row = turn.row.missing
                 self._ask(turn)
                 self.wake()
             else:
@@ -134,7 +148,7 @@ class Turns(Generic[K]):
         """
         return (
             (turn.row.name, turn.slot)
-            for turn in self._turns
+            for turn in (*self._turns, *self._early.values())
             if turn.slot is not None and turn.row.key is not None
         )
 
@@ -157,6 +171,11 @@ class Turns(Generic[K]):
         if row is None:
             self._more, self._raised = False, None if is_ok(taken) else taken.failure()
             return
+        early = None if row.key is None else self._early.pop(row.key, None)
+        if early is not None:
+            early.row = early.row._replace(name=row.name)
+            self._turns.append(early)
+            return
         why = None if row.kept is not None else self._refuse(row.name)
         turn = Turn(row if why is None else row._replace(key=None, request=Failure(why)))
         self._turns.append(turn)
@@ -164,6 +183,18 @@ class Turns(Generic[K]):
         if self._suspects and row.key is not None:
             self._suspects.discard(row.key)
         if row.kept is None:
+            self._ask(turn)
+
+    def _look_ahead(self, rows: Iterator[Row[K]]) -> None:
+        """Take a row that is to be asked before its turn. What the input raises, it will raise
+        again.
+        """
+        row = attempt(lambda: next(rows, None)).value_or(None)
+        if row is None:
+            self._ahead = None
+        elif row.key is not None and self._refuse(row.name) is None:
+            turn = self._early[row.key] = Turn(row)
+            self._suspects.discard(row.key)
             self._ask(turn)
 
     def _ask(self, turn: Turn[K]) -> None:

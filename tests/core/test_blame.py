@@ -227,3 +227,14 @@ def test_every_stage_that_pipegen_makes_is_its_own() -> None:
         for part in tokens.insert(pg.pure("own", str), after="trim").parts
         if not part.internal
     ] == ["own"]
+
+
+@pytest.mark.parametrize("kind", [MemoryError, RecursionError])
+def test_a_row_that_is_too_much_for_a_stage_names_the_stage(kind: type[Exception]) -> None:
+    def fail(value: Any) -> Any:
+        raise kind
+
+    (slot,) = pg.each("boxes", fail).apply((pg.Success(1),))
+    assert slot.failure().message == f"the stage 'boxes' raised {kind.__name__}"
+    (slot,) = pg.each("boxes", fail, catch=(kind,)).apply((pg.Success(1),))
+    assert slot.failure().message == kind.__name__

@@ -324,3 +324,25 @@ def test_a_file_that_cannot_be_written_is_removed_again(
         with pytest.raises(JournalError, match="No space left on device"):
             InFlight(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_files_of_dead_processes_are_gone_once_their_rows_are_finished(tmp_path: Path) -> None:
+    requests = [{"id": f"row {number}", "prompt": f"say {number}"} for number in range(3)]
+    with job(pg.route(FakeEngine("fine<|im_end|>")), requests[:1], tmp_path) as running:
+        list(running)
+    key = (tmp_path / "results-0001.jsonl").read_bytes()[8:40]
+    names = [f"running-{'a' * 12}-{'b' * 12}-00000{number}" for number in (1, 2)]
+    for name, row in zip(names, (key, b"f" * 32), strict=True):
+        (tmp_path / name).write_bytes(b"-" * 32 + b"\n" + row + b"\n")
+    with job(pg.route(FakeEngine("fine<|im_end|>")), requests, tmp_path) as running:
+        list(running)
+    assert [path.name for path in tmp_path.glob("running-*")] == names[1:]
+    missing = InFlight(tmp_path)  # a process that died within a row that the next run answers
+    missing.begin(key_of(1))
+    os.close(missing._fd)
+    missing._remove.detach()
+    with job(pg.route(FakeEngine("fine<|im_end|>")), requests, tmp_path) as running:
+        row = (tmp_path / "results-0001.jsonl").read_bytes().splitlines()[1][8:40]
+        (tmp_path / names[1]).write_bytes(b"-" * 32 + b"\n" + row + b"\n")
+        list(running)
+    assert names[1] not in {path.name for path in tmp_path.iterdir()}

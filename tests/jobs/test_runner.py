@@ -477,10 +477,23 @@ def test_a_job_that_was_killed_before_its_settings_were_written_begins_anew(tmp_
         assert texts == ["re: prompt 0", "re: prompt 1"]
 
 
-def test_a_pipe_that_makes_something_else_is_told(tmp_path: Path) -> None:
-    pipe: Any = pg.route(FakeEngine(echo)) >> pg.pure("text", lambda result: result.text)
-    with (
-        pytest.raises(TypeError, match="a slot of a GenerationResult or Scored, not of str"),
-        job(pipe, [{"prompt": "a"}], tmp_path) as running,
-    ):
-        next(running)
+@pytest.mark.parametrize("made", ["text", None, 7])
+def test_a_last_stage_that_gives_no_result_fails_its_own_row_and_is_named(
+    made: Any, tmp_path: Path
+) -> None:
+    def odd(result: pg.GenerationResult) -> Any:
+        return result if result.text == "re: b" else made
+
+    requests = [{"prompt": prompt} for prompt in "abc"]
+    pipe: Any = pg.route(FakeEngine(echo)) >> pg.pure("odd", odd)
+    with job(pipe, requests, tmp_path) as running:
+        slots = list(running)
+    assert [pg.is_ok(slot) for slot in slots] == [False, True, False]
+    error = slots[0].failure()
+    assert isinstance(error, pg.StageFailed)
+    assert (error.stage, bool(error.incident)) == ("odd", True)
+    assert f"the stage 'odd' gave {type(made).__name__}, not a GenerationResult" in error.message
+    right: Any = pg.route(FakeEngine(echo)) >> pg.pure("odd", lambda result: result)
+    with job(right, requests, tmp_path) as running:
+        assert all(map(pg.is_ok, running))
+    assert running.reused == 1

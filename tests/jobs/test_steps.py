@@ -90,6 +90,7 @@ def test_a_row_of_one_call_writes_no_steps(tmp_path: Path) -> None:
         assert len(list(job)) == 3
     assert sorted(path.name for path in (tmp_path / "job").iterdir()) == [
         "job.json",
+        "keys.map",
         "results-0001.jsonl",
     ]
 
@@ -185,7 +186,7 @@ def test_equal_inputs_of_a_call_have_a_step_each(tmp_path: Path) -> None:
 def test_steps_go_where_the_rows_go(tmp_path: Path) -> None:
     run(tmp_path / "job", 1)
     files = sorted(path.name for path in (tmp_path / "job").iterdir())
-    assert files == ["job.json", "results-0001.jsonl", "steps-0001.jsonl"]
+    assert files == ["job.json", "keys.map", "results-0001.jsonl", "steps-0001.jsonl"]
     with (
         Journal(tmp_path / "job", "steps"),
         pytest.raises(

@@ -1,8 +1,9 @@
 """Whether a value obeys a JSON Schema, as far as a small check can tell: what it does not know it
 does not judge.
 
-References beyond the schema itself, `format`, `contentEncoding` and `unevaluated...` are not
-judged. Classes of characters in a `pattern` mean ASCII.
+References beyond the schema itself, those of a schema in which another one has an `$id`, `format`,
+`contentEncoding` and `unevaluated...` are not judged. Classes of characters in a `pattern` mean
+ASCII.
 
 >>> schema = {
 ...     "type": "object",
@@ -44,8 +45,9 @@ def wrong_in_json(value: Any, schema: Any) -> str:
     """The first thing in a value that a schema does not allow, with its place; empty where there is
     none.
     """
+    root = None if _moves_base(schema) else schema
     try:
-        return _wrong(value, schema, "$", schema, 0, {})
+        return _wrong(value, schema, "$", root, 0, {})
     except _TooDeep:
         return ""
 
@@ -321,6 +323,22 @@ def _unjudged(schema: Any, root: Any) -> bool:
         part = level.pop()
         if isinstance(part, dict):
             if _UNJUDGED & part.keys():
+                return True
+            level += part.values()
+        elif isinstance(part, list):
+            level += part
+    return False
+
+
+def _moves_base(schema: Any) -> bool:
+    """Whether a schema within this one has an id of its own: references there begin elsewhere."""
+    old = isinstance(schema, dict) and re.search(r"draft-0[34]", str(schema.get("$schema")))
+    names = ("$id", "id") if old else ("$id",)
+    level = list(schema.values()) if isinstance(schema, dict) else []
+    while level:
+        part = level.pop()
+        if isinstance(part, dict):
+            if any(isinstance(part.get(name), str) for name in names):
                 return True
             level += part.values()
         elif isinstance(part, list):

@@ -94,6 +94,41 @@ CASES: list[tuple[Any, list[Any], list[Any]]] = [
     ({"$ref": "#/allOf/0", "allOf": [{"type": "null"}]}, [None], [1]),
     ({"$ref": "#/allOf/7", "allOf": [{}]}, [1], []),
     ({"$ref": "https://example.com/other"}, [1], []),
+    # another id within the schema: what `#` is there is not judged
+    (
+        {
+            "$defs": {
+                "a": {"type": "null"},
+                "b": {
+                    "$id": "https://example.com/b",
+                    "$defs": {"a": {"type": "integer"}},
+                    "$ref": "#/$defs/a",
+                },
+            },
+            "$ref": "#/$defs/b",
+        },
+        [1],
+        [],
+    ),
+    (
+        {
+            "$schema": "http://json-schema.org/draft-04/schema#",
+            "definitions": {"a": {"type": "null"}},
+            "allOf": [{"id": "other", "allOf": [{"$ref": "#/definitions/a"}]}],
+        },
+        [1],
+        [],
+    ),
+    (
+        {"$id": "https://example.com/a", "$defs": {"a": {"type": "null"}}, "$ref": "#/$defs/a"},
+        [None],
+        [1],
+    ),
+    (
+        {"$defs": {"a": {"type": "null"}}, "properties": {"$id": {"$ref": "#/$defs/a"}}},
+        [{"$id": None}],
+        [{"$id": 1}],
+    ),
     ({"$ref": 5}, [1], []),
     ({"$ref": "#"}, [1], []),
     ({"$defs": {"a/b~": {"type": "null"}}, "$ref": "#/$defs/a~1b~0"}, [None], [1]),

@@ -1,0 +1,78 @@
+"""`pipegen export`: what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipegen.testing.fake import FakeEngine
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def finished(command: Run, jsonl: Any, tmp_path: Path) -> Path:
+    """The folder of a finished job."""
+    assert (
+        command("generate", jsonl({"prompt": "Hi"}), "-o", tmp_path / "o", "--model", "f").code == 0
+    )
+    return tmp_path / "o.job"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"source": 3},
+        {"model": None},
+        {"columns": 5},
+        {"columns": {"prompt": 5}},
+        {"kept": "ab"},
+        {"images": [1]},
+        {"policy": [1]},
+        {"policy": {"max_stops": "many"}},
+        {"allowed_hosts": 7},
+        {"allow_http": "yes"},
+        {"brief": None},
+        {"image_root": ["a"]},
+        {"image_root": ""},
+        {"odd": 1},
+    ],
+)
+def test_a_damaged_command_is_said_in_a_line(values: Any, command: Run, finished: Path) -> None:
+    path = finished / "command.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+    ran = command("export", finished)
+    assert ran.code == 2
+    assert f"{path} is damaged, or of another version of pipegen" in " ".join(ran.err.split())
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"7", b"{", b"\xff{}", b'{"source": null}', b"\0" * 99]
+)
+def test_a_command_that_is_none_is_said_in_a_line(
+    data: bytes, command: Run, finished: Path
+) -> None:
+    (finished / "command.json").write_bytes(data)
+    ran = command("export", finished)
+    assert (ran.code, "Traceback" in ran.err) == (2, False)
+    assert "command.json" in ran.err
+
+
+def test_stdin_is_no_place_that_an_input_was_moved_to(command: Run, finished: Path) -> None:
+    ran = command("export", finished, "--input", "-")
+    assert ran.code == 2
+    assert "takes the file or the folder of the input, not stdin" in ran.err
+
+
+def test_a_csv_that_is_cut_off_is_refused_before_anything_is_asked(
+    command: Run, engine: FakeEngine, tmp_path: Path
+) -> None:
+    source = tmp_path / "in.csv"
+    source.write_text("prompt\nHi\n" * 20 + 'prompt\n"cut off\nand more')
+    ran = command("generate", source, "-o", tmp_path / "o.jsonl", "--model", "fake")
+    assert (ran.code, engine.calls) == (2, [])
+    assert "in.csv, up to line" in ran.err
