@@ -249,12 +249,6 @@ class TextFold:
                 self.finish, self.stop, length = Finish.PLUGIN, halt.plugin, start + halt.kept
         return self._release(text, length)
 
-    def _meet(self, text: str, *, counts: bool) -> None:
-        """`feed_text` where stop strings alone count, and nobody wants the text."""
-        stop = None if self._stops is None else self._stops.meets(text, counts=counts)
-        if stop is not None:
-            self.finish, self.stop = Finish.STOP_STRING, stop
-
     def end(self, finish: Finish, stop: str | int | None = None) -> str:
         """End the row, unless its text has. Returns the text that was held back."""
         if self.finish is not None:
@@ -418,10 +412,7 @@ class TokenFold(TextFold):
         if self.reads:
             text = "" if token_id in self._plan.hidden else self._text.feed(token_id)
             raw = "" if self._raw is None else self._raw.feed(token_id)
-            if self._tokens is None:
-                shown = self.feed_text(text, raw, counts=counts)
-            else:
-                self._meet(text, counts=counts)
+            shown = self._see(text, raw, counts=counts)
         if self.finish is None and self.count > self.last:
             shown += self._end(Finish.LENGTH, None)
         return shown
@@ -434,8 +425,17 @@ class TokenFold(TextFold):
             raw = "" if ending_id is None else self._raw.feed(ending_id)
             raw += self._raw.finish()
         if self.reads:
-            shown = self.feed_text(self._text.finish(), raw, counts=self.count > self._min)
+            shown = self._see(self._text.finish(), raw, counts=self.count > self._min)
         return shown + self.end(finish, stop)
+
+    def _see(self, text: str, raw: str = "", *, counts: bool) -> str:
+        """`feed_text`, which is more than is needed where nobody wants the text."""
+        if self._tokens is None:
+            return self.feed_text(text, raw, counts=counts)
+        stop = None if self._stops is None else self._stops.meets(text, counts=counts)
+        if stop is not None:
+            self.finish, self.stop = Finish.STOP_STRING, stop
+        return ""
 
     def _rest(self) -> None:
         """From here on stop-safe tokens are only stored, if the row goes on and nothing is held back
@@ -453,7 +453,7 @@ class TokenFold(TextFold):
             if missing <= 0:  # a stop that began before these would be complete within them
                 break
         for piece in reversed(pieces):
-            self._meet(piece, counts=False)
+            self._see(piece, counts=False)
 
     def _fail(self, raised: Exception) -> str:
         seen = report(raised)

@@ -194,3 +194,11 @@ class TestShowing:
             assert fed(row, "aST") == ["a", ""]
             assert (row.close(**how), row.finish, row.stop) == ("ST", finish, stop)
             assert (row.close(), row.feed(97), row.count) == ("", "", 2)
+
+    @pytest.mark.parametrize("text", [True, False])
+    def test_a_stop_that_the_end_of_many_incomplete_characters_completes(self, text: bool) -> None:
+        for waiting in range(1, 17):
+            row = follower(stop=("x" + "\ufffd" * waiting,), text=text)
+            row.take((*b"ax", *[0xFF] * waiting))
+            row.close()
+            assert (row.finish, row.stop) == (Finish.STOP_STRING, "x" + "\ufffd" * waiting)
