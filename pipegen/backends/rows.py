@@ -15,10 +15,10 @@ from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.results import Encoded, Prompt, Raw, TokenLogprob
 from pipegen.stages.parts.folds import TokenFold
 
-__all__ = ["EngineRow", "newly_done", "other_prompt"]
+__all__ = ["RowState", "newly_done", "other_prompt"]
 
 
-class EngineRow:
+class RowState:
     """A row that is followed token by token; `position` is its index among the call's inputs. With
     `text`, its tokens come with the text that is final.
     """
@@ -66,7 +66,7 @@ class EngineRow:
         """End the row with this error, unless it has one already, or there is none."""
         self.error = self.error or error
 
-    def follow(self, grammar: Slot[Any]) -> None:
+    def set_grammar(self, grammar: Slot[Any]) -> None:
         """Give the answer the form of this grammar, or fail where there is none."""
         if is_ok(grammar):
             self.grammar = grammar.unwrap()
@@ -114,7 +114,7 @@ class EngineRow:
         )
 
 
-def newly_done(rows: Sequence[EngineRow]) -> Iterator[RowDone]:
+def newly_done(rows: Sequence[RowState]) -> Iterator[RowDone]:
     """The ends that have not been reported yet."""
     for row in rows:
         if row.done and not row.reported:

@@ -207,7 +207,7 @@ class HFEngine(CheckpointEngine):
             or self._checkpoint.check_placeholders(encoded.prompt)
         )
         if row.options.structured is not None:
-            row.follow(self._grammars.of(row.options))
+            row.set_grammar(self._grammars.of(row.options))
         return row
 
     def _start(self) -> Schedule:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from returns.result import Failure, Result, Success
 
-from pipegen.backends.rows import EngineRow
+from pipegen.backends.rows import RowState
 from pipegen.core.errors import PluginFailed
 from pipegen.core.slots import is_ok
 from pipegen.engines.plugin import Plugin, RowContext
@@ -37,7 +37,7 @@ cost more.
 """
 
 
-class HFRow(EngineRow):
+class HFRow(RowState):
     """A row that the model of this process generates."""
 
     def __init__(

@@ -19,7 +19,7 @@ from pipegen.backends.checkpoint.positions import other_factors
 from pipegen.backends.http.access import Access
 from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.http.transport import AttemptFailed
-from pipegen.backends.rows import EngineRow, other_prompt
+from pipegen.backends.rows import RowState, other_prompt
 from pipegen.backends.servers.http_engine import HttpEngine, WholeRow
 from pipegen.backends.servers.images import places
 from pipegen.backends.servers.reading import refused_ids
@@ -458,7 +458,7 @@ def unusable(
     return None
 
 
-class ServerRow(EngineRow):
+class ServerRow(RowState):
     """A row on a server, whole or piece by piece: it is done where pipegen's rules end it, whatever
     the server goes on to say.
     """

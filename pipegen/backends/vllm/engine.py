@@ -240,7 +240,7 @@ class VLLMEngine(CheckpointEngine):
         for row in rows:
             row.fail(unsupported_with_form(row.options, self.name))
             if takes_grammars(self._checkpoint.load):
-                row.follow(
+                row.set_grammar(
                     grammar_of(
                         row.options,
                         self.tokenizer,

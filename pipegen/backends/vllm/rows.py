@@ -9,7 +9,7 @@ from returns.result import Failure, Success
 
 from pipegen.backends.checkpoint.foreign import engine_failed
 from pipegen.backends.grammar import form_of, has_form
-from pipegen.backends.rows import EngineRow, other_prompt
+from pipegen.backends.rows import RowState, other_prompt
 from pipegen.backends.vllm.sampling import MOST_LOGPROBS, logprob_of
 from pipegen.core.errors import MalformedResponse, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
@@ -65,7 +65,7 @@ def _grid(item: Any) -> tuple[int, ...] | None:
     return None if grid is None else tuple(int(side) for side in grid.flatten().tolist())
 
 
-class VLLMRow(EngineRow):
+class VLLMRow(RowState):
     """A row on vLLM.
 
     Where nobody waits for single tokens, neither the caller (`text`) nor a stop string or plugin,

@@ -48,6 +48,8 @@ class EndPlan:
 
     ids: immutabledict[int, tuple[Finish, str | int | None]]
     """The ids that end a row, each with how it ends and what the result names."""
+    ending: frozenset[int]
+    """Those ids alone."""
     text: tuple[str, ...] = ()
     """Stops that are looked for in `text`, where special tokens are invisible."""
     raw: tuple[str, ...] = ()
@@ -58,9 +60,9 @@ class EndPlan:
 
     def first_end(self, ids: Sequence[int], start: int, end: int) -> int | None:
         """The place of the first id that ends a row, of those from `start` to `end`."""
-        if self.ids.keys().isdisjoint(ids):
+        if self.ending.isdisjoint(ids):
             return None
-        return next((place for place in range(start, end) if ids[place] in self.ids), None)
+        return next((place for place in range(start, end) if ids[place] in self.ending), None)
 
 
 def plan_of(
@@ -98,6 +100,7 @@ def _plan(
     raw = tuple(text for text in others if any(token in text for token in special))
     return EndPlan(
         ids=immutabledict(ids),
+        ending=frozenset(ids),
         text=tuple(text for text in others if text not in raw),
         raw=raw,
         hidden=frozenset(special.values()) if skips else frozenset(),
@@ -246,12 +249,6 @@ class TextFold:
                 self.finish, self.stop, length = Finish.PLUGIN, halt.plugin, start + halt.kept
         return self._release(text, length)
 
-    def _meet(self, text: str, *, counts: bool) -> None:
-        """`feed_text` where stop strings alone count, and nobody wants the text."""
-        stop = None if self._stops is None else self._stops.feed(text, counts=counts).stop
-        if stop is not None:
-            self.finish, self.stop = Finish.STOP_STRING, stop
-
     def end(self, finish: Finish, stop: str | int | None = None) -> str:
         """End the row, unless its text has. Returns the text that was held back."""
         if self.finish is not None:
@@ -337,8 +334,7 @@ class TokenFold(TextFold):
         self._raw = Detokenizer(tokenizer) if plan.raw else None
         self._tokens = None
         if not (text or plan.raw or self.plugins):
-            ends = frozenset(plan.ids)
-            self._tokens = stop_safe_tokens(tokenizer, plan.text, ends, plan.hidden)
+            self._tokens = stop_safe_tokens(tokenizer, plan.text, plan.ending, plan.hidden)
         self._read = 0  # how many tokens have been read
         self._rest()
 
@@ -410,17 +406,13 @@ class TokenFold(TextFold):
     def _judge(self, token_id: int) -> str:
         """Judge the newest token."""
         counts = self.count > self._min
-        ended = self._plan.ids.get(token_id) if counts else None
-        if ended is not None:
-            return self._end(*ended, ending_id=token_id)
+        if counts and token_id in self._plan.ending:
+            return self._end(*self._plan.ids[token_id], ending_id=token_id)
         shown = ""
         if self.reads:
             text = "" if token_id in self._plan.hidden else self._text.feed(token_id)
             raw = "" if self._raw is None else self._raw.feed(token_id)
-            if self._tokens is None:
-                shown = self.feed_text(text, raw, counts=counts)
-            else:
-                self._meet(text, counts=counts)
+            shown = self._see(text, raw, counts=counts)
         if self.finish is None and self.count > self.last:
             shown += self._end(Finish.LENGTH, None)
         return shown
@@ -433,8 +425,17 @@ class TokenFold(TextFold):
             raw = "" if ending_id is None else self._raw.feed(ending_id)
             raw += self._raw.finish()
         if self.reads:
-            shown = self.feed_text(self._text.finish(), raw, counts=self.count > self._min)
+            shown = self._see(self._text.finish(), raw, counts=self.count > self._min)
         return shown + self.end(finish, stop)
+
+    def _see(self, text: str, raw: str = "", *, counts: bool) -> str:
+        """`feed_text`, which is more than is needed where nobody wants the text."""
+        if self._tokens is None:
+            return self.feed_text(text, raw, counts=counts)
+        stop = None if self._stops is None else self._stops.meets(text, counts=counts)
+        if stop is not None:
+            self.finish, self.stop = Finish.STOP_STRING, stop
+        return ""
 
     def _rest(self) -> None:
         """From here on stop-safe tokens are only stored, if the row goes on and nothing is held back
@@ -451,8 +452,8 @@ class TokenFold(TextFold):
             missing -= len(pieces[-1])
             if missing <= 0:  # a stop that began before these would be complete within them
                 break
-        if self._stops is not None:
-            self._stops.feed("".join(reversed(pieces)), counts=False)
+        for piece in reversed(pieces):
+            self._see(piece, counts=False)
 
     def _fail(self, raised: Exception) -> str:
         seen = report(raised)

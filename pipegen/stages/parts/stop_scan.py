@@ -47,8 +47,12 @@ def cut(text: str, stops: Sequence[str], *, after: int = 0) -> Cut:
     >>> cut("END and END", ("END",), after=3)
     Cut(text='END and ', stop='END', end=11)
     """
+    return _cut(text, _checked(stops), after)
+
+
+def _cut(text: str, stops: tuple[str, ...], after: int) -> Cut:
     first: tuple[int, int, str] | None = None
-    for stop in _checked(stops):
+    for stop in stops:
         start = text.find(stop, max(0, after + 1 - len(stop)))
         if start >= 0:
             completed = (start + len(stop), -len(stop), stop)
@@ -99,13 +103,15 @@ class _Automaton(NamedTuple):
     moves: dict[tuple[int, str], Move]
     """Remembered: what a piece does at a node."""
 
-    def move(self, node: int, held: str, piece: str) -> Move:
-        """What a piece does at a node; `held` is the text that may still become part of a stop."""
+    def move(self, node: int, held: str | None, piece: str) -> Move:
+        """What a piece does at a node; `held` is the text that may still become part of a stop,
+        where that is known.
+        """
         move = self.moves.get((node, piece))
         if move is not None:
             return move
-        if len(piece) > max(LONG, self.longest):
-            _, stop, end = cut(held + piece, self.stops, after=len(held))
+        if held is not None and len(piece) > max(LONG, self.longest):
+            _, stop, end = _cut(held + piece, self.stops, len(held))
             node, _, _ = self._walked(0, piece[-self.longest :])
             return node, stop, None if end is None else end - len(held)
         if len(self.moves) >= MOVES:
@@ -204,3 +210,16 @@ class StopScanner:
         start = len(text) - self._automaton.held[self._node]
         self.held = text[start:]
         return Scan(text[:start])
+
+    def meets(self, piece: str, *, counts: bool = True) -> str | None:
+        """The stop that completes in this piece; for a scanner whose text nobody wants, so that it
+        holds none back.
+
+        >>> scanner = StopScanner(("END",))
+        >>> scanner.meets("aEN"), scanner.meets("Db")
+        (None, 'END')
+        """
+        if self._automaton is not None and self.stop is None:
+            self._node, stop, _ = self._automaton.move(self._node, None, piece)
+            self.stop = stop if counts else None
+        return self.stop

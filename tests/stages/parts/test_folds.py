@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from pipegen.core.errors import PluginFailed
 from pipegen.engines.plugin import Plugin
 from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions, resolve
 from pipegen.records.results import Finish
-from pipegen.stages.parts.folds import TokenFold, ending_ids
+from pipegen.stages.parts.folds import TextFold, TokenFold, ending_ids, feed_each
 from pipegen.testing.toy import ToyTokenizer
 
 TOY = ToyTokenizer(merges=("a\n\nb", "ST", "OP"))
@@ -194,3 +195,34 @@ class TestShowing:
             assert fed(row, "aST") == ["a", ""]
             assert (row.close(**how), row.finish, row.stop) == ("ST", finish, stop)
             assert (row.close(), row.feed(97), row.count) == ("", "", 2)
+
+    @pytest.mark.parametrize("text", [True, False])
+    def test_a_stop_that_the_end_of_many_incomplete_characters_completes(self, text: bool) -> None:
+        for waiting in range(1, 17):
+            row = follower(stop=("x" + "\ufffd" * waiting,), text=text)
+            row.take((*b"ax", *[0xFF] * waiting))
+            row.close()
+            assert (row.finish, row.stop) == (Finish.STOP_STRING, "x" + "\ufffd" * waiting)
+
+
+class TestWholeRows:
+    def test_a_row_that_has_ended_takes_no_more_text(self) -> None:
+        fold = TextFold(("b",))
+        assert [fold.feed_text("ab"), fold.feed_text("c"), fold.end(Finish.EOS)] == ["a", "", ""]
+        assert (fold.finish, fold.stop, fold.length, fold.seen) == (Finish.STOP_STRING, "b", 1, 2)
+
+    def test_ids_taken_at_once_end_where_they_end_one_by_one(self) -> None:
+        for ids in ((97, 98), (97, IM_END, 98), (IM_END, 97, IM_END, 98), (97,) * 9):
+            taken, stepped = (
+                follower(max_new_tokens=5, min_new_tokens=1, text=False) for _ in "ab"
+            )
+            taken.take(ids)
+            for token_id in ids:
+                feed_each((stepped,), (token_id,))
+            assert (taken.finish, taken.token_ids) == (stepped.finish, stepped.token_ids)
+            assert taken.ending == stepped.ending
+
+    def test_the_limit_must_be_known(self) -> None:
+        open_ended = dataclasses.replace(resolve(GenerationOptions()), max_new_tokens=None)
+        with pytest.raises(ValueError, match="resolve"):
+            TokenFold(open_ended, TOY)

@@ -71,6 +71,14 @@ class TestStopScanner:
             third = len(found) // 3
             assert found[:third] == found[third : 2 * third] == found[2 * third :]
 
+    def test_meeting_a_stop_is_what_feeding_finds(self) -> None:
+        pieces = ("ab", "a", "bab", "c", "ab", "abab", "cab")
+        for stops in (("ababc", "ca"), ("bc",), ()):
+            meeting, feeding = StopScanner(stops), StopScanner(stops)
+            for place, piece in enumerate(pieces):
+                feeding.feed(piece, counts=place > 3)
+                assert meeting.meets(piece, counts=place > 3) == feeding.stop
+
     def test_many_stops_and_a_long_text_take_one_step_per_character(self) -> None:
         stops = tuple("a" * length + "b" for length in range(1, 200))
         scanner = StopScanner(stops)
