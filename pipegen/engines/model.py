@@ -18,10 +18,11 @@ it: a call asks for that, and judges its own rows by it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
 
+from immutabledict import immutabledict
 from returns.result import Failure, Success
 
 from pipegen.core.errors import BackendFailed, CallFailed, UnsupportedMultimodal
@@ -67,7 +68,7 @@ class TokenModel(Model):
     """What a plain prompt must begin with; empty where that is nothing."""
     image_placeholder: str
     """The control token that stands for an image in a prompt; empty where there is none."""
-    generation_config: Mapping[str, Any]
+    generation_config: immutabledict[str, Any]
     prepare_image: Callable[[ImageSource, VlmPreprocessOptions, int], Slot[PreparedImage]]
     longest_scored: int | None = None
     """The most tokens of a context and its continuation; None where no limit is known."""
