@@ -36,7 +36,7 @@ from pipegen.stages.parts.row_decoder import RowDecoder, ending_ids
 from pipegen.stages.stopping import cut
 from pipegen.stages.trimming import strip
 
-__all__ = ["disobedience", "kind_of", "room_in", "spelled_by_server"]
+__all__ = ["FaultName", "disobedience", "kind_of", "room_in", "spelled_by_server"]
 
 _SLACK = 8
 """A server may end an answer for its length so many tokens before its context is full."""
