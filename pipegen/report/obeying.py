@@ -24,28 +24,29 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.engine_list import TOKEN_ENGINES
 from pipegen.records.options import GenerationOptions
 from pipegen.records.results import Finish, GenerationResult
-from pipegen.report.verdict import Kind
 from pipegen.stages.parts.answer_check import Answer, FindingKind, answer_of, check_answer
 from pipegen.stages.parts.detokenize import spell
 from pipegen.stages.parts.folds import TokenFold, plan_of
 from pipegen.stages.parts.stop_scan import cut
 
-__all__ = ["disobedience", "kind_of", "room_in", "spelled_by_server"]
+__all__ = ["FaultName", "disobedience", "kind_of", "room_in", "spelled_by_server"]
 
 _SLACK = 8
 """A server may end an answer for its length so many tokens before its context is full."""
 _GOOD = 3
 """So many answers at least show that what they have in common is no chance."""
-_NAMES: Mapping[FindingKind, Kind] = {"text": "text", "form": "text", "prompt": "template"}
+FaultName = Literal["template", "length", "text"]
+"""Those of the names of faults that say that an answer does not obey its request."""
+_NAMES: Mapping[FindingKind, FaultName] = {"text": "text", "form": "text", "prompt": "template"}
 
 
-def kind_of(kind: FindingKind) -> Kind:
+def kind_of(kind: FindingKind) -> FaultName:
     """The name of a fault, by what does not obey the request.
 
     >>> kind_of("form"), kind_of("prompt"), kind_of("finish")
@@ -60,7 +61,7 @@ def disobedience(
     eos_token_ids: Sequence[int],
     *,
     room: int | None = None,
-) -> tuple[Kind, str] | None:
+) -> tuple[FaultName, str] | None:
     """What in this result does not obey its request: the name of the fault, and what was seen; None
     where nothing is known to.
 

@@ -32,7 +32,7 @@ from pipegen.report.asking import unswitched
 from pipegen.report.causes import OTHER_WEIGHTS, Limits, limits_of
 from pipegen.report.diff import common_prefix
 from pipegen.report.follow_ups import drawn_otherwise
-from pipegen.report.obeying import disobedience, kind_of, room_in
+from pipegen.report.obeying import FaultName, disobedience, kind_of, room_in
 from pipegen.report.verdict import SPREAD, Answer, Precision, distances, rms
 from pipegen.stages.parts import answer_check
 
@@ -152,12 +152,13 @@ def verify_results(
     precision is from itself.
     """
     rows: list[_Row | RowVerdict] = []
+    wrong: list[tuple[FaultName, str] | None] = []
     results = [*results]
     room = room_in(slot.unwrap() for _, slot in results if is_ok(slot))
     for window in partition_all(WINDOW, results):
         flat = [pair for name, slot in window for pair in _samples(name, slot)]
-        obeying = [_obeying(name, result, reference, room) for name, result in flat]
-        rows += _scored_rows(obeying, reference, requests, image_policy)
+        wrong += [_disobedience(result, reference, room) for _, result in flat]
+        rows += _scored_rows(flat, reference, requests, image_policy)
         tell(len(rows))
     known = [row for row in rows if isinstance(row, _Row)]
     far = rms([value for row in known for value in row.far])
@@ -172,12 +173,13 @@ def verify_results(
     limits = limits_of(precision, measured)
     verdicts = tuple(
         [
-            (
+            _unless(
                 row
                 if isinstance(row, RowVerdict)
-                else _Judge(row, reference, limits, image_policy).verdict()
+                else _Judge(row, reference, limits, image_policy).verdict(),
+                found,
             )
-            for row in rows
+            for row, found in zip(rows, wrong, strict=True)
         ]
     )
     whole = ""
@@ -222,7 +224,7 @@ def _as_answer(row: _Row) -> Answer:
 
 
 def _scored_rows(
-    given: Sequence[tuple[str, GenerationResult] | RowVerdict],
+    given: Sequence[tuple[str, GenerationResult | RowVerdict]],
     reference: Route,
     requests: Callable[[str], Slot[GenerationRequest] | None],
     policy: ImagePolicy | None,
@@ -230,8 +232,8 @@ def _scored_rows(
     prepared = [
         one
         if isinstance(one, RowVerdict)
-        else _prepared(*one, requests(one[0].partition("#")[0]), reference)
-        for one in given
+        else _prepared(name, one, requests(name.partition("#")[0]), reference)
+        for name, one in given
     ]
     asked = [one for one in prepared if isinstance(one, _Asked)]
     scores = iter(_scores([slot for one in asked for slot in one.slots], reference, policy))
@@ -332,20 +334,25 @@ def _samples(
     return [(f"{name}#{number}", one) for number, one in enumerate(own)]
 
 
-def _obeying(
-    name: str,
+def _disobedience(
     result: GenerationResult | RowVerdict,
     reference: Route,
     room: Callable[[GenerationResult], int | None],
-) -> tuple[str, GenerationResult] | RowVerdict:
-    """The result, or the verdict on one that does not obey its request."""
+) -> tuple[FaultName, str] | None:
+    """What of a result does not obey its request."""
     if isinstance(result, RowVerdict):
-        return result
+        return None
     engine = reference.engine
-    found = disobedience(result, engine.tokenizer, engine.eos_token_ids, room=room(result))
-    if found is None:
-        return name, result
-    return RowVerdict(id=name, verdict=found[0], evidence=found[1])
+    return disobedience(result, engine.tokenizer, engine.eos_token_ids, room=room(result))
+
+
+def _unless(verdict: RowVerdict, found: tuple[FaultName, str] | None) -> RowVerdict:
+    """The verdict by the ids, unless these are right, or not judged, and the rest of the row is
+    wrong.
+    """
+    if found is None or verdict.verdict not in ("right", "not judged"):
+        return verdict
+    return RowVerdict(id=verdict.id, verdict=found[0], evidence=found[1])
 
 
 class _Asked(NamedTuple):

@@ -322,7 +322,7 @@ class _Server:
 
     def _disobeyed(self) -> Iterator[Fault]:
         """Answers that were refused as they came, since they do not obey their requests."""
-        by_hint = {hint: kind_of(kind) for kind, hint in HINTS.items()}
+        by_hint: dict[str, Kind] = {hint: kind_of(kind) for kind, hint in HINTS.items()}
         refused = [
             failure
             for failure in self.failed
