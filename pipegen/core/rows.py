@@ -30,7 +30,7 @@ from pipegen.core.steps import Again, Call, Close, Gather, Nest, Open, Program, 
 if TYPE_CHECKING:
     from pipegen.core.pipe import Pipe
 
-__all__ = ["Advanced", "Frame", "Place", "Row", "advance", "shown_text"]
+__all__ = ["Advanced", "Frame", "Place", "Row", "Shown", "advance", "shown_text"]
 
 T = TypeVar("T")
 Place: TypeAlias = tuple[tuple[int, int], ...]
@@ -72,9 +72,9 @@ class Row(NamedTuple):
         return tuple([(frame.turn, frame.at) for frame in self.frames])
 
     @property
-    def sample(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Which sample it is, in the whole pipe and in those within it."""
-        return tuple([frame.samples for frame in self.frames])
+    def sample(self) -> tuple[tuple[int, int], ...]:
+        """Which sample it is, and of how many, in the whole pipe and in those within it."""
+        return tuple([sample for frame in self.frames for sample in frame.samples])
 
     def answered(self, slot: Slot[Any]) -> Row:
         """The row with one more answer to its call."""
@@ -112,16 +112,31 @@ def advance(pipe: Pipe[Any, Any], rows: Iterable[Row], bug: Bug | None = None) -
     return done
 
 
-def shown_text(pipe: Pipe[Any, Any], row: Row) -> tuple[bool, Callable[[Any], Any] | None]:
-    """Whether the text that the row's call streams is the text of its result, unchanged; and what turns ids into text for it."""
-    follow, keeps = None, True
+class Shown(NamedTuple):
+    """What is known of the text that a row's call streams."""
+
+    keeps: bool
+    """Whether it is the text of the row's result, unchanged."""
+    follow: Callable[[Any], Any] | None
+    """What turns ids into text for it."""
+    round: int
+    """In which round of a loop the row is."""
+
+
+def shown_text(pipe: Pipe[Any, Any], row: Row) -> Shown:
+    """What is known of the text that the row's call streams."""
+    keeps, turn = True, 0
+    follow: Callable[[Any], Any] | None = None
     for depth, frame in enumerate(row.frames):
-        level = _level(pipe, row.place[: depth + 1])
-        keeps = (
-            keeps and level.keeps[frame.at] and (depth == len(row.frames) - 1 or not frame.samples)
-        )
+        level, after = _level(pipe, row.place[: depth + 1]), row.frames[depth + 1 : depth + 2]
+        step = level.does[frame.at]
+        keeps = keeps and level.keeps[frame.at]
         follow = level.follows[frame.at] or follow
-    return keeps, follow
+        if isinstance(step, Nest) and step.splits:
+            turn = after[0].turn
+        elif after and frame.samples:  # its rows are put together, and then told apart
+            keeps = False
+    return Shown(keeps, follow, turn)
 
 
 def _level(pipe: Pipe[Any, Any], place: Place) -> Program:
@@ -322,7 +337,8 @@ def _gathered(step: Gather, rows: list[Row], at: int, done: Advanced) -> list[Ro
     """The rows of each request as one, where they are all there."""
     families: dict[Any, list[Row]] = {}
     for row in rows:
-        families.setdefault((row.key, row.sample[:-1]), []).append(row)
+        outer = tuple([frame.samples for frame in row.frames[:-1]])
+        families.setdefault((row.key, outer), []).append(row)
     out: list[Row] = []
     for family in families.values():
         if not _is_whole([row.frames[-1].samples for row in family]):
