@@ -230,36 +230,28 @@ def _through_stages(stages: Sequence[Any], end: int, row: Row) -> tuple[Row]:
 
 
 def _batched(stage: Stage, rows: list[Row], end: int, bug: Bug | None) -> list[Row]:
-    """Rows through a stage that looks at all of them; where it raises, each alone, since the bug is of one of them."""
+    """Rows through a stage that looks at all of them; where it raises, each alone, since the bug is
+    of one of them.
+    """
     live = [row for row in rows if isinstance(row.value, Success)]
     try:
-        slots = iter(_slots_of(stage, live))
-    except Exception as raised:
-        if bug is None:
-            raise
-        if len(live) > 1:
+        for row in live:
+            if not isinstance(row.value.unwrap(), stage.takes):
+                raise _wrong_record(stage, row.value.unwrap(), row)
+        slots = iter(stage.batch([row.value.unwrap() for row in live])) if live else iter(())  # type: ignore[misc]  # these have one
+    except Exception as raised:  # noqa: BLE001 - it raises again, or is handed on
+        if bug is not None and len(live) > 1:
             return [moved for row in rows for moved in _batched(stage, [row], end, bug)]
-        bug(live[0], raised)
+        note = StageNote(stage.name, stage.internal, row=live[0].key if len(live) == 1 else None)
+        noted = _noted(raised, note, unless_noted=True)
+        if bug is None:
+            raise noted  # noqa: B904 - it is `raised`, or has it as its cause
+        bug(live[0], noted)
         return []
     return [
         row._moved(next(slots) if isinstance(row.value, Success) else row.value, end)
         for row in rows
     ]
-
-
-def _slots_of(stage: Stage, rows: Sequence[Row]) -> Sequence[Slot[Any]]:
-    values = [row.value.unwrap() for row in rows]
-    for row, value in zip(rows, values, strict=True):
-        if not isinstance(value, stage.takes):
-            raise _wrong_record(stage, value, row)
-    try:
-        slots: Sequence[Slot[Any]] = (
-            stage.batch(values) if stage.batch is not None and values else ()
-        )
-    except Exception as raised:  # noqa: BLE001 - it raises again
-        note = StageNote(stage.name, stage.internal, row=rows[0].key if len(rows) == 1 else None)
-        raise _noted(raised, note, unless_noted=True)  # noqa: B904 - it is `raised`, or has it as its cause
-    return slots
 
 
 def _called(call: Call, row: Row, at: int, done: Advanced) -> Iterator[Row]:
