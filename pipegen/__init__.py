@@ -38,6 +38,7 @@ if typing.TYPE_CHECKING:
     from pipegen.drivers.batch import arun, run
     from pipegen.drivers.mapping import aimap, aimap_keyed, imap, imap_keyed
     from pipegen.drivers.progress import Progress, watched
+    from pipegen.drivers.repeat import repeat
     from pipegen.drivers.route import Route, attach, count_tokens, route
     from pipegen.drivers.samples import grid, samples
     from pipegen.drivers.scoring import choose, perplexity, score, scoring
@@ -166,6 +167,7 @@ __all__ = [
     "pure",
     "ray",
     "read_table",
+    "repeat",
     "request_from",
     "route",
     "run",
@@ -228,6 +230,7 @@ _HOMES = {
         "pipegen.core.slots": "Batch Slot is_ok",
         "pipegen.drivers.streaming": "Delta Done astream stream",
         "pipegen.drivers.progress": "Progress watched",
+        "pipegen.drivers.repeat": "repeat",
         "pipegen.drivers.mapping": "aimap aimap_keyed imap imap_keyed",
     }.items()
     for name in names.split()

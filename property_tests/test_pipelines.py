@@ -7,12 +7,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
+import pickle
 import tempfile
 from typing import Any
 
 from hypothesis import given, settings, strategies as st
 
 import pipegen as pg
+from pipegen.core.rows import Row, advance
+from pipegen.drivers.arguments import prepare_batch
 from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine, Script
 
@@ -60,6 +63,18 @@ def judged(first: Any, second: Any) -> Any:
     )
 
 
+def looped(inner: Any, limit: int) -> Any:
+    def again(result: pg.GenerationResult) -> pg.GenerationRequest | None:
+        if hashlib.sha256(result.text.encode()).digest()[0] % 3 == 0:
+            return None
+        return pg.TextGenerationRequest(prompt=f"And? {result.text}")
+
+    try:
+        return pg.repeat(inner, again, limit=limit)
+    except TypeError:
+        return inner
+
+
 def edited(pipe: Any, edit: str, at: str) -> Any:
     own: Any = pg.pure(next(NAMES), lambda value: value, keeps_text=edit == "keeps text")
     if edit == "plugin":
@@ -98,6 +113,7 @@ def nested(inner: Any) -> Any:
     return st.one_of(
         st.builds(fall_back, inner, inner, WHEN),
         st.builds(judged, inner, inner),
+        st.builds(looped, inner, st.integers(1, 3)),
         st.builds(edited, inner, EDITS, st.sampled_from(STAGES)),
     )
 
@@ -131,17 +147,41 @@ def test_every_driver_gives_the_slots_of_one_run(pipe: Any, requests: list[Any])
 
 @settings(deadline=None)
 @given(PIPES, REQUESTS)
-def test_the_joined_deltas_of_each_sample_are_its_text(pipe: Any, requests: list[Any]) -> None:
-    shown: dict[tuple[int, int], str] = {}
+def test_the_joined_deltas_of_each_sample_and_round_are_its_text(
+    pipe: Any, requests: list[Any]
+) -> None:
+    shown: dict[tuple[int, int, int], str] = {}
     done: dict[int, pg.Slot[Any]] = {}
     for event in pg.stream(pipe, requests):
         if isinstance(event, pg.Done):
             done[event.index] = event.slot
         else:
-            shown[event.index, event.sample] = (
-                shown.get((event.index, event.sample), "") + event.text
-            )
+            at = event.index, event.sample, event.round
+            shown[at] = shown.get(at, "") + event.text
     assert tuple(done[index] for index in range(len(requests))) == pg.run(pipe, requests)
     for index, slot in done.items():
         for sample, one in enumerate(slot.unwrap().completions if pg.is_ok(slot) else ()):
-            assert not pg.is_ok(one) or shown.get((index, sample), "") == one.unwrap().text
+            if pg.is_ok(one):
+                texts = [result.text for result in (*one.unwrap().rounds[:-1], one.unwrap())]
+                assert [shown.get((index, sample, n), "") for n in range(len(texts))] == texts
+
+
+@settings(deadline=None)
+@given(PIPES, REQUESTS, st.randoms(use_true_random=False))
+def test_rows_are_data_that_go_on_anywhere_and_in_any_order(
+    pipe: Any, requests: list[Any], random: Any
+) -> None:
+    """Each row is pickled at each of its calls, and answered alone, whichever comes first."""
+    batch = prepare_batch(requests)
+    done = advance(pipe, [Row(number, slot) for number, slot in enumerate(batch)])
+    assert advance(pipe, [Row(number, slot) for number, slot in enumerate(batch)]) == done
+    calls, waiting, ended = [*done.calls], [*done.waiting], {row.key: row for row in done.ended}
+    while calls:
+        row, wanted = calls.pop(random.randrange(len(calls)))
+        there = pickle.loads(pickle.dumps(row))
+        assert there == row
+        (answer,) = wanted.backend.generate([wanted.input])
+        done = advance(pipe, [there.answered(answer), *waiting])
+        calls, waiting = [*calls, *done.calls], done.waiting
+        ended |= {row.key: row for row in done.ended}
+    assert tuple(ended[number].value for number in range(len(batch))) == pg.run(pipe, requests)

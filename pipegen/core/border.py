@@ -19,7 +19,7 @@ too deep for it, and a bug raises.
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import NamedTuple, ParamSpec, TypeVar
 
 from returns.result import Failure, Result, Success
@@ -115,14 +115,6 @@ def attempt(work: Callable[[], T]) -> Result[T, Exception]:
     """
     try:
         return Success(work())
-    except Exception as raised:  # noqa: BLE001 - the caller raises it
-        return Failure(raised)
-
-
-async def attempt_async(work: Callable[[], Awaitable[T]]) -> Result[T, Exception]:
-    """As `attempt`, for what is awaited."""
-    try:
-        return Success(await work())
     except Exception as raised:  # noqa: BLE001 - the caller raises it
         return Failure(raised)
 

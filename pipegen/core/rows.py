@@ -30,7 +30,7 @@ from pipegen.core.steps import Again, Call, Close, Gather, Nest, Open, Program, 
 if TYPE_CHECKING:
     from pipegen.core.pipe import Pipe
 
-__all__ = ["Advanced", "Frame", "Place", "Row", "advance", "shown_text"]
+__all__ = ["Advanced", "Frame", "Place", "Row", "Shown", "advance", "shown_text"]
 
 T = TypeVar("T")
 Place: TypeAlias = tuple[tuple[int, int], ...]
@@ -72,16 +72,19 @@ class Row(NamedTuple):
         return tuple([(frame.turn, frame.at) for frame in self.frames])
 
     @property
-    def sample(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Which sample it is, in the whole pipe and in those within it."""
-        return tuple([frame.samples for frame in self.frames])
+    def sample(self) -> tuple[tuple[int, int], ...]:
+        """Which sample it is, and of how many, in the whole pipe and in those within it."""
+        return tuple([sample for frame in self.frames for sample in frame.samples])
 
     def answered(self, slot: Slot[Any]) -> Row:
         """The row with one more answer to its call."""
         return self._replace(answers=(*self.answers, slot))
 
     def _moved(self, value: Slot[Any], at: int) -> Row:
-        return Row(self.key, value, (*self.frames[:-1], self.frames[-1]._replace(at=at)))
+        frame = Frame._make((at, *self.frames[-1][1:]))  # `_replace` takes three times as long
+        return Row(
+            self.key, value, (*self.frames[:-1], frame) if len(self.frames) > 1 else (frame,)
+        )
 
     def _framed(self, value: Slot[Any], frame: Frame) -> Row:
         return Row(self.key, value, (*self.frames[:-1], frame))
@@ -112,16 +115,31 @@ def advance(pipe: Pipe[Any, Any], rows: Iterable[Row], bug: Bug | None = None) -
     return done
 
 
-def shown_text(pipe: Pipe[Any, Any], row: Row) -> tuple[bool, Callable[[Any], Any] | None]:
-    """Whether the text that the row's call streams is the text of its result, unchanged; and what turns ids into text for it."""
-    follow, keeps = None, True
+class Shown(NamedTuple):
+    """What is known of the text that a row's call streams."""
+
+    keeps: bool
+    """Whether it is the text of the row's result, unchanged."""
+    follow: Callable[[Any], Any] | None
+    """What turns ids into text for it."""
+    round: int
+    """In which round of a loop the row is."""
+
+
+def shown_text(pipe: Pipe[Any, Any], row: Row) -> Shown:
+    """What is known of the text that the row's call streams."""
+    keeps, turn = True, 0
+    follow: Callable[[Any], Any] | None = None
     for depth, frame in enumerate(row.frames):
-        level = _level(pipe, row.place[: depth + 1])
-        keeps = (
-            keeps and level.keeps[frame.at] and (depth == len(row.frames) - 1 or not frame.samples)
-        )
+        level, after = _level(pipe, row.place[: depth + 1]), row.frames[depth + 1 : depth + 2]
+        step = level.does[frame.at]
+        keeps = keeps and level.keeps[frame.at]
         follow = level.follows[frame.at] or follow
-    return keeps, follow
+        if isinstance(step, Nest) and step.splits:
+            turn = after[0].turn
+        elif after and frame.samples:  # its rows are put together, and then told apart
+            keeps = False
+    return Shown(keeps, follow, turn)
 
 
 def _level(pipe: Pipe[Any, Any], place: Place) -> Program:
@@ -215,36 +233,28 @@ def _through_stages(stages: Sequence[Any], end: int, row: Row) -> tuple[Row]:
 
 
 def _batched(stage: Stage, rows: list[Row], end: int, bug: Bug | None) -> list[Row]:
-    """Rows through a stage that looks at all of them; where it raises, each alone, since the bug is of one of them."""
+    """Rows through a stage that looks at all of them; where it raises, each alone, since the bug is
+    of one of them.
+    """
     live = [row for row in rows if isinstance(row.value, Success)]
     try:
-        slots = iter(_slots_of(stage, live))
-    except Exception as raised:
-        if bug is None:
-            raise
-        if len(live) > 1:
+        for row in live:
+            if not isinstance(row.value.unwrap(), stage.takes):
+                raise _wrong_record(stage, row.value.unwrap(), row)
+        slots = iter(stage.batch([row.value.unwrap() for row in live])) if live else iter(())  # type: ignore[misc]  # these have one
+    except Exception as raised:  # noqa: BLE001 - it raises again, or is handed on
+        if bug is not None and len(live) > 1:
             return [moved for row in rows for moved in _batched(stage, [row], end, bug)]
-        bug(live[0], raised)
+        note = StageNote(stage.name, stage.internal, row=live[0].key if len(live) == 1 else None)
+        noted = _noted(raised, note, unless_noted=True)
+        if bug is None:
+            raise noted  # noqa: B904 - it is `raised`, or has it as its cause
+        bug(live[0], noted)
         return []
     return [
         row._moved(next(slots) if isinstance(row.value, Success) else row.value, end)
         for row in rows
     ]
-
-
-def _slots_of(stage: Stage, rows: Sequence[Row]) -> Sequence[Slot[Any]]:
-    values = [row.value.unwrap() for row in rows]
-    for row, value in zip(rows, values, strict=True):
-        if not isinstance(value, stage.takes):
-            raise _wrong_record(stage, value, row)
-    try:
-        slots: Sequence[Slot[Any]] = (
-            stage.batch(values) if stage.batch is not None and values else ()
-        )
-    except Exception as raised:  # noqa: BLE001 - it raises again
-        note = StageNote(stage.name, stage.internal, row=rows[0].key if len(rows) == 1 else None)
-        raise _noted(raised, note, unless_noted=True)  # noqa: B904 - it is `raised`, or has it as its cause
-    return slots
 
 
 def _called(call: Call, row: Row, at: int, done: Advanced) -> Iterator[Row]:
@@ -322,7 +332,8 @@ def _gathered(step: Gather, rows: list[Row], at: int, done: Advanced) -> list[Ro
     """The rows of each request as one, where they are all there."""
     families: dict[Any, list[Row]] = {}
     for row in rows:
-        families.setdefault((row.key, row.sample[:-1]), []).append(row)
+        outer = tuple([frame.samples for frame in row.frames[:-1]])
+        families.setdefault((row.key, outer), []).append(row)
     out: list[Row] = []
     for family in families.values():
         if not _is_whole([row.frames[-1].samples for row in family]):

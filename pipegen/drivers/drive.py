@@ -25,14 +25,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from typing import Any, Generic, TypeVar
 
-from returns.result import Failure, Result
+from returns.result import Failure, Success
 
 from pipegen.core.backend import BatchCall, FedBackend
 from pipegen.core.blame import named
-from pipegen.core.border import attempt, attempt_async
+from pipegen.core.border import attempt
 from pipegen.core.errors import CallFailed
 from pipegen.core.parallel import WORKERS
 from pipegen.core.pipe import Pipe
@@ -90,7 +89,7 @@ class Drive(Generic[K]):
         whole: Callable[[Any], Session] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._pipe, self._take, self._options = pipe, take, options
+        self._pipe, self._source, self._options = pipe, take, options
         self._reads, self._allows = image_policy or ImagePolicy(), policy or RequestPolicy()
         self._limit, self._limits = in_flight or IN_FLIGHT, None if in_flight else dict[int, int]()
         self._ordered, self._isolates, self._finished = ordered, isolate_bugs, finished
@@ -146,18 +145,45 @@ class Drive(Generic[K]):
             self.close()
 
     def round(self) -> list[tuple[K, Slot[Any]]]:
-        """Take requests for which there is room, let the engines work for one step, and give out the slots whose turn has come."""
+        """Take requests for which there is room, let the engines work for one step, and give out
+        the slots whose turn has come.
+        """
         self._fill()
-        if not (self._turns and self._turns[0].ended):
-            self._work()
+        if self._turns and self._turns[0].ended:
+            return self._given()
+        worked = self._settle_prepared()
+        for name, feed in self._next_feeds():
+            if feed.rows and not self._awaits_more(feed):
+                try:
+                    self._add(feed)
+                    ended = feed.session.step()
+                except CallFailed as failed:
+                    ended = self._failed(name, feed, failed)
+                except Exception as bug:
+                    if (
+                        not self._isolates
+                        or isinstance(bug, MissingExtra)
+                        or self._until is not None
+                    ):
+                        raise
+                    worked, ended = True, self._isolate(name, feed, bug)
+                self._take(name, feed, ended)
+                worked |= bool(ended) or feed.session.side_by_side > 0
+        if not worked:
+            self._wait()
         return self._given()
 
     async def around(self) -> list[tuple[K, Slot[Any]]]:
         """As `round` for a whole batch, in asynchronous code."""
         self._fill()
         for name, feed in self._next_feeds():
-            stepped = await attempt_async(partial(self._astepped, feed))
-            self._took(name, feed, stepped)
+            session: Any = feed.session
+            try:
+                self._add(feed)
+                ended = await session.astep()
+            except CallFailed as failed:
+                ended = self._failed(name, feed, failed)
+            self._take(name, feed, ended)
         return self._given()
 
     def _given(self) -> list[tuple[K, Slot[Any]]]:
@@ -226,7 +252,7 @@ class Drive(Generic[K]):
             and not (waited >= max(PATIENCE, taken * SLOW_INPUT) and self._enough)
         ):
             began = self._clock()
-            given = attempt(self._take)
+            given = attempt(self._source)
             taken, waited = taken + 1, waited + self._clock() - began
             if not is_ok(given):
                 self._more, self._input_error = False, given.failure()
@@ -288,25 +314,22 @@ class Drive(Generic[K]):
 
     # Rows go on, to their calls and to their ends.
 
-    def _go(self, rows: Sequence[Row]) -> None:
-        """Let rows go on, with those that wait for them."""
-        there = dict.fromkeys(row.key for row in rows)
-        waiting = [row for number in there for row in self._requests[number].waiting]
-        for number in there:
-            self._requests[number].waiting = []
+    def _go(self, rows: list[Row]) -> None:
+        """Let rows go on, with those of their requests that wait for them."""
+        for number in {row.key for row in rows}:
+            waiting = self._requests[number].waiting
+            if waiting:
+                rows, self._requests[number].waiting = [*rows, *waiting], []
         if rows:
-            self._settle(*self._advanced([*rows, *waiting]))
+            self._settle(*self._advanced(rows))
 
     def _advanced(self, rows: Sequence[Row]) -> tuple[Advanced, dict[int, Exception]]:
-        """Rows at their calls and ends, and the bugs of stages. Of a whole batch a bug raises at once."""
+        """Rows at their calls and ends, and the bugs of stages. Of a whole batch a bug raises at
+        once.
+        """
         bugs: dict[int, Exception] = {}
-        return advance(
-            self._pipe,
-            rows,
-            None
-            if self._whole is not None
-            else lambda row, raised: bugs.setdefault(row.key, raised),
-        ), bugs
+        noted = None if self._whole is not None else lambda row, bug: bugs.setdefault(row.key, bug)
+        return advance(self._pipe, rows, noted), bugs
 
     def _settle(self, done: Advanced, bugs: dict[int, Exception]) -> None:
         again: list[Row] = []
@@ -390,8 +413,8 @@ class Drive(Generic[K]):
 
     # Engines work.
 
-    def _work(self) -> None:
-        """Let prepared requests go on, and each engine of this process work for one step; wait where nothing else is to be done."""
+    def _settle_prepared(self) -> bool:
+        """Let requests go on that other threads have prepared; whether there were any."""
         prepared = [future for future in self._preparing if future.done()]
         for future in prepared:
             request, result = self._preparing.pop(future), attempt(future.result)
@@ -399,16 +422,11 @@ class Drive(Generic[K]):
                 self._settle(*result.unwrap())
             else:
                 self._has_bug(request, result.failure())
-        worked = bool(prepared)
-        for name, feed in self._next_feeds():
-            if feed.rows and not self._awaits_more(feed):
-                stepped = attempt(partial(self._stepped, feed))
-                worked |= self._took(name, feed, stepped) or feed.session.side_by_side > 0
-        idle = (
-            not worked
-            and not self._takes_more
-            and not any(request.ended for request in self._turns)
-        )
+        return bool(prepared)
+
+    def _wait(self) -> None:
+        """Wait until there is something to do, unless there is something already."""
+        idle = not self._takes_more and not any(request.ended for request in self._turns)
         if idle and (self._requests or self._more) and not self.closed:
             self._asleep.acquire(timeout=self._most_wait)
 
@@ -437,30 +455,14 @@ class Drive(Generic[K]):
         if new:
             feed.session.add([(number, feed.rows[number][0][1].input) for number in new])
 
-    def _stepped(self, feed: Feed) -> Sequence[tuple[int, Slot[Any]]]:
-        self._add(feed)
-        return feed.session.step()
+    def _failed(self, name: Any, feed: Feed, failed: CallFailed) -> list[tuple[int, Slot[Any]]]:
+        """A call failed as a whole: so do its rows, and the session is over."""
+        del self._feeds[name]
+        feed.session.close()
+        return [(number, Failure(failed.error)) for number in feed.rows]
 
-    async def _astepped(self, feed: Feed) -> Sequence[tuple[int, Slot[Any]]]:
-        self._add(feed)
-        session: Any = feed.session
-        ended: Sequence[tuple[int, Slot[Any]]] = await session.astep()
-        return ended
-
-    def _took(
-        self, name: Any, feed: Feed, stepped: Result[Sequence[tuple[int, Slot[Any]]], Exception]
-    ) -> bool:
-        """Take what a step has brought; whether it has ended a row."""
-        if is_ok(stepped):
-            ended = stepped.unwrap()
-        else:
-            del self._feeds[name]
-            feed.session.close()
-            raised = stepped.failure()
-            if not isinstance(raised, CallFailed):
-                self._isolate(feed, raised)
-                return True
-            ended = [(number, Failure(raised.error)) for number in feed.rows]
+    def _take(self, name: Any, feed: Feed, ended: Sequence[tuple[int, Slot[Any]]]) -> None:
+        """Let the rows go on that a step has ended."""
         answered: list[tuple[Row, Wanted, Slot[Any]]] = []
         for number, slot in ended:
             rows = feed.rows.pop(number)
@@ -470,28 +472,27 @@ class Drive(Generic[K]):
             answered += [(row, wanted, slot) for row, wanted in rows if row.key in self._requests]
         if self._whole is not None and not feed.rows and name in self._feeds:
             self._feeds.pop(name).session.close()
-        self._go([row.answered(slot) for row, _, slot in answered])
+        if answered:
+            self._go([row.answered(slot) for row, _, slot in answered])
         if self._kept is not None:
             for row, wanted, slot in answered:
                 if row.key in self._requests:
                     self._kept.keep(self._requests[row.key].key, row, wanted, slot)
-        return bool(ended)
 
-    def _isolate(self, feed: Feed, bug: Exception) -> None:
-        """An engine has raised: the requests that it worked on are run again, in halves, down to the one that makes it raise; or it raises here."""
-        for rows in feed.rows.values():
-            self._bytes -= image_bytes(rows[0][1].input)
-        if not self._isolates or isinstance(bug, MissingExtra) or self._until is not None:
-            raise bug
-        numbers = dict.fromkeys(
-            row.key for rows in feed.rows.values() for row, _ in rows if row.key in self._requests
-        )
+    def _isolate(self, name: Any, feed: Feed, bug: Exception) -> Sequence[tuple[int, Slot[Any]]]:
+        """An engine has raised: the requests that it worked on are run again, in halves, down to
+        the one that makes it raise.
+        """
+        del self._feeds[name]
+        feed.session.close()
+        rows = [row for there in feed.rows.values() for row, _ in there]
+        numbers = dict.fromkeys(row.key for row in rows if row.key in self._requests)
         requests = [self._requests[number] for number in numbers]
-        slots = isolated(
-            lambda batch: drive(self._pipe, batch), [request.given for request in requests], bug
-        )
+        given = [request.given for request in requests]
+        slots = isolated(lambda batch: drive(self._pipe, batch), given, bug)
         for request, slot in zip(requests, slots, strict=True):
             self._end(request, slot)
+        return [(number, Success(None)) for number in feed.rows]  # nobody waits for these any more
 
 
 def drive(pipe: Pipe[Any, Any], batch: Iterable[Slot[Any]]) -> Batch[Any]:

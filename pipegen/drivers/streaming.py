@@ -44,6 +44,8 @@ class Delta:
     sample: int = 0
     reasoning: str = ""
     """New reasoning, where a server tells it apart; it is no part of the text."""
+    round: int = 0
+    """The round of `pg.repeat` that it belongs to, counted from 0."""
 
 
 @record
@@ -57,8 +59,8 @@ class Done:
 class _Shown:
     """A row of a call: where its text goes, and what makes text of its ids."""
 
-    def __init__(self, index: int, sample: int, *, shown: bool, follow: Any) -> None:
-        self.at, self.shown, self.follow = (index, sample), shown, follow
+    def __init__(self, at: tuple[int, int, int], *, shown: bool, follow: Any) -> None:
+        self.at, self.shown, self.follow = at, shown, follow
 
 
 class _Deltas:
@@ -68,8 +70,8 @@ class _Deltas:
 
     def __init__(self, pipe: Pipe[Any, Any]) -> None:
         self._pipe = pipe
-        self._texts: dict[tuple[int, int], str] = {}
-        self._answers: dict[tuple[int, int], Slot[Any]] = {}
+        self._texts: dict[tuple[int, int, int], str] = {}
+        self._answers: dict[tuple[int, int, int], Slot[Any]] = {}
         self._new: deque[Delta] = deque()
         self.drive: Drive[int]
 
@@ -81,17 +83,17 @@ class _Deltas:
     def keep(self, key: int, row: Row, wanted: Wanted, slot: Slot[Any]) -> None:
         """It is kept when it comes."""
 
-    def _place(self, row: Row) -> tuple[int, int]:
-        """The request of a row, and which of its samples it is."""
+    def _place(self, row: Row) -> tuple[int, int, int]:
+        """The request of a row, which of its samples it is, and the round."""
         samples = {row.sample, *(other.sample for other in self.drive.live(row))}
-        return row.key, sorted(samples).index(row.sample)
+        return row.key, sorted(samples).index(row.sample), shown_text(self._pipe, row).round
 
     def begin(self, row: Row, wanted: Wanted) -> _Shown:
         """A row of a call that begins."""
-        shown, follow = shown_text(self._pipe, row)
-        shown = shown and wanted.shown
-        decodes = follow(wanted.input) if shown and follow is not None else None
-        return _Shown(*self._place(row), shown=shown, follow=decodes)
+        text = shown_text(self._pipe, row)
+        shown = text.keeps and wanted.shown
+        follow = text.follow(wanted.input) if shown and text.follow is not None else None
+        return _Shown(self._place(row), shown=shown, follow=follow)
 
     def see(self, row: _Shown, event: Event) -> None:
         """Note what an engine tells of a row."""
@@ -107,8 +109,9 @@ class _Deltas:
     def _tell(self, row: _Shown, text: str, reasoning: str) -> None:
         if text or reasoning:
             self._texts[row.at] = self._texts.get(row.at, "") + text
-            index, sample = row.at
-            self._new.append(Delta(index=index, sample=sample, text=text, reasoning=reasoning))
+            index, sample, turn = row.at
+            delta = Delta(index=index, sample=sample, text=text, reasoning=reasoning, round=turn)
+            self._new.append(delta)
 
     def new(self) -> Iterator[Delta]:
         """The deltas since the last time."""
@@ -121,18 +124,21 @@ class _Deltas:
             if is_ok(slot) and isinstance(slot.unwrap(), GenerationResult):
                 for sample, completed in enumerate(slot.unwrap().completions):
                     if is_ok(completed):
-                        yield from self._rest(index, sample, completed.unwrap().text)
+                        result = completed.unwrap()
+                        for turn, one in enumerate((*result.rounds[:-1], result)):
+                            yield from self._rest((index, sample, turn), one.text)
             yield Done(index=index, slot=slot)
 
-    def _rest(self, index: int, sample: int, text: str) -> Iterator[Delta]:
-        shown = self._texts.get((index, sample), "")
+    def _rest(self, at: tuple[int, int, int], text: str) -> Iterator[Delta]:
+        shown = self._texts.get(at, "")
+        index, sample, turn = at
         if not text.startswith(shown):
             raise ContractError(
                 f"the streamed text of request {index} is not how its result begins: a"
                 " stage changed text that it said it keeps"
             )
         if len(text) > len(shown):
-            yield Delta(index=index, sample=sample, text=text[len(shown) :])
+            yield Delta(index=index, sample=sample, text=text[len(shown) :], round=turn)
 
 
 class _Streamed(Session):

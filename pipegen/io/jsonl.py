@@ -265,6 +265,7 @@ def _result(result: GenerationResult, brief: bool) -> dict[str, Any]:
     fields["tried"] = [error_to_plain(error) for error in result.tried]
     fields["previous"] = None if result.previous is None else _result(result.previous, brief)
     fields["samples"] = [_result(sample, brief) for sample in result.samples]
+    fields["rounds"] = [_result(one, brief) for one in result.rounds]
     fields["failed_samples"] = [
         {"sample": sample, "error": error_to_plain(error)}
         for sample, error in result.failed_samples
@@ -340,6 +341,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "tried": lambda errors: tuple(error_from(error) for error in errors),
     "previous": lambda result: _read(result, GenerationResult),
     "samples": lambda samples: tuple(_read(sample, GenerationResult) for sample in samples),
+    "rounds": lambda rounds: tuple(_read(one, GenerationResult) for one in rounds),
     "failed_samples": lambda failed: tuple(
         (one["sample"], error_from(one["error"])) for one in failed
     ),

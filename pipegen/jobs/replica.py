@@ -2,7 +2,7 @@
 what it finishes.
 
 `ask` hands a row over and gives a future of its slot. All rows that were handed over, by whomever,
-go through one flow (`pipegen.drivers.flow`), which a thread drives: the engine does not wait for a
+go through one flow (`pipegen.drivers.drive`), which a thread drives: the engine does not wait for a
 batch to end before it gets the next one.
 
 With a job, a row that is in the journal is not asked again, and one that ends is written before its

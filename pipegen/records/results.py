@@ -35,12 +35,15 @@ __all__ = [
     "PreparedImage",
     "Prompt",
     "Raw",
+    "RoundsEnd",
     "Thinking",
     "TokenLogprob",
     "closest_choice",
     "margin_of",
 ]
 
+RoundsEnd = Literal["done", "limit"]
+"""How the rounds of a loop ended."""
 Thinking = Literal["honoured", "unsupported"]
 """Whether the chat template honours the thinking switch."""
 Grid = tuple[int, int, int]
@@ -391,6 +394,10 @@ class GenerationResult:
     """
     failed_samples: tuple[tuple[int, GenerationError], ...] = ()
     """The completions that failed while others succeeded: their index, and the error."""
+    rounds: tuple[GenerationResult, ...] = ()
+    """After `pg.repeat`: the results of all rounds, this one's own last."""
+    rounds_end: RoundsEnd | None = None
+    """After `pg.repeat`: `done`, or `limit` where the next request was not asked any more."""
 
     @property
     def message(self) -> dict[str, Any]:

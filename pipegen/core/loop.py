@@ -21,24 +21,20 @@ B = TypeVar("B")
 def loop(
     pipe: Pipe[A, B],
     again: Callable[[B], A | None],
-    finish: Callable[[tuple[B, ...], bool], B],
+    finish: Callable[..., B],
     *,
     limit: int,
     name: str,
 ) -> Pipe[A, B]:
-    """Run `pipe` until `again(result)` is None, at most `limit` times; `finish(results, more)` makes the one
+    """Run `pipe` until `again(result)` is None, at most `limit` times; `finish(results, more=...)` makes the one
     result of those of all rounds, `more` where the limit came first.
 
     A round that fails is the end of its row. Where requests have samples, each sample has its own rounds.
 
-    >>> double = loop(
-    ...     pure("double", lambda n: 2 * n),
-    ...     lambda n: n if n < 20 else None,
-    ...     lambda all, more: all,
-    ...     limit=9,
-    ...     name="d",
-    ... )
-    >>> double.apply((Success(3),))
+    >>> from pipegen.core.pipe import pure
+    >>> double, again = pure("double", lambda n: 2 * n), lambda n: n if n < 20 else None
+    >>> whole = loop(double, again, lambda results, more: results, limit=9, name="whole")
+    >>> whole.apply((Success(3),))
     (<Success: (6, 12, 24)>,)
     """
 
@@ -51,7 +47,7 @@ def loop(
         results = (*notes, slot.unwrap())
         request = again(slot.unwrap())
         if request is None or len(results) == limit:
-            return Success(finish(results, request is not None))
+            return Success(finish(results, more=request is not None))
         return Again(Success(request), results)
 
     def among(before: Steps, after: Steps) -> Nest:
