@@ -244,7 +244,15 @@ class Drive(Generic[K]):
     # Requests become rows.
 
     def _fill(self) -> None:
+        if not self._more:
+            return
         together: list[Request[K]] = []
+        if self._whole is not None:  # all at once
+            while not isinstance(item := self._source(), NoRequest):
+                together += self._begun(*item)
+            self._more = False
+            self._begin(together)
+            return
         taken, waited = 0, 0.0
         while (
             self._more
@@ -264,7 +272,7 @@ class Drive(Generic[K]):
                 break
             together += self._begun(*item)
             # The first one tells which engine there is, and so how many may be taken.
-            if self._whole is None and (len(together) == TOGETHER or self._limits == {}):
+            if len(together) == TOGETHER or self._limits == {}:
                 self._begin(together)
                 together = []
         self._begin(together)
