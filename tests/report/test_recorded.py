@@ -15,9 +15,9 @@ pytest.importorskip("torch")
 
 from support.faults import write_other
 from support.wrong_server import ModelServer
+from toolz import dissoc
 
 import pipegen as pg
-from pipegen.core.functional import dissoc
 from pipegen.core.slots import Slot
 from pipegen.io.jsonl import from_plain, to_plain
 from pipegen.io.results_in import results_in
