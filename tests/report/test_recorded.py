@@ -253,8 +253,12 @@ RIGHT: list[tuple[dict[str, Any], tuple[pg.Plugin, ...]]] = [
 ]
 
 
+def named(value: dict[str, Any] | tuple[pg.Plugin, ...]) -> str:
+    return str(value) if isinstance(value, dict) else " ".join(plugin.name for plugin in value)
+
+
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-@pytest.mark.parametrize(("options", "plugins"), RIGHT, ids=str)
+@pytest.mark.parametrize(("options", "plugins"), RIGHT, ids=named)
 def test_right_rows_of_a_file_obey_their_requests(
     options: dict[str, Any],
     plugins: tuple[pg.Plugin, ...],
