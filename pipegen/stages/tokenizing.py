@@ -24,12 +24,14 @@ from returns.result import Failure, Success
 
 from pipegen.core.border import of_tokenizer
 from pipegen.core.calls import Steps
-from pipegen.core.errors import InvalidRequest, UnsupportedMultimodal
+from pipegen.core.errors import InvalidRequest, TemplateFailed, UnsupportedMultimodal
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.engines.tokenizer import Tokenizer
+from pipegen.records.fields import altered
 from pipegen.records.results import Encoded, PreparedImage, Prompt
+from pipegen.stages.parts.bridge import Before, check_earlier_images
 from pipegen.stages.parts.control_tokens import ControlTokens
 from pipegen.stages.parts.foreign_text import Marks
 from pipegen.stages.parts.harmless import hides_nothing
@@ -110,7 +112,12 @@ def _key(rendered: Rendered) -> Hashable:
         rendered.bos,
         rendered.thinking,
     )
-    return text, rendered.token_ids, tuple([id(image) for image in rendered.images])
+    return (
+        text,
+        rendered.token_ids,
+        rendered.before,
+        tuple([id(image) for image in rendered.images]),
+    )
 
 
 def _prompt(rendered: Rendered, engine: TokenEngine, limit: int | None) -> Slot[Prompt]:
@@ -137,9 +144,51 @@ def tokenize_row(
     vocabulary, or where there are not as many placeholders as images; `UnsupportedMultimodal` for
     images without a placeholder token.
     """
+    if rendered.before is not None:
+        return _continued(rendered, rendered.before, images, tokenizer, image_placeholder)
     return _compact_ids(rendered, tokenizer).bind(
         lambda ids: _with_images(rendered, ids, images, tokenizer, image_placeholder)
     )
+
+
+def _continued(
+    rendered: Rendered,
+    before: Before,
+    images: tuple[PreparedImage, ...],
+    tokenizer: Tokenizer,
+    image_placeholder: str | None,
+) -> Slot[Prompt]:
+    """The ids of the turns before, and those of the text that follows them; the images of earlier
+    turns are in the ids already, and have to be the same.
+    """
+    count = len(before.image_digests)
+    refusal = check_earlier_images(before, images[:count], tokenizer, image_placeholder)
+    if refusal is not None:
+        return Failure(refusal)
+    own = altered(rendered, before=None)
+
+    def joined(new: Prompt) -> Slot[Prompt]:
+        skipped = 0 if before.anchor_id is None else 1
+        if skipped and new.token_ids[:1] != (before.anchor_id,):
+            return Failure(
+                TemplateFailed(
+                    f"the tokenizer does not keep {before.anchor!r} apart from the text behind it"
+                )
+            )
+        compact = before.compact_token_ids + new.compact_token_ids[skipped:]
+        return Success(
+            Prompt(
+                token_ids=before.token_ids + new.token_ids[skipped:],
+                compact_token_ids=compact,
+                text=of_tokenizer(tokenizer.decode, before.compact_token_ids)
+                + (rendered.text or "").removeprefix(before.anchor),
+                images=images,
+                thinking=rendered.thinking,
+                render_differs=before.render_differs,
+            )
+        )
+
+    return tokenize_row(own, images[count:], tokenizer, image_placeholder).bind(joined)
 
 
 def _with_images(

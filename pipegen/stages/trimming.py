@@ -21,7 +21,14 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import Engine, TextEngine, TokenEngine, takes_tokens
 from pipegen.records.options import GenerationOptions
-from pipegen.records.results import Decoded, Finish, GenerationResult, closest_choice
+from pipegen.records.results import (
+    Decoded,
+    Encoded,
+    Finish,
+    GenerationResult,
+    Turn,
+    closest_choice,
+)
 from pipegen.stages.parts.answer_check import WORDS, Answer, disobeyed
 from pipegen.stages.parts.reasoning import thinking_unfinished
 from pipegen.stages.parts.samples import SAMPLING
@@ -162,8 +169,23 @@ def trim_row(
             image_digests=tuple([image.digest for image in prompt.images]),
             options=options,
             clipped_from=encoded.clipped_from,
+            exact=_is_exact(encoded),
+            render_differs=prompt.render_differs,
+            turn=Turn(
+                request=encoded.request,
+                compact_token_ids=prompt.compact_token_ids if prompt.images else None,
+            ),
         )
     )
+
+
+def _is_exact(encoded: Encoded) -> bool | None:
+    """Whether the prompt begins with the ids of the turns before it."""
+    continues = encoded.request.continues
+    if continues is None:
+        return None
+    before = continues.before
+    return bool(before) and encoded.prompt.token_ids[: len(before)] == before
 
 
 def _wrong_form(decoded: Decoded, route_name: str) -> MalformedResponse | None:

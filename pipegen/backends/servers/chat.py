@@ -42,6 +42,7 @@ from pipegen.records.results import (
     GenerationResult,
     ResolvedRequest,
     TokenLogprob,
+    Turn,
     closest_choice,
 )
 from pipegen.stages.parts.answer_check import WORDS, Answer, disobeyed
@@ -294,6 +295,8 @@ def result_of(
             tool_calls=output.tool_calls,
             options=options,
             clipped_from=asked if clipped else None,
+            exact=None if output.job.request.continues is None else False,
+            turn=Turn(request=output.job.request),
         )
     )
 
