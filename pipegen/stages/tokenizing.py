@@ -165,7 +165,8 @@ def _continued(
     refusal = check_earlier_images(before, images[:count], tokenizer, image_placeholder)
     if refusal is not None:
         return Failure(refusal)
-    own = altered(rendered, before=None)
+    lead = _lead_ids(rendered, before, tokenizer)
+    own = altered(rendered, before=None).rewritten(lambda text: text[before.lead :])
 
     def joined(new: Prompt) -> Slot[Prompt]:
         skipped = 0 if before.anchor_id is None else 1
@@ -175,11 +176,10 @@ def _continued(
                     f"the tokenizer does not keep {before.anchor!r} apart from the text behind it"
                 )
             )
-        compact = before.compact_token_ids + new.compact_token_ids[skipped:]
         return Success(
             Prompt(
-                token_ids=before.token_ids + new.token_ids[skipped:],
-                compact_token_ids=compact,
+                token_ids=before.token_ids + lead + new.token_ids[skipped:],
+                compact_token_ids=before.compact_token_ids + lead + new.compact_token_ids[skipped:],
                 text=of_tokenizer(tokenizer.decode, before.compact_token_ids)
                 + (rendered.text or "").removeprefix(before.anchor),
                 images=images,
@@ -189,6 +189,27 @@ def _continued(
         )
 
     return tokenize_row(own, images[count:], tokenizer, image_placeholder).bind(joined)
+
+
+def _lead_ids(rendered: Rendered, before: Before, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The ids of the text that follows the text of the answer, with no control token between.
+
+    It is encoded behind a letter or a mark, since some tokenizers put a space before every text.
+    """
+    if not before.lead:
+        return ()
+    text = rendered.marks.put_back(rendered.to_tokenize[: before.lead])
+
+    def ids(words: str) -> list[int]:
+        if rendered.control is None:
+            return list(of_tokenizer(tokenizer.encode_plain, words, first=False))
+        return _plain_ids(words, "", "", rendered.control, tokenizer, first=False)
+
+    for word in ("x", ".", "1"):
+        alone, both = ids(word), ids(word + text)
+        if both[: len(alone)] == alone:
+            return tuple(both[len(alone) :])
+    return tuple(ids(text))
 
 
 def _with_images(

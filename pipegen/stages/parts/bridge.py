@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -35,6 +36,7 @@ from pipegen.records.options import ChatTemplateOptions
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import PreparedImage
 from pipegen.stages.parts.control_tokens import ControlTokens
+from pipegen.stages.parts.foreign_text import Marks
 from pipegen.stages.parts.template import (
     call_template,
     honours_thinking,
@@ -77,6 +79,8 @@ class Before:
     """
     anchor_id: Annotated[int | None, integer(low=0)] = None
     """The id of the anchor."""
+    lead: Annotated[int, integer(low=0)] = 0
+    """How many characters of the bridge are text that follows the text of the answer."""
     render_differs: bool | None = None
     """As in `GenerationResult`."""
 
@@ -262,12 +266,22 @@ _TOOL = {
 }
 
 
-def _following(sentinel: str, text: str) -> Slot[str]:
-    """What follows the sentinel; `TemplateFailed` if it is not there once."""
-    _, found, after = text.partition(sentinel)
-    if not found or sentinel in after:
+def _following(sentinel: str, text: str, marks: Marks | None = None) -> Slot[str]:
+    """What follows the sentinel, whose characters may be marked; `TemplateFailed` if it is not
+    there once.
+    """
+    places = [*re.finditer(_pattern(sentinel, marks or Marks()), text)]
+    if len(places) != 1:
         return Failure(TemplateFailed("it does not write the answer once, as it is"))
-    return Success(after)
+    return Success(text[places[0].end() :])
+
+
+def _pattern(sentinel: str, marks: Marks) -> str:
+    forms: dict[str, list[str]] = {character: [character] for character in sentinel}
+    for mark, original in marks.originals.items():
+        if original in forms:
+            forms[original] += [mark, json.dumps(mark)[1:-1]]
+    return "".join(f"(?:{'|'.join(map(re.escape, forms[character]))})" for character in sentinel)
 
 
 Render = Callable[[Sequence[Message]], "Slot[Rendered]"]
@@ -320,15 +334,13 @@ def bridged(
     short = render(history_of(new, sentinel, shape.kind, _calls_of(answer, new)))
 
     def cut(rendered: Rendered) -> Slot[Rendered]:
-        behind = _following(sentinel, rendered.to_tokenize)
+        behind = _following(sentinel, rendered.to_tokenize, rendered.marks)
         if not is_ok(behind):
             return Failure(behind.failure().with_fields(hint=_ADVICE))
         after = behind.unwrap()
         tokens = rendered.control or control()
         start, anchor = _begins(after, shape, continues.token_ids[-1:], tokens)
         text = after[start:]
-        if not anchor and tokens.pieces(text, at_most=1)[0]:
-            anchor = _anchor(tokens, tokenizer)
         made = rendered.rewritten(lambda whole: anchor + whole[len(whole) - len(text) :])
         differs = continues.render_differs or _differs(
             render, answer, new, continues, (made.text or "")[len(anchor) :], tokenizer
@@ -339,6 +351,7 @@ def bridged(
             image_digests=continues.image_digests,
             anchor=anchor,
             anchor_id=tokens.ids[anchor] if anchor else None,
+            lead=0 if anchor else len(tokens.pieces(text, at_most=1)[0]),
             render_differs=differs,
         )
         return Success(altered(made, request=request, before=before))
@@ -368,19 +381,6 @@ def _begins(
         return after.index(written[-1]), ""
     end_text = shape.ends[0].rstrip() if shape.ends else ""
     return (len(end_text) if after.startswith(end_text) else 0), ""
-
-
-def _anchor(control: ControlTokens, tokenizer: Tokenizer) -> str:
-    """A control token that changes no text behind it; empty where there is none."""
-    return next(
-        (
-            token
-            for token, number in sorted(control.ids.items(), key=lambda entry: entry[1])
-            if of_tokenizer(tokenizer.encode, f"{token} \n")[:1] == (number,)
-            and len(of_tokenizer(tokenizer.encode, f"{token} \n")) > 1
-        ),
-        "",
-    )
 
 
 def _calls_of(answer: Message, new: Sequence[Message]) -> tuple[tuple[str, str], ...]:
