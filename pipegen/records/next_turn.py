@@ -30,6 +30,7 @@ from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart, 
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, merge, options_from
 from pipegen.records.requests import (
     GenerationRequest,
+    ScoringRequest,
     TextGenerationRequest,
     VlmGenerationRequest,
 )
@@ -49,6 +50,7 @@ def next_turn(
     images: Sequence[Any] = (),
     history: History = "kept",
     options: GenerationOptions | Mapping[str, Any] | None = None,
+    continuation: str | Sequence[int] | None = None,
     request: GenerationRequest | None = None,
 ) -> GenerationRequest:
     """The request that continues the conversation of a result; see `GenerationResult.then`."""
@@ -80,17 +82,20 @@ def next_turn(
         if any(message.sources for message in messages)
         else TextGenerationRequest
     )
-    return kind(
-        id=first.id,
-        messages=messages,
-        tools=first.tools,
-        options=merge(
+    fields: dict[str, Any] = {
+        "id": first.id,
+        "messages": messages,
+        "tools": first.tools,
+        "options": merge(
             options_from(options) if isinstance(options, Mapping) else options,
             _of_prompts(first.options),
         ),
-        metadata=first.metadata,
-        continues=continues,
-    )
+        "metadata": first.metadata,
+        "continues": continues,
+    }
+    if continuation is not None:
+        return ScoringRequest(continuation=continuation, **fields)
+    return kind(**fields)
 
 
 def _with_answer(messages: Sequence[Message], result: GenerationResult) -> tuple[Message, ...]:

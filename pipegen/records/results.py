@@ -405,6 +405,7 @@ class GenerationResult:
         images: Sequence[Any] = (),
         history: History = "kept",
         options: GenerationOptions | Mapping[str, Any] | None = None,
+        continuation: str | Sequence[int] | None = None,
         request: GenerationRequest | None = None,
     ) -> GenerationRequest:
         """The request that goes on with this conversation: a user's words, or messages such as the
@@ -413,14 +414,21 @@ class GenerationResult:
         With `history="kept"`, its prompt is the ids of this one, the ids of the answer, and what
         the chat template writes between two turns. With "template" the template renders all turns
         again. The options `chat` and `preprocess` are those of this turn, the others those of the
-        run; `options` wins. A result that was read from a file takes its `request` too.
+        run; `options` wins. With a `continuation`, the request is one for `pg.score`. A result that
+        was read from a file takes its `request` too.
 
         Raises `InvalidField` for other messages, and where the request had none.
         """
         from pipegen.records.next_turn import next_turn  # which is made of results
 
         return next_turn(
-            self, words, images=images, history=history, options=options, request=request
+            self,
+            words,
+            images=images,
+            history=history,
+            options=options,
+            continuation=continuation,
+            request=request,
         )
 
     @property
