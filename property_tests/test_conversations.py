@@ -59,7 +59,7 @@ def test_the_bridge_does_not_depend_on_the_answer(
     assert len(bridges) == 1
 
 
-@given(hostile_texts(sorted(ROUTE_IDS)))
+@given(hostile_texts(tuple(sorted(ROUTE_IDS))))
 def test_no_new_words_make_a_control_token(words: str) -> None:
     engine, result = begun((65, ROUTE_IDS["<|im_end|>"]))
     known = set(engine.tokenizer.control_tokens.values())

@@ -181,7 +181,11 @@ def test_a_continued_request_pickles_and_has_plain_data() -> None:
     one = first(route, id="a")
     request = one.then("And?")
     assert pickle.loads(pickle.dumps(request)) == request
-    continues = {"messages": 2, "prompt_token_ids": one.prompt_token_ids, "token_ids": one.token_ids}
+    continues = {
+        "messages": 2,
+        "prompt_token_ids": one.prompt_token_ids,
+        "token_ids": one.token_ids,
+    }
     messages = [USER, one.message, {"role": "user", "content": "And?"}]
     line = json.dumps({"id": "a", "messages": messages, "continues": continues})
     read = pg.request_from(json.loads(line)).unwrap()

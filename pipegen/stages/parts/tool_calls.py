@@ -222,8 +222,8 @@ def _form_of(writer: Writer) -> Slot[_Form]:
     between = None
     if pair is not None and pair.startswith(one[: len(start) + edges[-1][1]]):
         more = pair[len(start) + edges[-1][1] :]
-        first = {"name": _NAME[1], "id": _IDS[1]}.get(parts[0][0], "")
-        between = more[: more.index(first)] if first and first in more else None
+        begins = {"name": _NAME[1], "id": _IDS[1]}.get(parts[0][0], "")
+        between = more[: more.index(begins)] if begins and begins in more else None
     return Success(
         _Form(
             open=body[: edges[0][0]].lstrip(),
