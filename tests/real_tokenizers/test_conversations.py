@@ -4,12 +4,15 @@ what follows comes from the template alone, and foreign words make no control to
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
 from hostile import control, control_ids
-from pairs import PAIRS, Pair, loaded
+from pairs import FOLDER, PAIRS, Pair, loaded, tokenizer_of
 
+from pipegen.backends.checkpoint.tokenizers import HFRenderer
+from pipegen.core.errors import TemplateFailed
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.continues import Continues
 from pipegen.records.options import GenerationOptions, resolve
@@ -97,3 +100,55 @@ def test_hostile_words_of_a_later_turn_make_no_control_token(pair: Pair) -> None
         assert "control" in hostile.failure().message
         return
     assert control_ids(pair, harmless) == control_ids(pair, hostile.unwrap())
+
+
+CALL = {
+    "id": "call00000",
+    "type": "function",
+    "function": {"name": "get", "arguments": {"city": "Rome"}},
+}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get",
+        "description": "gets",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+FOLLOWING = {  # what follows which answer, and of how many templates there must be a bridge
+    "user turn": ({"role": "assistant", "content": "Yes."}, NEXT, 170),
+    "result of a tool": (
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "call00000", "name": "get", "content": "sunny words"},
+        102,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FOLLOWING)
+def test_most_templates_have_a_bridge_and_the_others_say_so(what: str) -> None:
+    answer, new, least = FOLLOWING[what]
+    tokenizer = tokenizer_of("qwen3", False)
+    raw = tokenizer.raw
+    raw.bos_token, raw.eos_token, raw.pad_token, raw.unk_token = "<s>", "</s>", "<pad>", "<unk>"
+    counts: Counter[str] = Counter()
+    for path in sorted((FOLDER / "templates").glob("*/*.jinja")):
+        renderer = HFRenderer(raw, path.read_text(encoding="utf-8"))
+        request = TextGenerationRequest(
+            messages=[USER, answer, new],
+            tools=[TOOL] if new["role"] == "tool" else [],
+            continues=Continues(messages=2, prompt_token_ids=(1, 2), token_ids=(3,)),
+        )
+        job = ResolvedRequest(request=request, options=resolve(GenerationOptions()))
+        rendered = render_row(job, tokenizer, renderer)
+        slot = rendered.bind(lambda one: tokenize_row(one, (), tokenizer, None))
+        if not is_ok(slot):
+            assert isinstance(slot.failure(), TemplateFailed), path
+            counts["no bridge"] += 1
+            continue
+        ids = slot.unwrap().token_ids
+        assert ids[:3] == (1, 2, 3), path
+        assert tokenizer.decode(ids[3:]).count(str(new["content"])) == 1, path
+        counts["bridge"] += 1
+    print(what, dict(counts))
+    assert counts["bridge"] >= least, counts

@@ -209,6 +209,8 @@ def _form_of(writer: Writer) -> Slot[_Form]:
     parts.sort(key=lambda part: part[1])
     edges = [(place, place + size) for _, place, size in parts]
     literals = [body[stop:begin] for (_, stop), (begin, _) in itertools.pairwise(edges)]
+    if not body[: edges[0][0]].strip():
+        return Failure(TemplateFailed("the chat template writes nothing before the name of a call"))
     tail = body[edges[-1][1] :]
     empty_tail = ""
     if parts[-1][0] == "tagged":
