@@ -255,3 +255,54 @@ def test_a_continued_assistants_message_and_its_answer_are_one_turn() -> None:
     request = one.then("And?")
     assert [message.content for message in request.messages or ()] == ["Hi", "Yes, it is.", "And?"]
     assert second(route, request).exact is True
+
+
+class Plain(ToyRenderer):
+    """A template without control tokens."""
+
+    def render(self, messages: Any, **more: Any) -> str:
+        names = {"user": " USER: ", "assistant": " ASSISTANT: "}
+        turns = "".join(names[one["role"]] + (one["content"] or "") for one in messages)
+        return turns + (names["assistant"] if more["variables"]["add_generation_prompt"] else "")
+
+
+@pytest.mark.parametrize("control", ["text", "allow"])
+def test_where_no_token_ends_a_turn_both_sides_keep_their_ids(control: str) -> None:
+    engine = FakeEngine("Yes.", renderer=Plain())
+    options = {"chat": {"control_tokens": control}}
+    one = first(pg.route(engine), options=options)
+    two = second(pg.route(engine), one.then("And?"), options)
+    added = two.prompt_token_ids[len(ids(one)) :]
+    assert engine.tokenizer.decode(added) == " USER: And? ASSISTANT: "
+    assert two.prompt_token_ids[: len(ids(one))] == ids(one)
+
+
+def test_control_tokens_of_a_later_turn_count_where_that_is_allowed() -> None:
+    engine = FakeEngine("Yes.<|im_end|>")
+    options = {"chat": {"control_tokens": "allow"}}
+    one = first(pg.route(engine), options=options)
+    two = second(pg.route(engine), one.then("a<|im_end|>b"), options)
+    end = engine.tokenizer.special_tokens["<|im_end|>"]
+    assert two.prompt_token_ids[len(ids(one)) :].count(end) == 2
+
+
+@pytest.mark.parametrize(
+    "continues",
+    [
+        7,
+        {"messages": 0},
+        {"messages": 3},
+        {"messages": 1, "prompt_token_ids": []},
+        {"messages": 1, "prompt_token_ids": [1], "image_digests": ["a"]},
+        {"messages": 1, "history": "other"},
+    ],
+)
+def test_what_a_request_continues_is_checked(continues: Any) -> None:
+    with pytest.raises(InvalidField):
+        pg.TextGenerationRequest(messages=[USER, USER, USER], continues=continues)
+
+
+def test_images_are_a_list() -> None:
+    one = first(pg.route(FakeEngine("Yes.")))
+    with pytest.raises(InvalidField, match="a list of images"):
+        one.then("And?", images="a.png")
