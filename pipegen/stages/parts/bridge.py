@@ -57,6 +57,7 @@ __all__ = [
     "read_arguments",
 ]
 
+_ids = token_ids  # a field has this name
 _SENTINELS = ("QZXJ7", "Qz one, two. Three")
 _ADVICE = 'ask with history="template": the template then renders every turn again'
 Kind = Literal["call", "text"]
@@ -67,9 +68,9 @@ Kind = Literal["call", "text"]
 class Before:
     """The ids that come before a rendered bridge."""
 
-    token_ids: Annotated[tuple[int, ...], token_ids]
+    token_ids: Annotated[tuple[int, ...], _ids]
     """The last prompt and its answer, each image expanded to all of its tokens."""
-    compact_token_ids: Annotated[tuple[int, ...], token_ids]
+    compact_token_ids: Annotated[tuple[int, ...], _ids]
     """The same, with one placeholder for each image."""
     image_digests: tuple[str, ...] = ()
     """The images in them."""
