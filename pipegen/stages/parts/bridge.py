@@ -423,6 +423,7 @@ def read_arguments(message: Message) -> Message:
     """The message with the arguments of its tool calls as mappings, as chat templates take them;
     chat servers take them as JSON text.
 
+    >>> from pipegen.records.messages import message_from
     >>> call = {"function": {"name": "get", "arguments": '{"city": "Rome"}'}}
     >>> message = message_from({"role": "assistant", "tool_calls": [call]}, "message")
     >>> read_arguments(message).extras["tool_calls"][0]["function"]["arguments"]["city"]
