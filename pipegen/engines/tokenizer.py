@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["Renderer", "SpellsAlone", "Tokenizer"]
+__all__ = ["ReadsResponses", "Renderer", "SpellsAlone", "Tokenizer"]
 
 
 @runtime_checkable
@@ -87,4 +87,17 @@ class Renderer(Protocol):
         variables: Mapping[str, Any],
     ) -> str:
         """Call the template once. Whatever the template raises comes through."""
+        ...
+
+
+@runtime_checkable
+class ReadsResponses(Protocol):
+    """What a renderer may know beyond `Renderer`: how the checkpoint itself has answers read."""
+
+    def read_response(
+        self, text: str, *, prompt: str, tools: Sequence[Mapping[str, Any]]
+    ) -> Mapping[str, Any] | None:
+        """The answer as a message with `content` and `tool_calls`; None where the checkpoint says
+        nothing about it. Whatever its reader raises comes through.
+        """
         ...

@@ -258,7 +258,9 @@ def error_from(values: Any) -> GenerationError:
 
 def _result(result: GenerationResult, brief: bool) -> dict[str, Any]:
     fields = {
-        name: getattr(result, name) for name in names_of(result) if not (brief and name in BRIEF)
+        name: getattr(result, name)
+        for name in names_of(result)
+        if name != "turn" and not (brief and name in BRIEF)
     }
     fields["finish"] = result.finish.value
     fields["options"] = _options(result.options)

@@ -10,6 +10,7 @@ its mark, by which `pipegen.jobs.history` tells with which settings a row was ma
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from array import array
@@ -147,6 +148,8 @@ def content_of(request: GenerationRequest) -> bytes:
     content: list[Any] = [messages, request.prompt, request.prompt_token_ids, request.tools]
     if isinstance(request, ScoringRequest):
         content.append({"continuation": request.continuation})
+    if request.continues is not None:
+        content.append({"continues": dataclasses.asdict(request.continues)})
     return json.dumps(strict_json.plain(content), ensure_ascii=False).encode(
         "utf-8", "surrogatepass"
     )

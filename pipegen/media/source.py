@@ -70,7 +70,11 @@ def load_sources(request: GenerationRequest, policy: ImagePolicy) -> Slot[Genera
         data = guard_slot(partial(_read_one, index, source, policy), partial(_unread, index))
         if not isinstance(data, Success):
             return Failure(data.failure())
-        loaded[source] = ImageSource(data=data.unwrap(), max_pixels=policy.max_source_pixels)
+        loaded[source] = ImageSource(
+            data=data.unwrap(),
+            max_pixels=policy.max_source_pixels,
+            origin=source if source.data is None else source.origin,
+        )
     return Success(
         request.with_sources(tuple(loaded[source] for source in request.sources))
         if loaded

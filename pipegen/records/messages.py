@@ -13,6 +13,7 @@ pipegen.core.names.InvalidField: messages[0].content[0].type takes 'text', 'imag
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 from collections.abc import Mapping, Sequence
@@ -53,6 +54,8 @@ class ImageSource:
     data: bytes | None = None
     max_pixels: int | None = None
     """The most pixels that the image may have, from the `ImagePolicy` under which it was read."""
+    origin: ImageSource | None = dataclasses.field(default=None, compare=False, repr=False)
+    """The path or URL that `data` was read from."""
 
     def check_all(self) -> None:
         if sum(value is not None for value in (self.path, self.url, self.data)) != 1:

@@ -35,7 +35,7 @@ slot, which may have failed already.
 
 def request_from(values: Mapping[str, Any], where: str = "request") -> Slot[GenerationRequest]:
     """A request from plain data: `{"id", "messages" | "prompt" | "prompt_token_ids", "images" |
-    "image", "tools", "options", "metadata"}`.
+    "image", "tools", "options", "metadata", "continues"}`.
 
     With a `continuation`, it is a request to score.
 
@@ -141,7 +141,7 @@ def _fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
         if "images" in fields:
             raise InvalidField("a request takes image or images, not both")
         fields["images"] = [fields.pop("image")]
-    for name in ("messages", "tools", "options", "prompt_token_ids"):
+    for name in ("messages", "tools", "options", "prompt_token_ids", "continues"):
         if isinstance(fields.get(name), str):
             fields[name] = _from_text(name, fields[name])
     if isinstance(fields.get("images"), (str, bytes, Mapping)) and fields["images"]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from immutabledict import immutabledict
 
+from pipegen.records.continues import Continues, continues_from
 from pipegen.records.fields import (
     InvalidField,
     boolean,
@@ -30,6 +31,7 @@ from pipegen.records.fields import (
     path,
     record,
     schema_of,
+    token_ids,
     tuple_of,
     with_schema,
 )
@@ -74,24 +76,6 @@ def _images(value: Any) -> Any:
     )
 
 
-_ids = tuple_of(integer(low=0))
-
-
-def _token_ids(value: Any) -> Any:
-    """As `_ids`, but fast where all is well: a prompt may have a hundred thousand ids."""
-    if (
-        isinstance(value, (tuple, list))
-        and value
-        and set(map(type, value)) == {int}
-        and min(value) >= 0
-    ):
-        return tuple(value)
-    return _ids(value)
-
-
-with_schema(_token_ids, schema_of(_ids))
-
-
 def _metadata(value: Any) -> Any:
     """Frozen at its first level only: the values are the caller's own, of any type."""
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
@@ -111,6 +95,7 @@ FIELDS = (
     "options",
     "metadata",
     "continuation",
+    "continues",
 )
 """The fields of a request."""
 
@@ -157,18 +142,19 @@ class GenerationRequest:
 
     `id` is the caller's name for the request. `tools` go to the chat template. `metadata` is the
     caller's: it is carried along, no engine sees it, and requests that differ in nothing else are
-    equal.
+    equal. `continues` holds the ids of the turns before, in a request of `result.then(...)`.
     """
 
     id: Annotated[str | None, non_empty_string] = None
     messages: Annotated[tuple[Message, ...] | None, _messages] = None
     prompt: str | None = None
-    prompt_token_ids: Annotated[tuple[int, ...] | None, _token_ids] = None
+    prompt_token_ids: Annotated[tuple[int, ...] | None, token_ids] = None
     tools: Annotated[tuple[Mapping[str, Any], ...], tuple_of(mapping)] = ()
     options: GenerationOptions | None = None
     metadata: Annotated[Mapping[str, Any], _metadata] = dataclasses.field(
         default=immutabledict(), compare=False, repr=False
     )
+    continues: Annotated[Continues | None, continues_from] = None
 
     if TYPE_CHECKING:  # accepts wider types than the fields have
 
@@ -182,6 +168,7 @@ class GenerationRequest:
             tools: Sequence[Mapping[str, Any]] = (),
             options: GenerationOptions | None = None,
             metadata: Mapping[str, Any] = ...,
+            continues: Continues | Mapping[str, Any] | None = None,
         ) -> None: ...
 
     @staticmethod
@@ -201,6 +188,11 @@ class GenerationRequest:
         if self.options is not None and not isinstance(self.options, GenerationOptions):
             raise InvalidField(
                 f"{name}.options takes GenerationOptions, not {type(self.options).__name__}"
+            )
+        if self.continues is not None and self.continues.messages >= len(self.messages or ()):
+            raise InvalidField(
+                f"{name}.continues is of {self.continues.messages} messages, and the request has"
+                f" {len(self.messages or ())}: it takes at least one more, such as a user's"
             )
 
     @property
@@ -279,6 +271,7 @@ class VlmGenerationRequest(GenerationRequest):
             tools: Sequence[Mapping[str, Any]] = (),
             options: GenerationOptions | None = None,
             metadata: Mapping[str, Any] = ...,
+            continues: Continues | Mapping[str, Any] | None = None,
         ) -> None: ...
 
     def check_all(self) -> None:
@@ -302,12 +295,12 @@ def _continuation(value: Any) -> Any:
     if isinstance(value, str):
         return non_empty_string(value)
     if isinstance(value, (list, tuple)) and value:
-        return _token_ids(value)
+        return token_ids(value)
     raise ValueError("a text or token ids, at least one")
 
 
 with_schema(
-    _continuation, {"anyOf": [schema_of(non_empty_string), {**schema_of(_ids), "minItems": 1}]}
+    _continuation, {"anyOf": [schema_of(non_empty_string), {**schema_of(token_ids), "minItems": 1}]}
 )
 
 
@@ -340,6 +333,7 @@ class ScoringRequest(VlmGenerationRequest):
             tools: Sequence[Mapping[str, Any]] = (),
             options: GenerationOptions | None = None,
             metadata: Mapping[str, Any] = ...,
+            continues: Continues | Mapping[str, Any] | None = None,
         ) -> None: ...
 
 

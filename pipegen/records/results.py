@@ -19,6 +19,7 @@ from returns.result import Failure, Success
 
 from pipegen.core.errors import GenerationError
 from pipegen.core.slots import Batch
+from pipegen.records.continues import History
 from pipegen.records.fields import record
 from pipegen.records.messages import Message, plain_messages
 from pipegen.records.options import GenerationOptions
@@ -38,6 +39,7 @@ __all__ = [
     "RoundsEnd",
     "Thinking",
     "TokenLogprob",
+    "Turn",
     "closest_choice",
     "margin_of",
 ]
@@ -115,6 +117,8 @@ class Prompt:
     """The images, in message order."""
     thinking: Thinking | None = None
     """Whether the template honours the thinking switch."""
+    render_differs: bool | None = None
+    """As in `GenerationResult`."""
 
 
 class CheckedIds(NamedTuple):
@@ -313,6 +317,16 @@ class Decoded:
 
 
 @record
+class Turn:
+    """What `GenerationResult.then` needs beside the result itself."""
+
+    request: GenerationRequest
+    """The request, with the conversation so far."""
+    compact_token_ids: tuple[int, ...] | None = None
+    """The ids of its prompt with one placeholder for each image; None where there are no images."""
+
+
+@record
 class GenerationResult:
     """One finished generation."""
 
@@ -369,7 +383,19 @@ class GenerationResult:
     `max_new_tokens`.
     """
     tool_calls: tuple[Mapping[str, Any], ...] = ()
-    """The tool calls that a chat server found in the answer, in the OpenAI form."""
+    """The tool calls in the answer, in the OpenAI form: those that a chat server found, or, where
+    the request has `tools`, those that pipegen read.
+    """
+    tool_calls_unread: str | None = None
+    """Why the answer's tool calls could not be read, where it seems to have some."""
+    content: str | None = None
+    """The text before the tool calls, where pipegen read some; `text` holds both."""
+    exact: bool | None = None
+    """Whether the prompt begins with the very ids of the turns before; None for a first turn."""
+    render_differs: bool | None = None
+    """Whether the chat template would write the turns so far with other ids, as one does that takes
+    the thoughts out of earlier answers. None for a first turn, and where a server renders.
+    """
     image_grid_thw: tuple[Grid | None, ...] = ()
     """For each image, its patches in time, height and width; `None` for models that do not work on
     such a grid.
@@ -398,6 +424,41 @@ class GenerationResult:
     """After `pg.repeat`: the results of all rounds, this one's own last."""
     rounds_end: RoundsEnd | None = None
     """After `pg.repeat`: `done`, or `limit` where the next request was not asked any more."""
+    turn: Turn | None = dataclasses.field(default=None, compare=False, repr=False)
+    """What `then` goes on from. It is in no file of results."""
+
+    def then(
+        self,
+        words: str | Mapping[str, Any] | Message | Sequence[Mapping[str, Any] | Message],
+        *,
+        images: Sequence[Any] = (),
+        history: History = "kept",
+        options: GenerationOptions | Mapping[str, Any] | None = None,
+        continuation: str | Sequence[int] | None = None,
+        request: GenerationRequest | None = None,
+    ) -> GenerationRequest:
+        """The request that goes on with this conversation: a user's words, or messages such as the
+        results of tools.
+
+        With `history="kept"`, its prompt is the ids of this one, the ids of the answer, and what
+        the chat template writes between two turns. With "template" the template renders all turns
+        again. The options `chat` and `preprocess` are those of this turn, the others those of the
+        run; `options` wins. With a `continuation`, the request is one for `pg.score`. A result that
+        was read from a file takes its `request` too.
+
+        Raises `InvalidField` for other messages, and where the request had none.
+        """
+        from pipegen.records.next_turn import next_turn  # which is made of results
+
+        return next_turn(
+            self,
+            words,
+            images=images,
+            history=history,
+            options=options,
+            continuation=continuation,
+            request=request,
+        )
 
     @property
     def message(self) -> dict[str, Any]:
@@ -409,7 +470,7 @@ class GenerationResult:
         more = {"reasoning_content": self.reasoning, "tool_calls": self.tool_calls}
         message = Message(
             role="assistant",
-            content=self.text,
+            content=self.text if self.content is None else self.content,
             extras={name: value for name, value in more.items() if value},
         )
         return plain_messages([message])[0]

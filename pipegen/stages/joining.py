@@ -210,6 +210,7 @@ def _context(
         id(rendered.control),
         rendered.bos,
         rendered.token_ids,
+        rendered.before,
         tuple([id(one) for one in rendered.images]),
     )
     if key not in kept:

@@ -42,10 +42,11 @@ from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records.fields import InvalidField, altered, record
 from pipegen.records.frozen import NOTHING, thaw
-from pipegen.records.messages import plain_messages
+from pipegen.records.messages import Message, plain_messages
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import PreparedImage, ResolvedRequest, Thinking
+from pipegen.stages.parts.bridge import Before, bridged, keeps_ids, read_arguments
 from pipegen.stages.parts.compared import compared_beyond
 from pipegen.stages.parts.control_tokens import ControlTokens, control_tokens
 from pipegen.stages.parts.foreign_text import (
@@ -116,6 +117,10 @@ class Rendered:
     """As in `GenerationResult`."""
     images: tuple[PreparedImage, ...] = ()
     """The prepared images, in message order."""
+    before: Before | None = None
+    """The ids of the turns before, where the text is what follows them (see
+    `pipegen.stages.parts.bridge`).
+    """
 
     def check_all(self) -> None:
         if self.hidden is not None and self.marks.put_back(self.hidden) != self.text:
@@ -199,6 +204,7 @@ def _key(job: ResolvedRequest) -> Hashable:
         request.prompt,
         request.prompt_token_ids,
         request.tools,
+        request.continues,
         options.chat,
         options.preprocess,
     )
@@ -237,6 +243,8 @@ def render_row(
         return Success(
             Rendered(request=request, options=job.options, token_ids=request.prompt_token_ids)
         )
+    if keeps_ids(request):
+        return _bridged(job, chat, tokenizer, renderer, written)
     if request.prompt is None:
         return _render_messages(job, chat, tokenizer, renderer, written)
     if is_guarded(request, chat):
@@ -251,6 +259,26 @@ def render_row(
     return Success(
         Rendered(request=request, options=job.options, text=bos + request.prompt, bos=bos)
     )
+
+
+def _bridged(
+    job: ResolvedRequest,
+    chat: ChatTemplateOptions,
+    tokenizer: Tokenizer,
+    renderer: Renderer,
+    written: str,
+) -> Slot[Rendered]:
+    """What follows the ids of the turns before."""
+
+    def render_these(messages: Sequence[Message]) -> Slot[Rendered]:
+        short = altered(job, request=altered(job.request, messages=tuple(messages)))
+        return _render_messages(short, chat, tokenizer, renderer, written)
+
+    def control() -> ControlTokens:
+        probed = probe_variables(chat.template_kwargs or NOTHING)
+        return control_tokens(tokenizer, written_by(renderer, chat.template, probed), written)
+
+    return bridged(job.request, chat, tokenizer, renderer, render_these, control)
 
 
 def is_guarded(request: GenerationRequest, chat: ChatTemplateOptions) -> bool:
@@ -302,8 +330,11 @@ def _render_messages(
     written: str,
 ) -> Slot[Rendered]:
     more = chat.template_kwargs or NOTHING
+    messages = job.request.messages or ()
+    if job.request.continues is not None:
+        messages = tuple(map(read_arguments, messages))
     given = Conversation(
-        plain_messages(job.request.messages or ()),
+        plain_messages(messages),
         [thaw(tool) for tool in job.request.tools],
         thaw(more),
     )

@@ -22,13 +22,15 @@ from itertools import groupby
 from returns.result import Failure, Success
 
 from pipegen.core.border import of_tokenizer
-from pipegen.core.errors import InvalidRequest, UnsupportedMultimodal
+from pipegen.core.errors import InvalidRequest, TemplateFailed, UnsupportedMultimodal
 from pipegen.core.pipe import Pipe, batch_stage
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.model import TokenModel, reader_of
 from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.engines.tokenizer import Tokenizer
+from pipegen.records.fields import altered
 from pipegen.records.results import Encoded, PreparedImage, Prompt
+from pipegen.stages.parts.bridge import Before, check_earlier_images
 from pipegen.stages.parts.control_tokens import ControlTokens
 from pipegen.stages.parts.foreign_text import Marks
 from pipegen.stages.parts.harmless import hides_nothing
@@ -99,7 +101,12 @@ def _key(rendered: Rendered) -> Hashable:
         rendered.bos,
         rendered.thinking,
     )
-    return text, rendered.token_ids, tuple([id(image) for image in rendered.images])
+    return (
+        text,
+        rendered.token_ids,
+        rendered.before,
+        tuple([id(image) for image in rendered.images]),
+    )
 
 
 def _prompt(rendered: Rendered, model: TokenModel, limit: int | None) -> Slot[Prompt]:
@@ -124,9 +131,72 @@ def tokenize_row(
     vocabulary, or where there are not as many placeholders as images; `UnsupportedMultimodal` for
     images without a placeholder token.
     """
+    if rendered.before is not None:
+        return _continued(rendered, rendered.before, images, tokenizer, image_placeholder)
     return _compact_ids(rendered, tokenizer).bind(
         lambda ids: _with_images(rendered, ids, images, tokenizer, image_placeholder)
     )
+
+
+def _continued(
+    rendered: Rendered,
+    before: Before,
+    images: tuple[PreparedImage, ...],
+    tokenizer: Tokenizer,
+    image_placeholder: str | None,
+) -> Slot[Prompt]:
+    """The ids of the turns before, and those of the text that follows them; the images of earlier
+    turns are in the ids already, and have to be the same.
+    """
+    count = len(before.image_digests)
+    refusal = check_earlier_images(before, images[:count], tokenizer, image_placeholder)
+    if refusal is not None:
+        return Failure(refusal)
+    lead = _lead_ids(rendered, before, tokenizer)
+    own = altered(rendered, before=None).rewritten(lambda text: text[before.lead :])
+
+    def joined(new: Prompt) -> Slot[Prompt]:
+        skipped = 0 if before.anchor_id is None else 1
+        if skipped and new.token_ids[:1] != (before.anchor_id,):
+            return Failure(
+                TemplateFailed(
+                    f"the tokenizer does not keep {before.anchor!r} apart from the text behind it"
+                )
+            )
+        return Success(
+            Prompt(
+                token_ids=before.token_ids + lead + new.token_ids[skipped:],
+                compact_token_ids=before.compact_token_ids + lead + new.compact_token_ids[skipped:],
+                text=of_tokenizer(tokenizer.decode, before.compact_token_ids)
+                + (rendered.text or "").removeprefix(before.anchor),
+                images=images,
+                thinking=rendered.thinking,
+                render_differs=before.render_differs,
+            )
+        )
+
+    return tokenize_row(own, images[count:], tokenizer, image_placeholder).bind(joined)
+
+
+def _lead_ids(rendered: Rendered, before: Before, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The ids of the text that follows the text of the answer, with no control token between.
+
+    It is encoded behind a letter or a mark, since some tokenizers put a space before every text.
+    """
+    if not before.lead:
+        return ()
+    text = rendered.marks.put_back(rendered.to_tokenize[: before.lead])
+
+    def ids(words: str) -> list[int]:
+        if rendered.control is None:
+            return list(of_tokenizer(tokenizer.encode_plain, words, first=False))
+        return _plain_ids(words, "", "", rendered.control, tokenizer, first=False)
+
+    for word in ("x", ".", "1"):
+        alone, both = ids(word), ids(word + text)
+        if both[: len(alone)] == alone:
+            return tuple(both[len(alone) :])
+    return tuple(ids(text))
 
 
 def _with_images(

@@ -4,6 +4,7 @@ complete.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, overload
@@ -11,19 +12,31 @@ from typing import Any, overload
 from returns.result import Failure, Result, Success
 
 from pipegen.core.backend import require_backend
+from pipegen.core.border import of_tokenizer
 from pipegen.core.errors import MalformedResponse, PluginFailed
 from pipegen.core.pipe import Pipe, row_stage
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import Engine, TextEngine, TokenEngine, takes_tokens
-from pipegen.records.options import GenerationOptions
-from pipegen.records.results import Decoded, Finish, GenerationResult, closest_choice
+from pipegen.engines.tokenizer import Renderer, Tokenizer
+from pipegen.records.frozen import thaw
+from pipegen.records.options import ChatTemplateOptions, GenerationOptions
+from pipegen.records.requests import GenerationRequest
+from pipegen.records.results import (
+    Decoded,
+    Encoded,
+    Finish,
+    GenerationResult,
+    Turn,
+    closest_choice,
+)
 from pipegen.stages.parts.answer_check import WORDS, Answer, disobeyed
 from pipegen.stages.parts.plugin_state import ask_plugin
 from pipegen.stages.parts.reasoning import thinking_unfinished
 from pipegen.stages.parts.samples import SAMPLING
+from pipegen.stages.parts.tool_calls import read_calls, writer_of
 
-__all__ = ["trim", "trim_row", "trimmed", "trimmers"]
+__all__ = ["trim", "trim_row", "trimmed", "trimmers", "with_tool_calls"]
 
 
 def trimmed(text: str, options: GenerationOptions, plugins: Sequence[Plugin] = ()) -> Slot[str]:
@@ -75,7 +88,7 @@ def trim(engine: Engine, route: str | None = None) -> Pipe[Any, GenerationResult
     name = engine.name if route is None else route
     finished: Callable[[Any], Slot[GenerationResult]]
     finished = (
-        partial(trim_row, route_name=name, plugins=engine.plugins)
+        partial(_finished, route_name=name, engine=engine)
         if takes_tokens(engine)
         else partial(engine.result, route=name)
     )
@@ -88,6 +101,31 @@ def trim(engine: Engine, route: str | None = None) -> Pipe[Any, GenerationResult
         takes=Decoded if takes_tokens(engine) else object,
         routes=(name,),
         rebind=lambda new: trim(new.engine(engine), new.route(name)),
+    )
+
+
+def _finished(decoded: Decoded, route_name: str, engine: TokenEngine) -> Slot[GenerationResult]:
+    result = trim_row(decoded, route_name, engine.plugins)
+    request = decoded.raw.encoded.request
+    if not request.tools or request.messages is None:
+        return result
+    return result.map(lambda one: with_tool_calls(one, request, engine.tokenizer, engine.renderer))
+
+
+def with_tool_calls(
+    result: GenerationResult, request: GenerationRequest, tokenizer: Tokenizer, renderer: Renderer
+) -> GenerationResult:
+    """The result with the tool calls of its answer; see `pipegen.stages.parts.tool_calls`."""
+    ended = result.finish in (Finish.EOS, Finish.STOP_TOKEN)
+    count = len(result.token_ids) - 1 if ended else len(result.token_ids)
+    answer, ending = (
+        of_tokenizer(tokenizer.decode, ids) if ids else ""
+        for ids in (result.token_ids[:count], result.token_ids[count:])
+    )
+    chat = result.options.chat or ChatTemplateOptions()
+    read = read_calls(answer, ending, thaw(request.tools), writer_of(renderer, chat))
+    return dataclasses.replace(
+        result, tool_calls=read.calls, content=read.content, tool_calls_unread=read.unread
     )
 
 
@@ -137,8 +175,23 @@ def trim_row(
                 *trimmers(plugins),
                 *(() if decoded.text == decoded.written else ("a stage",)),
             ),
+            exact=_is_exact(encoded),
+            render_differs=prompt.render_differs,
+            turn=Turn(
+                request=encoded.request,
+                compact_token_ids=prompt.compact_token_ids if prompt.images else None,
+            ),
         )
     )
+
+
+def _is_exact(encoded: Encoded) -> bool | None:
+    """Whether the prompt begins with the ids of the turns before it."""
+    continues = encoded.request.continues
+    if continues is None:
+        return None
+    before = continues.before
+    return bool(before) and encoded.prompt.token_ids[: len(before)] == before
 
 
 def _wrong_form(decoded: Decoded, route_name: str) -> MalformedResponse | None:

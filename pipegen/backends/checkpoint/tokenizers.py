@@ -266,6 +266,15 @@ class HFRenderer:
         )
         return str(rendered)
 
+    def read_response(
+        self, text: str, *, prompt: str, tools: Sequence[Mapping[str, Any]]
+    ) -> Mapping[str, Any] | None:
+        """The answer by the response template beside the tokenizer; None where there is none."""
+        if getattr(self.raw, "response_template", None) is None:
+            return None
+        message = self.raw.parse_response(text, prefix=prompt, tools=list(tools) or None)
+        return message if isinstance(message, Mapping) else None
+
 
 def load_tokenizer(
     path_or_name: str, *, revision: str | None = None, trust_remote_code: bool = False

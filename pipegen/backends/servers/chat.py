@@ -41,6 +41,7 @@ from pipegen.records.results import (
     GenerationResult,
     ResolvedRequest,
     TokenLogprob,
+    Turn,
     closest_choice,
 )
 from pipegen.stages.parts.answer_check import WORDS, Answer, disobeyed
@@ -256,6 +257,8 @@ def result_of(output: ChatOutput, route: str, plugins: Sequence[Plugin]) -> Slot
             options=options,
             clipped_from=asked if clipped else None,
             trimmed_by=trimmers(plugins),
+            exact=None if output.job.request.continues is None else False,
+            turn=Turn(request=output.job.request),
         )
     )
 

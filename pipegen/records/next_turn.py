@@ -1,0 +1,166 @@
+"""The request that goes on with a conversation: what `result.then(...)` gives.
+
+>>> from pipegen.records.options import resolve
+>>> from pipegen.records.requests import TextGenerationRequest
+>>> from pipegen.records.results import Finish, GenerationResult, Turn
+>>> first = GenerationResult(
+...     text="Four.",
+...     raw_text="Four.",
+...     prompt_token_ids=(1, 2),
+...     token_ids=(3,),
+...     finish=Finish.EOS,
+...     options=resolve(),
+...     turn=Turn(request=TextGenerationRequest(messages=[{"role": "user", "content": "2 + 2?"}])),
+... )
+>>> second = next_turn(first, "And 3 + 3?")
+>>> [message.content for message in second.messages], second.continues.before
+(['2 + 2?', 'Four.', 'And 3 + 3?'], (1, 2, 3))
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pipegen.records.continues import Continues, History
+from pipegen.records.fields import InvalidField
+from pipegen.records.frozen import printed
+from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart, message_from
+from pipegen.records.options import ChatTemplateOptions, GenerationOptions, merge, options_from
+from pipegen.records.requests import (
+    GenerationRequest,
+    ScoringRequest,
+    TextGenerationRequest,
+    VlmGenerationRequest,
+)
+
+if TYPE_CHECKING:
+    from pipegen.records.results import GenerationResult
+
+__all__ = ["next_turn"]
+
+Words = str | Mapping[str, Any] | Message | Sequence[Mapping[str, Any] | Message]
+
+
+def next_turn(
+    result: GenerationResult,
+    words: Words,
+    *,
+    images: Sequence[Any] = (),
+    history: History = "kept",
+    options: GenerationOptions | Mapping[str, Any] | None = None,
+    continuation: str | Sequence[int] | None = None,
+    request: GenerationRequest | None = None,
+) -> GenerationRequest:
+    """The request that continues the conversation of a result; see `GenerationResult.then`."""
+    first = request if request is not None else None if result.turn is None else result.turn.request
+    if first is None:
+        raise InvalidField(
+            "this result does not hold its conversation, as one read from a file does not: give"
+            " its request too, result.then(..., request=request)"
+        )
+    if not first.messages:
+        raise InvalidField(
+            "then continues a conversation, and this result's request has no messages: ask with"
+            " messages, also for one user turn"
+        )
+    before = _with_answer(first.messages, result)
+    new = _placed(_messages(words), images)
+    continues = Continues(
+        messages=len(before),
+        prompt_token_ids=result.prompt_token_ids or None,
+        token_ids=result.token_ids if result.prompt_token_ids else (),
+        compact_token_ids=None if result.turn is None else result.turn.compact_token_ids,
+        image_digests=result.image_digests,
+        history=history,
+        render_differs=bool(result.render_differs),
+    )
+    messages = (*before, *new)
+    kind = (
+        VlmGenerationRequest
+        if any(message.sources for message in messages)
+        else TextGenerationRequest
+    )
+    fields: dict[str, Any] = {
+        "id": first.id,
+        "messages": messages,
+        "tools": first.tools,
+        "options": merge(
+            options_from(options) if isinstance(options, Mapping) else options,
+            _of_prompts(first.options),
+        ),
+        "metadata": first.metadata,
+        "continues": continues,
+    }
+    if continuation is not None:
+        return ScoringRequest(continuation=continuation, **fields)
+    return kind(**fields)
+
+
+def _with_answer(messages: Sequence[Message], result: GenerationResult) -> tuple[Message, ...]:
+    """The messages with the answer; one that continued an assistant's message is a part of it."""
+    answer = message_from(result.message, "the answer")
+    chat, last = result.options.chat, messages[-1]
+    if chat is not None and chat.continue_final_message and last.role == "assistant":
+        begun = last.content if isinstance(last.content, str) else ""
+        parts = last.content if isinstance(last.content, tuple) else ()
+        content = (*parts, TextPart(text=result.text)) if parts else begun + result.text
+        answer = dataclasses.replace(
+            answer, content=content, extras={**last.extras, **answer.extras}
+        )
+        messages = messages[:-1]
+    return (*(map(_as_given, messages)), answer)
+
+
+def _as_given(message: Message) -> Message:
+    """The message with its images as they were given: a path, not the bytes that it was read to."""
+    if not any(source is not None and source.origin for source in message.sources):
+        return message
+    parts = [
+        (
+            ImagePart(source=part.source.origin)
+            if isinstance(part, ImagePart) and part.source is not None and part.source.origin
+            else part
+        )
+        for part in message.content or ()
+    ]
+    return dataclasses.replace(message, content=tuple(parts))  # type: ignore[arg-type]  # has parts
+
+
+def _messages(words: Words) -> tuple[Message, ...]:
+    if isinstance(words, str):
+        return (Message(role="user", content=words),)
+    given = (words,) if isinstance(words, (Mapping, Message)) else words
+    if not isinstance(given, Sequence) or isinstance(given, bytes) or not given:
+        raise InvalidField(
+            f"then takes the words of a user, a message or a list of messages, not {printed(words)}"
+        )
+    return tuple(message_from(one, f"messages[{place}]") for place, one in enumerate(given))
+
+
+def _placed(messages: tuple[Message, ...], images: Sequence[Any]) -> tuple[Message, ...]:
+    """The new messages with their images, by the rule of a `VlmGenerationRequest`."""
+    if isinstance(images, (str, bytes, Mapping)):
+        raise InvalidField("images takes a list of images")
+    sources = [ImageSource.of(one, f"images[{place}]") for place, one in enumerate(images)]
+    if not sources and not any(message.sources for message in messages):
+        return messages
+    return VlmGenerationRequest(messages=messages, images=sources).messages or ()
+
+
+def _of_prompts(options: GenerationOptions | None) -> GenerationOptions | None:
+    """The options that say how prompts are made: the next turn is made as the first. The template
+    itself is the run's to give, and how a prompt ends is each turn's.
+    """
+    if options is None or (options.chat is None and options.preprocess is None):
+        return None
+    chat = options.chat
+    if chat is not None:
+        template = None if "{" in (chat.template or "") else chat.template
+        chat = dataclasses.replace(
+            chat, template=template, add_generation_prompt=None, continue_final_message=None
+        )
+    return GenerationOptions(
+        chat=None if chat == ChatTemplateOptions() else chat, preprocess=options.preprocess
+    )

@@ -1,0 +1,87 @@
+"""The laws of conversations: a prompt begins with the ids of the turns before it, whatever was
+sampled; the bridge does not depend on the answer; new words make no control token.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, strategies as st
+
+import pipegen as pg
+from pipegen.testing.fake import FakeEngine
+from pipegen.testing.prompts import hostile_texts
+
+IDS = st.lists(st.integers(0, 258), min_size=1, max_size=8).map(tuple)
+WORDS = st.text(max_size=20)
+ROUTE_IDS = FakeEngine("").tokenizer.special_tokens
+
+
+def begun(answer: tuple[int, ...]) -> tuple[FakeEngine, pg.GenerationResult]:
+    """A first turn whose answer has these ids."""
+    engine = FakeEngine(lambda row: answer)
+    options = {"stop": {"ignore_eos": True}, "max_new_tokens": len(answer)}
+    request: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
+    return engine, pg.run(pg.route(engine), [request], options)[0].unwrap()
+
+
+def so_far(result: pg.GenerationResult) -> tuple[int, ...]:
+    return (*result.prompt_token_ids, *result.token_ids)
+
+
+@given(st.lists(IDS, min_size=1, max_size=4), WORDS)
+def test_every_prompt_begins_with_the_ids_of_the_turns_before(
+    answers: list[tuple[int, ...]], words: str
+) -> None:
+    engine, result = begun(answers[0])
+    for answer in answers[1:]:
+        engine.script = lambda row, answer=answer: answer
+        options = {"stop": {"ignore_eos": True}, "max_new_tokens": len(answer)}
+        after = pg.run(pg.route(engine), [result.then(words)], options)[0].unwrap()
+        assert after.prompt_token_ids[: len(so_far(result))] == so_far(result)
+        assert after.exact is True
+        result = after
+
+
+@given(IDS, IDS, WORDS)
+def test_the_bridge_does_not_depend_on_the_answer(
+    one: tuple[int, ...], other: tuple[int, ...], words: str
+) -> None:
+    end = ROUTE_IDS["<|im_end|>"]
+    bridges = set()
+    for answer in (one, other):
+        engine, result = begun((*answer, end))
+        after = pg.run(pg.route(engine), [result.then(words)])[0].unwrap()
+        bridges.add(after.prompt_token_ids[len(so_far(result)) :])
+    engine, result = begun((*one, 7))
+    after = pg.run(pg.route(engine), [result.then(words)])[0].unwrap()
+    bridges.add(after.prompt_token_ids[len(so_far(result)) + 1 :])
+    assert len(bridges) == 1
+
+
+@given(hostile_texts(tuple(sorted(ROUTE_IDS))))
+def test_no_new_words_make_a_control_token(words: str) -> None:
+    engine, result = begun((65, ROUTE_IDS["<|im_end|>"]))
+    known = set(engine.tokenizer.control_tokens.values())
+
+    def control(text: str) -> list[int]:
+        after = pg.run(pg.route(engine), [result.then(text)])[0].unwrap()
+        return [number for number in after.prompt_token_ids if number in known]
+
+    assert control(words) == control("harmless")
+
+
+@given(st.lists(IDS, min_size=2, max_size=4, unique=True), WORDS)
+def test_branches_of_one_turn_share_what_was_before_the_fork(
+    answers: list[tuple[int, ...]], words: str
+) -> None:
+    engine, result = begun((65,))
+    branches = []
+    for answer in answers:
+        engine.script = lambda row, answer=answer: answer
+        options = {"stop": {"ignore_eos": True}, "max_new_tokens": len(answer)}
+        branches.append(pg.run(pg.route(engine), [result.then(words)], options)[0].unwrap())
+    assert len({branch.prompt_token_ids for branch in branches}) == 1
+    for branch in branches:
+        leaf = pg.run(pg.route(engine), [branch.then("On.")])[0].unwrap()
+        assert leaf.prompt_token_ids[: len(so_far(branch))] == so_far(branch)

@@ -1,0 +1,98 @@
+"""Tool calls that real chat templates write are read back, and no other calls are read."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from typing import Any
+
+import pytest
+from pairs import FOLDER, tokenizer_of
+
+from pipegen.backends.checkpoint.tokenizers import HFRenderer
+from pipegen.records.options import ChatTemplateOptions
+from pipegen.stages.parts.tool_calls import Writer, read_calls, writer_of
+
+USER = {"role": "user", "content": "Hello there"}
+WORDS = "Qzwords"
+
+
+def tool(name: str, **properties: str) -> dict[str, Any]:
+    entries = {key: {"type": kind} for key, kind in properties.items()}
+    parameters = {"type": "object", "properties": entries, "required": []}
+    function = {"name": name, "description": name, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+TOOLS = [
+    tool("get_weather", city="string", days="integer", ok="boolean"),
+    tool("search", query="string"),
+]
+
+
+def call(number: int, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    return {"id": f"call{number:05d}", "type": "function", "function": function}
+
+
+CASES: dict[str, tuple[str, list[dict[str, Any]], int]] = {  # and how many templates must be read
+    "one": ("", [call(0, "get_weather", {"city": "New York, NY"})], 100),
+    "types": ("", [call(0, "get_weather", {"city": "12", "days": 3, "ok": True})], 78),
+    "none": ("", [call(0, "get_weather", {})], 80),
+    "two": (
+        "",
+        [call(0, "get_weather", {"city": "Rome"}), call(1, "search", {"query": 'a "b" <c>'})],
+        85,
+    ),
+    "words": ("Let me see.", [call(0, "get_weather", {"city": "Rome"})], 82),
+}
+
+
+def answer_of(writer: Writer, content: str, calls: list[dict[str, Any]]) -> tuple[str, str] | None:
+    """The answer with these calls as the template writes it, and its last token; None where the
+    template writes no calls.
+    """
+    prompt = writer.write([USER], TOOLS, opens=True)
+    said = {"role": "assistant", "content": content, "tool_calls": calls}
+    whole = writer.write([USER, said], TOOLS, opens=False)
+    plain = writer.write([USER, {"role": "assistant", "content": WORDS}], TOOLS, opens=False)
+    if prompt is None or whole is None or plain is None:
+        return None
+    head, _, end = plain.rpartition(WORDS)
+    start = next((text for text in (prompt, head) if text and whole.startswith(text)), None)
+    if start is None:
+        return None
+    answer = whole[len(start) :]
+    if any(one["function"]["name"] not in answer for one in calls):
+        return None
+    if end and answer.endswith(end):
+        return answer.removesuffix(end), end.strip()
+    last = re.search(r"(<[^/<>][^<>]*>|</s>)\s*$", answer)
+    return (answer[: last.start()], last[1]) if last else (answer, "")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_calls_of_most_templates_are_read_back_and_none_wrongly(case: str) -> None:
+    content, calls, least = CASES[case]
+    raw = tokenizer_of("qwen3", False).raw
+    raw.bos_token, raw.eos_token, raw.pad_token, raw.unk_token = "<s>", "</s>", "<pad>", "<unk>"
+    wanted = [(one["function"]["name"], one["function"]["arguments"]) for one in calls]
+    counts: Counter[str] = Counter()
+    for path in sorted((FOLDER / "templates").glob("*/*.jinja")):
+        renderer = HFRenderer(raw, path.read_text(encoding="utf-8"))
+        writer = writer_of(renderer, ChatTemplateOptions(enable_thinking=False))
+        written = answer_of(writer, content, calls)
+        if written is None:
+            counts["not written"] += 1
+            continue
+        found = read_calls(*written, TOOLS, writer)
+        read = [
+            (one["function"]["name"], json.loads(one["function"]["arguments"]))
+            for one in found.calls
+        ]
+        assert not read or repr(read) == repr(wanted), path
+        assert read or found.unread, path
+        counts["read" if read else "unread"] += 1
+    print(case, dict(counts))
+    assert counts["read"] >= least, counts

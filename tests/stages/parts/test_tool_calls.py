@@ -1,0 +1,154 @@
+"""Tool calls are read by the form that the chat template writes them in."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from support.small_tokenizers import chatml_tokenizer
+
+from pipegen.backends.checkpoint.tokenizers import HFRenderer
+from pipegen.records.options import ChatTemplateOptions
+from pipegen.stages.parts.tool_calls import ToolCalls, read_calls, writer_of
+
+HEAD = """{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}"""
+FOOT = """<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+HERMES = (
+    HEAD
+    + """{% for c in m.tool_calls or [] %}{% if m.content or not loop.first %}
+{% endif %}<tool_call>
+{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}
+</tool_call>{% endfor %}"""
+    + FOOT
+)
+TAGGED = (
+    HEAD
+    + """{% for c in m.tool_calls or [] %}<call={{ c.function.name }}>
+{% for k, v in c.function.arguments.items() %}<arg={{ k }}>
+{{ v if v is string else v | tojson }}
+</arg>
+{% endfor %}</call>
+{% endfor %}"""
+    + FOOT
+)
+LIST = (
+    HEAD
+    + """{% if m.tool_calls %}[TOOL_CALLS][{% for c in m.tool_calls %}{"name": "{{ c.function.name }}",\
+ "arguments": {{ c.function.arguments | tojson }}, "id": "{{ c.id }}"}\
+{% if not loop.last %}, {% endif %}{% endfor %}]{% endif %}"""
+    + FOOT
+)
+TEXT_ONLY = HERMES.replace("c.function.arguments | tojson", '"" + c.function.arguments')
+FORMS = {"hermes": HERMES, "tagged": TAGGED, "list": LIST, "arguments as text": TEXT_ONLY}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get",
+            "description": "gets",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+            },
+        },
+    }
+]
+ARGUMENTS: tuple[dict[str, Any], ...] = (
+    {"city": "Rome"},
+    {"city": "12", "days": 3},
+    {},
+    {"city": 'a "quoted" <b> word', "more": [1, {"deep": None}], "yes": True},
+)
+
+
+def renderer(template: str) -> HFRenderer:
+    return HFRenderer(chatml_tokenizer(), template)
+
+
+def written(template: str, content: str, calls: list[dict[str, Any]]) -> str:
+    """The answer with these calls, as the template writes it."""
+    writer = writer_of(renderer(template), ChatTemplateOptions())
+    user = {"role": "user", "content": "Hello there"}
+    message = {"role": "assistant", "content": content, "tool_calls": calls}
+    whole = writer.write([user, message], TOOLS, opens=False) or ""
+    prompt = writer.write([user], TOOLS, opens=True) or ""
+    return whole.removeprefix(prompt).removesuffix("<|im_end|>\n")
+
+
+def read(template: str, answer: str) -> ToolCalls:
+    writer = writer_of(renderer(template), ChatTemplateOptions())
+    return read_calls(answer, "<|im_end|>", TOOLS, writer)
+
+
+def call(arguments: dict[str, Any], number: int = 0) -> dict[str, Any]:
+    function = {"name": "get", "arguments": arguments}
+    return {"id": f"call{number:05d}", "type": "function", "function": function}
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS, ids=str)
+@pytest.mark.parametrize("content", ["", "Let me see."])
+@pytest.mark.parametrize("name", FORMS)
+def test_what_a_template_writes_is_read_back(
+    name: str, content: str, arguments: dict[str, Any]
+) -> None:
+    answer = written(FORMS[name], content, [call(arguments)])
+    found = read(FORMS[name], answer)
+    assert [json.loads(one["function"]["arguments"]) for one in found.calls] == [arguments]
+    assert (found.content, found.unread) == (content, None)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_several_calls_are_read_in_order(name: str) -> None:
+    answer = written(FORMS[name], "", [call({"city": "Rome"}), call({"days": 2}, 1)])
+    found = read(FORMS[name], answer)
+    arguments = [json.loads(one["function"]["arguments"]) for one in found.calls]
+    assert arguments == [{"city": "Rome"}, {"days": 2}]
+    assert [one["id"] for one in found.calls] == ["call00000", "call00001"]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_an_answer_without_calls_has_none(name: str) -> None:
+    assert read(FORMS[name], "It is sunny.") == ToolCalls()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '<tool_call>\n{"name": "get", "arguments": {"city": "Rome"}',
+        '<tool_call>\n{"name": "get", "arguments": {"city":"Rome"}}\n</tool_call>',
+        '<tool_call>\n{"name": "get", "arguments": {"city": "Rome"}}\n</tool_call> and more',
+        '<tool_call>\n{"name": "get", "arguments": 7}\n</tool_call>',
+        '<tool_call>\n{"name": "',
+    ],
+)
+def test_an_answer_that_the_template_would_write_otherwise_stays_text(answer: str) -> None:
+    found = read(HERMES, answer)
+    assert (found.calls, found.content) == ((), None)
+    assert found.unread is not None
+
+
+def test_a_template_without_calls_says_so() -> None:
+    found = read(HEAD + FOOT, "It is sunny.")
+    assert found.unread == "the chat template does not write the name of a call"
+
+
+def test_the_checkpoints_own_reader_comes_first_and_is_checked_too() -> None:
+    class Reads(HFRenderer):
+        city = "Rome"
+
+        def read_response(self, text: str, *, prompt: str, tools: Any) -> Any:
+            return {"content": "", "tool_calls": [call({"city": self.city})]}
+
+    own = Reads(chatml_tokenizer(), HERMES)
+    answer = written(HERMES, "", [call({"city": "Rome"})])
+    assert len(read_calls(answer, "", TOOLS, writer_of(own, ChatTemplateOptions())).calls) == 1
+    Reads.city = "Paris"  # which is not in the answer: the form of the template is tried then
+    found = read_calls(answer, "", TOOLS, writer_of(own, ChatTemplateOptions()))
+    assert '"Rome"' in found.calls[0]["function"]["arguments"]
