@@ -90,7 +90,7 @@ def standard_streams() -> None:
         sys.stdin = _Closed("stdin", "give a file, or something to read from")
     if sys.stdout is None:
         sys.stdout = _Closed("stdout", "give -o FILE, or let it go to a file, a pipe or a terminal")
-    elif isinstance(sys.stdout, io.TextIOWrapper) and _is_plain(sys.stdout):
+    elif _is_plain(sys.stdout) and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout = io.TextIOWrapper(
             io.BufferedWriter(_Stdout(1, "w", closefd=False)),
             encoding=sys.stdout.encoding,
