@@ -13,9 +13,8 @@ from support.models import encoded
 from support.vision_models import IMAGE_FAMILIES
 
 import pipegen as pg
-from pipegen.backends.hf import cache as caches
 from pipegen.backends.hf.engine import HFEngine
-from pipegen.backends.hf.prefixes import common
+from pipegen.backends.hf.prefix_tree import common
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.options import StopOptions
 from pipegen.testing.image_files import image_file
@@ -61,6 +60,13 @@ def inputs(prompts: Tree) -> list[Any]:
     ]
 
 
+def bytes_of(engine: HFEngine) -> int:
+    """What the tensors that stay hold."""
+    return sum(
+        held.untyped_storage().nbytes() for columns in engine._prefixes._tree for held in columns
+    )
+
+
 def ids(engine: HFEngine, prompts: Tree) -> list[Any]:
     return [slot.unwrap().token_ids for slot in engine.generate(inputs(prompts))]
 
@@ -103,18 +109,13 @@ def test_what_is_kept_keeps_to_its_memory(opened: Callable[..., HFEngine]) -> No
     whole = opened()
     for seed in range(6):
         ids(whole, tree(seed, branches=1))
-    limit = whole._prefixes._kept.bytes // 2
+    limit = whole._prefixes.bytes // 2
     engine = opened(prefix_memory_bytes=limit)
     for seed in range(6):
         prompts = tree(seed, branches=1)
         assert ids(engine, prompts) == ids(whole, prompts)
-        kept = engine._prefixes._kept
-        assert (
-            kept.bytes
-            == sum(caches.size_of(batch.cache) for _, batch in kept._held.values())
-            <= limit
-        )
-    assert [*engine._prefixes._kept]
+        assert engine._prefixes.bytes == bytes_of(engine) <= limit
+    assert engine._prefixes.bytes
 
 
 @pytest.mark.parametrize(
