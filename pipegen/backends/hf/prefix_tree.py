@@ -44,9 +44,10 @@ NOTHING = Beginning(0, [], None)
 class _Node:
     """`columns`: tensors of shape (heads, tokens, size), as the cache has them. `positions`: of the
     column behind the last token; None where they are not known. `runs`: of the images up to `end`.
+    `ended`: whether a row ended here.
     """
 
-    __slots__ = ("children", "columns", "end", "ids", "parent", "positions", "runs")
+    __slots__ = ("children", "columns", "end", "ended", "ids", "parent", "positions", "runs")
 
     def __init__(
         self,
@@ -60,6 +61,7 @@ class _Node:
         self.positions, self.runs = positions, runs
         self.end: int = len(ids) + (0 if parent is None else parent.end)
         self.children: dict[Hashable, _Node] = {}
+        self.ended = False
 
     def positions_behind(self, length: int) -> torch.Tensor | None:
         """Those behind so many tokens, of which the last is in this node; None where they are not
@@ -104,6 +106,15 @@ class PrefixTree:
             node, length = node.parent, node.parent.end
         return length
 
+    def turns_of(self, marked: Marked) -> int:
+        """How many rows that ended the sequence begins with, one after another."""
+        node, length = self._find(marked.ids, len(marked.ids))
+        above: _Node | None = node if length == node.end else node.parent
+        count = 0
+        while above is not None:
+            count, above = count + above.ended, above.parent
+        return count
+
     def holds(self, marked: Marked, length: int) -> bool:
         """Whether so many of the first tokens, which are there, can be read on from."""
         node, _ = self._find(marked.ids, length)
@@ -126,22 +137,26 @@ class PrefixTree:
         columns: Callable[[int, int], list[torch.Tensor]],
         positions: torch.Tensor,
         size: float,
+        *,
+        ended: bool = False,
     ) -> bool:
         """Keep a sequence; whether there is room for it.
 
         columns: gives copies of the columns between two places. positions: of the column behind
-        the last. size: the bytes of a token.
+        the last. size: the bytes of a token. ended: whether it is a row that has ended.
         """
         ids = marked.ids
         node, there = self._find(ids, len(ids))
         self._touch(node)
         if there == len(ids):
+            node.ended = node.ended or (ended and there == node.end)
             return True
         if not self._make_room(size * (len(ids) - there), node):
             return False
         if there < node.end:
             node = self._split(node, there)
         new = _Node(ids[there:], node, columns(there, len(ids)), positions, marked.runs)
+        new.ended = ended
         node.children[ids[there]] = new
         self.bytes += new.bytes
         self._nodes[new] = None

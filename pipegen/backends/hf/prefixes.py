@@ -321,15 +321,27 @@ class Prefixes:
             else:
                 self._off = _STATES
 
+    def turns(self, row: HFRow) -> int:
+        """How many rows that have ended the row continues, one after another, as far as they are
+        there.
+        """
+        return 0 if self.off or not len(self._tree) else self._tree.turns_of(self._marked(row))
+
     def keep(self, model: Any, row: HFRow, batch: RunningBatch | StaticBatch, index: int) -> None:
         """Let what was read and generated of a row stay."""
         if not self.off:
             marked = self._marked(row)
             read = batch.lengths[index] if isinstance(batch, RunningBatch) else 0
-            self._keep(model, Marked(marked.ids[:read], marked.runs), batch, index)
+            self._keep(model, Marked(marked.ids[:read], marked.runs), batch, index, ended=True)
 
     def _keep(
-        self, model: Any, marked: Marked, batch: RunningBatch | StaticBatch, index: int
+        self,
+        model: Any,
+        marked: Marked,
+        batch: RunningBatch | StaticBatch,
+        index: int,
+        *,
+        ended: bool = False,
     ) -> None:
         # others place tokens by their columns, which change
         by_mask = getattr(model, "_supports_attention_backend", False)
@@ -351,6 +363,7 @@ class Prefixes:
                 lambda first, end: batch.columns_of(index, first, end),
                 positions,
                 self._size,
+                ended=ended,
             )
 
     def _marked(self, row: Any) -> Marked:

@@ -144,8 +144,12 @@ class Schedule:
             compiled,
         )
         self._prefixes = prefixes
+        # of conversations the one that has had fewer turns, so that none is left to end alone
         self._waiting = Waiting[HFRow](
-            size, overdue=16 * size, key=lambda row: row.order, source=lambda row: row.source
+            size,
+            overdue=16 * size,
+            key=lambda row: (prefixes.turns(row), row.order),
+            source=lambda row: row.source,
         )
         self._prefilled: _PrefilledRows | None = None
         self._running: list[HFRow] = []

@@ -16,7 +16,8 @@ import pipegen as pg
 from pipegen.backends.hf.engine import HFEngine
 from pipegen.backends.hf.prefix_tree import common
 from pipegen.engines.settings import ModelLoadConfig
-from pipegen.records.options import StopOptions
+from pipegen.records.messages import ImageSource
+from pipegen.records.options import DEFAULTS, StopOptions
 from pipegen.testing.image_files import image_file
 
 ON = StopOptions(ignore_eos=True)
@@ -183,6 +184,168 @@ def test_images_within_a_shared_beginning_are_read_once(
             work.shared_tokens > 0
             or work.shares_nothing == "a prompt is longer than the model's sliding window"
         )
+
+
+def turn(ids: tuple[int, ...], **more: Any) -> Any:
+    return encoded(ids, **{"max_new_tokens": 9, "stop": ON, **more})
+
+
+def answers(engine: HFEngine, inputs: list[Any]) -> list[tuple[int, ...]]:
+    """The ids of the rows, prompts and answers."""
+    return [
+        (*one.prompt.token_ids, *slot.unwrap().token_ids)
+        for one, slot in zip(inputs, engine.generate(inputs), strict=True)
+    ]
+
+
+def read(engine: HFEngine, inputs: list[Any]) -> tuple[list[tuple[int, ...]], int, int]:
+    """The rows' ids, and how many tokens of prompts were read for them, in how many passes."""
+    before = engine.work
+    rows, work = answers(engine, inputs), engine.work
+    return rows, work.prompt_tokens - before.prompt_tokens, work.passes - before.passes
+
+
+def test_the_next_turn_reads_what_is_new_and_the_last_token(
+    opened: Callable[..., HFEngine],
+) -> None:
+    engine, whole = opened(), opened(prefix_memory_bytes=0)
+    ids = tuple(range(40, 90))
+    for words in ((), (30, 31, 32), (33, 34), (35, 36, 37, 38)):
+        rows, tokens, _ = read(engine, [turn((*ids, *words))])
+        assert tokens == (len(words) + 1 if words else 50)
+        assert rows == answers(whole, [turn((*ids, *words))])
+        ids = rows[0]
+
+
+def test_a_branch_reads_what_comes_after_its_fork(opened: Callable[..., HFEngine]) -> None:
+    engine = opened()
+    (ids,) = answers(engine, [turn(tuple(range(40, 90)), max_new_tokens=30)])
+    branches = [turn((*ids[:fork], 30 + fork % 5, 29)) for fork in (40, 57, 70, 79)]
+    rows, tokens, passes = read(engine, branches)
+    assert (tokens, passes) == (8, 1)
+    assert rows == answers(opened(prefix_memory_bytes=0), branches)
+    assert read(engine, branches[:1]) == (rows[:1], 1, 1)
+
+
+def test_conversations_of_any_lengths_go_on_in_one_pass(opened: Callable[..., HFEngine]) -> None:
+    engine, chance = opened(), random.Random(0)
+    prompts = [tuple(chance.randrange(20, 200) for _ in range(40 + 20 * at)) for at in range(8)]
+    rows = answers(engine, [turn(ids) for ids in prompts])
+    inputs = [turn((*ids, *range(30, 31 + at))) for at, ids in enumerate(rows)]
+    after, tokens, passes = read(engine, inputs)
+    assert (tokens, passes) == (sum(2 + at for at in range(8)), 1)
+    assert after == answers(opened(prefix_memory_bytes=0), inputs)
+
+
+def test_rows_that_end_with_their_first_token_stay_too(opened: Callable[..., HFEngine]) -> None:
+    engine = opened()
+    (ids,) = answers(engine, [turn(tuple(range(40, 90)), max_new_tokens=1)])
+    assert read(engine, [turn((*ids, 30, 31))])[1] == 3
+
+
+def test_a_row_that_runs_alone_with_guesses_stays_as_far_as_it_was_right(
+    opened: Callable[..., HFEngine],
+) -> None:
+    engine = opened()
+    ids = tuple([50, 51, 52, 53] * 12)
+    (ids,) = answers(engine, [turn(ids, max_new_tokens=60)])
+    assert engine.work.guessed_tokens
+    rows, tokens, _ = read(engine, [turn((*ids, 30, 31))])
+    assert tokens == 3
+    assert rows == answers(opened(prefix_memory_bytes=0), [turn((*ids, 30, 31))])
+
+
+def test_the_oldest_goes_first_where_the_memory_is_full(opened: Callable[..., HFEngine]) -> None:
+    engine, chance = opened(), random.Random(0)
+    prompts = [tuple(chance.randrange(20, 200) for _ in range(50)) for _ in range(3)]
+    first = answers(engine, [turn(prompts[0])])
+    each = engine._prefixes.bytes
+    small = opened(prefix_memory_bytes=2 * each)
+    rows = [answers(small, [turn(ids)])[0] for ids in prompts]
+    assert rows[:1] == first
+    assert small._prefixes.bytes == bytes_of(small) == 2 * each
+    assert read(small, [turn((*rows[1], 30))])[1] == 2
+    assert read(small, [turn((*rows[0], 30))])[1] == len(rows[0]) + 1
+
+
+def test_rows_longer_than_the_window_do_not_stay_and_work_says_so(
+    opened: Callable[..., HFEngine],
+) -> None:
+    engine = opened("mistral")
+    (ids,) = answers(engine, [turn(tuple(range(40, 90)))])
+    assert engine._prefixes.bytes == 0
+    assert read(engine, [turn((*ids, 30))])[1] == len(ids) + 1
+    assert engine.work.shares_nothing == "a prompt is longer than the model's sliding window"
+
+
+def test_routes_with_plugins_go_on_with_what_the_engine_has_read() -> None:
+    with pg.backends.hf("embedded", variant="text", dtype="float32") as route:
+        engine: Any = route.engine
+        result = pg.run(route, [{"prompt": "Hi " * 20, "options": {"max_new_tokens": 9}}])[0]
+        ids = (*result.unwrap().prompt_token_ids, *result.unwrap().token_ids)
+        before = engine.work.prompt_tokens
+        other = pg.attach(route, pg.plugins.strip_prefix(("Assistant:",)))
+        pg.run(other, [{"prompt_token_ids": (*ids, 300, 301), "options": {"max_new_tokens": 4}}])
+        assert engine.work.prompt_tokens - before == 3
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "llava", "idefics3"])
+def test_turns_after_an_image_read_what_is_new(
+    family: str, opened: Callable[..., HFEngine]
+) -> None:
+    engine, whole = opened(family), opened(family, prefix_memory_bytes=0)
+    sources = [ImageSource(data=image_file(mode=mode)) for mode in ("RGB", "L")]
+    images = [
+        engine.prepare_image(source, DEFAULTS.preprocess, at).unwrap()
+        for at, source in enumerate(sources)
+    ]
+    mark = engine._checkpoint.image_token_id
+    assert mark is not None
+    pieces = [tuple([mark] * image.tokens) for image in images]
+    first = (*range(60, 95), *pieces[0], *range(60, 75))
+    (ids,) = answers(engine, [turn(first, images=images[:1])])
+    assert (ids,) == tuple(answers(whole, [turn(first, images=images[:1])]))
+    rows, tokens, _ = read(engine, [turn((*ids, 61, 62), images=images[:1])])
+    assert (rows, tokens) == (answers(whole, [turn((*ids, 61, 62), images=images[:1])]), 3)
+    # another image in its place is another prompt
+    other = turn(
+        (*range(60, 95), *pieces[1], *range(60, 75), 61), images=images[1:]
+    )
+    rows_of_other, tokens, _ = read(engine, [other])
+    assert rows_of_other == answers(whole, [other])
+    assert tokens >= len(other.prompt.token_ids) - 35
+    # a turn with a new image
+    again = turn((*rows[0], 63, *pieces[1], 64, 65), images=images)
+    seen, tokens, _ = read(engine, [again])
+    assert seen == answers(whole, [again])
+    grid = family == "qwen3_vl"
+    new = len(pieces[1]) + 4
+    assert tokens == (new if grid else len(again.prompt.token_ids))
+    assert read(engine, [turn((*seen[0], 66), images=images)])[1] == 2
+
+
+def test_what_stays_goes_first_where_the_memory_runs_out(
+    opened: Callable[..., HFEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    engine, prompts = opened(), tree(5, branches=2, rows=6)
+    whole = ids(opened(prefix_memory_bytes=0), prompts)
+    ids(engine, prompts)
+    there = engine._prefixes.bytes
+    model = engine._weights.model()
+    plain, left = model.prepare_inputs_for_generation, [True]
+
+    def full(*args: Any, **kwargs: Any) -> Any:
+        if left.pop() if left else False:
+            raise torch.OutOfMemoryError("the memory is full")
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(model, "prepare_inputs_for_generation", full)
+    assert ids(engine, prompts) == whole
+    # as many rows run as before, and half as much stays from then on
+    assert engine._traits.max_tokens is None
+    assert 0 < engine._prefixes.bytes <= there // 2
 
 
 @pytest.mark.parametrize("seed", range(20))
