@@ -88,8 +88,8 @@ def row(data: st.DataObject, ended: list[Turn], *, with_images: bool) -> Encoded
     ids, of = START if how == "new" or not ended else data.draw(st.sampled_from(ended))
     if how == "branch" and not of:
         ids = ids[: data.draw(st.integers(0, len(ids)))]
-    more, images_of = ((), ()) if how == "same" and ids else data.draw(
-        new_turns(with_images=with_images)
+    more, images_of = (
+        ((), ()) if how == "same" and ids else data.draw(new_turns(with_images=with_images))
     )
     return encoded(
         (*ids, *more),

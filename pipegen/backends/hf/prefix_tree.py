@@ -102,8 +102,8 @@ class PrefixTree:
         image, and not all of the sequence.
         """
         node, length = self._find(marked.ids, len(marked.ids) - 1)
-        while node.parent is not None and node.positions_behind(length) is None:
-            node, length = node.parent, node.parent.end
+        while (above := node.parent) is not None and node.positions_behind(length) is None:
+            node, length = above, above.end
         return length
 
     def turns_of(self, marked: Marked) -> int:

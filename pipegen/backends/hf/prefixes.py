@@ -92,6 +92,8 @@ class Prefixes:
         self._window: float = math.inf
         self._off = "prefix_memory_bytes is 0" if not limit else ""
         self._long = ""
+        self._most_read = 0
+        """The bytes of the longest beginning that was read for several rows."""
 
     @functools.cached_property
     def _scaled(self) -> str:
@@ -124,25 +126,34 @@ class Prefixes:
         return self._size * length <= self._tree.limit
 
     def group(
-        self, sources: Sequence[Source], fits: Callable[[Sequence[int], Sequence[int]], bool]
+        self,
+        sources: Sequence[Source],
+        size: int,
+        fits: Callable[[Sequence[int], Sequence[int]], bool],
     ) -> Group:
-        """Which of these sources are read together: the first, and those after it that go with it.
+        """Which of these sources are read together: the first, and those after it that go with it,
+        at most `size`.
 
         fits: whether rows of such lengths, with so many new tokens each, are read in one pass.
         """
-        rows = [source[0] for source in sources]
-        marked = [self._marked(row) for row in rows]
+        marked = [self._marked(source[0]) for source in sources]
         begun = [0 if self.off else self._begun(mark) for mark in marked]
         lengths, going = self._shared(marked, begun)
         places: list[int] = []
+        whole: list[int] = []
+        new: list[int] = []
         for place in going:
-            chosen = [*places, place]
-            new = [rows[index].length - begun[index] for index in chosen]
-            if not places or (
-                fits([rows[index].length for index in chosen], new)
-                and self._go_together([marked[index] for index in chosen], new)
-            ):
+            length = len(marked[place].ids)
+            whole.append(length)
+            new.append(length - begun[place])
+            together = [marked[index] for index in (*places, place)]
+            if not places or (fits(whole, new) and self._go_together(together, new)):
                 places.append(place)
+            else:
+                whole.pop()
+                new.pop()
+            if len(places) == size:
+                break
         return Group(places, lengths)
 
     def _begun(self, marked: Marked) -> int:
@@ -318,6 +329,7 @@ class Prefixes:
             count([length - there], [there])
             if made is not None:
                 self._keep(model, mark, made[0], 0)
+                self._most_read = max(self._most_read, int(self._size) * length)
             else:
                 self._off = _STATES
 
@@ -386,14 +398,16 @@ class Prefixes:
         return Marked(tuple(ids), tuple(runs))
 
     def shrink(self) -> bool:
-        """Where the memory ran out: let all go, and keep half as much from then on; whether there
-        was anything.
+        """Where the memory ran out: let all go, and keep half as much from then on, but at least as
+        much as a beginning takes that was read for several rows; whether that frees anything.
         """
         there = self._tree.bytes
         self.clear()
-        if there:
-            self._tree.limit = there // 2
-        return bool(there)
+        limit = max(there // 2, self._most_read)
+        if limit >= there:
+            return False
+        self._tree.limit = limit
+        return True
 
     def clear(self) -> None:
         """Let all go."""

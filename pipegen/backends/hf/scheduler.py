@@ -21,8 +21,12 @@ further:
   checks a guess at what follows. Before the pass, `_requeue_long` moves rows that have just become
   long for LongRoPE back to waiting, and `_evict_finished` drops done rows.
 
+Of rows that end in either, `_keep` lets what was read and generated stay, for prompts that begin
+with it (see `pipegen.backends.hf.prefixes`).
+
 `requeue` moves every row that is not done back to waiting, with the tokens it has;
-`requeue_after_oom` also halves the number of tokens that may be cached.
+`requeue_after_oom` also lets go of what stays of earlier rows, or, where there is nothing, halves the
+number of tokens that may be cached.
 
 **Invariants.**
 
@@ -74,11 +78,15 @@ class Work:
     prompt_tokens: int = 0
     """Tokens that these read."""
     padded_tokens: int = 0
-    """The same with the padding between prompts of different lengths."""
+    """The same with the padding between prompts of different lengths, and the tokens that are read
+    again in its place.
+    """
     shared_tokens: int = 0
-    """Tokens of prompts that were not read, since prompts before them begin alike."""
+    """Tokens of prompts that were not read, since they were there: prompts before them begin alike,
+    or they continue a row that has ended.
+    """
     shares_nothing: str = ""
-    """Why prompts that begin alike are read whole; empty where they are not."""
+    """Why prompts that begin alike, or some of them, are read whole; empty where none is."""
     steps: int = 0
     """Passes that brought rows one token further."""
     row_steps: int = 0
@@ -209,13 +217,12 @@ class Schedule:
 
         def fits(lengths: Sequence[int], new: Sequence[int]) -> bool:
             return (
-                len(lengths) <= self._size
-                and (not self._traits.even or lengths[-1] == lengths[0])
+                (not self._traits.even or lengths[-1] == lengths[0])
                 and group_size(new, len(new), most) == len(new)
                 and self._fits(active + len(lengths), max(width, *lengths))
             )
 
-        places, prefixes = self._prefixes.group(near, fits)
+        places, prefixes = self._prefixes.group(near, self._size, fits)
         chosen = [near[place] for place in places]
         longest = max(width, *(source[0].length for source in chosen))
         if active and not self._fits(active + len(chosen), longest):
@@ -368,9 +375,7 @@ class Schedule:
         self._keep(batch, enumerate(self._running))
         return going
 
-    def _keep(
-        self, batch: RunningBatch | StaticBatch, rows: Iterable[tuple[int, HFRow]]
-    ) -> None:
+    def _keep(self, batch: RunningBatch | StaticBatch, rows: Iterable[tuple[int, HFRow]]) -> None:
         """Let what was read and generated of rows that have just ended stay; each comes with its
         index in the batch.
         """

@@ -308,9 +308,7 @@ def test_turns_after_an_image_read_what_is_new(
     rows, tokens, _ = read(engine, [turn((*ids, 61, 62), images=images[:1])])
     assert (rows, tokens) == (answers(whole, [turn((*ids, 61, 62), images=images[:1])]), 3)
     # another image in its place is another prompt
-    other = turn(
-        (*range(60, 95), *pieces[1], *range(60, 75), 61), images=images[1:]
-    )
+    other = turn((*range(60, 95), *pieces[1], *range(60, 75), 61), images=images[1:])
     rows_of_other, tokens, _ = read(engine, [other])
     assert rows_of_other == answers(whole, [other])
     assert tokens >= len(other.prompt.token_ids) - 35
@@ -346,6 +344,27 @@ def test_what_stays_goes_first_where_the_memory_runs_out(
     # as many rows run as before, and half as much stays from then on
     assert engine._traits.max_tokens is None
     assert 0 < engine._prefixes.bytes <= there // 2
+
+
+def test_beginnings_are_read_once_after_the_memory_ran_out_too(
+    opened: Callable[..., HFEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    engine, prompts = opened(), tree(5, branches=1, rows=8, least=100)
+    whole = ids(opened(prefix_memory_bytes=0), prompts)
+    model, passes = engine._weights.model(), [0]
+    plain = model.prepare_inputs_for_generation
+
+    def full(*args: Any, **kwargs: Any) -> Any:
+        passes[0] += 1
+        if passes[0] == 2:  # a beginning was read, and stays
+            raise torch.OutOfMemoryError("the memory is full")
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(model, "prepare_inputs_for_generation", full)
+    assert ids(engine, prompts) == whole
+    assert engine.work.prompt_tokens <= 2 * needed(prompts)
 
 
 @pytest.mark.parametrize("seed", range(20))
