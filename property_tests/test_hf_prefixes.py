@@ -196,13 +196,14 @@ def joined(tree: PrefixTree, marked: Marked, length: int) -> Iterator[Any]:
 def test_a_tree_gives_back_what_was_put_and_keeps_to_its_limit(
     changes: list[tuple[tuple[int, ...], bool]], limit: int
 ) -> None:
-    tree, last = PrefixTree(limit), ()
+    tree = PrefixTree(limit)
+    last: tuple[int, ...] = ()
     for ids, puts in changes:
         marked = Marked(ids)
         if puts:
             positions = torch.tensor([[len(ids)]])
             stays = tree.put(marked, functools.partial(columns_of, ids), positions, size=20)
-            assert stays == (20 * len(ids) <= limit) or not stays
+            assert stays == (tree.length_of(Marked((*ids, 9))) == len(ids))
             last = ids if stays else last
         length = tree.length_of(marked)
         # what was put last is there
@@ -219,7 +220,7 @@ def test_a_tree_gives_back_what_was_put_and_keeps_to_its_limit(
 
 @given(st.lists(SEQUENCES, min_size=1, max_size=20))
 def test_the_oldest_of_a_tree_goes_first(sequences: list[tuple[int, ...]]) -> None:
-    room = 20 * (len(sequences[-1]) + len(sequences[0]))
+    room = 20 * (len(sequences[-1]) + len(sequences[0]))  # bytes of so many tokens
     tree = PrefixTree(room)
     for ids in sequences:
         tree.put(

@@ -177,10 +177,7 @@ def joined(
     for layer in other.layers:
         if not layer.is_initialized:
             continue
-        columns = width
-        if isinstance(layer, DynamicSlidingWindowLayer):
-            columns, layer.cumulative_length = min(width, layer.sliding_window - 1), width
-        wholes = []
+        columns, wholes = _widened(layer, width), []
         for held in (layer.keys, layer.values):
             parts = [[(part[index], count) for part, count in row] for row in rows]
             wholes.append(_written(held, parts, columns, room))
@@ -257,9 +254,7 @@ def _each(
     """
     for layer in cache.layers:
         if isinstance(layer, DynamicLayer) and layer.is_initialized:
-            columns = width
-            if isinstance(layer, DynamicSlidingWindowLayer):
-                columns, layer.cumulative_length = min(width, layer.sliding_window - 1), width
+            columns = _widened(layer, width)
             if layer.keys is not None and layer.values is not None:  # as is_initialized says
                 layer.keys, layer.values = (
                     change(layer.keys, columns),
@@ -272,6 +267,14 @@ def _each(
                     for at, held in list(states.items())
                     if held is not None
                 )
+
+
+def _widened(layer: Any, width: int) -> int:
+    """How many columns the layer holds of a cache so wide, which it is from now on."""
+    if not isinstance(layer, DynamicSlidingWindowLayer):
+        return width
+    layer.cumulative_length = width
+    return min(width, layer.sliding_window - 1)
 
 
 SPARE = 64

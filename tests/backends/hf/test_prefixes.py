@@ -293,7 +293,8 @@ def test_routes_with_plugins_go_on_with_what_the_engine_has_read() -> None:
 def test_turns_after_an_image_read_what_is_new(
     family: str, opened: Callable[..., HFEngine]
 ) -> None:
-    engine, whole = opened(family), opened(family, prefix_memory_bytes=0)
+    engine: Any = opened(family)
+    whole = opened(family, prefix_memory_bytes=0)
     sources = [ImageSource(data=image_file(mode=mode)) for mode in ("RGB", "L")]
     images = [
         engine.prepare_image(source, DEFAULTS.preprocess, at).unwrap()
