@@ -13,8 +13,10 @@ from support.models import encoded
 from support.vision_models import IMAGE_FAMILIES
 
 import pipegen as pg
+from pipegen.backends.hf import cache as caches
 from pipegen.backends.hf.engine import HFEngine
 from pipegen.backends.hf.prefix_tree import common
+from pipegen.engines.protocol import RowDone
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import DEFAULTS, StopOptions
@@ -276,6 +278,39 @@ def test_rows_longer_than_the_window_do_not_stay_and_work_says_so(
     assert engine._prefixes.bytes == 0
     assert read(engine, [turn((*ids, 30))])[1] == len(ids) + 1
     assert engine.work.shares_nothing == "a prompt is longer than the model's sliding window"
+
+
+def test_rows_whose_cache_is_not_known_do_not_stay_and_work_says_so(
+    opened: Callable[..., HFEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = tuple(range(40, 90))
+    expected = answers(opened(), [turn(ids), turn(ids[:45])])
+    monkeypatch.setattr(caches, "is_known", lambda cache: False)
+    engine = opened()
+    assert answers(engine, [turn(ids), turn(ids[:45])]) == expected
+    assert read(engine, [turn((*expected[0], 30))])[1] == len(expected[0]) + 1
+    assert engine.work.shares_nothing.startswith("the model's layers keep something else")
+
+
+def test_positions_that_depend_on_the_length_share_nothing(
+    opened: Callable[..., HFEngine],
+) -> None:
+    engine = opened("phi3_longrope")
+    (ids,) = answers(engine, [turn(tuple(range(40, 80)))])
+    assert read(engine, [turn((*ids, 30))])[1] == len(ids) + 1
+    assert engine.work.shares_nothing == "the positions of a prompt depend on its length"
+
+
+def test_of_conversations_that_wait_those_with_the_fewest_turns_go_on_first(
+    opened: Callable[..., HFEngine],
+) -> None:
+    engine, chance = opened(size=1), random.Random(0)
+    ids = [tuple(chance.randrange(20, 200) for _ in range(50)) for _ in range(4)]
+    for number in (1, 2, 3):
+        ids[number:] = answers(engine, [turn((*one, 30)) for one in ids[number:]])
+    waiting = [turn((*one, 31)) for one in reversed(ids)]
+    ended = [event.row for event in engine.stream(waiting) if isinstance(event, RowDone)]
+    assert ended == [3, 2, 1, 0]
 
 
 def test_routes_with_plugins_go_on_with_what_the_engine_has_read() -> None:
