@@ -86,7 +86,7 @@ class Prefixes:
         self._checkpoint, self._pixels = checkpoint, pixels
         self._tree = PrefixTree(limit)
         self._empty: RunningBatch | None = None
-        """What batches are made of; None before the first."""
+        """What batches are result of; None before the first."""
         self._size = 0.0
         """The bytes of a token; 0 where they are not known yet."""
         self._window: float = math.inf
@@ -113,7 +113,7 @@ class Prefixes:
 
     @property
     def bytes(self) -> int:
-        """How many are kept."""
+        """How many bytes stay."""
         return self._tree.bytes
 
     def takes(self, length: int) -> bool:
@@ -138,11 +138,11 @@ class Prefixes:
         """
         marked = [self._marked(source[0]) for source in sources]
         begun = [0 if self.off else self._begun(mark) for mark in marked]
-        lengths, going = self._shared(marked, begun)
+        lengths, candidates = self._shared(marked, begun)
         places: list[int] = []
         whole: list[int] = []
         new: list[int] = []
-        for place in going:
+        for place in candidates:
             length = len(marked[place].ids)
             whole.append(length)
             new.append(length - begun[place])
@@ -269,10 +269,10 @@ class Prefixes:
             if not self._go_together(marked, new):
                 begun = [0] * len(rows)
         read = [row.length - there for row, there in zip(rows, begun, strict=True)]
-        made = self._read_rows(model, rows, marked, max(read))
-        if made is not None:
+        result = self._read_rows(model, rows, marked, max(read))
+        if result is not None:
             count(read, begun)
-        return made
+        return result
 
     def _read_rows(
         self, model: Any, rows: Sequence[Any], marked: Sequence[Marked], longest: int
@@ -325,10 +325,10 @@ class Prefixes:
             encoded = row.encoded if images else _TEXT
             part = _PrefixRow(row.sequence[:length], encoded, row.left)
             mark = Marked(marked.ids[:length], marked.runs if images else ())
-            made = self._read_rows(model, [part], [mark], length - there)
+            result = self._read_rows(model, [part], [mark], length - there)
             count([length - there], [there])
-            if made is not None:
-                self._keep(model, mark, made[0], 0)
+            if result is not None:
+                self._keep(model, mark, result[0], 0)
                 self._most_read = max(self._most_read, int(self._size) * length)
             else:
                 self._off = _STATES
@@ -355,6 +355,7 @@ class Prefixes:
         *,
         ended: bool = False,
     ) -> None:
+        """Let a sequence that is in a row of the batch stay, where the model's cache takes that."""
         # others place tokens by their columns, which change
         by_mask = getattr(model, "_supports_attention_backend", False)
         if not (by_mask and isinstance(batch, RunningBatch) and caches.holds_all(batch.cache, 0)):
@@ -379,6 +380,9 @@ class Prefixes:
             )
 
     def _marked(self, row: Any) -> Marked:
+        """The row's sequence as the tree knows it. Where the images of a prompt depend on each other,
+        they are one.
+        """
         images = row.encoded.prompt.images
         if not images:
             return Marked(row.sequence)
