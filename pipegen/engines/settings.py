@@ -261,8 +261,8 @@ class HFSettings(WeightSettings):
         int | None,
         integer(low=0),
         Changes.NOTHING,
-        "Memory for prefixes that several prompts share, in bytes; 0 reads every prompt whole."
-        " Default: 1 GiB.",
+        "Memory for beginnings that prompts share and for rows that have ended, in bytes; 0 reads"
+        " every prompt whole. Default: 1 GiB.",
     ] = None
 
 

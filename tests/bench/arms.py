@@ -99,6 +99,7 @@ def pipegen(work: Work, *, told: bool = False) -> tuple[Run, Counts]:
     own = [{"options": {"max_new_tokens": length}} if told else {} for length in work["lengths"]]
 
     def run() -> list[Any]:
+        engine._prefixes.clear()  # what the last run has read would spare this one its prompts
         slots = pg.run(
             route,
             [{"prompt": prompt, **said} for prompt, said in zip(work["prompts"], own, strict=True)],

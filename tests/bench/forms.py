@@ -58,9 +58,11 @@ def measured(name: str, route: pg.Route) -> list[dict[str, Any]]:
 
     def work(formed: int) -> Callable[[], None]:
         def run() -> None:
-            before = route.engine.work.steps
+            engine: Any = route.engine
+            engine._prefixes.clear()  # each run reads its prompts
+            before = engine.work.steps
             made = [slot.unwrap().completion_tokens for slot in pg.run(route, requests(formed))]
-            steps[formed] = route.engine.work.steps - before
+            steps[formed] = engine.work.steps - before
             if made != [TOKENS] * ROWS:
                 raise RuntimeError(f"rows of {made} tokens, not of {TOKENS}")
 

@@ -152,6 +152,7 @@ def pipegen(work: Work) -> tuple[Run, Counts]:
     def run() -> list[Any]:
         engine._pixels.close()  # what the last run has kept would spare this one its images
         engine._prepared.clear()
+        engine._prefixes.clear()
         asked = (
             {"messages": messages(path, closing)}
             for path, closing in zip(work["images"], work["closings"], strict=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -26,17 +27,21 @@ from transformers.cache_utils import (
 
 __all__ = [
     "GrowingLayer",
-    "can_shift",
+    "columns_of",
     "cut",
+    "emptied",
     "growing",
     "has_states",
+    "holds_all",
     "is_known",
+    "joined",
     "max_cached_tokens",
     "put",
     "sees_all",
     "selected",
-    "shift",
     "size_of",
+    "token_bytes",
+    "window_of",
 ]
 
 
@@ -115,7 +120,7 @@ def put(cache: Any, places: Sequence[int], other: Any, width: int) -> None:
     _each(cache, replaced, width)
 
 
-def can_shift(cache: Any, width: int) -> bool:
+def holds_all(cache: Any, width: int) -> bool:
     """Whether each layer of the cache holds all columns of so wide a one, and nothing but
     columns.
     """
@@ -124,19 +129,81 @@ def can_shift(cache: Any, width: int) -> bool:
         isinstance(layer, DynamicLayer) and not isinstance(layer, LinearAttentionLayer)
         for layer in layers
     )
-    return plain and all(
-        width < layer.sliding_window
-        for layer in layers
-        if isinstance(layer, DynamicSlidingWindowLayer)
+    return plain and width < window_of(cache)
+
+
+def window_of(cache: Any) -> float:
+    """The shortest sliding window of its layers; infinite where none has one."""
+    return min(
+        (
+            layer.sliding_window
+            for layer in getattr(cache, "layers", ())
+            if isinstance(layer, DynamicSlidingWindowLayer)
+        ),
+        default=math.inf,
     )
 
 
-def shift(cache: Any, columns: int, by: Sequence[int]) -> None:
-    """Move the first columns of each row to the right, over columns that hold nothing."""
-    for held in _held(cache):
-        for row, distance in enumerate(by):
-            if distance:
-                held[row, :, distance : distance + columns] = held[row, :, :columns].clone()
+def columns_of(cache: Any, row: int, width: int, first: int, end: int) -> list[torch.Tensor]:
+    """Copies of the columns between two places of a row that is so wide, of each of its tensors."""
+    before = [held.shape[-2] - width for held in _held(cache)]
+    return [
+        held[row, :, begin + first : begin + end].clone()
+        for held, begin in zip(_held(cache), before, strict=True)
+    ]
+
+
+def emptied(cache: Any) -> Any:
+    """A cache of the same layers without rows."""
+    other = copy.copy(cache)
+    other.layers = [copy.copy(layer) for layer in cache.layers]
+    _each(other, lambda held, columns: held[:0, :, :0].clone(), 0)
+    for layer in other.layers:
+        layer._whole = None
+    return other
+
+
+def joined(
+    cache: Any, rows: Sequence[Sequence[tuple[list[torch.Tensor], int]]], width: int, room: int
+) -> Any:
+    """A new cache of the layers of one that is `emptied`, with room for so many columns more.
+
+    rows: for each row its parts, as `columns_of` gives them, each with how many of its first
+    columns are meant.
+    """
+    other = copy.copy(cache)
+    other.layers = [copy.copy(layer) for layer in cache.layers]
+    index = 0
+    for layer in other.layers:
+        if not layer.is_initialized:
+            continue
+        columns, wholes = _widened(layer, width), []
+        for held in (layer.keys, layer.values):
+            parts = [[(part[index], count) for part, count in row] for row in rows]
+            wholes.append(_written(held, parts, columns, room))
+            index += 1
+        layer.keys, layer.values = (whole[..., :columns, :] for whole in wholes)
+        layer._whole = tuple(wholes)
+    return other
+
+
+def _written(
+    like: torch.Tensor,
+    rows: Sequence[Sequence[tuple[torch.Tensor, int]]],
+    columns: int,
+    room: int,
+) -> torch.Tensor:
+    """The parts of each row beside each other, so that they end at the last of the columns."""
+    spare = room + max(SPARE, columns // 4)
+    whole = like.new_empty(len(rows), like.shape[1], columns + spare, like.shape[-1])
+    for index, parts in enumerate(rows):
+        end = columns
+        for part, meant in reversed(parts):
+            count = min(meant, end)
+            whole[index, :, end - count : end] = part[:, meant - count : meant]
+            end -= count
+        whole[index, :, :end] = 0
+    return whole
 
 
 def cut(cache: Any, columns: int) -> None:
@@ -148,6 +215,11 @@ def cut(cache: Any, columns: int) -> None:
 def size_of(cache: Any) -> int:
     """How many bytes the cache holds."""
     return sum(held.numel() * held.element_size() for held in _held(cache))
+
+
+def token_bytes(cache: Any) -> int:
+    """How many bytes a token of a row takes where every layer holds its column."""
+    return sum(held.shape[1] * held.shape[-1] * held.element_size() for held in _held(cache))
 
 
 def _index(rows: Sequence[int]) -> Callable[[torch.device], torch.Tensor]:
@@ -182,9 +254,7 @@ def _each(
     """
     for layer in cache.layers:
         if isinstance(layer, DynamicLayer) and layer.is_initialized:
-            columns = width
-            if isinstance(layer, DynamicSlidingWindowLayer):
-                columns, layer.cumulative_length = min(width, layer.sliding_window - 1), width
+            columns = _widened(layer, width)
             if layer.keys is not None and layer.values is not None:  # as is_initialized says
                 layer.keys, layer.values = (
                     change(layer.keys, columns),
@@ -197,6 +267,14 @@ def _each(
                     for at, held in list(states.items())
                     if held is not None
                 )
+
+
+def _widened(layer: Any, width: int) -> int:
+    """How many columns the layer holds of a cache so wide, which it is from now on."""
+    if not isinstance(layer, DynamicSlidingWindowLayer):
+        return width
+    layer.cumulative_length = width
+    return min(width, layer.sliding_window - 1)
 
 
 SPARE = 64

@@ -57,7 +57,7 @@ ROWS = 32
 IMAGES = 256 * 2**20
 """Bytes of images that are kept by default."""
 PREFIXES = 2**30
-"""Bytes of prefixes that are kept by default."""
+"""Bytes of keys and values of prefixes, and of rows that have ended, that stay by default."""
 
 
 class HFEngine(CheckpointEngine):
@@ -121,7 +121,7 @@ class HFEngine(CheckpointEngine):
         """What the engine has computed so far, with all its plugins: passes, rows and tokens. It is
         the same for the same calls.
         """
-        return dataclasses.replace(self._traits.work, shares_nothing=self._prefixes.off)
+        return dataclasses.replace(self._traits.work, shares_nothing=self._prefixes.unshared)
 
     def close(self) -> None:
         self._weights.close()

@@ -1,45 +1,65 @@
-"""Prompts that begin alike: the part that they share is read once, kept for a while, and copied
-into each row.
+"""What was read stays for a while: the beginning that prompts share, and rows that have ended. A
+prompt that begins with it, such as the next turn of a conversation, reads only what is new.
 
-A *prefix* is the beginning of several rows' sequences, with all their images in it, or with none.
-Its cache holds one row. To read a row that begins with it, the cache is copied, and only the row's
-own tokens go through the model. Of prompts that share in a tree (a system prompt, then examples,
-then a question), each branch is read once: a longer prefix is read as the own tokens of a shorter
-one.
+What is there is in a tree (see `PrefixTree`), by ids and images. Of rows that wait, several are
+read in one pass, each behind a beginning of its own (see `read_behind`). They are read from so many
+tokens before their ends as the one with the most new tokens has: where others have fewer, some that
+are there are read again, which costs what padding would. A beginning that several rows share, and
+that is not there, is read first, by itself; of prompts that share in a tree (a system prompt, then
+examples, then a question), each branch is read once.
 
 The keys and values of a token depend on the tokens before it and on its position, not on its
-column. So a prefix may stand in any column, and only where own parts differ in length it is moved
-to the right, beside them.
+column or on what follows. So a row may be continued at any of its tokens, but not within an image,
+or where the positions behind an image are not known. In a layer with a sliding window only rows
+that are shorter than the window have all their columns: longer ones do not stay.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Sequence
+from itertools import islice
+from types import SimpleNamespace
 from typing import Any, NamedTuple
+
+import torch
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.hf import cache as caches
-from pipegen.backends.hf.pixels import ByteBoundedLRU, Pixels
+from pipegen.backends.hf.pixels import Pixels
+from pipegen.backends.hf.prefix_tree import Marked, PrefixTree, common
 from pipegen.backends.hf.rows import HFRow
-from pipegen.backends.hf.running_batch import Prefilled, RunningBatch, prefill
+from pipegen.backends.hf.running_batch import (
+    Prefilled,
+    RunningBatch,
+    StaticBatch,
+    batch_inputs,
+    image_inputs,
+    prefill,
+    read_behind,
+)
 
-__all__ = ["LEAST", "Prefixes", "Share", "common"]
+__all__ = ["LEAST", "Group", "Prefixes"]
 
 LEAST = 32
-"""Tokens that a prefix, or a longer one beyond a shorter one, must have."""
+"""Tokens that a beginning, or a longer one beyond a shorter one, must have."""
 SAVED = 128
-"""Tokens that must not be read again thanks to it: a pass of its own costs about as much."""
+"""Tokens that must not be read again thanks to a beginning that is read by itself: a pass of its
+own costs about as much.
+"""
 
 Source = Sequence[HFRow]
+Count = Callable[[Sequence[int], Sequence[int]], object]
 
 
-class Share(NamedTuple):
-    """The lengths of the prefixes that the first of some sources shares with others, and the places
-    of those that share the longest one, its own first.
+class Group(NamedTuple):
+    """The places of sources that are read in one pass, and the lengths of beginnings of the first
+    that are read before, shortest first.
     """
 
-    lengths: tuple[int, ...]
     places: list[int]
+    lengths: tuple[int, ...]
 
 
 class _PrefixRow(NamedTuple):
@@ -54,174 +74,346 @@ class _PrefixRow(NamedTuple):
         return len(self.sequence)
 
 
+_TEXT = SimpleNamespace(prompt=SimpleNamespace(images=()))
+"""What `prefill` asks of the row of a beginning without images."""
+_STATES = "the model's layers keep something else than columns, or place tokens by them"
+
+
 class Prefixes:
-    """The last prefixes of a model that were read, within `limit` bytes; 0 shares nothing."""
+    """What a model has read last, within `limit` bytes; 0 shares nothing."""
 
     def __init__(self, limit: float, checkpoint: Checkpoint, pixels: Pixels) -> None:
         self._checkpoint, self._pixels = checkpoint, pixels
-        self._kept = ByteBoundedLRU[RunningBatch](limit)
-        """By their ids and images."""
-        self.off = "prefix_memory_bytes is 0" if not limit else ""
+        self._tree = PrefixTree(limit)
+        self._empty: RunningBatch | None = None
+        """What batches are result of; None before the first."""
+        self._size = 0.0
+        """The bytes of a token; 0 where they are not known yet."""
+        self._window: float = math.inf
+        self._off = "prefix_memory_bytes is 0" if not limit else ""
+        self._long = ""
+        self._most_read = 0
+        """The bytes of the longest beginning that was read for several rows."""
+
+    @functools.cached_property
+    def _scaled(self) -> str:
+        positions = self._checkpoint.positions
+        scaled = positions.long_after is not None or positions.dynamic
+        return "the positions of a prompt depend on its length" if scaled else ""
+
+    @property
+    def off(self) -> str:
         """Why nothing is shared; empty where it is."""
-        self._begun = False
+        return self._off or self._scaled
 
-    def share(self, sources: Sequence[Source]) -> Share | None:
-        """What the first of these sources shares with the others, or with what was read before;
-        None where that does not pay.
-        """
-        if not self._begun:
-            self._begun, positions = True, self._checkpoint.positions
-            if positions.long_after is not None or positions.dynamic:
-                self.off = self.off or "the positions of a prompt depend on its length"
+    @property
+    def unshared(self) -> str:
+        """Why nothing, or not all, is shared; empty where all is."""
+        return self.off or self._long
+
+    @property
+    def bytes(self) -> int:
+        """How many bytes stay."""
+        return self._tree.bytes
+
+    def takes(self, length: int) -> bool:
+        """Whether a prefix of so many tokens can be shared."""
         if self.off:
-            return None
-        first = sources[0][0]
-        ids = first.sequence
-        with_first = [
-            min(self._common(first, source[0]), len(ids) - 1, source[0].length - 1)
-            for source in sources
-        ]
+            return False
+        if length >= self._window:
+            self._long = "a prompt is longer than the model's sliding window"
+            return False
+        return self._size * length <= self._tree.limit
+
+    def group(
+        self,
+        sources: Sequence[Source],
+        size: int,
+        fits: Callable[[Sequence[int], Sequence[int]], bool],
+    ) -> Group:
+        """Which of these sources are read together: the first, and those after it that go with it,
+        at most `size`.
+
+        fits: whether rows of such lengths, with so many new tokens each, are read in one pass.
+        """
+        marked = [self._marked(source[0]) for source in sources]
+        begun = [0 if self.off else self._begun(mark) for mark in marked]
+        lengths, candidates = self._shared(marked, begun)
+        places: list[int] = []
+        whole: list[int] = []
+        new: list[int] = []
+        for place in candidates:
+            length = len(marked[place].ids)
+            whole.append(length)
+            new.append(length - begun[place])
+            together = [marked[index] for index in (*places, place)]
+            if not places or (fits(whole, new) and self._go_together(together, new)):
+                places.append(place)
+            else:
+                whole.pop()
+                new.pop()
+            if len(places) == size:
+                break
+        return Group(places, lengths)
+
+    def _begun(self, marked: Marked) -> int:
+        """How many of a row's tokens are there and need not be read."""
+        length = self._tree.length_of(marked)
+        images = any(length <= first for first, _ in marked.runs)
+        return 0 if length < LEAST or (images and not self._reads_images) else length
+
+    @functools.cached_property
+    def _reads_images(self) -> bool:
+        """Whether images may be read behind a beginning: the inputs of each depend on it alone."""
+        return self._checkpoint.image_spec.kind == "grid"
+
+    def _shared(
+        self, marked: Sequence[Marked], begun: list[int]
+    ) -> tuple[tuple[int, ...], list[int]]:
+        """The lengths of beginnings that the first of these shares with others, and that pay; and
+        which of them may be read with it. What is then there of each is added to `begun`.
+        """
+        everything = [*range(len(marked))]
+        if self.off or len(marked) == 1:
+            return (), everything
+        with_first = [self._common(marked[0], other) for other in marked]
         lengths: list[int] = []
-        for length in sorted({length for length in with_first[1:] if length >= LEAST}):
-            more = length - (lengths[-1] if lengths else 0)
+        for length in sorted({length for length in with_first[1:] if length > begun[0]}):
+            more = length - (lengths[-1] if lengths else begun[0])
             rows = sum(
-                len(source) and other >= length
-                for source, other in zip(sources[1:], with_first[1:], strict=True)
+                other >= length > there
+                for other, there in zip(with_first[1:], begun[1:], strict=True)
             )
-            if more >= LEAST and more * rows >= SAVED:
+            if length >= LEAST <= more and more * rows >= SAVED and self.takes(length):
                 lengths.append(length)
-        kept = self._longest(first, len(ids) - 1)
-        if kept > (lengths[-1] if lengths else LEAST - 1):
-            lengths.append(kept)
-        if not lengths:
-            return None
-        return Share(
-            tuple(lengths),
-            [
-                0,
-                *(
-                    place
-                    for place, other in enumerate(with_first)
-                    if place and other >= lengths[-1]
-                ),
-            ],
-        )
+        later = self._read_later(marked, begun)
+        sharing = [bool(lengths) and other >= lengths[-1] for other in with_first]
+        for length in lengths:
+            for place, other in enumerate(with_first):
+                if not place or other >= length:
+                    begun[place] = max(begun[place], length)
+        return tuple(lengths), [
+            place for place in everything if not place or sharing[place] or place not in later
+        ]
 
-    def _common(self, first: HFRow, other: HFRow) -> int:
-        length = common(first.sequence, other.sequence)
-        if not (first.encoded.prompt.images or other.encoded.prompt.images):
+    def _read_later(self, marked: Sequence[Marked], begun: Sequence[int]) -> set[int]:
+        """Those that share a beginning with others that pays to be read by itself: they are read
+        when it is their turn.
+        """
+        # whose next tokens are alike have as much there as each other
+        alike: dict[Any, list[int]] = {}
+        for place, (mark, there) in enumerate(zip(marked, begun, strict=True)):
+            alike.setdefault(mark.ids[: there + LEAST], []).append(place)
+        later: set[int] = set()
+        for places in alike.values():
+            if len(places) > 1:
+                first = places[0]
+                length = min(self._common(marked[first], marked[place]) for place in places[1:])
+                more = length - begun[first]
+                if more >= LEAST and more * (len(places) - 1) >= SAVED and self.takes(length):
+                    later.update(places)
+        return later
+
+    def _common(self, one: Marked, other: Marked) -> int:
+        """How many tokens of both may be read once for both: all their images are among them, or
+        none is.
+        """
+        most = min(len(one.ids), len(other.ids)) - 1
+        length = min(common(one.ids, other.ids), most)
+        runs = (*one.runs, *other.runs)
+        if length >= max((end for _, end in runs), default=0):
             return length
-        ends = max(self._images_end(first), self._images_end(other))
-        return length if first.images == other.images and length >= ends else 0
+        return min(length, *(first for first, _ in runs)) if self._reads_images else 0
 
-    def _images_end(self, row: HFRow) -> int:
-        """Behind which token all images of the row's prompt stand."""
-        ids, piece = row.prompt_ids, self._checkpoint.image_token_id
-        return next((place + 1 for place in range(len(ids) - 1, -1, -1) if ids[place] == piece), 0)
-
-    def _longest(self, row: HFRow, most: int) -> int:
-        ids = row.sequence
-        return max(
-            (
-                len(kept)
-                for kept, images in self._kept
-                if len(kept) <= most and images == row.images and ids[: len(kept)] == kept
-            ),
-            default=0,
+    def _go_together(self, marked: Sequence[Marked], new: Sequence[int]) -> bool:
+        """Whether all of these rows can be read from so many tokens before their ends as the one
+        with the most new ones has.
+        """
+        longest = max(new)
+        starts = [max(0, len(mark.ids) - longest) for mark in marked]
+        return not any(starts) or all(
+            not mark.runs or self._readable(mark, start)
+            for mark, start in zip(marked, starts, strict=True)
         )
+
+    def _readable(self, marked: Marked, start: int) -> bool:
+        """Whether a row with images can be read from this token on."""
+        if not self._reads_images and any(start <= first for first, _ in marked.runs):
+            return False
+        if start <= self._tree.length_of(marked):
+            return self._tree.holds(marked, start)
+        # of a beginning that is not there yet
+        return start <= marked.runs[0][0] or start >= marked.runs[-1][1]
 
     def prefill(
         self,
         model: Any,
         rows: Sequence[Any],
-        lengths: Sequence[int],
-        count: Callable[[list[int], int], object] | None = None,
+        lengths: Sequence[int] = (),
+        count: Count | None = None,
     ) -> Prefilled | None:
-        """Read the rows' sequences, or only what comes after the prefix that they share; as
-        `prefill` of a batch otherwise.
+        """Read the rows' sequences, but for the beginnings that are there; as `prefill` of a batch
+        otherwise.
 
-        lengths: of the prefix, and of shorter ones that others may share, shortest first; empty
-        where nothing is shared. count: is called for each pass with how many tokens it read of each
-        row, and how many of each were there before.
+        lengths: of beginnings of the first row that are read before, shortest first. count: is
+        called for each pass with how many tokens of each row it read, and how many were there.
         """
         count = count or (lambda read, shared: None)
-        prefix = self._read(model, rows[0], lengths, count) if lengths else None
-        if prefix is not None and not caches.can_shift(
-            prefix.cache, max(row.length for row in rows)
-        ):
-            prefix, self.off = None, "a prompt is longer than the model's sliding window"
-        if prefix is None:
-            made = prefill(model, rows, self._checkpoint, self._pixels)
-            if made is not None:
-                count([row.length for row in rows], 0)
-            return made
-        own = [row.sequence[lengths[-1] :] for row in rows]
-        count([*map(len, own)], lengths[-1])
-        return prefix.extended(model, own, self._checkpoint.pad_token_id)
+        if not self.off and all(map(self.takes, lengths)):
+            self._read(model, rows[0], lengths, count)
+        begun = [0] * len(rows)
+        marked = [self._marked(row) for row in rows]
+        if not self.off and self._empty is not None:
+            begun = [self._begun(mark) for mark in marked]
+            new = [row.length - there for row, there in zip(rows, begun, strict=True)]
+            if not self._go_together(marked, new):
+                begun = [0] * len(rows)
+        read = [row.length - there for row, there in zip(rows, begun, strict=True)]
+        result = self._read_rows(model, rows, marked, max(read))
+        if result is not None:
+            count(read, begun)
+        return result
 
-    def _read(
+    def _read_rows(
+        self, model: Any, rows: Sequence[Any], marked: Sequence[Marked], longest: int
+    ) -> Prefilled | None:
+        """Read the last so many tokens of each row; what is before them is there."""
+        starts = [max(0, row.length - longest) for row in rows]
+        if self._empty is None or not any(starts):
+            return prefill(model, rows, self._checkpoint, self._pixels)
+        begun = [
+            self._tree.beginning(mark, start) for mark, start in zip(marked, starts, strict=True)
+        ]
+        images = [
+            image
+            for row, mark, start in zip(rows, marked, starts, strict=True)
+            for image, (first, _) in zip(row.encoded.prompt.images, mark.runs, strict=False)
+            if first >= start
+        ]
+        return read_behind(
+            model,
+            self._empty,
+            begun,
+            [row.sequence[start:] for row, start in zip(rows, starts, strict=True)],
+            self._checkpoint.pad_token_id,
+            self._images(model, rows, images, longest) if images else None,
+        )
+
+    def _images(
+        self, model: Any, rows: Sequence[Any], images: Sequence[Any], longest: int
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """The positions of the last so many columns of the rows, and the inputs of the images that
+        are among them.
+        """
+        whole = batch_inputs(rows, model, self._checkpoint, self._pixels)
+        ids, mask = whole["input_ids"], whole["attention_mask"]
+        positions = model._prepare_position_ids_for_generation(ids, whole)
+        own = image_inputs(self._pixels(images), ids[:, -longest:], mask[:, -longest:], model)
+        return positions[..., -longest:], own
+
+    def _read(self, model: Any, row: Any, lengths: Sequence[int], count: Count) -> None:
+        """Read those of these beginnings of a row that are not there, each behind the one before
+        it.
+        """
+        marked = self._marked(row)
+        for length in lengths:
+            begun = Marked(marked.ids[: length + 1], marked.runs)
+            there = min(self._begun(begun), length)
+            if there == length or self.off:
+                continue
+            images = any(first < length for first, _ in marked.runs)
+            encoded = row.encoded if images else _TEXT
+            part = _PrefixRow(row.sequence[:length], encoded, row.left)
+            mark = Marked(marked.ids[:length], marked.runs if images else ())
+            result = self._read_rows(model, [part], [mark], length - there)
+            count([length - there], [there])
+            if result is not None:
+                self._keep(model, mark, result[0], 0)
+                self._most_read = max(self._most_read, int(self._size) * length)
+            else:
+                self._off = _STATES
+
+    def turns(self, row: HFRow) -> int:
+        """How many rows that have ended the row continues, one after another, as far as they are
+        there.
+        """
+        return 0 if self.off or not len(self._tree) else self._tree.turns_of(self._marked(row))
+
+    def keep(self, model: Any, row: HFRow, batch: RunningBatch | StaticBatch, index: int) -> None:
+        """Let what was read and generated of a row stay."""
+        if not self.off:
+            marked = self._marked(row)
+            read = batch.lengths[index] if isinstance(batch, RunningBatch) else 0
+            self._keep(model, Marked(marked.ids[:read], marked.runs), batch, index, ended=True)
+
+    def _keep(
         self,
         model: Any,
-        row: Any,
-        lengths: Sequence[int],
-        count: Callable[[list[int], int], object],
-    ) -> RunningBatch | None:
-        """The cache of the longest of these prefixes of the row; those that are not there are read,
-        each from the one before it.
+        marked: Marked,
+        batch: RunningBatch | StaticBatch,
+        index: int,
+        *,
+        ended: bool = False,
+    ) -> None:
+        """Let a sequence that is in a row of the batch stay, where the model's cache takes that."""
+        # others place tokens by their columns, which change
+        by_mask = getattr(model, "_supports_attention_backend", False)
+        if not (by_mask and isinstance(batch, RunningBatch) and caches.holds_all(batch.cache, 0)):
+            self._off = _STATES
+            return
+        positions = batch.positions_of(index)
+        if positions is None:
+            self._off = _STATES
+            return
+        if self._empty is None:
+            self._empty = batch.emptied()
+            self._size = caches.token_bytes(batch.cache)
+            self._window = caches.window_of(batch.cache)
+        length = len(marked.ids)
+        if length >= LEAST and self.takes(length):
+            self._tree.put(
+                marked,
+                lambda first, end: batch.columns_of(index, first, end),
+                positions,
+                self._size,
+                ended=ended,
+            )
 
-        None, from then on, where the cache of the model does not take it.
+    def _marked(self, row: Any) -> Marked:
+        """The row's sequence as the tree knows it. Where the images of a prompt depend on each other,
+        they are one.
         """
-        there = self._longest(row, lengths[-1])
-        batch = self._kept.get((row.sequence[:there], row.images))
-        for length in [length for length in lengths if length > there]:
-            if batch is None:
-                made = prefill(
-                    model,
-                    [_PrefixRow(row.sequence[:length], row.encoded, row.left)],
-                    self._checkpoint,
-                    self._pixels,
-                )
-                # others place tokens by their columns, which change
-                by_mask = getattr(model, "_supports_attention_backend", False)
-                read = made[0] if made is not None and by_mask else None
-                batch = (
-                    read
-                    if isinstance(read, RunningBatch)
-                    and read.next_inputs[0] is not None
-                    and caches.can_shift(read.cache, 0)
-                    else None
-                )
-            else:
-                batch, _ = batch.extended(
-                    model, [row.sequence[there:length]], self._checkpoint.pad_token_id
-                )
-            count([length - there], 0)
-            if batch is None:
-                self.off = (
-                    "the model's layers keep something else than columns, or place tokens by them"
-                )
-                return None
-            there = length
-            self._kept.put((row.sequence[:length], row.images), batch, caches.size_of(batch.cache))
-            self._kept.make_room(0)
-        return batch
+        images = row.encoded.prompt.images
+        if not images:
+            return Marked(row.sequence)
+        piece, ids = self._checkpoint.image_token_id, list(row.sequence)
+        places = iter([place for place, token in enumerate(ids) if token == piece])
+        names = [(image.digest, image.grid, image.width, image.height) for image in images]
+        runs = []
+        for number, image in enumerate(images):
+            taken = [*islice(places, image.tokens)]
+            name = number, names[number] if self._reads_images else tuple(names)
+            for place in taken:
+                ids[place] = name
+            if taken:
+                runs.append((taken[0], taken[-1] + 1))
+        if runs and not self._reads_images:
+            runs = [(runs[0][0], runs[-1][1])]
+        return Marked(tuple(ids), tuple(runs))
+
+    def shrink(self) -> bool:
+        """Where the memory ran out: let all go, and keep half as much from then on, but at least as
+        much as a beginning takes that was read for several rows; whether that frees anything.
+        """
+        there = self._tree.bytes
+        self.clear()
+        limit = max(there // 2, self._most_read)
+        if limit >= there:
+            return False
+        self._tree.limit = limit
+        return True
 
     def clear(self) -> None:
         """Let all go."""
-        self._kept.clear()
-
-
-def common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two sequences begin with alike.
-
-    >>> common((1, 2, 3, 4), (1, 2, 4)), common((1, 2), (1, 2, 3))
-    (2, 2)
-    """
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+        self._tree.clear()
+        self._empty = None

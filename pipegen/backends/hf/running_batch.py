@@ -20,8 +20,9 @@ from pipegen.backends.checkpoint.image_processors import IMAGE_MARKS, ImageInput
 from pipegen.backends.hf import cache as caches
 from pipegen.backends.hf.compiled import Compiled, StaticCacheView
 from pipegen.backends.hf.pixels import Pixels
+from pipegen.backends.hf.prefix_tree import Beginning
 
-__all__ = ["RunningBatch", "StaticBatch", "batch_inputs", "prefill"]
+__all__ = ["RunningBatch", "StaticBatch", "batch_inputs", "image_inputs", "prefill", "read_behind"]
 
 
 Prefilled = tuple["RunningBatch | StaticBatch", torch.Tensor]
@@ -256,47 +257,26 @@ class RunningBatch:
             self._columns = torch.arange(2 * width, device=device)
         return (self._columns[: width + 1] >= self._pads).long()
 
-    def extended(
-        self, model: Any, own: Sequence[Sequence[int]], pad: int
-    ) -> tuple[RunningBatch, torch.Tensor]:
-        """Copies of this one row, each with tokens of its own read behind it in one pass; and the
-        logits of the next token, as `prefill` gives them.
-        """
-        begun, longest = self.width, max(map(len, own))
-        batch = self.copies([0] * len(own))
-        shifts = [longest - len(ids) for ids in own]
-        device = model.device
-        tokens = torch.tensor(
-            [(pad,) * shift + tuple(ids) for shift, ids in zip(shifts, own, strict=True)],
-            device=device,
+    def emptied(self) -> RunningBatch:
+        """The same without rows: what `read_behind` makes batches of."""
+        other = copy.copy(self)
+        other.cache, other.lengths, other._pads, other._whole = (
+            caches.emptied(self.cache),
+            [],
+            None,
+            None,
         )
-        inputs = batch._shared
-        if batch._positions is not None:
-            steps = (
-                torch.arange(longest, device=device) - torch.tensor(shifts, device=device)[:, None]
-            ).clamp(min=0)
-            inputs = {**inputs, "position_ids": batch._positions + steps}
-            batch._positions = batch._positions + torch.tensor(
-                [[len(ids)] for ids in own], device=device
-            )
-        mask = None
-        if any(shifts):
-            mask = torch.tensor(
-                [[1] * begun + [0] * shift + [1] * (longest - shift) for shift in shifts],
-                device=device,
-            )
-        given = {
-            "next_sequence_length": longest,
-            "past_key_values": batch.cache,
-            "attention_mask": mask,
-            "is_first_iteration": False,
-        }
-        outputs = model(
-            **model.prepare_inputs_for_generation(tokens, **given, **inputs), return_dict=True
-        )
-        caches.shift(batch.cache, begun, shifts)
-        batch.lengths, batch._pads, batch._whole = [begun + len(ids) for ids in own], None, None
-        return batch, _last(outputs, tokens)
+        if self._positions is not None:
+            other._positions = self._positions[..., :0, :].clone()
+        return other
+
+    def columns_of(self, row: int, first: int, end: int) -> list[torch.Tensor]:
+        """Copies of what is held of a row's tokens between two places."""
+        return caches.columns_of(self.cache, row, self.lengths[row], first, end)
+
+    def positions_of(self, row: int) -> torch.Tensor | None:
+        """The positions of a row's coming column."""
+        return None if self._positions is None else self._positions[..., row : row + 1, :].clone()
 
     @property
     def next_inputs(self) -> tuple[torch.Tensor | None, dict[str, Any]]:
@@ -334,6 +314,72 @@ class RunningBatch:
         self._pads, self.lengths = None, lengths
 
 
+def read_behind(
+    model: Any,
+    empty: RunningBatch,
+    beginnings: Sequence[Beginning],
+    own: Sequence[Sequence[int]],
+    pad: int,
+    images: tuple[torch.Tensor, dict[str, Any]] | None = None,
+) -> tuple[RunningBatch, torch.Tensor]:
+    """Rows whose beginnings are there, each with tokens of its own read behind it in one pass; and
+    the logits of the next token, as `prefill` gives them.
+
+    Rows that begin alike or not have as many own tokens as the longest, but for those of which
+    nothing is there: these are padded. So all end at the last column, as rows of a batch do. images:
+    the positions of the own tokens, and the model's inputs for the images among them; None where
+    there are none.
+    """
+    longest = max(map(len, own))
+    width = max(beginning.length for beginning in beginnings)
+    cache = caches.joined(
+        empty.cache, [beginning.parts for beginning in beginnings], width, longest
+    )
+    tokens = torch.tensor(
+        [(pad,) * (longest - len(ids)) + tuple(ids) for ids in own], device=model.device
+    )
+    batch = copy.copy(empty)
+    batch.cache = cache
+    batch.lengths = [
+        beginning.length + len(ids) for beginning, ids in zip(beginnings, own, strict=True)
+    ]
+    inputs, first = batch._shared, {"is_first_iteration": images is not None}
+    if images is not None:
+        positions, more = images
+        batch._positions = positions[..., -1:] + 1
+        inputs = {**inputs, **more, "position_ids": positions}
+    elif batch._positions is not None:
+        like = batch._positions
+        begun = torch.cat([_positions_behind(beginning, like) for beginning in beginnings], dim=-2)
+        counts = torch.tensor([[len(ids)] for ids in own], device=begun.device)
+        steps = torch.arange(longest, device=begun.device) - (longest - counts)
+        inputs = {**inputs, "position_ids": begun + steps.clamp(min=0)}
+        batch._positions = begun + counts
+    pads = [width + longest - length for length in batch.lengths]
+    mask = None
+    if any(pads):
+        mask = torch.tensor(
+            [[0] * count + [1] * (width + longest - count) for count in pads], device=model.device
+        )
+    given = {
+        "next_sequence_length": longest,
+        "past_key_values": cache,
+        "attention_mask": mask,
+        **first,
+    }
+    outputs = model(
+        **model.prepare_inputs_for_generation(tokens, **given, **inputs), return_dict=True
+    )
+    return batch, _last(outputs, tokens)
+
+
+def _positions_behind(beginning: Beginning, like: torch.Tensor) -> torch.Tensor:
+    """Those behind a row's beginning; a row begins at 0."""
+    if beginning.positions is not None:
+        return beginning.positions
+    return like.new_zeros((*like.shape[:-2], 1, 1))
+
+
 def _with_rows(
     positions: torch.Tensor | None, places: Sequence[int], other: torch.Tensor | None
 ) -> torch.Tensor | None:
@@ -368,17 +414,18 @@ def batch_inputs(
         [[0] * (longest - len(ids)) + [1] * len(ids) for ids in sequences], device=model.device
     )
     images = [image for row in rows for image in row.encoded.prompt.images]
-    image_inputs = (
-        _image_inputs((pixels or checkpoint.image_inputs)(images), ids, mask, model)
+    of_images = (
+        image_inputs((pixels or checkpoint.image_inputs)(images), ids, mask, model)
         if images
         else {}
     )
-    return {"input_ids": ids, "attention_mask": mask, **image_inputs}
+    return {"input_ids": ids, "attention_mask": mask, **of_images}
 
 
-def _image_inputs(
+def image_inputs(
     made: ImageInputs, ids: torch.Tensor, mask: torch.Tensor, model: Any
 ) -> dict[str, Any]:
+    """What the model takes of these inputs of images, beside these ids."""
     takes = inspect.signature(model.forward).parameters
     tensors, marked = made
     marks = {

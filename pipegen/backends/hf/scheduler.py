@@ -21,8 +21,12 @@ further:
   checks a guess at what follows. Before the pass, `_requeue_long` moves rows that have just become
   long for LongRoPE back to waiting, and `_evict_finished` drops done rows.
 
+Of rows that end in either, `_keep` lets what was read and generated stay, for prompts that begin
+with it (see `pipegen.backends.hf.prefixes`).
+
 `requeue` moves every row that is not done back to waiting, with the tokens it has;
-`requeue_after_oom` also halves the number of tokens that may be cached.
+`requeue_after_oom` also lets go of what stays of earlier rows, or, where there is nothing, halves the
+number of tokens that may be cached.
 
 **Invariants.**
 
@@ -40,9 +44,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any, NamedTuple
 
 import torch
@@ -75,11 +78,15 @@ class Work:
     prompt_tokens: int = 0
     """Tokens that these read."""
     padded_tokens: int = 0
-    """The same with the padding between prompts of different lengths."""
+    """The same with the padding between prompts of different lengths, and the tokens that are read
+    again in its place.
+    """
     shared_tokens: int = 0
-    """Tokens of prompts that were not read, since prompts before them begin alike."""
+    """Tokens of prompts that were not read, since they were there: prompts before them begin alike,
+    or they continue a row that has ended.
+    """
     shares_nothing: str = ""
-    """Why prompts that begin alike are read whole; empty where they are not."""
+    """Why prompts that begin alike, or some of them, are read whole; empty where none is."""
     steps: int = 0
     """Passes that brought rows one token further."""
     row_steps: int = 0
@@ -145,8 +152,12 @@ class Schedule:
             compiled,
         )
         self._prefixes = prefixes
+        # of conversations the one that has had fewer turns, so that none is left to end alone
         self._waiting = Waiting[HFRow](
-            size, overdue=16 * size, key=lambda row: row.order, source=lambda row: row.source
+            size,
+            overdue=16 * size,
+            key=lambda row: (prefixes.turns(row), row.order),
+            source=lambda row: row.source,
         )
         self._prefilled: _PrefilledRows | None = None
         self._running: list[HFRow] = []
@@ -202,32 +213,30 @@ class Schedule:
         near = self._waiting.next(2 * self._size)
         if not near:
             return False
-        share = None if self._traits.even or self._traits.fixed else self._prefixes.share(near)
-        places, begun = (
-            ([*range(len(near))], 0) if share is None else (share.places, share.lengths[-1])
-        )
-        lengths = [near[place][0].length for place in places[: self._size]]
-        if self._traits.even:
-            lengths = list(takewhile(lambda length: length == lengths[0], lengths))
-        size = group_size(
-            [length - begun for length in lengths], len(lengths), pass_tokens(self._model.device)
-        )
-        while size > 1 and not self._fits(active + size, max(width, *lengths[:size])):
-            size -= 1
-        if active and not self._fits(active + size, max(width, *lengths[:size])):
-            return False
-        places, lengths = places[:size], lengths[:size]
+        most = pass_tokens(self._model.device)
+
+        def fits(lengths: Sequence[int], new: Sequence[int]) -> bool:
+            return (
+                (not self._traits.even or lengths[-1] == lengths[0])
+                and group_size(new, len(new), most) == len(new)
+                and self._fits(active + len(lengths), max(width, *lengths))
+            )
+
+        places, prefixes = self._prefixes.group(near, self._size, fits)
         chosen = [near[place] for place in places]
+        longest = max(width, *(source[0].length for source in chosen))
+        if active and not self._fits(active + len(chosen), longest):
+            return False
         self._load = (
-            active + size,
-            max(width, *lengths),
+            active + len(chosen),
+            longest,
             [row for source in chosen for row in source],
         )
         self._pixels.ahead(image for source in near for image in source[0].encoded.prompt.images)
         result = self._prefixes.prefill(
             self._model,
             [source[0] for source in chosen],
-            () if share is None else share.lengths,
+            prefixes,
             self._count,
         )
         if result is None:
@@ -252,12 +261,12 @@ class Schedule:
         self._measure(batch)
         return False
 
-    def _count(self, lengths: Sequence[int], shared: int) -> None:
+    def _count(self, read: Sequence[int], shared: Sequence[int]) -> None:
         work = self._traits.work
         work.passes += 1
-        work.prompt_tokens += sum(lengths)
-        work.padded_tokens += max(lengths) * len(lengths)
-        work.shared_tokens += shared * len(lengths)
+        work.prompt_tokens += sum(read)
+        work.padded_tokens += max(read) * len(read)
+        work.shared_tokens += sum(shared)
 
     def _fits(self, sequences: int, width: int) -> bool:
         return self._max_tokens is None or sequences * width <= self._max_tokens
@@ -290,6 +299,7 @@ class Schedule:
         )
         sampler = Sampler(rows, logits.shape[-1], logits.device)
         tokens = self._accept(rows, sampler, logits)
+        self._keep(prefilled.batch, zip(sources, rows, strict=True))
         left = [index for index, row in enumerate(rows) if not row.done]
         if not prefilled.rows:
             self._prefilled = None
@@ -352,6 +362,7 @@ class Schedule:
             and (guess := self._guess(batch, going[0]))
         ):
             self._check(batch, going[0], self._sampler, guess)
+            self._keep(batch, enumerate(self._running))
             return going
         logits = (
             batch.step(self._model, tokens, self._compiled)
@@ -361,7 +372,16 @@ class Schedule:
         work.row_steps += len(batch)
         work.needed_row_steps += len(going)
         self._tokens = self._accept(self._running, self._sampler, logits)
+        self._keep(batch, enumerate(self._running))
         return going
+
+    def _keep(self, batch: RunningBatch | StaticBatch, rows: Iterable[tuple[int, HFRow]]) -> None:
+        """Let what was read and generated of rows that have just ended stay; each comes with its
+        index in the batch.
+        """
+        for index, row in rows:
+            if row.done and row.error is None and not row.dropped:
+                self._prefixes.keep(self._model, row, batch, index)
 
     def _guess(self, batch: RunningBatch, row: HFRow) -> tuple[int, ...]:
         """What may follow the tokens of a row that runs alone; nothing where several tokens cannot
@@ -455,7 +475,9 @@ class Schedule:
         Returns the rows that did not fit even alone.
         """
         sequences, width, rows = self._load
-        self._prefixes.clear()
+        if self._prefixes.shrink():
+            self.requeue()
+            return []
         if sequences > 1:
             self._max_tokens = self._traits.max_tokens = (sequences + 1) // 2 * width
         self.requeue()

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from pipegen.backends.hf import cache as caches
-from pipegen.backends.hf.prefixes import LEAST, common
+from pipegen.backends.hf.prefix_tree import common
+from pipegen.backends.hf.prefixes import LEAST
 from pipegen.backends.hf.rows import images_of
 from pipegen.backends.hf.running_batch import RunningBatch
 from pipegen.records.fields import altered

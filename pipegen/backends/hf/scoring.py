@@ -204,7 +204,7 @@ class Scoring:
         """The contexts, the longest first, as many together as one pass reads."""
         left = sorted(contexts, key=lambda context: -context.length)
         while left:
-            begun = 0 if self._prefixes.off else prefix
+            begun = prefix if self._prefixes.takes(prefix) else 0
             size = group_size([context.length - begun for context in left], self._size, self._pass)
             while (
                 size > 1
@@ -293,7 +293,7 @@ class Scoring:
         """
         with self._weights.lock, torch.no_grad():
             made = self._prefixes.prefill(
-                self._model, contexts, (prefix,) if prefix and not self._prefixes.off else ()
+                self._model, contexts, (prefix,) if prefix and self._prefixes.takes(prefix) else ()
             )
         batch, logits = (None, torch.empty(0)) if made is None else made
         if not isinstance(batch, RunningBatch) or caches.has_states(batch.cache):

@@ -15,9 +15,11 @@ from support.vision_models import IMAGE_FAMILIES
 import pipegen as pg
 from pipegen.backends.hf import cache as caches
 from pipegen.backends.hf.engine import HFEngine
-from pipegen.backends.hf.prefixes import common
+from pipegen.backends.hf.prefix_tree import common
+from pipegen.engines.protocol import RowDone
 from pipegen.engines.settings import ModelLoadConfig
-from pipegen.records.options import StopOptions
+from pipegen.records.messages import ImageSource
+from pipegen.records.options import DEFAULTS, StopOptions
 from pipegen.testing.image_files import image_file
 
 ON = StopOptions(ignore_eos=True)
@@ -59,6 +61,13 @@ def inputs(prompts: Tree) -> list[Any]:
         encoded(prompt, max_new_tokens=4 + place % 3, stop=ON)
         for place, prompt in enumerate(prompts)
     ]
+
+
+def bytes_of(engine: HFEngine) -> int:
+    """What the tensors that stay hold."""
+    return sum(
+        held.untyped_storage().nbytes() for columns in engine._prefixes._tree for held in columns
+    )
 
 
 def ids(engine: HFEngine, prompts: Tree) -> list[Any]:
@@ -103,18 +112,13 @@ def test_what_is_kept_keeps_to_its_memory(opened: Callable[..., HFEngine]) -> No
     whole = opened()
     for seed in range(6):
         ids(whole, tree(seed, branches=1))
-    limit = whole._prefixes._kept.bytes // 2
+    limit = whole._prefixes.bytes // 2
     engine = opened(prefix_memory_bytes=limit)
     for seed in range(6):
         prompts = tree(seed, branches=1)
         assert ids(engine, prompts) == ids(whole, prompts)
-        kept = engine._prefixes._kept
-        assert (
-            kept.bytes
-            == sum(caches.size_of(batch.cache) for _, batch in kept._held.values())
-            <= limit
-        )
-    assert [*engine._prefixes._kept]
+        assert engine._prefixes.bytes == bytes_of(engine) <= limit
+    assert engine._prefixes.bytes
 
 
 @pytest.mark.parametrize(
@@ -182,6 +186,221 @@ def test_images_within_a_shared_beginning_are_read_once(
             work.shared_tokens > 0
             or work.shares_nothing == "a prompt is longer than the model's sliding window"
         )
+
+
+def turn(ids: tuple[int, ...], **more: Any) -> Any:
+    return encoded(ids, **{"max_new_tokens": 9, "stop": ON, **more})
+
+
+def answers(engine: HFEngine, inputs: list[Any]) -> list[tuple[int, ...]]:
+    """The ids of the rows, prompts and answers."""
+    return [
+        (*one.prompt.token_ids, *slot.unwrap().token_ids)
+        for one, slot in zip(inputs, engine.generate(inputs), strict=True)
+    ]
+
+
+def read(engine: HFEngine, inputs: list[Any]) -> tuple[list[tuple[int, ...]], int, int]:
+    """The rows' ids, and how many tokens of prompts were read for them, in how many passes."""
+    before = engine.work
+    rows, work = answers(engine, inputs), engine.work
+    return rows, work.prompt_tokens - before.prompt_tokens, work.passes - before.passes
+
+
+def test_the_next_turn_reads_what_is_new_and_the_last_token(
+    opened: Callable[..., HFEngine],
+) -> None:
+    engine, whole = opened(), opened(prefix_memory_bytes=0)
+    ids = tuple(range(40, 90))
+    for words in ((), (30, 31, 32), (33, 34), (35, 36, 37, 38)):
+        rows, tokens, _ = read(engine, [turn((*ids, *words))])
+        assert tokens == (len(words) + 1 if words else 50)
+        assert rows == answers(whole, [turn((*ids, *words))])
+        ids = rows[0]
+
+
+def test_a_branch_reads_what_comes_after_its_fork(opened: Callable[..., HFEngine]) -> None:
+    engine = opened()
+    (ids,) = answers(engine, [turn(tuple(range(40, 90)), max_new_tokens=30)])
+    branches = [turn((*ids[:fork], 30 + fork % 5, 29)) for fork in (40, 57, 70, 79)]
+    rows, tokens, passes = read(engine, branches)
+    assert (tokens, passes) == (8, 1)
+    assert rows == answers(opened(prefix_memory_bytes=0), branches)
+    assert read(engine, branches[:1]) == (rows[:1], 1, 1)
+
+
+def test_conversations_of_any_lengths_go_on_in_one_pass(opened: Callable[..., HFEngine]) -> None:
+    engine, chance = opened(), random.Random(0)
+    prompts = [tuple(chance.randrange(20, 200) for _ in range(40 + 20 * at)) for at in range(8)]
+    rows = answers(engine, [turn(ids) for ids in prompts])
+    inputs = [turn((*ids, *range(30, 31 + at))) for at, ids in enumerate(rows)]
+    after, tokens, passes = read(engine, inputs)
+    assert (tokens, passes) == (sum(2 + at for at in range(8)), 1)
+    assert after == answers(opened(prefix_memory_bytes=0), inputs)
+
+
+def test_rows_that_end_with_their_first_token_stay_too(opened: Callable[..., HFEngine]) -> None:
+    engine = opened()
+    (ids,) = answers(engine, [turn(tuple(range(40, 90)), max_new_tokens=1)])
+    assert read(engine, [turn((*ids, 30, 31))])[1] == 3
+
+
+def test_a_row_that_runs_alone_with_guesses_stays_as_far_as_it_was_right(
+    opened: Callable[..., HFEngine],
+) -> None:
+    engine = opened()
+    ids = tuple([50, 51, 52, 53] * 12)
+    (ids,) = answers(engine, [turn(ids, max_new_tokens=60)])
+    assert engine.work.guessed_tokens
+    rows, tokens, _ = read(engine, [turn((*ids, 30, 31))])
+    assert tokens == 3
+    assert rows == answers(opened(prefix_memory_bytes=0), [turn((*ids, 30, 31))])
+
+
+def test_the_oldest_goes_first_where_the_memory_is_full(opened: Callable[..., HFEngine]) -> None:
+    engine, chance = opened(), random.Random(0)
+    prompts = [tuple(chance.randrange(20, 200) for _ in range(50)) for _ in range(3)]
+    first = answers(engine, [turn(prompts[0])])
+    each = engine._prefixes.bytes
+    small = opened(prefix_memory_bytes=2 * each)
+    rows = [answers(small, [turn(ids)])[0] for ids in prompts]
+    assert rows[:1] == first
+    assert small._prefixes.bytes == bytes_of(small) == 2 * each
+    assert read(small, [turn((*rows[1], 30))])[1] == 2
+    assert read(small, [turn((*rows[0], 30))])[1] == len(rows[0]) + 1
+
+
+def test_rows_longer_than_the_window_do_not_stay_and_work_says_so(
+    opened: Callable[..., HFEngine],
+) -> None:
+    engine = opened("mistral")
+    (ids,) = answers(engine, [turn(tuple(range(40, 90)))])
+    assert engine._prefixes.bytes == 0
+    assert read(engine, [turn((*ids, 30))])[1] == len(ids) + 1
+    assert engine.work.shares_nothing == "a prompt is longer than the model's sliding window"
+
+
+def test_rows_whose_cache_is_not_known_do_not_stay_and_work_says_so(
+    opened: Callable[..., HFEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = tuple(range(40, 90))
+    expected = answers(opened(), [turn(ids), turn(ids[:45])])
+    monkeypatch.setattr(caches, "is_known", lambda cache: False)
+    engine = opened()
+    assert answers(engine, [turn(ids), turn(ids[:45])]) == expected
+    assert read(engine, [turn((*expected[0], 30))])[1] == len(expected[0]) + 1
+    assert engine.work.shares_nothing.startswith("the model's layers keep something else")
+
+
+def test_positions_that_depend_on_the_length_share_nothing(
+    opened: Callable[..., HFEngine],
+) -> None:
+    engine = opened("phi3_longrope")
+    (ids,) = answers(engine, [turn(tuple(range(40, 80)))])
+    assert read(engine, [turn((*ids, 30))])[1] == len(ids) + 1
+    assert engine.work.shares_nothing == "the positions of a prompt depend on its length"
+
+
+def test_of_conversations_that_wait_those_with_the_fewest_turns_go_on_first(
+    opened: Callable[..., HFEngine],
+) -> None:
+    engine, chance = opened(size=1), random.Random(0)
+    ids = [tuple(chance.randrange(20, 200) for _ in range(50)) for _ in range(4)]
+    for number in (1, 2, 3):
+        ids[number:] = answers(engine, [turn((*one, 30)) for one in ids[number:]])
+    waiting = [turn((*one, 31)) for one in reversed(ids)]
+    ended = [event.row for event in engine.stream(waiting) if isinstance(event, RowDone)]
+    assert ended == [3, 2, 1, 0]
+
+
+def test_routes_with_plugins_go_on_with_what_the_engine_has_read() -> None:
+    with pg.backends.hf("embedded", variant="text", dtype="float32") as route:
+        engine: Any = route.engine
+        result = pg.run(route, [{"prompt": "Hi " * 20, "options": {"max_new_tokens": 9}}])[0]
+        ids = (*result.unwrap().prompt_token_ids, *result.unwrap().token_ids)
+        before = engine.work.prompt_tokens
+        other = pg.attach(route, pg.plugins.strip_prefix(("Assistant:",)))
+        pg.run(other, [{"prompt_token_ids": (*ids, 300, 301), "options": {"max_new_tokens": 4}}])
+        assert engine.work.prompt_tokens - before == 3
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "llava", "idefics3"])
+def test_turns_after_an_image_read_what_is_new(
+    family: str, opened: Callable[..., HFEngine]
+) -> None:
+    engine: Any = opened(family)
+    whole = opened(family, prefix_memory_bytes=0)
+    sources = [ImageSource(data=image_file(mode=mode)) for mode in ("RGB", "L")]
+    images = [
+        engine.prepare_image(source, DEFAULTS.preprocess, at).unwrap()
+        for at, source in enumerate(sources)
+    ]
+    mark = engine._checkpoint.image_token_id
+    assert mark is not None
+    pieces = [tuple([mark] * image.tokens) for image in images]
+    first = (*range(60, 95), *pieces[0], *range(60, 75))
+    (ids,) = answers(engine, [turn(first, images=images[:1])])
+    assert (ids,) == tuple(answers(whole, [turn(first, images=images[:1])]))
+    rows, tokens, _ = read(engine, [turn((*ids, 61, 62), images=images[:1])])
+    assert (rows, tokens) == (answers(whole, [turn((*ids, 61, 62), images=images[:1])]), 3)
+    # another image in its place is another prompt
+    other = turn((*range(60, 95), *pieces[1], *range(60, 75), 61), images=images[1:])
+    rows_of_other, tokens, _ = read(engine, [other])
+    assert rows_of_other == answers(whole, [other])
+    assert tokens >= len(other.prompt.token_ids) - 35
+    # a turn with a new image
+    again = turn((*rows[0], 63, *pieces[1], 64, 65), images=images)
+    seen, tokens, _ = read(engine, [again])
+    assert seen == answers(whole, [again])
+    grid = family == "qwen3_vl"
+    new = len(pieces[1]) + 4
+    assert tokens == (new if grid else len(again.prompt.token_ids))
+    assert read(engine, [turn((*seen[0], 66), images=images)])[1] == 2
+
+
+def test_what_stays_goes_first_where_the_memory_runs_out(
+    opened: Callable[..., HFEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    engine, prompts = opened(), tree(5, branches=2, rows=6)
+    whole = ids(opened(prefix_memory_bytes=0), prompts)
+    ids(engine, prompts)
+    there = engine._prefixes.bytes
+    model = engine._weights.model()
+    plain, left = model.prepare_inputs_for_generation, [True]
+
+    def full(*args: Any, **kwargs: Any) -> Any:
+        if left.pop() if left else False:
+            raise torch.OutOfMemoryError("the memory is full")
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(model, "prepare_inputs_for_generation", full)
+    assert ids(engine, prompts) == whole
+    # as many rows run as before, and half as much stays from then on
+    assert engine._traits.max_tokens is None
+    assert 0 < engine._prefixes.bytes <= there // 2
+
+
+def test_beginnings_are_read_once_after_the_memory_ran_out_too(
+    opened: Callable[..., HFEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    engine, prompts = opened(), tree(5, branches=1, rows=8, least=100)
+    whole = ids(opened(prefix_memory_bytes=0), prompts)
+    model, passes = engine._weights.model(), [0]
+    plain = model.prepare_inputs_for_generation
+
+    def full(*args: Any, **kwargs: Any) -> Any:
+        passes[0] += 1
+        if passes[0] == 2:  # a beginning was read, and stays
+            raise torch.OutOfMemoryError("the memory is full")
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(model, "prepare_inputs_for_generation", full)
+    assert ids(engine, prompts) == whole
+    assert engine.work.prompt_tokens <= 2 * needed(prompts)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -1,0 +1,251 @@
+"""What was read, as a tree: sequences that begin alike have the keys and values of their common
+beginning once.
+
+A node is a run of tokens behind its parent's, with their keys and values. A token is known by its
+id, and a piece of an image by the image. Where a new sequence forks within a node, the node is
+split. A node is as new as the newest below it, so the oldest node is always a leaf: the end of the
+conversation that was used the longest ago goes first, and no node is without its beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+__all__ = ["Beginning", "Marked", "PrefixTree", "common"]
+
+Run = tuple[int, int]
+
+
+class Marked(NamedTuple):
+    """A sequence by which it is known what was read: ids, and an image's mark for each of its
+    pieces; and from where to where its images are.
+    """
+
+    ids: tuple[Hashable, ...]
+    runs: tuple[Run, ...] = ()
+
+
+class Beginning(NamedTuple):
+    """The beginning of a row that was read before: its length, the tensors of each node with how
+    many of its columns are meant, and the positions of the column behind it.
+    """
+
+    length: int
+    parts: list[tuple[list[torch.Tensor], int]]
+    positions: torch.Tensor | None
+
+
+NOTHING = Beginning(0, [], None)
+
+
+class _Node:
+    """`columns`: tensors of shape (heads, tokens, size), as the cache has them. `positions`: of the
+    column behind the last token; None where they are not known. `runs`: of the images up to `end`.
+    `ended`: whether a row ended here.
+    """
+
+    __slots__ = ("children", "columns", "end", "ended", "ids", "parent", "positions", "runs")
+
+    def __init__(
+        self,
+        ids: tuple[Hashable, ...],
+        parent: _Node | None,
+        columns: list[torch.Tensor],
+        positions: torch.Tensor | None,
+        runs: tuple[Run, ...],
+    ) -> None:
+        self.ids, self.parent, self.columns = ids, parent, columns
+        self.positions, self.runs = positions, runs
+        self.end: int = len(ids) + (0 if parent is None else parent.end)
+        self.children: dict[Hashable, _Node] = {}
+        self.ended = False
+
+    def positions_behind(self, length: int) -> torch.Tensor | None:
+        """Those behind so many tokens, of which the last is in this node; None where they are not
+        known: within an image, or between two.
+        """
+        if self.positions is None or any(first < length < end for first, end in self.runs):
+            return None
+        if not any(first < length for first, _ in self.runs):
+            return torch.full_like(self.positions, length)
+        return self.positions - (self.end - length) if length >= self.runs[-1][1] else None
+
+    @property
+    def bytes(self) -> int:
+        return sum(held.numel() * held.element_size() for held in self.columns)
+
+
+class PrefixTree:
+    """Beginnings, within `limit` bytes; what was not used for the longest time goes first. For one
+    thread at a time.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self.bytes = 0
+        self._root = _Node((), None, [], None, ())
+        self._nodes: dict[_Node, None] = {}
+        """All of them, oldest first."""
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __iter__(self) -> Iterator[list[torch.Tensor]]:
+        """The tensors of each node."""
+        return (node.columns for node in self._nodes)
+
+    def length_of(self, marked: Marked) -> int:
+        """How many of the first tokens are there, as far as they can be read on from: not within an
+        image, and not all of the sequence.
+        """
+        node, length = self._find(marked.ids, len(marked.ids) - 1)
+        while (above := node.parent) is not None and node.positions_behind(length) is None:
+            node, length = above, above.end
+        return length
+
+    def turns_of(self, marked: Marked) -> int:
+        """How many rows that ended the sequence begins with, one after another."""
+        node, length = self._find(marked.ids, len(marked.ids))
+        above: _Node | None = node if length == node.end else node.parent
+        count = 0
+        while above is not None:
+            count, above = count + above.ended, above.parent
+        return count
+
+    def holds(self, marked: Marked, length: int) -> bool:
+        """Whether so many of the first tokens, which are there, can be read on from."""
+        node, _ = self._find(marked.ids, length)
+        return not length or node.positions_behind(length) is not None
+
+    def beginning(self, marked: Marked, length: int) -> Beginning:
+        """So many of the first tokens, which are there; they are then the newest."""
+        if not length:
+            return NOTHING
+        node, _ = self._find(marked.ids, length)
+        positions = node.positions_behind(length)
+        path = self._touch(node)
+        parts = [(part.columns, len(part.ids)) for part in reversed(path)]
+        parts[-1] = node.columns, length - (node.end - len(node.ids))
+        return Beginning(length, parts, positions)
+
+    def put(
+        self,
+        marked: Marked,
+        columns: Callable[[int, int], list[torch.Tensor]],
+        positions: torch.Tensor,
+        size: float,
+        *,
+        ended: bool = False,
+    ) -> bool:
+        """Keep a sequence; whether there is room for it.
+
+        columns: gives copies of the columns between two places. positions: of the column behind
+        the last. size: the bytes of a token. ended: whether it is a row that has ended.
+        """
+        ids = marked.ids
+        node, there = self._find(ids, len(ids))
+        self._touch(node)
+        if there == len(ids):
+            node.ended = node.ended or (ended and there == node.end)
+            return True
+        if not self._make_room(size * (len(ids) - there), node):
+            return False
+        if there < node.end:
+            node = self._split(node, there)
+        new = _Node(ids[there:], node, columns(there, len(ids)), positions, marked.runs)
+        new.ended = ended
+        node.children[ids[there]] = new
+        self.bytes += new.bytes
+        self._nodes[new] = None
+        self._touch(new)
+        return True
+
+    def clear(self) -> None:
+        """Let all go."""
+        self._root.children.clear()
+        self._nodes.clear()
+        self.bytes = 0
+
+    def _find(self, ids: tuple[Hashable, ...], most: int) -> tuple[_Node, int]:
+        """The last node that the sequence leads to, and how many of the sequence's tokens are
+        there.
+        """
+        node, there = self._root, 0
+        while there < most and there == node.end:
+            child = node.children.get(ids[there])
+            if child is None:
+                break
+            node = child
+            there += common(node.ids, ids[there : min(most, node.end)])
+        return node, there
+
+    def _touch(self, node: _Node) -> list[_Node]:
+        """Make a node and those before it the newest; they are returned, the root left out."""
+        path = []
+        while node.parent is not None:
+            path.append(node)
+            del self._nodes[node]
+            self._nodes[node] = None
+            node = node.parent
+        return path
+
+    def _make_room(self, size: float, node: _Node) -> bool:
+        """Let go of the oldest until so many bytes more may be kept, but of nothing that the node
+        needs; whether they may.
+        """
+        needed = 0
+        above: _Node | None = node
+        while above is not None:
+            needed, above = needed + above.bytes, above.parent
+        if needed + size > self.limit:
+            return False
+        while self.bytes + size > self.limit:
+            oldest = next(iter(self._nodes))
+            del self._nodes[oldest]
+            self.bytes -= oldest.bytes
+            if oldest.parent is not None:
+                del oldest.parent.children[oldest.ids[0]]
+        return True
+
+    def _split(self, node: _Node, length: int) -> _Node:
+        """Make two of a node; the upper one ends behind so many tokens, and is returned. Both have
+        tensors of their own, so that each can go.
+        """
+        parent = node.parent
+        if parent is None:
+            return node
+        count = length - parent.end
+        upper = _Node(
+            node.ids[:count],
+            parent,
+            [held[:, :count].clone() for held in node.columns],
+            node.positions_behind(length),
+            tuple(run for run in node.runs if run[0] < length),
+        )
+        parent.children[node.ids[0]] = upper
+        upper.children[node.ids[count]] = node
+        node.ids, node.parent = node.ids[count:], upper
+        node.columns = [held[:, count:].clone() for held in node.columns]
+        self._nodes[upper] = None
+        return upper
+
+
+def common(one: Sequence[Hashable], other: Sequence[Hashable]) -> int:
+    """How many tokens two sequences begin with alike.
+
+    >>> common((1, 2, 3, 4), (1, 2, 4)), common((1, 2), (1, 2, 3))
+    (2, 2)
+    """
+    low, high = 0, min(len(one), len(other))
+    if one[:high] == other[:high]:
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
