@@ -108,7 +108,6 @@ REWRITES = (
     *(
         "w ~ ('<think>' if '/no_think' in w)",
         "w ~ ('<|im_end|>' if w | trim == 'quiet')",
-        "w ~ ('<think>' if w.isascii())",
     ),
     *(
         "'<%s>' % w",
