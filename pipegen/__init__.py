@@ -43,6 +43,8 @@ if typing.TYPE_CHECKING:
     from pipegen.drivers.samples import grid, samples
     from pipegen.drivers.scoring import choose, perplexity, score, scoring
     from pipegen.drivers.streaming import Delta, Done, astream, stream
+    from pipegen.drivers.tools import tools
+    from pipegen.drivers.turns import turns
     from pipegen.engines.capabilities import ENGINES, Capabilities
     from pipegen.engines.plugin import Plugin
     from pipegen.engines.settings import ModelLoadConfig
@@ -179,6 +181,8 @@ __all__ = [
     "stages",
     "stream",
     "to_plain",
+    "tools",
+    "turns",
     "verify",
     "watched",
     "write_table",
@@ -231,6 +235,8 @@ _HOMES = {
         "pipegen.drivers.streaming": "Delta Done astream stream",
         "pipegen.drivers.progress": "Progress watched",
         "pipegen.drivers.repeat": "repeat",
+        "pipegen.drivers.tools": "tools",
+        "pipegen.drivers.turns": "turns",
         "pipegen.drivers.mapping": "aimap aimap_keyed imap imap_keyed",
     }.items()
     for name in names.split()

@@ -4,6 +4,7 @@ sampled; the bridge does not depend on the answer; new words make no control tok
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from hypothesis import given, strategies as st
@@ -85,3 +86,17 @@ def test_branches_of_one_turn_share_what_was_before_the_fork(
     for branch in branches:
         leaf = pg.run(pg.route(engine), [branch.then("On.")])[0].unwrap()
         assert leaf.prompt_token_ids[: len(so_far(branch))] == so_far(branch)
+
+
+@given(st.lists(IDS, min_size=1, max_size=4), WORDS)
+def test_each_round_of_a_loop_begins_with_the_ids_before(
+    answers: list[tuple[int, ...]], words: str
+) -> None:
+    engine = FakeEngine(lambda row: answers[len(row.request.messages or ()) // 2])
+    pipe = pg.turns(pg.route(engine), lambda result: words, limit=len(answers))
+    options = {"stop": {"ignore_eos": True}}
+    request: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
+    rounds = pg.run(pipe, [request], options)[0].unwrap().rounds
+    assert [one.token_ids for one in rounds] == answers
+    for before, after in itertools.pairwise(rounds):
+        assert after.prompt_token_ids[: len(so_far(before))] == so_far(before)

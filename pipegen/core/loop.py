@@ -1,4 +1,4 @@
-"""The loop: a result may send its row back with another request."""
+"""The loop: a result may send its row back with another value."""
 
 from __future__ import annotations
 
@@ -20,45 +20,47 @@ B = TypeVar("B")
 
 def loop(
     pipe: Pipe[A, B],
-    again: Callable[[B], A | None],
-    finish: Callable[..., B],
+    decide: Callable[[tuple[B, ...]], Again | Slot[B]],
     *,
-    limit: int,
+    later: Pipe[Any, B] | None = None,
+    decides: str,
     name: str,
+    version: str,
 ) -> Pipe[A, B]:
-    """Run `pipe` until `again(result)` is None, at most `limit` times; `finish(results, more=...)` makes the one
-    result of those of all rounds, `more` where the limit came first.
+    """Run `pipe`, and then `later` (by default `pipe` again) as long as `decide(results)` says so.
 
-    A round that fails is the end of its row. Where requests have samples, each sample has its own rounds.
+    results: those of all rounds so far. `Again` goes on with its value; a slot is the end of the
+    row. A round that fails is too. Where requests have samples, each sample has its own rounds.
+    decides: the function of the user's that `decide` calls, in words.
 
     >>> from pipegen.core.pipe import pure
-    >>> double, again = pure("double", lambda n: 2 * n), lambda n: n if n < 20 else None
-    >>> whole = loop(double, again, lambda results, more: results, limit=9, name="whole")
-    >>> whole.apply((Success(3),))
+    >>> def decide(results):
+    ...     more = results[-1] < 20
+    ...     return Again(Success(results[-1]), results) if more else Success(results)
+    >>> double = pure("double", lambda n: 2 * n)
+    >>> loop(double, decide, decides="decide", name="whole", version="").apply((Success(3),))
     (<Success: (6, 12, 24)>,)
     """
+    ways = (pipe,) if later is None else (pipe, later)
 
     def leave(
         value: Slot[Any], notes: tuple[Any, ...], turn: int, slot: Slot[Any]
     ) -> Again | Slot[Any]:
         """A round is over; `notes` are the results of those before it."""
-        if not isinstance(slot, Success):
-            return slot
-        results = (*notes, slot.unwrap())
-        request = again(slot.unwrap())
-        if request is None or len(results) == limit:
-            return Success(finish(results, more=request is not None))
-        return Again(Success(request), results)
+        return decide((*notes, slot.unwrap())) if isinstance(slot, Success) else slot
 
     def among(before: Steps, after: Steps) -> Nest:
-        return replace(nest, ways=(replace(pipe, steps=placed(pipe.steps, before, after)),))
+        return replace(
+            nest,
+            ways=tuple(replace(way, steps=placed(way.steps, before, after)) for way in ways),
+        )
 
     sampling = next((step.sampling for step in pipe.steps if step.closes), None)
     nest = Nest(
         name=name,
-        ways=(pipe,),
+        ways=ways,
         leave=leave,
-        decides="again",
+        decides=decides,
         splits=True,
         keeps_text=pipe.keeps_text,
         owns=pipe.owns,
@@ -66,8 +68,15 @@ def loop(
         opens=sampling is not None,
         closes=sampling is not None,
         routes=pipe.routes,
-        version=f"({pipe.stages}) {getattr(again, '__qualname__', '')} at most {limit}",
-        rebind=lambda new: loop(pipe.rebound(new), again, finish, limit=limit, name=name),
+        version=f"({pipe.stages}) {version}",
+        rebind=lambda new: loop(
+            pipe.rebound(new),
+            decide,
+            later=None if later is None else later.rebound(new),
+            decides=decides,
+            name=name,
+            version=version,
+        ),
         among=among,
     )
     return pipe_of(nest)

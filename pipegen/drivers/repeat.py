@@ -16,13 +16,17 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from returns.result import Success
+
 from pipegen.core.errors import ContractError
 from pipegen.core.loop import loop
 from pipegen.core.pipe import Pipe
+from pipegen.core.slots import Slot
+from pipegen.core.steps import Again
 from pipegen.records.requests import GenerationRequest
-from pipegen.records.results import GenerationResult
+from pipegen.records.results import GenerationResult, RoundsEnd
 
-__all__ = ["repeat"]
+__all__ = ["ended", "repeat"]
 
 
 def repeat(
@@ -55,10 +59,24 @@ def repeat(
         )
     if type(limit) is not int or limit < 1:
         raise TypeError(f"limit takes a whole number of at least 1, not {limit!r:.80}")
-    return loop(pipe, again, _finished, limit=limit, name=f"repeat({pipe.name})")
+
+    def decide(rounds: tuple[Any, ...]) -> Again | Slot[Any]:
+        request = again(rounds[-1])
+        if request is not None and len(rounds) < limit:
+            return Again(Success(request), rounds)
+        return Success(ended(rounds, "done" if request is None else "limit"))
+
+    return loop(
+        pipe,
+        decide,
+        decides="again",
+        name=f"repeat({pipe.name})",
+        version=f"{getattr(again, '__qualname__', '')} at most {limit}",
+    )
 
 
-def _finished(rounds: tuple[Any, ...], *, more: bool) -> Any:
+def ended(rounds: tuple[Any, ...], end: RoundsEnd) -> GenerationResult:
+    """The result of a loop that has ended: that of its last round, with all rounds."""
     first, last = rounds[0], rounds[-1]
     if not isinstance(last, GenerationResult):
         raise ContractError(
@@ -66,4 +84,4 @@ def _finished(rounds: tuple[Any, ...], *, more: bool) -> Any:
             " put the stage that changes it after the loop"
         )
     own = first.id if last.id is None else last.id
-    return dataclasses.replace(last, id=own, rounds=rounds, rounds_end="limit" if more else "done")
+    return dataclasses.replace(last, id=own, rounds=rounds, rounds_end=end)

@@ -26,7 +26,7 @@ from pipegen.io.jsonl import logprobs_from, prompt_logprobs_from
 from pipegen.records import strict_json
 from pipegen.records.fields import altered
 from pipegen.records.frozen import freeze
-from pipegen.records.results import ChatOutput, Ending, Finish, Raw
+from pipegen.records.results import ChatOutput, Ending, Finish, Raw, ToolReplies
 
 __all__ = ["answer_from", "answer_to_plain"]
 
@@ -38,6 +38,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "prompt_logprobs": prompt_logprobs_from,
     "finish": Finish,
     "tool_calls": freeze,
+    "messages": freeze,
     "usage": freeze,
 }
 """How fields are read whose type JSON does not have."""
@@ -46,6 +47,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
 _KINDS: Mapping[str, tuple[type[Any], str]] = {
     "tokens": (Raw, "encoded"),
     "text": (ChatOutput, "job"),
+    "tools": (ToolReplies, "result"),
 }
 """The answers that have a plain form, each with its field for what was asked."""
 _OF_ENDING = ("finish", "stop", "length", "watched")

@@ -21,7 +21,7 @@ from pipegen.records import strict_json
 from pipegen.records.messages import plain_messages
 from pipegen.records.options import GenerationOptions, flat_values, options_from, resolve
 from pipegen.records.requests import GenerationRequest, RequestPolicy, ScoringRequest
-from pipegen.records.results import Encoded, ResolvedRequest
+from pipegen.records.results import Encoded, GenerationResult, ResolvedRequest
 
 __all__ = [
     "MARK",
@@ -139,6 +139,8 @@ def call_key(row: str, number: Any, engine: str, asked: Any) -> str:
         digest.update(content_of(asked.request))
         for source in asked.request.sources:
             digest.update(blake2b(source.data or b"", digest_size=16).digest())
+    elif isinstance(asked, GenerationResult):  # whose tools are called
+        digest.update(json.dumps(strict_json.plain(asked.tool_calls)).encode())
     return digest.hexdigest()
 
 

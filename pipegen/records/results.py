@@ -39,12 +39,13 @@ __all__ = [
     "RoundsEnd",
     "Thinking",
     "TokenLogprob",
+    "ToolReplies",
     "Turn",
     "closest_choice",
     "margin_of",
 ]
 
-RoundsEnd = Literal["done", "limit"]
+RoundsEnd = Literal["done", "limit", "tokens"]
 """How the rounds of a loop ended."""
 Thinking = Literal["honoured", "unsupported"]
 """Whether the chat template honours the thinking switch."""
@@ -421,9 +422,11 @@ class GenerationResult:
     failed_samples: tuple[tuple[int, GenerationError], ...] = ()
     """The completions that failed while others succeeded: their index, and the error."""
     rounds: tuple[GenerationResult, ...] = ()
-    """After `pg.repeat`: the results of all rounds, this one's own last."""
+    """After `pg.repeat` or `pg.turns`: the results of all rounds, this one's own last."""
     rounds_end: RoundsEnd | None = None
-    """After `pg.repeat`: `done`, or `limit` where the next request was not asked any more."""
+    """After `pg.repeat` or `pg.turns`: `done`; `limit` or `tokens` where the next request was not
+    asked any more, since there were as many rounds or tokens as there may be.
+    """
     turn: Turn | None = dataclasses.field(default=None, compare=False, repr=False)
     """What `then` goes on from. It is in no file of results."""
 
@@ -484,3 +487,13 @@ class GenerationResult:
             Failure(failed[sample]) if sample in failed else Success(next(results))
             for sample in range(count)
         )
+
+
+@record
+class ToolReplies:
+    """What the tools have answered to the calls of one result."""
+
+    result: GenerationResult
+    """The result with the calls."""
+    messages: tuple[Mapping[str, Any], ...]
+    """A message for each call, in order."""

@@ -1,0 +1,176 @@
+"""Conversations in a pipe: each answer gets a reply of the user's code, and goes on with it.
+
+>>> from pipegen.drivers.batch import run
+>>> from pipegen.drivers.route import route
+>>> from pipegen.testing.fake import FakeEngine
+>>> def critic(result):
+...     return "Shorter, please." if len(result.text) > 3 else None
+>>> engine = FakeEngine(lambda row: "Yes<|im_end|>" if row.request.continues else "Yes, it is.")
+>>> asked = {"messages": [{"role": "user", "content": "Is it?"}]}
+>>> result = run(turns(route(engine), critic), [asked])[0].unwrap()
+>>> [one.text for one in result.rounds], result.rounds_end
+(['Yes, it is.', 'Yes'], 'done')
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+from returns.result import Failure, Success
+
+from pipegen.core.errors import InvalidRequest
+from pipegen.core.loop import loop
+from pipegen.core.pipe import Pipe, guarded, pipe_of, row_stage
+from pipegen.core.slots import Slot, is_ok
+from pipegen.core.steps import Again, Call, Wanted
+from pipegen.drivers.repeat import ended
+from pipegen.drivers.tools import Tools
+from pipegen.records.frozen import thaw
+from pipegen.records.messages import Message
+from pipegen.records.options import GenerationOptions
+from pipegen.records.requests import GenerationRequest
+from pipegen.records.results import GenerationResult, RoundsEnd
+
+__all__ = ["turns"]
+
+Reply: TypeAlias = str | Mapping[str, Any] | Message | Sequence[Mapping[str, Any] | Message] | None
+"""What a step gives: what `result.then` takes, or None or nothing where the conversation is over."""
+LIMIT = 16
+
+
+def turns(
+    pipe: Pipe[GenerationRequest, GenerationResult],
+    step: Callable[[GenerationResult], Reply] | Tools,
+    *,
+    limit: int | None = None,
+    max_tokens: int | None = None,
+    catch: tuple[type[Exception], ...] = (),
+) -> Pipe[GenerationRequest, GenerationResult]:
+    """Run a pipe in conversations: `step(result)` gives the messages that follow an answer, as
+    `result.then` takes them, or None or `()` where the conversation is over. `pg.tools(...)` is a
+    step that answers tool calls; its schemas go into each request.
+
+    The result is that of the last turn, with those of all turns in `.rounds`; `.rounds_end` is
+    "done", or where the step would have gone on "limit" (there were `limit` answers; by default
+    those of the tools, or 16) or "tokens" (the conversation has `max_tokens` or more). The options
+    of a run are for all turns. A step is called once for each answer, and is to be a function of it
+    alone. `catch` is as in `pg.each`: what it lists fails the row with `StageFailed`.
+
+    A request without messages, or with other tools, is `InvalidRequest`. Raises `TypeError` for
+    what is no pipe, step or limit.
+    """
+    if not isinstance(pipe, Pipe) or not callable(getattr(step, "replies", step)):
+        raise TypeError(
+            "turns takes a pipe and a function that gives the next messages or None, or"
+            f" pg.tools([...]), not {pipe!r:.80} and {step!r:.80}"
+        )
+    if inspect.iscoroutinefunction(step):
+        raise TypeError("a step is no async function; tools may be: pg.tools([...])")
+    called = step if isinstance(step, Tools) else None
+    if limit is None:
+        limit = LIMIT if called is None else called.limit
+    for name, value in (("limit", limit), ("max_tokens", max_tokens)):
+        if value is not None and (type(value) is not int or value < 1):
+            raise TypeError(f"{name} takes a whole number of at least 1, not {value!r:.80}")
+
+    name = f"turns({pipe.name})"
+
+    def over(rounds: tuple[Any, ...]) -> RoundsEnd | None:
+        """The limit that is reached."""
+        last = rounds[-1]
+        if len(rounds) == limit:
+            return "limit"
+        tokens = last.prompt_tokens + last.completion_tokens
+        return "tokens" if max_tokens is not None and tokens >= max_tokens else None
+
+    def decide(rounds: tuple[Any, ...]) -> Again | Slot[Any]:
+        result = ended(rounds, "done")
+        if called is not None:  # no tool is called for nothing
+            more, request = bool(result.tool_calls), Success[Any](rounds[-1])
+        else:
+            reply = guarded(f"step of {name}", partial(_reply, step), rounds[-1], catch=catch)
+            if not is_ok(reply):
+                return reply
+            more, request = reply.unwrap() is not None, reply
+        end = over(rounds) if more else "done"
+        if end is None:
+            return Again(request, rounds)
+        return Success(dataclasses.replace(result, rounds_end=end))
+
+    opening = row_stage("open turns", partial(_opening, called), takes=GenerationRequest)
+    shown = getattr(step, "__qualname__", "") if called is None else _words(called)
+    return loop(
+        opening >> pipe,
+        decide,
+        later=pipe if called is None else _calling(called) >> pipe,
+        decides="step",
+        name=name,
+        version=f"{shown} at most {limit}, {max_tokens} tokens",
+    )
+
+
+def _reply(step: Any, result: GenerationResult) -> Slot[GenerationRequest | None]:
+    reply = step(result)
+    if reply is None or (isinstance(reply, (tuple, list)) and not reply):
+        return Success(None)
+    return Success(_next(result, reply))
+
+
+def _next(result: GenerationResult, reply: Any) -> GenerationRequest:
+    """The request of the next turn, with the options of this one, and its images as they were read."""
+    request = result.then(reply, options=_options(result))
+    before, read = request.messages or (), result.turn.request.messages if result.turn else None
+    count = 0 if request.continues is None else request.continues.messages - 1
+    return dataclasses.replace(request, messages=(*(read or ())[:count], *before[count:]))
+
+
+def _options(result: GenerationResult) -> GenerationOptions | None:
+    """The options that the row came with; how a prompt ends is each turn's."""
+    options = None if result.turn is None else result.turn.request.options
+    if options is None or options.chat is None:
+        return options
+    chat = dataclasses.replace(
+        options.chat, add_generation_prompt=None, continue_final_message=None
+    )
+    return dataclasses.replace(options, chat=chat)
+
+
+def _opening(called: Tools | None, request: GenerationRequest) -> Slot[GenerationRequest]:
+    """The first request, with the tools."""
+    if not request.messages:
+        return Failure(
+            InvalidRequest(
+                "request: turns go on with a conversation, and this request has no messages",
+                hint="ask with messages, also for one user turn",
+            )
+        )
+    if called is None or request.tools == called.schemas:
+        return Success(request)
+    if request.tools:
+        return Failure(
+            InvalidRequest(
+                "request.tools: there are tools already, and others than those of pg.tools",
+                hint="leave them out: turns(route, tools) puts the schemas into each request",
+            )
+        )
+    return Success(dataclasses.replace(request, tools=called.schemas))
+
+
+def _calling(called: Tools) -> Pipe[Any, Any]:
+    """The stage that has the calls of a result answered, and gives the next request."""
+
+    def ask(result: Any, answers: tuple[Slot[Any], ...]) -> Wanted | Slot[Any]:
+        if not answers:
+            return Wanted(called, result, shown=False)
+        return answers[0].map(lambda given: _next(given.result, thaw(given.messages)))
+
+    return pipe_of(Call(name="tools", backend=called, ask=ask, keeps_text=True))
+
+
+def _words(called: Tools) -> str:
+    return json.dumps(thaw(called.schemas), sort_keys=True)

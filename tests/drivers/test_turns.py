@@ -1,0 +1,474 @@
+"""`pg.turns` and `pg.tools`: conversations in a pipe, and functions that the model calls."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+import pytest
+from support.rowwise import Fuse, Rowwise
+
+import pipegen as pg
+from pipegen.drivers.tool_schema import schema_of, wrong_arguments
+from pipegen.records.fields import InvalidField
+from pipegen.testing.fake import FakeEngine
+
+USER = {"role": "user", "content": "How is the weather in Rome?"}
+
+
+def call(name: str = "weather", number: int = 0, **arguments: Any) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    return {"id": f"call{number:05d}", "type": "function", "function": function}
+
+
+def calls(*them: dict[str, Any]) -> str:
+    return json.dumps([*them]) + "<|im_end|>"
+
+
+def weather(city: str) -> str:
+    """The weather of a city."""
+    return f"{city}: sunny"
+
+
+def replies(row: Any) -> list[str]:
+    """What the tools have answered so far."""
+    return [one.content for one in row.request.messages if one.role == "tool"]
+
+
+def script(row: Any) -> str:
+    """Asks twice, then answers."""
+    count = len(replies(row))
+    return "Sunny.<|im_end|>" if count == 2 else calls(call(city=f"Rome{count}"))
+
+
+def asked(**more: Any) -> dict[str, Any]:
+    return {"messages": [USER], **more}
+
+
+def agent(toolbox: Any, script: Any = script, **more: Any) -> Any:
+    return pg.turns(pg.route(FakeEngine(script)), toolbox, **more)
+
+
+def one_call(function: Any, arguments: dict[str, Any] | None = None, **more: Any) -> Any:
+    """What the first call of a tool is answered."""
+    name = getattr(function, "__name__", None) or function.name
+    answer = calls(call(name, **(arguments or {})))
+    slot = pg.run(
+        agent(pg.tools([function], **more), lambda row: "ok<|im_end|>" if replies(row) else answer),
+        [asked()],
+    )[0]
+    if not pg.is_ok(slot):
+        return slot.failure()
+    return slot.unwrap().turn.request.messages[-1].content
+
+
+def test_a_tool_loop_ends_with_the_answer() -> None:
+    result = pg.run(agent(pg.tools([weather])), [asked(id="T")])[0].unwrap()
+    assert (result.id, result.text, result.rounds_end) == ("T", "Sunny.", "done")
+    assert len(result.rounds) == 3
+    messages = result.turn.request.messages
+    assert [one.content for one in messages if one.role == "tool"] == [
+        "Rome0: sunny",
+        "Rome1: sunny",
+    ]
+    for before, after in zip(result.rounds, result.rounds[1:], strict=False):
+        ids = (*before.prompt_token_ids, *before.token_ids)
+        assert after.prompt_token_ids[: len(ids)] == ids and after.exact
+
+
+def test_each_driver_gives_the_same_slots(tmp_path: Path) -> None:
+    pipe, requests = agent(pg.tools([weather])), [asked(), asked(id="b")]
+    batch = pg.run(pipe, requests)
+    assert tuple(pg.imap(pipe, requests)) == batch
+    assert asyncio.run(pg.arun(pipe, requests)) == batch
+
+    async def mapped() -> tuple[Any, ...]:
+        return tuple([slot async for slot in pg.aimap(pipe, requests)])
+
+    assert asyncio.run(mapped()) == batch
+    events = list(pg.stream(pipe, requests))
+    assert [event.slot for event in events if isinstance(event, pg.Done)] == [*batch]
+    shown = [event for event in events if isinstance(event, pg.Delta) and event.index == 0]
+    assert "".join(event.text for event in shown if event.round == 2) == "Sunny."
+    with pg.job(pipe, requests, tmp_path) as job:
+        assert tuple(job) == batch
+
+
+def test_the_schemas_go_into_each_first_request() -> None:
+    toolbox = pg.tools([weather])
+    engine = FakeEngine("Hi.<|im_end|>")
+    pg.run(pg.turns(pg.route(engine), toolbox), [asked(), asked(tools=toolbox.schemas)])
+    assert [row.request.tools for row in engine.calls[0]] == [toolbox.schemas] * 2
+    other = {"type": "function", "function": {"name": "other", "parameters": {}}}
+    error = pg.run(agent(toolbox), [asked(tools=[other])])[0].failure()
+    assert isinstance(error, pg.InvalidRequest) and "there are tools already" in error.message
+
+
+def test_a_request_without_messages_is_refused() -> None:
+    for pipe in (agent(pg.tools([weather])), agent(lambda result: "And?")):
+        error = pg.run(pipe, [{"prompt": "Hi"}])[0].failure()
+        assert isinstance(error, pg.InvalidRequest) and "no messages" in error.message
+
+
+def test_a_step_of_ones_own_answers_until_it_has_nothing_to_say() -> None:
+    def critic(result: pg.GenerationResult) -> Any:
+        count = len(result.turn.request.messages) if result.turn else 0
+        return ["Shorter.", {"role": "user", "content": "Still."}, ()][count // 2]
+
+    result = pg.run(agent(critic, "Yes.<|im_end|>"), [asked()])[0].unwrap()
+    users = [one.content for one in result.turn.request.messages if one.role == "user"]
+    assert users == [USER["content"], "Shorter.", "Still."] and result.rounds_end == "done"
+
+
+def test_limits_are_endings() -> None:
+    seen: list[str] = []
+
+    def noted(city: str) -> str:
+        seen.append(city)
+        return "sun"
+
+    endless = calls(call("noted", city="a"))
+    result = pg.run(agent(pg.tools([noted], limit=3), endless), [asked()])[0].unwrap()
+    assert (len(result.rounds), result.rounds_end, len(seen)) == (3, "limit", 2)
+    assert [one["function"]["name"] for one in result.tool_calls] == ["noted"]
+    result = pg.run(agent(pg.tools([noted], limit=3), endless, limit=1), [asked()])[0].unwrap()
+    assert (len(result.rounds), result.rounds_end, len(seen)) == (1, "limit", 2)
+    first = pg.run(agent(lambda result: "And?", "Yes.", limit=1), [asked()])[0].unwrap()
+    tokens = first.prompt_tokens + first.completion_tokens
+    for most, count in ((tokens, 1), (tokens + 1, 2)):
+        pipe = agent(lambda result: "And?", "Yes.", max_tokens=most)
+        result = pg.run(pipe, [asked()])[0].unwrap()
+        assert (len(result.rounds), result.rounds_end) == (count, "tokens")
+    result = pg.run(agent(lambda result: None, "Yes.", limit=1, max_tokens=1), [asked()])[
+        0
+    ].unwrap()
+    assert result.rounds_end == "done"
+    assert pg.from_plain(pg.to_plain(pg.Success(first))).unwrap() == first
+
+
+def test_a_bug_of_a_step_names_it_and_fails_its_row_alone_where_bugs_are_isolated(
+    tmp_path: Path,
+) -> None:
+    def step(result: pg.GenerationResult) -> Any:
+        return {}["bug"] if result.id == "b" else None
+
+    requests = [asked(id=name) for name in "abc"]
+    pipe = agent(step, "Yes.<|im_end|>")
+    with pytest.raises(KeyError) as caught:
+        pg.run(pipe, requests)
+    assert caught.value.__notes__ == ["raised by the stage 'step of turns(fake)' at request 'b'"]
+    with pg.job(pipe, requests, tmp_path) as job:
+        slots = list(job)
+    assert [pg.is_ok(slot) for slot in slots] == [True, False, True]
+    assert slots[1].failure().stage == "step of turns(fake)"
+    caught_slots = pg.run(agent(step, "Yes.<|im_end|>", catch=(KeyError,)), requests)
+    assert isinstance(caught_slots[1].failure(), pg.StageFailed) and pg.is_ok(caught_slots[2])
+    with pytest.raises(InvalidField, match="then takes"):
+        pg.run(agent(lambda result: 7), requests)
+
+
+def test_options_of_a_run_are_for_all_turns() -> None:
+    pipe = agent(lambda result: "And?", "Yes, it is.", limit=3)
+    options = {"max_new_tokens": 2, "chat": {"enable_thinking": True}}
+    result = pg.run(pipe, [asked()], options)[0].unwrap()
+    assert [one.completion_tokens for one in result.rounds] == [2, 2, 2]
+    assert all(one.options.chat.enable_thinking for one in result.rounds)
+    begun = [USER, {"role": "assistant", "content": "Yes,"}]
+    options = {"chat": {"continue_final_message": True}}
+    result = pg.run(pipe, [{"messages": begun}], options)[0].unwrap()
+    assert [one.exact for one in result.rounds] == [None, True, True]
+
+
+def test_samples_have_their_own_conversations() -> None:
+    def script(row: Any) -> str:
+        drawn = (row.options.seed or 0) % 3
+        return "ok<|im_end|>" if len(replies(row)) == drawn else calls(call(city=str(drawn)))
+
+    options = {"samples": 3, "seed": 8, "temperature": 1.0}
+    result = pg.run(agent(pg.tools([weather]), script), [asked()], options)[0].unwrap()
+    assert [len(one.rounds) - 1 for one in result.samples] == [
+        (one.options.seed or 0) % 3 for one in result.samples
+    ]
+    assert {one.text for one in result.samples} == {"ok"}
+
+
+def test_several_calls_are_answered_in_order() -> None:
+    answer = calls(call(city="a"), call("nothing", 1), call("weather", 2, city="b"))
+    pipe = agent(pg.tools([weather]), lambda row: "ok<|im_end|>" if replies(row) else answer)
+    messages = pg.run(pipe, [asked()])[0].unwrap().turn.request.messages[-3:]
+    assert [one.content for one in messages] == [
+        "a: sunny",
+        "error: there is no tool 'nothing'; there are 'weather'",
+        "b: sunny",
+    ]
+    assert [one.extras["tool_call_id"] for one in messages] == [f"call0000{n}" for n in range(3)]
+
+
+def test_wrong_arguments_are_answered_in_words() -> None:
+    assert one_call(weather) == "error: wrong arguments: a call needs 'city'"
+    assert one_call(weather, {"city": 3}) == "error: wrong arguments: 'city' takes string, not 3"
+    words = "error: wrong arguments: a call takes no 'town'; it takes 'city'"
+    assert one_call(weather, {"city": "a", "town": 3}) == words
+    toolbox = pg.tools([weather])
+    assert toolbox.answer("weather", "{").unwrap().startswith("error: the arguments are no JSON: ")
+    assert "a call takes object, not [1]" in toolbox.answer("weather", "[1]").unwrap()
+    assert toolbox.answer("weather", {"city": "a"}).unwrap() == "a: sunny"
+
+
+def test_what_a_tool_raises_is_its_answer_or_fails_the_row() -> None:
+    def broken() -> str:
+        raise ValueError("no")
+
+    def leaves() -> str:
+        raise SystemExit(3)
+
+    assert one_call(broken) == "error: ValueError: no"
+    assert one_call(leaves) == "error: SystemExit: 3"
+    error = one_call(broken, raised="fail")
+    assert isinstance(error, pg.StageFailed) and error.stage == "broken" and error.incident
+    assert error.message == "the tool 'broken' raised ValueError: no"
+    assert one_call(lambda_of(object())).startswith("error: TypeError: Object of type object")
+
+
+def lambda_of(value: Any) -> Callable[[], Any]:
+    def tool() -> Any:
+        return value
+
+    return tool
+
+
+def test_a_tool_that_takes_too_long_is_left() -> None:
+    never = threading.Event()
+
+    def slow() -> None:
+        never.wait()
+
+    async def slow_too() -> None:
+        await asyncio.Event().wait()
+
+    assert one_call(slow, timeout=0.01) == "error: TimeoutError: it took more than 0.01 seconds"
+    assert one_call(slow_too, timeout=0.01).startswith("error: TimeoutError")
+    assert isinstance(one_call(slow, timeout=0.01, raised="fail"), pg.StageFailed)
+    never.set()
+
+
+def test_async_functions_are_awaited_and_values_are_json() -> None:
+    async def later(city: str) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        return {"städte": [city]}
+
+    assert one_call(later, {"city": "a"}) == '{"städte": ["a"]}'
+
+
+def test_a_long_answer_is_cut_and_says_so() -> None:
+    assert one_call(lambda_of("äää"), max_bytes=5) == "ää\n[cut: 5 of 6 bytes]"
+    assert one_call(lambda_of("äää"), max_bytes=6) == "äää"
+    assert one_call(lambda_of("a\ud800")) == "a?"
+
+
+class Search:
+    """As the tools of MCP are."""
+
+    name, description = "search", "Searches."
+    parameters = MappingProxyType({"type": "object", "properties": {"words": {"type": "array"}}})
+
+    def __call__(self, words: Any = ()) -> str:
+        return f"found {len(words)}"
+
+
+def test_an_object_with_a_schema_is_a_tool() -> None:
+    toolbox = pg.tools([Search()])
+    assert toolbox.schemas[0]["function"]["description"] == "Searches."
+    assert one_call(Search(), {"words": ["a", "b"]}) == "found 2"
+
+
+@pytest.mark.parametrize("drive", [pg.run, pg.imap, lambda *given: asyncio.run(pg.arun(*given))])
+def test_the_tools_of_several_rows_run_side_by_side(drive: Any) -> None:
+    both = threading.Barrier(2)
+
+    def meet() -> str:
+        both.wait(60)
+        return "met"
+
+    answer = calls(call("meet"))
+    pipe = agent(pg.tools([meet]), lambda row: "ok<|im_end|>" if replies(row) else answer)
+    slots = drive(pipe, [asked(), asked()])
+    assert [slot.unwrap().turn.request.messages[-1].content for slot in slots] == ["met", "met"]
+
+
+def test_more_rows_than_threads_are_all_answered() -> None:
+    answers = tuple(pg.imap(agent(pg.tools([weather])), [asked() for _ in range(80)]))
+    assert {slot.unwrap().text for slot in answers} == {"Sunny."}
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_a_job_that_is_killed_goes_on_and_calls_no_tool_again(samples: int, tmp_path: Path) -> None:
+    called: list[str] = []
+
+    def weather(city: str) -> str:
+        called.append(city)
+        return f"{city}: {len(called)}"  # another answer each time
+
+    def run(folder: Path, fuse: Fuse) -> list[Any]:
+        slots: list[Any] = []
+        pipe = pg.turns(pg.route(Rowwise(script, fuse)), pg.tools([weather]))
+        try:
+            with pg.job(pipe, [asked()], folder, {"samples": samples, "seed": 8}, grace=0) as job:
+                slots.extend(job)
+        except KeyboardInterrupt:
+            pass
+        return slots
+
+    whole = Fuse()
+    run(tmp_path / "whole", whole)
+    assert len(whole.asked) == 3 * samples and len(called) == 2 * samples
+    for at in range(len(whole.asked)):
+        called.clear()
+        first, second = Fuse(at), Fuse()
+        assert run(tmp_path / str(at), first) == []
+        (slot,) = run(tmp_path / str(at), second)
+        assert slot.unwrap().text == "Sunny."
+        assert len(first.answered) + len(second.answered) == 3 * samples
+        assert not Counter(first.answered) & Counter(second.answered) or samples == 2
+        if samples == 1:
+            assert called == ["Rome0", "Rome1"]
+
+
+def test_other_tools_are_another_job(tmp_path: Path) -> None:
+    def weather(town: str) -> str:
+        return town
+
+    def settings(toolbox: Any) -> str:
+        return agent(toolbox).stages
+
+    same = globals()["weather"]
+    assert settings(pg.tools([same])) == settings(pg.tools([same]))
+    assert settings(pg.tools([same])) != settings(pg.tools([weather]))
+    assert settings(pg.tools([same])) != settings(pg.tools([same], limit=2))
+
+
+def test_images_of_the_first_request_stay_read(tmp_path: Path) -> None:
+    file = tmp_path / "a.png"
+    file.write_bytes(b"an image")
+    pipe = agent(lambda result: "And?", "Red.<|im_end|>", limit=2)
+    request = {"prompt": "What is it?", "images": [file]}
+    result = pg.run(pipe, [request])[0].unwrap()
+    assert [one.image_digests for one in result.rounds] == [result.image_digests] * 2
+    assert len(result.image_digests) == 1 and result.exact
+
+    def look(result: pg.GenerationResult) -> Any:
+        part = {"type": "image", "image": b"another"}
+        return {"role": "user", "content": [part, {"type": "text", "text": "And this?"}]}
+
+    result = pg.run(agent(look, "Red.<|im_end|>", limit=2), [request])[0].unwrap()
+    assert len(result.image_digests) == 2
+
+
+def test_an_agent_within_a_fallback_and_with_plugins() -> None:
+    broken = pg.route(FakeEngine("a", fault=pg.CallFailed(pg.BackendFailed("down"))))
+    toolbox = pg.tools([weather])
+    pipe = pg.fallback(pg.turns(broken, toolbox), agent(toolbox), when=pg.BackendFailed)
+    result = pg.run(pipe, [asked()])[0].unwrap()
+    assert (result.text, len(result.rounds)) == ("Sunny.", 3)
+    seen: list[pg.Progress] = []
+    shouting = pg.attach(agent(toolbox), pg.Plugin(name="shout", trim=str.upper))
+    result = pg.run(pg.watched(shouting, seen.append), [asked()])[0].unwrap()
+    assert result.text == "SUNNY." and seen
+
+
+def test_what_is_no_conversation_is_refused() -> None:
+    route: Any = pg.route(FakeEngine("a"))
+    wrong: Any = None
+
+    async def later(result: Any) -> Any:
+        return None
+
+    for pipe, step in ((wrong, weather), (route, wrong)):
+        with pytest.raises(TypeError, match="turns takes a pipe and a function"):
+            pg.turns(pipe, step)
+    with pytest.raises(TypeError, match="no async function"):
+        pg.turns(route, later)
+    for more in ({"limit": 0}, {"limit": True}, {"max_tokens": 0.5}):
+        with pytest.raises(TypeError, match="takes a whole number"):
+            pg.turns(route, pg.tools([weather]), **more)
+
+
+def test_what_is_no_tool_is_refused() -> None:
+    def many(*names: str) -> str:
+        return ""
+
+    class Strange:
+        parameters = 7
+
+        def __call__(self) -> None: ...
+
+    wrong: Any
+    for wrong, words in (
+        (7, "list of functions"),
+        ("ab", "list of functions"),
+        ([], "one function or more"),
+        ([7], "a function or can be called"),
+        ([Strange()], "a JSON Schema"),
+        ([many], "takes named arguments"),
+        ([weather, weather], "two tools have the name 'weather'"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            pg.tools(wrong)
+    more: Any
+    for more in (
+        {"limit": 0},
+        {"max_bytes": 1.5},
+        {"timeout": 0},
+        {"timeout": True},
+        {"raised": 1},
+    ):
+        with pytest.raises(TypeError, match=" takes "):
+            pg.tools([weather], **more)
+
+
+def test_the_schema_comes_from_the_signature() -> None:
+    def tool(
+        city: Annotated[str, "its name"],
+        days: int = 1,
+        *,
+        unit: Literal["C", "F"] = "C",
+        tags: list[str] | None = None,
+        more: dict[str, Any] | float = 0.5,
+        other: Any = None,
+    ) -> str:
+        """Looks."""
+        return ""
+
+    schema = schema_of(tool)
+    assert schema == {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "description": "its name"},
+            "days": {"type": "integer"},
+            "unit": {"enum": ["C", "F"]},
+            "tags": {"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]},
+            "more": {"anyOf": [{"type": "object"}, {"type": "number"}]},
+            "other": {},
+        },
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    right = {"city": "a", "days": 2.0, "unit": "F", "tags": ["a"], "more": {}, "other": [1]}
+    assert wrong_arguments(right, schema) is None
+    for name, value, words in (
+        ("unit", "K", "'unit' takes one of ['C', 'F'], not 'K'"),
+        ("tags", "a", "'tags' takes array, not 'a'"),
+        ("tags", [1], "'tags[0]' takes string, not 1"),
+        ("days", True, "'days' takes integer, not True"),
+        ("days", 1.5, "'days' takes integer, not 1.5"),
+    ):
+        assert wrong_arguments({**right, name: value}, schema) == words
+    assert wrong_arguments(1, {"type": ["string", "colour"]}) is None
+    inner = {"properties": {"at": {"properties": {"x": {"type": "string"}}}}}
+    assert wrong_arguments({"at": {"x": 1}, "b": 1}, inner) == "'at.x' takes string, not 1"
