@@ -11,7 +11,7 @@ does not end can be left. These threads end no program late: they are daemons.
 >>> tools([add]).answer("add", '{"first": 1, "second": 2}').unwrap()
 '3'
 >>> tools([add]).answer("add", '{"first": 1}').unwrap()
-"error: wrong arguments: a call needs 'second'"
+'error: wrong arguments: at $: there is no property "second"'
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from typing import Any, Literal
 
 from returns.result import Failure, Success
 
-from pipegen.core.border import attempt, guard_slot, report
+from pipegen.core.border import Raised, attempt, guard, guard_slot
 from pipegen.core.errors import InternalError, StageFailed
 from pipegen.core.slots import Slot, is_ok
-from pipegen.drivers.tool_schema import schema_of, wrong_arguments
+from pipegen.drivers.tool_schema import schema_of
 from pipegen.records.frozen import freeze, thaw
 from pipegen.records.results import GenerationResult, ToolReplies
+from pipegen.stages.parts.json_check import wrong_in_json
 
 __all__ = ["Tools", "tools"]
 
@@ -161,21 +162,21 @@ class Tools:
             return Success(f"error: the arguments are no JSON: {read.failure()!s:.200}")
         values = thaw(read.unwrap())
         schema = next(one["function"] for one in self.schemas if one["function"]["name"] == name)
-        wrong = (
-            wrong_arguments(values, schema["parameters"])
-            if isinstance(values, dict)
-            else f"a call takes object, not {values!r:.80}"
-        )
-        if wrong is not None:
+        wrong = wrong_in_json(values, {**thaw(schema["parameters"]), "type": "object"})
+        if wrong:
             return Success(self._cut(f"error: wrong arguments: {wrong}"))
-        given = _within(lambda: _text(self.functions[name](**values), self.timeout), self.timeout)
+        given = _within(
+            lambda: _text(self.functions[name](**values), self.timeout),
+            self.timeout,
+            traced=self.fails,
+        )
         if is_ok(given):
             return Success(self._cut(given.unwrap()))
-        seen = report(given.failure(), traced=self.fails)
+        error = given.failure()
         if not self.fails:
-            return Success(self._cut(f"error: {seen.words}"))
-        words = f"the tool {name!r} raised {seen.words}"
-        return Failure(StageFailed(words, stage=name, incident=seen.incident))
+            return Success(self._cut(f"error: {error.message}"))
+        words = f"the tool {name!r} failed: {error.message}"
+        return Failure(StageFailed(words, stage=name, incident=error.incident))
 
     def _cut(self, text: str) -> str:
         data = text.encode("utf-8", "replace")
@@ -227,22 +228,25 @@ class _Running:
         self._wake()
 
 
-def _within(work: Callable[[], str], seconds: float) -> Any:
+def _within(work: Callable[[], str], seconds: float, *, traced: bool) -> Slot[str]:
     """What `work` gives within so many seconds, in a thread of its own, or what it raised."""
-    given: list[Any] = []
+    given: list[Slot[str]] = []
     ended = threading.Event()
 
     def run() -> None:
         try:
-            given.append(Success(work()))
-        except BaseException as raised:  # noqa: BLE001 - the user's code, in a thread of its own
-            given.append(Failure(raised))
-        ended.set()
+            given.append(guard(work, _raised, known=() if traced else (Exception,)))
+        finally:
+            ended.set()
 
     threading.Thread(target=run, daemon=True).start()
     if not ended.wait(seconds):
-        return Failure(TimeoutError(f"it took more than {seconds:g} seconds"))
-    return given[0]
+        return Failure(StageFailed(f"TimeoutError: it took more than {seconds:g} seconds"))
+    return given[0] if given else Failure(StageFailed("it ended its thread, as sys.exit() does"))
+
+
+def _raised(seen: Raised) -> StageFailed:
+    return StageFailed(seen.words, incident=seen.incident)
 
 
 def _text(value: Any, seconds: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import threading
 from collections import Counter
@@ -15,7 +16,7 @@ import pytest
 from support.rowwise import Fuse, Rowwise
 
 import pipegen as pg
-from pipegen.drivers.tool_schema import schema_of, wrong_arguments
+from pipegen.drivers.tool_schema import schema_of
 from pipegen.records.fields import InvalidField
 from pipegen.testing.fake import FakeEngine
 
@@ -211,16 +212,19 @@ def test_several_calls_are_answered_in_order() -> None:
 
 
 def test_wrong_arguments_are_answered_in_words() -> None:
-    assert one_call(weather) == "error: wrong arguments: a call needs 'city'"
-    assert one_call(weather, {"city": 3}) == "error: wrong arguments: 'city' takes string, not 3"
-    words = "error: wrong arguments: a call takes no 'town'; it takes 'city'"
-    assert one_call(weather, {"city": "a", "town": 3}) == words
+    for arguments, words in (
+        ({}, 'at $: there is no property "city"'),
+        ({"city": 3}, "at $.city: 3 is not of type string"),
+        ({"city": "a", "town": 3}, 'at $: the property "town" is not allowed'),
+    ):
+        assert one_call(weather, arguments) == f"error: wrong arguments: {words}"
     toolbox = pg.tools([weather])
     assert toolbox.answer("weather", "{").unwrap().startswith("error: the arguments are no JSON: ")
-    assert "a call takes object, not [1]" in toolbox.answer("weather", "[1]").unwrap()
+    assert "at $: [1] is not of type object" in toolbox.answer("weather", "[1]").unwrap()
     assert toolbox.answer("weather", {"city": "a"}).unwrap() == "a: sunny"
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_what_a_tool_raises_is_its_answer_or_fails_the_row() -> None:
     def broken() -> str:
         raise ValueError("no")
@@ -229,10 +233,10 @@ def test_what_a_tool_raises_is_its_answer_or_fails_the_row() -> None:
         raise SystemExit(3)
 
     assert one_call(broken) == "error: ValueError: no"
-    assert one_call(leaves) == "error: SystemExit: 3"
+    assert one_call(leaves) == "error: it ended its thread, as sys.exit() does"
     error = one_call(broken, raised="fail")
     assert isinstance(error, pg.StageFailed) and error.stage == "broken" and error.incident
-    assert error.message == "the tool 'broken' raised ValueError: no"
+    assert error.message == "the tool 'broken' failed: ValueError: no"
     assert one_call(lambda_of(object())).startswith("error: TypeError: Object of type object")
 
 
@@ -459,16 +463,52 @@ def test_the_schema_comes_from_the_signature() -> None:
         "required": ["city"],
         "additionalProperties": False,
     }
-    right = {"city": "a", "days": 2.0, "unit": "F", "tags": ["a"], "more": {}, "other": [1]}
-    assert wrong_arguments(right, schema) is None
-    for name, value, words in (
-        ("unit", "K", "'unit' takes one of ['C', 'F'], not 'K'"),
-        ("tags", "a", "'tags' takes array, not 'a'"),
-        ("tags", [1], "'tags[0]' takes string, not 1"),
-        ("days", True, "'days' takes integer, not True"),
-        ("days", 1.5, "'days' takes integer, not 1.5"),
-    ):
-        assert wrong_arguments({**right, name: value}, schema) == words
-    assert wrong_arguments(1, {"type": ["string", "colour"]}) is None
-    inner = {"properties": {"at": {"properties": {"x": {"type": "string"}}}}}
-    assert wrong_arguments({"at": {"x": 1}, "b": 1}, inner) == "'at.x' takes string, not 1"
+
+
+def test_calls_that_are_no_calls_are_answered_in_words() -> None:
+    result = pg.run(pg.route(FakeEngine("a")), [asked()])[0].unwrap()
+    strange = dataclasses.replace(result, tool_calls=({"id": None}, {"function": {"name": [1]}}))
+    toolbox = pg.tools([weather])
+    (given,) = toolbox.generate([strange])
+    assert [one["content"] for one in given.unwrap().messages] == [
+        f"error: there is no tool {name}; there are 'weather'" for name in ("None", "[1]")
+    ]
+    assert toolbox.replies(strange, lambda: True).unwrap().messages == ()
+
+
+def test_tools_of_a_closed_call_are_not_called_any_more() -> None:
+    result = pg.run(pg.route(FakeEngine("a")), [asked()])[0].unwrap()
+    begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+    count: list[int] = []
+
+    def slow() -> None:
+        count.append(1)
+        begun.set()
+        go_on.wait(60)
+
+    strange = dataclasses.replace(result, tool_calls=(call("slow"), call("slow")))
+    running = pg.tools([slow]).open(ended.set)
+    running.add([(0, strange)])
+    begun.wait(60)
+    running.close()
+    go_on.set()
+    ended.wait(60)
+    assert count == [1]
+
+
+def test_the_embedded_model_goes_on_with_its_conversations(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+
+    def step(result: pg.GenerationResult) -> Any:
+        return "Go on." if len(result.turn.request.messages) < 4 else ()  # type: ignore[union-attr]
+
+    options = pg.GenerationOptions(max_new_tokens=6)
+    requests = [{"messages": [{"role": "user", "content": f"Count to {n}."}]} for n in (3, 4)]
+    with pg.backends.hf("embedded") as route:
+        pipe = pg.turns(route, step)
+        batch = pg.run(pipe, requests, options)
+        assert tuple(pg.imap(pipe, requests, options)) == batch
+        with pg.job(pipe, requests, tmp_path, options) as job:
+            assert tuple(job) == batch
+    for slot in batch:
+        assert [one.exact for one in slot.unwrap().rounds] == [None, True, True]
