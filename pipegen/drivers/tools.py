@@ -100,7 +100,7 @@ def _schema(function: Any) -> dict[str, Any]:
             f"a tool is a function with a name, or has `name`, `description` and `parameters`, a"
             f" JSON Schema; not {function!r:.80}"
         )
-    words = inspect.getdoc(function) if parameters is None else function.description
+    words = inspect.getdoc(function) if parameters is None else getattr(function, "description", "")
     schema = schema_of(function) if parameters is None else parameters
     return {"name": name, "description": words or "", "parameters": schema}
 
