@@ -210,7 +210,11 @@ def _alone(stages: Sequence[Stage], going: Going, bug: Bug | None) -> Going:
             right = isinstance(value, stage.takes)
             listed = stage.internal or isinstance(raised, ContractError)
             catch = "" if listed else type(raised).__name__
-            _hand(raised, StageNote(stage.name, stage.internal and right, catch, row.key), row, bug)
+            note = StageNote(stage.name, stage.internal and right, catch, row.key)
+            noted = _noted(raised, note)
+            if bug is None:
+                raise noted  # noqa: B904 - it is `raised`, or has it as its cause
+            bug(row, noted)
         else:
             rows.append(row)
             slots.append(slot)
@@ -240,7 +244,10 @@ def _together(stage: Stage, going: Going, bug: Bug | None) -> Going:
                 slot for part in parts for slot in part[1]
             ]
         key = live[wrong[0]].key if wrong else live[0].key if len(live) == 1 else None
-        _hand(raised, StageNote(stage.name, stage.internal and not wrong, row=key), live[0], bug)
+        noted = _noted(raised, StageNote(stage.name, stage.internal and not wrong, row=key))
+        if bug is None:
+            raise noted  # noqa: B904 - it is `raised`, or has it as its cause
+        bug(live[0], noted)
         return [], []
     if len(values) == len(rows):
         return rows, [*results]
@@ -258,13 +265,11 @@ def _wrong_record(stage: Stage, value: Any) -> ContractError:
     )
 
 
-def _hand(raised: Exception, note: StageNote, row: Row, bug: Bug | None) -> None:
-    """Hand on what a row has raised, with its note; or raise it."""
-    noted = raisable(raised)
-    blamed(noted, note)
-    if bug is None:
-        raise noted
-    bug(row, noted)
+def _noted(raised: Exception, note: StageNote) -> Exception:
+    """The exception of a stage with its note, as it may be raised."""
+    bug = raisable(raised)
+    blamed(bug, note)
+    return bug
 
 
 def _called(
@@ -326,7 +331,10 @@ def _leave(
             after = nest.leave(outer.value, row.notes, row.turn, slot)
         except Exception as raised:  # noqa: BLE001 - it raises again, or is handed on
             note = StageNote(f"{nest.decides} of {nest.name}", internal=False, row=row.key)
-            _hand(raised, note, row, bug)
+            noted = _noted(raised, note)
+            if bug is None:
+                raise noted  # noqa: B904 - it is `raised`, or has it as its cause
+            bug(row, noted)
             continue
         if isinstance(after, Again):
             outer = _moved(outer, after.value, at)
