@@ -246,7 +246,10 @@ class Pipe(Generic[A_contra, B_co]):
             raise ContractError(
                 f"{self.name} calls the engine {wanted.backend.name}: use run, arun or stream"
             )
-        return tuple([row.value for row in sorted(done.ended, key=lambda row: row.key)])
+        slots: list[Any] = [*batch]
+        for row in done.ended:
+            slots[row.key] = row.value
+        return tuple(slots)
 
     def __enter__(self) -> Self:
         return self

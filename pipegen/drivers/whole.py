@@ -124,7 +124,8 @@ class Whole:
         if self._waiting:
             for number in {row.key for row in rows}:
                 rows += self._waiting.pop(number, ())
-        done, answered = advance(self._pipe, rows), list[Row]()
+        done = advance(self._pipe, rows)
+        answered: list[Row] = []
         for row in done.ended:
             self.slots[row.key] = row.value
         for row in done.waiting:
