@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from returns.result import Failure, Success
 
 from pipegen.core.blame import StageNote, blamed, raisable
-from pipegen.core.errors import ContractError
+from pipegen.core.border import EXHAUSTED, report
+from pipegen.core.errors import ContractError, GenerationError, StageFailed
 from pipegen.core.slots import Slot
 from pipegen.core.steps import (
     Again,
@@ -43,7 +44,7 @@ from pipegen.core.steps import (
 if TYPE_CHECKING:
     from pipegen.core.pipe import Pipe
 
-__all__ = ["Advanced", "Place", "Row", "Shown", "advance", "shown_text"]
+__all__ = ["Advanced", "Place", "Row", "Shown", "advance", "guarded", "shown_text"]
 
 Place: TypeAlias = tuple[tuple[int, int], ...]
 """Where a row is: its turn and its place in the pipe, and in each pipe within it that it is in.
@@ -203,7 +204,12 @@ def _alone(stages: Sequence[Stage], going: Going, bug: Bug | None) -> Going:
                 value = slot.unwrap()
                 if not isinstance(value, stage.takes):
                     raise _wrong_record(stage, value)
-                slot = stage.row(value)  # type: ignore[misc]  # these have one
+                try:
+                    slot = stage.row(value)  # type: ignore[misc]  # these have one
+                except (*stage.catch, *EXHAUSTED) as raised:
+                    slot = _failed(stage.name, raised, stage.catch)
+                if not isinstance(slot, Success):
+                    _check_failure(stage.name, slot)
         except Exception as raised:  # noqa: BLE001 - it raises again, or is handed on
             right = isinstance(value, stage.takes)
             listed = stage.internal or isinstance(raised, ContractError)
@@ -217,6 +223,40 @@ def _alone(stages: Sequence[Stage], going: Going, bug: Bug | None) -> Going:
             rows.append(row)
             slots.append(slot)
     return rows, slots
+
+
+def guarded(name: str, stage: Callable[[Any], Slot[Any]], value: Any) -> Slot[Any]:
+    """The slot that the function of a stage of pipegen's own gives for a value."""
+    try:
+        slot = stage(value)
+    except EXHAUSTED as raised:
+        return _failed(name, raised, ())
+    if not isinstance(slot, Success):
+        _check_failure(name, slot)
+    return slot
+
+
+def _failed(name: str, raised: Exception, catch: tuple[type[Exception], ...]) -> Slot[Any]:
+    """What a stage raised on bad data, as the error of its row."""
+    if isinstance(raised, GenerationError):
+        return Failure(raised.with_traceback(None))
+    seen = report(raised, traced=not isinstance(raised, catch))
+    words = f"the stage {name!r} raised {seen.words}" if seen.incident else seen.words
+    return Failure(StageFailed(words, stage=name, incident=seen.incident))
+
+
+def _check_failure(name: str, slot: Any) -> None:
+    """Raise `ContractError` for what a stage returned, unless it has failed with an error."""
+    if not isinstance(slot, Failure):
+        raise ContractError(
+            f"stage {name!r} returned {type(slot).__name__}, not a Result: wrap it in Success(...)"
+            " or Failure(...)"
+        )
+    if not isinstance(slot.failure(), GenerationError):
+        raise ContractError(
+            f"stage {name!r} failed with {type(slot.failure()).__name__}, not a GenerationError"
+            f" such as StageFailed(message, stage={name!r})"
+        )
 
 
 def _together(stage: Stage, going: Going, bug: Bug | None) -> Going:

@@ -120,6 +120,8 @@ class Stage(Step):
     """A pure function: of each value alone (`row`), or of all values that come at a time (`batch`), which may do equal work once."""
 
     row: Callable[[Any], Slot[Any]] | None = None
+    catch: tuple[type[Exception], ...] = ()
+    """What `row` may raise on bad data."""
     batch: Callable[[Sequence[Any]], Sequence[Slot[Any]]] | None = None
 
 
