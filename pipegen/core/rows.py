@@ -265,9 +265,9 @@ def _together(stage: Stage, going: Going, bug: Bug | None) -> Going:
     """
     rows, slots = going
     live = [row for row, slot in zip(rows, slots, strict=True) if isinstance(slot, Success)]
-    values = [slot.unwrap() for slot in slots if isinstance(slot, Success)]
-    if not values:
+    if not live:
         return going
+    values = [slot.unwrap() for slot in slots if isinstance(slot, Success)]
     wrong = [place for place, value in enumerate(values) if not isinstance(value, stage.takes)]
     try:
         if wrong:
