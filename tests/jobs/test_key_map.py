@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import pipegen as pg
-from pipegen.drivers.batch import record_of
+from pipegen.drivers.arguments import record_of
 from pipegen.jobs import key_map, rows
 from pipegen.jobs.key_map import KEY_MAP, KeyMap, entry_of
 from pipegen.jobs.runner import job, job_keyed
