@@ -56,6 +56,7 @@ CORE = (
     "drivers/tool_schema",
     "drivers/tools",
     "drivers/turns",
+    "drivers/whole",
     "engines/capabilities",
     "jobs/history",
     "jobs/in_flight",

@@ -251,7 +251,7 @@ def gpus_of(on: OnRay, there: float) -> float:
         share = 1 / math.ceil(on.replicas / there)
         words = f"{on.replicas} replicas and {there:g} GPUs; for several replicas on a GPU"
         refuse(f"{words}, set --gpus-per-replica {share:g}", on.flag)
-    return there // on.replicas
+    return float(there // on.replicas)
 
 
 def _size(on: OnRay, *, here: bool) -> tuple[int, float]:

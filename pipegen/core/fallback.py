@@ -35,7 +35,7 @@ def fallback(first: Pipe[A, B], second: Pipe[A, B], *, when: When) -> Pipe[A, B]
     >>> from pipegen.core.errors import InvalidRequest, Timeout
     >>> from pipegen.core.pipe import each
     >>> a = each("a", lambda n: Failure(Timeout("slow")))
-    ... b = each("b", lambda n: Success(n))
+    >>> b = each("b", lambda n: Success(n))
     >>> fallback(a, b, when=Timeout).apply((Success(1),))
     (<Success: 1>,)
     >>> fallback(a, b, when=InvalidRequest).apply((Success(1),))[0].failure().message

@@ -25,7 +25,8 @@ from returns.result import Failure, Success
 
 from pipegen.core.errors import InvalidRequest
 from pipegen.core.loop import loop
-from pipegen.core.pipe import Pipe, guarded, pipe_of, row_stage
+from pipegen.core.pipe import Pipe, pipe_of, row_stage
+from pipegen.core.rows import guarded
 from pipegen.core.slots import Slot, is_ok
 from pipegen.core.steps import Again, Call, Wanted
 from pipegen.drivers.repeat import ended
@@ -93,7 +94,7 @@ def turns(
         if called is not None:  # no tool is called for nothing
             more, request = bool(result.tool_calls), Success[Any](rounds[-1])
         else:
-            reply = guarded(f"step of {name}", partial(_reply, step), rounds[-1], catch=catch)
+            reply = guarded(f"step of {name}", partial(_reply, step), rounds[-1], catch)
             if not is_ok(reply):
                 return reply
             more, request = reply.unwrap() is not None, reply

@@ -1,7 +1,7 @@
 """Whether a request asks for no more than the run allows.
 
 >>> from pipegen.records.option_table import OPTIONS
-from pipegen.records.options import GenerationOptions, flat_values
+>>> from pipegen.records.options import GenerationOptions
 >>> from pipegen.records.requests import TextGenerationRequest
 >>> allowed(
 ...     TextGenerationRequest(prompt="a", options=GenerationOptions(samples=10**9)),

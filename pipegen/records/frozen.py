@@ -213,7 +213,7 @@ def printed(value: object) -> str:
     itself, is shown in part.
 
     >>> loop = [1]
-    ... loop.append(loop)
+    >>> loop.append(loop)
     >>> printed({"a": 1}), printed(loop), printed(10**5000)
     ("{'a': 1}", '[1, [1, [1, [1, [...]]]]]', 'int of too many digits')
     """

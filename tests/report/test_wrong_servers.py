@@ -97,6 +97,7 @@ def test_a_right_server_has_no_fault(
 CASES = [(fault, dialect) for fault in FAULTS for dialect in fault.dialects]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "dialect"), CASES, ids=[f"{fault.name} ({dialect})" for fault, dialect in CASES]
 )
