@@ -53,6 +53,7 @@ CORE = (
     "drivers/samples",
     "drivers/scoring",
     "drivers/streaming",
+    "drivers/whole",
     "engines/capabilities",
     "jobs/history",
     "jobs/in_flight",

@@ -135,26 +135,13 @@ class BatchCall(Generic[A, B]):
         """The answers of all rows that wait. Raises `ContractError` where the backend gives another
         number of them.
         """
-        numbers, inputs = self.take()
-        return self.matched(numbers, self.backend.generate(inputs) if inputs else ())
-
-    def take(self) -> tuple[list[int], list[A]]:
-        """The numbers of the rows that wait, and what is asked for them."""
         rows, self._waiting = self._waiting, []
-        return [number for number, _ in rows], [asked for _, asked in rows]
-
-    def matched(
-        self, numbers: Sequence[int], answers: Sequence[Slot[B]]
-    ) -> Sequence[tuple[int, Slot[B]]]:
-        """The answers with the numbers of their rows. Raises `ContractError` for another number of
-        them.
-        """
-        if len(answers) != len(numbers):
+        answers = self.backend.generate([wanted for _, wanted in rows]) if rows else ()
+        if len(answers) != len(rows):
             raise ContractError(
-                f"engine {self.backend.name} returned {len(answers)} outputs for {len(numbers)}"
-                " inputs"
+                f"engine {self.backend.name} returned {len(answers)} outputs for {len(rows)} inputs"
             )
-        return list(zip(numbers, answers, strict=True))
+        return [(number, slot) for (number, _), slot in zip(rows, answers, strict=True)]
 
     def close(self) -> None:
         self._waiting.clear()

@@ -71,16 +71,11 @@ def note_of(raised: BaseException) -> StageNote | None:
     return next((note for note in reversed(_notes(raised)) if isinstance(note, StageNote)), None)
 
 
-def blamed(raised: Exception, note: StageNote, *, unless_noted: bool = False) -> None:
-    """Put the note on an exception. A note whose request no driver has named gives way to it, or
-    with `unless_noted` stays: the inner stage knows better.
-    """
-    notes = _notes(raised)
-    if not (unless_noted and any(map(_pending, notes))):
-        # Not `add_note`: an exception that is a frozen dataclass refuses it.
-        BaseException.__setattr__(
-            raised, "__notes__", [*(one for one in notes if not _pending(one)), note]
-        )
+def blamed(raised: Exception, note: StageNote) -> None:
+    """Put the note on an exception. A note whose request no driver has named gives way to it."""
+    notes = [one for one in _notes(raised) if not _pending(one)]
+    # Not `add_note`: an exception that is a frozen dataclass refuses it.
+    BaseException.__setattr__(raised, "__notes__", [*notes, note])
 
 
 def raisable(raised: Exception) -> Exception:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from returns.result import Failure, Result, Success
 
@@ -103,7 +103,10 @@ def guard(
     >>> guard(lambda: 3, lambda raised: GenerationError(raised.words))
     <Success: 3>
     """
-    return guard_slot(lambda: Success(work()), failed, known=known, only=only)
+    try:
+        return Success(work())
+    except BaseException as raised:  # noqa: BLE001 - what is not listed raises again
+        return _failure(raised, failed, known, only)
 
 
 def attempt(work: Callable[[], T]) -> Result[T, Exception]:
@@ -146,9 +149,18 @@ def guard_slot(
     """As `guard`, for work that gives a slot itself."""
     try:
         return work()
-    except BaseException as raised:
-        if not isinstance(raised, (*known, *only)) and not (
-            type(raised).__name__ == _PANIC and Exception in only
-        ):
-            raise
-        return Failure(failed(report(raised, traced=not isinstance(raised, known))))
+    except BaseException as raised:  # noqa: BLE001 - what is not listed raises again
+        return _failure(raised, failed, known, only)
+
+
+def _failure(
+    raised: BaseException,
+    failed: Callable[[Raised], E],
+    known: tuple[type[Exception], ...],
+    only: tuple[type[Exception], ...],
+) -> Result[Any, E]:
+    if not isinstance(raised, (*known, *only)) and not (
+        type(raised).__name__ == _PANIC and Exception in only
+    ):
+        raise raised
+    return Failure(failed(report(raised, traced=not isinstance(raised, known))))

@@ -22,15 +22,14 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Generic, Self, TypeVar
 
 from returns.result import Failure, Success
 
 from pipegen.core.backend import Backend, require_backend
 from pipegen.core.blame import named
-from pipegen.core.border import EXHAUSTED, report
-from pipegen.core.errors import ContractError, GenerationError, StageFailed
+from pipegen.core.errors import ContractError
 from pipegen.core.names import InvalidField, nearest
 from pipegen.core.rows import Row, advance
 from pipegen.core.slots import Batch, Slot
@@ -53,7 +52,6 @@ __all__ = [
     "batch_stage",
     "call",
     "each",
-    "guarded",
     "identity",
     "pipe_of",
     "placed",
@@ -246,7 +244,10 @@ class Pipe(Generic[A_contra, B_co]):
             raise ContractError(
                 f"{self.name} calls the engine {wanted.backend.name}: use run, arun or stream"
             )
-        return tuple([row.value for row in sorted(done.ended, key=lambda row: row.key)])
+        slots: list[Any] = [*batch]
+        for row in done.ended:
+            slots[row.key] = row.value
+        return tuple(slots)
 
     def __enter__(self) -> Self:
         return self
@@ -323,39 +324,7 @@ def row_stage(
             "catch takes a tuple of exceptions that a stage may raise on bad data, such as (ValueError,), "
             f"not {catch!r:.200}"
         )
-
-    row = partial(guarded, name, stage, catch=catch)
-    return pipe_of(Stage(name=name, row=row, keeps_text=keeps_text, **more))
-
-
-def guarded(
-    name: str,
-    stage: Callable[[Taken], Slot[B]],
-    value: Taken,
-    *,
-    catch: tuple[type[Exception], ...] = (),
-) -> Slot[B]:
-    """The slot that the function of a stage gives for a value; see `each`."""
-    try:
-        slot = stage(value)
-    except (*catch, *EXHAUSTED) as raised:
-        if isinstance(raised, GenerationError):
-            return Failure(raised.with_traceback(None))
-        seen = report(raised, traced=not isinstance(raised, catch))
-        words = f"the stage {name!r} raised {seen.words}" if seen.incident else seen.words
-        return Failure(StageFailed(words, stage=name, incident=seen.incident))
-    if isinstance(slot, Success):
-        return slot
-    if not isinstance(slot, Failure):
-        raise ContractError(
-            f"stage {name!r} returned {type(slot).__name__}, not a Result: wrap it in Success(...) or Failure(...)"
-        )
-    if not isinstance(slot.failure(), GenerationError):
-        raise ContractError(
-            f"stage {name!r} failed with {type(slot.failure()).__name__}, not a GenerationError "
-            f"such as StageFailed(message, stage={name!r})"
-        )
-    return slot
+    return pipe_of(Stage(name=name, row=stage, catch=catch, keeps_text=keeps_text, **more))
 
 
 def batch_stage(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Again",
+    "Alone",
     "Call",
     "Close",
     "Closes",
@@ -119,6 +120,8 @@ class Stage(Step):
     """A pure function: of each value alone (`row`), or of all values that come at a time (`batch`), which may do equal work once."""
 
     row: Callable[[Any], Slot[Any]] | None = None
+    catch: tuple[type[Exception], ...] = ()
+    """What `row` may raise on bad data."""
     batch: Callable[[Sequence[Any]], Sequence[Slot[Any]]] | None = None
 
 
@@ -178,12 +181,18 @@ class Gather(NamedTuple):
     sampling: Sampling
 
 
-class Program(NamedTuple):
-    """The steps of a pipe in the order in which they are done, and of each place what comes after it."""
+class Alone(NamedTuple):
+    """Stages one after another that look at each row alone."""
 
-    does: tuple[Stage | Call | Nest | Open | Close | Gather, ...]
-    gathers: tuple[int, ...]
-    """Where a row that has failed goes on: at the next place where rows come together, or at the end."""
+    stages: tuple[Stage, ...]
+
+
+class Program(NamedTuple):
+    """The steps of a pipe in the order in which they are done, and of each place what comes after
+    it.
+    """
+
+    does: tuple[Alone | Stage | Call | Nest | Open | Close | Gather, ...]
     keeps: tuple[bool, ...]
     """Whether all steps after it keep the text."""
     follows: tuple[Callable[[Any], Any] | None, ...]
@@ -193,27 +202,32 @@ class Program(NamedTuple):
 def program(steps: Steps) -> Program:
     """The program of a pipe of these steps."""
     does: list[Any] = []
+    laters: list[Steps] = []
     for place, step in enumerate(steps):
         later, rule = steps[place + 1 :], step.sampling
         splits = not step.closes or (isinstance(step, Nest) and step.splits)
         if step.opens and rule is not None:
-            ends = any(other.closes for other in (later if not step.closes else steps[place:]))
-            does.append(Open(rule.expand if splits and ends else None))
-        does.append(step)
+            closes = any(other.closes for other in (later if not step.closes else steps[place:]))
+            does.append(Open(rule.expand if splits and closes else None))
+        if not isinstance(step, Stage) or step.row is None:
+            does.append(step)
+        elif does and isinstance(does[-1], Alone):
+            laters.pop()
+            does[-1] = Alone((*does[-1].stages, step))
+        else:
+            does.append(Alone((step,)))
         if step.closes and rule is not None:
             last = not any(other.opens for other in later)
             does += [Close(rule, step.opens, last), *([Gather(rule)] if last else [])]
-    gathers, keeps = [len(does)], [True]
-    follows: list[Callable[[Any], Any] | None] = [None]
-    for place in range(len(does) - 1, -1, -1):
-        done = does[place]
-        gathers.append(place if isinstance(done, Gather) else gathers[-1])
-        after = does[place + 1] if place + 1 < len(does) else None
-        keeps.append(keeps[-1] and (after.keeps_text if isinstance(after, Step) else True))
-        follows.append(
-            after.follow if isinstance(after, Step) and after.follow is not None else follows[-1]
-        )
-    return Program(tuple(does), tuple(gathers[::-1]), tuple(keeps[::-1]), tuple(follows[::-1]))
+        laters += [later] * (len(does) - len(laters))
+    return Program(
+        tuple(does),
+        tuple(all(step.keeps_text for step in later) for later in laters),
+        tuple(
+            next((step.follow for step in later if step.follow is not None), None)
+            for later in laters
+        ),
+    )
 
 
 def union(*owned: tuple[Closes, ...]) -> tuple[Closes, ...]:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -12,9 +11,8 @@ from pipegen.core.backend import AsyncBackend
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch, Slot
 from pipegen.drivers.arguments import Options, check_run, prepare_batch, require_iterable
-from pipegen.drivers.drive import drive, of_batch
-from pipegen.drivers.naming import Naming
-from pipegen.drivers.session import Session
+from pipegen.drivers.naming import name_bug
+from pipegen.drivers.whole import Whole, drive
 from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 
@@ -43,8 +41,11 @@ def run(
     """
     chosen = check_run(route, options, image_policy, policy)
     batch = prepare_batch(requests, chosen, image_policy, policy)
-    with Naming(batch):
+    try:
         return drive(route, batch)
+    except Exception as raised:
+        name_bug(raised, batch)
+        raise
 
 
 async def arun(
@@ -61,26 +62,20 @@ async def arun(
     chosen = check_run(route, options, image_policy, policy)
     require_iterable(requests)
     batch = await asyncio.to_thread(prepare_batch, tuple(requests), chosen, image_policy, policy)
-    with Naming(batch):
+    try:
         return await adrive(route, batch)
+    except Exception as raised:
+        name_bug(raised, batch)
+        raise
 
 
 async def adrive(pipe: Pipe[Any, B], batch: Iterable[Slot[Any]]) -> Batch[B]:
     """As `drive`, for asynchronous code."""
-    whole = of_batch(pipe, batch, _Awaited)
-    slots: list[tuple[int, Slot[B]]] = []
-    with contextlib.closing(whole):
-        while not whole.exhausted:
-            slots += await whole.around()
-    return tuple([slot for _, slot in slots])
-
-
-class _Awaited(Session):
-    """A backend that is not asynchronous itself works in a thread."""
-
-    async def astep(self) -> Sequence[tuple[int, Slot[Any]]]:
-        numbers, inputs = self.take()
-        return self.matched(numbers, await await_answers(self.backend, inputs))
+    whole = Whole(pipe, batch)
+    for call in whole.calls():
+        with call:
+            call.answer(await await_answers(call.backend, call.inputs))
+    return tuple(whole.slots)
 
 
 async def await_answers(backend: Any, inputs: Sequence[Any]) -> Sequence[Slot[Any]]:

@@ -1,20 +1,24 @@
-"""The one loop that performs calls; `run`, `imap`, `stream`, jobs and the rest are a few lines over it.
+"""Any number of requests, fed to the engines while they work: `imap` and jobs are a few lines over
+it. A whole batch goes as `pipegen.drivers.whole` says.
 
-Requests are taken from the input and become rows. Rows go through the stages up to their next calls (`pipegen.core.rows`), and are added to the session
-of the engine that they want. A step of a session brings the answers of rows that have ended; these go on at once. When the last row of a request is at the
-end of the pipe, the request has its slot.
+Requests are taken from the input and become rows. Rows go through the stages up to their next calls
+(`pipegen.core.rows`), and are added to the session of the engine that they want. A step of a
+session brings the answers of rows that have ended; these go on at once. When the last row of a
+request is at the end of the pipe, the request has its slot. All calls of one engine are one
+session, to which rows are added at any time: no request waits for another one, and an engine has
+rows to work on as long as there is input.
 
-**Two kinds of sessions.** `run` and `stream` work on a whole batch: all rows go through a stage together, and one call of an engine has all the rows that
-want it at that place of the pipe. `imap` and jobs feed the engines while they work: all calls of one engine are one session, to which rows are added at any
-time. So no request waits for another one, and an engine has rows to work on as long as there is input.
+**Bounds.** At most `in_flight` requests are in flight; by default, as many as the engine says keep
+it full. Slots are given out in the order of the input: at most `REORDER` times as many requests may
+have ended and wait for slower ones before them, and no input is taken while so many do. No more
+requests are prepared while the images of those in flight take `HELD_BYTES`. So memory depends on
+these bounds, and not on the length of the input.
 
-**Bounds.** At most `in_flight` requests are in flight; by default, as many as the engine says keep it full. Slots are given out in the order of the input:
-at most `REORDER` times as many requests may have ended and wait for slower ones before them, and no input is taken while so many do. No more requests are
-prepared while the images of those in flight take `HELD_BYTES`. So memory depends on these bounds, and not on the length of the input.
+**Ending early.** `close` ends everything at once. `drain` takes no more input, and gives what is in
+flight some seconds to end.
 
-**Ending early.** `close` ends everything at once. `drain` takes no more input, and gives what is in flight some seconds to end.
-
-**Threads.** Stages, and engines of this process, run in the thread that asks for the next slot. Images are read and resized on a few other threads.
+**Threads.** Stages, and engines of this process, run in the thread that asks for the next slot.
+Images are read and resized on a few other threads.
 """
 
 from __future__ import annotations
@@ -36,17 +40,18 @@ from pipegen.core.errors import CallFailed
 from pipegen.core.parallel import WORKERS
 from pipegen.core.pipe import Pipe
 from pipegen.core.rows import Advanced, Row, advance
-from pipegen.core.slots import Batch, Slot, is_ok
+from pipegen.core.slots import Slot, is_ok
 from pipegen.core.steps import Wanted
 from pipegen.drivers.arguments import admitted, loaded
 from pipegen.drivers.isolation import error_of, isolated
 from pipegen.drivers.naming import request_words
-from pipegen.drivers.session import Feed, KeptAnswers, NoRequest, Request, Session, image_bytes
+from pipegen.drivers.session import Feed, KeptAnswers, NoRequest, Request, image_bytes
+from pipegen.drivers.whole import drive
 from pipegen.engines.extras import MissingExtra
 from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 
-__all__ = ["HELD_BYTES", "IN_FLIGHT", "REORDER", "Drive", "drive", "of_batch"]
+__all__ = ["HELD_BYTES", "IN_FLIGHT", "REORDER", "Drive"]
 
 K = TypeVar("K")
 IN_FLIGHT = 64
@@ -68,8 +73,8 @@ class Drive(Generic[K]):
     finished: is called with each slot as soon as there is one, before its turn.
     isolate_bugs: a bug fails its own request, and does not raise (see `pipegen.drivers.isolation`).
     kept: answers that are not asked for again.
-    admits: whether requests are taken as they come; otherwise they are admitted already (see `pipegen.drivers.arguments`).
-    whole: makes the session of an engine for a whole batch; without it, engines are fed.
+    admits: whether requests are taken as they come; otherwise they are admitted already (see
+        `pipegen.drivers.arguments`).
     """
 
     def __init__(
@@ -86,14 +91,13 @@ class Drive(Generic[K]):
         finished: Callable[[K, Slot[Any]], object] = lambda key, slot: None,
         kept: KeptAnswers[K] | None = None,
         admits: bool = True,
-        whole: Callable[[Any], Session] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pipe, self._source, self._options = pipe, take, options
         self._reads, self._allows = image_policy or ImagePolicy(), policy or RequestPolicy()
         self._limit, self._limits = in_flight or IN_FLIGHT, None if in_flight else dict[int, int]()
         self._ordered, self._isolates, self._finished = ordered, isolate_bugs, finished
-        self._kept, self._admits, self._whole, self._clock = kept, admits, whole, clock
+        self._kept, self._admits, self._clock = kept, admits, clock
         self._turns: deque[Request[K]] = deque()
         """The requests to be given out: all that were taken where they are ordered, else those that have ended."""
         self._requests: dict[int, Request[K]] = {}
@@ -103,7 +107,7 @@ class Drive(Generic[K]):
         self._bytes = 0
         self._rows = self._taken = 0
         self._feeds: dict[Any, Feed] = {}
-        """By the engine; of a whole batch, by the place of the call and the engine."""
+        """By the engine."""
         self._more, self._nothing_now = True, False
         self._input_error: Exception | None = None
         self._preparing: dict[Future[tuple[Advanced, dict[int, Exception]]], Request[K]] = {}
@@ -152,7 +156,7 @@ class Drive(Generic[K]):
         if self._turns and self._turns[0].ended:
             return self._given()
         worked = self._settle_prepared()
-        for name, feed in self._next_feeds():
+        for name, feed in [*self._feeds.items()]:
             if feed.rows and not self._awaits_more(feed):
                 try:
                     self._add(feed)
@@ -171,19 +175,6 @@ class Drive(Generic[K]):
                 worked |= bool(ended) or feed.session.side_by_side > 0
         if not worked:
             self._wait()
-        return self._given()
-
-    async def around(self) -> list[tuple[K, Slot[Any]]]:
-        """As `round` for a whole batch, in asynchronous code."""
-        self._fill()
-        for name, feed in self._next_feeds():
-            session: Any = feed.session
-            try:
-                self._add(feed)
-                ended = await session.astep()
-            except CallFailed as failed:
-                ended = self._failed(name, feed, failed)
-            self._take(name, feed, ended)
         return self._given()
 
     def _given(self) -> list[tuple[K, Slot[Any]]]:
@@ -230,29 +221,12 @@ class Drive(Generic[K]):
             self._pool.shutdown(cancel_futures=True)
         self._requests.clear()
 
-    def live(self, row: Row) -> list[Row]:
-        """The rows of the same request that are in flight, this one too."""
-        there = [
-            other
-            for feed in self._feeds.values()
-            for rows in feed.rows.values()
-            for other, _ in rows
-            if other.key == row.key
-        ]
-        return [*there, *self._requests[row.key].waiting]
-
     # Requests become rows.
 
     def _fill(self) -> None:
         if not self._more:
             return
         together: list[Request[K]] = []
-        if self._whole is not None:  # all at once
-            while not isinstance(item := self._source(), NoRequest):
-                together += self._begun(*item)
-            self._more = False
-            self._begin(together)
-            return
         taken, waited = 0, 0.0
         while (
             self._more
@@ -280,7 +254,7 @@ class Drive(Generic[K]):
     @property
     def _enough(self) -> bool:
         """Whether there are as many requests as the engines work on at a time."""
-        return self._whole is None and len(self._requests) >= max(
+        return len(self._requests) >= max(
             (feed.session.side_by_side for feed in self._feeds.values()), default=0
         )
 
@@ -307,7 +281,7 @@ class Drive(Generic[K]):
         self._requests[request.number] = request
         if self._ordered:
             self._turns.append(request)
-        if self._whole is not None or not (is_ok(slot) and slot.unwrap().sources):
+        if not is_ok(slot) or not slot.unwrap().sources:
             return [request]
         self._pool = self._pool or ThreadPoolExecutor(WORKERS, thread_name_prefix="pipegen-drive")
         future = self._pool.submit(
@@ -332,12 +306,9 @@ class Drive(Generic[K]):
             self._settle(*self._advanced(rows))
 
     def _advanced(self, rows: Sequence[Row]) -> tuple[Advanced, dict[int, Exception]]:
-        """Rows at their calls and ends, and the bugs of stages. Of a whole batch a bug raises at
-        once.
-        """
+        """Rows at their calls and ends, and the bugs of stages."""
         bugs: dict[int, Exception] = {}
-        noted = None if self._whole is not None else lambda row, bug: bugs.setdefault(row.key, bug)
-        return advance(self._pipe, rows, noted), bugs
+        return advance(self._pipe, rows, lambda row, bug: bugs.setdefault(row.key, bug)), bugs
 
     def _settle(self, done: Advanced, bugs: dict[int, Exception]) -> None:
         again: list[Row] = []
@@ -365,7 +336,7 @@ class Drive(Generic[K]):
 
     def _want(self, row: Row, wanted: Wanted) -> None:
         """Put what a row wants to what its engine is to work on next."""
-        feed = self._feed(row, wanted.backend, shown=wanted.shown)
+        feed = self._feed(wanted.backend)
         if wanted.same is not None and wanted.same in feed.same:
             feed.rows[feed.same[wanted.same]].append((row, wanted))
             return
@@ -376,23 +347,14 @@ class Drive(Generic[K]):
         feed.new.append(self._rows)
         self._bytes += image_bytes(wanted.input)
 
-    def _feed(self, row: Row, backend: Any, *, shown: bool) -> Feed:
-        # Of one place, what is not shown is asked first: the scores of prompts.
-        name: Any = id(backend) if self._whole is None else (row.place, shown, id(backend))
-        feed = self._feeds.get(name)
+    def _feed(self, backend: Any) -> Feed:
+        feed = self._feeds.get(id(backend))
         if feed is None:
-            if self._whole is not None:
-                session: Any = self._whole(backend)
-            else:
-                session = (
-                    backend.open(self.wake)
-                    if isinstance(backend, FedBackend)
-                    else BatchCall(backend)
-                )
-            feed = self._feeds[name] = Feed(backend, session)
-        if (
-            self._limits is not None
-        ):  # it is asked again, since an engine may know better once it has started
+            fed = isinstance(backend, FedBackend)
+            session: Any = backend.open(self.wake) if fed else BatchCall(backend)
+            feed = self._feeds[id(backend)] = Feed(backend, session)
+        # it is asked again, since an engine may know better once it has started
+        if self._limits is not None:
             self._limits[id(backend)] = (
                 IN_FLIGHT if isinstance(feed.session, BatchCall) else feed.backend.in_flight
             )
@@ -438,12 +400,6 @@ class Drive(Generic[K]):
         if idle and (self._requests or self._more) and not self.closed:
             self._asleep.acquire(timeout=self._most_wait)
 
-    def _next_feeds(self) -> list[tuple[Any, Feed]]:
-        """The sessions that work now: all; of a whole batch only that of the earliest call, so that all rows come to a later one before it begins."""
-        if self._whole is None:
-            return list(self._feeds.items())
-        return [] if not self._feeds else [min(self._feeds.items(), key=lambda item: item[0])]
-
     def _awaits_more(self, feed: Feed) -> bool:
         """Whether an engine with nothing to work on begins with more rows: those that are being prepared, or, where it takes none later, all others."""
         if self._until is not None and isinstance(feed.session, BatchCall):
@@ -455,11 +411,6 @@ class Drive(Generic[K]):
     def _add(self, feed: Feed) -> None:
         """Hand the session what is new."""
         new, feed.new = feed.new, []
-        if self._whole is not None and new:
-            new.sort(
-                key=lambda number: (feed.rows[number][0][0].key, feed.rows[number][0][0].sample)
-            )
-            feed.session.begin([(number, *feed.rows[number][0]) for number in new])  # type: ignore[attr-defined]
         if new:
             feed.session.add([(number, feed.rows[number][0][1].input) for number in new])
 
@@ -478,8 +429,6 @@ class Drive(Generic[K]):
             feed.same.pop(wanted.same, None)
             self._bytes -= image_bytes(wanted.input)
             answered += [(row, wanted, slot) for row, wanted in rows if row.key in self._requests]
-        if self._whole is not None and not feed.rows and name in self._feeds:
-            self._feeds.pop(name).session.close()
         if answered:
             self._go([row.answered(slot) for row, _, slot in answered])
         if self._kept is not None:
@@ -501,32 +450,3 @@ class Drive(Generic[K]):
         for request, slot in zip(requests, slots, strict=True):
             self._end(request, slot)
         return [(number, Success(None)) for number in feed.rows]  # nobody waits for these any more
-
-
-def drive(pipe: Pipe[Any, Any], batch: Iterable[Slot[Any]]) -> Batch[Any]:
-    """Run a pipe over the slots of a batch, performing its calls one after the other."""
-    whole = of_batch(pipe, batch, Session)
-    slots: list[tuple[int, Slot[Any]]] = []
-    with contextlib.closing(whole):
-        while not whole.exhausted:
-            slots += whole.round()
-    return tuple([slot for _, slot in slots])
-
-
-def of_batch(
-    pipe: Pipe[Any, Any],
-    batch: Iterable[Slot[Any]],
-    whole: Callable[[Any], Session],
-    kept: KeptAnswers[int] | None = None,
-) -> Drive[int]:
-    """The drive of a whole batch, whose requests are admitted already: its keys are their positions."""
-    given = [*batch]
-    items = iter(enumerate(given))
-    return Drive(
-        pipe,
-        lambda: next(items, NoRequest.MORE),
-        in_flight=max(1, len(given)),
-        admits=False,
-        whole=whole,
-        kept=kept,
-    )

@@ -4,7 +4,7 @@ the end, one that is not asynchronous works in a thread.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from typing import Any, TypeAlias
 
 from pipegen.core.backend import AsyncBackend, AsyncStreamBackend, Backend, StreamBackend
@@ -38,7 +38,9 @@ def _all_done(
         yield RowDone(row=row, slot=slot)
 
 
-async def aevents_of(backend: Backend[Any, Any], inputs: Sequence[Any]) -> AsyncIterator[Event]:
+async def aevents_of(
+    backend: Backend[Any, Any], inputs: Sequence[Any]
+) -> AsyncGenerator[Event, None]:
     """As `events_of`, for asynchronous code."""
     if isinstance(backend, AsyncStreamBackend) and inputs:
         async for event in backend.astream(inputs):

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any
 
 from pipegen.core.blame import named
@@ -13,38 +12,20 @@ from pipegen.records.frozen import printed
 from pipegen.records.messages import TextPart
 from pipegen.records.requests import GenerationRequest
 
-__all__ = ["Naming", "request_words"]
+__all__ = ["name_bug", "request_words"]
 
 _BEGINNING = 60
 """Characters of a prompt that are shown."""
 
 
-class Naming:
-    """While it is entered, an exception of a stage is given the name of its request in this batch.
-    A class, since `contextlib` sets fields of exceptions.
-    """
-
-    def __init__(self, batch: Batch[Any]) -> None:
-        self._batch = batch
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        raised: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if isinstance(raised, Exception):
-            named(
-                raised,
-                lambda row: (
-                    f"one of {len(self._batch)} requests"
-                    if row is None
-                    else request_words(self._batch[row], row)
-                ),
-            )
+def name_bug(raised: Exception, batch: Batch[Any]) -> None:
+    """Give an exception of a stage the name of its request in this batch."""
+    named(
+        raised,
+        lambda row: (
+            f"one of {len(batch)} requests" if row is None else request_words(batch[row], row)
+        ),
+    )
 
 
 def request_words(slot: Slot[Any], index: int | None = None) -> str:

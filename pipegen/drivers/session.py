@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from enum import Enum, auto
 from typing import Any, Generic, Protocol, TypeVar
 
-from pipegen.core.backend import BatchCall, OpenCall
+from pipegen.core.backend import OpenCall
 from pipegen.core.rows import Row
 from pipegen.core.slots import Slot
 from pipegen.core.steps import Wanted
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import Encoded, ResolvedRequest
 
-__all__ = ["Feed", "KeptAnswers", "NoRequest", "Request", "Session", "image_bytes"]
+__all__ = ["Feed", "KeptAnswers", "NoRequest", "Request", "image_bytes"]
 
 K = TypeVar("K")
 K_contra = TypeVar("K_contra", contravariant=True)
@@ -38,17 +38,6 @@ class KeptAnswers(Protocol[K_contra]):
     def keep(self, key: K_contra, row: Row, wanted: Wanted, slot: Slot[Any]) -> None:
         """Keep an answer: the request has not ended with it."""
         ...
-
-
-class Session(BatchCall[Any, Any]):
-    """The calls of one engine for a whole batch. `begin` is called with the rows of a call, by their numbers, before it."""
-
-    def begin(self, rows: Sequence[tuple[int, Row, Wanted]]) -> None:
-        """The rows of the next call."""
-
-    async def astep(self) -> Sequence[tuple[int, Slot[Any]]]:
-        """As `step`, for asynchronous code."""
-        raise NotImplementedError
 
 
 class Request(Generic[K]):

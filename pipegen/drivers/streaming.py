@@ -9,23 +9,17 @@ several calls one after another, the last one's text is streamed.
 from __future__ import annotations
 
 import contextlib
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Any, NamedTuple
 
-from returns.result import Failure
-
-from pipegen.core.errors import CallFailed, ContractError
+from pipegen.core.errors import ContractError
 from pipegen.core.pipe import Pipe
 from pipegen.core.rows import Row, shown_text
-from pipegen.core.slots import Slot, is_ok
-from pipegen.core.steps import Wanted
+from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.drivers.arguments import Options, check_run, prepare_batch, require_iterable
-from pipegen.drivers.drive import Drive, of_batch
 from pipegen.drivers.events import Event, aevents_of, events_of
-from pipegen.drivers.naming import Naming
-from pipegen.drivers.session import Session
+from pipegen.drivers.naming import name_bug
+from pipegen.drivers.whole import Whole, WholeCall
 from pipegen.engines.protocol import RowDone, TextMade
 from pipegen.records.fields import record
 from pipegen.records.plain import Request
@@ -56,11 +50,12 @@ class Done:
     slot: Slot[GenerationResult]
 
 
-class _Shown:
-    """A row of a call: where its text goes, and what makes text of its ids."""
+class _Shown(NamedTuple):
+    """Where the text of a row goes, whether it is shown, and what makes text of its ids."""
 
-    def __init__(self, at: tuple[int, int, int], *, shown: bool, follow: Any) -> None:
-        self.at, self.shown, self.follow = at, shown, follow
+    at: tuple[int, int, int]
+    shown: bool
+    follow: Any
 
 
 class _Deltas:
@@ -68,59 +63,69 @@ class _Deltas:
     serves both drivers.
     """
 
-    def __init__(self, pipe: Pipe[Any, Any]) -> None:
+    def __init__(self, pipe: Pipe[Any, Any], batch: Batch[Any]) -> None:
         self._pipe = pipe
         self._texts: dict[tuple[int, int, int], str] = {}
         self._answers: dict[tuple[int, int, int], Slot[Any]] = {}
-        self._new: deque[Delta] = deque()
-        self.drive: Drive[int]
+        self._rows: list[_Shown] = []
+        """The rows of the call that is performed."""
+        self.whole = Whole(pipe, batch, self._answer)
 
-    def of(self, key: int, row: Row, wanted: Wanted) -> Slot[Any] | None:
+    def _answer(self, row: Row) -> Slot[Any] | None:
         """The answer of a row that has shown text already: it is never tried again."""
-        at = self._place(row)
-        return self._answers.get(at) if self._texts.get(at) else None
+        if not self._texts:
+            return None
+        place = self._place(row, {row.sample, *self._samples().get(row.key, ())})
+        return self._answers.get(place) if self._texts.get(place) else None
 
-    def keep(self, key: int, row: Row, wanted: Wanted, slot: Slot[Any]) -> None:
-        """It is kept when it comes."""
+    def _samples(self) -> dict[int, set[Any]]:
+        """The samples of each request that have not ended."""
+        samples: dict[int, set[Any]] = {}
+        for row in self.whole.live():
+            samples.setdefault(row.key, set()).add(row.sample)
+        return samples
 
-    def _place(self, row: Row) -> tuple[int, int, int]:
+    def _place(self, row: Row, samples: Iterable[Any]) -> tuple[int, int, int]:
         """The request of a row, which of its samples it is, and the round."""
-        samples = {row.sample, *(other.sample for other in self.drive.live(row))}
         return row.key, sorted(samples).index(row.sample), shown_text(self._pipe, row).round
 
-    def begin(self, row: Row, wanted: Wanted) -> _Shown:
-        """A row of a call that begins."""
-        text = shown_text(self._pipe, row)
-        shown = text.keeps and wanted.shown
-        follow = text.follow(wanted.input) if shown and text.follow is not None else None
-        return _Shown(self._place(row), shown=shown, follow=follow)
+    def begin(self, call: WholeCall) -> None:
+        """A call begins."""
+        samples = self._samples()
+        self._rows = []
+        for (row, wanted), *_ in call.rows:
+            text = shown_text(self._pipe, row)
+            shown = text.keeps and wanted.shown
+            follow = text.follow(wanted.input) if shown and text.follow is not None else None
+            self._rows.append(_Shown(self._place(row, samples[row.key]), shown, follow))
 
-    def see(self, row: _Shown, event: Event) -> None:
-        """Note what an engine tells of a row."""
+    def see(self, call: WholeCall, event: Event) -> Delta | None:
+        """What an engine tells of a row, as a delta where there is new text."""
+        row, text, reasoning = self._rows[event.row], "", ""
         if isinstance(event, RowDone):
-            self._answers[row.at] = event.slot
-            return
-        if isinstance(event, TextMade):
-            self._tell(row, event.text if row.shown else "", event.reasoning)
+            call.answers[event.row] = event.slot
+        elif isinstance(event, TextMade):
+            text, reasoning = event.text if row.shown else "", event.reasoning
         elif row.follow is not None:
             text = row.follow.take(event.token_ids) if event.text is None else event.text
-            self._tell(row, text, "")
+        if not text and not reasoning:
+            return None
+        self._texts[row.at] = self._texts.get(row.at, "") + text
+        index, sample, turn = row.at
+        return Delta(index=index, sample=sample, text=text, reasoning=reasoning, round=turn)
 
-    def _tell(self, row: _Shown, text: str, reasoning: str) -> None:
-        if text or reasoning:
-            self._texts[row.at] = self._texts.get(row.at, "") + text
-            index, sample, turn = row.at
-            delta = Delta(index=index, sample=sample, text=text, reasoning=reasoning, round=turn)
-            self._new.append(delta)
+    def end(self, call: WholeCall) -> None:
+        """A call has ended. Raises `ContractError` where a row has no answer."""
+        if len(call.answers) < len(self._rows):
+            raise ContractError(
+                f"engine {call.backend.name} ended its stream without an answer for every row"
+            )
+        for place, row in enumerate(self._rows):
+            self._answers[row.at] = call.answers[place]
 
-    def new(self) -> Iterator[Delta]:
-        """The deltas since the last time."""
-        while self._new:
-            yield self._new.popleft()
-
-    def finish(self, slots: Iterable[tuple[int, Slot[GenerationResult]]]) -> Iterator[Delta | Done]:
+    def finish(self) -> Iterator[Delta | Done]:
         """What was held back, and the slots."""
-        for index, slot in slots:
+        for index, slot in enumerate(self.whole.slots):
             if is_ok(slot) and isinstance(slot.unwrap(), GenerationResult):
                 for sample, completed in enumerate(slot.unwrap().completions):
                     if is_ok(completed):
@@ -141,71 +146,6 @@ class _Deltas:
             yield Delta(index=index, sample=sample, text=text[len(shown) :], round=turn)
 
 
-class _Streamed(Session):
-    """A call as events. Rows that have ended are given when the call is over."""
-
-    def __init__(self, backend: Any, deltas: _Deltas) -> None:
-        super().__init__(backend)
-        self._deltas = deltas
-        self._numbers: list[int] = []
-        self._rows: list[_Shown] = []
-        self._ended: dict[int, Slot[Any]] = {}
-        self._events: Any = None
-
-    def begin(self, rows: Sequence[tuple[int, Row, Wanted]]) -> None:
-        self._rows = [self._deltas.begin(row, wanted) for _, row, wanted in rows]
-
-    def step(self) -> Sequence[tuple[int, Slot[Any]]]:
-        """The next event, or the end."""
-        if self._events is None:
-            self._events = self._start(events_of)
-        try:
-            return self._see(next(self._events, None))
-        except CallFailed as failed:
-            return self._failed(failed)
-
-    async def astep(self) -> Sequence[tuple[int, Slot[Any]]]:
-        if self._events is None:
-            self._events = self._start(aevents_of)
-        try:
-            return self._see(await anext(self._events, None))
-        except CallFailed as failed:
-            return self._failed(failed)
-
-    def _start(self, of: Callable[[Any, Sequence[Any]], Any]) -> Any:
-        self._numbers, inputs = self.take()
-        return of(self.backend, inputs)
-
-    def _see(self, event: Event | None) -> Sequence[tuple[int, Slot[Any]]]:
-        if event is not None:
-            self._deltas.see(self._rows[event.row], event)
-            if isinstance(event, RowDone):
-                self._ended[event.row] = event.slot
-            return ()
-        if len(self._ended) < len(self._numbers):
-            raise ContractError(
-                f"engine {self.backend.name} ended its stream without an answer for every row"
-            )
-        return [(self._numbers[row], slot) for row, slot in sorted(self._ended.items())]
-
-    def _failed(self, failure: CallFailed) -> Sequence[tuple[int, Slot[Any]]]:
-        """Rows that were finished keep their answers."""
-        for row in range(len(self._numbers)):
-            if row not in self._ended:
-                self._see(RowDone(row=row, slot=Failure(failure.error)))
-        return self._see(None)
-
-    def close(self) -> None:
-        super().close()
-        if hasattr(self._events, "close"):
-            self._events.close()
-
-    async def aclose(self) -> None:
-        """As `close`, for asynchronous code."""
-        if hasattr(self._events, "aclose"):
-            await self._events.aclose()
-
-
 def stream(
     route: Pipe[GenerationRequest, GenerationResult],
     requests: Iterable[Request],
@@ -222,14 +162,19 @@ def stream(
     """
     chosen = check_run(route, options, image_policy, policy)
     batch = prepare_batch(requests, chosen, image_policy, policy)
-    deltas = _Deltas(route)
-    whole = deltas.drive = of_batch(route, batch, partial(_Streamed, deltas=deltas), deltas)
-    slots: list[tuple[int, Slot[Any]]] = []
-    with Naming(batch), contextlib.closing(whole):
-        while not whole.exhausted:
-            slots += whole.round()
-            yield from deltas.new()
-        yield from deltas.finish(slots)
+    deltas = _Deltas(route, batch)
+    try:
+        for call in deltas.whole.calls():
+            deltas.begin(call)
+            with call, contextlib.closing(events_of(call.backend, call.inputs)) as events:
+                for event in events:
+                    if (delta := deltas.see(call, event)) is not None:
+                        yield delta
+            deltas.end(call)
+        yield from deltas.finish()
+    except Exception as raised:
+        name_bug(raised, batch)
+        raise
 
 
 async def astream(
@@ -246,23 +191,18 @@ async def astream(
     chosen = check_run(route, options, image_policy, policy)
     require_iterable(requests)
     batch = await asyncio.to_thread(prepare_batch, tuple(requests), chosen, image_policy, policy)
-    deltas = _Deltas(route)
-    sessions: list[_Streamed] = []
-
-    def session(backend: Any) -> _Streamed:
-        sessions.append(_Streamed(backend, deltas))
-        return sessions[-1]
-
-    whole = deltas.drive = of_batch(route, batch, session, deltas)
-    slots: list[tuple[int, Slot[Any]]] = []
-    with Naming(batch), contextlib.closing(whole):
-        try:
-            while not whole.exhausted:
-                slots += await whole.around()
-                for delta in deltas.new():
-                    yield delta
-        finally:
-            for streamed in sessions:
-                await streamed.aclose()
-        for last in deltas.finish(slots):
+    deltas = _Deltas(route, batch)
+    try:
+        for call in deltas.whole.calls():
+            deltas.begin(call)
+            with call:
+                async with contextlib.aclosing(aevents_of(call.backend, call.inputs)) as events:
+                    async for event in events:
+                        if (delta := deltas.see(call, event)) is not None:
+                            yield delta
+            deltas.end(call)
+        for last in deltas.finish():
             yield last
+    except Exception as raised:
+        name_bug(raised, batch)
+        raise

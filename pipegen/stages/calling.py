@@ -5,7 +5,7 @@ With the option `prompt_logprobs`, the ids of a prompt after the first are a con
 prompts that several rows share are read once more, whatever is generated after them. With
 `max_new_tokens=0` nothing is: the row ends with `LENGTH`.
 
->>> from pipegen.drivers.drive import drive
+>>> from pipegen.drivers.whole import drive
 >>> from pipegen.records.options import GenerationOptions, resolve
 >>> from pipegen.records.requests import GenerationRequest
 >>> from pipegen.records.results import Prompt

@@ -35,7 +35,8 @@ from returns.result import Failure, Success
 
 from pipegen.core.border import of_tokenizer
 from pipegen.core.errors import GenerationError, InvalidRequest, PromptTooLong, UnsupportedOption
-from pipegen.core.pipe import Pipe, batch_stage, guarded
+from pipegen.core.pipe import Pipe, batch_stage
+from pipegen.core.rows import guarded
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.model import TokenModel, reader_of
 from pipegen.engines.protocol import Engine, ScoresTokens, TokenEngine, takes_tokens

@@ -20,7 +20,8 @@ from pipegen.core.errors import (
     UnsupportedOption,
     UnsupportedPlugin,
 )
-from pipegen.core.pipe import Pipe, batch_stage, guarded
+from pipegen.core.pipe import Pipe, batch_stage
+from pipegen.core.rows import guarded
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities, missing
 from pipegen.engines.model import Model, TokenModel, reader_of

@@ -162,8 +162,6 @@ def test_an_exception_that_is_raised_twice_is_named_after_the_last_time() -> Non
     blamed(bug, StageNote("first", internal=False, row=0))
     blamed(bug, StageNote("second", internal=False, row=1))
     assert [one.stage for one in bug.__notes__] == ["second"]
-    blamed(bug, StageNote("outer", internal=False, row=5), unless_noted=True)
-    assert [one.stage for one in bug.__notes__] == ["second"]
 
 
 def test_what_has_no_note_or_a_whole_one_is_left_alone() -> None:

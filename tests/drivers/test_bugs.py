@@ -279,3 +279,27 @@ def test_a_job_does_not_ask_again_for_a_row_that_a_stage_refused(tmp_path: Path)
         with pg.job(route, [GOOD], tmp_path) as job:
             assert [slot.failure().message for slot in job] == ["no"]
     assert len(engine.calls) == 1
+
+
+class NoSlots(FakeEngine):
+    """It answers with plain text in the place of slots."""
+
+    def generate(self, inputs: Any) -> Any:
+        return ["text" for _ in inputs]
+
+
+def test_an_engine_that_answers_no_slots_is_told_what_an_answer_is() -> None:
+    route = pg.route(NoSlots("a"))
+    with pytest.raises(pg.ContractError, match="engine fake answered str, not a Result"):
+        pg.run(route, [GOOD])
+    (slot,) = pg.imap(route, [GOOD], isolate_bugs=True)
+    assert "engine fake answered str, not a Result" in slot.failure().message
+
+
+def test_a_bug_in_when_fails_its_own_request_where_bugs_are_isolated() -> None:
+    fails: Any = pg.each("fails", lambda request: pg.Failure(pg.Timeout(request.prompt)))
+    other: Any = pg.pure("other", lambda request: request.prompt)
+    both = pg.fallback(fails, other, when=lambda error: int(error.message) > 0)
+    good, bad = pg.imap(both, [{"prompt": "1"}, {"prompt": "x"}], isolate_bugs=True)
+    assert good.unwrap() == "1"
+    assert bad.failure().stage == "when of fallback(fails, other)"
