@@ -27,10 +27,11 @@ When: TypeAlias = (
 def fallback(first: Pipe[A, B], second: Pipe[A, B], *, when: When) -> Pipe[A, B]:
     """Run `first`; what fails there with an error that `when` takes goes through `second`.
 
-    The last error keeps its own type and the errors before it go to `.earlier`; a result says what was tried
-    before in `.tried`. Requests that came in failed, and those whose error does not qualify, are not tried
-    again. A second route of the same name gets another one (`hf` and `hf-2`), so that a result says which it
-    came from. Raises `TypeError` for what is no pipe, and for a `when` that no error can meet.
+    The last error keeps its own type and the errors before it go to `.earlier`; a result says what
+    was tried before in `.tried`. Requests that came in failed, and those whose error does not
+    qualify, are not tried again. A second route of the same name gets another one (`hf` and
+    `hf-2`), so that a result says which it came from. Raises `TypeError` for what is no pipe, and
+    for a `when` that no error can meet.
 
     >>> from pipegen.core.errors import InvalidRequest, Timeout
     >>> from pipegen.core.pipe import each
@@ -114,8 +115,9 @@ def _another_name(taken: set[str]) -> Callable[[str], str]:
 
 
 def _remember(slot: Slot[Any], earlier: tuple[GenerationError, ...]) -> Slot[Any]:
-    """Put the errors of earlier routes into a slot's history: `.earlier` of an error, `.tried` of a record
-    that has it."""
+    """Put the errors of earlier routes into a slot's history: `.earlier` of an error, `.tried` of a
+    record that has it.
+    """
     if not isinstance(slot, Success):
         return Failure(slot.failure().after(earlier))
     value = slot.unwrap()

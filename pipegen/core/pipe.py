@@ -1,7 +1,8 @@
 """Pipes: five constructors and one operator.
 
-A `Pipe[A, B]` is frozen data: a name, and the steps that lead from a batch of A to a batch of B (see `pipegen.core.steps`). It performs nothing. Stages are
-pure, and only a driver (`run`, `arun`, `stream`, ...) performs the calls; so one definition serves sync and async.
+A `Pipe[A, B]` is frozen data: a name, and the steps that lead from a batch of A to a batch of B
+(see `pipegen.core.steps`). It performs nothing. Stages are pure, and only a driver (`run`, `arun`,
+`stream`, ...) performs the calls; so one definition serves sync and async.
 
 >>> from returns.result import Failure, Success
 >>> from pipegen.core.errors import InvalidRequest
@@ -73,8 +74,8 @@ B_co = TypeVar("B_co", covariant=True)
 class Pipe(Generic[A_contra, B_co]):
     """A named way from a batch of A to a batch of B: N slots in, N slots out, in order.
 
-    Make one with `each`, `pure`, `call`, `fallback` or `repeat`, and join two with `>>`. As a context
-    manager it releases its engines at the end.
+    Make one with `each`, `pure`, `call`, `fallback` or `repeat`, and join two with `>>`. As a
+    context manager it releases its engines at the end.
     """
 
     name: str
@@ -106,8 +107,9 @@ class Pipe(Generic[A_contra, B_co]):
 
     @property
     def stages(self) -> str:
-        """The names of its stages, with what else they do: of two pipes that differ in it, a job reuses
-        no rows."""
+        """The names of its stages, with what else they do: of two pipes that differ in it, a job
+        reuses no rows.
+        """
         return " >> ".join(f"{step.name} {step.version}".strip() for step in self.steps)
 
     @property
@@ -133,8 +135,8 @@ class Pipe(Generic[A_contra, B_co]):
     def __rshift__(self, then: Pipe[B_co, C]) -> Pipe[A_contra, C]:
         """Join: what this pipe returns goes into `then`. Raises `TypeError` for what is no pipe.
 
-        Stages that follow one another and look at each row alone go row by row: a row is through all of
-        them before the next one begins.
+        Stages that follow one another and look at each row alone go row by row: a row is through
+        all of them before the next one begins.
         """
         if not isinstance(then, Pipe):
             raise TypeError(
@@ -156,8 +158,8 @@ class Pipe(Generic[A_contra, B_co]):
     ) -> Self:
         """The pipe with one more stage, after or before another.
 
-        Raises `InvalidField` for a name that no stage has or that several have, and for a new one that is
-        taken; `TypeError` for no place or two.
+        Raises `InvalidField` for a name that no stage has or that several have, and for a new one
+        that is taken; `TypeError` for no place or two.
         """
         if (after is None) == (before is None):
             raise TypeError("a stage is inserted after another or before it: give one of the two")
@@ -165,8 +167,9 @@ class Pipe(Generic[A_contra, B_co]):
         return self._edited(place, place, stage, _pipe(stage).steps)
 
     def replace(self, name: str, stage: Pipe[Any, Any]) -> Self:
-        """The pipe with another stage in the place of the one of that name; what the old one did about
-        samples is done there. Raises as `insert` does."""
+        """The pipe with another stage in the place of the one of that name; what the old one did
+        about samples is done there. Raises as `insert` does.
+        """
         place = self._place(name)
         old, new = self.steps[place], _pipe(stage).steps
         if old.sampling is not None and new:
@@ -227,8 +230,9 @@ class Pipe(Generic[A_contra, B_co]):
         return replace(self._with(tuple(steps)), owns=union(*(part.owns for part in bound)))
 
     def apply(self, batch: Batch[A_contra]) -> Batch[B_co]:
-        """Run a pipe that makes no calls. Raises `ContractError` if it makes one: that takes a driver; and
-        `TypeError` for what is no batch of slots."""
+        """Run a pipe that makes no calls. Raises `ContractError` if it makes one: that takes a
+        driver; and `TypeError` for what is no batch of slots.
+        """
         if not isinstance(batch, (tuple, list)) or not all(
             isinstance(slot, (Success, Failure)) for slot in batch
         ):
@@ -289,15 +293,16 @@ def each(
     catch: tuple[type[Exception], ...] = (),
     keeps_text: bool = False,
 ) -> Pipe[Taken, B]:
-    """A stage made of a function that gives a slot: it is called with the value of each slot that has one;
-    failed slots stay as they are.
+    """A stage made of a function that gives a slot: it is called with the value of each slot that
+    has one; failed slots stay as they are.
 
-    The exceptions listed in `catch` become `StageFailed` in that slot (a `GenerationError` among them stays
-    as it is), and so does one row that is too large or nested too deep for the stage (a `MemoryError` or
-    `RecursionError`); every other exception is a bug and raises, with a note that names the stage and the
-    request. `keeps_text=True` says of a stage after the call that it leaves the text of the result as it is,
-    so that the text can still be streamed. Raises `ContractError` when the stage returns something other than
-    a `Result` with a value or a `GenerationError`, and `TypeError` for what is no name, function or exception.
+    The exceptions listed in `catch` become `StageFailed` in that slot (a `GenerationError` among
+    them stays as it is), and so does one row that is too large or nested too deep for the stage (a
+    `MemoryError` or `RecursionError`); every other exception is a bug and raises, with a note that
+    names the stage and the request. `keeps_text=True` says of a stage after the call that it leaves
+    the text of the result as it is, so that the text can still be streamed. Raises `ContractError`
+    when the stage returns something other than a `Result` with a value or a `GenerationError`, and
+    `TypeError` for what is no name, function or exception.
 
     >>> each("root", lambda n: Success(n**0.5), catch=(TypeError,)).apply((Success("x"),))[
     ...     0
@@ -315,7 +320,9 @@ def row_stage(
     keeps_text: bool = False,
     **more: Any,
 ) -> Pipe[Taken, B]:
-    """As `each`, for the stages that pipegen itself makes of functions. `more` are fields of a `Step`."""
+    """As `each`, for the stages that pipegen itself makes of functions. `more` are fields of a
+    `Step`.
+    """
     _check("each", name, stage)
     if not isinstance(catch, tuple) or not all(
         isinstance(kind, type) and issubclass(kind, Exception) for kind in catch
@@ -330,8 +337,9 @@ def row_stage(
 def batch_stage(
     name: str, stage: Callable[[Sequence[Taken]], Sequence[Slot[B]]], **more: Any
 ) -> Pipe[Taken, B]:
-    """A stage of pipegen's own that is called with the values of all rows that come at a time, and gives a
-    slot for each. `more` are fields of a `Step`."""
+    """A stage of pipegen's own that is called with the values of all rows that come at a time, and
+    gives a slot for each. `more` are fields of a `Step`.
+    """
     return pipe_of(Stage(name=name, batch=stage, **more))
 
 
@@ -367,8 +375,8 @@ def _check(lift: str, name: Any, f: Any) -> None:
 
 
 def call(backend: Backend[A, B]) -> Pipe[A, B]:
-    """One call of the engine with exactly the slots that have a value; where none has, it is not called. The
-    only stage with an effect; it is named `call`.
+    """One call of the engine with exactly the slots that have a value; where none has, it is not
+    called. The only stage with an effect; it is named `call`.
 
     Raises `TypeError` for what is no engine.
     """

@@ -1,10 +1,13 @@
-"""What a pipe is made of: stages, calls, and pipes within a pipe. All of it is data; `pipegen.core.rows` is what runs it.
+"""What a pipe is made of: stages, calls, and pipes within a pipe. All of it is data;
+`pipegen.core.rows` is what runs it.
 
-A `Stage` is a pure function of the values that come to it. A `Call` is a place where an engine is asked: a pure function too, that says what it wants. A
-`Nest` holds other pipes (the routes of a fallback, the pipe of a loop), and says of what comes out of one how the row goes on.
+A `Stage` is a pure function of the values that come to it. A `Call` is a place where an engine is
+asked: a pure function too, that says what it wants. A `Nest` holds other pipes (the routes of a
+fallback, the pipe of a loop), and says of what comes out of one how the row goes on.
 
-`program` is the order in which the interpreter does them, with the places at which a request becomes several rows, and these come together again: where a
-step that `opens` samples comes before one that `closes` them. Between two calls each row goes its own way.
+`program` is the order in which the interpreter does them, with the places at which a request
+becomes several rows, and these come together again: where a step that `opens` samples comes before
+one that `closes` them. Between two calls each row goes its own way.
 """
 
 from __future__ import annotations
@@ -58,21 +61,27 @@ class Wanted(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """How a request becomes several rows, and how what became of them is put together (see `pipegen.stages.parts.samples`)."""
+    """How a request becomes several rows, and how what became of them is put together (see
+    `pipegen.stages.parts.samples`).
+    """
 
     expand: Callable[[Any], Sequence[Any]]
     """The requests of the rows that a request becomes."""
     completions: Callable[[Slot[Any]], Sequence[Slot[Any]]]
     """The rows of a slot that holds all of them."""
     gather: Callable[[Sequence[Slot[Any]], Slot[Any] | None], Slot[Any]]
-    """`gather(rows, request)` is the slot that holds all; `request` is None where they are no answers to one and the same request."""
+    """`gather(rows, request)` is the slot that holds all; `request` is None where they are no
+    answers to one and the same request.
+    """
     link: Callable[[Slot[Any], Slot[Any]], Slot[Any]]
     """`link(slot, before)` is the slot with the answer that its request was made of."""
 
 
 @dataclass(frozen=True)
 class Rebinding:
-    """What the steps of a pipe are bound to instead: for each engine another one, for each route's name another one."""
+    """What the steps of a pipe are bound to instead: for each engine another one, for each route's
+    name another one.
+    """
 
     engine: Callable[[Any], Any] = lambda engine: engine
     route: Callable[[str], str] = lambda name: name
@@ -94,7 +103,9 @@ class Step:
     routes: tuple[str, ...] = ()
     """The names that results carry which come from here."""
     cuts: bool = False
-    """Whether it ends rows at stop strings and where plugins halt them: an engine may then end them early."""
+    """Whether it ends rows at stop strings and where plugins halt them: an engine may then end them
+    early.
+    """
     follow: Callable[[Any], Any] | None = None
     """Makes, for one input of the call before it, what turns streamed token ids into text."""
     sampling: Sampling | None = None
@@ -109,7 +120,9 @@ class Step:
     rebind: Callable[[Rebinding], Pipe[Any, Any]] | None = None
     """Of a step that is bound to an engine or a name: the same step, bound to others."""
     among: Callable[[Steps, Steps], Step] | None = None
-    """Of a step whose work depends on the others of its pipe: the same step among those before it and those after it."""
+    """Of a step whose work depends on the others of its pipe: the same step among those before it
+    and those after it.
+    """
 
 
 Steps: TypeAlias = tuple[Step, ...]
@@ -117,7 +130,9 @@ Steps: TypeAlias = tuple[Step, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Stage(Step):
-    """A pure function: of each value alone (`row`), or of all values that come at a time (`batch`), which may do equal work once."""
+    """A pure function: of each value alone (`row`), or of all values that come at a time (`batch`),
+    which may do equal work once.
+    """
 
     row: Callable[[Any], Slot[Any]] | None = None
     catch: tuple[type[Exception], ...] = ()
@@ -127,7 +142,9 @@ class Stage(Step):
 
 @dataclass(frozen=True, kw_only=True)
 class Call(Step):
-    """A place where an engine is asked, perhaps more than once: `ask(value, answers)` gives what the row wants next, or its slot once it has all answers."""
+    """A place where an engine is asked, perhaps more than once: `ask(value, answers)` gives what
+    the row wants next, or its slot once it has all answers.
+    """
 
     keeps_text: bool = False
     backend: Backend[Any, Any]
@@ -143,7 +160,8 @@ class Again(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Nest(Step):
-    """Pipes within a pipe. A row goes through the first; `leave(value, notes, turn, slot)` says whether it goes on in the next (or the last, again).
+    """Pipes within a pipe. A row goes through the first; `leave(value, notes, turn, slot)` says
+    whether it goes on in the next (or the last, again).
 
     value: what came in at this turn; turn: how many turns came before it; slot: what came out.
     """
@@ -153,20 +171,26 @@ class Nest(Step):
     decides: str
     """The function of the user's that `leave` asks, in words, for the note on what it raises."""
     splits: bool = False
-    """Whether each sample goes its own way through it; otherwise the rows of a request come together at the end of each way."""
+    """Whether each sample goes its own way through it; otherwise the rows of a request come
+    together at the end of each way.
+    """
 
     def way(self, turn: int) -> Pipe[Any, Any]:
         return self.ways[min(turn, len(self.ways) - 1)]
 
 
 class Open(NamedTuple):
-    """Before a step that opens: a request becomes as many rows as it asks for, where `expand` is set."""
+    """Before a step that opens: a request becomes as many rows as it asks for, where `expand` is
+    set.
+    """
 
     expand: Callable[[Any], Sequence[Any]] | None
 
 
 class Close(NamedTuple):
-    """After a step that closes: results are linked with the answers that their requests were made of."""
+    """After a step that closes: results are linked with the answers that their requests were made
+    of.
+    """
 
     sampling: Sampling
     whole: bool

@@ -61,7 +61,9 @@ REORDER = 8
 TOGETHER = 64
 """Requests that are prepared together."""
 SLOW_INPUT, PATIENCE = 0.002, 0.02
-"""The seconds that an input may take for each request, and for a few at least. Of a slower one no more are taken at once than the engines work on."""
+"""The seconds that an input may take for each request, and for a few at least. Of a slower one no
+more are taken at once than the engines work on.
+"""
 HELD_BYTES = 512 * 2**20
 """Bytes of the images of requests in flight, beyond which no more are prepared."""
 
@@ -99,7 +101,9 @@ class Drive(Generic[K]):
         self._ordered, self._isolates, self._finished = ordered, isolate_bugs, finished
         self._kept, self._admits, self._clock = kept, admits, clock
         self._turns: deque[Request[K]] = deque()
-        """The requests to be given out: all that were taken where they are ordered, else those that have ended."""
+        """The requests to be given out: all that were taken where they are ordered, else those that
+        have ended.
+        """
         self._requests: dict[int, Request[K]] = {}
         """The requests in flight, by their numbers: the keys of their rows."""
         self._waiting = 0
@@ -113,7 +117,9 @@ class Drive(Generic[K]):
         self._preparing: dict[Future[tuple[Advanced, dict[int, Exception]]], Request[K]] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._asleep = threading.Lock()
-        """Free when there is something to look at since the last wait. Unlike an event, a signal handler may free it wherever it interrupts this thread."""
+        """Free when there is something to look at since the last wait. Unlike an event, a signal
+        handler may free it wherever it interrupts this thread.
+        """
         self._until: float | None = None
         """When it is drained, the time at which that ends."""
         self._most_wait = -1.0
@@ -122,7 +128,9 @@ class Drive(Generic[K]):
         """Whether no more work is wanted."""
 
     def wake(self) -> None:
-        """Let a thread that waits within `round` look again: a row has ended, there is a request, or all is to be closed. A signal handler may call it."""
+        """Let a thread that waits within `round` look again: a row has ended, there is a request,
+        or all is to be closed. A signal handler may call it.
+        """
         with contextlib.suppress(RuntimeError):  # it is awake
             self._asleep.release()
 
@@ -133,7 +141,9 @@ class Drive(Generic[K]):
 
     @property
     def exhausted(self) -> bool:
-        """Whether all requests were taken and given out. Raises what the input raised, once all before it was given out."""
+        """Whether all requests were taken and given out. Raises what the input raised, once all
+        before it was given out.
+        """
         if self._more or self._requests or self._waiting:
             return False
         if self._input_error is not None:
@@ -141,7 +151,9 @@ class Drive(Generic[K]):
         return True
 
     def slots(self) -> Generator[tuple[K, Slot[Any]], None, None]:
-        """The keys and slots of all requests. Bugs raise when their turn comes, those of an engine at once."""
+        """The keys and slots of all requests. Bugs raise when their turn comes, those of an engine
+        at once.
+        """
         try:
             while not self.exhausted:
                 yield from self.round()
@@ -191,10 +203,12 @@ class Drive(Generic[K]):
         return out
 
     def drain(self, seconds: float) -> None:
-        """Take no more requests, and let those in flight end for so many seconds. Only `finished` is called with them.
+        """Take no more requests, and let those in flight end for so many seconds. Only `finished`
+        is called with them.
 
-        A step of an engine is not interrupted. An engine that takes no rows while it works is not called again. Drained again, there is no more time than
-        there was. A bug of an engine raises: its rows are not run again.
+        A step of an engine is not interrupted. An engine that takes no rows while it works is not
+        called again. Drained again, there is no more time than there was. A bug of an engine
+        raises: its rows are not run again.
         """
         self._more = False
         end = self._clock() + seconds
@@ -274,7 +288,9 @@ class Drive(Generic[K]):
         )
 
     def _begun(self, key: K, given: Any) -> list[Request[K]]:
-        """A request that is taken, to be prepared; none where it has images: another thread reads and prepares it."""
+        """A request that is taken, to be prepared; none where it has images: another thread reads
+        and prepares it.
+        """
         slot = admitted(given, self._options, self._allows) if self._admits else given
         request = Request(key, slot, self._taken)
         self._taken += 1
@@ -401,7 +417,9 @@ class Drive(Generic[K]):
             self._asleep.acquire(timeout=self._most_wait)
 
     def _awaits_more(self, feed: Feed) -> bool:
-        """Whether an engine with nothing to work on begins with more rows: those that are being prepared, or, where it takes none later, all others."""
+        """Whether an engine with nothing to work on begins with more rows: those that are being
+        prepared, or, where it takes none later, all others.
+        """
         if self._until is not None and isinstance(feed.session, BatchCall):
             return True
         if not feed.session.side_by_side or len(feed.new) < len(feed.rows):

@@ -1,4 +1,6 @@
-"""What the one driver works on: requests on their way, and the sessions of engines with the rows that they work on."""
+"""What the driver of any number of requests works on: requests on their way, and the sessions of
+engines with the rows that they work on.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ class Request(Generic[K]):
 
 
 class Feed:
-    """The session of an engine, the rows to be added next, and those that it works on: for each number those that want the same."""
+    """The session of an engine, the rows to be added next, and those that it works on: for each
+    number those that want the same.
+    """
 
     def __init__(self, backend: Any, session: OpenCall[Any, Any]) -> None:
         self.backend, self.session = backend, session

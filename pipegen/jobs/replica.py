@@ -2,8 +2,8 @@
 what it finishes.
 
 `ask` hands a row over and gives a future of its slot. All rows that were handed over, by whomever,
-go through one flow (`pipegen.drivers.drive`), which a thread drives: the engine does not wait for a
-batch to end before it gets the next one.
+go through one loop (`pipegen.drivers.drive`) in a thread: the engine does not wait for a batch to
+end before it gets the next one.
 
 With a job, a row that is in the journal is not asked again, and one that ends is written before its
 future is done. Each process writes a file of its own.
@@ -194,7 +194,7 @@ class Replica:
         return Failure(died)
 
     def _work(self) -> None:
-        """The thread: drive the flow until the end, and tell all who wait when it raises."""
+        """The thread: run the loop until the end, and tell all who wait when it raises."""
         driven = attempt(self._drive)
         if not is_ok(driven):
             self._fail(driven.failure())

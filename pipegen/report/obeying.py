@@ -93,8 +93,8 @@ def disobedience(
 def room_in(results: Iterable[GenerationResult]) -> Callable[[GenerationResult], int | None]:
     """How many tokens there was room for behind a result's prompt, as all results together tell.
 
-    Where `max_new_tokens` was not lowered, nothing says that there was less. Where it was, there was
-    room for what other rows of the same route have; and if several rows are cut after the same
+    Where `max_new_tokens` was not lowered, nothing says that there was less. Where it was, there
+    was room for what other rows of the same route have; and if several rows are cut after the same
     number of tokens, whatever their prompts have, it is no room that ended them.
     """
     longest: dict[str, int] = defaultdict(int)

@@ -86,11 +86,12 @@ def end_row(
 
 
 def decode_row(raw: Raw, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()) -> Slot[Decoded]:
-    """The text of the ids, not yet cut at stop strings, and how the row ended as far as the ids say.
+    """The text of the ids, not yet cut at stop strings, and how the row ended as far as the ids
+    say.
 
-    Ids after the one that ends the row, or beyond `max_new_tokens`, are dropped with their logprobs.
-    The finish is `ABORTED` where the engine gave the row up or the ids end for no known reason, and
-    `PLUGIN` where a plugin on the engine's side ended it.
+    Ids after the one that ends the row, or beyond `max_new_tokens`, are dropped with their
+    logprobs. The finish is `ABORTED` where the engine gave the row up or the ids end for no known
+    reason, and `PLUGIN` where a plugin on the engine's side ended it.
 
     >>> from pipegen.records.options import GenerationOptions, resolve
     >>> from pipegen.records.results import Prompt

@@ -380,8 +380,8 @@ class Prefixes:
             )
 
     def _marked(self, row: Any) -> Marked:
-        """The row's sequence as the tree knows it. Where the images of a prompt depend on each other,
-        they are one.
+        """The row's sequence as the tree knows it. Where the images of a prompt depend on each
+        other, they are one.
         """
         images = row.encoded.prompt.images
         if not images:

@@ -326,9 +326,9 @@ def read_behind(
     the logits of the next token, as `prefill` gives them.
 
     Rows that begin alike or not have as many own tokens as the longest, but for those of which
-    nothing is there: these are padded. So all end at the last column, as rows of a batch do. images:
-    the positions of the own tokens, and the model's inputs for the images among them; None where
-    there are none.
+    nothing is there: these are padded. So all end at the last column, as rows of a batch do.
+    images: the positions of the own tokens, and the model's inputs for the images among them; None
+    where there are none.
     """
     longest = max(map(len, own))
     width = max(beginning.length for beginning in beginnings)

@@ -25,8 +25,8 @@ Of rows that end in either, `_keep` lets what was read and generated stay, for p
 with it (see `pipegen.backends.hf.prefixes`).
 
 `requeue` moves every row that is not done back to waiting, with the tokens it has;
-`requeue_after_oom` also lets go of what stays of earlier rows, or, where there is nothing, halves the
-number of tokens that may be cached.
+`requeue_after_oom` also lets go of what stays of earlier rows, or, where there is nothing, halves
+the number of tokens that may be cached.
 
 **Invariants.**
 

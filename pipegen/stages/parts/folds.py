@@ -70,8 +70,8 @@ def plan_of(
 ) -> EndPlan:
     """What ends rows with these options; rows with equal stops share one plan.
 
-    A stop that is exactly one special token is looked for as its id. A stop token goes before an end
-    token, and is named as the caller wrote it. Raises `ValueError` for options that are not
+    A stop that is exactly one special token is looked for as its id. A stop token goes before an
+    end token, and is named as the caller wrote it. Raises `ValueError` for options that are not
     resolved.
 
     >>> from pipegen.records.options import resolve
@@ -113,8 +113,8 @@ def ending_ids(
     eos_token_ids: Sequence[int],
     vocab_size: int | None = None,
 ) -> tuple[int, ...]:
-    """The ids that end a row, sorted: what an engine stops at, and must not draw as one of the first
-    `min_new_tokens` tokens.
+    """The ids that end a row, sorted: what an engine stops at, and must not draw as one of the
+    first `min_new_tokens` tokens.
 
     Ids from `vocab_size` on, which the model cannot generate, are left out.
 
@@ -183,11 +183,11 @@ class Stripper:
 
 
 class TextFold:
-    """Where the text of a row ends, piece by piece: at the first stop string to complete, or where a
-    plugin halts it; if both come in the same piece, at the stop string.
+    """Where the text of a row ends, piece by piece: at the first stop string to complete, or where
+    a plugin halts it; if both come in the same piece, at the stop string.
 
-    The joined pieces that `feed_text` and `end` return are the text, stripped with `strip`. What may
-    still become part of a stop is held back.
+    The joined pieces that `feed_text` and `end` return are the text, stripped with `strip`. What
+    may still become part of a stop is held back.
 
     >>> fold = TextFold(("END",))
     >>> [fold.feed_text(piece) for piece in ("a E", "Eb", "END", "c")]
@@ -223,8 +223,9 @@ class TextFold:
         self._stripper = Stripper() if strip else None
 
     def feed_text(self, text: str, raw: str = "", *, counts: bool = True) -> str:
-        """The text that is final with this piece, which is `raw` in `raw_text`. A row that has ended
-        takes no more and gives nothing. With `counts=False` nothing ends it in this piece."""
+        """The text that is final with this piece, which is `raw` in `raw_text`. A row that has
+        ended takes no more and gives nothing. With `counts=False` nothing ends it in this piece.
+        """
         if self.finish is not None:
             return ""
         start, stop = self.seen, None
@@ -418,8 +419,9 @@ class TokenFold(TextFold):
         return shown
 
     def _end(self, finish: Finish, stop: str | int | None, ending_id: int | None = None) -> str:
-        """End the row, unless a stop string or a plugin ends it with this very token, or in what was
-        held back of the last character."""
+        """End the row, unless a stop string or a plugin ends it with this very token, or in what
+        was held back of the last character.
+        """
         shown = raw = ""
         if self._raw is not None and finish is not Finish.STOP_TOKEN:  # that is judged by its id
             raw = "" if ending_id is None else self._raw.feed(ending_id)
@@ -438,8 +440,9 @@ class TokenFold(TextFold):
         return ""
 
     def _rest(self) -> None:
-        """From here on stop-safe tokens are only stored, if the row goes on and nothing is held back
-        of what came before."""
+        """From here on stop-safe tokens are only stored, if the row goes on and nothing is held
+        back of what came before.
+        """
         rests = self.finish is None and (not self.reads or self._text.settled)
         self.stop_safe = self._tokens.pieces if self._tokens is not None and rests else NONE
 
