@@ -195,6 +195,7 @@ def _alone(stages: Sequence[Stage], going: Going, bug: Bug | None) -> Going:
     """
     rows: list[Row] = []
     slots: list[Slot[Any]] = []
+    stage, value = stages[0], None
     for row, entry in zip(*going, strict=True):
         slot = entry
         try:

@@ -95,7 +95,9 @@ class Step:
     keeps_text: bool = True
     """Whether the text of what goes through is left as it is."""
     internal: bool = True
-    """Whether pipegen itself made the step: a bug in it is pipegen's, and in any other the user's."""
+    """Whether pipegen itself made the step: a bug in it is pipegen's, and in any other the
+    user's.
+    """
     takes: type[Any] = object
     """The record that it takes, where it takes one only."""
     owns: tuple[Closes, ...] = ()

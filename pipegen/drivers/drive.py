@@ -199,7 +199,8 @@ class Drive(Generic[K]):
                 raise request.bug
             self._turns.popleft()
             self._waiting -= 1
-            out.append((request.key, request.slot))  # type: ignore[arg-type]  # one of the two is there
+            # one of the two is there
+            out.append((request.key, request.slot))  # type: ignore[arg-type]
         return out
 
     def drain(self, seconds: float) -> None:

@@ -40,7 +40,9 @@ from pipegen.records.results import GenerationResult, RoundsEnd
 __all__ = ["turns"]
 
 Reply: TypeAlias = str | Mapping[str, Any] | Message | Sequence[Mapping[str, Any] | Message] | None
-"""What a step gives: what `result.then` takes, or None or nothing where the conversation is over."""
+"""What a step gives: what `result.then` takes, or None or nothing where the conversation is
+over.
+"""
 LIMIT = 16
 
 
@@ -123,7 +125,9 @@ def _reply(step: Any, result: GenerationResult) -> Slot[GenerationRequest | None
 
 
 def _next(result: GenerationResult, reply: Any) -> GenerationRequest:
-    """The request of the next turn, with the options of this one, and its images as they were read."""
+    """The request of the next turn, with the options of this one, and its images as they were
+    read.
+    """
     request = result.then(reply, options=_options(result))
     before, read = request.messages or (), result.turn.request.messages if result.turn else None
     count = 0 if request.continues is None else request.continues.messages - 1

@@ -75,7 +75,9 @@ class TokenModel(Model):
 
 
 def token_model(engine: Any, capabilities: Capabilities) -> TokenModel:
-    """The model of an engine that takes token ids, by its attributes. Raises as reading these does."""
+    """The model of an engine that takes token ids, by its attributes. Raises as reading these
+    does.
+    """
     return TokenModel(
         name=engine.name,
         capabilities=capabilities,

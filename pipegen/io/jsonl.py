@@ -138,7 +138,7 @@ def is_current(values: Mapping[str, Any]) -> bool:
     return (
         tuple(values) == _COLUMNS
         and values["ok"] is True
-        and [values[name] for name in _PLAIN_IF_EMPTY] == [[], [], [], None, None, None]
+        and [values[name] for name in _PLAIN_IF_EMPTY] == [[], [], [], [], None, None, None]
         and values["finish"] in _FINISHES
         and (values["margin"] is None or type(values["margin"]) is float)
         and all(type(values[name]) is list for name in _LISTS)
@@ -146,9 +146,12 @@ def is_current(values: Mapping[str, Any]) -> bool:
     )
 
 
-_COLUMNS = ("id", "ok", *(f.name for f in dataclasses.fields(GenerationResult) if f.name != "id"))
+_COLUMNS = (
+    *("id", "ok"),
+    *(f.name for f in dataclasses.fields(GenerationResult) if f.name not in ("id", "turn")),
+)
 _PLAIN_IF_EMPTY = (
-    *("tried", "samples", "failed_samples"),
+    *("tried", "samples", "rounds", "failed_samples"),
     *("previous", "logprobs", "prompt_logprobs"),
 )
 _LISTS = ("prompt_token_ids", "token_ids", "tool_calls", "image_grid_thw", "image_digests")

@@ -123,7 +123,9 @@ class Prompt:
 
 
 class CheckedIds(NamedTuple):
-    """That a model has all the ids of a row: it counts for this very prompt and these very options."""
+    """That a model has all the ids of a row: it counts for this very prompt and these very
+    options.
+    """
 
     prompt: Prompt
     options: GenerationOptions

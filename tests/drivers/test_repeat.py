@@ -1,4 +1,6 @@
-"""A loop in a pipe: rounds, samples that go their own ways, streams, limits, and jobs that go on."""
+"""A loop in a pipe: rounds, samples that go their own ways, streams, limits, and jobs that go
+on.
+"""
 
 from __future__ import annotations
 

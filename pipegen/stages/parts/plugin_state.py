@@ -71,7 +71,9 @@ def not_fed(answer: object) -> str:
 
 
 class PluginStates:
-    """Passes a row's new text to its plugins, and holds the state of each; false if none watches."""
+    """Passes a row's new text to its plugins, and holds the state of each; false if none
+    watches.
+    """
 
     def __init__(self, plugins: Sequence[Plugin]) -> None:
         self._plugins = tuple(plugin for plugin in plugins if plugin.feed is not None)

@@ -1,4 +1,6 @@
-"""The stages before a call are functions of their rows: what a server tells one caller changes nothing for another."""
+"""The stages before a call are functions of their rows: what a server tells one caller changes
+nothing for another.
+"""
 
 from __future__ import annotations
 

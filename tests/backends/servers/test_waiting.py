@@ -42,7 +42,7 @@ def by_chat(url: str) -> pg.Route:
     return route
 
 
-@pytest.mark.parametrize(("make", "most"), [(by_ids, 30), (by_chat, 30)])
+@pytest.mark.parametrize(("make", "most"), [(by_ids, 31), (by_chat, 31)])
 def test_a_waiting_request_holds_few_objects_one_task_and_no_timer(
     make: Callable[[str], pg.Route], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
