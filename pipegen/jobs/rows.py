@@ -7,6 +7,7 @@ before, since their errors say whether they are asked again.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -46,7 +47,7 @@ _LOOKS = 4096
 _UNREAD: Slot[GenerationRequest] = Failure(InternalError("this request was not read"))
 
 
-class Unread:
+class Unread(ABC):
     """A request that is parsed only where that is needed."""
 
     __slots__ = ()
@@ -57,9 +58,9 @@ class Unread:
     """
     id: str | int
 
+    @abstractmethod
     def request(self) -> Slot[GenerationRequest]:
         """The request, parsed."""
-        raise NotImplementedError
 
 
 class Row(NamedTuple, Generic[K]):

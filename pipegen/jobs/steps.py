@@ -60,7 +60,7 @@ class Steps:
     def of(self, turn: Turn[Any], row: Way, wanted: Wanted) -> Slot[Any] | None:
         """The answer to what a row wants, where it is kept."""
         key = self._key(turn, row, wanted)
-        if self._journal is None or not len(self._journal) or key is None or turn.row.anew:
+        if self._journal is None or not len(self._journal) or turn.row.anew:
             return None
         return self._kept(self._journal, key, wanted.input)
 
@@ -68,7 +68,7 @@ class Steps:
         """Write an answer."""
         key = self._key(turn, row, wanted)
         values = answer_to_plain(slot.unwrap()) if is_ok(slot) else None
-        if values is not None and key is not None:
+        if values is not None:
             if self._journal is None:
                 self._journal = Journal(self._folder, STEPS)
             self._journal.append(key, values)
@@ -91,13 +91,11 @@ class Steps:
         journal.forget(key, str(answer.failure()))  # another version of pipegen wrote it
         return None
 
-    def _key(self, turn: Turn[Any], row: Way, wanted: Wanted) -> str | None:
+    def _key(self, turn: Turn[Any], row: Way, wanted: Wanted) -> str:
         """What a row wants, where it is in the pipe, and of whom it wants it."""
         backend = wanted.backend
-        if turn.row.key is None:
-            return None
         if id(backend) not in self._engines:
             depends = json.dumps(answers_depend_on(backend), sort_keys=True)
             self._engines[id(backend)] = backend, depends
         at = [row.place, row.sample, len(row.answers)]
-        return call_key(turn.row.key, at, self._engines[id(backend)][1], wanted.input)
+        return call_key(turn.row.key or "", at, self._engines[id(backend)][1], wanted.input)

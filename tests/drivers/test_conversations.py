@@ -12,7 +12,12 @@ import pytest
 import pipegen as pg
 from pipegen.core.errors import InvalidRequest, TemplateFailed
 from pipegen.records.fields import InvalidField
+from pipegen.records.options import resolve
+from pipegen.stages.parts.bridge import Before
+from pipegen.stages.rendering import Rendered
+from pipegen.stages.tokenizing import tokenize_row
 from pipegen.testing.fake import FakeEngine, ToyRenderer
+from pipegen.testing.toy import ToyTokenizer
 
 USER = {"role": "user", "content": "Hi"}
 TOOL = {
@@ -306,3 +311,42 @@ def test_images_are_a_list() -> None:
     one = first(pg.route(FakeEngine("Yes.")))
     with pytest.raises(InvalidField, match="a list of images"):
         one.then("And?", images="a.png")
+
+
+def test_a_continued_request_has_a_key_of_its_own_in_a_job(tmp_path: Path) -> None:
+    engine = FakeEngine("Yes.<|im_end|>")
+    route = pg.route(engine)
+    one, other = first(route), first(route, tools=[TOOL])
+    requests = [one.then("And?"), other.then("And?"), one.then("And?", history="template")]
+    for _ in range(2):
+        calls = len(engine.calls)
+        with pg.job(route, requests, tmp_path / "job") as running:
+            slots = list(running)
+        assert all(isinstance(slot, pg.Success) for slot in slots)
+    assert len(engine.calls) == calls
+
+
+def rendered(text: str, **before: Any) -> Rendered:
+    return Rendered(
+        request=pg.TextGenerationRequest(prompt=text),
+        options=resolve(pg.GenerationOptions()),
+        text=text,
+        before=Before(token_ids=(1,), compact_token_ids=(1,), **before),
+    )
+
+
+def test_a_token_that_is_not_kept_apart_from_the_text_behind_it_fails_the_template() -> None:
+    row = rendered("hello", anchor="<|im_end|>", anchor_id=257)
+    error = tokenize_row(row, (), ToyTokenizer(), None).failure()
+    assert isinstance(error, TemplateFailed)
+    assert "does not keep '<|im_end|>' apart" in error.message
+
+
+@pytest.mark.parametrize(
+    ("merges", "lead"), [((), (97,)), (("xa",), (97,)), (("xa", ".a", "1a"), (97,))]
+)
+def test_text_behind_an_answer_is_encoded_on_its_own(
+    merges: tuple[str, ...], lead: tuple[int, ...]
+) -> None:
+    prompt = tokenize_row(rendered("abc", lead=1), (), ToyTokenizer(merges=merges), None).unwrap()
+    assert prompt.token_ids == (1, *lead, *b"bc")

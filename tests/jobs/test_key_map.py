@@ -416,3 +416,32 @@ def test_rows_that_were_asked_ahead_and_not_given_out_are_kept_and_named(tmp_pat
         list(running)
         assert {name for name, _ in running.rest()} <= {"row 10", "row 11"}
     assert run(FakeEngine(echo), tmp_path, requests)[0] == texts(requests)
+
+
+def test_a_missing_row_that_is_refused_is_not_asked_ahead_of_its_turn(tmp_path: Path) -> None:
+    run(FakeEngine(echo), tmp_path, [one for one in ROWS[:30] if one["id"] != ROWS[20]["id"]])
+    why, engine = pg.BackendFailed("no", backend="fake"), FakeEngine(echo)
+
+    def refused(name: int) -> pg.GenerationError | None:
+        return why if name == 20 else None
+
+    route = pg.route(engine)
+    with job_keyed(route, [*enumerate(ROWS[:30])], tmp_path, refuse=refused) as running:
+        slots = dict(running)
+    assert slots[20].failure() is why
+    assert [name for name, slot in slots.items() if not isinstance(slot, pg.Success)] == [20]
+    assert engine.calls == []
+
+
+def test_a_map_that_breaks_lets_go_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> KeyMap:
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pipegen.jobs.runner.KeyMap", broken)
+        with pytest.raises(RuntimeError, match="a bug"):
+            run(FakeEngine(echo), tmp_path, ROWS[:3])
+    rows_again, _ = run(FakeEngine(echo), tmp_path, ROWS[:3])
+    assert rows_again == texts(ROWS[:3])
