@@ -16,6 +16,7 @@ does not end can be left. These threads end no program late: they are daemons.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import threading
@@ -235,7 +236,8 @@ def _within(work: Callable[[], str], seconds: float, *, traced: bool) -> Slot[st
 
     def run() -> None:
         try:
-            given.append(guard(work, _raised, known=() if traced else (Exception,)))
+            with contextlib.suppress(SystemExit):  # it ends this thread, and no more
+                given.append(guard(work, _raised, known=() if traced else (Exception,)))
         finally:
             ended.set()
 

@@ -164,7 +164,7 @@ class Job(Iterator[T], Generic[T]):
 
     @property
     def failed(self) -> int:
-        """Those of them that failed."""
+        """Rows that were given out and failed."""
         return self._run.failed
 
     @property

@@ -116,7 +116,7 @@ def decode_row(raw: Raw, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()
     if options.max_new_tokens is None or options.min_new_tokens is None:
         raise ValueError(UNRESOLVED)
     plan, limit = plan_of(options, tokenizer, eos_token_ids), options.max_new_tokens
-    count, ending, hidden = len(raw.token_ids), raw.ending, plan.hidden
+    count, hidden = len(raw.token_ids), plan.hidden
     place = plan.first_end(raw.token_ids, options.min_new_tokens, min(count, limit))
     by_id = place is not None
     raw = _with_texts(_first_ids(raw, limit if place is None else place + 1), tokenizer)
@@ -138,7 +138,7 @@ def decode_row(raw: Raw, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()
     if by_id:
         text_ends += text_ends[-1:] or (0,)
     followed = None
-    if ending is not None and ending.is_about(raw):
+    if raw.ending is not None:  # `stop` sees whether it is about this answer
         followed = (text, raw_text, text_ends, raw_ends)
     return Success(
         Decoded(

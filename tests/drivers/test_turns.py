@@ -225,7 +225,6 @@ def test_wrong_arguments_are_answered_in_words() -> None:
     assert toolbox.answer("weather", {"city": "a"}).unwrap() == "a: sunny"
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_what_a_tool_raises_is_its_answer_or_fails_the_row() -> None:
     def broken() -> str:
         raise ValueError("no")

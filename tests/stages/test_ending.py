@@ -11,11 +11,12 @@ import pytest
 from pipegen.core.errors import PluginFailed
 from pipegen.core.slots import Slot
 from pipegen.engines.plugin import Plugin
+from pipegen.records.fields import altered
 from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Decoded, Encoded, Finish, Prompt, Raw, TokenLogprob
-from pipegen.stages.ending import decode_row, end_row
-from pipegen.stages.parts.folds import ending_ids, plan_of, text_offset
+from pipegen.stages.ending import decode_row, end_row, stop_row
+from pipegen.stages.parts.folds import TokenFold, ending_ids, plan_of, text_offset
 from pipegen.stages.parts.stop_scan import Cut, StopScanner, cut
 from pipegen.testing.toy import ToyTokenizer
 
@@ -480,6 +481,50 @@ def listening() -> tuple[Plugin, list[str]]:
         return state, None
 
     return Plugin(name="listening", start=lambda: None, feed=feed), seen
+
+
+class TestAnEndingOfAnEngine:
+    """A row that its engine has ended at a stop, which a stage changes before `decode` or `stop`."""
+
+    @pytest.mark.parametrize("before", ["decode", "stop"])
+    @pytest.mark.parametrize(
+        ("stops", "text", "stop"), [(("b",), "a", "b"), (("c",), "ab", "c"), ((), "abcd", None)]
+    )
+    def test_it_counts_for_its_own_options_alone(
+        self, before: str, stops: tuple[str, ...], text: str, stop: str | None
+    ) -> None:
+        row = followed("abcd", ("b",))
+        other = altered(
+            row.encoded, options=resolve(GenerationOptions(stop=stops, max_new_tokens=4))
+        )
+        if before == "decode":
+            decoded = decode_row(altered(row, encoded=other), PLAIN).unwrap()
+        else:
+            decoded = decode_row(row, PLAIN).unwrap()
+            decoded = altered(decoded, raw=altered(decoded.raw, encoded=other))
+        stopped = stop_row(decoded, PLAIN).unwrap()
+        assert (stopped.text, stopped.stop) == (text, stop)
+
+    def test_it_counts_for_its_own_ids_alone(self) -> None:
+        row = followed("abcd", ("b",))
+        moved = altered(row, token_ids=(*b"xxab",))
+        assert end_row(row, PLAIN).unwrap().text == "a"
+        assert end_row(moved, PLAIN).unwrap().text == "xxa"
+
+
+def followed(text: str, stops: tuple[str, ...]) -> Raw:
+    """An answer with more ids than its row has, and how the row ended that an engine followed."""
+    options = resolve(GenerationOptions(stop=stops, max_new_tokens=4))
+    encoded = Encoded(
+        request=TextGenerationRequest(prompt="A"),
+        options=options,
+        prompt=Prompt(token_ids=(65,), compact_token_ids=(65,)),
+    )
+    fold = TokenFold(options, PLAIN)
+    ids = PLAIN.encode(text)
+    fold.take(ids)
+    ending = altered(fold.ending, token_ids=ids)
+    return Raw(encoded=encoded, token_ids=ids, ending=ending)
 
 
 class TestPlugins:
