@@ -34,7 +34,9 @@ def split_annotated(annotation: Any) -> tuple[Any, str]:
     ):
         return annotation, ""
     shown, *rest = annotation.slice.elements
-    texts = [ast.literal_eval(one) for one in map(str, rest) if one[:1] in ("'", '"')]
+    texts = [
+        ast.literal_eval(one) for one in map(str, rest) if one[:1] in ("'", '"')
+    ]
     return shown, texts[0] if texts else ""
 
 
@@ -49,7 +51,11 @@ class Doctests(griffe.Extension):
             and isinstance(attr.annotation.slice, griffe.ExprTuple)
         ):
             kind, *extras = attr.annotation.slice.elements
-            words = [ast.literal_eval(extra) for extra in map(str, extras) if extra[:1] in "'\""]
+            words = [
+                ast.literal_eval(extra)
+                for extra in map(str, extras)
+                if extra[:1] in "'\""
+            ]
             attr.annotation = kind
             if words and attr.docstring is None:
                 attr.docstring = griffe.Docstring(words[0], parent=attr)

@@ -1,15 +1,18 @@
-"""The tables of the documentation, made of the code whenever the pages are built, and how pipegen
-is installed: `python docs/tables.py` writes that.
+"""The tables of the documentation that are made of the code, and how pipegen is installed:
+`python docs/tables.py` writes both into the pages.
 """
 
 from __future__ import annotations
 
+import inspect
+import pydoc
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import pipegen
 from pipegen.config.keys import KEYS, TYPES
 from pipegen.core.distribution import DISTRIBUTION, install_command
 from pipegen.engines.capabilities import ENGINES, FEATURES
@@ -19,13 +22,19 @@ from pipegen.records.option_records import GROUPS, GenerationOptions
 from pipegen.records.option_table import OPTIONS, SERVER_NAMES
 
 PAGES = Path(__file__).parent
+SHOWN = re.compile(
+    r"^::: (pipegen\S+)(?:\n +options:(?:\n +(?:heading: (\S+)|\w.*))+)?",
+    re.MULTILINE,
+)
 INSTALLS = re.compile(rf'pip install "(?:\.|{DISTRIBUTION})\[([a-z,]+)\]"')
 
 
 def shown_type(hint: Any) -> str:
     """What a field takes, in words for a reader, without `None`."""
     if get_origin(hint) in (Union, UnionType):
-        return " or ".join(shown_type(one) for one in get_args(hint) if one is not NoneType)
+        return " or ".join(
+            shown_type(one) for one in get_args(hint) if one is not NoneType
+        )
     if get_origin(hint) is Literal:
         return " or ".join(map(repr, get_args(hint)))
     return (
@@ -41,7 +50,10 @@ def options_table() -> str:
     """One row for each option."""
     rows = ["| option, its type and default | |", "| --- | --- |"]
     for name, entry in OPTIONS.items():
-        kind, default = GROUPS.get(entry.group, GenerationOptions), entry.row.default
+        kind, default = (
+            GROUPS.get(entry.group, GenerationOptions),
+            entry.row.default,
+        )
         shown = (
             ""
             if default is None
@@ -56,15 +68,25 @@ def options_table() -> str:
 
 def capabilities_table() -> str:
     """What each engine honours at best."""
-    rows = ["| capability | " + " | ".join(ENGINES) + " |", "| --- |" + " --- |" * len(ENGINES)]
+    rows = [
+        "| capability | " + " | ".join(ENGINES) + " |",
+        "| --- |" + " --- |" * len(ENGINES),
+    ]
     for name in (
         *FEATURES,
-        *sorted({option for honours in ENGINES.values() for option in honours} - set(FEATURES)),
+        *sorted(
+            {option for honours in ENGINES.values() for option in honours}
+            - set(FEATURES)
+        ),
     ):
-        label = f"`{name}`: {FEATURES[name]}" if name in FEATURES else f"`{name}`"
+        label = (
+            f"`{name}`: {FEATURES[name]}" if name in FEATURES else f"`{name}`"
+        )
         rows.append(
             f"| {label} | "
-            + " | ".join("✓" if name in honours else "" for honours in ENGINES.values())
+            + " | ".join(
+                "✓" if name in honours else "" for honours in ENGINES.values()
+            )
             + " |"
         )
     return "\n".join(rows)
@@ -81,9 +103,13 @@ def keys_table() -> str:
         "| key | taken by | meaning |",
         "| --- | --- | --- |",
     ]
-    rows += [f"| `{name}` | {', '.join(key.takers)} | {key.words} |" for name, key in KEYS.items()]
     rows += [
-        f"| `{name}` | every type | {words} |" for name, words in help_of(FallbackSettings).items()
+        f"| `{name}` | {', '.join(key.takers)} | {key.words} |"
+        for name, key in KEYS.items()
+    ]
+    rows += [
+        f"| `{name}` | every type | {words} |"
+        for name, words in help_of(FallbackSettings).items()
     ]
     rows += [
         "",
@@ -101,13 +127,35 @@ TABLES: Mapping[str, Callable[[], str]] = {
 }
 
 
-def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Called by mkdocs for each page: the page with its table between its two markers."""
-    table = TABLES.get(page.file.src_uri)
-    if table is None:
-        return markdown
-    before, rest = markdown.split("<!-- table -->\n", 1)
-    return f"{before}{table()}\n{rest.split('<!-- end of table -->', 1)[1]}"
+def with_table(name: str, page: str) -> str:
+    """The page with its table as it is now, between its two markers."""
+    if "<!-- table -->\n" not in page:
+        return page
+    table = TABLES[name]() if name in TABLES else names_table(page)
+    before, rest = page.split("<!-- table -->\n", 1)
+    after = rest.split("<!-- end of table -->", 1)[1]
+    return f"{before}<!-- table -->\n\n{table}\n\n<!-- end of table -->{after}"
+
+
+def shown_name(path: str) -> str:
+    """A name as users write it: `pg.run`, or with its module where `pg` does not have it."""
+    own = path.removeprefix("pipegen.")
+    return f"pg.{own}" if own.split(".")[0] in pipegen.__all__ else path
+
+
+def names_table(page: str) -> str:
+    """One row for each name that a page of the reference shows: the first sentence of its
+    docstring.
+    """
+    rows = ["| name | |", "| --- | --- |"]
+    for path, heading in SHOWN.findall(page):
+        words = inspect.getdoc(pydoc.locate(path)) or ""
+        first = re.split(r"(?<=\.)\s|\n\n", words, maxsplit=1)[0]
+        rows.append(
+            f"| [`{shown_name(heading or path)}`](#{path}) |"
+            f" {' '.join(first.split()).replace('|', chr(92) + '|')} |"
+        )
+    return "\n".join(rows)
 
 
 def with_commands(page: str) -> str:
@@ -118,5 +166,12 @@ def with_commands(page: str) -> str:
 
 
 if __name__ == "__main__":
-    for path in (PAGES.parent / "README.md", *PAGES.rglob("*.md")):
-        path.write_text(with_commands(path.read_text(encoding="utf-8")), encoding="utf-8")
+    for path in (
+        PAGES.parent / "README.md",
+        PAGES.parent / "CONTRIBUTING.md",
+        *PAGES.rglob("*.md"),
+    ):
+        page = with_commands(path.read_text(encoding="utf-8"))
+        if path.is_relative_to(PAGES):
+            page = with_table(path.relative_to(PAGES).as_posix(), page)
+        path.write_text(page, encoding="utf-8")

@@ -77,6 +77,7 @@ if typing.TYPE_CHECKING:
         VlmGenerationRequest,
     )
     from pipegen.records.results import Finish, GenerationResult, TokenLogprob
+    from pipegen.records.rollouts import Rollout
     from pipegen.records.scores import Chosen, Perplexity, Scored
     from pipegen.report.verdict import Verdict
     from pipegen.report.verify import verify
@@ -121,6 +122,7 @@ __all__ = [
     "PromptTooLong",
     "RateLimited",
     "RequestPolicy",
+    "Rollout",
     "Route",
     "Scored",
     "ScoringRequest",
@@ -221,6 +223,7 @@ _HOMES = {
         "pipegen.engines.plugin": "Plugin",
         "pipegen.engines.settings": "ModelLoadConfig",
         "pipegen.records.results": "Finish GenerationResult TokenLogprob",
+        "pipegen.records.rollouts": "Rollout",
         "pipegen.records.scores": "Chosen Perplexity Scored",
         "pipegen.report.verdict": "Verdict",
         "pipegen.report.verify": "verify",

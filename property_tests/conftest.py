@@ -1,5 +1,5 @@
-"""For every law: the profiles of hypothesis."""
+"""For every law: how tests begin."""
 
-from support.profiles import pytest_configure
+from support.profiles import pytest_collection_finish, pytest_configure
 
-__all__ = ["pytest_configure"]
+__all__ = ["pytest_collection_finish", "pytest_configure"]

@@ -87,27 +87,14 @@ KINDS: Sequence[type[Exception]] = (*filter(_raises_plainly, vars(builtins).valu
 kinds = st.sampled_from(KINDS)
 hostile = st.sampled_from(
     (
-        Hostile,
-        cyclic,
-        lambda: deep(900),
-        lambda: deep(100_000),
-        lambda: shared(40),
-        object,
-        lambda: iter(()),
-        lambda: 10**5000,
+        *(Hostile, cyclic, lambda: deep(900), lambda: deep(100_000), lambda: shared(40), object),
+        *(lambda: iter(()), lambda: 10**5000),
     )
 )
 texts = st.sampled_from(
     (
-        "",
-        "x",
-        "<|im_end|>",
-        "\ud800",
-        "\0",
-        "{{ 1 }}",
-        "data:image/png;base64,!",
-        "http://[",
-        "a" * 300,
+        *("", "x", "<|im_end|>", "\ud800", "\0", "{{ 1 }}", "data:image/png;base64,!"),
+        *("http://[", "a" * 300),
     )
 ) | st.text(max_size=5)
 said = (
@@ -432,16 +419,8 @@ PRIVATE = "".join(
 hostile_words = st.lists(
     st.sampled_from(
         (
-            "<|im_end|>",
-            "<|im_",
-            "end|>",
-            "<think>",
-            "<|image_pad|>",
-            "\ue000",
-            "\U000f0000",
-            "\ud800",
-            " ",
-            "a",
+            *("<|im_end|>", "<|im_", "end|>", "<think>", "<|image_pad|>", "\ue000", "\U000f0000"),
+            *("\ud800", " ", "a"),
         )
     ),
     max_size=6,

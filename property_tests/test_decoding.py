@@ -88,14 +88,8 @@ def plugins() -> st.SearchStrategy[tuple[Plugin, ...]]:
 
 
 RAW_STOPS = (
-    "a<|im_end|>",
-    "<|image_pad|>b",
-    "|><|image_pad|>",
-    "c<|image_pad|>",
-    "é<|im_start|>ab",
-    "<|image_pad|>\ufffd",
-    "\ufffd<|im_end|>",
-    "\ufffd\ufffd<|im_end|>",
+    *("a<|im_end|>", "<|image_pad|>b", "|><|image_pad|>", "c<|image_pad|>", "é<|im_start|>ab"),
+    *("<|image_pad|>\ufffd", "\ufffd<|im_end|>", "\ufffd\ufffd<|im_end|>"),
 )
 STOPS = st.one_of(
     st.text("abc", min_size=1, max_size=3),
@@ -285,13 +279,8 @@ def test_a_whole_answer_of_a_server_ends_as_one_that_is_followed(
         decoded = row.judged(raw).unwrap()
         encoded = decoded.raw.encoded
         return (
-            decoded.text,
-            decoded.raw_text,
-            decoded.finish,
-            decoded.stop,
-            decoded.raw.token_ids,
-            encoded.options,
-            encoded.clipped_from,
+            *(decoded.text, decoded.raw_text, decoded.finish, decoded.stop),
+            *(decoded.raw.token_ids, encoded.options, encoded.clipped_from),
         )
 
     answer = engine.answer(asked, completion)

@@ -16,6 +16,7 @@ from hypothesis import given, strategies as st
 import pipegen as pg
 from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.drivers.drive import REORDER
+from pipegen.engines.protocol import RowDone
 from pipegen.testing.fake import FakeEngine
 
 
@@ -26,7 +27,7 @@ class Opened:
         self.engine, self.wake, self.computes = engine, wake, engine.computes
         self.side_by_side = 3 if self.computes else 0
         self.rows: dict[int, Any] = {}
-        self.ended: list[tuple[int, Any]] = []
+        self.ended: list[RowDone] = []
         self.thread: threading.Thread | None = None
 
     def add(self, inputs: Sequence[tuple[int, Any]]) -> None:
@@ -36,7 +37,7 @@ class Opened:
         if not self.computes:
             self._end_later()
 
-    def _end(self) -> list[tuple[int, Any]]:
+    def _end(self) -> list[RowDone]:
         if self.engine.random.random() < self.engine.dies:
             raise CallFailed(
                 BackendFailed(
@@ -49,7 +50,9 @@ class Opened:
         going = self.engine.random.sample(
             sorted(self.rows), self.engine.random.randint(0, len(self.rows))
         )
-        return [(row, self.engine.generate([self.rows.pop(row)])[0]) for row in going]
+        return [
+            RowDone(row=row, slot=self.engine.generate([self.rows.pop(row)])[0]) for row in going
+        ]
 
     def _end_later(self) -> None:
         def end() -> None:
@@ -62,10 +65,10 @@ class Opened:
         self.thread = threading.Thread(target=end)
         self.thread.start()
 
-    def step(self) -> list[tuple[int, Any]]:
+    def step(self) -> list[RowDone]:
         if self.computes:
             return self._end()
-        ended: list[tuple[int, Any]] = []
+        ended: list[RowDone] = []
         while self.ended:
             ended.append(self.ended.pop())
         return ended
@@ -100,7 +103,7 @@ class Fed(FakeEngine):
         self.closed_calls: dict[int, bool] = {}
         self.most = 0
 
-    def open(self, wake: Callable[[], object]) -> Opened:
+    def open(self, wake: Callable[[], object], **how: Any) -> Opened:
         self.opened.append(Opened(self, wake))
         return self.opened[-1]
 
@@ -254,9 +257,9 @@ def test_an_engine_with_a_bug_fails_its_own_request_where_bugs_are_isolated(isol
 def test_an_engine_that_knows_only_later_what_keeps_it_full_has_as_many_in_flight_from_then_on(
     count: int, before: int, after: int, seed: int
 ) -> None:
-    def opened(wake: Callable[[], object]) -> Opened:
+    def opened(wake: Callable[[], object], **how: Any) -> Opened:
         engine.in_flight = after
-        return Fed.open(engine, wake)
+        return Fed.open(engine, wake, **how)
 
     engine = Fed(lambda encoded: "fine<|im_end|>", seed, in_flight=before)
     engine.open = opened  # type: ignore[method-assign]

@@ -28,19 +28,8 @@ from pipegen.stages.rendering import render_row
 from pipegen.stages.tokenizing import tokenize_row
 
 ALWAYS = (
-    *(
-        "<|im_start|>",
-        "<|im_end|>",
-        "<|image_pad|>",
-        "<|endoftext|>",
-        "</s>",
-        "[INST]",
-        "[/INST]",
-        "]<]minimax[>[",
-        "[e~[",
-        ">>TITLE<<",
-        "]~!b[",
-    ),
+    *("<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|endoftext|>", "</s>", "[INST]"),
+    *("[/INST]", "]<]minimax[>[", "[e~[", ">>TITLE<<", "]~!b["),
     *("<|fim_prefix|>", "<|USER_0_TOKEN|>", "[|tool|]", "[|user|]"),
 )
 WHERE_WRITTEN = ("<think>", "</think>", "<tool_call>", "</tool_call>")
@@ -69,19 +58,8 @@ def tokenizer() -> Any:
 
 # What a template does with words. Each is a Jinja expression of `w`.
 REWRITES = (
-    *(
-        "w",
-        "w | trim",
-        "w | lower",
-        "w | upper",
-        "w | tojson",
-        "w | e",
-        "w | list | join('')",
-        "w | reverse",
-        "w[1:]",
-        "w | string ~ ' '",
-        "w | title",
-    ),
+    *("w", "w | trim", "w | lower", "w | upper", "w | tojson", "w | e"),
+    *("w | list | join('')", "w | reverse", "w[1:]", "w | string ~ ' '", "w | title"),
     *(
         "w.replace('/think', '')",
         "w.replace('X', '').replace(' ', '')",
@@ -97,14 +75,8 @@ REWRITES = (
     ),
     *("w | striptags", "'<think>'[:1] ~ w"),
     *("'<|' + w + '|>'", "w | tojson(ensure_ascii=True)", "w if '[' not in w else w[:-1]"),
-    *(
-        "w | urlencode",
-        "w.encode('ascii', 'ignore').decode()",
-        "w | list | sort | join",
-        "w ~ (w | length)",
-        "w | wordwrap(5)",
-        "w ~ (w | urlencode)",
-    ),
+    *("w | urlencode", "w.encode('ascii', 'ignore').decode()", "w | list | sort | join"),
+    *("w ~ (w | length)", "w | wordwrap(5)", "w ~ (w | urlencode)"),
     *(
         "w ~ ('<think>' if '/no_think' in w)",
         "w ~ ('<|im_end|>' if w | trim == 'quiet')",
@@ -117,58 +89,18 @@ REWRITES = (
     ),
 )
 OPENS = (
-    "'<|im_start|>' + m.role + '\\n'",
-    "'[INST]'",
-    "'<|' + m.role + '|>'",
-    "'[|' + m.role + '|]'",
-    "''",
-    "m.role + ': '",
-    "'>>TITLE<<' ~ '<'",
+    *("'<|im_start|>' + m.role + '\\n'", "'[INST]'", "'<|' + m.role + '|>'"),
+    *("'[|' + m.role + '|]'", "''", "m.role + ': '", "'>>TITLE<<' ~ '<'"),
 )
 ENDS = ("'<|im_end|>\\n'", "'[e~['", "'<'", "'</s>'", "''", "'[/INST]'", "'>'")
 PIECES = (
     *ALWAYS,
     *WHERE_WRITTEN,
     *("/no_think", "/no_", "quiet", "[|tool|]"),
-    *(
-        "<|im_",
-        "end|>",
-        "im_end",
-        "think",
-        "/think",
-        "<|IM_END|>",
-        "<|im_/thinkend|>",
-        "X",
-        "<image>",
-        "(",
-        ")",
-        "&lt;",
-        "|",
-        "<",
-        ">",
-        "[",
-        "]",
-        " ",
-        "\n",
-    ),
-    *(
-        "]<]minimax[>",
-        ">>TITLE<",
-        "[e~",
-        "hello",
-        "a < b",
-        "é",
-        "\uff1c",
-        "\ue000",
-        "\\ue000",
-        "<b>",
-        "\n\n",
-        ">|dne_mi|<",
-        "<thiXnk>",
-        "|im_end|",
-        "'",
-        '"',
-    ),
+    *("<|im_", "end|>", "im_end", "think", "/think", "<|IM_END|>", "<|im_/thinkend|>", "X"),
+    *("<image>", "(", ")", "&lt;", "|", "<", ">", "[", "]", " ", "\n"),
+    *("]<]minimax[>", ">>TITLE<", "[e~", "hello", "a < b", "é", "\uff1c", "\ue000"),
+    *("\\ue000", "<b>", "\n\n", ">|dne_mi|<", "<thiXnk>", "|im_end|", "'", '"'),
 )
 WORDS = st.lists(st.sampled_from(PIECES), max_size=5).map("".join)
 

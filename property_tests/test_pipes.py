@@ -26,7 +26,7 @@ from pipegen.core.fallback import fallback
 from pipegen.core.pipe import Pipe, call, each, identity, pure
 from pipegen.core.slots import Batch, is_ok, live, live_rows
 from pipegen.drivers.batch import adrive
-from pipegen.drivers.whole import drive
+from pipegen.drivers.drive import drive
 
 ERRORS = (InvalidRequest("bad"), Timeout("slow"), RateLimited("later"), BackendFailed("down"))
 KINDS = tuple(type(error) for error in ERRORS)

@@ -28,32 +28,8 @@ from pipegen.testing.texts import stop_tuples, texts, token_ids, toy_tokenizers
 from pipegen.testing.toy import ToyTokenizer
 
 WORDS = (
-    "a",
-    "b",
-    "c",
-    "ab",
-    "bc",
-    "abc",
-    "cab",
-    "e",
-    "\u0301",
-    "é",
-    "好",
-    "👍",
-    "🏽",
-    "n't",
-    "'s",
-    "do",
-    "not",
-    ".",
-    ",",
-    "?",
-    "!",
-    "-",
-    "\n",
-    "\n\n",
-    "\ufffd",
-    "x y",
+    *("a", "b", "c", "ab", "bc", "abc", "cab", "e", "\u0301", "é", "好", "👍", "🏽", "n't", "'s"),
+    *("do", "not", ".", ",", "?", "!", "-", "\n", "\n\n", "\ufffd", "x y"),
 )
 SPECIAL = ("<s>", "</s>", "<|pad|>")
 BYTES = tuple(f"<0x{byte:02X}>" for byte in (*b"ab \n", *"é好👍".encode(), 0xFF))

@@ -17,23 +17,8 @@ from pipegen.testing.toy import ToyTokenizer
 
 TOKENIZER = ToyTokenizer(merges=("ab", "bc", "abc", " a", "STOP", "ST", "ä", "漢"))
 PIECES: tuple[str, ...] = (
-    "a",
-    "b",
-    "c",
-    "ab",
-    "bc",
-    "abc",
-    " ",
-    "\n",
-    "ST",
-    "OP",
-    "STOP",
-    "ä",
-    "漢",
-    "🎈",
-    "<|im_end|>",
-    "<|endoftext|>",
-    "<think>",
+    *("a", "b", "c", "ab", "bc", "abc", " ", "\n", "ST", "OP", "STOP", "ä", "漢", "🎈"),
+    *("<|im_end|>", "<|endoftext|>", "<think>"),
 )
 
 scripts: st.SearchStrategy[str] = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)

@@ -5,10 +5,17 @@ takes).
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
-from support.profiles import pytest_configure
+import pytest
+from support.profiles import pytest_collection_finish, pytest_configure
 
-__all__ = ["collect_ignore", "pytest_configure"]
+__all__ = [
+    "collect_ignore",
+    "pytest_collection_finish",
+    "pytest_collection_modifyitems",
+    "pytest_configure",
+]
 
 # Before any test module imports torch or transformers.
 os.environ.update(
@@ -22,12 +29,23 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Code for type checkers, which is not run; programs that measure; and real engines, in environments
 # of their own: `nox -s engines`, `nox -s servers`.
 collect_ignore = [
-    "typing",
-    "bench",
-    "engines",
-    "servers",
-    "gpu/device.py",
-    "gpu/everything.py",
-    "gpu/programs.py",
-    "gpu/vllm_arm.py",
+    *("typing", "bench", "engines", "servers", "gpu/device.py", "gpu/everything.py"),
+    *("gpu/programs.py", "gpu/vllm_arm.py"),
 ]
+
+HERE = Path(__file__).parent
+# Tests whose coverage is not measured, which would take 40% more time: the core has its own.
+UNMEASURED = (
+    *("backends", "cli", "config", "conformance", "contrib", "embedded", "examples"),
+    *("real_tokenizers", "report"),
+)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.pluginmanager.hasplugin("_cov"):
+        for item in items:
+            if (
+                item.path.is_relative_to(HERE)
+                and item.path.relative_to(HERE).parts[0] in UNMEASURED
+            ):
+                item.add_marker("no_cover")

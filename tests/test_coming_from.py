@@ -62,14 +62,8 @@ class BatchApi(http.server.BaseHTTPRequestHandler):
             self.answer({"id": "file-1", "object": "file"})
         else:
             command = [
-                "pipegen",
-                "generate",
-                "uploaded.jsonl",
-                "-o",
-                "there.jsonl",
-                "--model",
-                "embedded",
-                "--quiet",
+                *("pipegen", "generate", "uploaded.jsonl", "-o", "there.jsonl"),
+                *("--model", "embedded", "--quiet"),
             ]
             subprocess.run(command, check=True, timeout=120)
             self.answer(

@@ -5,6 +5,7 @@ its section.
 from __future__ import annotations
 
 import ast
+import doctest
 import importlib.util
 import inspect
 import os
@@ -16,7 +17,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -65,7 +66,10 @@ def test_the_python_blocks_of_a_page_run_and_print_what_it_shows(
     sybil = pytest.importorskip("sybil")
     from sybil.parsers.markdown import PythonCodeBlockParser
 
-    for example in sybil.Sybil(parsers=[PythonCodeBlockParser()]).parse(page).examples():
+    if "import FastAPI" in page.read_text(encoding="utf-8"):
+        pytest.importorskip("fastapi")
+    parser = PythonCodeBlockParser(doctest_optionflags=doctest.NORMALIZE_WHITESPACE)
+    for example in sybil.Sybil(parsers=[parser]).parse(page).examples():
         example.evaluate()
     printed = capsys.readouterr().out
     for block in PRINTED.findall(page.read_text(encoding="utf-8")):
@@ -77,7 +81,7 @@ def commands_of(page: Path) -> list[str]:
     return [
         line.removeprefix("$ ")
         for block in blocks
-        for line in block.splitlines()
+        for line in re.sub(r" *\\\n *", " ", block).splitlines()
         if line.startswith("$ ")
     ]
 
@@ -148,13 +152,14 @@ def tables() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["options.md", "engines.md", "config.md"])
-def test_a_page_that_is_built_has_the_table_of_the_code(name: str) -> None:
-    made: Any = tables()
+@pytest.mark.parametrize(
+    "name",
+    ["options.md", "engines.md", "config.md"]
+    + [f"reference/{page.name}" for page in sorted((DOCS / "reference").glob("*.md"))],
+)
+def test_a_page_has_the_table_of_the_code(name: str) -> None:
     page = (DOCS / name).read_text(encoding="utf-8")
-    built = made.on_page_markdown(page, page=SimpleNamespace(file=SimpleNamespace(src_uri=name)))
-    assert made.TABLES[name]() in built
-    assert "tables.py" in (HERE / ".mkdocs.yml").read_text(encoding="utf-8")
+    assert page == tables().with_table(name, page), "out of date: python docs/tables.py"
 
 
 def test_the_tables_have_every_option_setting_and_alias() -> None:
@@ -242,18 +247,9 @@ def test_the_navigation_holds_every_page() -> None:
 
 
 SHOWN_FIELDS = [
-    results.GenerationResult,
-    results.TokenLogprob,
-    results.ResolvedRequest,
-    results.Prompt,
-    results.PreparedImage,
-    results.Encoded,
-    results.Raw,
-    results.ChatOutput,
-    results.Decoded,
-    scores.Continued,
-    scores.TokenScores,
-    scores.Scored,
+    *(results.GenerationResult, results.TokenLogprob, results.ResolvedRequest, results.Prompt),
+    *(results.PreparedImage, results.Encoded, results.Raw, results.ChatOutput, results.Decoded),
+    *(scores.Continued, scores.TokenScores, scores.Scored),
 ]
 
 
@@ -275,6 +271,35 @@ def test_every_field_of_a_result_and_of_the_engine_contract_has_its_sentence(
     }
     assert said
     assert [name for name, has_words in said.items() if not has_words] == []
+
+
+def test_every_entry_of_the_reference_has_a_word() -> None:
+    """Of a section with chosen members, these have one."""
+    griffe = pytest.importorskip("griffe")
+    extensions = griffe.load_extensions(str(DOCS / "doctests.py"))
+    package = griffe.load("pipegen", search_paths=[str(HERE)], extensions=extensions)
+    bare: list[str] = []
+
+    def look(path: str, shown: Any, members: list[str] | None) -> None:
+        if shown.docstring is None or not shown.docstring.value.strip():
+            bare.append(path)
+        for name, member in shown.members.items() if shown.is_class or shown.is_module else ():
+            if members is None and re.match(r"_|(check_all|default_hint|unchanging|T)$", name):
+                continue
+            if not member.is_alias and (members is None or name in members):
+                look(f"{path}.{name}", member, None)
+
+    for page in sorted((DOCS / "reference").glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        for path, options in re.findall(r"^::: pipegen\.(\S+)\n((?: .*\n)*)", text, re.MULTILINE):
+            chosen = re.search(r"members: \[(.*)\]", options)
+            found = package[path]
+            look(
+                path,
+                found.final_target if found.is_alias else found,
+                chosen[1].split(", ") if chosen else None,
+            )
+    assert bare == []
 
 
 def docstrings() -> Iterator[tuple[Path, str]]:

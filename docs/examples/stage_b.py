@@ -4,7 +4,7 @@ Each line of the input is a ticket, {"id": "T-1", "text": "..."}. Each is judged
 sampling settings, several times with a seed for each, and each answer must be a verdict of two
 lines: `Verdict: pass` (or fail), and `Reason: ...`. Tickets whose prompt is too long are dropped
 and named. At last one long prompt, packed with as many judged tickets as fit into its tokens, asks
-what to learn from them.
+where the verdicts differ, and a second turn what to learn from that.
 
     python docs/examples/stage_b.py --model embedded docs/examples/tickets.jsonl
 
@@ -37,10 +37,13 @@ JUDGE = (
     "Judge the ticket. Answer in two lines: `Verdict: pass` or `Verdict: fail`, then `Reason: ` and"
     " one sentence."
 )
-REFLECT = (
-    "Below are tickets with the verdicts that they got. What rule would have made the verdicts"
-    " agree? Answer in one sentence."
+REVIEW = (
+    "Below are tickets with the verdicts that they got. Where do the verdicts differ, and why?"
+    " Answer in one sentence."
 )
+REFLECT = "What rule would have made the verdicts agree? Answer in one sentence."
+REFLECTION_TOKENS = 128
+"""How long each of the two answers of the reflection may be."""
 MARKERS = ("<|im_start|>assistant", "assistant\n", "Assistant:")
 VERDICT = re.compile(r"Verdict: (pass|fail)\nReason: (\S[^\n]*)")
 
@@ -151,28 +154,42 @@ def pack(pieces: Iterable[P], costs: Iterable[int], budget: int) -> tuple[list[P
 def reflection(
     route: pg.Route, cases: Mapping[str, str], budget: int, job: Path | None = None
 ) -> dict[str, Any]:
-    """One answer to one prompt of at most `budget` tokens. Each case is counted once, by itself;
-    the growing prompt never.
+    """Two turns over one prompt: a review of the cases, and what it means. Both prompts have at most
+    `budget` tokens. Each case is counted once, by itself; the growing prompt never.
     """
-    frame = pg.count_tokens(route, request_of("reflection", REFLECT, "")).unwrap()
+    frame = pg.count_tokens(route, frame_of("")).unwrap() + REFLECTION_TOKENS
     costs = [pg.count_tokens(route, {"prompt": case}).unwrap() for case in cases.values()]
     kept, left = pack(cases, costs, budget - frame)
-    asked = request_of("reflection", REFLECT, "".join(cases[key] for key in kept))
-    options = pg.GenerationOptions(max_new_tokens=256, max_prompt_tokens=budget)
+    asked = replace(
+        request_of("reflection", REVIEW, "".join(cases[key] for key in kept)),
+        turns=(pg.Message(role="user", content=REFLECT),),
+    )
+    options = pg.GenerationOptions(max_new_tokens=REFLECTION_TOKENS, max_prompt_tokens=budget)
+    talk = pg.turns(route)  # the second turn goes on by the ids of the first
     (slot,) = (
-        pg.run(route, [asked], options)
+        pg.run(talk, [asked], options)
         if job is None
-        else pg.job(route, [asked], job / "reflection", options)
+        else pg.job(talk, [asked], job / "reflection", options)
     )
     record = {"kind": "reflection", "packed": kept, "left_out": left}
     if not pg.is_ok(slot):
         return {**record, "ok": False, "error": pg.error_to_plain(slot.failure())}
+    review, rule = slot.unwrap().rounds
     return {
         **record,
         "ok": True,
-        "prompt_tokens": slot.unwrap().prompt_tokens,
-        "text": slot.unwrap().text,
+        "prompt_tokens": rule.prompt_tokens,
+        "review": review.text,
+        "text": rule.text,
     }
+
+
+def frame_of(review: str) -> pg.TextGenerationRequest:
+    """The prompt of the second turn, without the cases."""
+    first = request_of("reflection", REVIEW, "")
+    answer = pg.Message(role="assistant", content=review)
+    second = pg.Message(role="user", content=REFLECT)
+    return replace(first, messages=(*(first.messages or ()), answer, second))
 
 
 def cases_of(texts: Mapping[str, str], made: Iterable[Rollout]) -> dict[str, str]:

@@ -11,7 +11,8 @@ say):
 The model answers in JSON, boxes as `bbox_2d` in thousandths of the image's sides, as Qwen3-VL does.
 Two plugins may help it, each by its flag: --balanced-json halts a row when its JSON is complete,
 --forbid-repeated-objects keeps it from repeating an object. The second needs an engine that takes
-logits processors; any other is refused before it loads.
+logits processors; any other is refused before it loads. A stage of this program, between `stop` and
+`trim`, leaves out what the model wrote around the JSON.
 
     python docs/examples/vis_tools.py --model embedded docs/examples/scenes.jsonl drawn
 
@@ -21,6 +22,7 @@ kept in drawn/answers.job: after a kill, the same command goes on.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,6 +60,28 @@ def plugged(
     return pg.attach(route, *plugins)
 
 
+def json_of(text: str) -> str:
+    """From the first opening bracket to the last closing one.
+
+    >>> json_of('Here: [{"label": "cat"}]. Two more')
+    '[{"label": "cat"}]'
+    """
+    begin = min((at for at in (text.find("{"), text.find("[")) if at >= 0), default=len(text))
+    return text[begin : max(text.rfind("}"), text.rfind("]")) + 1]
+
+
+def bare(decoded: pg.stages.Decoded) -> pg.stages.Decoded:
+    """The stage: the JSON alone, or the whole text where there is none."""
+    return dataclasses.replace(decoded, text=json_of(decoded.text) or decoded.text)
+
+
+def bared(route: pg.Route) -> pg.Route:
+    """The route with the stage; that of a chat server has no `stop`, and stays as it is."""
+    if "stop" not in [part.name for part in route.parts]:
+        return route
+    return route.insert(pg.pure("bare", bare), after="stop")
+
+
 def request_of(image: Path, prompt: str) -> pg.VlmGenerationRequest:
     return pg.VlmGenerationRequest(messages=[{"role": "user", "content": prompt}], images=[image])
 
@@ -69,8 +93,7 @@ def things_of(text: str, width: int, height: int) -> list[Thing]:
     >>> things_of('Here: [{"bbox_2d": [0, 500, 1000, 250], "label": "cat"}]', 200, 100)
     [Thing(label='cat', box=(0.0, 25.0, 200.0, 50.0))]
     """
-    begin = min((at for at in (text.find("{"), text.find("[")) if at >= 0), default=len(text))
-    value = strict_json.load(text[begin:])
+    value = strict_json.load(json_of(text))
     items = (
         next((entry for entry in value.values() if isinstance(entry, list)), [value])
         if isinstance(value, dict)
@@ -228,7 +251,7 @@ def main(
         raise typer.BadParameter(str(refusal)) from None
     out.mkdir(parents=True, exist_ok=True)
     failed = 0
-    with attached as ready, (out / "results.jsonl").open("w", encoding="utf-8") as results:
+    with bared(attached) as ready, (out / "results.jsonl").open("w", encoding="utf-8") as results:
         asked = ((line, request_of(truth.parent / line["image"], prompt)) for line in lines)
         slots = pg.job_keyed(
             ready,

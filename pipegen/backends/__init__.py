@@ -273,13 +273,11 @@ def _unavailable(backend: str, missing: MissingExtra) -> Pipe[GenerationRequest,
 
 
 class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
-    """A route (or the configuration of one) as an object with two methods, for code that wants one;
-    both give one slot for each request, in order.
+    """A route (or the configuration of one) as an object with two methods.
 
-    Both names mean `run`, and take requests with images and without, even in one batch: a table has
-    rows of both kinds, vision models answer both, and all that are valid go to the engine in one
-    call. A request with an image at a model that takes none fails in its own slot, with
-    `UnsupportedMultimodal`.
+    Both methods are `run`, and give one slot for each request, in order. They take requests with
+    images and without, even in one batch. All that are valid go to the engine in one call. A request
+    with an image at a model that takes none fails in its own slot, with `UnsupportedMultimodal`.
 
     >>> from pipegen.core.pipe import pure
     >>> GenerationEngine(pure("echo", lambda request: request.prompt)).generate_text_batch(

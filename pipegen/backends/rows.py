@@ -76,8 +76,8 @@ class RowState:
     def take(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None = None
     ) -> TokensMade | None:
-        """Append tokens, up to the one that ends the row; the event of those that belong to it, if
-        any.
+        """Append tokens, up to the one that ends the row; with `text`, the event of those that
+        belong to it, if any.
         """
         began = len(self.token_ids)
         shown = self.fold.take(token_ids)
@@ -86,8 +86,8 @@ class RowState:
             self.logprobs += logprobs[: len(made)]
         self.fail(self.fold.failure)
         return (
-            TokensMade(row=self.position, token_ids=made, text=shown if self._text else None)
-            if made and self.error is None
+            TokensMade(row=self.position, token_ids=made, text=shown)
+            if self._text and made and self.error is None
             else None
         )
 

@@ -2,8 +2,8 @@
 same steps.
 
 **Who steps.** Each call has a box; a step puts what it brings into the boxes of the calls that it
-is for. A synchronous call steps whenever its box is empty. Asynchronous calls wait for their boxes
-while a thread steps for all of them; it ends when none of them waits.
+is for. A synchronous call steps whenever its box is empty. For all asynchronous calls whose boxes
+are empty, a thread steps; it ends when there are none.
 
 **Invariants.**
 
@@ -16,7 +16,6 @@ while a thread steps for all of them; it ends when none of them waits.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 from abc import ABC, abstractmethod
@@ -33,40 +32,28 @@ E = TypeVar("E")
 
 
 class Box(Generic[E]):
-    """What has come for one call, and was not taken yet. With `least`, an asynchronous call is
-    woken only once so much has come.
+    """What has come for one call, and was not taken yet. `wake` is called with each event of an
+    asynchronous one.
     """
 
-    def __init__(self, least: int = 1) -> None:
-        self._least = least
+    def __init__(self, wake: Callable[[], object] | None = None) -> None:
+        self.wake = wake
         self._events: deque[E] = deque()
         self._failure: BaseException | None = None
-        self._wake: Callable[[], object] | None = None
 
     @property
     def filled(self) -> bool:
         return bool(self._events) or self._failure is not None
 
-    @property
-    def ready(self) -> bool:
-        """Whether an asynchronous call has what it waits for."""
-        return len(self._events) >= self._least or self._failure is not None
-
     def put(self, event: E) -> None:
         self._events.append(event)
-        self._woken()
+        if self.wake is not None:
+            self.wake()
 
     def fail(self, error: BaseException) -> None:
         self._failure = error
-        self._woken()
-
-    def _woken(self) -> None:
-        wake = self._wake
-        if wake is not None and self.ready:
-            self._wake = None
-            # the loop was closed: nobody waits there any more
-            with contextlib.suppress(RuntimeError):
-                wake()
+        if self.wake is not None:
+            self.wake()
 
     def take(self) -> list[E]:
         """What is there. Raises what has ended the call, once all that came before is taken."""
@@ -77,22 +64,6 @@ class Box(Generic[E]):
             raise self._failure
         return taken
 
-    async def wait(self) -> None:
-        """Wait until it is ready."""
-        loop = asyncio.get_running_loop()
-        came: asyncio.Future[None] = loop.create_future()
-
-        def ended() -> None:
-            if not came.done():
-                came.set_result(None)
-
-        self._wake = lambda: loop.call_soon_threadsafe(ended)
-        try:
-            if not self.ready:
-                await came
-        finally:
-            self._wake = None
-
 
 class SharedSteps(ABC, Generic[E]):
     """The steps of an engine for all its calls."""
@@ -102,8 +73,10 @@ class SharedSteps(ABC, Generic[E]):
         """Held while the engine is used."""
         self._left = False
         """Whether a call has left something behind."""
-        self._stepping, self._entering = False, 0
+        self._stepping: threading.Thread | None = None
+        self._entering = 0
         self._waiting: set[Box[E]] = set()
+        """The empty boxes of asynchronous calls."""
         self._guard = threading.Condition()
         """Held while these three are used."""
 
@@ -131,36 +104,36 @@ class SharedSteps(ABC, Generic[E]):
                 self._guard.notify_all()
 
     def step(self, box: Box[E]) -> list[E]:
-        """What is there for the box, after a step where there is nothing (and perhaps nothing then
-        either). Raises as the step does.
+        """What is there for the box. Where there is nothing, after a step (and perhaps nothing then
+        either); an asynchronous call is woken once there is something. Raises as the step does.
         """
-        with self.lock:
-            if not box.filled:
-                self._step_for_all()
-        if self._left:
-            self.leave()
-        return box.take()
-
-    async def astep(self, box: Box[E]) -> list[E]:
-        """What is there for the box once it is ready; a thread steps while asynchronous calls
-        wait.
-        """
-        if not box.ready:
-            with self._guard:
-                self._waiting.add(box)
-                start, self._stepping = not self._stepping, True
-            if start:
-                asyncio.get_running_loop().run_in_executor(None, self._keep_stepping)
-            try:
-                await box.wait()
-            finally:
+        if box.wake is None:
+            with self.lock:
+                if not box.filled:
+                    self._step_for_all()
+            if self._left:
+                self.leave(box)
+            return box.take()
+        with self._guard:
+            if box.filled:
                 self._waiting.discard(box)
-        return box.take()
+                return box.take()
+            self._waiting.add(box)
+            # a process that was forked has no such thread
+            if self._stepping is None or not self._stepping.is_alive():
+                self._stepping = threading.Thread(target=self._keep_stepping, name="pipegen-steps")
+                self._stepping.start()
+            return []
 
-    def leave(self) -> None:
-        """Something was left: it is dropped before the next step, or now where no step is
-        running.
+    def leave(self, box: Box[E]) -> None:
+        """The call of this box has left something: it is dropped before the next step, or now where
+        no step is running.
         """
+        with self._guard:
+            self._waiting.discard(box)
+        self._drop_now()
+
+    def _drop_now(self) -> None:
         self._left = True
         if self.lock.acquire(blocking=False):
             try:
@@ -172,8 +145,9 @@ class SharedSteps(ABC, Generic[E]):
         while True:
             with self._guard:
                 self._guard.wait_for(lambda: not self._entering)
-                if all(box.ready for box in [*self._waiting]):
-                    self._stepping = False
+                self._waiting = {box for box in self._waiting if not box.filled}
+                if not self._waiting:
+                    self._stepping = None
                     break
             with self.lock:
                 stepped = attempt(self._step_for_all)
@@ -181,7 +155,7 @@ class SharedSteps(ABC, Generic[E]):
                 for box in [*self._waiting]:
                     box.fail(stepped.failure())
         if self._left:
-            self.leave()  # what was left during the last step
+            self._drop_now()  # what was left during the last step
 
     def _step_for_all(self) -> None:
         self._drop_left()

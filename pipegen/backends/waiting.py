@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from pipegen.records.messages import ImagePart
 from pipegen.records.results import Encoded, ResolvedRequest
+from pipegen.records.scores import Continued
 
 __all__ = ["Waiting", "beginning"]
 
@@ -159,13 +160,15 @@ class Waiting(Generic[R]):
         )
 
 
-def beginning(asked: Encoded | ResolvedRequest) -> tuple[Any, ...]:
+def beginning(asked: Encoded | ResolvedRequest | Continued) -> tuple[Any, ...]:
     """By what rows are ordered so that those whose prompts begin alike are next to each other: an
     engine's prefix cache then serves most of them.
 
     It is the prompt's ids, or the texts of the messages, with the images where they stand (of a
     prompt's ids: where the first one stands).
     """
+    if isinstance(asked, Continued):
+        asked = asked.whole
     if isinstance(asked, Encoded):
         prompt = asked.prompt
         if not prompt.images:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from toolz import dissoc
 
 from pipegen.config import Agent
-from pipegen.core.errors import ContractError, GenerationError
+from pipegen.core.errors import ContractError, GenerationError, TemplateFailed
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.streaming import Delta, astream
 from pipegen.io.jsonl import to_plain
 from pipegen.plugins.reasoning import reasoning_of
 from pipegen.records import strict_json
+from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult
 
@@ -36,16 +37,25 @@ class Speaker:
 
     agent: Agent
     route: Pipe[GenerationRequest, GenerationResult]
-    history: list[Message] = field(default_factory=list)
+    last: GenerationResult | None = None
+    """Its last answer, which the conversation goes on from."""
 
     def messages(self, prompt: str) -> list[Message]:
-        """The conversation with a new prompt."""
+        """A conversation that begins with a prompt."""
         system = (
             [{"role": "system", "content": self.agent.system_message}]
             if self.agent.system_message
             else []
         )
-        return [*system, *self.history, {"role": "user", "content": prompt}]
+        return [*system, {"role": "user", "content": prompt}]
+
+    def requests(self, prompt: str) -> list[Request]:
+        """What asks a prompt: the next turn by ids, and where the template has none, all turns
+        rendered again.
+        """
+        if self.last is None:
+            return [{"messages": self.messages(prompt)}]
+        return [self.last.then(prompt), self.last.then(prompt, history="template")]
 
 
 @dataclass
@@ -139,7 +149,7 @@ async def ask(
     began: Callable[[list[Answer]], None],
     changed: Callable[[Answer], None],
 ) -> list[Answer]:
-    """Ask all of them at the same time, and add the turn to the history of those that answered.
+    """Ask all of them at the same time; those that answered go on from there.
 
     began: called with the unfinished answers before the first piece.
     changed: called with each answer that has a new piece or is finished.
@@ -150,22 +160,29 @@ async def ask(
         for answer in answers:
             group.create_task(_follow(answer, prompt, changed))
     for answer in answers:
-        if answer.answered:
-            message = {"role": "assistant", "content": answer.parts()[1]}
-            answer.speaker.history += [{"role": "user", "content": prompt}, message]
+        if answer.answered and answer.result is not None:
+            # a chat server gets messages: without what was thought, and calls that nobody answers
+            answer.speaker.last = replace(
+                answer.result,
+                text=answer.parts()[1],
+                reasoning=None,
+                tool_calls=(),
+                content=None,
+            )
     return answers
 
 
 async def _follow(answer: Answer, prompt: str, changed: Callable[[Answer], None]) -> None:
     speaker = answer.speaker
-    async for event in astream(
-        speaker.route, [{"messages": speaker.messages(prompt)}], speaker.agent.backend.options
-    ):
-        if isinstance(event, Delta):
-            answer.take(event)
-        else:
-            answer.end(event.slot)
-        changed(answer)
+    for request in speaker.requests(prompt):
+        async for event in astream(speaker.route, [request], speaker.agent.backend.options):
+            if isinstance(event, Delta):
+                answer.take(event)
+            else:
+                answer.end(event.slot)
+            changed(answer)
+        if not isinstance(answer.error, TemplateFailed):
+            break
 
 
 def as_line(answer: Answer, *, brief: bool = True) -> str:

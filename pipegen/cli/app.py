@@ -25,8 +25,14 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
+
+ORDER = (
+    *("demo", "doctor", "estimate", "generate", "view", "diff"),
+    *("export", "chat", "verify", "lm-eval", "schema"),
+)
+"""The commands in the order of work."""
 
 GENERATE = """Answer every request of IN: one line out for each line in, in order.
 
@@ -38,39 +44,62 @@ IN is a file of JSON Lines, or - for stdin. Each line is one request:
     {"id": "c", "prompt": "Describe the image.", "images": ["images/cat.png"]}
     {"id": "d", "prompt": "1, 2, 3,", "options": {"max_new_tokens": 20}}
 
-A prompt is completed as it is, without a chat template; with images it is short for one user turn.
-Image paths are relative to the folder of IN (for stdin: the current one). A line without an id has
-its number for one. Blank lines are skipped.
+IN may also be a table (Parquet, Arrow, CSV), a .txt file with one prompt on each line, or a folder
+of images with one --prompt for all of them. Without IN, --prompt is one question (a user's turn).
 
-IN may also be a table: Parquet, Arrow (a file, or a folder of them) or CSV with a column prompt or
-messages, and images, id, tools, options if they are there; --map says which columns have other
-names. All other columns are carried to OUT. Or a .txt file with one prompt on each line. Or a
-folder of images, searched with its subfolders in natural order, with one --prompt for all of them.
-Without IN, --prompt is one question (a user's turn).
+With -o the run is a job: if it is stopped, the same command goes on.
 
-OUT is JSON Lines, Parquet or CSV, by its suffix. Each line is {"id", "ok": true, "text", "finish",
-...} or {"id", "ok": false, "error": {"type", "message", "hint", ...}}; a table has the columns of
-IN and such columns. A line that cannot be read is a failed line; the others go on.
+Exit code: 0 all good, 1 some requests failed or ran out of tokens while thinking, 2 bad usage, 3 a
+bug of pipegen's failed a request (the others were answered).
+"""
+
+MORE = """A prompt is completed as it is, without a chat template; with images it is short for one
+user turn. Image paths are relative to the folder of IN (for stdin: the current one). A line without
+an id has its number for one. Blank lines are skipped.
+
+A table has a column prompt or messages, and images, id, tools, options if they are there; --map
+says which columns have other names. All other columns are carried to OUT. A folder of images is
+searched with its subfolders, in natural order.
+
+OUT is JSON Lines, Parquet, Arrow or CSV, by its suffix. Each line is {"id", "ok": true, "text",
+"finish", ...} or {"id", "ok": false, "error": {"type", "message", "hint", ...}}; a table has the
+columns of IN and such columns. A line that cannot be read is a failed line; the others go on.
 
 A line with a custom_id and a body is one of an OpenAI batch file, and is answered in that form, as
 vllm run-batch does.
 
-Options of a line win over flags, flags over --options, and that over the options of --config. Exit
-code: 0 all good, 1 some requests failed or ran out of tokens while thinking, 2 bad usage, 3 a bug
-of pipegen's failed a request (the others were answered).
+Options of a line win over flags, flags over --options, and that over the options of --config.
 """
 
 EXAMPLES = """\b
 Examples:
-  pipegen generate requests.jsonl -o results.jsonl --model embedded --stop "\\n\\n"
-  pipegen generate photos/ --prompt "Describe it." --sidecar txt --model Qwen/Qwen3-VL-4B-Instruct
-  pipegen generate data.parquet -o answers.parquet --map prompt=question --model Qwen/Qwen3-4B
-  pipegen generate --prompt "What is in it?" --image cat.png --model Qwen/Qwen3-VL-4B-Instruct
-  cat in.jsonl | pipegen generate - --model ./checkpoint --temperature 0.7 --seed 1 --brief | jq .text
-  pipegen generate in.jsonl -o out.jsonl --backend vllm_server --base-url http://localhost:8000 --model Qwen/Qwen3-4B
+  pipegen generate in.jsonl -o out.jsonl --model embedded --stop "\\n\\n"
+  pipegen generate photos/ --prompt "Describe it." -o out.jsonl \\
+      --model Qwen/Qwen3-VL-4B-Instruct
+  pipegen generate data.parquet -o out.parquet --map prompt=question \\
+      --model Qwen/Qwen3-4B
+  pipegen generate --prompt "What is in it?" --image cat.png \\
+      --model Qwen/Qwen3-VL-4B-Instruct
+  cat in.jsonl | pipegen generate - --model ./checkpoint --brief | jq .text
+  pipegen generate in.jsonl -o out.jsonl --model Qwen/Qwen3-4B \\
+      --backend vllm_server --base-url http://localhost:8000
   pipegen generate in.jsonl -o out.jsonl --config chat.yaml --agent qwen
   pipegen generate in.jsonl -o out.jsonl --model Qwen/Qwen3-4B --replicas 4
 """
+
+
+class _Generate(InSections):
+    """`pipegen generate`, with the flags that people use."""
+
+    usual = frozenset(
+        {
+            *("source", "model", "config", "backend", "base_url", "out", "columns", "brief"),
+            *("overwrite", "prompt", "image", "system", "replicas", "max_new_tokens"),
+            *("temperature", "top_p", "seed", "samples", "stop", "json_schema", "enable_thinking"),
+            *("help", "help_all"),
+        }
+    )
+    more = MORE
 
 
 def _show_version(asked: bool) -> None:
@@ -94,7 +123,7 @@ def _root(
 
 
 @app.command(
-    cls=InSections,
+    cls=_Generate,
     help=GENERATE,
     short_help="Answer every request of a file or folder.",
     epilog=EXAMPLES,
@@ -290,3 +319,6 @@ def lm_eval(context: typer.Context) -> None:
 
 
 add_commands(app)
+app.registered_commands.sort(
+    key=lambda one: ORDER.index(one.name or getattr(one.callback, "__name__", ""))
+)

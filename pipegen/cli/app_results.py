@@ -21,7 +21,7 @@ It says the exact tokens of the prompts, images included; the longest prompt; re
 fit the model, by their ids; the share of the prompt tokens that a prefix cache saves; and the most
 tokens that may be generated (max_new_tokens of each, times its samples). With --price, the most
 that it costs; with --speed, the longest that it takes. IN and all other flags are those of pipegen
-generate.
+generate: --help-all shows them.
 
 Exit code: 0 every request has a prompt that fits, 1 some would fail, 2 bad usage.
 """
@@ -29,9 +29,17 @@ Exit code: 0 every request has a prompt that fits, 1 some would fail, 2 bad usag
 ESTIMATE_EXAMPLES = """\b
 Examples:
   pipegen estimate requests.jsonl --model Qwen/Qwen3-4B
-  pipegen estimate data.parquet --map prompt=question --model ./checkpoint --max-new-tokens 256 --price 0.15,0.60 --speed 2400
-  pipegen estimate photos/ --prompt "Describe it." --model Qwen/Qwen3-VL-4B-Instruct --json
+  pipegen estimate data.parquet --map prompt=question --model ./checkpoint \\
+      --max-new-tokens 256 --price 0.15,0.60 --speed 2400
+  pipegen estimate photos/ --prompt "Describe it." --json \\
+      --model Qwen/Qwen3-VL-4B-Instruct
 """
+
+
+class _Estimate(InSections):
+    """`pipegen estimate`, with its own flags."""
+
+    usual = frozenset({"source", "model", "price", "speed", "as_json", "help", "help_all"})
 
 
 @with_flags
@@ -193,12 +201,12 @@ as long, with stop strings, as streams, and drawn with seeds. A fault is named, 
     context      it cuts long prompts, or computes otherwise beyond a length
     images       it prepares images otherwise
     order        it gives requests the answers of others
-    length       answers are cut or too long, or their finish or counts are wrong
+    length       answers are cut or too long; finish or counts are wrong
     text         the text is not that of the tokens
     end tokens   it ends answers elsewhere, or runs on
     penalty      it takes a penalty of repeated tokens where none is asked
     sampling     it draws tokens otherwise than the request says
-    chat         it answers otherwise by chat than by ids, with the same prompt
+    chat         with the same prompt it answers otherwise by chat
     logprobs     its log probabilities are not those of its tokens
     precision    it computes in a lower precision than --precision
     weights      it has other weights
@@ -218,7 +226,8 @@ Exit code: 0 right, 1 a fault, a failed request, or nothing judged, 2 bad usage.
 VERIFY_EXAMPLES = """\b
 Examples:
   pipegen verify http://localhost:8000 --model Qwen/Qwen3-4B
-  pipegen verify http://localhost:8000 requests.jsonl --model ./checkpoint --device cuda:0 --dtype bfloat16 --json
+  pipegen verify http://localhost:8000 requests.jsonl --model ./checkpoint \\
+      --device cuda:0 --dtype bfloat16 --json
   pipegen verify results.jsonl requests.jsonl --model Qwen/Qwen3-4B
 """
 
@@ -334,7 +343,7 @@ def verify(flags: VerifyFlags) -> None:
 def add_commands(app: typer.Typer) -> None:
     """Add these commands to the program."""
     app.command(
-        cls=InSections,
+        cls=_Estimate,
         help=ESTIMATE,
         short_help="Count what a run would take, before it.",
         epilog=ESTIMATE_EXAMPLES,

@@ -200,7 +200,7 @@ def _session(turn: _Turn) -> int:
             return INTERRUPTED
         if prompt == "/clear":
             for speaker in turn.speakers:
-                speaker.history.clear()
+                speaker.last = None
         elif prompt:
             try:
                 all_good = turn.ask(prompt) and all_good

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from toolz import dissoc
 
@@ -62,7 +64,7 @@ def _read(file: Path, flag: str) -> dict[str, Slot[GenerationResult]]:
             name = str(values["id"])
             if name in slots:
                 refuse(f"{file}: the id {values['id']!r} occurs twice", flag)
-            slots[name] = from_plain(dissoc(values, "row"))
+            slots[name] = from_plain(_whole(dissoc(values, "row")))
     except OSError as refusal:
         refuse(f"{str(file)!r} cannot be read: {refusal.strerror}", flag)
     except (TableError, MissingExtra) as refusal:
@@ -70,3 +72,12 @@ def _read(file: Path, flag: str) -> dict[str, Slot[GenerationResult]]:
     except InvalidField as refusal:
         refuse(f"{file}: not results of pipegen generate: {refusal}", flag)
     return slots
+
+
+def _whole(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A result of a file; what a brief line leaves out is empty in it, and is not compared."""
+    whole = {"raw_text": "", "options": {}, **values} if "text" in values else {**values}
+    for name in ("samples", "rounds"):
+        if isinstance(whole.get(name), list):
+            whole[name] = [_whole(one) if isinstance(one, dict) else one for one in whole[name]]
+    return whole

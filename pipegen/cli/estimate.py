@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -64,20 +65,23 @@ def run_estimate(
         route = stack.enter_context(attached(open_route(asked.load), asked.plugins))
         try:
             while batch := list(islice(opened.items, _TOGETHER)):
-                made = prepared(
-                    route,
-                    prepare_batch(
-                        [item.slot for item in batch], asked.options, asked.images, asked.policy
-                    ),
+                requests = prepare_batch(
+                    [item.slot for item in batch], asked.options, asked.images, asked.policy
                 )
-                for item, (slot, samples) in zip(batch, made, strict=True):
+                first = [
+                    slot.map(lambda one: replace(one, turns=()) if one.turns else one)
+                    for slot in requests
+                ]
+                made = prepared(route, tuple(first))
+                for item, request, (slot, samples) in zip(batch, requests, made, strict=True):
                     if not is_ok(slot) and getattr(slot.failure(), "option", None) == "token_ids":
                         refuse(
                             f"{slot.failure().message}: take --backend hf, or a token server, with"
                             " the same model",
                             "--backend",
                         )
-                    estimate.add(str(item.origin.id), slot, samples)
+                    turns = len(request.unwrap().turns) if is_ok(request) else 0
+                    estimate.add(str(item.origin.id), slot, samples, turns)
         except TableError as refusal:
             refuse(str(refusal), "IN")
     plain = estimate.plain(price, speed)
@@ -116,6 +120,9 @@ def in_words(plain: dict[str, Any]) -> str:
             f"at most {plain['most_completion_tokens']:,} (max_new_tokens of each)",
         )
     )
+    if plain["later_turns"]:
+        words = f"{plain['later_turns']:,}: their answers are counted, and not their prompts"
+        rows.append(("later turns", words))
     if "most_cost" in plain:
         rows.append(
             (

@@ -153,12 +153,33 @@ def _setting_flags() -> Mapping[str, inspect.Parameter]:
 OPTION_FLAGS, SETTING_FLAGS = _option_flags(), _setting_flags()
 
 
+_ALL = "pipegen.help_all"
+
+
+def _show_all(context: typer.Context, asked: bool) -> None:
+    if asked:
+        context.meta[_ALL] = True
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+_HELP_ALL = inspect.Parameter(
+    "help_all",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=False,
+    annotation=Annotated[
+        bool,
+        typer.Option("--help-all", callback=_show_all, is_eager=True, help="Show every flag."),
+    ],
+)
+
+
 def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the flags of its argument `flags`, a dataclass, whose fields they are: it gets
     them as that.
 
     For an argument `options` or `settings` it has a flag for each of these; those that are set
-    reach it by name.
+    reach it by name. So many need `--help-all` beside `--help`.
     """
     own = inspect.signature(command, eval_str=True)
     groups = {
@@ -181,6 +202,7 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def flagged(**values: Any) -> None:
+        values.pop("help_all", None)  # which has ended the command
         given = {
             group: {name: values.pop(name, None) for name in flags}
             for group, flags in groups.items()
@@ -198,6 +220,7 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
             for name, parameter in own.parameters.items()
             if name not in (*groups, "flags")
         ),
+        *([_HELP_ALL] if groups else []),
         *(parameter for flags in groups.values() for parameter in flags.values()),
     ]
     # what typer reads
@@ -271,16 +294,30 @@ def _with_values(arguments: list[str]) -> Iterator[str]:
 class InSections(TyperCommand):
     """A command whose help shows its flags in sections, each with its whole name."""
 
+    usual: frozenset[str] | None = None
+    """The parameters that `--help` shows; None is all of them. `--help-all` shows all."""
+    more = ""
+    """What `--help-all` says after the text of `--help`."""
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As click does, with the values that are left out."""
         return super().parse_args(ctx, list(_with_values(args)))
 
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        """The command's text, and what there is more of it."""
+        super().format_help_text(ctx, formatter)
+        if _ALL in ctx.meta and self.more:
+            formatter.write_paragraph()
+            with formatter.indentation():
+                formatter.write_text(self.more)
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """One section for each `rich_help_panel`, in the order of the flags."""
+        usual = None if _ALL in ctx.meta else self.usual
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             shown = parameter.get_help_record(ctx)
-            if shown is not None:
+            if shown is not None and (usual is None or parameter.name in usual):
                 sections.setdefault(
                     getattr(parameter, "rich_help_panel", None) or "Options", []
                 ).append(shown)

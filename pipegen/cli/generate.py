@@ -44,6 +44,7 @@ from pipegen.core.errors import InternalError
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.mapping import imap_keyed
 from pipegen.drivers.progress import watched
+from pipegen.drivers.turns import turns
 from pipegen.engines.extras import MissingExtra
 from pipegen.io.jsonl import Written
 from pipegen.io.tables import TableError
@@ -184,7 +185,7 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
             if files.part is not None or (files.quiet and files.summary is None)
             else source.rows()
         )
-        route = stack.enter_context(attached(open_routes(given.load), given.plugins))
+        route = stack.enter_context(turns(attached(open_routes(given.load), given.plugins)))
         moved = stack.enter_context(progress(total, meter, shown=not files.quiet))
         if not files.quiet or files.summary is not None:
             route = watched(route, tells(moved, meter))
@@ -238,7 +239,12 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
                 if stream is None
                 else stack.enter_context(
                     results_to(
-                        stream, form_of(files.out), source, given.load.model, brief=files.brief
+                        stream,
+                        form_of(files.out),
+                        source,
+                        given.load.model,
+                        brief=files.brief,
+                        at_once=files.job is None,
                     )
                 )
             )
@@ -263,7 +269,7 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
                         return _unwritable(stream, refusal, files)
                 if job is None:
                     tally.count(kept, origin.id, reused=reused)
-                moved(origin.read, meter.words())
+                moved(origin.read, None)
         except MissingExtra as missing:
             refuse(str(missing), "--model")
     return BUG if tally.bugs else 1 if tally.failed or tally.lost_samples or tally.unanswered else 0

@@ -28,6 +28,7 @@ from pipegen.cli.usage import Load, open_routes, refuse, runs_here
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.progress import Progress
+from pipegen.drivers.turns import turns
 from pipegen.engines.extras import MissingExtra
 from pipegen.jobs.journal import Finished, JournalError
 from pipegen.jobs.keys import Keys
@@ -104,7 +105,7 @@ def route_there(
     """
     if os.path.isdir(folder):
         os.chdir(folder)
-    return attached(open_routes(load()), plugins_of(plugins))
+    return turns(attached(open_routes(load()), plugins_of(plugins)))
 
 
 def ray_slots(
@@ -152,7 +153,7 @@ def ray_slots(
     def counted(tally: Tally) -> None:
         meter.tally = tally
         meter.see(Progress("ray", 0, 0, tally.made_tokens))
-        moved(None, meter.words())
+        moved(None, None)
 
     with contextlib.closing(run):
         before = run.journal

@@ -98,9 +98,23 @@ def slot_of(row: Slot[GenerationResult] | Written) -> Slot[GenerationResult]:
 
 @contextlib.contextmanager
 def results_to(
-    stream: BinaryIO, form: str, source: Source, model: str, *, brief: bool
+    stream: BinaryIO,
+    form: str,
+    source: Source,
+    model: str,
+    *,
+    brief: bool,
+    at_once: bool = False,
 ) -> Iterator[Make]:
-    """Results in a form of `OUT_SUFFIXES`. What is written is whole when the block is left."""
+    """Results in a form of `OUT_SUFFIXES`. What is written is whole when the block is left.
+
+    at_once: each line is in the file when it has been written, for those who watch the file.
+    """
+
+    def write_line(line: bytes) -> None:
+        stream.write(line)
+        if at_once:
+            stream.flush()
 
     def row(
         origin: Origin, slot: Slot[GenerationResult] | Written, bare: bool
@@ -116,9 +130,9 @@ def results_to(
             metadata = None if bare else carried(source.columns.request(origin.row.values))
             if isinstance(slot, Written):
                 text = slot.line(origin.id, brief=brief, metadata=metadata)
-                return partial(_write_line, stream, text)
+                return partial(write_line, text)
             values = to_plain(slot, origin.id, brief=brief, metadata=metadata)
-        return partial(_write_line, stream, strict_json.dump(values).encode() + b"\n")
+        return partial(write_line, strict_json.dump(values).encode() + b"\n")
 
     if form in (".parquet", ".arrow"):
         out = parquet_out if form == ".parquet" else arrow_out
@@ -152,11 +166,6 @@ def check_columns(source: Source, out: str | None) -> None:
             strict_json.dump([thaw(block.rows, readable) for block in islice(blocks, 1)])
     except (TableError, TypeError, ValueError, RecursionError) as refusal:
         refuse(str(refusal), "IN", "--out")
-
-
-def _write_line(stream: BinaryIO, line: bytes) -> None:
-    stream.write(line)
-    stream.flush()
 
 
 def write_summary(file: Path | None, plain: Mapping[str, Any], code: int) -> int:
@@ -280,11 +289,15 @@ class Tally:
             self.unanswered += sum(
                 sample.thinking_unfinished for sample in result.samples or (result,)
             )
-            generated = sum(sample.completion_tokens for sample in result.samples or (result,))
-            self.prompt_tokens += result.prompt_tokens
+            answers = [
+                one for sample in result.samples or (result,) for one in sample.rounds or (sample,)
+            ]
+            generated = sum(one.completion_tokens for one in answers)
+            read = sum(one.prompt_tokens for one in result.rounds or (result,))
+            self.prompt_tokens += read
             self.completion_tokens += generated
             if not reused:
-                self.made_prompt_tokens += result.prompt_tokens
+                self.made_prompt_tokens += read
                 self.made_tokens += generated
             return
         error = slot.failure()

@@ -23,8 +23,10 @@ EVERY = 30.0
 """Seconds between two lines, where stderr is no terminal."""
 _SOON = 1.0
 """Seconds of work before its speed is shown."""
-Moved = Callable[[int | None, str], None]
-"""Moves the bar to so many units done (None: does not move it), and shows a text."""
+Moved = Callable[[int | None, str | None], None]
+"""Moves the bar to so many units done (None: does not move it), and shows a text (None: that of the
+meter, which is made only if it is shown).
+"""
 
 
 def short(count: float) -> str:
@@ -185,9 +187,13 @@ def progress(
     ]
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("preparing", total=total)
-        yield lambda done, text: bar.update(
-            task, completed=max(done or 0, bar.tasks[task].completed), description=text
-        )
+
+        def moved(done: int | None, text: str | None) -> None:
+            words = meter.words() if text is None and meter is not None else text
+            completed = max(done or 0, bar.tasks[task].completed)
+            bar.update(task, completed=completed, description=words)
+
+        yield moved
 
 
 def tells(moved: Moved, meter: Meter) -> Callable[[Progress], None]:
@@ -195,6 +201,6 @@ def tells(moved: Moved, meter: Meter) -> Callable[[Progress], None]:
 
     def tell(now: Progress) -> None:
         meter.see(now)
-        moved(None, meter.words())
+        moved(None, None)
 
     return tell

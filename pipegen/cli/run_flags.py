@@ -136,6 +136,7 @@ class AskedFlags:
         list[str] | None,
         typer.Option(
             "--image",
+            metavar="FILE",
             help="An image of the one question; may be given several times.",
             rich_help_panel=FOLDER,
         ),
@@ -211,7 +212,10 @@ class RunFlags(AskedFlags):
         bool,
         typer.Option(
             "--brief",
-            help="Leave token ids and log probabilities out of OUT.",
+            help=(
+                "Lines of OUT have only id, text, finish and error; a table has no token ids and no"
+                " log probabilities."
+            ),
             rich_help_panel=FILES,
         ),
     ] = False

@@ -9,6 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
@@ -29,15 +30,28 @@ from pipegen.records.messages import ImageSource, plain_messages, shown
 from pipegen.records.plain import carried
 from pipegen.records.requests import GenerationRequest, ImagePolicy, VlmGenerationRequest
 from pipegen.report.boxes import Scale, boxes_in
-from pipegen.report.gallery import PAGE_ROWS, Entry, Figure, Overview, card, ending, opening
+from pipegen.report.gallery import (
+    MISSING,
+    PAGE_ROWS,
+    Entry,
+    Figure,
+    Overview,
+    Said,
+    card,
+    counted,
+    ending,
+    opening,
+)
 
 if TYPE_CHECKING:
     from pipegen.cli.app_results import ViewFlags
 
 __all__ = ["run_view"]
 
-_SIDE = 480
+_SIDE, _SIDE_WITH_BOXES = 480, 1200
 """The longest side of an image on the page, in pixels."""
+_SMALL = 240
+"""Images with shorter sides are not blurred by JPEG."""
 _SAMPLES = 16
 """Samples of one request that are shown."""
 
@@ -76,7 +90,7 @@ def run_view(flags: ViewFlags, rows: int = PAGE_ROWS) -> int:
 
         webbrowser.open((out if pages == 1 else out / names[0]).absolute().as_uri())
     say(
-        f"{out if pages == 1 else out / names[0]}: {count} results"
+        f"{out if pages == 1 else out / names[0]}: {counted(count, 'result')}"
         + (f" on {pages} pages" if pages > 1 else "")
     )
     return 0
@@ -86,6 +100,8 @@ def _overview(flags: ViewFlags) -> tuple[Overview, int]:
     """The counts of all results: the file is read once for them."""
     kinds: Counter[str] = Counter()
     errors: set[str] = set()
+    other_kinds: Counter[str] = Counter()
+    other_errors: set[str] = set()
     others = _by_id(flags.other)
     count = differing = 0
     for values in results_in(flags.results):
@@ -95,14 +111,14 @@ def _overview(flags: ViewFlags) -> tuple[Overview, int]:
         if not entry.ok:
             errors.add(entry.kind)
         against = others.get(entry.id)
+        other_kinds[MISSING if against is None else against.kind] += 1
+        if against is not None and not against.ok:
+            other_errors.add(against.kind)
         differing += against is None or against.outcome != entry.outcome
-    name = None if flags.other is None else flags.other.name
-    return (
-        Overview(
-            flags.results.name, kinds, frozenset(errors), name, differing if name is not None else 0
-        ),
-        count,
-    )
+    if flags.other is None:
+        return Overview(flags.results.name, kinds, frozenset(errors)), count
+    other = Overview(flags.other.name, other_kinds, frozenset(other_errors))
+    return Overview(flags.results.name, kinds, frozenset(errors), other, differing), count
 
 
 def _by_id(path: Path | None) -> dict[str, Entry]:
@@ -115,9 +131,10 @@ def _cards(flags: ViewFlags, images: ImagePolicy) -> Iterator[str]:
     with contextlib.ExitStack() as stack:
         asked = _Asked(flags, images, stack)
         for values in results_in(flags.results):
-            entry = _entry(values)
-            request, metadata = asked.of(entry.id, values)
-            prompt = values.get("prompt_text") or ("" if request is None else _prompt(request))
+            request, metadata = asked.of(str(values.get("id")), values)
+            entry = _entry(values, request)
+            first = (_rounds(values) or [values])[0]
+            prompt = first.get("prompt_text") or ("" if request is None else _prompt(request))
             sources = () if request is None else request.sources
             figures = [
                 _figure(
@@ -128,7 +145,39 @@ def _cards(flags: ViewFlags, images: ImagePolicy) -> Iterator[str]:
             yield card(entry, str(prompt), figures, metadata, others.get(entry.id), compared=names)
 
 
-def _entry(values: Mapping[str, Any]) -> Entry:
+def _rounds(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The turns of a conversation, the last one included."""
+    rounds = values.get("rounds")
+    return [one for one in rounds if isinstance(one, Mapping)] if isinstance(rounds, list) else []
+
+
+def _turns(values: Mapping[str, Any], request: GenerationRequest | None) -> tuple[Said, ...]:
+    """The turns before the last. What was asked next is what its prompt has more; where prompts are
+    not written, it is what the request says.
+    """
+    words = [] if request is None else [_words(turn) for turn in plain_messages(request.turns)]
+    said = []
+    for place, (one, after) in enumerate(pairwise(_rounds(values))):
+        before = f"{one.get('prompt_text') or ''}{one.get('raw_text') or ''}"
+        prompt = str(after.get("prompt_text") or "")
+        asked = prompt.removeprefix(before) if prompt else "".join(words[place : place + 1])
+        said.append(Said(str(one.get("text") or ""), _calls(one.get("tool_calls")), asked))
+    return tuple(said)
+
+
+def _calls(calls: Any) -> str:
+    """The tool calls, one on each line."""
+    lines = []
+    for call in calls if isinstance(calls, (list, tuple)) else ():
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if isinstance(function, Mapping):
+            lines.append(f"{function.get('name')}({function.get('arguments')})")
+        else:
+            lines.append(str(call))
+    return "\n".join(lines)
+
+
+def _entry(values: Mapping[str, Any], request: GenerationRequest | None = None) -> Entry:
     """A result of any form, as it is shown. What a file lacks is left out."""
     name = str(values.get("id"))
     if not values.get("ok"):
@@ -158,8 +207,8 @@ def _entry(values: Mapping[str, Any]) -> Entry:
         for label, key in shown_facts
         if values.get(key) not in (None, "", 0)
     )
-    calls = values.get("tool_calls")
-    facts += (("tool calls", str(calls)),) if calls else ()
+    calls = _calls(values.get("tool_calls"))
+    facts += (("tool calls", calls),) if calls else ()
     return Entry(
         name,
         str(values.get("finish")),
@@ -168,6 +217,7 @@ def _entry(values: Mapping[str, Any]) -> Entry:
         str(values.get("raw_text") or ""),
         reasoning=str(values.get("reasoning") or ""),
         facts=facts,
+        turns=_turns(values, request),
     )
 
 
@@ -213,7 +263,7 @@ class _Asked:
                 {
                     key: value
                     for key, value in own.items()
-                    if key in ("messages", "prompt", "images", "image")
+                    if key in ("messages", "prompt", "images", "image", "turns")
                 },
                 1,
             )
@@ -236,15 +286,14 @@ class _Asked:
 def _prompt(request: GenerationRequest) -> str:
     if request.messages is None:
         return request.prompt or ""
-    turns = []
-    for message in plain_messages(request.messages):
-        content = message["content"]
-        parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
-        turns.append(
-            f"{message['role']}: "
-            + "".join(part["text"] if part["type"] == "text" else "[image] " for part in parts)
-        )
-    return "\n".join(turns)
+    return "\n".join(map(_words, plain_messages(request.messages)))
+
+
+def _words(message: Mapping[str, Any]) -> str:
+    content = message["content"]
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
+    words = "".join(part["text"] if part["type"] == "text" else "[image] " for part in parts)
+    return f"{message['role']}: {words}"
 
 
 def _figure(
@@ -268,9 +317,10 @@ def _figure(
     boxes = (
         boxes_in(entry.texts[0], image.size, scale) if alone and entry.ok and entry.texts else ()
     )
-    image.thumbnail((_SIDE, _SIDE))
+    side = _SIDE_WITH_BOXES if boxes else _SIDE
+    image.thumbnail((side, side))
     data = io.BytesIO()
-    image.save(data, "JPEG", quality=85)
-    return Figure(
-        name, f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}", boxes
-    )
+    kind = "PNG" if max(image.size) < _SMALL else "JPEG"
+    image.save(data, kind, quality=85)
+    url = f"data:image/{kind.lower()};base64,{base64.b64encode(data.getvalue()).decode()}"
+    return Figure(name, url, boxes, image.size)

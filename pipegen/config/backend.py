@@ -69,6 +69,7 @@ class BackendConfig(FallbackSettings):
     """
 
     type: Annotated[str, one_of(*TYPES)]
+    """The type, as the file writes it."""
     backend: str
     """The function of `pipegen.backends` that makes it."""
     settings: Any
@@ -76,6 +77,7 @@ class BackendConfig(FallbackSettings):
     headers among them.
     """
     options: GenerationOptions
+    """The options that the file sets."""
 
     @property
     def model(self) -> str:
@@ -154,8 +156,11 @@ def backend_from(values: Any, place: Place) -> BackendConfig:
         for name, value in entries.items()
         if name in known and value is not None
     }
+    own = () if backend != "openai_server" else ("tool_choice",)  # a field of chat servers
     beside = {
-        name: value for name, value in entries.items() if name not in known and is_option(name)
+        name: value
+        for name, value in entries.items()
+        if name not in known and is_option(name) and name not in own
     }
     others = {
         name: value for name, value in entries.items() if name not in known and name not in beside
@@ -166,7 +171,7 @@ def backend_from(values: Any, place: Place) -> BackendConfig:
     if backend == "openai_server":
         _settle_dialect(kind, settings, place)
     for name in others:
-        words = _unknown(name, kind, settings.get("dialect"), known, values)
+        words = "" if name in own else _unknown(name, kind, settings.get("dialect"), known, values)
         if words:
             raise UnknownField(f"{place.at(name)}: {words}")
     extra = with_fields(others, entries.get("extra_body") or {}, place)

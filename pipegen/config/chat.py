@@ -59,6 +59,7 @@ class Agent:
 
     id: Annotated[str, non_empty_string, "Its name on the screen and in the output."]
     backend: BackendConfig
+    """The engine that answers, with its options."""
     system_message: Annotated[
         str | None, non_empty_string, "The system message before the first prompt."
     ] = None
@@ -134,7 +135,9 @@ class ChatConfig:
     """A chat file."""
 
     agents: tuple[Agent, ...]
+    """The agents, in the order of the file."""
     ui: ChatUi = ChatUi()
+    """How answers are shown."""
 
 
 def read_chat(path: str | os.PathLike[str]) -> ChatConfig:

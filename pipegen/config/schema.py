@@ -152,6 +152,7 @@ def _backend_keys(backend: str) -> dict[str, Any]:
     if backend != "openai_server":
         return {**_NAMED, **own, **_options()}
     options = _options()
+    options["tool_choice"] = _described({}, "The server's own field, passed on as it is.")
     options["stop"]["anyOf"].append({"type": "string", "minLength": 1})
     return {**_NAMED, **own, **options}
 

@@ -68,16 +68,17 @@ def _error(cls: type[E]) -> type[E]:
 class GenerationError(RuntimeError):
     """Why one request got no result.
 
-    `message` says what was seen, `hint` what to do about it, `earlier` holds the errors of the
-    routes tried before, oldest first. `incident` is the id under which the log of the logger
-    `pipegen` holds the traceback; empty where nothing was logged. Two errors that differ in it
-    alone are equal.
+    Two errors that differ in their `incident` alone are equal.
     """
 
     message: str = ""
+    """What was seen, and where."""
     hint: str = field(default="", kw_only=True)
+    """What to do about it, in one line."""
     earlier: tuple[GenerationError, ...] = field(default=(), kw_only=True)
+    """The errors of the routes that were tried before, oldest first."""
     incident: str = field(default="", kw_only=True, compare=False)
+    """The id of the traceback in the log of the logger `pipegen`; empty if nothing was logged."""
 
     retryable: ClassVar[bool] = False
     """Whether the same request may succeed when it is sent again."""
@@ -142,6 +143,7 @@ class UnsupportedOption(GenerationError):
     """An option that this engine cannot honour; it is refused, never ignored."""
 
     option: str = field(default="", kw_only=True)
+    """The option's name."""
     default_hint: ClassVar[str] = (
         "leave the option out, or choose an engine that honours it: `pipegen doctor` prints the"
         " table"
@@ -153,6 +155,7 @@ class UnsupportedPlugin(GenerationError):
     """A plugin needs something that this engine or this request does not offer."""
 
     plugin: str = field(default="", kw_only=True)
+    """The plugin's name."""
     default_hint: ClassVar[str] = (
         "attach the plugin to an engine with the capabilities it requires, such as hf"
     )
@@ -165,8 +168,11 @@ class PromptTooLong(GenerationError):
     """
 
     message: str = field(default="", kw_only=True)
+    """What was seen, and where."""
     prompt_tokens: int | None = field(default=None, kw_only=False)
+    """Tokens of the prompt; None if unknown."""
     limit: int | None = field(default=None, kw_only=False)
+    """The limit in tokens; None if unknown."""
     default_hint: ClassVar[str] = (
         'shorten the prompt, lower max_new_tokens, or set on_overflow="clip"'
     )
@@ -204,7 +210,9 @@ class BadImage(GenerationError):
     """
 
     message: str = field(default="", kw_only=True)
+    """What was seen, and where."""
     index: int = field(default=0, kw_only=False)
+    """The position of the image, from 0, in message order."""
     default_hint: ClassVar[str] = "check that the file is a complete image within the limits"
 
     def _describe(self) -> str:
@@ -247,9 +255,13 @@ class BackendFailed(GenerationError):
     """
 
     backend: str = field(default="", kw_only=True)
+    """The engine's name."""
     scope: str = field(default="batch", kw_only=True)
+    """`"row"` for one row, `"batch"` for a whole call."""
     lasting: bool = field(default=False, kw_only=True)
+    """Whether a setting is wrong, so that sending again does not help."""
     retryable: ClassVar[bool] = cast(bool, _UnlessLasting())
+    """False if the cause lasts."""
     default_hint: ClassVar[str] = "see the engine's own log; the request can be sent again"
 
     def _advise(self) -> str:
@@ -267,6 +279,7 @@ class Timeout(GenerationError):
     """No answer came within the time allowed."""
 
     retryable: ClassVar[bool] = True
+    """The same request may succeed when it is sent again."""
     default_hint: ClassVar[str] = "send it again, or allow more time"
 
 
@@ -277,7 +290,9 @@ class RateLimited(GenerationError):
     """
 
     retry_after: float | None = field(default=None, kw_only=True)
+    """Seconds to wait; None if the server did not say."""
     retryable: ClassVar[bool] = True
+    """The same request may succeed when it is sent again."""
     default_hint: ClassVar[str] = "send it again later, or lower max_in_flight"
 
 
@@ -295,6 +310,7 @@ class PluginFailed(GenerationError):
     """A plugin raised, or returned something that it may not."""
 
     plugin: str = field(default="", kw_only=True)
+    """The plugin's name."""
     default_hint: ClassVar[str] = "correct the plugin, or do not attach it"
 
 
@@ -308,6 +324,7 @@ class StageFailed(GenerationError):
     """
 
     stage: str = field(default="", kw_only=True)
+    """The stage's name."""
     default_hint: ClassVar[str] = "the stage refused this request; see the message"
 
 
@@ -335,6 +352,7 @@ class CallFailed(Exception):
             )
         super().__init__(error)
         self.error = error
+        """The error that each slot of the call gets."""
 
     def __str__(self) -> str:
         return self.error.message

@@ -20,21 +20,22 @@ B = TypeVar("B")
 
 def loop(
     pipe: Pipe[A, B],
-    decide: Callable[[tuple[B, ...]], Again | Slot[B]],
+    decide: Callable[[tuple[B, ...], Any], Again | Slot[B]],
     *,
     later: Pipe[Any, B] | None = None,
     decides: str,
     name: str,
     version: str,
 ) -> Pipe[A, B]:
-    """Run `pipe`, and then `later` (by default `pipe` again) as long as `decide(results)` says so.
+    """Run `pipe`, and then `later` (by default `pipe` again) as long as `decide(results, value)`
+    says so.
 
-    results: those of all rounds so far. `Again` goes on with its value; a slot is the end of the
-    row. A round that fails is too. Where requests have samples, each sample has its own rounds.
+    results: those of all rounds so far. value: what came into this round. `Again` goes on with its
+    value; a slot is the end of the row. A round that fails is too. Where requests have samples, each sample has its own rounds.
     decides: the function of the user's that `decide` calls, in words.
 
     >>> from pipegen.core.pipe import pure
-    >>> def decide(results):
+    >>> def decide(results, value):
     ...     more = results[-1] < 20
     ...     return Again(Success(results[-1]), results) if more else Success(results)
     >>> double = pure("double", lambda n: 2 * n)
@@ -47,7 +48,9 @@ def loop(
         value: Slot[Any], notes: tuple[Any, ...], turn: int, slot: Slot[Any]
     ) -> Again | Slot[Any]:
         """A round is over; `notes` are the results of those before it."""
-        return decide((*notes, slot.unwrap())) if isinstance(slot, Success) else slot
+        if not isinstance(slot, Success):
+            return slot
+        return decide((*notes, slot.unwrap()), value.unwrap())
 
     def among(before: Steps, after: Steps) -> Nest:
         return replace(

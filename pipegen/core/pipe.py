@@ -79,7 +79,9 @@ class Pipe(Generic[A_contra, B_co]):
     """
 
     name: str
+    """The name, as errors and results show it."""
     steps: Steps = ()
+    """The steps, in order."""
     owns: tuple[Closes, ...] = ()
     """The engines that are released."""
 
@@ -257,6 +259,12 @@ class Pipe(Generic[A_contra, B_co]):
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the engines of this pipe, as the end of its `with` block does. The next call loads
+        them again.
+        """
         with contextlib.ExitStack() as stack:
             for engine in self.owns:
                 stack.callback(engine.close)
@@ -293,16 +301,19 @@ def each(
     catch: tuple[type[Exception], ...] = (),
     keeps_text: bool = False,
 ) -> Pipe[Taken, B]:
-    """A stage made of a function that gives a slot: it is called with the value of each slot that
-    has one; failed slots stay as they are.
+    """A stage made of a function that gives a slot.
 
-    The exceptions listed in `catch` become `StageFailed` in that slot (a `GenerationError` among
-    them stays as it is), and so does one row that is too large or nested too deep for the stage (a
-    `MemoryError` or `RecursionError`); every other exception is a bug and raises, with a note that
-    names the stage and the request. `keeps_text=True` says of a stage after the call that it leaves
-    the text of the result as it is, so that the text can still be streamed. Raises `ContractError`
-    when the stage returns something other than a `Result` with a value or a `GenerationError`, and
-    `TypeError` for what is no name, function or exception.
+    It is called with the value of each slot that has one. Failed slots stay as they are. The
+    exceptions listed in `catch` become `StageFailed` in that slot. A `GenerationError` among them
+    stays as it is. A row that is too large or nested too deep for the stage (`MemoryError`,
+    `RecursionError`) is `StageFailed` too. Every other exception is a bug and raises, with a note
+    that names the stage and the request.
+
+    keeps_text: the stage, which is after the call, leaves the text of the result as it is. So the
+        text can still be streamed.
+
+    Raises `ContractError` if the stage returns anything but a `Result` with a value or a
+    `GenerationError`. Raises `TypeError` for what is no name, function or exception.
 
     >>> each("root", lambda n: Success(n**0.5), catch=(TypeError,)).apply((Success("x"),))[
     ...     0

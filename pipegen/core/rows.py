@@ -3,7 +3,7 @@
 A `Row` is plain data: where it is, its value there, and what it needs to go on. `advance` takes
 rows through the stages of a pipe up to their next calls or their ends. It does no input or output,
 and no row keeps anything that is running: a row can be pickled, kept, and go on later. Only a
-driver performs calls (`pipegen.drivers.whole`, `pipegen.drivers.drive`): it gives a row the answer
+driver performs calls (`pipegen.drivers.drive`): it gives a row the answer
 (`row.answered(slot)`), and advances it again.
 
 Rows that are advanced together go through each stage together, so equal work is done once. A failed

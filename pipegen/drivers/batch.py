@@ -4,19 +4,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from pipegen.core.backend import AsyncBackend
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch, Slot
 from pipegen.drivers.arguments import Options, check_run, prepare_batch, require_iterable
+from pipegen.drivers.drive import Drive, drive
 from pipegen.drivers.naming import name_bug
-from pipegen.drivers.whole import Whole, drive
 from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 
-__all__ = ["adrive", "arun", "await_answers", "run"]
+__all__ = ["adrive", "arun", "run"]
 
 B = TypeVar("B")
 
@@ -71,17 +71,5 @@ async def arun(
 
 async def adrive(pipe: Pipe[Any, B], batch: Iterable[Slot[Any]]) -> Batch[B]:
     """As `drive`, for asynchronous code."""
-    whole = Whole(pipe, batch)
-    for call in whole.calls():
-        with call:
-            call.answer(await await_answers(call.backend, call.inputs))
-    return tuple(whole.slots)
-
-
-async def await_answers(backend: Any, inputs: Sequence[Any]) -> Sequence[Slot[Any]]:
-    """What the backend generates; one that is not asynchronous itself works in a thread."""
-    if isinstance(backend, AsyncBackend):
-        return await backend.agenerate(inputs)
-    import asyncio  # half of what `import pipegen` would cost
-
-    return await asyncio.to_thread(backend.generate, inputs)
+    async with contextlib.aclosing(Drive(pipe, batch=enumerate(batch)).rounds()) as rounds:
+        return tuple([slot async for given in rounds for _, slot in given])

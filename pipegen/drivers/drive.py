@@ -1,5 +1,5 @@
-"""Any number of requests, fed to the engines while they work: `imap` and jobs are a few lines over
-it. A whole batch goes as `pipegen.drivers.whole` says.
+"""What takes requests through a pipe: `run`, `imap`, `stream`, jobs, and all asynchronous ones are a
+few lines over it.
 
 Requests are taken from the input and become rows. Rows go through the stages up to their next calls
 (`pipegen.core.rows`), and are added to the session of the engine that they want. A step of a
@@ -7,6 +7,9 @@ session brings the answers of rows that have ended; these go on at once. When th
 request is at the end of the pipe, the request has its slot. All calls of one engine are one
 session, to which rows are added at any time: no request waits for another one, and an engine has
 rows to work on as long as there is input.
+
+**A whole batch** is there from the start, and its rows go together: all that want an engine at one
+place of the pipe are one call of it. A call begins when no row is on its way to an earlier one.
 
 **Bounds.** At most `in_flight` requests are in flight; by default, as many as the engine says keep
 it full. Slots are given out in the order of the input: at most `REORDER` times as many requests may
@@ -27,32 +30,36 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from returns.result import Failure, Success
 
-from pipegen.core.backend import BatchCall, FedBackend
 from pipegen.core.blame import named
 from pipegen.core.border import attempt
 from pipegen.core.errors import CallFailed
 from pipegen.core.parallel import WORKERS
 from pipegen.core.pipe import Pipe
 from pipegen.core.rows import Advanced, Row, advance
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.core.steps import Wanted
 from pipegen.drivers.arguments import admitted, loaded
 from pipegen.drivers.isolation import error_of, isolated
 from pipegen.drivers.naming import request_words
 from pipegen.drivers.session import Feed, KeptAnswers, NoRequest, Request, image_bytes
-from pipegen.drivers.whole import drive
 from pipegen.engines.extras import MissingExtra
+from pipegen.engines.protocol import Event, RowDone
+from pipegen.engines.session import ALL, open_session
 from pipegen.records.options import GenerationOptions
-from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
+from pipegen.records.requests import ImagePolicy, RequestPolicy
 
-__all__ = ["HELD_BYTES", "IN_FLIGHT", "REORDER", "Drive"]
+if TYPE_CHECKING:
+    import asyncio
 
+__all__ = ["HELD_BYTES", "IN_FLIGHT", "REORDER", "Drive", "drive"]
+
+B = TypeVar("B")
 K = TypeVar("K")
 IN_FLIGHT = 64
 """Requests in flight for an engine that does not tell what keeps it full."""
@@ -71,20 +78,22 @@ HELD_BYTES = 512 * 2**20
 class Drive(Generic[K]):
     """The slots of any number of requests; see the module.
 
-    take: gives the next key and request, or why there is none.
+    take: gives the next key and request, or why there is none; `batch` has them all instead.
     finished: is called with each slot as soon as there is one, before its turn.
     isolate_bugs: a bug fails its own request, and does not raise (see `pipegen.drivers.isolation`).
     kept: answers that are not asked for again.
     admits: whether requests are taken as they come; otherwise they are admitted already (see
         `pipegen.drivers.arguments`).
+    begins, sees: are called with each call of a batch when it begins, and with each event of it.
     """
 
     def __init__(
         self,
-        pipe: Pipe[GenerationRequest, Any],
-        take: Callable[[], tuple[K, Any] | NoRequest],
+        pipe: Pipe[Any, Any],
+        take: Callable[[], tuple[K, Any] | NoRequest] = lambda: NoRequest.MORE,
         options: GenerationOptions | None = None,
         *,
+        batch: Iterable[tuple[K, Slot[Any]]] | None = None,
         image_policy: ImagePolicy | None = None,
         policy: RequestPolicy | None = None,
         in_flight: int | None = None,
@@ -93,13 +102,18 @@ class Drive(Generic[K]):
         finished: Callable[[K, Slot[Any]], object] = lambda key, slot: None,
         kept: KeptAnswers[K] | None = None,
         admits: bool = True,
+        begins: Callable[[Feed], object] = lambda feed: None,
+        sees: Callable[[Event], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pipe, self._source, self._options = pipe, take, options
         self._reads, self._allows = image_policy or ImagePolicy(), policy or RequestPolicy()
-        self._limit, self._limits = in_flight or IN_FLIGHT, None if in_flight else dict[int, int]()
+        self._limit, self._limits = in_flight or IN_FLIGHT, None if in_flight else dict[Any, int]()
         self._ordered, self._isolates, self._finished = ordered, isolate_bugs, finished
         self._kept, self._admits, self._clock = kept, admits, clock
+        self._batch, self._begins, self._sees = batch, begins, sees
+        self._whole = batch is not None
+        """Whether rows go together."""
         self._turns: deque[Request[K]] = deque()
         """The requests to be given out: all that were taken where they are ordered, else those that
         have ended.
@@ -111,8 +125,10 @@ class Drive(Generic[K]):
         self._bytes = 0
         self._rows = self._taken = 0
         self._feeds: dict[Any, Feed] = {}
-        """By the engine."""
-        self._more, self._nothing_now = True, False
+        """By the engine; of a batch by the place in the pipe, and of one place, what is not shown
+        comes first: the scores of prompts.
+        """
+        self._more, self._nothing_now = not self._whole, False
         self._input_error: Exception | None = None
         self._preparing: dict[Future[tuple[Advanced, dict[int, Exception]]], Request[K]] = {}
         self._pool: ThreadPoolExecutor | None = None
@@ -126,13 +142,17 @@ class Drive(Generic[K]):
         """Seconds that `round` may wait; as long as it takes where it is negative."""
         self.closed = False
         """Whether no more work is wanted."""
+        self._awakens: Callable[[], object] = self._asleep.release
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """Of an asynchronous caller."""
+        self._idle = False
 
     def wake(self) -> None:
         """Let a thread that waits within `round` look again: a row has ended, there is a request,
         or all is to be closed. A signal handler may call it.
         """
-        with contextlib.suppress(RuntimeError):  # it is awake
-            self._asleep.release()
+        with contextlib.suppress(RuntimeError):  # it is awake, or its event loop was closed
+            self._awakens()
 
     @property
     def busy(self) -> bool:
@@ -144,7 +164,7 @@ class Drive(Generic[K]):
         """Whether all requests were taken and given out. Raises what the input raised, once all
         before it was given out.
         """
-        if self._more or self._requests or self._waiting:
+        if self._more or self._requests or self._waiting or self._batch is not None:
             return False
         if self._input_error is not None:
             raise self._input_error
@@ -160,21 +180,44 @@ class Drive(Generic[K]):
         finally:
             self.close()
 
+    async def rounds(self) -> AsyncGenerator[list[tuple[K, Slot[Any]]], None]:
+        """What each `round` gives, beside the running event loop. Where it is left, the round at
+        work ends first: a thread cannot be cancelled.
+        """
+        import asyncio  # half of what `import pipegen` would cost
+
+        loop, woken = asyncio.get_running_loop(), asyncio.Event()
+        self._loop, self._awakens = loop, lambda: loop.call_soon_threadsafe(woken.set)
+        working: asyncio.Future[list[tuple[K, Slot[Any]]]] | None = None
+        try:
+            while not self.exhausted:
+                woken.clear()
+                working = asyncio.ensure_future(asyncio.to_thread(self.round))
+                yield await asyncio.shield(working)
+                if self._idle:
+                    await woken.wait()
+        finally:
+            if working is not None:
+                await asyncio.wait([working])
+            await asyncio.to_thread(self.close)
+
     def round(self) -> list[tuple[K, Slot[Any]]]:
         """Take requests for which there is room, let the engines work for one step, and give out
         the slots whose turn has come.
         """
+        self._idle = False
         self._fill()
         if self._turns and self._turns[0].ended:
             return self._given()
         worked = self._settle_prepared()
-        for name, feed in [*self._feeds.items()]:
+        feeds = [*self._feeds.items()]
+        for name, feed in [min(feeds)] if self._whole and feeds else feeds:
             if feed.rows and not self._awaits_more(feed):
                 try:
                     self._add(feed)
-                    ended = feed.session.step()
+                    events = feed.session.step()
                 except CallFailed as failed:
-                    ended = self._failed(name, feed, failed)
+                    events = self._failed(name, feed, failed)
                 except Exception as bug:
                     if (
                         not self._isolates
@@ -182,11 +225,12 @@ class Drive(Generic[K]):
                         or self._until is not None
                     ):
                         raise
-                    worked, ended = True, self._isolate(name, feed, bug)
-                self._take(name, feed, ended)
-                worked |= bool(ended) or feed.session.side_by_side > 0
-        if not worked:
-            self._wait()
+                    worked, events = True, self._isolate(name, feed, bug)
+                self._take(name, feed, events)
+                worked |= bool(events) or feed.session.side_by_side > 0
+        self._idle = not worked and self._waits
+        if self._idle and self._loop is None:
+            self._asleep.acquire(timeout=self._most_wait)
         return self._given()
 
     def _given(self) -> list[tuple[K, Slot[Any]]]:
@@ -222,7 +266,7 @@ class Drive(Generic[K]):
     def _ends(self) -> bool:
         """Whether something in flight would end without a new call."""
         return bool(self._preparing) or any(
-            feed.rows and not isinstance(feed.session, BatchCall) for feed in self._feeds.values()
+            feed.rows and feed.session.side_by_side != ALL for feed in self._feeds.values()
         )
 
     def close(self) -> None:
@@ -239,6 +283,9 @@ class Drive(Generic[K]):
     # Requests become rows.
 
     def _fill(self) -> None:
+        if self._batch is not None:
+            batch, self._batch = self._batch, None
+            self._begin([self._request(key, slot) for key, slot in batch])
         if not self._more:
             return
         together: list[Request[K]] = []
@@ -293,11 +340,7 @@ class Drive(Generic[K]):
         and prepares it.
         """
         slot = admitted(given, self._options, self._allows) if self._admits else given
-        request = Request(key, slot, self._taken)
-        self._taken += 1
-        self._requests[request.number] = request
-        if self._ordered:
-            self._turns.append(request)
+        request = self._request(key, slot)
         if not is_ok(slot) or not slot.unwrap().sources:
             return [request]
         self._pool = self._pool or ThreadPoolExecutor(WORKERS, thread_name_prefix="pipegen-drive")
@@ -307,6 +350,14 @@ class Drive(Generic[K]):
         self._preparing[future] = request
         future.add_done_callback(lambda _: self.wake())
         return []
+
+    def _request(self, key: K, slot: Slot[Any]) -> Request[K]:
+        request = Request(key, slot, self._taken)
+        self._taken += 1
+        self._requests[request.number] = request
+        if self._ordered:
+            self._turns.append(request)
+        return request
 
     def _begin(self, requests: Iterable[Request[K]]) -> None:
         self._go([Row(request.number, request.given) for request in requests])
@@ -323,8 +374,10 @@ class Drive(Generic[K]):
             self._settle(*self._advanced(rows))
 
     def _advanced(self, rows: Sequence[Row]) -> tuple[Advanced, dict[int, Exception]]:
-        """Rows at their calls and ends, and the bugs of stages."""
+        """Rows at their calls and ends, and the bugs of stages; those of a batch raise."""
         bugs: dict[int, Exception] = {}
+        if self._whole:
+            return advance(self._pipe, rows), bugs
         return advance(self._pipe, rows, lambda row, bug: bugs.setdefault(row.key, bug)), bugs
 
     def _settle(self, done: Advanced, bugs: dict[int, Exception]) -> None:
@@ -337,7 +390,7 @@ class Drive(Generic[K]):
         for row in done.waiting:
             if row.key in self._requests:
                 self._requests[row.key].waiting.append(row)
-        for row, wanted in sorted(done.calls, key=lambda one: (one[0].key, one[0].sample)):
+        for row, wanted in sorted(done.calls, key=lambda one: _order(one[0])):
             if row.key in self._requests:
                 kept = (
                     None
@@ -353,7 +406,7 @@ class Drive(Generic[K]):
 
     def _want(self, row: Row, wanted: Wanted) -> None:
         """Put what a row wants to what its engine is to work on next."""
-        feed = self._feed(wanted.backend)
+        feed = self._feed(row, wanted)
         if wanted.same is not None and wanted.same in feed.same:
             feed.rows[feed.same[wanted.same]].append((row, wanted))
             return
@@ -364,19 +417,31 @@ class Drive(Generic[K]):
         feed.new.append(self._rows)
         self._bytes += image_bytes(wanted.input)
 
-    def _feed(self, backend: Any) -> Feed:
-        feed = self._feeds.get(id(backend))
+    def _feed(self, row: Row, wanted: Wanted) -> Feed:
+        backend: Any = wanted.backend
+        name = (row.place, wanted.shown, id(backend)) if self._whole else id(backend)
+        feed = self._feeds.get(name)
         if feed is None:
-            fed = isinstance(backend, FedBackend)
-            session: Any = backend.open(self.wake) if fed else BatchCall(backend)
-            feed = self._feeds[id(backend)] = Feed(backend, session)
+            how: dict[str, Any] = {
+                "tokens": self._sees is not None,
+                "loop": self._loop,
+                "fed": not self._whole,
+            }
+            feed = self._feeds[name] = Feed(backend, open_session(backend, self.wake, **how))
         # it is asked again, since an engine may know better once it has started
         if self._limits is not None:
-            self._limits[id(backend)] = (
-                IN_FLIGHT if isinstance(feed.session, BatchCall) else feed.backend.in_flight
-            )
+            self._limits[name] = getattr(backend, "in_flight", IN_FLIGHT)
             self._limit = max(self._limits.values())
         return feed
+
+    @property
+    def live(self) -> Iterator[Row]:
+        """The rows that have not ended."""
+        for feed in self._feeds.values():
+            yield from (row for rows in feed.rows.values() for row, _ in rows)
+            yield from feed.answered
+        for request in self._requests.values():
+            yield from request.waiting
 
     def _has_bug(self, request: Request[K], bug: Exception) -> None:
         """A stage raised at a row of a request. That is its own."""
@@ -411,43 +476,62 @@ class Drive(Generic[K]):
                 self._has_bug(request, result.failure())
         return bool(prepared)
 
-    def _wait(self) -> None:
-        """Wait until there is something to do, unless there is something already."""
-        idle = not self._takes_more and not any(request.ended for request in self._turns)
-        if idle and (self._requests or self._more) and not self.closed:
-            self._asleep.acquire(timeout=self._most_wait)
+    @property
+    def _waits(self) -> bool:
+        """Whether there is nothing to do until it is woken."""
+        given = bool(self._turns) and self._turns[0].ended
+        left = bool(self._requests) or self._more
+        return left and not self._takes_more and not given and not self.closed
 
     def _awaits_more(self, feed: Feed) -> bool:
         """Whether an engine with nothing to work on begins with more rows: those that are being
         prepared, or, where it takes none later, all others.
         """
-        if self._until is not None and isinstance(feed.session, BatchCall):
+        at_once = feed.session.side_by_side == ALL
+        if self._until is not None and at_once:
             return True
         if not feed.session.side_by_side or len(feed.new) < len(feed.rows):
             return False
-        return bool(self._preparing) or (self._takes_more and isinstance(feed.session, BatchCall))
+        return bool(self._preparing) or (self._takes_more and at_once)
 
     def _add(self, feed: Feed) -> None:
         """Hand the session what is new."""
         new, feed.new = feed.new, []
-        if new:
-            feed.session.add([(number, feed.rows[number][0][1].input) for number in new])
+        if not new:
+            return
+        if self._whole:
+            new.sort(key=lambda number: _order(feed.rows[number][0][0]))
+            self._begins(feed)
+        feed.session.add([(number, feed.rows[number][0][1].input) for number in new])
 
-    def _failed(self, name: Any, feed: Feed, failed: CallFailed) -> list[tuple[int, Slot[Any]]]:
+    def _failed(self, name: Any, feed: Feed, failed: CallFailed) -> list[Event]:
         """A call failed as a whole: so do its rows, and the session is over."""
         del self._feeds[name]
         feed.session.close()
-        return [(number, Failure(failed.error)) for number in feed.rows]
+        return [RowDone(row=number, slot=Failure(failed.error)) for number in feed.rows]
 
-    def _take(self, name: Any, feed: Feed, ended: Sequence[tuple[int, Slot[Any]]]) -> None:
-        """Let the rows go on that a step has ended."""
+    def _take(self, name: Any, feed: Feed, events: Sequence[Event]) -> None:
+        """Let the rows go on that a step has ended; those of a batch, when all have ended."""
         answered: list[tuple[Row, Wanted, Slot[Any]]] = []
-        for number, slot in ended:
-            rows = feed.rows.pop(number)
+        for event in events:
+            if self._sees is not None:
+                self._sees(event)
+            if not isinstance(event, RowDone):
+                continue
+            rows = feed.rows.pop(event.row)
             wanted = rows[0][1]
             feed.same.pop(wanted.same, None)
             self._bytes -= image_bytes(wanted.input)
-            answered += [(row, wanted, slot) for row, wanted in rows if row.key in self._requests]
+            answered += [
+                (row, wanted, event.slot) for row, wanted in rows if row.key in self._requests
+            ]
+        if self._whole:
+            feed.answered += [row.answered(slot) for row, _, slot in answered]
+            if not feed.rows:
+                self._feeds.pop(name, None)
+                feed.session.close()
+                self._go(sorted(feed.answered, key=_order))
+            return
         if answered:
             self._go([row.answered(slot) for row, _, slot in answered])
         if self._kept is not None:
@@ -455,7 +539,7 @@ class Drive(Generic[K]):
                 if row.key in self._requests:
                     self._kept.keep(self._requests[row.key].key, row, wanted, slot)
 
-    def _isolate(self, name: Any, feed: Feed, bug: Exception) -> Sequence[tuple[int, Slot[Any]]]:
+    def _isolate(self, name: Any, feed: Feed, bug: Exception) -> list[Event]:
         """An engine has raised: the requests that it worked on are run again, in halves, down to
         the one that makes it raise.
         """
@@ -468,4 +552,23 @@ class Drive(Generic[K]):
         slots = isolated(lambda batch: drive(self._pipe, batch), given, bug)
         for request, slot in zip(requests, slots, strict=True):
             self._end(request, slot)
-        return [(number, Success(None)) for number in feed.rows]  # nobody waits for these any more
+        # nobody waits for these any more
+        return [RowDone(row=number, slot=Success(None)) for number in feed.rows]
+
+
+def drive(pipe: Pipe[Any, B], batch: Iterable[Slot[Any]]) -> Batch[B]:
+    """Run a pipe over the slots of a batch.
+
+    >>> from pipegen.core.pipe import pure
+    >>> drive(pure("double", lambda n: 2 * n), [Success(2)])
+    (<Success: 4>,)
+    """
+    given: list[tuple[int, Slot[B]]] = []
+    with contextlib.closing(Drive(pipe, batch=enumerate(batch))) as whole:
+        while not whole.exhausted:
+            given += whole.round()
+    return tuple(slot for _, slot in given)
+
+
+def _order(row: Row) -> Any:
+    return row.key, row.sample

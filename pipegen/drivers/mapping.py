@@ -42,11 +42,11 @@ def imap(
 
     The input is taken as there is room: at most `in_flight` requests run at a time. By default,
     these are as many as keep the engine full, which it tells. Slots that end before their turn
-    wait, up to 8 times as many; then no request is taken until the slow one before them has ended.
+    wait, up to 8 times as many. Then no request is taken until the slow one before them has ended.
     With `ordered=False` slots come as they end (`imap_keyed` says whose they are).
 
-    With `isolate_bugs`, as a job wants it, a bug does not raise: its request alone fails, with
-    `StageFailed` where it is in a stage of your own, and with `InternalError` otherwise.
+    With `isolate_bugs`, as in a job, a bug does not raise. Its request alone fails: with
+    `StageFailed` for a bug in a stage of your own, and with `InternalError` otherwise.
 
     >>> from pipegen.core.pipe import pure
     >>> endless = ({"prompt": str(n)} for n in range(10**9))

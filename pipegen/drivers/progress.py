@@ -7,21 +7,18 @@ with pg.backends.hf("embedded") as route:
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
-from returns.result import Success
-
-from pipegen.core.backend import AsyncStreamBackend, Backend, FedBackend, OpenCall
+from pipegen.core.backend import Backend, Session
 from pipegen.core.blame import StageNote, blamed
-from pipegen.core.parallel import read_in_thread
 from pipegen.core.pipe import Pipe, Rebinding, pipe_of
-from pipegen.core.slots import Slot
+from pipegen.core.slots import Slot, is_ok
 from pipegen.core.steps import Call, Nest, Step, Steps, Wanted
-from pipegen.drivers.batch import await_answers
-from pipegen.drivers.events import Event, aevents_of, events_of
-from pipegen.engines.protocol import GeneratesByStream, RowDone, TokensMade, answers_depend_on
+from pipegen.drivers.drive import IN_FLIGHT
+from pipegen.engines.protocol import Event, RowDone, TokensMade, answers_depend_on
+from pipegen.engines.session import answers, open_session
 
 __all__ = ["Progress", "watched"]
 
@@ -34,9 +31,13 @@ class Progress(NamedTuple):
     """
 
     engine: str
+    """The engine's name."""
     rows: int
+    """Rows of the call."""
     done: int
+    """Rows that have ended."""
     tokens: int
+    """Tokens that were made."""
 
 
 def watched(pipe: P, tell: Callable[[Progress], object], *, every: float = 0.1) -> P:
@@ -70,8 +71,7 @@ def _watched(step: Step, tell: Callable[[Progress], object], every: float) -> St
 
     def watch(engine: Backend[Any, Any]) -> _Watched:
         if id(engine) not in known:
-            kind = _WatchedFed if isinstance(engine, FedBackend) else _Watched
-            known[id(engine)] = engine, kind(engine, tell, every)
+            known[id(engine)] = engine, _Watched(engine, tell, every)
         return known[id(engine)][1]
 
     def ask(value: Any, answers: tuple[Slot[Any], ...]) -> Wanted | Slot[Any]:
@@ -93,64 +93,8 @@ def _watched(step: Step, tell: Callable[[Progress], object], every: float) -> St
     return replace(step, ways=ways, among=among, rebind=rebind)
 
 
-class _Count:
-    """What a call has made so far: reported at its start, at its end, and at intervals."""
-
-    def __init__(self, engine: str, tell: Callable[[Progress], object], every: float) -> None:
-        self._now, self._tell, self._every, self._told = (
-            Progress(engine, 0, 0, 0),
-            tell,
-            every,
-            -every,
-        )
-        self._slots: dict[int, Slot[Any]] = {}
-
-    def add(self, rows: int = 0, done: int = 0, tokens: int = 0, *, ends: bool = False) -> None:
-        """Count more, and report it if the call `ends` or the last report is long ago."""
-        before = self._now
-        self._now = Progress(
-            before.engine, before.rows + rows, before.done + done, before.tokens + tokens
-        )
-        if ends or time.monotonic() - self._told >= self._every:
-            self._told = time.monotonic()
-            try:
-                self._tell(self._now)
-            except Exception as raised:
-                blamed(raised, StageNote("tell, of watched", internal=False))
-                raise
-
-    def see(self, event: Event) -> None:
-        if isinstance(event, RowDone):
-            self._slots[event.row] = event.slot
-            self.add(done=1)
-        elif isinstance(event, TokensMade):
-            self.add(tokens=len(event.token_ids))
-
-    def end(self, slots: Sequence[Slot[Any]] | None = None) -> Sequence[Slot[Any]]:
-        """Tell of the end, and give the answers: those of the rows that were seen, unless they come
-        all at once.
-        """
-        answers = [self._slots[row] for row in sorted(self._slots)] if slots is None else slots
-        self.add(
-            done=len(answers) - self._now.done,
-            tokens=max(0, _tokens(answers) - self._now.tokens),
-            ends=True,
-        )
-        return answers
-
-
-def _tokens(slots: Iterable[Slot[Any]]) -> int:
-    return sum(
-        len(slot.unwrap().token_ids)
-        for slot in slots
-        if isinstance(slot, Success) and hasattr(slot.unwrap(), "token_ids")
-    )
-
-
 class _Watched:
-    """The backend of a call, for the drivers: it tells how far `generate` is. Streams are shown as
-    they come, so they report nothing more.
-    """
+    """The backend of a call, for the drivers: its sessions tell how far they are."""
 
     def __init__(
         self, engine: Backend[Any, Any], tell: Callable[[Progress], object], every: float
@@ -165,80 +109,71 @@ class _Watched:
     def depends_on(self) -> Mapping[str, Any]:
         return answers_depend_on(self._engine)
 
-    def generate(self, inputs: Sequence[Any]) -> Sequence[Slot[Any]]:
-        count = self._count(inputs)
-        if not self._by_stream:
-            return count.end(self._engine.generate(inputs))
-        for event in events_of(self._engine, inputs):
-            count.see(event)
-        return count.end()
-
-    async def agenerate(self, inputs: Sequence[Any]) -> Sequence[Slot[Any]]:
-        count = self._count(inputs)
-        if not self._by_stream:
-            return count.end(await await_answers(self._engine, inputs))
-        if not isinstance(self._engine, AsyncStreamBackend):
-            await read_in_thread(events_of(self._engine, inputs), count.see)
-            return count.end()
-        async for event in aevents_of(self._engine, inputs):
-            count.see(event)
-        return count.end()
-
-    def stream(self, inputs: Sequence[Any]) -> Iterator[Event]:
-        return events_of(self._engine, inputs)
-
-    def astream(self, inputs: Sequence[Any]) -> AsyncIterator[Event]:
-        return aevents_of(self._engine, inputs)
-
-    @property
-    def _by_stream(self) -> bool:
-        """Whether the engine's `generate` is its `stream`, read to the end: then it costs nothing
-        to read that.
-        """
-        return isinstance(self._engine, GeneratesByStream) and self._engine.generates_by_stream
-
-    def _count(self, inputs: Sequence[Any]) -> _Count:
-        count = _Count(self.name, self._tell, self._every)
-        count.add(rows=len(inputs))
-        return count
-
-
-class _WatchedFed(_Watched):
-    """The same for an engine that is fed while it works."""
-
     @property
     def in_flight(self) -> int:
-        fed: Any = self._engine
-        number: int = fed.in_flight
+        number: int = getattr(self._engine, "in_flight", IN_FLIGHT)
         return number
 
-    def open(self, wake: Callable[[], object]) -> OpenCall[Any, Any]:
-        fed: Any = self._engine
-        return _WatchedCall(fed.open(wake), _Count(self.name, self._tell, self._every))
+    def generate(self, inputs: Sequence[Any]) -> Sequence[Slot[Any]]:
+        return answers(self, inputs)
+
+    def open(self, wake: Callable[[], object], *, tokens: bool = False, **how: Any) -> Session:
+        tells: bool = tokens or getattr(self._engine, "tells_tokens", False)
+        session = open_session(self._engine, wake, tokens=tells, **how)
+        return _WatchedSession(self.name, session, self._tell, self._every)
 
 
-class _WatchedCall:
-    """An open call that tells how far it is: of all rows that were added so far."""
+class _WatchedSession:
+    """A session that tells how far it is, of all rows that were added so far: at its start, when
+    all rows have ended, and at intervals.
+    """
 
-    def __init__(self, call: OpenCall[Any, Any], count: _Count) -> None:
-        self._call, self._count, self._open = call, count, 0
+    def __init__(
+        self, engine: str, session: Session, tell: Callable[[Progress], object], every: float
+    ) -> None:
+        self._session, self._tell, self._every = session, tell, every
+        self._now, self._told = Progress(engine, 0, 0, 0), -every
+        self._made: dict[int, int] = {}
+        """The tokens of rows that have not ended."""
 
     @property
     def side_by_side(self) -> int:
-        return self._call.side_by_side
+        return self._session.side_by_side
 
     def add(self, inputs: Sequence[tuple[int, Any]]) -> None:
-        self._open += len(inputs)
-        self._count.add(rows=len(inputs))
-        self._call.add(inputs)
+        self._made.update((number, 0) for number, _ in inputs)
+        self._count(rows=len(inputs))
+        self._session.add(inputs)
 
-    def step(self) -> Sequence[tuple[int, Slot[Any]]]:
-        ended = self._call.step()
-        self._open -= len(ended)
-        self._count.add(
-            done=len(ended), tokens=_tokens(slot for _, slot in ended), ends=not self._open
-        )
-        return ended
+    def step(self) -> Sequence[Event]:
+        events, done, tokens = self._session.step(), 0, 0
+        for event in events:
+            if isinstance(event, TokensMade):
+                made = len(event.token_ids)
+                self._made[event.row] += made
+                tokens += made
+            elif isinstance(event, RowDone):
+                done += 1
+                tokens += max(0, _tokens(event.slot) - self._made.pop(event.row))
+        if events:
+            self._count(done=done, tokens=tokens, ends=not self._made)
+        return events
 
     def close(self) -> None:
-        self._call.close()
+        self._session.close()
+
+    def _count(self, rows: int = 0, done: int = 0, tokens: int = 0, *, ends: bool = False) -> None:
+        """Count more, and tell of it if the call `ends` or the last time is long ago."""
+        name, *before = self._now
+        self._now = Progress(name, *map(sum, zip(before, (rows, done, tokens), strict=True)))
+        if ends or time.monotonic() - self._told >= self._every:
+            self._told = time.monotonic()
+            try:
+                self._tell(self._now)
+            except Exception as raised:
+                blamed(raised, StageNote("tell, of watched", internal=False))
+                raise
+
+
+def _tokens(slot: Slot[Any]) -> int:
+    return len(getattr(slot.unwrap(), "token_ids", ())) if is_ok(slot) else 0

@@ -23,6 +23,8 @@ from pipegen.core.loop import loop
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot
 from pipegen.core.steps import Again
+from pipegen.drivers.arguments import record_of
+from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult, RoundsEnd
 
@@ -31,7 +33,7 @@ __all__ = ["ended", "repeat"]
 
 def repeat(
     pipe: Pipe[GenerationRequest, GenerationResult],
-    again: Callable[[GenerationResult], GenerationRequest | None],
+    again: Callable[[GenerationResult], Request | None],
     *,
     limit: int,
 ) -> Pipe[GenerationRequest, GenerationResult]:
@@ -60,10 +62,10 @@ def repeat(
     if type(limit) is not int or limit < 1:
         raise TypeError(f"limit takes a whole number of at least 1, not {limit!r:.80}")
 
-    def decide(rounds: tuple[Any, ...]) -> Again | Slot[Any]:
+    def decide(rounds: tuple[Any, ...], request_before: object) -> Again | Slot[Any]:
         request = again(rounds[-1])
         if request is not None and len(rounds) < limit:
-            return Again(Success(request), rounds)
+            return Again(record_of(request), rounds)
         return Success(ended(rounds, "done" if request is None else "limit"))
 
     return loop(

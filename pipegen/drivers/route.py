@@ -61,7 +61,7 @@ class Route(Pipe[GenerationRequest, GenerationResult]):
     """The engine, a `TokenEngine` or a `TextEngine`."""
 
     def with_options(self, options: Options) -> Self:
-        """The route with options of its own, for what its requests leave open: of several routes in
+        """The route with options of its own, for what its requests leave open. Of several routes in
         one pipe, each has those that it is given here.
 
         The options of a run are for the requests that it is handed, and so for the first route of a
@@ -202,12 +202,13 @@ def _what(of: object) -> str:
 
 
 def attach(to: P, *plugins: Plugin) -> P:
-    """The route with plugins attached, in that order, after those it has; a pipe of several routes,
-    such as a fallback, gets them on every one.
+    """The route with plugins attached, in that order, after those it has.
 
-    Decided before any weights load, and all or nothing. The new route shares the engine's weights.
-    Raises `UnsupportedPlugin` for the first plugin that an engine cannot take, that it has already,
-    or that trims where no stage does, `BackendFailed` where an engine's model cannot be read, and
+    A pipe of several routes, such as a fallback, gets them on every one. This is decided before
+    any weights load, and all or nothing. The new route shares the engine's weights.
+
+    Raises `UnsupportedPlugin` for the first plugin that an engine cannot take or has already, or
+    that trims where no stage does. Raises `BackendFailed` if an engine's model cannot be read, and
     `TypeError` for what is no plugin, or a pipe without an engine.
 
     >>> from pipegen.plugins import balanced_json, strip_prefix

@@ -26,7 +26,7 @@ from returns.result import Failure, Result, Success
 
 from pipegen.core.border import guard
 from pipegen.core.errors import ContractError, InvalidRequest, MalformedResponse
-from pipegen.core.pipe import Pipe, call, identity, pipe_of, row_stage
+from pipegen.core.pipe import Pipe, call, identity, row_stage
 from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.drivers.arguments import Options
 from pipegen.drivers.batch import run
@@ -35,8 +35,7 @@ from pipegen.engines.protocol import TokenEngine, takes_tokens
 from pipegen.records.frozen import printed
 from pipegen.records.plain import Request, request_from
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy, ScoringRequest
-from pipegen.records.scores import Chosen, Continued, Perplexity, Scored, TokenScores
-from pipegen.stages.calling import Scorer
+from pipegen.records.scores import Chosen, Perplexity, Scored, TokenScores
 from pipegen.stages.joining import EmptyContext, first_token, join, resolve_scoring, scores_none
 from pipegen.stages.parts.length import check_length
 
@@ -70,7 +69,8 @@ def scoring(
     engine = route.engine
     pipe: Pipe[GenerationRequest, Any] = resolve_scoring(engine)
     if takes_tokens(engine):
-        pipe = _before(route) >> join(engine, empty_context) >> _call(engine)
+        backend: Any = engine
+        pipe = _before(route) >> join(engine, empty_context) >> call(backend)
     return pipe >> _sum_up(engine, route.name)
 
 
@@ -98,11 +98,6 @@ def _before(route: Route) -> Pipe[GenerationRequest, Any]:
         for part in route.parts[:place]
     )
     return dataclasses.replace(kept, owns=route.owns)
-
-
-def _call(engine: Any) -> Pipe[Continued, TokenScores]:
-    (asking,) = call(Scorer(engine)).steps
-    return pipe_of(dataclasses.replace(asking, rebind=lambda new: _call(new.engine(engine))))
 
 
 def _sum_up(engine: Any, name: str) -> Pipe[TokenScores, Scored]:
@@ -254,8 +249,8 @@ def perplexity(
     before it as the model takes.
 
     A text that is longer than `window` (the engine's own limit, unless it is lower) is predicted in
-    rolling windows: each goes on where the last one ended, and the last one is as long as the
-    others and predicts what is left. The first token comes after the token that `empty_context`
+    rolling windows. Each goes on where the last one ended. The last one is as long as the others
+    and predicts what is left. The first token comes after the token that `empty_context`
     names.
 
     >>> from pipegen.drivers.route import route

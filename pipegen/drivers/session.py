@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from enum import Enum, auto
 from typing import Any, Generic, Protocol, TypeVar
 
-from pipegen.core.backend import OpenCall
+from pipegen.core.backend import Session
 from pipegen.core.rows import Row
 from pipegen.core.slots import Slot
 from pipegen.core.steps import Wanted
@@ -65,8 +65,10 @@ class Feed:
     number those that want the same.
     """
 
-    def __init__(self, backend: Any, session: OpenCall[Any, Any]) -> None:
+    def __init__(self, backend: Any, session: Session) -> None:
         self.backend, self.session = backend, session
+        self.answered: list[Row] = []
+        """Rows with their answers, which go on once all of the call have one."""
         self.new: list[int] = []
         self.rows: dict[int, list[tuple[Row, Wanted]]] = {}
         self.same: dict[Hashable, int] = {}

@@ -9,6 +9,7 @@ several calls one after another, the last one's text is streamed.
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -16,11 +17,12 @@ from pipegen.core.errors import ContractError
 from pipegen.core.pipe import Pipe
 from pipegen.core.rows import Row, shown_text
 from pipegen.core.slots import Batch, Slot, is_ok
+from pipegen.core.steps import Wanted
 from pipegen.drivers.arguments import Options, check_run, prepare_batch, require_iterable
-from pipegen.drivers.events import Event, aevents_of, events_of
+from pipegen.drivers.drive import Drive
 from pipegen.drivers.naming import name_bug
-from pipegen.drivers.whole import Whole, WholeCall
-from pipegen.engines.protocol import RowDone, TextMade
+from pipegen.drivers.session import Feed
+from pipegen.engines.protocol import Event, RowDone, TextMade
 from pipegen.records.fields import record
 from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
@@ -34,8 +36,11 @@ class Delta:
     """New text of request `index` (its position in the batch), of its sample `sample`."""
 
     index: int
+    """The position of the request, from 0."""
     text: str
+    """The new text. It is final."""
     sample: int = 0
+    """The number of the sample, from 0."""
     reasoning: str = ""
     """New reasoning, where a server tells it apart; it is no part of the text."""
     round: int = 0
@@ -47,7 +52,9 @@ class Done:
     """Request `index` is finished: the slot that `run` gives."""
 
     index: int
+    """The position of the request, from 0."""
     slot: Slot[GenerationResult]
+    """The slot that `run` returns."""
 
 
 class _Shown(NamedTuple):
@@ -59,29 +66,34 @@ class _Shown(NamedTuple):
 
 
 class _Deltas:
-    """What has been shown of each row, and what may be shown now. Does no input or output, so it
-    serves both drivers.
-    """
+    """What has been shown of each row, and what may be shown now."""
 
     def __init__(self, pipe: Pipe[Any, Any], batch: Batch[Any]) -> None:
         self._pipe = pipe
         self._texts: dict[tuple[int, int, int], str] = {}
         self._answers: dict[tuple[int, int, int], Slot[Any]] = {}
-        self._rows: list[_Shown] = []
+        self._rows: dict[int, _Shown] = {}
         """The rows of the call that is performed."""
-        self.whole = Whole(pipe, batch, self._answer)
+        self._come = deque[Delta]()
+        self._slots: list[Slot[Any]] = []
+        self.drive = Drive(
+            pipe, batch=enumerate(batch), kept=self, begins=self._begin, sees=self._see
+        )
 
-    def _answer(self, row: Row) -> Slot[Any] | None:
+    def of(self, key: int, row: Row, wanted: Wanted) -> Slot[Any] | None:
         """The answer of a row that has shown text already: it is never tried again."""
-        if not self._texts:
+        if not self._texts or not wanted.shown:
             return None
         place = self._place(row, {row.sample, *self._samples().get(row.key, ())})
         return self._answers.get(place) if self._texts.get(place) else None
 
+    def keep(self, key: int, row: Row, wanted: Wanted, slot: Slot[Any]) -> None:
+        """Nothing: what has come is kept already."""
+
     def _samples(self) -> dict[int, set[Any]]:
         """The samples of each request that have not ended."""
         samples: dict[int, set[Any]] = {}
-        for row in self.whole.live():
+        for row in self.drive.live:
             samples.setdefault(row.key, set()).add(row.sample)
         return samples
 
@@ -89,43 +101,41 @@ class _Deltas:
         """The request of a row, which of its samples it is, and the round."""
         return row.key, sorted(samples).index(row.sample), shown_text(self._pipe, row).round
 
-    def begin(self, call: WholeCall) -> None:
+    def _begin(self, call: Feed) -> None:
         """A call begins."""
         samples = self._samples()
-        self._rows = []
-        for (row, wanted), *_ in call.rows:
+        self._rows = {}
+        for number, ((row, wanted), *_) in call.rows.items():
             text = shown_text(self._pipe, row)
             shown = text.keeps and wanted.shown
             follow = text.follow(wanted.input) if shown and text.follow is not None else None
-            self._rows.append(_Shown(self._place(row, samples[row.key]), shown, follow))
+            self._rows[number] = _Shown(self._place(row, samples[row.key]), shown, follow)
 
-    def see(self, call: WholeCall, event: Event) -> Delta | None:
-        """What an engine tells of a row, as a delta where there is new text."""
+    def _see(self, event: Event) -> None:
+        """What an engine tells of a row: a delta where there is new text."""
         row, text, reasoning = self._rows[event.row], "", ""
         if isinstance(event, RowDone):
-            call.answers[event.row] = event.slot
+            self._answers[row.at] = event.slot
         elif isinstance(event, TextMade):
             text, reasoning = event.text if row.shown else "", event.reasoning
         elif row.follow is not None:
             text = row.follow.take(event.token_ids) if event.text is None else event.text
-        if not text and not reasoning:
-            return None
-        self._texts[row.at] = self._texts.get(row.at, "") + text
-        index, sample, turn = row.at
-        return Delta(index=index, sample=sample, text=text, reasoning=reasoning, round=turn)
-
-    def end(self, call: WholeCall) -> None:
-        """A call has ended. Raises `ContractError` where a row has no answer."""
-        if len(call.answers) < len(self._rows):
-            raise ContractError(
-                f"engine {call.backend.name} ended its stream without an answer for every row"
+        if text or reasoning:
+            self._texts[row.at] = self._texts.get(row.at, "") + text
+            index, sample, turn = row.at
+            self._come.append(
+                Delta(index=index, sample=sample, text=text, reasoning=reasoning, round=turn)
             )
-        for place, row in enumerate(self._rows):
-            self._answers[row.at] = call.answers[place]
+
+    def come(self, given: Iterable[tuple[int, Slot[Any]]]) -> Iterator[Delta]:
+        """The deltas of a round, which gave these slots."""
+        self._slots += [slot for _, slot in given]
+        while self._come:
+            yield self._come.popleft()
 
     def finish(self) -> Iterator[Delta | Done]:
         """What was held back, and the slots."""
-        for index, slot in enumerate(self.whole.slots):
+        for index, slot in enumerate(self._slots):
             if is_ok(slot) and isinstance(slot.unwrap(), GenerationResult):
                 for sample, completed in enumerate(slot.unwrap().completions):
                     if is_ok(completed):
@@ -157,20 +167,16 @@ def stream(
     """Generate for a batch and yield text as it comes; the slots are those of `run`.
 
     A fallback within the route takes a request over only before its first delta. `Done` comes for
-    all requests of the batch once the engine has finished the last of them: to have each as soon as
+    all requests of the batch once the engine has finished the last of them. To have each as soon as
     it ends, stream them one by one.
     """
     chosen = check_run(route, options, image_policy, policy)
     batch = prepare_batch(requests, chosen, image_policy, policy)
     deltas = _Deltas(route, batch)
     try:
-        for call in deltas.whole.calls():
-            deltas.begin(call)
-            with call, contextlib.closing(events_of(call.backend, call.inputs)) as events:
-                for event in events:
-                    if (delta := deltas.see(call, event)) is not None:
-                        yield delta
-            deltas.end(call)
+        with contextlib.closing(deltas.drive) as drive:
+            while not drive.exhausted:
+                yield from deltas.come(drive.round())
         yield from deltas.finish()
     except Exception as raised:
         name_bug(raised, batch)
@@ -193,14 +199,10 @@ async def astream(
     batch = await asyncio.to_thread(prepare_batch, tuple(requests), chosen, image_policy, policy)
     deltas = _Deltas(route, batch)
     try:
-        for call in deltas.whole.calls():
-            deltas.begin(call)
-            with call:
-                async with contextlib.aclosing(aevents_of(call.backend, call.inputs)) as events:
-                    async for event in events:
-                        if (delta := deltas.see(call, event)) is not None:
-                            yield delta
-            deltas.end(call)
+        async with contextlib.aclosing(deltas.drive.rounds()) as rounds:
+            async for given in rounds:
+                for delta in deltas.come(given):
+                    yield delta
         for last in deltas.finish():
             yield last
     except Exception as raised:

@@ -31,6 +31,8 @@ from pipegen.core.border import Raised, attempt, guard, guard_slot
 from pipegen.core.errors import InternalError, StageFailed
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.tool_schema import schema_of
+from pipegen.engines.protocol import RowDone
+from pipegen.engines.session import answers
 from pipegen.records.frozen import freeze, thaw
 from pipegen.records.results import GenerationResult, ToolReplies
 from pipegen.stages.parts.json_check import wrong_in_json
@@ -126,15 +128,9 @@ class Tools:
 
     def generate(self, inputs: Sequence[GenerationResult]) -> Sequence[Slot[ToolReplies]]:
         """The answers of the tools to the calls of each result."""
-        ended = threading.Semaphore(0)
-        running, slots = self.open(ended.release), dict[int, Slot[ToolReplies]]()
-        running.add([*enumerate(inputs)])
-        while len(slots) < len(inputs):
-            ended.acquire()
-            slots.update(running.step())
-        return [slots[number] for number in range(len(inputs))]
+        return answers(self, inputs)
 
-    def open(self, wake: Callable[[], object]) -> _Running:
+    def open(self, wake: Callable[[], object], **how: Any) -> _Running:
         """A call to which results may be added."""
         return _Running(self, wake)
 
@@ -195,14 +191,14 @@ class _Running:
     def __init__(self, tools: Tools, wake: Callable[[], object]) -> None:
         self._tools, self._wake, self._left = tools, wake, False
         self._waiting: deque[tuple[int, GenerationResult]] = deque()
-        self._ended: deque[tuple[int, Slot[ToolReplies]]] = deque()
+        self._ended: deque[RowDone] = deque()
         self._threads = 0
 
     def add(self, inputs: Sequence[tuple[int, GenerationResult]]) -> None:
         self._waiting.extend(inputs)
         self._start()
 
-    def step(self) -> Sequence[tuple[int, Slot[ToolReplies]]]:
+    def step(self) -> Sequence[RowDone]:
         """The results whose calls are answered."""
         ended = [self._ended.popleft() for _ in range(len(self._ended))]
         self._threads -= len(ended)
@@ -225,7 +221,7 @@ class _Running:
                 f"pipegen has a bug: {raised.words}", incident=raised.incident
             ),
         )
-        self._ended.append((number, slot))
+        self._ended.append(RowDone(row=number, slot=slot))
         self._wake()
 
 

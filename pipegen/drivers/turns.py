@@ -48,26 +48,30 @@ LIMIT = 16
 
 def turns(
     pipe: Pipe[GenerationRequest, GenerationResult],
-    step: Callable[[GenerationResult], Reply] | Tools,
+    step: Callable[[GenerationResult], Reply] | Tools | None = None,
     *,
     limit: int | None = None,
     max_tokens: int | None = None,
     catch: tuple[type[Exception], ...] = (),
 ) -> Pipe[GenerationRequest, GenerationResult]:
-    """Run a pipe in conversations: `step(result)` gives the messages that follow an answer, as
-    `result.then` takes them, or None or `()` where the conversation is over. `pg.tools(...)` is a
-    step that answers tool calls; its schemas go into each request.
+    """Run a pipe in conversations, turn by turn.
 
-    The result is that of the last turn, with those of all turns in `.rounds`; `.rounds_end` is
-    "done", or where the step would have gone on "limit" (there were `limit` answers; by default
-    those of the tools, or 16) or "tokens" (the conversation has `max_tokens` or more). The options
-    of a run are for all turns. A step is called once for each answer, and is to be a function of it
-    alone. `catch` is as in `pg.each`: what it lists fails the row with `StageFailed`.
+    step: `step(result)` gives the messages that follow an answer, as `result.then` takes them, or
+        None or `()` if the conversation is over. It is called once for each answer, and is to be a
+        function of it alone. `pg.tools(...)` is a step that answers tool calls. Its schemas go
+        into each request. Without a step, the `turns` of each request are asked one after another.
+    limit: the most answers; by default that of the tools, or 16; without a step any number.
+    max_tokens: no turn begins once the conversation has so many tokens.
+    catch: as in `pg.each`, what it lists fails the row with `StageFailed`.
 
-    A request without messages, or with other tools, is `InvalidRequest`. Raises `TypeError` for
-    what is no pipe, step or limit.
+    The result is that of the last turn, with those of all turns in `.rounds`. `.rounds_end` is
+    "done", "limit" or "tokens". The options of a run are for all turns.
+
+    A request without messages, with other tools, or with `turns` where there is a step, is
+    `InvalidRequest`. Raises `TypeError` for what is no pipe, step or limit.
     """
-    if not isinstance(pipe, Pipe) or not callable(getattr(step, "replies", step)):
+    asks = getattr(step, "replies", step)
+    if not isinstance(pipe, Pipe) or not (step is None or callable(asks)):
         raise TypeError(
             "turns takes a pipe and a function that gives the next messages or None, or"
             f" pg.tools([...]), not {pipe!r:.80} and {step!r:.80}"
@@ -75,7 +79,7 @@ def turns(
     if inspect.iscoroutinefunction(step):
         raise TypeError("a step is no async function; tools may be: pg.tools([...])")
     called = step if isinstance(step, Tools) else None
-    if limit is None:
+    if limit is None and step is not None:
         limit = LIMIT if called is None else called.limit
     for name, value in (("limit", limit), ("max_tokens", max_tokens)):
         if value is not None and (type(value) is not int or value < 1):
@@ -91,9 +95,16 @@ def turns(
         tokens = last.prompt_tokens + last.completion_tokens
         return "tokens" if max_tokens is not None and tokens >= max_tokens else None
 
-    def decide(rounds: tuple[Any, ...]) -> Again | Slot[Any]:
+    def decide(rounds: tuple[Any, ...], came: Any) -> Again | Slot[Any]:
+        if step is None and len(rounds) == 1 and not came.turns:
+            return Success(rounds[0])
         result = ended(rounds, "done")
-        if called is not None:  # no tool is called for nothing
+        if step is None:
+            more = bool(came.turns)
+            request = Success[Any](
+                _next(rounds[-1], came.turns[0], came.turns[1:]) if more else None
+            )
+        elif called is not None:  # no tool is called for nothing
             more, request = bool(result.tool_calls), Success[Any](rounds[-1])
         else:
             reply = guarded(f"step of {name}", partial(_reply, step), rounds[-1], catch)
@@ -105,12 +116,14 @@ def turns(
             return Again(request, rounds)
         return Success(dataclasses.replace(result, rounds_end=end))
 
-    opening = row_stage("open turns", partial(_opening, called), takes=GenerationRequest)
+    opens = _own_turns if step is None else partial(_opening, called)
+    opening = row_stage("open turns", opens, takes=GenerationRequest)
+    later = opening >> pipe if step is None else pipe
     shown = getattr(step, "__qualname__", "") if called is None else _words(called)
     return loop(
         opening >> pipe,
         decide,
-        later=pipe if called is None else _calling(called) >> pipe,
+        later=later if called is None else _calling(called) >> pipe,
         decides="step",
         name=name,
         version=f"{shown} at most {limit}, {max_tokens} tokens",
@@ -124,14 +137,17 @@ def _reply(step: Any, result: GenerationResult) -> Slot[GenerationRequest | None
     return Success(_next(result, reply))
 
 
-def _next(result: GenerationResult, reply: Any) -> GenerationRequest:
+def _next(
+    result: GenerationResult, reply: Any, turns: tuple[Message, ...] = ()
+) -> GenerationRequest:
     """The request of the next turn, with the options of this one, and its images as they were
-    read.
+    read; `turns` are to follow it.
     """
     request = result.then(reply, options=_options(result))
     before, read = request.messages or (), result.turn.request.messages if result.turn else None
     count = 0 if request.continues is None else request.continues.messages - 1
-    return dataclasses.replace(request, messages=(*(read or ())[:count], *before[count:]))
+    messages = (*(read or ())[:count], *before[count:])
+    return dataclasses.replace(request, messages=messages, turns=turns)
 
 
 def _options(result: GenerationResult) -> GenerationOptions | None:
@@ -145,6 +161,11 @@ def _options(result: GenerationResult) -> GenerationOptions | None:
     return dataclasses.replace(options, chat=chat)
 
 
+def _own_turns(request: GenerationRequest) -> Slot[GenerationRequest]:
+    """The request of one turn: those after it are the loop's."""
+    return Success(dataclasses.replace(request, turns=()) if request.turns else request)
+
+
 def _opening(called: Tools | None, request: GenerationRequest) -> Slot[GenerationRequest]:
     """The first request, with the tools."""
     if not request.messages:
@@ -152,6 +173,13 @@ def _opening(called: Tools | None, request: GenerationRequest) -> Slot[Generatio
             InvalidRequest(
                 "request: turns go on with a conversation, and this request has no messages",
                 hint="ask with messages, also for one user turn",
+            )
+        )
+    if request.turns:
+        return Failure(
+            InvalidRequest(
+                "request.turns: a step says how this conversation goes on, and no turns do",
+                hint="leave them out, or ask with pg.turns(route), without a step",
             )
         )
     if called is None or request.tools == called.schemas:

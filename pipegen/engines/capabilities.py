@@ -59,7 +59,9 @@ class Capabilities:
     """What one loaded engine honours, and its limits (None where unknown or unlimited)."""
 
     engine: str
+    """The engine's name."""
     honours: frozenset[Capability]
+    """The options and features that it honours."""
     context_length: Annotated[int | None, integer(low=1)] = None
     """Prompt and answer together, in tokens."""
     max_images: Annotated[int | None, integer(low=0)] = None

@@ -29,7 +29,7 @@ from pipegen.core.errors import BackendFailed, CallFailed, UnsupportedMultimodal
 from pipegen.core.slots import Slot
 from pipegen.engines.capabilities import Capabilities
 from pipegen.engines.plugin import Plugin
-from pipegen.engines.protocol import ReadsModel, ScoresTokens, takes_tokens
+from pipegen.engines.protocol import takes_tokens
 from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records.fields import InvalidField, altered, record
 from pipegen.records.messages import ImageSource
@@ -55,6 +55,7 @@ class Model:
     capabilities: Capabilities
     """What it honours, and its limits, as far as they are known before a call."""
     plugins: tuple[Plugin, ...]
+    """The attached plugins, in order."""
 
 
 @record
@@ -62,14 +63,19 @@ class TokenModel(Model):
     """What is known of a model that takes and gives token ids."""
 
     tokenizer: Tokenizer
+    """Text to ids and back."""
     renderer: Renderer
+    """Messages to text, by the chat template."""
     eos_token_ids: tuple[int, ...]
+    """All ids that end an answer."""
     bos_token: str
     """What a plain prompt must begin with; empty where that is nothing."""
     image_placeholder: str
     """The control token that stands for an image in a prompt; empty where there is none."""
     generation_config: immutabledict[str, Any]
+    """The checkpoint's own generation settings."""
     prepare_image: Callable[[ImageSource, VlmPreprocessOptions, int], Slot[PreparedImage]]
+    """Decodes and resizes one image as the model wants it."""
     longest_scored: int | None = None
     """The most tokens of a context and its continuation; None where no limit is known."""
 
@@ -100,15 +106,13 @@ def _no_image(
 
 def read_model(engine: Any) -> Model:
     """What is known of an engine's model now. Raises as reading its attributes does."""
-    if isinstance(engine, ReadsModel):
+    if hasattr(engine, "read_model"):
         known: Model = engine.read_model()
         return known
     if not takes_tokens(engine):
         return Model(name=engine.name, capabilities=engine.capabilities, plugins=engine.plugins)
     model = token_model(engine, engine.capabilities)
-    if not isinstance(engine, ScoresTokens):
-        return model
-    return altered(model, longest_scored=engine.longest_scored)
+    return altered(model, longest_scored=getattr(engine, "longest_scored", None))
 
 
 class ModelReader:

@@ -49,6 +49,7 @@ class Plugin:
     """See the module. A plugin does nothing to a row until it is attached to that row's route."""
 
     name: Annotated[str, non_empty_string]
+    """The plugin's name, which results and errors show."""
     requires: Annotated[frozenset[Capability], _capabilities] = frozenset()
     """Capabilities that the engine must have, besides those that its own hooks imply (see
     `needs`).
@@ -60,6 +61,7 @@ class Plugin:
     belong to the answer if the row halts there.
     """
     trim: Callable[[str], str] | None = None
+    """A function on the finished text, after the cut."""
     logits_processor: Callable[[RowContext], Any] | None = None
     """`logits_processor(context)` makes a fresh `LogitsProcessor` for one row; it sees that row
     alone, without padding.

@@ -8,19 +8,13 @@ takes and gives token ids, so that pipegen renders, tokenises, decodes and cuts 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeAlias
 
 from immutabledict import immutabledict
 from typing_extensions import TypeIs
 
-from pipegen.core.backend import (
-    AsyncBackend,
-    AsyncStreamBackend,
-    Backend,
-    StreamBackend,
-    require_backend,
-)
+from pipegen.core.backend import Backend, require_backend
 from pipegen.core.slots import Slot
 from pipegen.engines.capabilities import Capabilities
 from pipegen.engines.plugin import Plugin
@@ -30,21 +24,12 @@ from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import Encoded, GenerationResult, PreparedImage, Raw, ResolvedRequest
-from pipegen.records.scores import Continued, TokenScores
 
 __all__ = [
-    "Answers",
-    "AsyncBackend",
-    "AsyncScoresTokens",
-    "AsyncStreamBackend",
     "Backend",
-    "DependsOn",
     "Engine",
-    "GeneratesByStream",
-    "ReadsModel",
+    "Event",
     "RowDone",
-    "ScoresTokens",
-    "StreamBackend",
     "TextEngine",
     "TextMade",
     "TokenEngine",
@@ -52,6 +37,8 @@ __all__ = [
     "answers_depend_on",
     "missing_members",
     "require_token_engine",
+    "scores_tokens",
+    "settles_itself",
     "takes_tokens",
 ]
 
@@ -61,7 +48,9 @@ class TokensMade:
     """While a call streams: row `row` (its position in the call's inputs) made these tokens."""
 
     row: int
+    """The position of the row in the call."""
     token_ids: tuple[int, ...]
+    """The new ids, in order."""
     text: str | None = None
     """The text that is final with them; None where the engine does not decode, and who reads the
     stream does.
@@ -73,7 +62,9 @@ class RowDone:
     """While a call streams: row `row` is finished, with this answer."""
 
     row: int
+    """The position of the row in the call."""
     slot: Slot[Any]
+    """The answer of the row."""
 
 
 @record
@@ -83,78 +74,50 @@ class TextMade:
     """
 
     row: int
+    """The position of the row in the call."""
     text: str
+    """The new text."""
     reasoning: str = ""
+    """The new reasoning."""
 
 
-@runtime_checkable
-class GeneratesByStream(Protocol):
-    """An engine whose `generate` is its `stream`, read to the end: to read that instead costs
-    nothing.
-    """
-
-    @property
-    def generates_by_stream(self) -> bool: ...
-
-
-@runtime_checkable
-class Answers(Protocol):
-    """What every engine says of the answers that it gives."""
-
-    @property
-    def identity(self) -> str: ...
-
-    @property
-    def plugins(self) -> tuple[Plugin, ...]: ...
-
-
-@runtime_checkable
-class ReadsModel(Protocol):
-    """An engine of which more is known later than before a call: what a server tells."""
-
-    def read_model(self) -> Any:
-        """What is known before a call, as a `pipegen.engines.model.Model`; the same each time."""
-        ...
-
-
-@runtime_checkable
-class DependsOn(Protocol):
-    """An engine whose answers depend on more than its model."""
-
-    @property
-    def depends_on(self) -> Mapping[str, Any]:
-        """All that its answers depend on, besides a request and its options, as plain data without
-        secrets: `model`, and the settings that change answers.
-
-        Values are resolved, and what is the default is left out; so `auto` and what it stands for
-        are equal, and so are engines that compute the same. None is the value of what only a server
-        could say, and has not.
-        """
-        ...
+Event: TypeAlias = TokensMade | TextMade | RowDone
 
 
 def answers_depend_on(backend: Any) -> Mapping[str, Any]:
-    """What the answers of a backend depend on: by its `depends_on`, else by its `identity`, else by
-    its name.
+    """All that the answers of a backend depend on, besides a request and its options, as plain data
+    without secrets: by its `depends_on`, else its `identity` as `model`, else its name.
+
+    `depends_on` has `model`, and the settings that change answers. Values are resolved, and what is
+    the default is left out; so `auto` and what it stands for are equal, and so are engines that
+    compute the same. None is the value of what only a server could say, and has not.
     """
-    if isinstance(backend, DependsOn):
-        return backend.depends_on
-    return {"model": backend.identity if isinstance(backend, Answers) else backend.name}
+    if hasattr(backend, "depends_on"):
+        depends: Mapping[str, Any] = backend.depends_on
+        return depends
+    return {"model": getattr(backend, "identity", backend.name)}
 
 
 class TokenEngine(Backend[Encoded, Raw], Protocol):
-    """An engine that takes and gives token ids. It streams, and may be asynchronous
-    (`AsyncBackend`, `AsyncStreamBackend`).
+    """An engine that takes and gives token ids.
+
+    It may have more, and does without by default:
+
+    - `stream(inputs)` gives the tokens of each row in order (`TokensMade`), and one `RowDone` for
+      each row. Otherwise text is streamed when all is done.
+    - `score(inputs)` gives the log probabilities of continuations: a slot of `TokenScores` for each
+      `Continued`, whatever rows it shares a call with. `longest_scored` is the most tokens that
+      context and continuation may have together; None where the engine names no limit.
+    - `read_model()` gives the `pipegen.engines.model.Model` that is known before a call, the same
+      each time, where more is known later: what a server tells.
+    - `depends_on`: see `answers_depend_on`.
+    - `open` and `in_flight`, where it takes rows while it works: `pipegen.engines.session`.
     """
 
-    def stream(self, inputs: Sequence[Encoded]) -> Iterator[TokensMade | RowDone]:
-        """Tokens of each row in order, and one `RowDone` for each row. Raises `CallFailed` as
-        `generate` does.
-        """
-        ...
-
     @property
-    def capabilities(self) -> Capabilities: ...
+    def capabilities(self) -> Capabilities:
+        """What the engine honours, and its limits."""
+        ...
 
     @property
     def identity(self) -> str:
@@ -164,10 +127,14 @@ class TokenEngine(Backend[Encoded, Raw], Protocol):
         ...
 
     @property
-    def tokenizer(self) -> Tokenizer: ...
+    def tokenizer(self) -> Tokenizer:
+        """Text to ids and back."""
+        ...
 
     @property
-    def renderer(self) -> Renderer: ...
+    def renderer(self) -> Renderer:
+        """Messages to text, by the chat template."""
+        ...
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -202,43 +169,20 @@ class TokenEngine(Backend[Encoded, Raw], Protocol):
         ...
 
     @property
-    def plugins(self) -> tuple[Plugin, ...]: ...
+    def plugins(self) -> tuple[Plugin, ...]:
+        """The attached plugins, in order."""
+        ...
 
     def close(self) -> None:
         """Release weights and memory; the engine loads again when it is needed again."""
         ...
 
 
-@runtime_checkable
-class ScoresTokens(Protocol):
-    """A `TokenEngine` that also gives the log probabilities of given continuations."""
+class TextEngine(Backend[ResolvedRequest, Any], Protocol):
+    """An engine that takes messages and gives text: it renders, tokenises and decodes by itself.
 
-    @property
-    def longest_scored(self) -> int | None:
-        """The most tokens that context and continuation may have together; None where the engine
-        names no limit.
-        """
-        ...
-
-    def score(self, inputs: Sequence[Continued]) -> Sequence[Slot[TokenScores]]:
-        """One slot for each input, in order, whatever rows it shares a call with. Raises as
-        `generate` does.
-        """
-        ...
-
-
-@runtime_checkable
-class AsyncScoresTokens(Protocol):
-    """A `ScoresTokens` that awaits its answers on the caller's own loop."""
-
-    async def ascore(self, inputs: Sequence[Continued]) -> Sequence[Slot[TokenScores]]:
-        """As `score`."""
-        ...
-
-
-@runtime_checkable
-class SettlesItself(Protocol):
-    """What a `TextEngine` does that a `TokenEngine` leaves to the stages."""
+    It may have `stream(inputs)` as a `TokenEngine`, which gives text (`TextMade`).
+    """
 
     def resolve(self, request: GenerationRequest) -> Slot[ResolvedRequest]:
         """The request with its effective options, or why the engine's own rendering cannot honour
@@ -250,30 +194,24 @@ class SettlesItself(Protocol):
         """The finished result of a row's answer, cut and trimmed; pure."""
         ...
 
-
-class TextEngine(SettlesItself, Backend[ResolvedRequest, Any], Protocol):
-    """An engine that takes messages and gives text: it renders, tokenises and decodes by itself."""
-
-    def stream(self, inputs: Sequence[ResolvedRequest]) -> Iterator[TextMade | RowDone]:
-        """Text of each row in order, and one `RowDone` for each row. Raises `CallFailed` as
-        `generate` does.
-        """
-        ...
-
     @property
     def identity(self) -> str:
         """Which model answers, by all that is known of it: its name and who serves it."""
         ...
 
     @property
-    def capabilities(self) -> Capabilities: ...
+    def capabilities(self) -> Capabilities:
+        """What the engine honours, and its limits."""
+        ...
 
     def with_plugin(self, plugin: Plugin) -> TextEngine:
         """The same engine (sharing its connections) with a plugin attached."""
         ...
 
     @property
-    def plugins(self) -> tuple[Plugin, ...]: ...
+    def plugins(self) -> tuple[Plugin, ...]:
+        """The attached plugins, in order."""
+        ...
 
     def close(self) -> None:
         """Release connections; they come again when they are needed again."""
@@ -285,7 +223,17 @@ Engine: TypeAlias = TokenEngine | TextEngine
 
 def takes_tokens(engine: Engine) -> TypeIs[TokenEngine]:
     """Whether the engine takes token ids; a `TextEngine` does not."""
-    return not isinstance(engine, SettlesItself)
+    return not settles_itself(engine)
+
+
+def settles_itself(backend: Any) -> bool:
+    """Whether a backend does what a `TokenEngine` leaves to the stages."""
+    return hasattr(backend, "resolve") and hasattr(backend, "result")
+
+
+def scores_tokens(engine: Any) -> bool:
+    """Whether the engine gives the log probabilities of continuations."""
+    return hasattr(engine, "longest_scored")
 
 
 def require_token_engine(stage: str, engine: Any) -> None:

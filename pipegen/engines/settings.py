@@ -273,6 +273,7 @@ class VLLMSettings(WeightSettings):
     """
 
     rows: ClassVar[str] = "max_num_seqs"
+    """How many rows vLLM runs side by side, where a setting says so."""
     unchanging: ClassVar[frozenset[str]] = frozenset(
         [
             "cpu_offload_gb",

@@ -7,13 +7,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["ReadsResponses", "Renderer", "SpellsAlone", "Tokenizer"]
+__all__ = ["Renderer", "Tokenizer"]
 
 
 @runtime_checkable
 class Tokenizer(Protocol):
     """Text to ids and back. Nothing here adds tokens of its own or cleans text up. Two tokenizers
     are equal only if they are the same object.
+
+    It may have `piece(token_id)` besides: what the token adds to the text after any other that is
+    not empty, whole characters; None if that may depend on its neighbours. Without it every token
+    of a row with stop strings is looked at.
     """
 
     def __hash__(self) -> int: ...
@@ -53,22 +57,13 @@ class Tokenizer(Protocol):
 
 
 @runtime_checkable
-class SpellsAlone(Protocol):
-    """What a tokenizer may know beyond `Tokenizer`. Without it every token of a row with stop
-    strings is looked at.
-    """
-
-    def piece(self, token_id: int) -> str | None:
-        """What the token adds to the text after any other that is not empty, whole characters; None
-        if that may depend on its neighbours.
-        """
-        ...
-
-
-@runtime_checkable
 class Renderer(Protocol):
     """Messages to a prompt, by the owner of the chat template. Hashable, since what is found out
     about a template is remembered.
+
+    It may have `read_response(text, prompt=..., tools=...)` besides: the answer as a message with
+    `content` and `tool_calls`, as the checkpoint itself has answers read; None where that says
+    nothing about it. Whatever its reader raises comes through.
     """
 
     def __hash__(self) -> int: ...
@@ -87,17 +82,4 @@ class Renderer(Protocol):
         variables: Mapping[str, Any],
     ) -> str:
         """Call the template once. Whatever the template raises comes through."""
-        ...
-
-
-@runtime_checkable
-class ReadsResponses(Protocol):
-    """What a renderer may know beyond `Renderer`: how the checkpoint itself has answers read."""
-
-    def read_response(
-        self, text: str, *, prompt: str, tools: Sequence[Mapping[str, Any]]
-    ) -> Mapping[str, Any] | None:
-        """The answer as a message with `content` and `tool_calls`; None where the checkpoint says
-        nothing about it. Whatever its reader raises comes through.
-        """
         ...

@@ -44,7 +44,6 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 import pipegen as pg
 from pipegen.core.functional import partition_all, without_none
-from pipegen.engines.protocol import ScoresTokens
 from pipegen.engines.settings import fields_of
 from pipegen.records.fields import nearest
 from pipegen.records.option_table import OTHER_NAMES
@@ -377,8 +376,7 @@ class PipegenLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         long loses its beginning.
         """
         longest = self.max_length + 1
-        if isinstance(self.engine, ScoresTokens) and self.engine.longest_scored is not None:
-            longest = min(longest, self.engine.longest_scored)
+        longest = min(longest, getattr(self.engine, "longest_scored", None) or longest)
 
         def row(context: Sequence[int], continuation: Sequence[int]) -> Request:
             if not continuation or len(continuation) >= longest:

@@ -63,7 +63,7 @@ def answer_to_plain(answer: Any) -> dict[str, Any] | None:
             fields = {
                 f.name: getattr(answer, f.name)
                 for f in dataclasses.fields(kind)
-                if f.name not in (asked, "ending")
+                if f.name not in (asked, "ending", "thought", "forced")
             }
             if (
                 isinstance(answer, Raw)

@@ -3,7 +3,7 @@
 A result is `{"id", "ok": true, "text", ...}` with every field of `GenerationResult`, an error
 `{"id", "ok": false, "error": {"type", "message", "hint", ...}}`. The options are the effective
 ones, so a request with `{"options": line["options"]}` repeats the call. A score is `{"id", "ok":
-true, "logprob", ...}` with every field of `Scored`.
+true, "logprob", ...}` with every field of `Scored`, and a rollout has every field of `Rollout`.
 
 >>> from returns.result import Failure
 >>> from pipegen.core.errors import PromptTooLong
@@ -32,10 +32,12 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField, names_of, nearest
 from pipegen.records.frozen import freeze, thaw
+from pipegen.records.messages import ImageSource
 from pipegen.records.options import GenerationOptions, flat_values, options_from
 from pipegen.records.plain import request_from
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import Finish, GenerationResult, TokenLogprob
+from pipegen.records.rollouts import Rollout
 from pipegen.records.scores import Scored
 
 __all__ = [
@@ -47,6 +49,7 @@ __all__ = [
     "error_to_plain",
     "from_plain",
     "is_current",
+    "image_to_plain",
     "lines_of",
     "logprobs_from",
     "prompt_logprobs_from",
@@ -56,24 +59,31 @@ __all__ = [
     "values_of_line",
 ]
 
-T = TypeVar("T", GenerationResult, Scored)
+T = TypeVar("T", GenerationResult, Scored, Rollout)
 LineId = str | int
 """The type of a line's `id`, which is returned unchanged."""
 MAX_LINE_BYTES = 256 * 2**20
 """The longest line, images as data URLs included."""
-BRIEF = ("prompt_token_ids", "token_ids", "logprobs", "prompt_logprobs")
-"""The fields that `brief` leaves out."""
+BRIEF = (
+    *("text", "finish", "stop", "reasoning", "thinking_unfinished", "tool_calls"),
+    *("tool_calls_unread", "samples", "failed_samples", "rounds", "rounds_end"),
+)
+"""The fields of a brief result: `text` and `finish`, and of the others those that hold
+something."""
 
 
 def to_plain(
-    slot: Slot[GenerationResult] | Slot[Scored],
+    slot: Slot[GenerationResult] | Slot[Scored] | Slot[Rollout],
     id: LineId | None = None,
     *,
     brief: bool = False,
     metadata: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A slot as JSON data. `id` replaces the result's own id; `brief` leaves out token ids and log
-    probabilities (of a score, the ids of its context).
+    """A slot as JSON data. `id` replaces the result's own id.
+
+    `brief` keeps what people read: id, text, finish and error, and stop, reasoning, tool calls,
+    samples and rounds where there are some. A brief result is not read back. Of a score `brief`
+    leaves out the ids of its context, of a rollout nothing.
 
     `metadata` is added: what was carried along with the request. Of its values those that JSON has
     no form for become text, bytes as base64.
@@ -89,13 +99,19 @@ def to_plain(
     if not is_ok(slot):
         return {"id": id, "ok": False, "error": error_to_plain(slot.failure()), **more}
     held: object = slot.unwrap()
-    if not isinstance(held, (GenerationResult, Scored)):
+    if isinstance(held, GenerationResult):
+        result = _result(held, brief)
+    elif isinstance(held, Scored):
+        result = _scored(held, brief)
+    elif isinstance(held, Rollout):
+        result = _rollout(held)
+    else:
         raise TypeError(
-            f"to_plain takes a slot of a GenerationResult or Scored, not of {type(held).__name__}"
+            "to_plain takes a slot of a GenerationResult, Scored or Rollout, not of"
+            f" {type(held).__name__}"
         )
-    result = _result(held, brief) if isinstance(held, GenerationResult) else _scored(held, brief)
     return {
-        "id": result.pop("id") if id is None else id,
+        "id": held.id if id is None else id,
         "ok": True,
         **{name: value for name, value in result.items() if name != "id"},
         **more,
@@ -154,7 +170,10 @@ _PLAIN_IF_EMPTY = (
     *("tried", "samples", "rounds", "failed_samples"),
     *("previous", "logprobs", "prompt_logprobs"),
 )
-_LISTS = ("prompt_token_ids", "token_ids", "tool_calls", "image_grid_thw", "image_digests")
+_LISTS = (
+    *("prompt_token_ids", "token_ids", "forced"),
+    *("tool_calls", "image_grid_thw", "image_digests"),
+)
 _FINISHES = frozenset(finish.value for finish in Finish)
 
 
@@ -193,8 +212,8 @@ def from_plain(values: Mapping[str, Any]) -> Slot[GenerationResult]: ...
 @overload
 def from_plain(values: Mapping[str, Any], kind: type[T]) -> Slot[T]: ...
 def from_plain(values: Mapping[str, Any], kind: Any = GenerationResult) -> Slot[Any]:
-    """The slot that `to_plain` was given, without metadata: of a result, or of the score where
-    `kind` is `Scored`. Raises `InvalidField` for other data.
+    """The slot that `to_plain` was given, without metadata: of a result, or of the score or the
+    rollout where `kind` is `Scored` or `Rollout`. Raises `InvalidField` for other data.
     """
     if not isinstance(values, Mapping):
         raise InvalidField(f"a line's values are a mapping, not {type(values).__name__}")
@@ -260,27 +279,48 @@ def error_from(values: Any) -> GenerationError:
 
 
 def _result(result: GenerationResult, brief: bool) -> dict[str, Any]:
-    fields = {
-        name: getattr(result, name)
-        for name in names_of(result)
-        if name != "turn" and not (brief and name in BRIEF)
-    }
+    if brief:
+        return _brief(result)
+    fields = {name: getattr(result, name) for name in names_of(result) if name != "turn"}
     fields["finish"] = result.finish.value
     fields["options"] = _options(result.options)
     fields["tried"] = [error_to_plain(error) for error in result.tried]
     fields["previous"] = None if result.previous is None else _result(result.previous, brief)
     fields["samples"] = [_result(sample, brief) for sample in result.samples]
     fields["rounds"] = [_result(one, brief) for one in result.rounds]
-    fields["failed_samples"] = [
-        {"sample": sample, "error": error_to_plain(error)}
-        for sample, error in result.failed_samples
-    ]
+    fields["failed_samples"] = _failed_samples(result)
     for name in ("logprobs", "prompt_logprobs"):
         if fields.get(name) is not None:
             fields[name] = [
                 one and {name: getattr(one, name) for name in names_of(one)} for one in fields[name]
             ]
     values: dict[str, Any] = strict_json.plain(fields)
+    return values
+
+
+def _failed_samples(result: GenerationResult) -> list[dict[str, Any]]:
+    return [
+        {"sample": sample, "error": error_to_plain(error)}
+        for sample, error in result.failed_samples
+    ]
+
+
+def _brief(result: GenerationResult) -> dict[str, Any]:
+    fields = {
+        **{name: getattr(result, name) for name in BRIEF},
+        "finish": result.finish.value,
+        "samples": [_brief(sample) for sample in result.samples],
+        "rounds": [_brief(one) for one in result.rounds],
+        "failed_samples": _failed_samples(result),
+    }
+    values: dict[str, Any] = strict_json.plain(
+        {
+            name: value
+            for name, value in fields.items()
+            # the stop may be token 0
+            if value or name == "text" or type(value) is int
+        }
+    )
     return values
 
 
@@ -299,6 +339,25 @@ def _scored(scored: Scored, brief: bool) -> dict[str, Any]:
         {**fields, "tried": [error_to_plain(error) for error in scored.tried]}
     )
     return values
+
+
+def _rollout(rollout: Rollout) -> dict[str, Any]:
+    fields = {name: getattr(rollout, name) for name in names_of(rollout)}
+    if rollout.images is not None:
+        fields["images"] = [image_to_plain(image) for image in rollout.images]
+    values: dict[str, Any] = strict_json.plain(fields)
+    return values
+
+
+def image_to_plain(source: ImageSource) -> str:
+    """An image as text that is read as the same one: its path or URL, or a data URL of its bytes.
+
+    >>> image_to_plain(ImageSource(path="a.png")), image_to_plain(ImageSource(data=b"ab"))
+    ('a.png', 'data:application/octet-stream;base64,YWI=')
+    """
+    if source.data is None:
+        return source.path or source.url or ""
+    return f"data:application/octet-stream;base64,{base64.b64encode(source.data).decode()}"
 
 
 def logprobs_from(values: Any) -> tuple[TokenLogprob, ...]:
@@ -356,6 +415,9 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "image_grid_thw": lambda grids: tuple(None if grid is None else tuple(grid) for grid in grids),
     "prompt_token_ids": tuple,
     "token_ids": tuple,
+    "mask": tuple,
+    "images": lambda images: tuple(map(ImageSource.of, images)),
+    "forced": tuple,
     "image_digests": tuple,
     "trimmed_by": tuple,
     "tool_calls": freeze,
@@ -364,6 +426,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "likeliest": lambda pairs: tuple((token_id, float(logprob)) for token_id, logprob in pairs),
 }
 """How fields are read whose type JSON does not have."""
+_READ_OF_ROLLOUTS = {**_READ, "logprobs": lambda logprobs: tuple(map(float, logprobs))}
 
 
 _REQUIRED: Mapping[type[Any], tuple[str, ...]] = {
@@ -372,26 +435,37 @@ _REQUIRED: Mapping[type[Any], tuple[str, ...]] = {
         for f in dataclasses.fields(kind)
         if f.default is f.default_factory is dataclasses.MISSING
     )
-    for kind in (GenerationResult, Scored)
+    for kind in (GenerationResult, Scored, Rollout)
 }
+
+
+_WORDS: Mapping[type[Any], str] = {
+    GenerationResult: "result",
+    Scored: "score",
+    Rollout: "rollout",
+}
+
+
+_NOT_IN_BRIEF = ["raw_text", "options"]
 
 
 def _read(values: Mapping[str, Any], kind: type[T]) -> T:
     missing = [name for name in _REQUIRED[kind] if name not in values]
     if missing:
         raise InvalidField(
-            f"a {'result' if kind is GenerationResult else 'score'} takes {', '.join(missing)} too"
+            f"a {_WORDS[kind]} takes {', '.join(missing)} too"
+            + (": a brief line is not read back" if missing == _NOT_IN_BRIEF else "")
         )
-    fields = dict(values)
+    fields, reads = dict(values), _READ_OF_ROLLOUTS if kind is Rollout else _READ
     for name, value in values.items():
-        if value is not None and name in _READ:
+        if value is not None and name in reads:
             try:
-                fields[name] = _READ[name](value)
+                fields[name] = reads[name](value)
             except InvalidField:
                 raise
             except (KeyError, TypeError, ValueError) as refusal:
                 raise InvalidField(
-                    f"{name} does not have the form of a result's: {refusal}"
+                    f"{name} does not have the form of a {_WORDS[kind]}'s: {refusal}"
                 ) from None
     return kind(**fields)
 

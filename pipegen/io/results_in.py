@@ -79,16 +79,19 @@ def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
     }
     options = strict_json.load(row["options"]) if row.get("options") else {}
     calls = strict_json.load(row["tool_calls"]) if row.get("tool_calls") else []
-    samples = [
-        {
-            "text": one["text"] or "",
-            "raw_text": one["text"] or "",
-            "finish": one["finish_reason"],
-            "options": options,
-        }
-        for one in row.get("samples") or ()
-        if one["text"] is not None
-    ]
+    samples, rounds = (
+        [
+            {
+                "text": one["text"] or "",
+                "raw_text": one["text"] or "",
+                "finish": one["finish_reason"],
+                "options": options,
+            }
+            for one in row.get(name) or ()
+            if one["text"] is not None
+        ]
+        for name in ("samples", "rounds")
+    )
     failed = [
         {"sample": number, "error": {"type": "InternalError", "message": one["finish_reason"]}}
         for number, one in enumerate(row.get("samples") or ())
@@ -101,6 +104,7 @@ def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
         "options": options,
         "tool_calls": calls,
         "samples": samples,
+        "rounds": rounds,
         "failed_samples": failed,
     }
 

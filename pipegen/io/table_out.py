@@ -11,7 +11,7 @@ first row too.
 | `text`, `finish_reason`, `stop` | the answer, and how it ended |
 | `usage` | `prompt_tokens`, `completion_tokens` |
 | `error` | `type`, `message`, `hint`, where there is no answer |
-| `raw_text`, `reasoning`, `tool_calls`, `samples` | as in a result; tool calls are JSON text |
+| `raw_text`, `reasoning`, `tool_calls`, `samples`, `rounds` | as in a result; tool calls are JSON text |
 | `model`, `options` | the model's name, and the effective options as JSON text |
 | `prompt_token_ids`, `token_ids`, `tokens`, `logprobs`, `prompt_logprobs` | unless they are left out; the last three where log probabilities were asked for |
 """
@@ -28,6 +28,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, BinaryIO
+
+from returns.result import Success
 
 from pipegen.core.functional import without_none
 from pipegen.core.slots import Slot, is_ok
@@ -57,11 +59,12 @@ __all__ = [
     "arrow_out",
     "csv_out",
     "parquet_out",
+    "written_to",
 ]
 
 GROUP_ROWS, GROUP_BYTES = 2000, 32 * 2**20
 """How many rows, and bytes (about), are written together."""
-Write = Callable[[Row, LineId, Slot[GenerationResult]], None]
+Write = Callable[[Row, LineId, Slot[Any]], None]
 """Writes one row: what it was made of, its id, and its slot."""
 CSV_COLUMNS = (
     "ok",
@@ -86,6 +89,7 @@ def answer_columns(*, brief: bool) -> pa.Schema:
     import pyarrow as pa
 
     text, count = pa.string(), pa.int32()
+    one = pa.struct([("text", text), ("finish_reason", text), ("completion_tokens", count)])
     columns = [
         ("ok", pa.bool_()),
         ("text", text),
@@ -96,12 +100,8 @@ def answer_columns(*, brief: bool) -> pa.Schema:
         ("raw_text", text),
         ("reasoning", text),
         ("tool_calls", text),
-        (
-            "samples",
-            pa.list_(
-                pa.struct([("text", text), ("finish_reason", text), ("completion_tokens", count)])
-            ),
-        ),
+        ("samples", pa.list_(one)),
+        ("rounds", pa.list_(one)),
         ("model", text),
         ("options", text),
     ]
@@ -131,12 +131,14 @@ def _answer(slot: Slot[GenerationResult], model: str, *, brief: bool) -> tuple[A
             None,
             None,
             None,
+            None,
             model,
             None,
             *(() if brief else (None,) * 5),
         )
     result = slot.unwrap()
     samples = [_sample(one) for one in result.completions] if result.samples else None
+    rounds = [_sample(Success(one)) for one in result.rounds] or None
     ids: tuple[Any, ...] = ()
     if not brief:
         logprobs = result.logprobs
@@ -163,6 +165,7 @@ def _answer(slot: Slot[GenerationResult], model: str, *, brief: bool) -> tuple[A
         result.reasoning,
         strict_json.dump(strict_json.plain(result.tool_calls)) if result.tool_calls else None,
         samples,
+        rounds,
         model,
         _options(result.options),
         *ids,
@@ -274,7 +277,7 @@ def parquet_out(
     import pyarrow.parquet as pq
 
     table = AnswerTable(schema, columns, folder, model=model, brief=brief, form=".parquet")
-    with _written(table, pq.ParquetWriter(stream, table.schema, compression="zstd")) as write:
+    with written_to(table, pq.ParquetWriter(stream, table.schema, compression="zstd")) as write:
         yield write
 
 
@@ -293,12 +296,13 @@ def arrow_out(
     import pyarrow as pa
 
     table = AnswerTable(schema, columns, folder, model=model, brief=brief, form=".arrow")
-    with _written(table, pa.ipc.new_file(stream, table.schema)) as write:
+    with written_to(table, pa.ipc.new_file(stream, table.schema)) as write:
         yield write
 
 
 @contextlib.contextmanager
-def _written(table: AnswerTable, writer: Any) -> Iterator[Write]:
+def written_to(table: AnswerTable, writer: Any) -> Iterator[Write]:
+    """A function that writes a row, where Arrow's `writer` writes the table."""
     import pyarrow as pa
 
     def put() -> None:
@@ -346,9 +350,10 @@ class AnswerTable(TableOut):
     ) -> None:
         import pyarrow as pa
 
-        answer = answer_columns(brief=brief)
+        self.brief = brief
+        answer = self._answer_columns()
         super().__init__(schema.names, columns, folder, answer=answer.names)
-        self.model, self.brief, self.numbered, self.form = model, brief, numbered, form
+        self.model, self.numbered, self.form = model, numbered, form
         self.rows: list[Row] = []
         self.ids: list[LineId] = []
         self.answers: list[tuple[Any, ...]] = []
@@ -359,6 +364,15 @@ class AnswerTable(TableOut):
         self._adds_id = numbered and not self.own_id
         fields = [pa.field("id", pa.string()), *fields] if self._adds_id else fields
         self.schema = pa.schema([*fields, *answer], metadata=self._metadata(schema, fields))
+
+    def _answer_columns(self) -> pa.Schema:
+        return answer_columns(brief=self.brief)
+
+    def _answer(self, slot: Slot[Any]) -> tuple[tuple[Any, ...], int]:
+        """The values of the answer's columns, and their bytes, about."""
+        values = _answer(slot, self.model, brief=self.brief)
+        ids = () if self.brief else values[-4] or ()
+        return values, 2 * len(values[1] or "") + 8 * len(ids)
 
     def _field(self, field: pa.Field) -> pa.Field:
         import pyarrow as pa
@@ -408,9 +422,9 @@ class AnswerTable(TableOut):
             else None
         )
 
-    def add(self, row: Row, name: LineId, slot: Slot[GenerationResult]) -> bool:
+    def add(self, row: Row, name: LineId, slot: Slot[Any]) -> bool:
         """Keep a row; whether there are enough to be written."""
-        values = _answer(slot, self.model, brief=self.brief)
+        values, size = self._answer(slot)
         self.rows.append(row)
         self.ids.append(name)
         self.answers.append(values)
@@ -420,9 +434,7 @@ class AnswerTable(TableOut):
             self.bytes += sum(
                 len(value) for value in row.values.values() if isinstance(value, (str, bytes))
             )
-        self.bytes += 2 * len(values[1] or "") + (
-            0 if self.brief or values[-4] is None else 8 * len(values[-4])
-        )
+        self.bytes += size
         return len(self.rows) >= GROUP_ROWS or self.bytes >= GROUP_BYTES
 
     def taken(self) -> pa.Table:

@@ -46,7 +46,7 @@ __all__ = [
 _ROWS, _BYTES = 1024, 8 * 2**20
 """The most rows, and bytes (about), that are read at a time."""
 TARGETS = tuple(sorted({*FIELDS, "image"}))
-_PROMPTS = ("messages", "prompt", "prompt_token_ids")
+_PROMPTS = ("messages", "prompt", "prompt_token_ids", "turns")
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 """The name of a folder of rows that have no value for its column."""
 _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
@@ -196,7 +196,9 @@ class Table:
             schema.field(name)
             for name in dict.fromkeys(name for part in parts for name in part.folders)
         ]
+        """The columns that the names of folders give."""
         self.count = sum(part.rows for part in parts)
+        """The number of rows."""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (row for block in self.blocks() for row in python_rows(block.batch))

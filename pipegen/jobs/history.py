@@ -19,7 +19,7 @@ from pipegen.core.border import attempt
 from pipegen.core.errors import CallFailed
 from pipegen.core.pipe import Pipe, Rebinding
 from pipegen.core.slots import is_ok
-from pipegen.engines.protocol import Answers, answers_depend_on
+from pipegen.engines.protocol import answers_depend_on
 from pipegen.jobs.journal import (
     Finished,
     JournalError,
@@ -58,7 +58,7 @@ def settings_of(
     where an engine's model cannot be read.
     """
     try:
-        engines = [engine for engine in _engines_of(route) if isinstance(engine, Answers)]
+        engines = [engine for engine in _engines_of(route) if hasattr(engine, "identity")]
         depends = [dict(answers_depend_on(engine)) for engine in engines]
     except CallFailed as failure:
         raise failure.error from failure

@@ -36,10 +36,10 @@ import logging
 import os
 import re
 import threading
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Self
+from zlib import crc32
 
 from pipegen.core.border import attempt
 from pipegen.core.slots import is_ok
@@ -83,11 +83,13 @@ _DIGITS = 15
 whole key is compared when a line is read.
 """
 _SHORT = slice(_KEY.start, _KEY.start + _DIGITS)
-_BETWEEN = slice(_KEY.stop, _CRC.start)
+_BEFORE, _BETWEEN = slice(_KEY.start), slice(_KEY.stop, _CRC.start)
 _FIRST = 59
 """Where the values begin in a line with a checksum."""
-_SUMMED = 57
-"""Where that begins which is summed with the key."""
+_SUMMED = slice(_CRC.stop, None)
+"""What is summed with the key."""
+_BUFFER = 2**16
+"""Bytes that are read at a time."""
 _FAILED = b'"id": null, "ok": false,'
 """How the slot of a row begins that failed; those of answers differ."""
 _ALIKE = 6
@@ -217,7 +219,7 @@ class Finished:
             return stream.readline()
 
     def _read(self, path: Path) -> None:
-        stream = path.open("rb")
+        stream = path.open("rb", buffering=_BUFFER)
         number, offset, index = len(self._files) << _OFFSET_BITS, 0, self._index
         self._files.append(stream)
         damaged: list[int] = []
@@ -225,16 +227,12 @@ class Finished:
             if not line.endswith(b"\n"):
                 break  # the last line is torn: it is being written, or its writer was killed
             start = _FIRST if _is_whole(line) else _start_of(line)
-            if start:
-                short = int(line[_SHORT], 16)
-                if line.startswith(_FAILED, start):
-                    before = index.get(short)
-                    if before is None or before & _FAILED_BIT:
-                        index[short] = number | offset | _FAILED_BIT
-                else:
-                    index[short] = number | offset
-            else:
+            if not start:
                 damaged.append(count)
+            elif not line.startswith(_FAILED, start):
+                index[int(line[_SHORT], 16)] = number | offset
+            elif index.get(short := int(line[_SHORT], 16), _FAILED_BIT) & _FAILED_BIT:
+                index[short] = number | offset | _FAILED_BIT
             offset += len(line)
         if damaged:
             _check_journal(path)
@@ -255,9 +253,10 @@ def _file_and_offset(place: int) -> tuple[int, int]:
 
 def _is_whole(line: bytes) -> bool:
     """Whether a line is one of a journal, and agrees with its checksum."""
-    checksum = zlib.crc32(line[_SUMMED:], zlib.crc32(line[_KEY]))
     return (
-        b"%08x" % checksum == line[_CRC] and line.startswith(_BEGINS) and line[_BETWEEN] == _GOES_ON
+        b"%08x" % crc32(line[_SUMMED], crc32(line[_KEY])) == line[_CRC]
+        and line[_BEFORE] == _BEGINS
+        and line[_BETWEEN] == _GOES_ON
     )
 
 
@@ -326,9 +325,7 @@ class Journal(Finished):
         not be written; nothing of it stays then.
         """
         row = f'",{strict_json.dump(dict(values))[1:]}\n'.encode()
-        line = (
-            f'{{"key":"{key}","crc":"{zlib.crc32(row, zlib.crc32(key.encode())):08x}'.encode() + row
-        )
+        line = f'{{"key":"{key}","crc":"{crc32(row, crc32(key.encode())):08x}'.encode() + row
         with self._lock:
             if self._failed is not None:
                 raise JournalError(

@@ -1,7 +1,7 @@
 """The key of a row: what its answer depends on, and nothing else.
 
-A key is a digest of the prompt (messages and tools, a plain prompt, or ids), the continuation that
-is to be scored, the bytes of its images, the resolved options, what the engines say that their
+A key is a digest of the prompt (messages and tools, a plain prompt, or ids), the turns that are
+asked after it, the continuation that is to be scored, the bytes of its images, the resolved options, what the engines say that their
 answers depend on, the attached plugins, the names of the stages and the caller's `version`. It is
 no position and no id: rows may be inserted, removed and put in another order between two runs.
 Equal requests have an ordinal among each other, since two of them are two answers. A key ends with
@@ -151,10 +151,21 @@ def content_of(request: GenerationRequest) -> bytes:
     if isinstance(request, ScoringRequest):
         content.append({"continuation": request.continuation})
     if request.continues is not None:
-        content.append({"continues": dataclasses.asdict(request.continues)})
+        continues = request.continues
+        held = {f.name: getattr(continues, f.name) for f in dataclasses.fields(continues)}
+        # which say where ids come from
+        for name in ("raw_text_crc32", "sampled", "logprobs"):
+            held.pop(name)
+        content.append({"continues": held})
+    if request.turns:
+        content.append({"turns": plain_messages(request.turns)})
     return json.dumps(strict_json.plain(content), ensure_ascii=False).encode(
         "utf-8", "surrogatepass"
     )
+
+
+_ADDED = ("max_thinking_tokens", "tool_choice")
+"""Options that earlier versions do not have: where they are not set, keys are as they were."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -163,6 +174,9 @@ def _options(options: GenerationOptions | None) -> tuple[bytes, str]:
     requests of a run have few distinct ones.
     """
     values = strict_json.plain(flat_values(resolve(options) if options is not None else resolve()))
+    for name in _ADDED:
+        if values[name] is None:
+            del values[name]
     asked = options is not None and bool(options.use_generation_config)
     data = json.dumps([values, asked], ensure_ascii=False).encode("utf-8", "surrogatepass")
     return data, _mark(data, MARK - SHARED_MARK)

@@ -17,11 +17,10 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from returns.result import Failure
 
-from pipegen.core.backend import FedBackend
 from pipegen.core.border import attempt
 from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.core.pipe import Pipe
@@ -43,14 +42,6 @@ FRUITLESS = 20
 """How many processes of one name may die in a row without a row that succeeded: it is the engine
 then that does not work.
 """
-
-
-@runtime_checkable
-class Loads(Protocol):
-    """An engine that tells whether its weights are loaded."""
-
-    @property
-    def loaded(self) -> bool: ...
 
 
 class _Row:
@@ -102,8 +93,7 @@ class Replica:
             **how,
         )
         self.in_flight = in_flight or max(
-            (engine.in_flight for engine in route.owns if isinstance(engine, FedBackend)),
-            default=IN_FLIGHT,
+            (getattr(engine, "in_flight", IN_FLIGHT) for engine in route.owns), default=IN_FLIGHT
         )
         """How many rows in flight keep the engine full."""
         self._lock = threading.Lock()
@@ -232,7 +222,7 @@ class Replica:
         failed = None if is_ok(slot) else slot.failure()
         if isinstance(failed, BackendFailed) and failed.scope == "batch":
             failure = CallFailed(failed)
-            loaded = any(engine.loaded for engine in self._route.owns if isinstance(engine, Loads))
+            loaded = any(getattr(engine, "loaded", False) for engine in self._route.owns)
             if loaded or self._worked or (self._noted is not None and self._noted.deaths):
                 self._died(failure)
             raise failure

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from pipegen.core.slots import Slot
 from pipegen.io.forms import ARROW, PARQUET, TableError
+from pipegen.io.rollout_table import rollouts_out
 from pipegen.io.table_out import Write, array_of, arrow_out, csv_out, parquet_out
 from pipegen.io.tables import Columns, Row
 from pipegen.io.text_tables import column_kinds, schema_of_kinds
 from pipegen.jobs.new_file import new_file
 from pipegen.records.results import GenerationResult
+from pipegen.records.rollouts import Rollout
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,8 +30,9 @@ _LOOKED_AT = 1000
 
 def write_table(
     path: str | os.PathLike[str],
-    pairs: Iterable[tuple[Mapping[str, Any], Slot[GenerationResult]]],
+    pairs: Iterable[tuple[Mapping[str, Any], Slot[Any]]],
     *,
+    kind: type[GenerationResult | Rollout] = GenerationResult,
     schema: pa.Schema | None = None,
     columns: Mapping[str, str] | None = None,
     model: str = "",
@@ -38,6 +41,7 @@ def write_table(
     """Write rows with their answers to a Parquet, Arrow, CSV or TSV file, by its suffix, and give
     back how many. The file appears when it is whole.
 
+    kind: what the slots hold, results or rollouts; a table of rollouts is .parquet or .arrow.
     schema: the columns of the rows and their types, such as `read_table(...).schema` or
     `dataset.features.arrow_schema`. Without it the first 1,000 rows say it; a later value that does
     not fit is an error. columns: the columns that fields of requests were read from, where their
@@ -61,6 +65,8 @@ def write_table(
         raise TableError(
             f"{path} ends with {suffix or 'no suffix'}: a table is .parquet, .arrow, .csv or .tsv"
         )
+    if kind is Rollout and suffix in (".csv", ".tsv"):
+        raise TableError(f"{path}: a table of rollouts has lists, so it is .parquet or .arrow")
     names = Columns(columns or {})
     for field in () if schema is None or suffix not in ARROW else schema:
         array_of(field.name, [], field.type)  # Arrow makes no union of Python's values
@@ -74,17 +80,14 @@ def write_table(
             write: Write = stack.enter_context(
                 csv_out(stream, header, names, delimiter="," if suffix == ".csv" else "\t")
             )
+        elif kind is Rollout:
+            form = ".parquet" if suffix in PARQUET else ".arrow"
+            held = schema_of_kinds(kinds) if schema is None else schema
+            write = stack.enter_context(rollouts_out(stream, held, names, form=form))
         else:
             out = parquet_out if suffix in PARQUET else arrow_out
-            write = stack.enter_context(
-                out(
-                    stream,
-                    schema_of_kinds(kinds) if schema is None else schema,
-                    names,
-                    model=model,
-                    brief=brief,
-                )
-            )
+            held = schema_of_kinds(kinds) if schema is None else schema
+            write = stack.enter_context(out(stream, held, names, model=model, brief=brief))
         for count, (row, slot) in enumerate(chain(first, left), 1):
             values = dict(row)
             given = values.get(names.column_of("id") or "id")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple
 
-__all__ = ["MOST_PARTS", "Counted", "most_scans", "parts_of"]
+__all__ = ["MOST_PARTS", "Counted", "family_of", "most_scans", "parts_of"]
 
 MOST_PARTS = 2**14
 """The most segments, chunks, blocks or tags of a file; usual files have some hundred."""
@@ -102,3 +102,25 @@ def _tiff(data: bytes) -> Counted:
     return Counted(
         min(int.from_bytes(data[start : start + (8 if wide else 2)], order), MOST_PARTS + 1)
     )
+
+
+_BRANDS = {b"avif": "AVIF", b"avis": "AVIF"} | dict.fromkeys(
+    (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"), "HEIF"
+)
+
+
+def family_of(data: bytes) -> str:
+    """`AVIF` or `HEIF` for a file that says so in its brands (ISO 14496-12), else empty.
+
+    >>> family_of(bytes.fromhex("00000018") + b"ftypmif1    mif1avif"), family_of(b"GIF89a")
+    ('AVIF', '')
+    """
+    if data[4:8] != b"ftyp":
+        return ""
+    brands = data[8 : min(int.from_bytes(data[:4], "big"), 256)]
+    found = [
+        _BRANDS[brands[at : at + 4]]
+        for at in range(0, len(brands), 4)
+        if brands[at : at + 4] in _BRANDS
+    ]
+    return min(found, default="")  # either family may name mif1

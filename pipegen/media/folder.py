@@ -10,7 +10,10 @@ from pathlib import Path
 __all__ = ["SUFFIXES", "natural", "images_in"]
 
 SUFFIXES = frozenset(
-    {".avif", ".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
+    {
+        *(".avif", ".bmp", ".gif", ".heic", ".heif", ".jfif"),
+        *(".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"),
+    }
 )
 """The file name endings of images, in lower case."""
 
@@ -38,10 +41,10 @@ def images_in(folder: str | os.PathLike[str]) -> Iterator[Path]:
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     for name in ("10.png", "9.JPG", "notes.txt"):
+    ...     for name in ("10.png", "9.JPG", "8.heic", "notes.txt"):
     ...         Path(folder, name).touch()
     ...     print([image.name for image in images_in(folder)])
-    ['9.JPG', '10.png']
+    ['8.heic', '9.JPG', '10.png']
     """
     top = os.path.realpath(folder)
     entered = set[str]()

@@ -3,11 +3,13 @@
 The reference conversion, in this order: the first frame; 16-bit levels divided by 257; transparent
 pixels over white; Pillow's `convert("RGB")`; upright by EXIF. Colour profiles are not applied.
 (transformers' `convert_to_rgb` shows the colours under transparent pixels, and clips 16 bits.)
+Levels that are floats are refused: their range may be 0 to 1 or 0 to 255, and no file says which.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import io
 import struct
 import threading
@@ -19,7 +21,7 @@ from returns.result import Failure, Success
 
 from pipegen.core.border import Raised, guard, guard_slot
 from pipegen.core.errors import BadImage, UnsupportedOption
-from pipegen.media.files import MOST_PARTS, Counted, most_scans, parts_of
+from pipegen.media.files import MOST_PARTS, Counted, family_of, most_scans, parts_of
 from pipegen.media.sizes import ImageSpec, fit, nearest_sides, pixel_budget
 from pipegen.records.results import PreparedImage
 
@@ -41,10 +43,11 @@ __all__ = [
     "prepare",
 ]
 
-FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
+FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "HEIF")
 """The file formats that are read, in Pillow's names; without those that run an interpreter (EPS,
-PDF) or embed other files.
+PDF) or embed other files. AVIF comes with Pillow 11.3, HEIF (HEIC) with the package pillow-heif.
 """
+_COMES_WITH = {"AVIF": "pip install 'pillow>=11.3'", "HEIF": "pip install pillow-heif"}
 BROKEN = (
     # truncated or unidentified data (PIL.UnidentifiedImageError is one), errors of the decoders
     OSError,
@@ -114,7 +117,7 @@ def open_image(data: bytes, policy: ImagePolicy, index: int = 0) -> Slot[Image.I
 
     >>> from pipegen.records.requests import ImagePolicy
     >>> open_image(b"no image", ImagePolicy()).failure().message
-    'image 0 (8 bytes) is not an image in a known format (PNG, JPEG, MPO, WEBP, GIF, BMP, TIFF, PPM, AVIF)'
+    'image 0 (8 bytes) is not an image in a known format (PNG, JPEG, MPO, WEBP, GIF, BMP, TIFF, PPM, AVIF, HEIF)'
     """
     return _opened(data, policy, index).map(lambda opened: opened.image)
 
@@ -184,8 +187,9 @@ def _opened(data: bytes, policy: ImagePolicy, index: int) -> Slot[_Opened]:
 def _decoded(data: bytes, policy: ImagePolicy, index: int, counted: Counted) -> Slot[_Opened]:
     from PIL import Image, UnidentifiedImageError
 
+    family = family_of(data)
     try:
-        with Image.open(io.BytesIO(data), formats=_known_formats()) as image:
+        with Image.open(io.BytesIO(data), formats=_known_formats(family)) as image:
             width, height = image.size
             if width * height > policy.max_source_pixels:
                 message = (
@@ -216,6 +220,10 @@ def _decoded(data: bytes, policy: ImagePolicy, index: int, counted: Counted) -> 
     except UnidentifiedImageError:
         if not data:
             return Failure(BadImage(index, message=f"image {index} is empty: 0 bytes"))
+        if family and family not in Image.OPEN:
+            message = f"image {index} is {family}, and what reads {family} is not installed"
+            hint = f"{_COMES_WITH[family]}, or convert it to JPEG or PNG"
+            return Failure(BadImage(index, message=message, hint=hint))
         message = (
             f"image {index} ({len(data)} bytes) is not an image in a known format"
             f" ({', '.join(FORMATS)})"
@@ -253,10 +261,13 @@ def _is_plain(image: Image.Image, orientation: int) -> bool:
     )
 
 
-def _known_formats() -> list[str]:
+def _known_formats(family: str) -> list[str]:
+    """Those that Pillow reads here. What reads HEIF is made known to it when it is needed."""
     from PIL import Image
 
     Image.init()
+    if family == "HEIF" and importlib.util.find_spec("pillow_heif") is not None:
+        importlib.import_module("pillow_heif").register_heif_opener()
     return [name for name in FORMATS if name in Image.OPEN]
 
 
@@ -292,7 +303,11 @@ def _rgb(image: Image.Image) -> Image.Image:
             .convert("L")
             .convert("RGB")
         )
-    if image.mode in ("I", "F"):
+    if image.mode == "F":
+        raise ValueError(
+            "its levels are floats, whose range is not known: save it with levels of 8 or 16 bits"
+        )
+    if image.mode == "I":
         low, high = image.getextrema()
         if not (
             isinstance(low, (int, float))

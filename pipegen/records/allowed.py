@@ -106,7 +106,7 @@ def _limited(limit: str, given: Mapping[str, Any]) -> list[str]:
 
 def _amounts(request: GenerationRequest) -> Iterator[tuple[str, str, int]]:
     """Each amount that is limited: what it is, the policy's name for its limit, and the amount."""
-    messages = request.messages or ()
+    messages = (*(request.messages or ()), *request.turns)
     parts = [
         part
         for message in messages

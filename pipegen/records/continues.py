@@ -10,8 +10,10 @@ pipegen.core.names.InvalidField: Continues.prompt_token_ids takes at least one t
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
+from zlib import crc32
 
 from pipegen.records.fields import (
     InvalidField,
@@ -24,7 +26,7 @@ from pipegen.records.fields import (
     tuple_of,
 )
 
-__all__ = ["Continues", "History", "continues_from"]
+__all__ = ["Continues", "History", "continues_from", "text_crc32"]
 
 History = Literal["kept", "template"]
 """How earlier turns come into the prompt: by their ids, or rendered again."""
@@ -36,6 +38,21 @@ def _prompt_ids(value: Any) -> Any:
     if not ids:
         raise ValueError("at least one token id")
     return ids
+
+
+def _places(value: Any) -> Any:
+    """Pairs of whole numbers, in order; JSON has lists for them."""
+    pairs = [token_ids(pair) for pair in value] if isinstance(value, (list, tuple)) else [()]
+    flat = [end for pair in pairs for end in pair]
+    if any(len(pair) != 2 for pair in pairs) or flat != sorted(flat):
+        raise ValueError("pairs of a start and an end, in order")
+    return tuple(pairs)
+
+
+def _numbers(value: Any) -> Any:
+    if not isinstance(value, (list, tuple)):
+        raise ValueError("a list of numbers")
+    return tuple(map(float, value))
 
 
 @record
@@ -62,11 +79,35 @@ class Continues:
     """Whether earlier turns keep their ids, or are rendered again by the template."""
     render_differs: Annotated[bool, boolean] = False
     """Whether a render of the turns so far would have other ids."""
+    raw_text_crc32: Annotated[int | None, integer(low=0)] = dataclasses.field(
+        default=None, compare=False
+    )
+    """The CRC-32 of the answer's raw text: where a tokenizer reads `token_ids` as another text, they
+    are not its ids, and the row fails. None where that is not known.
+    """
+    sampled: Annotated[tuple[tuple[int, int], ...] | None, _places] = dataclasses.field(
+        default=None, compare=False
+    )
+    """Where the ids that were sampled so far are, the last answer included: their starts and ends.
+    None where that is not known. No answer depends on it.
+    """
+    logprobs: Annotated[tuple[float, ...] | None, _numbers] = dataclasses.field(
+        default=None, compare=False
+    )
+    """The log probabilities of all that was sampled so far, the last answer included; None where a
+    turn has none. No answer depends on them.
+    """
 
     def check_all(self) -> None:
         if self.image_digests and self.prompt_token_ids and self.compact_token_ids is None:
             raise InvalidField(
                 "Continues takes compact_token_ids too where the turns so far have images"
+            )
+        ends = [end for _, end in self.sampled or ()]
+        if ends and ends[-1] > len(self.before):
+            raise InvalidField(
+                f"Continues.sampled ends at {ends[-1]}, and the turns so far have"
+                f" {len(self.before)} ids"
             )
 
     @property
@@ -78,6 +119,15 @@ class Continues:
     def compact_before(self) -> tuple[int, ...]:
         """The same, with one placeholder for each image."""
         return (self.compact_token_ids or self.prompt_token_ids or ()) + self.token_ids
+
+
+def text_crc32(text: str) -> int:
+    """The CRC-32 of a text.
+
+    >>> text_crc32("Yes.")
+    26849541
+    """
+    return crc32(text.encode("utf-8", "surrogatepass"))
 
 
 def continues_from(value: Any) -> Any:

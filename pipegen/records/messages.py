@@ -50,8 +50,11 @@ class ImageSource:
     """
 
     path: str | None = None
+    """A path of a file."""
     url: str | None = None
+    """A `file:`, `data:`, `http:` or `https:` URL."""
     data: bytes | None = None
+    """The bytes of the file."""
     max_pixels: int | None = None
     """The most pixels that the image may have, from the `ImagePolicy` under which it was read."""
     origin: ImageSource | None = dataclasses.field(default=None, compare=False, repr=False)
@@ -147,6 +150,7 @@ class TextPart:
     """A piece of text within a message."""
 
     text: str
+    """The text."""
 
     def check_all(self) -> None:
         if not isinstance(self.text, str):
@@ -162,6 +166,7 @@ class ImagePart:
     """
 
     source: ImageSource | None = None
+    """The image; None takes the next one of the request's `images`."""
 
     def check_all(self) -> None:
         if self.source is not None and not isinstance(self.source, ImageSource):
@@ -178,8 +183,11 @@ class Message:
     """
 
     role: str
+    """`system`, `developer`, `user`, `assistant` or `tool`."""
     content: str | tuple[TextPart | ImagePart, ...] | None = None
+    """Text, or parts of text and images."""
     extras: Annotated[Mapping[str, Any], mapping] = immutabledict()
+    """Other entries of the message, such as `tool_calls`."""
 
     def check_all(self) -> None:
         if self.role not in ROLES:

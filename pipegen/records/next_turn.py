@@ -23,7 +23,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipegen.records.continues import Continues, History
+from pipegen.records.continues import Continues, History, text_crc32
 from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import printed
 from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart, message_from
@@ -34,6 +34,7 @@ from pipegen.records.requests import (
     TextGenerationRequest,
     VlmGenerationRequest,
 )
+from pipegen.records.rollouts import answers_before
 
 if TYPE_CHECKING:
     from pipegen.records.results import GenerationResult
@@ -63,10 +64,13 @@ def next_turn(
     if not first.messages:
         raise InvalidField(
             "then continues a conversation, and this result's request has no messages: ask with"
-            " messages, also for one user turn"
+            " messages, also for one user turn; what comes after a plain prompt or ids is given by"
+            ' its ids: {"prompt_token_ids": [*result.prompt_token_ids, *result.token_ids, *more]}'
         )
     before = _with_answer(first.messages, result)
     new = _placed(_messages(words), images)
+    answers = answers_before(result, first)
+    sampled = None if isinstance(answers, str) else answers.then(result)
     continues = Continues(
         messages=len(before),
         prompt_token_ids=result.prompt_token_ids or None,
@@ -75,6 +79,9 @@ def next_turn(
         image_digests=result.image_digests,
         history=history,
         render_differs=bool(result.render_differs),
+        raw_text_crc32=text_crc32(result.raw_text) if result.prompt_token_ids else None,
+        sampled=None if sampled is None else sampled.places,
+        logprobs=None if sampled is None else sampled.logprobs,
     )
     messages = (*before, *new)
     kind = (

@@ -307,14 +307,20 @@ class StructuredOptions:
             limits="max_choices max_option_bytes",
         ),
     ] = None
+    tool_choice: Annotated[
+        str | None,
+        non_empty_string,
+        "The answer is one tool call, in the form of the chat template: `required` for one of the"
+        " request's tools, or the name of one.",
+        OptionRow(None, trial="required", limits="max_option_bytes"),
+    ] = None
 
     def check_all(self) -> None:
-        given = [
-            name for name in ("json_schema", "regex", "choice") if getattr(self, name) is not None
-        ]
+        names = ("json_schema", "regex", "choice", "tool_choice")
+        given = [name for name in names if getattr(self, name) is not None]
         if len(given) > 1:
             raise InvalidField(
-                "StructuredOptions takes one of json_schema, regex and choice, not"
+                "StructuredOptions takes one of json_schema, regex, choice and tool_choice, not"
                 f" {' and '.join(given)}"
             )
 
@@ -369,6 +375,13 @@ class GenerationOptions:
             trial=3,
             limits="integer",
         ),
+    ] = None
+    max_thinking_tokens: Annotated[
+        int | None,
+        integer(low=0),
+        "Think first, in at most this many tokens, which `max_new_tokens` counts too; then the"
+        " thought is closed, and the answer begins. Turns `enable_thinking` on.",
+        OptionRow(near="thinking_token_budget thinking_budget", trial=2, limits="integer"),
     ] = None
     min_new_tokens: Annotated[
         int | None,
@@ -498,10 +511,15 @@ class GenerationOptions:
         OptionRow(False, trial=True),
     ] = None
     stop: Annotated[StopOptions | None, _stops] = None
+    """What ends an answer."""
     decode: Annotated[DecodeOptions | None, _nested(DecodeOptions)] = None
+    """How ids become text."""
     chat: Annotated[ChatTemplateOptions | None, _nested(ChatTemplateOptions)] = None
+    """How messages become a prompt."""
     preprocess: Annotated[VlmPreprocessOptions | None, _nested(VlmPreprocessOptions)] = None
+    """How images are resized."""
     structured: Annotated[StructuredOptions | None, _nested(StructuredOptions)] = None
+    """The form of the answer."""
 
     if TYPE_CHECKING:  # stops alone may be given for StopOptions
 
@@ -509,6 +527,7 @@ class GenerationOptions:
             self,
             *,
             max_new_tokens: int | None = None,
+            max_thinking_tokens: int | None = None,
             min_new_tokens: int | None = None,
             temperature: float | None = None,
             top_p: float | None = None,

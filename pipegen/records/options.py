@@ -132,6 +132,9 @@ def resolve(
         options = merge(options, GenerationOptions(**from_checkpoint))
     full = merge(options, DEFAULTS) or DEFAULTS
     chat = full.chat or ChatTemplateOptions()
+    said = None if options is None or options.chat is None else options.chat.enable_thinking
+    if full.max_thinking_tokens is not None and said is None:
+        chat = dataclasses.replace(chat, enable_thinking=True)
     continues = bool(chat.continue_final_message)
     adds = not continues if chat.add_generation_prompt is None else chat.add_generation_prompt
     chat = dataclasses.replace(chat, add_generation_prompt=adds, continue_final_message=continues)

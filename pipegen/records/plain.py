@@ -35,12 +35,12 @@ slot, which may have failed already.
 
 def request_from(values: Mapping[str, Any], where: str = "request") -> Slot[GenerationRequest]:
     """A request from plain data: `{"id", "messages" | "prompt" | "prompt_token_ids", "images" |
-    "image", "tools", "options", "metadata", "continues"}`.
+    "image", "tools", "options", "metadata", "continues", "turns"}`.
 
     With a `continuation`, it is a request to score.
 
-    So a row of a table or of a data set is a request: `id` may be a whole number, `messages`,
-    `tools` and `options` may be JSON text, and other columns, such as a label, become entries of
+    So a row of a table or of a data set is a request. `id` may be a whole number. `messages`,
+    `tools`, `turns` and `options` may be JSON text. Other columns, such as a label, become entries of
     `metadata`. The name of an option, or nearly so, is refused: options go into `options`. Anything
     wrong is an `InvalidRequest` whose message begins with `where`.
 
@@ -72,7 +72,7 @@ def _request_from(values: Mapping[str, Any], where: str) -> Slot[GenerationReque
         if isinstance(fields.get("options"), Mapping):
             fields["options"] = options_from(fields["options"])
         none = isinstance(fields.get("images", ()), (list, tuple)) and not fields.get("images")
-        images = not none or _holds_images(fields.get("messages"))
+        images = not none or any(_holds_images(fields.get(name)) for name in ("messages", "turns"))
         kind = (
             ScoringRequest
             if "continuation" in fields
@@ -98,7 +98,7 @@ _SHAPES = (
     ' "..."}]}'
 )
 _FIELDS = dict.fromkeys((*FIELDS, "image"))
-_PROMPTS = ("messages", "prompt", "prompt_token_ids")
+_PROMPTS = ("messages", "prompt", "prompt_token_ids", "turns")
 
 
 def carried(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def _fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
         if "images" in fields:
             raise InvalidField("a request takes image or images, not both")
         fields["images"] = [fields.pop("image")]
-    for name in ("messages", "tools", "options", "prompt_token_ids", "continues"):
+    for name in ("messages", "tools", "options", "prompt_token_ids", "continues", "turns"):
         if isinstance(fields.get(name), str):
             fields[name] = _from_text(name, fields[name])
     if isinstance(fields.get("images"), (str, bytes, Mapping)) and fields["images"]:

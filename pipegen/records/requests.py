@@ -68,6 +68,17 @@ def _messages(value: Any) -> Any:
     )
 
 
+def _turns(value: Any) -> Any:
+    if not isinstance(value, (list, tuple)):
+        raise ValueError("a list of the user's messages: texts, or messages")
+    return tuple(
+        Message(role="user", content=turn)
+        if isinstance(turn, str)
+        else message_from(turn, f"turns[{position}]")
+        for position, turn in enumerate(value)
+    )
+
+
 def _images(value: Any) -> Any:
     if not isinstance(value, (list, tuple)):
         raise ValueError("a list of images")
@@ -96,6 +107,7 @@ FIELDS = (
     "metadata",
     "continuation",
     "continues",
+    "turns",
 )
 """The fields of a request."""
 
@@ -143,18 +155,35 @@ class GenerationRequest:
     `id` is the caller's name for the request. `tools` go to the chat template. `metadata` is the
     caller's: it is carried along, no engine sees it, and requests that differ in nothing else are
     equal. `continues` holds the ids of the turns before, in a request of `result.then(...)`.
+
+    `turns` are a user's messages, texts or messages, that `pg.turns(route)` asks one after another.
+    Where `messages` do not end with a user's, the first of them is put there.
+
+    >>> request = GenerationRequest(turns=["What is 2 + 3?", "Why?"])
+    >>> [one.content for one in request.messages], [one.content for one in request.turns]
+    (['What is 2 + 3?'], ['Why?'])
     """
 
     id: Annotated[str | None, non_empty_string] = None
+    """The caller's name for the request."""
     messages: Annotated[tuple[Message, ...] | None, _messages] = None
+    """The conversation, as `Message` records or dicts of the OpenAI form."""
     prompt: str | None = None
+    """A text that the model continues."""
     prompt_token_ids: Annotated[tuple[int, ...] | None, token_ids] = None
+    """The ids of the prompt, used as they are."""
     tools: Annotated[tuple[Mapping[str, Any], ...], tuple_of(mapping)] = ()
+    """Definitions of tools, for the chat template."""
     options: GenerationOptions | None = None
+    """Options of this request. They override those of the run."""
     metadata: Annotated[Mapping[str, Any], _metadata] = dataclasses.field(
         default=immutabledict(), compare=False, repr=False
     )
+    """The caller's own entries, carried along to the result."""
     continues: Annotated[Continues | None, continues_from] = None
+    """The turns before, in a request of `result.then`."""
+    turns: Annotated[tuple[Message, ...], _turns] = ()
+    """The user's next messages, asked one after another."""
 
     if TYPE_CHECKING:  # accepts wider types than the fields have
 
@@ -169,6 +198,7 @@ class GenerationRequest:
             options: GenerationOptions | None = None,
             metadata: Mapping[str, Any] = ...,
             continues: Continues | Mapping[str, Any] | None = None,
+            turns: Sequence[str | Message | Mapping[str, Any]] = (),
         ) -> None: ...
 
     @staticmethod
@@ -177,6 +207,16 @@ class GenerationRequest:
 
     def check_all(self) -> None:
         name = type(self).__name__
+        if self.turns and self.prompt is None and self.prompt_token_ids is None:
+            before = self.messages or ()
+            if not before or before[-1].role not in ("user", "tool"):
+                object.__setattr__(self, "messages", (*before, self.turns[0]))
+                object.__setattr__(self, "turns", self.turns[1:])
+        if self.turns and self.messages is None:
+            raise InvalidField(
+                f"{name}.turns go on with messages, or stand alone: a plain prompt and ids have no"
+                " next turn"
+            )
         if sum(value is None for value in (self.messages, self.prompt, self.prompt_token_ids)) != 2:
             raise InvalidField(f"{name} takes exactly one of messages, prompt and prompt_token_ids")
         if self.prompt is not None and not isinstance(self.prompt, str):
@@ -197,10 +237,10 @@ class GenerationRequest:
 
     @property
     def sources(self) -> tuple[ImageSource, ...]:
-        """The request's images, in message order."""
+        """The request's images, in message order; those of `turns` come last."""
         return tuple(
             source
-            for message in self.messages or ()
+            for message in (*(self.messages or ()), *self.turns)
             for source in message.sources
             if source is not None
         )
@@ -208,9 +248,9 @@ class GenerationRequest:
     def with_sources(self, sources: tuple[ImageSource, ...]) -> GenerationRequest:
         """The same request with its images replaced, in message order."""
         left = iter(sources)
-        return dataclasses.replace(
-            self, messages=tuple(_filled(message, left) for message in self.messages or ())
-        )
+        messages = tuple([_filled(message, left) for message in self.messages or ()])
+        turns = tuple([_filled(message, left) for message in self.turns])
+        return dataclasses.replace(self, messages=messages, turns=turns)
 
 
 def _filled(message: Message, sources: Any) -> Message:
@@ -236,11 +276,12 @@ class TextGenerationRequest(GenerationRequest):
 
     def check_all(self) -> None:
         GenerationRequest.check_all(self)
-        for position, message in enumerate(self.messages or ()):
-            if message.sources:
-                raise InvalidField(
-                    f"messages[{position}].content holds an image: use VlmGenerationRequest"
-                )
+        for name, messages in (("messages", self.messages or ()), ("turns", self.turns)):
+            for position, message in enumerate(messages):
+                if message.sources:
+                    raise InvalidField(
+                        f"{name}[{position}].content holds an image: use VlmGenerationRequest"
+                    )
 
 
 @record
@@ -257,6 +298,7 @@ class VlmGenerationRequest(GenerationRequest):
     """
 
     images: Annotated[tuple[ImageSource, ...], _images] = ()
+    """Images beside the messages, or of the prompt, in order."""
 
     if TYPE_CHECKING:
 
@@ -272,6 +314,7 @@ class VlmGenerationRequest(GenerationRequest):
             options: GenerationOptions | None = None,
             metadata: Mapping[str, Any] = ...,
             continues: Continues | Mapping[str, Any] | None = None,
+            turns: Sequence[str | Message | Mapping[str, Any]] = (),
         ) -> None: ...
 
     def check_all(self) -> None:
@@ -289,6 +332,8 @@ class VlmGenerationRequest(GenerationRequest):
         if self.messages is not None:
             object.__setattr__(self, "messages", _place(self.messages, self.images))
             object.__setattr__(self, "images", ())
+        if any(source is None for message in self.turns for source in message.sources):
+            raise InvalidField("turns name their images themselves: an image part of one is empty")
 
 
 def _continuation(value: Any) -> Any:
@@ -318,6 +363,14 @@ class ScoringRequest(VlmGenerationRequest):
     """
 
     continuation: Annotated[str | tuple[int, ...], _continuation]
+    """The text or the ids to score."""
+
+    def check_all(self) -> None:
+        VlmGenerationRequest.check_all(self)
+        if self.turns:
+            raise InvalidField(
+                "ScoringRequest takes no turns: a continuation ends the conversation"
+            )
 
     if TYPE_CHECKING:
 
@@ -378,9 +431,13 @@ class ImagePolicy:
     """
 
     root: Annotated[str | os.PathLike[str] | None, path] = None
+    """The folder in which files may be read; None allows any file."""
     allow_http: Annotated[bool, boolean] = False
+    """Whether `http:` and `https:` URLs are fetched."""
     allowed_hosts: Annotated[tuple[str, ...], tuple_of(non_empty_string)] = ()
+    """Hosts that may have private addresses."""
     max_bytes: Annotated[int, integer(low=1)] = 64 * 2**20
+    """The most bytes of one image."""
     max_source_pixels: Annotated[int, integer(low=1)] = 100_000_000
     """The most pixels (width times height) that an image is decoded with, against decompression
     bombs. Each pixel takes 3 to 12 bytes of memory.
@@ -400,10 +457,13 @@ class RequestPolicy:
     """
 
     max_samples: Annotated[int, integer(low=1)] = 1024
+    """The most samples of one request."""
     max_messages: Annotated[int, integer(low=1)] = 10_000
+    """The most messages."""
     max_parts: Annotated[int, integer(low=1)] = 100_000
     """Parts of content, of all messages together."""
     max_images: Annotated[int, integer(low=0)] = 1024
+    """The most images."""
     max_stops: Annotated[int, integer(low=0)] = 1024
     """Stop strings and stop token ids together."""
     max_choices: Annotated[int, integer(low=1)] = 10_000

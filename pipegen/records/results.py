@@ -24,8 +24,10 @@ from pipegen.records.fields import record
 from pipegen.records.messages import Message, plain_messages
 from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest
+from pipegen.records.rollouts import Grid, Rollout, rollout_of
 
 __all__ = [
+    "CallForm",
     "ChatOutput",
     "CheckedIds",
     "Decoded",
@@ -38,6 +40,8 @@ __all__ = [
     "Raw",
     "RoundsEnd",
     "Thinking",
+    "Thought",
+    "ThoughtForm",
     "TokenLogprob",
     "ToolReplies",
     "Turn",
@@ -49,19 +53,23 @@ RoundsEnd = Literal["done", "limit", "tokens"]
 """How the rounds of a loop ended."""
 Thinking = Literal["honoured", "unsupported"]
 """Whether the chat template honours the thinking switch."""
-Grid = tuple[int, int, int]
-"""Patches of one image: time, height, width."""
 
 
 class Finish(StrEnum):
     """How a generation ended. Not an error."""
 
     EOS = "eos"
+    """The model ended its answer."""
     STOP_TOKEN = "stop_token"
+    """An id of `stop_token_ids` ended it."""
     STOP_STRING = "stop_string"
+    """A stop string ended it."""
     PLUGIN = "plugin"
+    """A plugin ended it."""
     LENGTH = "length"
+    """It reached `max_new_tokens`."""
     ABORTED = "aborted"
+    """The engine ended it early."""
 
 
 @record
@@ -105,6 +113,34 @@ class ResolvedRequest:
 
 
 @record
+class ThoughtForm:
+    """The ids that a chat template writes around a thought."""
+
+    opens: tuple[int, ...]
+    """What is between the prompt and the thought; empty where the prompt opens it."""
+    closes: tuple[int, ...]
+    """What is between the thought and its end token."""
+    end_id: int
+    """The end token of the thought."""
+    bridge: tuple[int, ...]
+    """What is between the end token and the answer."""
+
+
+@record
+class CallForm:
+    """How a chat template writes a tool call whose arguments are JSON, and the tools to call."""
+
+    opens: tuple[int, ...]
+    """The ids before the name."""
+    names: tuple[str, ...]
+    """For each tool its name, with what stands between it and the arguments."""
+    schemas: tuple[str, ...]
+    """For each tool the JSON Schema of its arguments."""
+    closes: tuple[int, ...]
+    """The ids behind the arguments."""
+
+
+@record
 class Prompt:
     """The record of a prompt: the ids are what every engine gets."""
 
@@ -120,6 +156,10 @@ class Prompt:
     """Whether the template honours the thinking switch."""
     render_differs: bool | None = None
     """As in `GenerationResult`."""
+    thought: ThoughtForm | None = None
+    """How the template writes a thought, where the row thinks before it answers."""
+    call: CallForm | None = None
+    """How the template writes a tool call, where the answer is to be one."""
 
 
 class CheckedIds(NamedTuple):
@@ -216,7 +256,9 @@ class Ending:
     """How a row ended, as whatever followed its ids found it."""
 
     finish: Finish
+    """How the row ended."""
     stop: str | int | None = None
+    """The stop string, token id or plugin that ended it."""
     length: int | None = None
     """How many characters of the text belong to the answer; None where nothing is cut, or the text
     ends before `stop`, which its last token completes.
@@ -233,6 +275,28 @@ class Ending:
         the row judged anew.
         """
         return self.token_ids == raw.token_ids and self.options == raw.encoded.options
+
+
+@record
+class Thought:
+    """What was generated before the answer of a row, in a call of its own (see
+    `pipegen.stages.parts.thinking`).
+    """
+
+    asked: Encoded
+    """The row as it came to its call: its prompt and its options, of which those of the answer's
+    call are made.
+    """
+    token_ids: tuple[int, ...]
+    """The ids before the answer, with those that the template writes around a thought."""
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    """One for each id, if the option `logprobs` is on."""
+    forced: tuple[int, ...] = ()
+    """The places of the ids that were not generated."""
+    text: str
+    """The thought alone."""
+    closed: bool
+    """Whether it ended, so that the answer could begin."""
 
 
 @record
@@ -254,6 +318,12 @@ class Raw:
     ending: Ending | None = None
     """How the row ended, where it was followed: the stage `stop` then looks for no stop again, and
     shows the plugins nothing again. It counts for its own ids and options only."""
+    forced: tuple[int, ...] = ()
+    """The places of the ids that were not generated. Set by the stage `call`."""
+    thought: Thought | None = None
+    """What the row thought before; its ids are in the prompt of `encoded`. Set by the stage
+    `call`.
+    """
 
 
 @record
@@ -380,7 +450,14 @@ class GenerationResult:
     where no template was rendered here.
     """
     reasoning: str | None = None
-    """What the model thought before it answered, if a server returns it separately."""
+    """What the model thought before it answered, if a server returns it separately, or the thought
+    was asked for apart (`max_thinking_tokens`, or thinking with a form). `text` is then the answer
+    alone.
+    """
+    forced: tuple[int, ...] = ()
+    """The places in `token_ids` of the tokens that were not sampled: what the chat template writes
+    around a thought, and around the arguments of a forced tool call.
+    """
     thinking_unfinished: bool = False
     """The length limit ended the row while the model was still thinking: there is no answer. Raise
     `max_new_tokens`.
@@ -464,6 +541,16 @@ class GenerationResult:
             continuation=continuation,
             request=request,
         )
+
+    @property
+    def rollout(self) -> Rollout:
+        """The ids of the conversation so far and what of them was sampled, for a trainer. Each of
+        several samples has its own.
+
+        Raises `InvalidField` where the ids are not exact: a chat server told none, a turn has
+        `exact` false, or the result was read from a file without its earlier turns.
+        """
+        return rollout_of(self)
 
     @property
     def message(self) -> dict[str, Any]:

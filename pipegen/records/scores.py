@@ -17,7 +17,8 @@ import math
 
 from pipegen.core.errors import GenerationError
 from pipegen.records.fields import altered, record
-from pipegen.records.results import Encoded, Grid, Thinking
+from pipegen.records.results import Encoded, Thinking
+from pipegen.records.rollouts import Grid
 
 __all__ = ["Chosen", "Continued", "Perplexity", "Scored", "TokenScores"]
 
@@ -210,18 +211,22 @@ class Perplexity:
 
     @property
     def token_perplexity(self) -> float:
+        """Perplexity by token."""
         return _perplexity(self.logprob, self.tokens)
 
     @property
     def word_perplexity(self) -> float:
+        """Perplexity by word."""
         return _perplexity(self.logprob, self.words)
 
     @property
     def byte_perplexity(self) -> float:
+        """Perplexity by byte."""
         return _perplexity(self.logprob, self.bytes)
 
     @property
     def bits_per_byte(self) -> float:
+        """Bits for each byte of text."""
         return -self.logprob / max(self.bytes, 1) / math.log(2)
 
 

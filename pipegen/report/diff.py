@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from returns.result import Success
 
 from pipegen.core.slots import Slot, is_ok
-from pipegen.records.options import flat_values
+from pipegen.records.options import GenerationOptions, flat_values
 from pipegen.records.results import GenerationResult
 
 __all__ = [
@@ -47,15 +47,20 @@ class Difference(NamedTuple):
     """The first stage that differs, and the value of each side there."""
 
     stage: str
+    """The first stage that differs."""
     first: str
+    """What the first file has there."""
     second: str
+    """What the second file has there."""
 
 
 class Compared(NamedTuple):
     """One request, by its id, and where its two results differ; None if they are equal."""
 
     id: str
+    """The id of the request."""
     difference: Difference | None
+    """The first difference; None where both agree."""
 
 
 def common_prefix(first: Sequence[Any], second: Sequence[Any]) -> int:
@@ -113,7 +118,13 @@ def _values(first: Any, second: Any) -> tuple[str, str] | None:
     return None if first == second else (repr(first)[:WIDTH], repr(second)[:WIDTH])
 
 
+_UNKNOWN = GenerationOptions()
+"""The options of a result whose file tells none, as one of brief lines or of a batch."""
+
+
 def _options(first: GenerationResult, second: GenerationResult) -> tuple[str, str] | None:
+    if _UNKNOWN in (first.options, second.options):
+        return None
     one, other = flat_values(first.options), flat_values(second.options)
     name = next((name for name in one if one[name] != other[name]), None)
     return (
@@ -123,8 +134,21 @@ def _options(first: GenerationResult, second: GenerationResult) -> tuple[str, st
     )
 
 
-def _ending(result: GenerationResult) -> tuple[Any, ...]:
-    return result.finish.value, result.stop, result.prompt_tokens, result.completion_tokens
+def _raw_texts(first: GenerationResult, second: GenerationResult) -> tuple[str, str] | None:
+    if _UNKNOWN in (first.options, second.options):
+        return None
+    return _texts(first.raw_text, second.raw_text)
+
+
+def _endings(first: GenerationResult, second: GenerationResult) -> tuple[str, str] | None:
+    """Counts are compared where both sides have them."""
+    counted = first.prompt_tokens and second.prompt_tokens
+    one, other = (
+        (result.finish.value, result.stop)
+        + ((result.prompt_tokens, result.completion_tokens) if counted else ())
+        for result in (first, second)
+    )
+    return _values(one, other)
 
 
 STAGES: Mapping[str, Callable[[GenerationResult, GenerationResult], tuple[str, str] | None]] = {
@@ -136,11 +160,12 @@ STAGES: Mapping[str, Callable[[GenerationResult, GenerationResult], tuple[str, s
     ),
     "options": _options,
     "ids": _ids_in_context,
-    "raw text": lambda one, other: _texts(one.raw_text, other.raw_text),
+    "raw text": _raw_texts,
     "text": lambda one, other: _texts(one.text, other.text),
-    "finish": lambda one, other: _values(_ending(one), _ending(other)),
+    "finish": _endings,
 }
-"""In the order in which a result is made; `finish` also compares the stop and the token counts."""
+"""In the order in which a result is made; `finish` also compares the stop and the token counts.
+What a file does not tell is not compared."""
 
 
 def first_difference(

@@ -68,7 +68,9 @@ class Estimate:
     shared_tokens: int = 0
     """Those of the prompt tokens that an earlier request begins with too."""
     completion_tokens: int = 0
-    """The most that may be generated, of all samples together."""
+    """The most that may be generated, of all samples and turns together."""
+    later_turns: int = 0
+    """Turns that are asked after the first: what their prompts will have is not known."""
     longest: tuple[str, int] = ("", 0)
     """The id of the request with the longest prompt, and its tokens."""
     errors: Counter[str] = field(default_factory=Counter)
@@ -80,8 +82,8 @@ class Estimate:
     """
     _blocks: Counts = field(default_factory=Counts, repr=False)
 
-    def add(self, name: str, slot: Slot[Encoded], samples: int = 1) -> None:
-        """Count a request, and so many samples of its answer."""
+    def add(self, name: str, slot: Slot[Encoded], samples: int = 1, turns: int = 0) -> None:
+        """Count a request, so many samples of its answer, and so many turns after it."""
         self.requests += 1
         if not is_ok(slot):
             error = slot.failure()
@@ -97,7 +99,8 @@ class Estimate:
         self.prompt_tokens += tokens
         self.images += len(prompt.images)
         self.image_tokens += sum(image.tokens for image in prompt.images)
-        self.completion_tokens += (options.max_new_tokens or 0) * samples
+        self.completion_tokens += (options.max_new_tokens or 0) * samples * (1 + turns)
+        self.later_turns += turns
         self.longest = max(self.longest, (name, tokens), key=lambda one: one[1])
         before = (
             common_prefix(prompt.token_ids, prompt.compact_token_ids) if prompt.images else tokens
@@ -142,6 +145,7 @@ class Estimate:
                 round(self.shared_tokens / self.prompt_tokens, 4) if self.prompt_tokens else 0.0
             ),
             "most_completion_tokens": self.completion_tokens,
+            "later_turns": self.later_turns,
             "errors": {
                 kind: {"count": count, "first": self.first[kind]}
                 for kind, count in self.errors.most_common()

@@ -27,11 +27,14 @@ from pipegen.report.boxes import Box
 from pipegen.report.diff import common_prefix
 
 __all__ = [
+    "MISSING",
     "PAGE_ROWS",
     "Entry",
-    "Overview",
     "Figure",
+    "Overview",
+    "Said",
     "card",
+    "counted",
     "ending",
     "marked",
     "opening",
@@ -43,6 +46,15 @@ PAGE_ROWS = 2000
 """The most rows of one page."""
 _PAGE = Path(__file__).with_name("gallery.html")
 _SCRIPT = Path(__file__).with_name("gallery.js")
+MISSING = "not in this file"
+"""The ending of what the other file does not have."""
+_LINE = 100
+"""Characters of a prompt that are shown before it is unfolded."""
+_SIDES = (240, 320, 480, 1200)
+"""The longer side of an image, in pixels of the page: at least, at most, at most with boxes, and
+where it was clicked."""
+_LABEL = 18
+"""The height of a label, in pixels: above its box where there is room."""
 _LONGEST = 200_000
 """Characters of one text that are shown."""
 _WORDS = 4000
@@ -59,6 +71,19 @@ class Figure(NamedTuple):
     name: str
     url: str | None
     boxes: tuple[Box, ...] = ()
+    size: tuple[int, int] = (1, 1)
+    """Width and height, of which the longer side counts."""
+
+
+class Said(NamedTuple):
+    """A turn of a conversation before its last answer."""
+
+    text: str
+    """What the model answered."""
+    calls: str
+    """The tools that it called, one on each line."""
+    then: str
+    """What was asked next: a user's words, or what tools answered."""
 
 
 class Entry(NamedTuple):
@@ -75,13 +100,15 @@ class Entry(NamedTuple):
     """Message and hint."""
     reasoning: str = ""
     facts: tuple[tuple[str, str], ...] = ()
+    turns: tuple[Said, ...] = ()
+    """Of a conversation, the turns before the last."""
 
     @property
     def outcome(self) -> tuple[str, ...] | str:
         """What is compared with the same request's in another file: the texts, or the type of the
         error.
         """
-        return self.texts if self.ok else self.kind
+        return (*(turn.text for turn in self.turns), *self.texts) if self.ok else self.kind
 
 
 class Overview(NamedTuple):
@@ -92,9 +119,18 @@ class Overview(NamedTuple):
     """How many ended in each way, or failed with each type of error."""
     errors: frozenset[str]
     """Those of them that are errors."""
-    other: str | None = None
-    """The name of the other file, of a comparison."""
+    other: Overview | None = None
+    """The same of the other file, of a comparison: of its results for the requests of this one."""
     differing: int = 0
+
+
+def counted(number: int, word: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "result"), counted(2000, "result")
+    ('1 result', '2,000 results')
+    """
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
 def printable(text: str) -> str:
@@ -125,11 +161,8 @@ def opening(overview: Overview, page: int, pages: int, names: Sequence[str]) -> 
     """The beginning of a page, up to its first card."""
     script = _SCRIPT.read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    total = sum(overview.kinds.values())
-    chips = [_chip("", "all", total)] + [
-        _chip(kind, kind, count, bad=kind in overview.errors)
-        for kind, count in Counter(dict(overview.kinds)).most_common()
-    ]
+    other = overview.other
+    chips = _chips(overview, "kind", named=other is not None)
     links = [
         f'<a href="{safe(name)}"{" aria-current=page" if number == page else ""}>{number + 1}</a>'
         for number, name in enumerate(names)
@@ -141,17 +174,21 @@ def opening(overview: Overview, page: int, pages: int, names: Sequence[str]) -> 
     head, _, _ = _PAGE.read_text(encoding="utf-8").partition("$cards")
     return Template(head).substitute(
         digest=digest,
-        title=safe(
-            overview.name if overview.other is None else f"{overview.name} and {overview.other}"
-        ),
-        facts=f"{total:,} results, {sum(overview.kinds[kind] for kind in overview.errors):,} errors"
+        title=safe(overview.name if other is None else f"{overview.name} and {other.name}"),
+        facts=", ".join(
+            (
+                counted(sum(overview.kinds.values()), "result"),
+                counted(sum(overview.kinds[kind] for kind in overview.errors), "error"),
+            )
+        )
         + (
-            f"; {overview.differing:,} differ from {safe(overview.other)}"
-            if overview.other is not None
+            f"; {overview.differing:,} differ{'s' if overview.differing == 1 else ''} from"
+            f" {safe(other.name)}"
+            if other is not None
             else ""
         ),
-        chips="".join(chips),
-        compared=compared if overview.other is not None else "",
+        chips=chips if other is None else chips + _chips(other, "other", named=True),
+        compared=compared if other is not None else "",
         pages=f'<nav aria-label="pages">page {" ".join(links)}</nav>' if pages > 1 else "",
     )
 
@@ -164,10 +201,20 @@ def ending() -> str:
     )
 
 
-def _chip(kind: str, name: str, count: int, *, bad: bool = False) -> str:
+def _chips(side: Overview, of: str, *, named: bool) -> str:
+    """The endings of a file as filters. `of` is what cards call them."""
+    name = f"<b>{safe(side.name)}</b> " if named else ""
+    chips = [_chip(of, "", "all", sum(side.kinds.values()))] + [
+        _chip(of, kind, kind, count, bad=kind in side.errors)
+        for kind, count in Counter(dict(side.kinds)).most_common()
+    ]
+    return f'<div class="chips">{name}{"".join(chips)}</div>'
+
+
+def _chip(of: str, kind: str, name: str, count: int, *, bad: bool = False) -> str:
     pressed = "false" if kind else "true"
     return (
-        f'<button type="button" data-kind="{safe(kind)}"'
+        f'<button type="button" data-of="{of}" data-kind="{safe(kind)}"'
         f' aria-pressed="{pressed}"{" class=bad" if bad else ""}>{safe(name)}'
         f" <b>{count:,}</b></button>"
     )
@@ -192,24 +239,30 @@ def card(
     )
     same = compared is not None and other is not None and entry.outcome == other.outcome
     images = "".join(map(_figure, figures))
-    asked = (
-        f"<details{'' if len(prompt) > 600 else ' open'}><summary>prompt</summary><pre"
-        f' class="prompt">{safe(prompt)}</pre></details>'
-        if prompt
-        else ""
-    )
     facts = [(str(name), str(value)) for name, value in (metadata or {}).items()]
     return (
         f'<article data-id="{safe(entry.id)}" data-kind="{safe(entry.kind)}"'
-        f' data-same="{int(same)}"><h2>{safe(entry.id)}</h2>{f"<div class=images>{images}</div>" if images else ""}{asked}<div'
+        f' data-other="{safe(MISSING if other is None else other.kind)}"'
+        f' data-same="{int(same)}"><h2>{safe(entry.id)}</h2>{f"<div class=images>{images}</div>" if images else ""}{_asked(prompt)}<div'
         f' class="sides">{"".join(sides)}</div>{_facts(facts)}</article>\n'
+    )
+
+
+def _asked(prompt: str) -> str:
+    """The prompt: one short line, or folded behind its beginning."""
+    line = " ".join(prompt.split())
+    if line == prompt.strip() and len(line) <= _LINE:
+        return f'<pre class="prompt">{safe(prompt)}</pre>' if line else ""
+    return (
+        f'<details class="asked"><summary>prompt <span>{safe(line[:_LINE])} ...</span></summary>'
+        f'<pre class="prompt">{safe(prompt)}</pre></details>'
     )
 
 
 def _side(entry: Entry | None, other: Entry | None, name: str = "") -> str:
     head = f"<h3>{safe(name)}</h3>" if name else ""
     if entry is None:
-        return f'<section class="missing">{head}not in this file</section>'
+        return f'<section class="missing">{head}{MISSING}</section>'
     if not entry.ok:
         message, hint = entry.error or ("", "")
         return (
@@ -223,7 +276,8 @@ def _side(entry: Entry | None, other: Entry | None, name: str = "") -> str:
         marked(text, against[place])[0] if place < len(against) else safe(text)
         for place, text in enumerate(texts)
     ]
-    answers = "".join(f'<pre class="text">{text}</pre>' for text in shown)
+    answers = "".join(map(_said, entry.turns))
+    answers += "".join(f'<pre class="text">{text}</pre>' for text in shown)
     reasoning = (
         "<details><summary>reasoning</summary><pre"
         f' class="raw">{safe(entry.reasoning)}</pre></details>'
@@ -239,6 +293,11 @@ def _side(entry: Entry | None, other: Entry | None, name: str = "") -> str:
     return f"<section>{head}{answers}{reasoning}{raw}{_facts((('finish', entry.kind), *entry.facts))}</section>"
 
 
+def _said(turn: Said) -> str:
+    calls = _facts((("tool calls", turn.calls),)) if turn.calls else ""
+    return f'<pre class="text">{safe(turn.text)}</pre>{calls}<pre class="prompt">{safe(turn.then)}</pre>'
+
+
 def _facts(facts: Sequence[tuple[str, str]]) -> str:
     rows = "".join(
         f"<div><dt>{safe(name)}</dt><dd>{safe(value[:2000])}</dd></div>" for name, value in facts
@@ -249,16 +308,32 @@ def _facts(facts: Sequence[tuple[str, str]]) -> str:
 def _figure(figure: Figure) -> str:
     if figure.url is None:
         return f'<figure class="broken"><figcaption>{safe(figure.name)}</figcaption></figure>'
+    width, height = figure.size
+    longer = max(width, height)
+    seen = min(max(longer, _SIDES[0]), _SIDES[2 if figure.boxes else 1])
+    down = height * seen / longer / 100
     boxes = "".join(
-        '<div class="box"'
-        f' style="left:{box.left:.2f}%;top:{box.top:.2f}%;width:{box.width:.2f}%;height:{box.height:.2f}%"><span>{safe(box.label)}</span></div>'
-        for box in figure.boxes
+        f'<span class="box{"" if box.top * down > _LABEL else " high"}"'
+        f' style="left:{box.left:.2f}%;top:{box.top:.2f}%;width:{box.width:.2f}%;height:{box.height:.2f}%"'
+        f' title="{safe(box.label)}"><span>{_label(number, box, len(figure.boxes))}</span></span>'
+        for number, box in enumerate(figure.boxes, 1)
     )
-    image = f'<img loading="lazy" alt="{safe(figure.name)}" src="{html.escape(figure.url)}">'
+    labels = "".join(f"<li>{safe(box.label)}</li>" for box in figure.boxes)
+    image = (
+        f'<img loading="lazy" width="{width}" height="{height}" alt="{safe(figure.name)}"'
+        f' src="{html.escape(figure.url)}">'
+    )
+    sides = f"--small:{width * seen / longer:.0f}px;--large:{width * _SIDES[3] / longer:.0f}px"
     return (
-        "<figure><div"
-        f' class="frame">{image}{boxes}</div><figcaption>{safe(figure.name)}</figcaption></figure>'
+        f'<figure style="{sides}"><button type="button" title="larger, or smaller"'
+        f' class="frame{" coarse" if longer < _SIDES[0] else ""}">{image}{boxes}</button>'
+        f"<figcaption>{safe(figure.name)}{f'<ol>{labels}</ol>' if len(figure.boxes) > 1 else ''}"
+        "</figcaption></figure>"
     )
+
+
+def _label(number: int, box: Box, boxes: int) -> str:
+    return safe(box.label) if boxes == 1 else f"{number} {safe(box.label)}"
 
 
 def marked(first: str, second: str) -> tuple[str, str]:

@@ -73,7 +73,9 @@ class RowVerdict:
     """What is known of one row."""
 
     id: str
+    """The id of the row."""
     verdict: RowKind
+    """`right`, a fault, or `not judged`."""
     evidence: str
     """What the verdict rests on."""
 
@@ -83,8 +85,11 @@ class Recorded:
     """What was found out about a file of results."""
 
     model: str
+    """The model that should have answered."""
     precision: Precision
+    """What the results were computed in."""
     rows: tuple[RowVerdict, ...]
+    """The verdict on each row."""
     spread: float | None
     """How far the recorded log probabilities are from the reference's; None where there are
     none.
@@ -96,6 +101,7 @@ class Recorded:
 
     @property
     def counts(self) -> dict[str, int]:
+        """How many rows have each verdict."""
         return dict(Counter(row.verdict for row in self.rows))
 
     @property
@@ -390,7 +396,7 @@ def _prepared(
         return not_judged("it has no ids and no text")
     rendered = (
         None
-        if request is None or not is_ok(request)
+        if request is None or not is_ok(request) or request.unwrap().turns
         else _rendered(request.unwrap(), result.options, ids, reference)
     )
     images = bool(result.image_grid_thw or result.image_digests) or (

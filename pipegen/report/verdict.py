@@ -104,11 +104,13 @@ class Parting(NamedTuple):
     """The first place of an answer where the reference would have chosen another token."""
 
     place: int
+    """The position of the token, from 0."""
     token: int
     """The server's."""
     choice: int
     """The reference's."""
     margin: float
+    """By how much the reference's own choice is more likely."""
 
 
 @record
@@ -116,7 +118,9 @@ class Answer:
     """One greedy answer of a server, and what the reference makes of it."""
 
     id: str
+    """The id of the request."""
     way: Way
+    """`chat` or `ids`."""
     expected: tuple[int, ...]
     """The prompt as the reference renders it."""
     prompt_token_ids: tuple[int, ...] = ()
@@ -249,6 +253,7 @@ class Fault:
     """Something that is wrong with the server, and where it shows first."""
 
     kind: Kind
+    """The name of the fault."""
     answers: int
     """How many answers show it."""
     of: int
@@ -262,6 +267,7 @@ class Fault:
 
     @property
     def words(self) -> str:
+        """What the kind of fault means, in words."""
         return KINDS[self.kind]
 
 
@@ -270,8 +276,11 @@ class Verdict:
     """What was found out about a server."""
 
     url: str
+    """The server's address."""
     model: str
+    """The model that should answer."""
     dialect: str
+    """The kind of server."""
     precision: Precision
     """What the server was taken to compute in."""
     prompts: int
@@ -291,6 +300,7 @@ class Verdict:
     where there is none.
     """
     faults: tuple[Fault, ...]
+    """What is wrong, with its evidence."""
     failed: tuple[tuple[str, str, GenerationError], ...] = ()
     """Requests that were not answered or not scored: their id, the way, the error."""
     too_long: int = 0

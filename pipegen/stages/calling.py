@@ -5,7 +5,7 @@ With the option `prompt_logprobs`, the ids of a prompt after the first are a con
 prompts that several rows share are read once more, whatever is generated after them. With
 `max_new_tokens=0` nothing is: the row ends with `LENGTH`.
 
->>> from pipegen.drivers.whole import drive
+>>> from pipegen.drivers.drive import drive
 >>> from pipegen.records.options import GenerationOptions, resolve
 >>> from pipegen.records.requests import GenerationRequest
 >>> from pipegen.records.results import Prompt
@@ -23,8 +23,6 @@ prompts that several rows share are read once more, whatever is generated after 
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -36,41 +34,20 @@ from pipegen.core.pipe import Pipe, pipe_of
 from pipegen.core.slots import Slot, is_ok
 from pipegen.core.steps import Call, Steps, Wanted
 from pipegen.engines.plugin import Plugin
-from pipegen.engines.protocol import AsyncScoresTokens, ScoresTokens, SettlesItself
+from pipegen.engines.protocol import scores_tokens, settles_itself
 from pipegen.records.engine_list import shown
 from pipegen.records.fields import altered
 from pipegen.records.options import GenerationOptions, flat_values, resolve
 from pipegen.records.results import Encoded, Prompt, Raw, ResolvedRequest, TokenLogprob
 from pipegen.records.scores import Continued, TokenScores
+from pipegen.stages.parts.several_calls import Asking, answer_in_parts, replayed
 
-__all__ = ["Scorer", "call"]
+__all__ = ["call"]
 
 A = TypeVar("A")
 B = TypeVar("B")
 
 PromptLogprobs: TypeAlias = tuple[TokenLogprob | None, ...]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Scorer:
-    """The engine as the backend of a call that scores."""
-
-    engine: Any
-
-    @property
-    def name(self) -> str:
-        return str(self.engine.name)
-
-    def generate(self, inputs: Sequence[Continued]) -> Sequence[Slot[TokenScores]]:
-        scores: Sequence[Slot[TokenScores]] = self.engine.score(inputs)
-        return scores
-
-    async def agenerate(self, inputs: Sequence[Continued]) -> Sequence[Slot[TokenScores]]:
-        if isinstance(self.engine, AsyncScoresTokens):
-            return await self.engine.ascore(inputs)
-        import asyncio
-
-        return await asyncio.to_thread(self.generate, inputs)
 
 
 def call(backend: Backend[A, B]) -> Pipe[A, B]:
@@ -86,16 +63,18 @@ def call(backend: Backend[A, B]) -> Pipe[A, B]:
 
 
 def _call(backend: Backend[Any, Any], before: Steps, after: Steps) -> Call:
-    scorer, pipeline = Scorer(backend), _Pipeline(backend, before, after)
+    pipeline = _Pipeline(backend, before, after)
 
     def ask(value: Any, answers: tuple[Slot[Any], ...]) -> Wanted | Slot[Any]:
-        if answers and not _scores(value):
+        if answers and not _takes_several(value):
             return answers[0] if pipeline.is_a_route else answers[0].map(partial(_to, value))
         admitted = Success(value) if pipeline.is_a_route else pipeline.admit(value)
         if not is_ok(admitted):
             return admitted
         sent = admitted.unwrap()
-        return _scored(scorer, sent, answers) if _scores(value) else Wanted(backend, sent)
+        if not _takes_several(value):
+            return Wanted(backend, sent)
+        return replayed(_asking(backend, value, sent), answers)
 
     return Call(
         name="call",
@@ -106,28 +85,28 @@ def _call(backend: Backend[Any, Any], before: Steps, after: Steps) -> Call:
     )
 
 
-def _scored(scorer: Scorer, encoded: Encoded, answers: tuple[Slot[Any], ...]) -> Wanted | Slot[Any]:
-    """What a row wants whose prompt is scored, or after which nothing is generated: the scores of
-    its prompt, which equal prompts share, then its answer.
+def _asking(engine: Any, asked: Encoded, sent: Encoded) -> Asking:
+    """What a row wants that takes more than one answer, or none: the scores of its prompt, which
+    equal prompts share, and then its answer, perhaps after a thought.
     """
-    scores: Slot[PromptLogprobs | None] = Success(None)
-    if encoded.options.prompt_logprobs:
-        refused, ids = _unsupported(encoded, scorer.engine), encoded.prompt.token_ids
+    scores: PromptLogprobs | None = None
+    if asked.options.prompt_logprobs:
+        refused, ids = _unsupported(asked, engine), asked.prompt.token_ids
         if refused is not None:
             return Failure(refused)
-        if len(ids) == 1:
-            scores = Success((None,))
-        elif not answers:
-            return Wanted(scorer, _continued(encoded), shown=False, same=ids)
-        else:
-            scores, answers = answers[0].map(_logprobs), answers[1:]
-    if not is_ok(scores):
-        return scores
-    if not answers and encoded.options.max_new_tokens != 0:
-        return Wanted(scorer.engine, encoded)
-    raw = answers[0] if answers else Success(Raw(encoded=encoded, token_ids=()))
-    logprobs = scores.unwrap()
-    return raw if logprobs is None else raw.map(partial(altered, prompt_logprobs=logprobs))
+        scores = (None,)
+        if len(ids) > 1:
+            slot = yield Wanted(engine, _continued(asked), shown=False, same=ids)
+            if not is_ok(slot):
+                return slot
+            scores = _logprobs(slot.unwrap())
+    if asked.options.max_new_tokens == 0:
+        raw: Slot[Raw] = Success(Raw(encoded=asked, token_ids=()))
+    elif asked.prompt.thought is not None or asked.prompt.call is not None:
+        raw = yield from answer_in_parts(asked, sent, engine)
+    else:
+        raw = (yield Wanted(engine, sent)).map(partial(_to, asked))
+    return raw if scores is None else raw.map(partial(altered, prompt_logprobs=scores))
 
 
 class _Pipeline:
@@ -138,7 +117,7 @@ class _Pipeline:
     def __init__(self, backend: Backend[Any, Any], before: Steps, after: Steps) -> None:
         # what only performs calls has none
         plugins: tuple[Plugin, ...] = getattr(backend, "plugins", ())
-        by_itself = isinstance(backend, SettlesItself)  # then all but `trim` is the engine's own
+        by_itself = settles_itself(backend)  # then all but `trim` is the engine's own
         cuts = by_itself or any(part.cuts for part in after)
         trims = any(part.routes for part in after)
         earlier, later = (
@@ -250,10 +229,15 @@ def _to(asked: Any, answer: Any) -> Any:
     )
 
 
-def _scores(asked: Any) -> bool:
-    """Whether the row's prompt is to be scored, or nothing is to be generated after it."""
+def _takes_several(asked: Any) -> bool:
+    """Whether the row takes more than one answer, or none: its prompt is to be scored, nothing is
+    to be generated after it, or it thinks before it answers, or calls a tool.
+    """
     return isinstance(asked, Encoded) and (
-        bool(asked.options.prompt_logprobs) or asked.options.max_new_tokens == 0
+        bool(asked.options.prompt_logprobs)
+        or asked.options.max_new_tokens == 0
+        or asked.prompt.thought is not None
+        or asked.prompt.call is not None
     )
 
 
@@ -262,7 +246,7 @@ _NEUTRAL = resolve(GenerationOptions(max_new_tokens=1))
 
 
 def _unsupported(encoded: Encoded, engine: Any) -> UnsupportedOption | None:
-    if not isinstance(engine, ScoresTokens):
+    if not scores_tokens(engine):
         return UnsupportedOption(
             f"{shown(engine.name)} does not give the log probabilities of prompts",
             option="prompt_logprobs",

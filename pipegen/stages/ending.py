@@ -29,7 +29,17 @@ from pipegen.stages.parts.detokenize import added, own_text, spell
 from pipegen.stages.parts.folds import UNRESOLVED, TextFold, TokenFold, not_ended, plan_of
 from pipegen.stages.parts.stop_scan import Cut, cut
 
-__all__ = ["Cut", "cut", "decode", "decode_row", "end_row", "stop", "stop_row"]
+__all__ = [
+    "BY_ID",
+    "Cut",
+    "cut",
+    "decode",
+    "decode_row",
+    "end_row",
+    "stop",
+    "stop_row",
+    "with_texts",
+]
 
 BY_ID = (Finish.EOS, Finish.STOP_TOKEN)
 """How a row ends by an id."""
@@ -119,7 +129,7 @@ def decode_row(raw: Raw, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()
     count, hidden = len(raw.token_ids), plan.hidden
     place = plan.first_end(raw.token_ids, options.min_new_tokens, min(count, limit))
     by_id = place is not None
-    raw = _with_texts(_first_ids(raw, limit if place is None else place + 1), tokenizer)
+    raw = with_texts(_first_ids(raw, limit if place is None else place + 1), tokenizer)
     ids = shown = raw.token_ids
     last: str | None = ""
     if by_id:
@@ -164,7 +174,7 @@ def _first_ids(raw: Raw, count: int) -> Raw:
     return shorter
 
 
-def _with_texts(raw: Raw, tokenizer: Tokenizer) -> Raw:
+def with_texts(raw: Raw, tokenizer: Tokenizer) -> Raw:
     """The answer, its log probabilities with the texts of their tokens."""
 
     def spelled(entry: TokenLogprob) -> TokenLogprob:

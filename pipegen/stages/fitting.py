@@ -117,9 +117,9 @@ def check_fit(encoded: Encoded, capabilities: Capabilities) -> Slot[Encoded]:
     `on_overflow="clip"` lowers `max_new_tokens` to make it fit.
 
     If the engine fills its context and the request sets no length, `max_new_tokens` becomes what
-    the prompt leaves. Gives `PromptTooLong` with the prompt's tokens and the limit that it broke
-    (the lower one, if it broke both), or `InvalidRequest` for an empty prompt and for ids that the
-    model does not have (see `check_ids`), which would crash some engines.
+    the prompt leaves. `PromptTooLong` has the prompt's tokens and the limit that it broke (the
+    lower one, if it broke both). An empty prompt is `InvalidRequest`. So are ids that the model does not
+    have (see `check_ids`), which would crash some engines.
     """
     prompt_tokens = len(encoded.prompt.token_ids)
     if not prompt_tokens:

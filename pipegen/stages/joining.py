@@ -39,7 +39,7 @@ from pipegen.core.pipe import Pipe, batch_stage
 from pipegen.core.rows import guarded
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.model import TokenModel, reader_of
-from pipegen.engines.protocol import Engine, ScoresTokens, TokenEngine, takes_tokens
+from pipegen.engines.protocol import Engine, TokenEngine, scores_tokens, takes_tokens
 from pipegen.records.engine_list import shown
 from pipegen.records.option_table import OPTIONS
 from pipegen.records.options import GenerationOptions, flat_values, resolve
@@ -121,7 +121,7 @@ def scores_none(engine: Engine) -> GenerationError | None:
     """Why the engine cannot score; needs no weights."""
     if takes_tokens(engine) and not is_ok(model := reader_of(engine)()):
         return model.failure()
-    if not isinstance(engine, ScoresTokens):
+    if not scores_tokens(engine):
         words = f"{shown(engine.name)} does not give the log probabilities of given continuations"
         return UnsupportedOption(
             words, option="continuation", hint="score with hf, vllm, vllm_server or sglang_server"

@@ -45,10 +45,11 @@ from pipegen.records.frozen import NOTHING, thaw
 from pipegen.records.messages import Message, plain_messages
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions
 from pipegen.records.requests import GenerationRequest
-from pipegen.records.results import PreparedImage, ResolvedRequest, Thinking
+from pipegen.records.results import CallForm, PreparedImage, ResolvedRequest, Thinking, ThoughtForm
 from pipegen.stages.parts.bridge import Before, bridged, keeps_ids, read_arguments
 from pipegen.stages.parts.compared import compared_beyond
 from pipegen.stages.parts.control_tokens import ControlTokens, control_tokens
+from pipegen.stages.parts.forced_calls import call_form, tool_choice
 from pipegen.stages.parts.foreign_text import (
     OWN,
     Conversation,
@@ -59,7 +60,6 @@ from pipegen.stages.parts.foreign_text import (
 )
 from pipegen.stages.parts.harmless import ALLOW, chosen_render, is_structure, marker
 from pipegen.stages.parts.images import Prepared, image_tokens, images_of, prepare_images, within
-from pipegen.stages.parts.reasoning import thinking_beside_form
 from pipegen.stages.parts.template import (
     call_template,
     composes,
@@ -72,6 +72,7 @@ from pipegen.stages.parts.template import (
     unwritten_words,
     written_by,
 )
+from pipegen.stages.parts.thinking import thinks_apart, thought_form
 
 __all__ = ["Rendered", "is_guarded", "is_guarded_prompt", "render", "render_row"]
 
@@ -95,6 +96,7 @@ class Rendered:
     """
 
     request: GenerationRequest
+    """The request as it came."""
     options: GenerationOptions
     """The effective options."""
     text: str | None = None
@@ -121,6 +123,10 @@ class Rendered:
     """The ids of the turns before, where the text is what follows them (see
     `pipegen.stages.parts.bridge`).
     """
+    thought: ThoughtForm | None = None
+    """How the template writes a thought, where the row thinks in a call of its own."""
+    call: CallForm | None = None
+    """How the template writes a tool call, where the answer is to be one."""
 
     def check_all(self) -> None:
         if self.hidden is not None and self.marks.put_back(self.hidden) != self.text:
@@ -158,9 +164,34 @@ class Rendered:
         )
 
 
-def render(engine: TokenEngine) -> Pipe[ResolvedRequest, Rendered]:
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Written:
+    """A renderer that is a function of the messages."""
+
+    write: Callable[[Sequence[Mapping[str, Any]]], str]
+    template: str | None = ""  # its source is not known
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]],
+        template: str | None,
+        variables: Mapping[str, Any],
+    ) -> str:
+        return self.write(messages)
+
+
+def render(
+    engine: TokenEngine, write: Callable[[Sequence[Mapping[str, Any]]], str] | None = None
+) -> Pipe[ResolvedRequest, Rendered]:
     """The stage that makes prompts of messages, by the engine's chat template, and prepares their
     images.
+
+    write: a function from messages (as plain data) to the prompt's text, in the place of the chat
+        template. Words of users stay text, and images are prepared. Tools fail the row, because the
+        function does not get them. It is called several times for a request, to find out which
+        characters of the text are whose; so it is to be a function of its messages alone.
 
     Requests of a batch with equal prompts and equal settings are rendered once, and equal images
     are prepared once. The whole batch is rendered before any of it is tokenised: in turn, templates
@@ -174,6 +205,8 @@ def render(engine: TokenEngine) -> Pipe[ResolvedRequest, Rendered]:
         if not is_ok(known := read()):
             return [known for _ in jobs]
         model: TokenModel = known.unwrap()
+        if write is not None:
+            model = dataclasses.replace(model, renderer=_Written(write))
         images = prepare_images(jobs, model)
         prompts: dict[Hashable, Slot[Rendered]] = {}
 
@@ -192,7 +225,7 @@ def render(engine: TokenEngine) -> Pipe[ResolvedRequest, Rendered]:
         "render",
         batch,
         takes=ResolvedRequest,
-        rebind=lambda new: render(new.engine(engine)),
+        rebind=lambda new: render(new.engine(engine), write),
     )
 
 
@@ -207,6 +240,8 @@ def _key(job: ResolvedRequest) -> Hashable:
         request.continues,
         options.chat,
         options.preprocess,
+        thinks_apart(options),
+        tool_choice(options),
     )
 
 
@@ -237,7 +272,34 @@ def render_row(
     request's images, which are control tokens too. A plain prompt is taken as it is written, with
     `bos_token` in front unless it is there already; its control tokens count, unless
     `control_tokens` asks for "text" or "reject". Token ids are taken as they are.
+    `UnsupportedOption` for `max_thinking_tokens` where there is no thought to bound, and for
+    `tool_choice` where the template's form of calls cannot be forced.
     """
+    prompt = _prompt(job, tokenizer, renderer, bos_token, written)
+    if not is_ok(prompt):
+        return prompt
+    if tool_choice(job.options) is not None:
+        call = call_form(job.request, job.options, tokenizer, renderer)
+        prompt = call.bind(lambda form: prompt.map(lambda one: altered(one, call=form)))
+    if not thinks_apart(job.options):
+        return prompt
+    control = functools.partial(
+        _control, job.options.chat or ChatTemplateOptions(), tokenizer, renderer, written
+    )
+    thought = thought_form(job.request, job.options, tokenizer, renderer, control)
+    return thought.bind(lambda form: prompt.map(lambda one: altered(one, thought=form)))
+
+
+def _control(
+    chat: ChatTemplateOptions, tokenizer: Tokenizer, renderer: Renderer, written: str
+) -> ControlTokens:
+    probed = probe_variables(chat.template_kwargs or NOTHING)
+    return control_tokens(tokenizer, written_by(renderer, chat.template, probed), written)
+
+
+def _prompt(
+    job: ResolvedRequest, tokenizer: Tokenizer, renderer: Renderer, bos_token: str, written: str
+) -> Slot[Rendered]:
     request, chat = job.request, job.options.chat or ChatTemplateOptions()
     if request.prompt_token_ids is not None:
         return Success(
@@ -274,10 +336,7 @@ def _bridged(
         short = altered(job, request=altered(job.request, messages=tuple(messages)))
         return _render_messages(short, chat, tokenizer, renderer, written)
 
-    def control() -> ControlTokens:
-        probed = probe_variables(chat.template_kwargs or NOTHING)
-        return control_tokens(tokenizer, written_by(renderer, chat.template, probed), written)
-
+    control = functools.partial(_control, chat, tokenizer, renderer, written)
     return bridged(job.request, chat, tokenizer, renderer, render_these, control)
 
 
@@ -349,9 +408,6 @@ def _render_messages(
     )
     honoured = honours_thinking(renderer, chat.template, probed)
     thinking: Thinking = "honoured" if honoured else "unsupported"
-    unthought = thinking_beside_form(job.options) if honoured and chat.enable_thinking else None
-    if unthought is not None:
-        return Failure(unthought)
     switches = {
         "add_generation_prompt": bool(chat.add_generation_prompt),
         "continue_final_message": bool(chat.continue_final_message),

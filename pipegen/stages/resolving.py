@@ -49,8 +49,8 @@ def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
     """The stage that gives every option its value, and refuses what the engine does not take; see
     `resolve_row` and `check_support`.
 
-    It opens samples: if a later stage of the pipe puts samples together (`trim` does), a request
-    for several becomes that many rows here; otherwise it is refused. If the model's configuration
+    It opens samples. If a later stage of the pipe puts samples together (`trim` does), a request
+    for several becomes that many rows here. Otherwise it is refused. If the model's configuration
     cannot be read, every request fails with the reason, so that a fallback can take over. The pipe
     owns its engine.
     """
@@ -62,6 +62,10 @@ def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
         if isinstance(request, ScoringRequest):
             hint = "hand it to pg.score, or leave the continuation out"
             words = "a request with a continuation is scored, not answered"
+            return Failure(InvalidRequest(words, hint=hint))
+        if request.turns:
+            hint = "ask with pg.turns(route), as pipegen generate does"
+            words = f"a route asks one turn, and this request has {len(request.turns)} more"
             return Failure(InvalidRequest(words, hint=hint))
         return read().bind(lambda model: _resolved(request, model, own))
 
@@ -149,11 +153,12 @@ def check_support(
 ) -> Slot[ResolvedRequest]:
     """Whether the engine takes this request at all; needs no prompt.
 
-    Images must be among the engine's capabilities, and not too many of them
-    (`UnsupportedMultimodal`), and read (`BadImage`); every option whose value differs from the
-    neutral default must be one that the engine honours (`UnsupportedOption`); every plugin must
-    take the request (`UnsupportedPlugin`; `PluginFailed` where it raises or gives no reason in
-    words).
+    - Images must be among the engine's capabilities, and not too many (`UnsupportedMultimodal`).
+      They must be read (`BadImage`).
+    - Every option whose value differs from the neutral default must be one that the engine honours
+      (`UnsupportedOption`).
+    - Every plugin must take the request (`UnsupportedPlugin`). One that raises, or gives no reason
+      in words, is `PluginFailed`.
 
     >>> from pipegen.records.options import GenerationOptions, resolve
     >>> from pipegen.records.requests import TextGenerationRequest
@@ -250,7 +255,9 @@ def _supported(options: GenerationOptions, capabilities: Capabilities) -> Slot[N
     absent = missing((name for name in asked if name not in _EVERYWHERE), capabilities)
     if not absent:
         return Success(None)
-    name, engine = absent[0], capabilities.engine
+    # which turns enable_thinking on
+    name = "max_thinking_tokens" if "max_thinking_tokens" in absent else absent[0]
+    engine = capabilities.engine
     others = ", ".join(
         other for other, honours in ENGINES.items() if name in honours and other != engine
     )

@@ -105,6 +105,8 @@ def _key(rendered: Rendered) -> Hashable:
         text,
         rendered.token_ids,
         rendered.before,
+        rendered.thought,
+        rendered.call,
         tuple([id(image) for image in rendered.images]),
     )
 
@@ -113,7 +115,10 @@ def _prompt(rendered: Rendered, model: TokenModel, limit: int | None) -> Slot[Pr
     refusal = check_length(rendered.to_tokenize, model.tokenizer, limit)
     if refusal is not None:
         return Failure(refusal)
-    return tokenize_row(rendered, rendered.images, model.tokenizer, model.image_placeholder)
+    prompt = tokenize_row(rendered, rendered.images, model.tokenizer, model.image_placeholder)
+    if rendered.thought is None and rendered.call is None:
+        return prompt
+    return prompt.map(lambda one: altered(one, thought=rendered.thought, call=rendered.call))
 
 
 def tokenize_row(

@@ -19,6 +19,7 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import Engine, TextEngine, TokenEngine, takes_tokens
 from pipegen.engines.tokenizer import Renderer, Tokenizer
+from pipegen.records.fields import altered
 from pipegen.records.frozen import thaw
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions
 from pipegen.records.requests import GenerationRequest
@@ -27,10 +28,12 @@ from pipegen.records.results import (
     Encoded,
     Finish,
     GenerationResult,
+    Thought,
     Turn,
     closest_choice,
 )
 from pipegen.stages.parts.answer_check import WORDS, Answer, disobeyed
+from pipegen.stages.parts.detokenize import spell
 from pipegen.stages.parts.plugin_state import ask_plugin
 from pipegen.stages.parts.reasoning import thinking_unfinished
 from pipegen.stages.parts.samples import SAMPLING
@@ -106,10 +109,44 @@ def trim(engine: Engine, route: str | None = None) -> Pipe[Any, GenerationResult
 
 def _finished(decoded: Decoded, route_name: str, engine: TokenEngine) -> Slot[GenerationResult]:
     result = trim_row(decoded, route_name, engine.plugins)
-    request = decoded.raw.encoded.request
-    if not request.tools or request.messages is None:
+    request, thought = decoded.raw.encoded.request, decoded.raw.thought
+    if request.tools and request.messages is not None:
+        result = result.map(
+            lambda one: with_tool_calls(one, request, engine.tokenizer, engine.renderer)
+        )
+    if thought is None:
         return result
-    return result.map(lambda one: with_tool_calls(one, request, engine.tokenizer, engine.renderer))
+    return result.map(lambda one: with_thought(one, thought, engine.tokenizer))
+
+
+def with_thought(
+    result: GenerationResult, thought: Thought, tokenizer: Tokenizer
+) -> GenerationResult:
+    """The result of an answer with what came before it: all as of one answer, but `text`, which is
+    the answer alone.
+    """
+    asked, token_ids = thought.asked, thought.token_ids + result.token_ids
+    both = thought.logprobs is not None and result.logprobs is not None
+    logprobs = (*(thought.logprobs or ()), *(result.logprobs or ())) if both else None
+    turn = result.turn
+    if turn is not None and turn.compact_token_ids is not None:
+        turn = altered(turn, compact_token_ids=asked.prompt.compact_token_ids)
+    return dataclasses.replace(
+        result,
+        raw_text=spell(tokenizer, token_ids)[0],
+        prompt_token_ids=asked.prompt.token_ids,
+        prompt_tokens=len(asked.prompt.token_ids),
+        token_ids=token_ids,
+        completion_tokens=len(token_ids),
+        logprobs=logprobs,
+        margin=closest_choice(logprobs),
+        reasoning=thought.text,
+        forced=(*thought.forced, *(len(thought.token_ids) + place for place in result.forced)),
+        thinking_unfinished=result.finish is Finish.LENGTH and not thought.closed,
+        options=asked.options,
+        clipped_from=asked.clipped_from,
+        turn=turn,
+    )
 
 
 def with_tool_calls(
@@ -123,7 +160,9 @@ def with_tool_calls(
         for ids in (result.token_ids[:count], result.token_ids[count:])
     )
     chat = result.options.chat or ChatTemplateOptions()
-    read = read_calls(answer, ending, thaw(request.tools), writer_of(renderer, chat))
+    form = result.options.structured
+    forced = form is not None and form.tool_choice is not None and result.finish is Finish.EOS
+    read = read_calls(answer, ending, thaw(request.tools), writer_of(renderer, chat), forced=forced)
     return dataclasses.replace(
         result, tool_calls=read.calls, content=read.content, tool_calls_unread=read.unread
     )
@@ -163,6 +202,7 @@ def trim_row(
             margin=closest_choice(raw.logprobs),
             prompt_logprobs=raw.prompt_logprobs,
             route=route_name,
+            forced=tuple([place for place in raw.forced if place < len(raw.token_ids)]),
             thinking=prompt.thinking,
             thinking_unfinished=thinking_unfinished(
                 decoded.finish, decoded.raw_text, prompt=prompt.text

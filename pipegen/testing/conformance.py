@@ -21,7 +21,13 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pipegen.core.errors import BadImage, InvalidRequest, UnsupportedMultimodal
+from pipegen.core.errors import (
+    BadImage,
+    InvalidRequest,
+    MalformedResponse,
+    TemplateFailed,
+    UnsupportedMultimodal,
+)
 from pipegen.core.slots import is_ok
 from pipegen.drivers.batch import arun, run
 from pipegen.drivers.mapping import imap
@@ -42,6 +48,7 @@ from pipegen.testing import (
     conformance_pairs,
     conformance_prompts,
     conformance_sampling,
+    conformance_turns,
 )
 from pipegen.testing.ask import (
     LENGTH,
@@ -63,6 +70,7 @@ from pipegen.testing.ask import (
 __all__ = ["CHECKS", "Check"]
 
 Check = Callable[[Route], None]
+"""Raises `AssertionError` if the route breaks a rule."""
 _OTHERWISE = (
     "max_new_tokens",
     "samples",
@@ -420,6 +428,47 @@ def thoughts_before_a_form_are_thought_or_refused(route: Route) -> None:
             )
 
 
+def a_thought_is_no_longer_than_asked(route: Route) -> None:
+    """Where the template has one: it comes apart from the answer, cut and closed."""
+    if not honours(route, "max_thinking_tokens"):
+        return
+    options = greedy(max_thinking_tokens=2, max_new_tokens=24)
+    for slot in run(route, [chat(text) for text in PROMPTS], options):
+        if refused(slot, "max_thinking_tokens"):
+            continue
+        (result,) = answers([slot])
+        expect(result.reasoning is not None, "max_thinking_tokens: there is no thought")
+        last = max(result.forced, default=0)
+        sampled = [place for place in range(last) if place not in result.forced]
+        expect(len(sampled) <= 2, f"max_thinking_tokens: {len(sampled)} are thought, and 2 asked")
+
+
+def a_tool_is_called_where_asked(route: Route) -> None:
+    """By name, with arguments of its schema; or it is refused, for a template that has no tools or
+    another form of calls. A server whose grammar allows white space in JSON may write it up to its
+    length: then the row fails, and the error says so.
+    """
+    if not honours(route, "tool_choice"):
+        return
+    schema = {"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"]}
+    function = {"name": "say", "parameters": {**schema, "additionalProperties": False}}
+    options = greedy(max_new_tokens=80, structured=StructuredOptions(tool_choice="say"))
+    request = dataclasses.replace(
+        chat("Hi", options), tools=({"type": "function", "function": function},)
+    )
+    (slot,) = run(route, [request])
+    if is_ok(slot):
+        names = [call["function"]["name"] for call in slot.unwrap().tool_calls]
+        expect(names == ["say"], f"tool_choice: {slot.unwrap().text!r} is no call of the tool")
+        return
+    error = slot.failure()
+    in_white_space = isinstance(error, MalformedResponse) and "white space" in error.message
+    expect(
+        in_white_space or isinstance(error, TemplateFailed) or refused(slot, "tool_choice"),
+        f"tool_choice: {error_of(slot)}",
+    )
+
+
 def logprobs_beside_a_form_are_the_models_own(route: Route) -> None:
     """They are taken over the whole vocabulary: of an answer that had no choice, they are not all
     0. An engine that has others refuses.
@@ -464,11 +513,14 @@ CHECKS: tuple[Check, ...] = (
     images_are_taken_or_refused,
     answers_have_the_form_that_was_asked,
     thoughts_before_a_form_are_thought_or_refused,
+    a_thought_is_no_longer_than_asked,
+    a_tool_is_called_where_asked,
     logprobs_beside_a_form_are_the_models_own,
     what_is_not_honoured_is_refused,
     *conformance_ends.CHECKS,
     *conformance_sampling.CHECKS,
     *conformance_pairs.CHECKS,
     *conformance_prompts.CHECKS,
+    *conformance_turns.CHECKS,
 )
 """All checks, in the order to run them."""

@@ -187,6 +187,7 @@ class FakeEngine:
 
     @property
     def longest_scored(self) -> int | None:
+        """The context length, if there is one."""
         return self.capabilities.context_length
 
     def score(self, inputs: Sequence[Continued]) -> Sequence[Slot[TokenScores]]:

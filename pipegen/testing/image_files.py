@@ -94,7 +94,7 @@ def image_file(
         )
         exif = Image.Exif()
         exif[0x0112] = orientation
-        save["exif"] = exif
+        save["exif"] = exif.tobytes()
     if file_format == "JPEG":
         save = {"quality": 95, **save}
     file = io.BytesIO()

@@ -63,14 +63,17 @@ class ToyTokenizer:
 
     @property
     def special_tokens(self) -> Mapping[str, int]:
+        """The special tokens and their ids."""
         return dict(self._special)
 
     @property
     def control_tokens(self) -> Mapping[str, int]:
+        """All added tokens and their ids."""
         return dict(self._control)
 
     @property
     def vocab_size(self) -> int:
+        """How many ids there are."""
         return len(self._tokens)
 
     def encode(self, text: str) -> tuple[int, ...]:
@@ -99,8 +102,8 @@ class ToyTokenizer:
         return b"".join(self._tokens[token_id] for token_id in token_ids).decode(errors="replace")
 
     def piece(self, token_id: int) -> str | None:
-        """The text of the token, if its bytes are whole characters: a
-        `pipegen.engines.tokenizer.SpellsAlone`.
+        """The text of the token, if its bytes are whole characters; see
+        `pipegen.engines.tokenizer.Tokenizer`.
         """
         text = self.decode((token_id,))
         return None if "\ufffd" in text else text

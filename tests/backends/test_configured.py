@@ -123,11 +123,8 @@ def test_the_second_engine_takes_over_for_the_errors_that_are_named(
 
 
 def test_an_error_to_fall_back_for_that_there_is_none_of_is_refused() -> None:
-    assert config("hf").fallback_when == (
-        "UnsupportedMultimodal",
-        "UnsupportedOption",
-        "UnsupportedPlugin",
-    )
+    seen = config("hf").fallback_when
+    assert seen == ("UnsupportedMultimodal", "UnsupportedOption", "UnsupportedPlugin")
     with pytest.raises(pg.InvalidField, match=r"the name of an error.*did you mean 'Timeout'"):
         config("hf", fallback_when=("Timeot",))
 

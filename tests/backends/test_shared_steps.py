@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -37,40 +39,80 @@ class Counting(SharedSteps[int]):
         with self.entered():
             self.entered_after.append(self.steps)
 
-    def box(self, least: int = 1) -> Box[int]:
-        self.boxes.append(Box(least))
+    def box(self, wake: Callable[[], object] | None = None) -> Box[int]:
+        self.boxes.append(Box(wake))
         return self.boxes[-1]
 
 
+async def awaited(shared: Counting, box: Box[int], woken: asyncio.Event) -> list[int]:
+    """What comes for a box whose `wake` sets `woken` from any thread."""
+    while not (taken := shared.step(box)):
+        await woken.wait()
+        woken.clear()
+    return taken
+
+
+def setter(woken: asyncio.Event) -> Callable[[], object]:
+    loop = asyncio.get_running_loop()
+
+    def wake() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits there
+            loop.call_soon_threadsafe(woken.set)
+
+    return wake
+
+
 def test_who_enters_goes_before_the_next_step_of_the_thread_that_steps_for_all() -> None:
+    async def stepped(shared: Counting) -> list[int]:
+        woken = asyncio.Event()
+        return await awaited(shared, shared.box(setter(woken)), woken)
+
     for _ in range(20):
         shared = Counting(silent=200)
-        assert asyncio.run(shared.astep(shared.box())) == [201]
+        assert asyncio.run(stepped(shared)) == [201]
         assert shared.guest is not None
         shared.guest.join()
         assert shared.entered_after == [1]
 
 
 def test_a_thread_steps_until_nobody_waits_and_each_box_has_every_step() -> None:
-    async def both() -> list[list[int]]:
-        return list(await asyncio.gather(shared.astep(one), shared.astep(other)))
+    async def both() -> None:
+        woken = asyncio.Event(), asyncio.Event()
+        one, other = (shared.box(setter(event)) for event in woken)
+        seen: tuple[list[int], list[int]] = [], []
+        while len(seen[0]) < 4:
+            for box, event, taken in zip((one, other), woken, seen, strict=True):
+                taken += await awaited(shared, box, event)
+        for box, taken in zip((one, other), seen, strict=True):
+            taken += box.take()
+        assert seen == ([*range(1, shared.steps + 1)],) * 2
+        if shared._stepping is not None:
+            await asyncio.to_thread(shared._stepping.join)
+        assert shared.step(shared.box()) == [shared.steps]
 
     shared = Counting()
-    one, other = shared.box(), shared.box(least=4)
-    first, second = asyncio.run(both())
-    assert second == [*range(1, shared.steps + 1)]
-    assert [*first, *one.take()] == second
-    assert shared.steps == 4
-    assert shared.step(one) == [5]
+    asyncio.run(both())
+
+
+def test_who_leaves_is_not_stepped_for_any_more() -> None:
+    shared = Counting(silent=10**9)
+    box = shared.box(lambda: None)
+    assert shared.step(box) == []
+    stepping = shared._stepping
+    assert stepping is not None
+    shared.leave(box)
+    stepping.join()
+    assert shared._stepping is None
+    assert shared.drops == 1
 
 
 def test_what_was_left_is_dropped_once_before_the_next_step_or_at_once() -> None:
     shared = Counting()
     box = shared.box()
-    shared.leave()
+    shared.leave(box)
     assert (shared.drops, shared.steps) == (1, 0)
     with shared.lock:
-        other = threading.Thread(target=shared.leave)
+        other = threading.Thread(target=shared.leave, args=(box,))
         other.start()
         other.join()  # it does not wait for the lock
         assert shared.drops == 1
@@ -78,17 +120,15 @@ def test_what_was_left_is_dropped_once_before_the_next_step_or_at_once() -> None
     assert (shared.drops, shared.steps) == (2, 1)
 
 
-@pytest.mark.parametrize(
-    "call",
-    [lambda shared, box: shared.step(box), lambda shared, box: asyncio.run(shared.astep(box))],
-)
-def test_what_has_ended_a_call_is_raised_after_what_came_before(call: object) -> None:
-    assert callable(call)
+@pytest.mark.parametrize("wake", [None, lambda: None])
+def test_what_has_ended_a_call_is_raised_after_what_came_before(
+    wake: Callable[[], object] | None,
+) -> None:
     shared = Counting()
-    box = shared.box()
+    box = shared.box(wake)
     box.put(7)
     box.fail(KeyError("gone"))
-    assert call(shared, box) == [7]
+    assert shared.step(box) == [7]
     with pytest.raises(KeyError, match="gone"):
-        call(shared, box)
+        shared.step(box)
     assert shared.steps == 0

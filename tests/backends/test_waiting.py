@@ -134,15 +134,8 @@ def test_prompts_that_begin_alike_are_next_to_each_other_and_so_are_equal_images
             request=pg.TextGenerationRequest(prompt="p"), options=GenerationOptions(), prompt=prompt
         )
     asked["f"], asked["g"] = encoded((4, 9, 9)), encoded((4, 9))
-    assert sorted(asked, key=lambda name: beginning(asked[name])) == [
-        "g",
-        "b",
-        "e",
-        "f",
-        "d",
-        "a",
-        "c",
-    ]
+    seen = sorted(asked, key=lambda name: beginning(asked[name]))
+    assert seen == ["g", "b", "e", "f", "d", "a", "c"]
 
 
 def test_chats_are_ordered_by_their_texts_and_images() -> None:

@@ -25,7 +25,7 @@ from pipegen.cli.progress import Meter
 from pipegen.cli.run_flags import AskedFlags
 from pipegen.cli.sources import Asked
 from pipegen.cli.usage import load_of
-from pipegen.engines.protocol import Answers
+from pipegen.engines.protocol import RowDone
 from pipegen.io.jsonl import lines_of
 from pipegen.io.tables import Columns
 from pipegen.jobs.ray_actors import connect
@@ -41,7 +41,7 @@ class Waiting(FakeEngine):
 
     in_flight = IN_FLIGHT
 
-    def open(self, wake: Any) -> Any:
+    def open(self, wake: Any, **how: Any) -> Any:
         return _Call(self)
 
 
@@ -54,19 +54,17 @@ class _Call:
     def add(self, inputs: Sequence[tuple[int, Encoded]]) -> None:
         self._rows.extend(inputs)
 
-    def step(self) -> Sequence[tuple[int, Any]]:
+    def step(self) -> Sequence[RowDone]:
         time.sleep(SECONDS)
         number, encoded = self._rows.pop(0)
-        return [(number, self._engine.generate([encoded])[0])]
+        return [RowDone(row=number, slot=self._engine.generate([encoded])[0])]
 
     def close(self) -> None:
         self._rows.clear()
 
 
 def waiting() -> pg.Route:
-    engine = Waiting("yes<|im_end|>")
-    assert isinstance(engine, Answers)
-    return pg.route(engine)
+    return pg.route(Waiting("yes<|im_end|>"))
 
 
 def main(rows: int) -> None:

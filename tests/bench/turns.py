@@ -1,8 +1,9 @@
 """What the turns of conversations cost on the Hugging Face engine: prompt tokens read against the
 least possible, passes against one call that knew all turns beforehand, and the memory of what
-stays.
+stays. `loops` counts the passes of `pg.imap(pg.turns(...))`, `vllm` does so on vLLM, with the python
+of its environment.
 
-    python tests/bench/turns.py [tokens] [passes] [memory]
+    python tests/bench/turns.py [tokens] [passes] [loops] [memory] [vllm]
 
 It prints its figures. They are counts, the same on every machine, but for the memory of the
 process.
@@ -167,12 +168,99 @@ def memory() -> None:
         )
 
 
-PARTS: dict[str, Callable[[], None]] = {"tokens": tokens, "passes": passes, "memory": memory}
+def looped(
+    name: str,
+    opened: Callable[[], Any],
+    counted: Callable[[Any], Callable[[], int]],
+    count: int = 64,
+    limit: int = 8,
+) -> None:
+    """So many conversations of `limit` turns in a pipe, and one call with all of their prompts.
+
+    counted: gives for a route what counts its passes so far.
+    """
+    chance = random.Random(0)
+    requests = [
+        {
+            "messages": [
+                {"role": "user", "content": f"What is {number} + {chance.randrange(99)}?"}
+            ],
+            "options": {"max_new_tokens": chance.randint(8, 40), "stop": {"ignore_eos": True}},
+        }
+        for number in range(count)
+    ]
+
+    def words(result: Any) -> str:
+        drawn = random.Random(str(result.token_ids))
+        return " ".join(f"And {drawn.randrange(99)}?" for _ in range(drawn.randint(1, 6)))
+
+    with opened() as route:
+        passes = counted(route)
+        agents = pg.turns(route, words, limit=limit)
+        results = [slot.unwrap() for slot in pg.imap(agents, requests)]
+        turns = [turn for result in results for turn in result.rounds]
+        loops = passes()
+    beforehand = [
+        request(turn.prompt_token_ids, turn.options.max_new_tokens or 0) for turn in turns
+    ]
+    with opened() as route:
+        passes = counted(route)
+        slots = pg.run(route, beforehand)
+        whole = passes()
+    same = sum(
+        slot.unwrap().token_ids == turn.token_ids for slot, turn in zip(slots, turns, strict=True)
+    )
+    print(
+        f"{name}, {count} conversations of {limit} turns by imap(turns): {loops:,} passes, one call with all"
+        f" {len(turns)} prompts beforehand {whole:,}: {loops / whole:.2f} times; {same} answers the"
+        " same"
+    )
+
+
+def loops(count: int = 64, limit: int = 8) -> None:
+    """On the Hugging Face engine."""
+
+    def counted(route: Any) -> Callable[[], int]:
+        return lambda: route.engine.work.passes + route.engine.work.steps
+
+    looped("HF", opened, counted, count, limit)
+
+
+def vllm() -> None:
+    """On vLLM, 64 rows at a time."""
+
+    def counted(route: Any) -> Callable[[], int]:
+        pg.run(route, [request((300,), 1)])
+        engine, count = route.engine._core.running().engine, [0]
+        plain = engine.step
+
+        def step() -> Any:
+            count[0] += 1
+            return plain()
+
+        engine.step = step
+        return lambda: count[0]
+
+    settings = {
+        "dtype": "float32",
+        "kv_cache_memory_bytes": 64 << 20,
+        "max_num_seqs": 64,
+        "enforce_eager": True,
+    }
+    looped("vLLM", lambda: pg.backends.vllm("embedded", **settings), counted)
+
+
+PARTS: dict[str, Callable[[], None]] = {
+    "tokens": tokens,
+    "passes": passes,
+    "loops": loops,
+    "memory": memory,
+}
 
 
 def main() -> None:
     for part in sys.argv[1:] or PARTS:
-        PARTS[part]()
+        {**PARTS, "vllm": vllm}[part]()
 
 
 if __name__ == "__main__":

@@ -53,6 +53,12 @@ def command(
 
 
 @pytest.fixture
+def generate(command: Callable[..., Ran]) -> Callable[..., Ran]:
+    """`generate(IN, ...)` runs `pipegen generate` with `engine` as its model."""
+    return lambda *arguments, **more: command("generate", *arguments, "--model", "fake", **more)
+
+
+@pytest.fixture
 def jsonl(tmp_path: Path) -> Callable[..., Path]:
     """`jsonl(...)` writes lines (mappings, or text as it stands) to a file in the test's folder."""
 

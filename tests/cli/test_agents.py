@@ -40,16 +40,8 @@ def test_the_agents_options_stand_below_file_flags_and_line(
     (tmp_path / "options.yaml").write_text("temperature: 0.6\nmax_new_tokens: 30\n")
     source = jsonl({**MESSAGES, "options": {"max_new_tokens": 10}}, MESSAGES)
     ran = command(
-        "generate",
-        source,
-        "-c",
-        chat_file,
-        "--agent",
-        "first",
-        "--options",
-        tmp_path / "options.yaml",
-        "--temperature",
-        "0.7",
+        *("generate", source, "-c", chat_file, "--agent", "first"),
+        *("--options", tmp_path / "options.yaml", "--temperature", "0.7"),
     )
     assert ran.code == 0, ran.err
     said = [

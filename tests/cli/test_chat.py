@@ -24,7 +24,7 @@ from pipegen.cli.answers import Answer, Speaker, as_line, ask
 from pipegen.cli.app import CHAT
 from pipegen.cli.screen import plain, screen, under
 from pipegen.config import BackendConfig, chat_from, read_chat
-from pipegen.testing.fake import FakeEngine
+from pipegen.testing.fake import FakeEngine, ToyRenderer
 
 FILE = """
 agents:
@@ -66,13 +66,8 @@ def test_each_model_is_asked_with_its_own_options(
     ran = command("chat", "--config", chat_file, "Hi", "--json")
     assert ran.code == 0
     first, second = ran.out
-    assert (first["agent"], first["model"], first["reasoning"], first["text"], first["ok"]) == (
-        "one",
-        "first",
-        "Hm.",
-        "Hello",
-        True,
-    )
+    seen = (first["agent"], first["model"], first["reasoning"], first["text"], first["ok"])
+    assert seen == ("one", "first", "Hm.", "Hello", True)
     assert (second["text"], second["finish"], second["stop"]) == ("Bye ", "stop_string", "END")
     assert second["tokens_per_second"] > 0
     assert "Be brief." in first["prompt_text"]
@@ -104,14 +99,36 @@ def test_a_terminal_shows_the_answers_side_by_side(
     assert any("Bye" in line and "Hm." in line for line in shown.splitlines())
 
 
-def test_a_session_remembers_what_was_said_without_its_reasoning(
+def test_a_session_goes_on_by_the_ids_of_the_turns_before(
     command: Command, chat_file: Path, models: dict[str, FakeEngine]
 ) -> None:
     ran = command("chat", "-c", chat_file, "--json", stdin=b"Hi\n\nAgain\n/clear\nNew\n")
-    prompts = [line["prompt_text"] for line in ran.out if line["agent"] == "one"]
-    assert [prompt.count("Hello") for prompt in prompts] == [0, 1, 0]
-    assert ["Hm." in prompt for prompt in prompts] == [False] * 3
-    assert "Again" not in prompts[2]
+    first, second, new = (line for line in ran.out if line["agent"] == "one")
+    assert [line["exact"] for line in (first, second, new)] == [None, True, None]
+    assert second["prompt_text"].count("Hello") == 1 and "Again" not in new["prompt_text"]
+    sent = models["first"].calls[1][0].prompt.token_ids
+    before = models["first"].calls[0][0].prompt.token_ids
+    text = "<think>Hm.</think>Hello"  # what it thought stays, since it was sampled
+    assert sent[: len(before)] == before
+    assert models["first"].tokenizer.decode(sent[len(before) :]).startswith(text)
+
+
+def test_a_session_with_a_template_that_has_no_next_turn_renders_all_turns_again(
+    command: Command, chat_file: Path, models: dict[str, FakeEngine]
+) -> None:
+    models["first"] = FakeEngine("Hello", renderer=Counting())
+    ran = command("chat", "-c", chat_file, "--json", stdin=b"Hi\nAgain\n")
+    lines = [line for line in ran.out if line["agent"] == "one"]
+    assert [line["ok"] for line in lines] == [True, True]
+    assert "Hello" in lines[1]["prompt_text"] and lines[1]["exact"] is False
+
+
+class Counting(ToyRenderer):
+    """Its prompts depend on earlier answers."""
+
+    def render(self, messages: Any, **more: Any) -> str:
+        said = [one["content"] for one in messages if one["role"] == "assistant"]
+        return f"{sum(map(len, said))} {super().render(messages, **more)}{said}"
 
 
 def test_one_that_fails_leaves_the_others_and_its_history_alone(
@@ -208,12 +225,8 @@ def test_the_chat_file_that_the_help_shows_is_one(
     shown = CHAT.split("\b\n")[1].split("\n\n")[0]
     (tmp_path / "chat.yaml").write_text(textwrap.dedent(shown))
     first, second = read_chat(tmp_path / "chat.yaml").agents
-    assert (
-        first.id,
-        first.backend.backend,
-        second.system_message,
-        second.backend.settings.dialect,
-    ) == ("here", "hf", "Be brief.", "vllm")
+    seen = (first.id, first.backend.backend, second.system_message, second.backend.settings.dialect)
+    assert seen == ("here", "hf", "Be brief.", "vllm")
 
 
 def test_the_schema_is_printed(capsys: Any) -> None:
@@ -261,6 +274,12 @@ def test_while_it_comes_the_end_of_a_long_answer_is_shown() -> None:
     assert len(lines) < 12
     assert any("line 99" in line for line in lines)
     assert not any("line 50" in line for line in lines)
+
+
+def test_the_next_turn_of_a_chat_server_has_no_thoughts_and_no_calls() -> None:
+    (answer,) = answers(FakeEngine("<think>deep</think>Hello"))
+    last = answer.speaker.last
+    assert last is not None and last.message == {"role": "assistant", "content": "Hello"}
 
 
 def test_reasoning_is_dimmed_and_control_characters_are_shown() -> None:

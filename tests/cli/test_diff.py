@@ -67,6 +67,28 @@ def test_a_difference_is_named_and_leaves_with_one(tmp_path: Path) -> None:
     }
 
 
+def test_brief_lines_are_compared_by_what_they_have(tmp_path: Path) -> None:
+    sampled = dataclasses.replace(RESULT, samples=(RESULT, RESULT))
+    counted = dataclasses.replace(RESULT, raw_text="ab<end>", prompt_tokens=1, completion_tokens=2)
+    whole = written(tmp_path / "a", x=counted, y=sampled, z=RESULT)
+    lines = [
+        to_plain(Success(result), name, brief=True)
+        for name, result in {
+            "x": counted,
+            "y": dataclasses.replace(
+                sampled, samples=(RESULT, dataclasses.replace(RESULT, text="c"))
+            ),
+            "z": dataclasses.replace(RESULT, finish=Finish.LENGTH),
+        }.items()
+    ]
+    (tmp_path / "b").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for files in ([whole, str(tmp_path / "b")], [str(tmp_path / "b"), whole]):
+        done = CliRunner().invoke(app, ["diff", *files])
+        assert done.stderr == "3 requests, 1 equal, 1 differ at text, 1 differ at finish\n"
+    again = CliRunner().invoke(app, ["diff", str(tmp_path / "b"), str(tmp_path / "b")])
+    assert again.exit_code == 0
+
+
 @pytest.mark.parametrize("text", ["{", '{"id": "a"}', "[]", '{"id": "a", "ok": true}', "\xff"])
 def test_a_file_that_holds_no_results_is_bad_usage(tmp_path: Path, text: str) -> None:
     (tmp_path / "b").write_text(text, encoding="latin-1")

@@ -96,14 +96,8 @@ def test_a_setting_that_cannot_be_kept_here_is_refused_by_its_flag(
     with pytest.raises(SystemExit) as left:
         main(
             [
-                "generate",
-                str(tmp_path / "in.jsonl"),
-                "-o",
-                str(tmp_path / "out.jsonl"),
-                "--model",
-                "embedded",
-                "--device",
-                "xpu:7",
+                *("generate", str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.jsonl")),
+                *("--model", "embedded", "--device", "xpu:7"),
             ]
         )
     shown = " ".join(capsys.readouterr().err.split())

@@ -28,7 +28,7 @@ def estimated(command: Command, engine: FakeEngine, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_counts_are_those_of_the_run(
-    estimated: Command, command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path
+    estimated: Command, generate: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "good.png").write_bytes(b"good")
     lines = [
@@ -43,7 +43,7 @@ def test_the_counts_are_those_of_the_run(
     ran = estimated(source, "--json", "--max-new-tokens", "10")
     assert (ran.code, engine.calls) == (0, [])
     (estimate,) = ran.out
-    lines = command("generate", source, *MODEL, "--max-new-tokens", "10").out
+    lines = generate(source, "--max-new-tokens", "10").out
     assert estimate["prompt_tokens"] == sum(line["prompt_tokens"] for line in lines)
     longest = max(lines, key=lambda line: line["prompt_tokens"])
     assert estimate["longest_prompt"] == {"id": longest["id"], "tokens": longest["prompt_tokens"]}
@@ -54,6 +54,17 @@ def test_the_counts_are_those_of_the_run(
         estimate["most_completion_tokens"],
     ) == (3, 0, 1, 50)
     assert estimate["image_tokens"] > 0
+
+
+def test_later_turns_are_counted_and_their_prompts_are_not(estimated: Command, jsonl: Any) -> None:
+    source = jsonl({"id": "a", "turns": ["Hi", "And?", "So?"]}, {"id": "b", "prompt": "Hi"})
+    alone = jsonl({"id": "a", "turns": ["Hi"]}, {"id": "b", "prompt": "Hi"}, name="alone.jsonl")
+    flags = ("--json", "--max-new-tokens", "10")
+    ran, first = estimated(source, *flags), estimated(alone, *flags).out[0]
+    assert ran.code == 0
+    assert ran.out[0] == {**first, "later_turns": 2, "most_completion_tokens": 40}
+    assert first["later_turns"] == 0 and first["most_completion_tokens"] == 20
+    assert "later turns       2: their answers are counted" in in_words(ran.out[0])
 
 
 def test_what_would_fail_is_counted_and_over_long_prompts_are_named(
@@ -82,11 +93,8 @@ def test_prices_and_speeds_give_the_most_that_it_takes(estimated: Command, jsonl
     (estimate,) = estimated(
         source, "--max-new-tokens", "1000", "--price", "1,2", "--speed", "10", "--json"
     ).out
-    assert (estimate["prompt_cost"], estimate["most_cost"], estimate["most_seconds"]) == (
-        0.0002,
-        0.0042,
-        200.0,
-    )
+    seen = (estimate["prompt_cost"], estimate["most_cost"], estimate["most_seconds"])
+    assert seen == (0.0002, 0.0042, 200.0)
     words = in_words(estimate)
     assert "cost              at most 0.00, of it 0.00 for the prompts" in words
     assert "time              at most 3:20" in words
@@ -136,14 +144,8 @@ def test_a_prompt_whose_tokens_were_not_counted_is_listed_without_them(
 def test_a_chat_server_tells_no_tokens(command: Command, jsonl: Any) -> None:
     pytest.importorskip("aiohttp")
     ran = command(
-        "estimate",
-        jsonl({"prompt": "Hi"}),
-        "--model",
-        "m",
-        "--backend",
-        "openai",
-        "--base-url",
-        "http://127.0.0.1:9/v1",
+        *("estimate", jsonl({"prompt": "Hi"}), "--model", "m", "--backend", "openai"),
+        *("--base-url", "http://127.0.0.1:9/v1"),
     )
     assert ran.code == 2
     assert "does not tell how many tokens a prompt has: take --backend hf" in " ".join(

@@ -26,20 +26,10 @@ def finished(command: Run, jsonl: Any, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "values",
     [
-        {"source": 3},
-        {"model": None},
-        {"columns": 5},
-        {"columns": {"prompt": 5}},
-        {"kept": "ab"},
-        {"images": [1]},
-        {"policy": [1]},
-        {"policy": {"max_stops": "many"}},
-        {"allowed_hosts": 7},
-        {"allow_http": "yes"},
-        {"brief": None},
-        {"image_root": ["a"]},
-        {"image_root": ""},
-        {"odd": 1},
+        *({"source": 3}, {"model": None}, {"columns": 5}, {"columns": {"prompt": 5}}),
+        *({"kept": "ab"}, {"images": [1]}, {"policy": [1]}, {"policy": {"max_stops": "many"}}),
+        *({"allowed_hosts": 7}, {"allow_http": "yes"}, {"brief": None}, {"image_root": ["a"]}),
+        *({"image_root": ""}, {"odd": 1}),
     ],
 )
 def test_a_damaged_command_is_said_in_a_line(values: Any, command: Run, finished: Path) -> None:
@@ -69,10 +59,10 @@ def test_stdin_is_no_place_that_an_input_was_moved_to(command: Run, finished: Pa
 
 
 def test_a_csv_that_is_cut_off_is_refused_before_anything_is_asked(
-    command: Run, engine: FakeEngine, tmp_path: Path
+    generate: Run, engine: FakeEngine, tmp_path: Path
 ) -> None:
     source = tmp_path / "in.csv"
     source.write_text("prompt\nHi\n" * 20 + 'prompt\n"cut off\nand more')
-    ran = command("generate", source, "-o", tmp_path / "o.jsonl", "--model", "fake")
+    ran = generate(source, "-o", tmp_path / "o.jsonl")
     assert (ran.code, engine.calls) == (2, [])
     assert "in.csv, up to line" in ran.err

@@ -37,11 +37,7 @@ def test_an_error_to_fall_back_for_is_named_rightly_and_goes_with_an_engine(tmp_
         (["Timeout"], "takes --fallback too"),
     ):
         command = [
-            "generate",
-            str(tmp_path / "in.jsonl"),
-            "--model",
-            "embedded",
-            "--fallback-when",
+            *("generate", str(tmp_path / "in.jsonl"), "--model", "embedded", "--fallback-when"),
             *flags,
         ]
         done = CliRunner().invoke(app, command, terminal_width=400)

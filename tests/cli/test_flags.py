@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import typer
@@ -21,15 +23,56 @@ from pipegen.records.options import (
     options_from,
 )
 
+TWENTY = [
+    *("--model", "--config", "--backend", "--map", "--out", "--overwrite", "--brief"),
+    *("--prompt", "--image", "--system", "--replicas", "--max-new-tokens", "--temperature"),
+    *("--top-p", "--seed", "--samples", "--stop", "--enable-thinking", "--json-schema"),
+    "--base-url",
+]
 
-def test_help_names_every_flag_in_whole(
+
+@pytest.fixture
+def help_of(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit) as leaving:
-        main(["generate", "--help"])
-    shown = capsys.readouterr().out
-    assert leaving.value.code == 0
+) -> Callable[..., str]:
+    """What a command prints and exits with 0 on a terminal of that width."""
+
+    def shown(*arguments: str, width: int = 80) -> str:
+        monkeypatch.setenv("COLUMNS", str(width))
+        with pytest.raises(SystemExit) as leaving:
+            main(arguments)
+        assert leaving.value.code == 0
+        return capsys.readouterr().out
+
+    return shown
+
+
+def flags_in(shown: str) -> list[str]:
+    """The long flags that a help text lists, without those that ask for help."""
+    rows = (line.split("  ") for line in shown.splitlines() if line.startswith("  -"))
+    found = [re.findall(r"--[\w-]+", row[1])[0] for row in rows]
+    return [flag for flag in found if not flag.startswith("--help")]
+
+
+def test_help_shows_the_flags_that_people_use(help_of: Callable[..., str]) -> None:
+    shown = help_of("generate", "--help")
+    assert sorted(flags_in(shown)) == sorted(TWENTY)
+    assert len(TWENTY) == 20
+    assert "--help-all  Show every flag." in shown
+    assert "custom_id" not in shown
+    assert len(shown.splitlines()) <= 100
+
+
+def test_help_of_estimate_shows_its_own_flags(help_of: Callable[..., str]) -> None:
+    assert flags_in(help_of("estimate", "--help")) == ["--model", "--price", "--speed", "--json"]
+    every = flags_in(help_of("estimate", "--help-all"))
+    assert {"--price", "--map", "--top-k", "--base-url"} <= {*every}
+    assert "--out" not in every
+
+
+def test_all_the_help_names_every_flag_in_whole(help_of: Callable[..., str]) -> None:
+    shown = help_of("generate", "--help-all")
+    assert "custom_id" in shown
     secret = {"api_key", "headers"}
     assert [name for name in option_names() if f"{flag_of(name)} " not in shown] == []
     assert [
@@ -38,7 +81,30 @@ def test_help_names_every_flag_in_whole(
         for name in fields_of(backend)
         if (f"{flag_of(name)} " not in shown) is not (name in secret)
     ] == []
-    assert "pipegen generate requests.jsonl -o results.jsonl --model embedded" in shown
+    assert "pipegen generate in.jsonl -o out.jsonl --model embedded" in shown
+
+
+@pytest.mark.parametrize(("width", "longest"), [(70, 70), (100, 100), (500, 120)])
+def test_help_is_as_wide_as_the_terminal(
+    help_of: Callable[..., str], width: int, longest: int
+) -> None:
+    for arguments in (["generate", "--help-all"], ["verify", "--help"]):
+        lines = help_of(*arguments, width=width).partition("Examples:")[0].splitlines()
+        wrapped = [len(line) for line in lines if '{"id"' not in line and "     " not in line[:9]]
+        assert longest - 12 < max(wrapped) <= longest
+
+
+@pytest.mark.parametrize("command", ["generate", "estimate", "view", "diff", "export", "verify"])
+def test_examples_fit_a_terminal_of_80_columns(help_of: Callable[..., str], command: str) -> None:
+    assert max(map(len, help_of(command, "--help").splitlines())) <= 80
+
+
+def test_commands_are_listed_in_the_order_of_work(help_of: Callable[..., str]) -> None:
+    listed = help_of("--help").partition("Commands:\n")[2].partition("\n\n")[0]
+    assert [line.split()[0] for line in listed.splitlines()] == [
+        *("demo", "doctor", "estimate", "generate", "view", "diff"),
+        *("export", "chat", "verify", "lm-eval", "schema"),
+    ]
 
 
 def test_flags_say_what_the_records_hold() -> None:
@@ -59,21 +125,17 @@ def test_a_schema_is_given_as_json() -> None:
     )
     with pytest.raises(typer.BadParameter, match="takes a JSON Schema"):
         options_of_flags({"json_schema": "integer"})
-    with pytest.raises(typer.BadParameter, match="one of json_schema, regex and choice"):
+    with pytest.raises(
+        typer.BadParameter, match="one of json_schema, regex, choice and tool_choice"
+    ):
         options_of_flags({"regex": "a", "choice": ["b"]})
 
 
 @pytest.mark.parametrize(
     ("given", "meant"),
     [
-        (r"\n\n", "\n\n"),
-        (r"\\n", r"\n"),
-        (r"\t|\r", "\t|\r"),
-        (r"\u000a\u00e9", "\né"),
-        (r"\boxed", r"\boxed"),
-        ("\\", "\\"),
-        (r"\u12", r"\u12"),
-        ("a\nb", "a\nb"),
+        *((r"\n\n", "\n\n"), (r"\\n", r"\n"), (r"\t|\r", "\t|\r"), (r"\u000a\u00e9", "\né")),
+        *((r"\boxed", r"\boxed"), ("\\", "\\"), (r"\u12", r"\u12"), ("a\nb", "a\nb")),
     ],
 )
 def test_escapes_in_a_stop_are_read_and_other_backslashes_kept(given: str, meant: str) -> None:

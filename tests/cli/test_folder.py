@@ -45,14 +45,8 @@ def photos(tmp_path: Path) -> Path:
 
 
 def test_images_come_in_natural_order_with_their_subfolders(photos: Path) -> None:
-    assert found(photos) == [
-        "a.JPeG",
-        "b/2.webp",
-        "b/11.webp",
-        "b/c/1.tif",
-        "img9.PNG",
-        "img10.png",
-    ]
+    seen = found(photos)
+    assert seen == ["a.JPeG", "b/2.webp", "b/11.webp", "b/c/1.tif", "img9.PNG", "img10.png"]
 
 
 @pytest.mark.parametrize(
@@ -128,12 +122,7 @@ def test_json_sidecars_hold_the_line(command: Command, tmp_path: Path, written: 
         "generate",
         folder,
         *ASK,
-        "--sidecar",
-        "json",
-        "-o",
-        tmp_path / "out.jsonl",
-        "--samples",
-        "2",
+        *("--sidecar", "json", "-o", tmp_path / "out.jsonl", "--samples", "2"),
     )
     assert [json.loads((folder / "a.json").read_text())] == written(tmp_path / "out.jsonl")
 

@@ -39,18 +39,18 @@ def prompts(engine: FakeEngine) -> dict[str, Any]:
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".GZ"])
 @pytest.mark.parametrize("name", ["in.jsonl", "in.ndjson", "in", "in.json"])
 def test_packed_lines_are_read(
-    name: str, suffix: str, command: Command, engine: FakeEngine, tmp_path: Path
+    name: str, suffix: str, generate: Command, engine: FakeEngine, tmp_path: Path
 ) -> None:
     pack: Any = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}[suffix.lower()]
     (tmp_path / f"{name}{suffix}").write_bytes(pack(LINES))
-    ran = command("generate", tmp_path / f"{name}{suffix}", *MODEL)
+    ran = generate(tmp_path / f"{name}{suffix}")
     assert (ran.code, [line["id"] for line in ran.out]) == (0, ["a", "b"])
     assert prompts(engine) == {row["id"]: row["prompt"] for row in ROWS}
 
 
 @pytest.mark.parametrize("out", ["out.jsonl", "out.parquet", "out.csv"])
 def test_packed_lines_are_read_with_arrow_too(
-    out: str, command: Command, engine: FakeEngine, tmp_path: Path
+    out: str, generate: Command, engine: FakeEngine, tmp_path: Path
 ) -> None:
     pa = pytest.importorskip("pyarrow")
     packed = pa.BufferOutputStream()
@@ -58,9 +58,7 @@ def test_packed_lines_are_read_with_arrow_too(
         stream.write(LINES)
     (tmp_path / "in.jsonl.zst").write_bytes(packed.getvalue().to_pybytes())
     for _ in range(2):
-        assert (
-            command("generate", tmp_path / "in.jsonl.zst", "-o", tmp_path / out, *MODEL).code == 0
-        )
+        assert generate(tmp_path / "in.jsonl.zst", "-o", tmp_path / out).code == 0
     assert prompts(engine) == {row["id"]: row["prompt"] for row in ROWS}
     assert sum(map(len, engine.calls)) == 2
 
@@ -74,10 +72,10 @@ def test_packed_lines_are_read_with_arrow_too(
     ],
 )
 def test_packed_cells_and_cells_between_tabs_are_read(
-    name: str, data: bytes, command: Command, engine: FakeEngine, tmp_path: Path
+    name: str, data: bytes, generate: Command, engine: FakeEngine, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_bytes(data)
-    assert command("generate", tmp_path / name, "-o", tmp_path / "out.tsv", *MODEL).code == 0
+    assert generate(tmp_path / name, "-o", tmp_path / "out.tsv").code == 0
     assert prompts(engine) == {"a": "one", "b": "t,w\to"}
     lines = (tmp_path / "out.tsv").read_text().splitlines()
     assert [line.split("\t")[:2] for line in lines[:2]] == [["id", "prompt"], ["a", "one"]]
@@ -87,11 +85,11 @@ def test_packed_cells_and_cells_between_tabs_are_read(
 @pytest.mark.parametrize("indent", [None, 2])
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
 def test_a_json_array_is_read_item_by_item(
-    indent: int | None, pack: Any, command: Command, engine: FakeEngine, tmp_path: Path
+    indent: int | None, pack: Any, generate: Command, engine: FakeEngine, tmp_path: Path
 ) -> None:
     source = tmp_path / ("in.json" if pack is bytes else "in.json.gz")
     source.write_bytes(pack(b"\xef\xbb\xbf \n" + json.dumps(ROWS, indent=indent).encode()))
-    ran = command("generate", source, *MODEL)
+    ran = generate(source)
     assert (ran.code, [(line["id"], line.get("metadata")) for line in ran.out]) == (
         0,
         [("a", None), ("b", {"label": [1, {"x": None}]})],
@@ -100,16 +98,11 @@ def test_a_json_array_is_read_item_by_item(
     assert "2 requests" in ran.err
 
 
-def test_a_wrong_item_of_an_array_fails_alone(command: Command, tmp_path: Path) -> None:
+def test_a_wrong_item_of_an_array_fails_alone(generate: Command, tmp_path: Path) -> None:
     (tmp_path / "in.json").write_text('[{"prompt": "a"}, {"prompt" "b"}, 7, {"prompt": "c"}, ]')
-    ran = command("generate", tmp_path / "in.json", *MODEL)
-    assert [(line["id"], line["ok"]) for line in ran.out] == [
-        ("1", True),
-        ("2", False),
-        ("3", False),
-        ("4", True),
-        ("5", False),
-    ]
+    ran = generate(tmp_path / "in.json")
+    seen = [(line["id"], line["ok"]) for line in ran.out]
+    assert seen == [("1", True), ("2", False), ("3", False), ("4", True), ("5", False)]
     assert ran.out[1]["error"]["message"].startswith("item 2: not JSON: ")
     assert (
         ran.out[2]["error"]["message"]
@@ -120,20 +113,20 @@ def test_a_wrong_item_of_an_array_fails_alone(command: Command, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("text", "count"), [("[]", 0), (" [ ] \n", 0), ("", 0), ('[{"prompt": "a"}]', 1)]
 )
-def test_arrays_of_few_items(text: str, count: int, command: Command, tmp_path: Path) -> None:
+def test_arrays_of_few_items(text: str, count: int, generate: Command, tmp_path: Path) -> None:
     (tmp_path / "in.json").write_text(text)
-    ran = command("generate", tmp_path / "in.json", *MODEL)
+    ran = generate(tmp_path / "in.json")
     assert (ran.code, len(ran.out)) == (0, count)
 
 
-def test_a_batch_file_may_be_an_array(command: Command, tmp_path: Path) -> None:
+def test_a_batch_file_may_be_an_array(generate: Command, tmp_path: Path) -> None:
     body = {"messages": [{"role": "user", "content": "Hi"}]}
     (tmp_path / "in.json").write_text(
         json.dumps(
             [{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}]
         )
     )
-    assert command("generate", tmp_path / "in.json", *MODEL).out[0]["custom_id"] == "a"
+    assert generate(tmp_path / "in.json").out[0]["custom_id"] == "a"
 
 
 REFUSED = {
@@ -175,11 +168,11 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize("quiet", [(), ("--quiet",)])
 def test_what_is_not_read_is_refused_before_anything_is_asked(
-    name: str, quiet: tuple[str, ...], command: Command, engine: FakeEngine, tmp_path: Path
+    name: str, quiet: tuple[str, ...], generate: Command, engine: FakeEngine, tmp_path: Path
 ) -> None:
     data, message = REFUSED[name]
     (tmp_path / name).write_bytes(data)
-    ran = command("generate", tmp_path / name, "-o", tmp_path / "out.jsonl", *MODEL, *quiet)
+    ran = generate(tmp_path / name, "-o", tmp_path / "out.jsonl", *quiet)
     assert (ran.code, engine.calls) == (2, [])
     assert message in words(ran)
     assert not (tmp_path / "out.jsonl.job").exists()
@@ -207,9 +200,14 @@ def test_what_is_not_read_is_refused_before_anything_is_asked(
     ],
 )
 def test_an_address_is_refused_with_the_command_that_fetches_it(
-    address: str, message: str, command: Command, engine: FakeEngine, tmp_path: Path
+    address: str,
+    message: str,
+    command: Command,
+    generate: Command,
+    engine: FakeEngine,
+    tmp_path: Path,
 ) -> None:
-    ran = command("generate", address, "-o", tmp_path / "out.jsonl", *MODEL)
+    ran = generate(address, "-o", tmp_path / "out.jsonl")
     assert (ran.code, engine.calls) == (2, [])
     assert message in words(ran)
     assert "secret" not in ran.err
@@ -222,9 +220,9 @@ def test_an_address_is_refused_with_the_command_that_fetches_it(
     "out", ["s3://bucket/out.jsonl", "out.xlsx", "out.jsonl.gz", "out.json", "out.txt"]
 )
 def test_out_of_another_form_is_refused_before_anything_is_asked(
-    out: str, command: Command, engine: FakeEngine, jsonl: Any
+    out: str, generate: Command, engine: FakeEngine, jsonl: Any
 ) -> None:
-    ran = command("generate", jsonl(*ROWS), "-o", out, *MODEL)
+    ran = generate(jsonl(*ROWS), "-o", out)
     assert (ran.code, engine.calls) == (2, [])
     assert (
         "is an address" in words(ran)
@@ -234,13 +232,13 @@ def test_out_of_another_form_is_refused_before_anything_is_asked(
 
 
 def test_whole_numbers_beside_fractions_stay_exact(
-    command: Command, jsonl: Any, tmp_path: Path
+    generate: Command, jsonl: Any, tmp_path: Path
 ) -> None:
     pq = pytest.importorskip("pyarrow.parquet")
     source = jsonl(
         {"prompt": "a", "x": 2**53 + 1, "y": 2**53 + 1}, {"prompt": "b", "x": 0.5, "y": 1}
     )
-    assert command("generate", source, "-o", tmp_path / "out.parquet", *MODEL).code == 0
+    assert generate(source, "-o", tmp_path / "out.parquet").code == 0
     assert [
         (row["x"], row["y"]) for row in pq.read_table(tmp_path / "out.parquet").to_pylist()
     ] == [(str(2**53 + 1), 2**53 + 1), ("0.5", 1)]

@@ -25,7 +25,7 @@ def said(engine: FakeEngine) -> pg.GenerationOptions:
 
 
 def test_a_thousand_mixed_lines_give_a_thousand_lines_in_order(
-    command: Command, engine: FakeEngine, tmp_path: Path, written: Any
+    generate: Command, engine: FakeEngine, tmp_path: Path, written: Any
 ) -> None:
     (tmp_path / "good.png").write_bytes(b"good")
     (tmp_path / "bad.png").write_bytes(b"broken")
@@ -44,7 +44,7 @@ def test_a_thousand_mixed_lines_give_a_thousand_lines_in_order(
     source = tmp_path / "in.jsonl"
     source.write_text("\n".join(kinds[n % 7](n) for n in range(1000)))
     out = tmp_path / "out.jsonl"
-    ran = command("generate", source, "-o", out, "--model", "fake")
+    ran = generate(source, "-o", out)
     lines = written(out)
     assert [line["id"] for line in lines] == [
         str(n + 1) if n % 7 == 5 else f"r{n}" for n in range(1000)
@@ -60,55 +60,68 @@ def test_a_thousand_mixed_lines_give_a_thousand_lines_in_order(
 
 # B4
 def test_one_broken_image_among_32_fails_alone_in_one_call(
-    command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path
+    generate: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "good.png").write_bytes(b"good")
     (tmp_path / "bad.png").write_bytes(b"broken")
     source = jsonl(
         *({"prompt": "What?", "images": ["bad.png" if n == 17 else "good.png"]} for n in range(32))
     )
-    ran = command("generate", source, "--model", "fake")
+    ran = generate(source)
     assert [line["id"] for line in ran.out] == [str(n + 1) for n in range(32)]
     assert [n for n, line in enumerate(ran.out) if not line["ok"]] == [17]
     assert ran.out[17]["error"]["type"] == "BadImage"
     assert [len(call) for call in engine.calls] == [31]
 
 
-def test_a_line_tells_the_whole_result(command: Command, jsonl: Any) -> None:
-    ran = command(
-        "generate", jsonl({"id": 7, **HI, "options": {"stop": ["END"]}}), "--model", "fake"
-    )
+def test_a_line_tells_the_whole_result(generate: Command, jsonl: Any) -> None:
+    ran = generate(jsonl({"id": 7, **HI, "options": {"stop": ["END"]}}))
     (line,) = ran.out
-    assert (line["id"], line["ok"], line["text"], line["finish"], line["stop"]) == (
-        7,
-        True,
-        "Hello ",
-        "stop_string",
-        "END",
-    )
+    seen = (line["id"], line["ok"], line["text"], line["finish"], line["stop"])
+    assert seen == (7, True, "Hello ", "stop_string", "END")
     assert set(line) == {"ok", *pg.GenerationResult.__dataclass_fields__} - {"turn"}
     assert line["token_ids"] == list(b"Hello END")
     assert ran.code == 0
 
 
-def test_brief_lines_hold_no_ids(command: Command, jsonl: Any) -> None:
-    (line,) = command("generate", jsonl(HI), "--model", "fake", "--brief").out
-    assert "token_ids" not in line
-    assert line["completion_tokens"] == 15
+def test_brief_lines_hold_what_people_read(generate: Command, jsonl: Any) -> None:
+    source = jsonl(HI, {"id": "b", "prompt": "x", "options": {"stop": ["END"]}}, "no JSON")
+    line, stopped, failed = generate(source, "--brief").out
+    assert line == {"id": "1", "ok": True, "text": "Hello END of it", "finish": "aborted"}
+    assert stopped.items() >= {"text": "Hello ", "finish": "stop_string", "stop": "END"}.items()
+    assert set(failed) == {"id", "ok", "error"}
 
 
-def test_stdin_to_stdout_with_blank_lines_and_no_ids(command: Command) -> None:
-    ran = command(
-        "generate", "-", "--model", "fake", "-o", "-", stdin=b'{"prompt": "a"}\n\n{"prompt": "b"}'
-    )
+def test_a_job_of_brief_lines_is_written_whole_without_being_asked_again(
+    command: Command,
+    generate: Command,
+    engine: FakeEngine,
+    jsonl: Any,
+    tmp_path: Path,
+    written: Any,
+) -> None:
+    ask = (jsonl(HI), "-o", tmp_path / "out.jsonl")
+    generate(*ask, "--brief")
+    assert "options" not in written(tmp_path / "out.jsonl")[0]
+    command("export", tmp_path / "out.jsonl.job", "-o", tmp_path / "brief.jsonl")
+    assert written(tmp_path / "brief.jsonl") == written(tmp_path / "out.jsonl")
+    asked = len(engine.calls)
+    generate(*ask)
+    (line,) = written(tmp_path / "out.jsonl")
+    assert line["token_ids"] == list(b"Hello END of it")
+    assert len(engine.calls) == asked
+
+
+def test_stdin_to_stdout_with_blank_lines_and_no_ids(generate: Command) -> None:
+    ran = generate("-", "-o", "-", stdin=b'{"prompt": "a"}\n\n{"prompt": "b"}')
     assert [line["id"] for line in ran.out] == ["1", "3"]
 
 
 # B3
 def test_no_lines_give_no_lines_and_no_call(
-    command: Command, engine: FakeEngine, jsonl: Any
+    generate: Command, engine: FakeEngine, jsonl: Any
 ) -> None:
-    ran = command("generate", jsonl(), "--model", "fake")
+    ran = generate(jsonl())
     assert (ran.code, ran.out, engine.calls) == (0, [], [])
 
 
@@ -116,23 +129,12 @@ def test_no_lines_give_no_lines_and_no_call(
 
 
 def test_a_line_wins_over_flags_and_flags_over_the_file(
-    command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path
+    generate: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path
 ) -> None:
     file = tmp_path / "options.yaml"
     file.write_text("top_k: 1\nmax_new_tokens: 1\nseed: 1\nstrip_whitespace: true\n")
     source = jsonl({**HI, "options": {"top_k": 3}})
-    command(
-        "generate",
-        source,
-        "--model",
-        "fake",
-        "--options",
-        file,
-        "--max-new-tokens",
-        "2",
-        "--top-k",
-        "2",
-    )
+    generate(source, "--options", file, "--max-new-tokens", "2", "--top-k", "2")
     options = said(engine)
     assert (options.top_k, options.max_new_tokens, options.seed) == (3, 2, 1)
     assert options.decode is not None
@@ -140,32 +142,17 @@ def test_a_line_wins_over_flags_and_flags_over_the_file(
 
 
 def test_every_kind_of_flag_reaches_the_engine(
-    command: Command, engine: FakeEngine, jsonl: Any
+    generate: Command, engine: FakeEngine, jsonl: Any
 ) -> None:
     flags = [
-        "--stop",
-        r"\n\n",
-        "--stop",
-        r"\boxed\\n",
-        "--stop-token-ids",
-        "5",
-        "--stop-token-ids",
-        "6",
-        "--no-skip-special-tokens",
-        "--enable-thinking",
+        *("--stop", r"\n\n", "--stop", r"\boxed\\n", "--stop-token-ids", "5"),
+        *("--stop-token-ids", "6", "--no-skip-special-tokens", "--enable-thinking"),
     ]
     flags += [
-        "--temperature",
-        "0.5",
-        "--min-pixels",
-        "3",
-        "--control-tokens",
-        "ALLOW",
-        "--template-kwargs",
-        '{"a": [1]}',
-        "--logprobs",
+        *("--temperature", "0.5", "--min-pixels", "3", "--control-tokens", "ALLOW"),
+        *("--template-kwargs", '{"a": [1]}', "--logprobs"),
     ]
-    command("generate", jsonl(HI), "--model", "fake", *flags)
+    generate(jsonl(HI), *flags)
     options = said(engine)
     assert options.stop == pg.StopOptions(
         stop=("\n\n", r"\boxed\n"), stop_token_ids=(5, 6), ignore_eos=False
@@ -181,25 +168,13 @@ def test_every_kind_of_flag_reaches_the_engine(
 
 # C8
 def test_the_options_of_a_line_sent_again_give_the_same_call(
-    command: Command, engine: FakeEngine, jsonl: Any
+    generate: Command, engine: FakeEngine, jsonl: Any
 ) -> None:
-    (first,) = command(
-        "generate",
-        jsonl(HI),
-        "--model",
-        "fake",
-        "--stop",
-        "END",
-        "--seed",
-        "3",
-        "--enable-thinking",
-        "--top-k",
-        "4",
+    (first,) = generate(
+        jsonl(HI), "--stop", "END", "--seed", "3", "--enable-thinking", "--top-k", "4"
     ).out
     before = said(engine)
-    (again,) = command(
-        "generate", jsonl({**HI, "options": first["options"]}), "--model", "fake"
-    ).out
+    (again,) = generate(jsonl({**HI, "options": first["options"]})).out
     assert said(engine) == before
     assert again == first
 
@@ -234,9 +209,9 @@ def test_the_options_of_a_line_sent_again_give_the_same_call(
     ],
 )
 def test_a_bad_flag_is_bad_usage_and_is_named(
-    command: Command, engine: FakeEngine, jsonl: Any, flags: list[str], words: list[str]
+    generate: Command, engine: FakeEngine, jsonl: Any, flags: list[str], words: list[str]
 ) -> None:
-    ran = command("generate", jsonl(HI), "--model", "fake", *flags)
+    ran = generate(jsonl(HI), *flags)
     assert ran.code == 2
     assert all(word in ran.err for word in words), ran.err
     assert engine.calls == []
@@ -245,22 +220,17 @@ def test_a_bad_flag_is_bad_usage_and_is_named(
 @pytest.mark.parametrize("name", ["options.json", "options.yaml"])
 # C1
 def test_a_bad_option_in_the_file_is_bad_usage_and_is_named_with_its_place(
-    command: Command, jsonl: Any, tmp_path: Path, name: str
+    generate: Command, jsonl: Any, tmp_path: Path, name: str
 ) -> None:
     (tmp_path / name).write_text('{"temprature": 0.2}')
-    ran = command("generate", jsonl(HI), "--model", "fake", "--options", tmp_path / name)
+    ran = generate(jsonl(HI), "--options", tmp_path / name)
     assert ran.code == 2
     assert name in ran.err
     assert "did you mean 'temperature'" in ran.err
 
 
-def test_a_bad_option_in_a_line_fails_that_line(command: Command, jsonl: Any) -> None:  # C1
-    ran = command(
-        "generate",
-        jsonl({**HI, "options": {"temprature": 1}}, {**HI, "options": {"top_p": 5}}, HI),
-        "--model",
-        "fake",
-    )
+def test_a_bad_option_in_a_line_fails_that_line(generate: Command, jsonl: Any) -> None:  # C1
+    ran = generate(jsonl({**HI, "options": {"temprature": 1}}, {**HI, "options": {"top_p": 5}}, HI))
     assert [line["ok"] for line in ran.out] == [False, False, True]
     assert (
         "line 1: options: there is no option 'temprature'; did you mean 'temperature'?"
@@ -270,15 +240,8 @@ def test_a_bad_option_in_a_line_fails_that_line(command: Command, jsonl: Any) ->
     assert ran.code == 1
 
 
-def test_a_line_that_contradicts_the_flags_fails_alone(command: Command, jsonl: Any) -> None:
-    ran = command(
-        "generate",
-        jsonl({**HI, "options": {"min_new_tokens": 9}}, HI),
-        "--model",
-        "fake",
-        "--max-new-tokens",
-        "3",
-    )
+def test_a_line_that_contradicts_the_flags_fails_alone(generate: Command, jsonl: Any) -> None:
+    ran = generate(jsonl({**HI, "options": {"min_new_tokens": 9}}, HI), "--max-new-tokens", "3")
     assert [line["ok"] for line in ran.out] == [False, True]
 
 
@@ -292,13 +255,8 @@ def test_a_model_that_is_not_there_is_bad_usage_and_leaves_the_old_results(
     with pytest.raises(SystemExit) as leaving:
         main(
             [
-                "generate",
-                str(jsonl(HI)),
-                "-o",
-                str(out),
-                "--overwrite",
-                "--model",
-                str(tmp_path / "no-model"),
+                *("generate", str(jsonl(HI)), "-o", str(out), "--overwrite"),
+                *("--model", str(tmp_path / "no-model")),
             ]
         )
     assert leaving.value.code == 2
@@ -311,7 +269,7 @@ def test_a_model_that_is_not_there_is_bad_usage_and_leaves_the_old_results(
 
 # P8
 def test_images_are_the_same_from_path_file_url_and_data_url(
-    command: Command, jsonl: Any, tmp_path: Path
+    generate: Command, jsonl: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "a.png").write_bytes(b"some image")
@@ -331,27 +289,22 @@ def test_images_are_the_same_from_path_file_url_and_data_url(
         }
         for source in sources
     ]
-    ran = command("generate", jsonl(*lines, *parts), "--model", "fake")
+    ran = generate(jsonl(*lines, *parts))
     assert len({tuple(line["image_digests"]) for line in ran.out}) == 1
     assert ran.code == 0
 
 
 def test_relative_paths_start_at_the_current_folder_for_stdin(
-    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    generate: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "a.png").write_bytes(b"some image")
     monkeypatch.chdir(tmp_path)
-    assert (
-        command(
-            "generate", "-", "--model", "fake", stdin=b'{"prompt": "What?", "images": ["a.png"]}'
-        ).code
-        == 0
-    )
+    assert generate("-", stdin=b'{"prompt": "What?", "images": ["a.png"]}').code == 0
 
 
 # P8
 def test_with_a_root_paths_start_there_and_nothing_gets_out(
-    command: Command, jsonl: Any, tmp_path: Path
+    generate: Command, jsonl: Any, tmp_path: Path
 ) -> None:
     root = tmp_path / "root"
     root.mkdir()
@@ -365,11 +318,8 @@ def test_with_a_root_paths_start_there_and_nothing_gets_out(
         str(tmp_path / "out.png"),
         (tmp_path / "out.png").as_uri(),
     ]
-    ran = command(
-        "generate",
+    ran = generate(
         jsonl(*({"prompt": "What?", "images": [source]} for source in sources)),
-        "--model",
-        "fake",
         "--image-root",
         root,
     )
@@ -378,56 +328,30 @@ def test_with_a_root_paths_start_there_and_nothing_gets_out(
 
 # P8
 def test_http_is_refused_unless_allowed_and_private_hosts_even_then(
-    command: Command, jsonl: Any
+    generate: Command, jsonl: Any
 ) -> None:
     source = jsonl({"prompt": "What?", "images": ["http://127.0.0.1:9/a.png"]})
-    assert "allow_http" in command("generate", source, "--model", "fake").out[0]["error"]["message"]
-    assert (
-        command("generate", source, "--model", "fake", "--allow-http").out[0]["error"]["type"]
-        == "BadImage"
-    )
+    assert "allow_http" in generate(source).out[0]["error"]["message"]
+    assert generate(source, "--allow-http").out[0]["error"]["type"] == "BadImage"
 
 
-def test_flags_raise_what_a_line_may_ask_for(command: Command, jsonl: Any) -> None:
+def test_flags_raise_what_a_line_may_ask_for(generate: Command, jsonl: Any) -> None:
     source = jsonl({**HI, "options": {"samples": 1025}}, HI)
-    refused = command("generate", source, "--model", "fake", "--brief")
-    assert (refused.code, refused.out[0]["error"]["message"], refused.out[1]["ok"]) == (
-        1,
-        "samples is 1025; the limit is 1024",
-        True,
-    )
-    assert (
-        command(
-            "generate", source, "--model", "fake", "--brief", "--limit", "max_samples=1025"
-        ).code
-        == 0
-    )
+    refused = generate(source, "--brief")
+    seen = (refused.code, refused.out[0]["error"]["message"], refused.out[1]["ok"])
+    assert seen == (1, "samples is 1025; the limit is 1024", True)
+    assert generate(source, "--brief", "--limit", "max_samples=1025").code == 0
 
 
-def test_a_line_brings_no_template_and_the_run_does(command: Command, jsonl: Any) -> None:
+def test_a_line_brings_no_template_and_the_run_does(generate: Command, jsonl: Any) -> None:
     messages = [{"role": "user", "content": "Hi"}]
-    refused = command(
-        "generate",
-        jsonl({"messages": messages, "options": {"template": "{{ 1 }}"}}),
-        "--model",
-        "fake",
-    )
+    refused = generate(jsonl({"messages": messages, "options": {"template": "{{ 1 }}"}}))
     assert "with the options of the run (--template)" in refused.out[0]["error"]["hint"]
-    assert (
-        command(
-            "generate",
-            jsonl({"messages": messages}),
-            "--model",
-            "fake",
-            "--template",
-            "{{ messages }}",
-        ).code
-        == 0
-    )
+    assert generate(jsonl({"messages": messages}), "--template", "{{ messages }}").code == 0
 
 
 @pytest.mark.parametrize("said", ["max_samples", "max_samples=x", "max_sample=3", "max_samples=0"])
-def test_a_limit_that_is_none_is_bad_usage(command: Command, jsonl: Any, said: str) -> None:
-    ran = command("generate", jsonl(HI), "--model", "fake", "--limit", said)
+def test_a_limit_that_is_none_is_bad_usage(generate: Command, jsonl: Any, said: str) -> None:
+    ran = generate(jsonl(HI), "--limit", said)
     assert ran.code == 2
     assert "--limit" in ran.err

@@ -11,15 +11,8 @@ from pipegen.cli.lm_eval import arguments
 
 
 def test_a_run_is_by_pipegen_unless_it_says_otherwise() -> None:
-    assert arguments(["--tasks", "a"]) == [
-        "run",
-        "--tasks",
-        "a",
-        "--model",
-        "pipegen",
-        "--batch_size",
-        "auto",
-    ]
+    seen = arguments(["--tasks", "a"])
+    assert seen == ["run", "--tasks", "a", "--model", "pipegen", "--batch_size", "auto"]
     assert arguments(["run", "--model=hf", "-b", "4"]) == ["run", "--model=hf", "-b", "4"]
     assert arguments(["run", "-M", "hf"]) == ["run", "-M", "hf", "--batch_size", "auto"]
     assert arguments(["--config", "a.yaml"]) == ["run", "--config", "a.yaml"]

@@ -140,12 +140,7 @@ def test_a_flag_names_another_folder(
     for root in (tmp_path, "/"):
         assert (
             command(
-                "generate",
-                source,
-                "-o",
-                tmp_path / "out.jsonl",
-                "--image-root",
-                root,
+                *("generate", source, "-o", tmp_path / "out.jsonl", "--image-root", root),
                 "--restart",
                 *MODEL,
             ).code

@@ -22,12 +22,8 @@ Command = Callable[..., Any]
 
 def test_every_engine_and_type_has_a_name() -> None:
     assert [name for name in (*ENGINES, *TYPES, *pg.backends.BACKENDS) if shown(name) == name] == []
-    assert [shown(name) for name in ("vllm", "sglang", "hf", "mine")] == [
-        "vLLM",
-        "SGLang",
-        "Hugging Face transformers",
-        "mine",
-    ]
+    seen = [shown(name) for name in ("vllm", "sglang", "hf", "mine")]
+    assert seen == ["vLLM", "SGLang", "Hugging Face transformers", "mine"]
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -61,22 +57,16 @@ def chat_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_chat_writes_ids(chat_file: Path, command: Command) -> None:
     ran = command("chat", "-c", chat_file, "Hi", "--json")
-    assert [(line["agent"], line["route"]) for line in ran.out] == [
-        ("vllm", "vllm_chat"),
-        ("vllm-2", "vllm_chat"),
-        ("mine", "vllm_chat"),
-    ]
+    seen = [(line["agent"], line["route"]) for line in ran.out]
+    assert seen == [("vllm", "vllm_chat"), ("vllm-2", "vllm_chat"), ("mine", "vllm_chat")]
 
 
 def test_chat_shows_names(chat_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["chat", "-c", str(chat_file), "Hi"])
     shown_text = capsys.readouterr().out
-    assert [line for line in shown_text.splitlines() if line.endswith("(m)")] == [
-        "vLLM (m)",
-        "vLLM-2 (m)",
-        "mine (m)",
-    ]
+    seen = [line for line in shown_text.splitlines() if line.endswith("(m)")]
+    assert seen == ["vLLM (m)", "vLLM-2 (m)", "mine (m)"]
     assert shown_text.count("· vLLM]") == 3
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from pipegen.cli import main
 from pipegen.testing.fake import FakeEngine
 
 Command = Callable[..., Any]
@@ -24,50 +25,42 @@ Command = Callable[..., Any]
 def test_a_mistyped_folder_is_named(
     given: str,
     flags: tuple[str, ...],
-    command: Command,
+    generate: Command,
     engine: FakeEngine,
     tmp_path: Path,
     monkeypatch: Any,
 ) -> None:
     (tmp_path / "photos").mkdir()
     monkeypatch.chdir(tmp_path)
-    ran = command("generate", given, "--prompt", "What is it?", "--model", "fake", *flags)
+    ran = generate(given, "--prompt", "What is it?", *flags)
     said = " ".join(ran.err.split())
     assert (ran.code, engine.calls, os.listdir(tmp_path)) == (2, [], ["photos"])
     assert f"there is no file or folder {given}" in said
     assert ("did you mean 'photos'?" in said) is given.startswith("phots")
 
 
-def test_a_device_that_is_not_there_is_one_message(tmp_path: Path) -> None:
+def test_a_device_that_is_not_there_is_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("there is one")
     (tmp_path / "in.jsonl").write_text('{"prompt": "Hi"}\n')
-    command = [
-        sys.executable,
-        "-m",
-        "pipegen",
-        "generate",
-        "in.jsonl",
-        "-o",
-        "out.jsonl",
-        "--model",
-        "embedded",
-        "--device",
-        "cuda",
-    ]
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
-    )
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) < 10
-    assert "there is no 'cuda' here" in done.stderr
-    assert "Traceback" not in done.stderr
+    monkeypatch.chdir(tmp_path)
+    flags = ("-o", "out.jsonl", "--model", "embedded", "--device", "cuda")
+    with pytest.raises(SystemExit) as leaving:
+        main(["generate", "in.jsonl", *flags])
+    said = capsys.readouterr().err
+    assert leaving.value.code == 2
+    assert len(said.splitlines()) < 10
+    assert "there is no 'cuda' here" in said
+    assert "Traceback" not in said
     assert os.listdir(tmp_path) == ["in.jsonl"]
 
 
 TWICE = """
 import os, signal, pipegen as pg, pipegen.cli, pipegen.cli.generate as generate
+from pipegen.cli import main
 from pipegen.testing.fake import FakeEngine
 
 def script(encoded):

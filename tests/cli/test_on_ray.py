@@ -23,14 +23,8 @@ def test_gpus_of_a_replica_take_ray(
     command: Callable[..., Any], jsonl: Callable[..., Path], tmp_path: Path
 ) -> None:
     ran = command(
-        "generate",
-        jsonl({"prompt": "Hi"}),
-        "-o",
-        tmp_path / "out.jsonl",
-        "--model",
-        "embedded",
-        "--gpus-per-replica",
-        "2",
+        *("generate", jsonl({"prompt": "Hi"}), "-o", tmp_path / "out.jsonl"),
+        *("--model", "embedded", "--gpus-per-replica", "2"),
     )
     assert ran.code == 2
     assert "takes --replicas or --ray too" in ran.err
@@ -40,15 +34,8 @@ def test_a_run_on_ray_takes_no_shard(
     command: Callable[..., Any], jsonl: Callable[..., Path], tmp_path: Path
 ) -> None:
     ran = command(
-        "generate",
-        jsonl({"prompt": "Hi"}),
-        "-o",
-        tmp_path / "out.jsonl",
-        "--model",
-        "embedded",
-        "--ray",
-        "--shard",
-        "1/2",
+        *("generate", jsonl({"prompt": "Hi"}), "-o", tmp_path / "out.jsonl"),
+        *("--model", "embedded", "--ray", "--shard", "1/2"),
     )
     assert ran.code == 2
     assert "goes without --ray: these split" in ran.err
@@ -65,13 +52,8 @@ def test_ray_that_is_missing_is_bad_usage(
     command: Callable[..., Any], jsonl: Callable[..., Path], tmp_path: Path
 ) -> None:
     ran = command(
-        "generate",
-        jsonl({"prompt": "Hi"}),
-        "-o",
-        tmp_path / "out.jsonl",
-        "--model",
-        "embedded",
-        "--ray",
+        *("generate", jsonl({"prompt": "Hi"}), "-o", tmp_path / "out.jsonl"),
+        *("--model", "embedded", "--ray"),
     )
     assert ran.code == 2
     assert "[ray]" in ran.err
@@ -101,14 +83,8 @@ def test_a_client_of_a_cluster_is_told_to_send_the_command_there(
     command: Callable[..., Any], jsonl: Callable[..., Path], tmp_path: Path
 ) -> None:
     ran = command(
-        "generate",
-        "--ray",
-        "ray://head:10001",
-        jsonl({"prompt": "Hi"}),
-        "-o",
-        tmp_path / "out.jsonl",
-        "--model",
-        "embedded",
+        *("generate", "--ray", "ray://head:10001", jsonl({"prompt": "Hi"})),
+        *("-o", tmp_path / "out.jsonl", "--model", "embedded"),
     )
     assert ran.code == 2
     assert "ray job submit" in ran.err
@@ -176,12 +152,8 @@ def replicas(n: int | None, gpus: float | None = None, address: str | None = "lo
 @pytest.mark.parametrize(
     ("on", "there", "each"),
     [
-        (replicas(4), 8, 2.0),
-        (replicas(3), 8, 2.0),
-        (replicas(4), 0, 0.0),
-        (replicas(4, 0.5), 2, 0.5),
-        (replicas(4, 0), 2, 0.0),
-        (replicas(None), 8, 1.0),
+        *((replicas(4), 8, 2.0), (replicas(3), 8, 2.0), (replicas(4), 0, 0.0)),
+        *((replicas(4, 0.5), 2, 0.5), (replicas(4, 0), 2, 0.0), (replicas(None), 8, 1.0)),
         (replicas(4, None, "10.0.0.1:6379"), 8, 1.0),  # others may use that cluster too
         (replicas(4, None, None), 8, 1.0),
     ],

@@ -24,80 +24,58 @@ HI = {"prompt": "Hi"}
 
 
 def test_an_existing_out_is_kept_unless_it_may_be_overwritten(
-    command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path, written: Any
+    generate: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path, written: Any
 ) -> None:
     out = tmp_path / "out.jsonl"
     out.write_text("precious\n")
-    ran = command("generate", jsonl(HI), "-o", out, "--model", "fake")
+    ran = generate(jsonl(HI), "-o", out)
     assert (ran.code, out.read_text(), engine.calls) == (2, "precious\n", [])
     assert "--overwrite" in ran.err
-    assert command("generate", jsonl(HI), "-o", out, "--model", "fake", "--overwrite").code == 0
+    assert generate(jsonl(HI), "-o", out, "--overwrite").code == 0
     assert len(written(out)) == 1
 
 
-def test_what_is_read_is_never_written(command: Command, jsonl: Any, tmp_path: Path) -> None:
+def test_what_is_read_is_never_written(
+    command: Command, generate: Command, jsonl: Any, tmp_path: Path
+) -> None:
     source = jsonl(HI)
     before = source.read_bytes()
     (tmp_path / "link.jsonl").symlink_to(source)
     options = tmp_path / "options.json"
     options.write_text("{}")
-    assert command("generate", source, "-o", source, "--model", "fake", "--overwrite").code == 2
-    assert (
-        command(
-            "generate", source, "-o", tmp_path / "link.jsonl", "--model", "fake", "--overwrite"
-        ).code
-        == 2
-    )
+    assert generate(source, "-o", source, "--overwrite").code == 2
+    assert generate(source, "-o", tmp_path / "link.jsonl", "--overwrite").code == 2
     chat = tmp_path / "chat.yaml"
     chat.write_text("backend: {type: hf, model: fake}")
-    assert (
-        command(
-            "generate",
-            source,
-            "-o",
-            options,
-            "--options",
-            options,
-            "--model",
-            "fake",
-            "--overwrite",
-        ).code
-        == 2
-    )
+    assert generate(source, "-o", options, "--options", options, "--overwrite").code == 2
     assert command("generate", source, "-o", chat, "--config", chat, "--overwrite").code == 2
-    assert (source.read_bytes(), options.read_text(), chat.read_text()[:7]) == (
-        before,
-        "{}",
-        "backend",
-    )
+    seen = (source.read_bytes(), options.read_text(), chat.read_text()[:7])
+    assert seen == (before, "{}", "backend")
 
 
 def test_places_that_cannot_be_written_or_read_are_bad_usage(
-    command: Command, jsonl: Any, tmp_path: Path
+    generate: Command, jsonl: Any, tmp_path: Path
 ) -> None:
-    assert command("generate", jsonl(HI), "-o", tmp_path, "--model", "fake").code == 2
-    assert (
-        command("generate", jsonl(HI), "-o", tmp_path / "no" / "out.jsonl", "--model", "fake").code
-        == 2
-    )
-    assert command("generate", tmp_path / "nowhere.jsonl", "--model", "fake").code == 2
+    assert generate(jsonl(HI), "-o", tmp_path).code == 2
+    assert generate(jsonl(HI), "-o", tmp_path / "no" / "out.jsonl").code == 2
+    assert generate(tmp_path / "nowhere.jsonl").code == 2
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_full_disk_is_said_and_is_no_success(command: Command, jsonl: Any) -> None:
-    ran = command("generate", jsonl(HI), "-o", "/dev/full", "--model", "fake")
+def test_a_full_disk_is_said_and_is_no_success(generate: Command, jsonl: Any) -> None:
+    ran = generate(jsonl(HI), "-o", "/dev/full")
     assert ran.code == 1
     assert "No space left" in ran.err
 
 
-def test_out_may_be_a_device(command: Command, jsonl: Any) -> None:
-    assert command("generate", jsonl(HI), "-o", os.devnull, "--model", "fake").code == 0
+def test_out_may_be_a_device(generate: Command, jsonl: Any) -> None:
+    assert generate(jsonl(HI), "-o", os.devnull).code == 0
     assert not Path(os.devnull).is_file()
     assert not Path(f"{os.devnull}.job").exists()
 
 
 def test_no_more_than_may_be_in_flight_is_read_ahead_and_lines_are_written_at_once(
-    command: Command, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    generate: Command, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     out = tmp_path / "out.jsonl"
     ahead: list[int] = []
@@ -117,7 +95,7 @@ def test_no_more_than_may_be_in_flight_is_read_ahead_and_lines_are_written_at_on
     stdin = io.TextIOWrapper(Counted(b'{"prompt": "a"}\n' * 100))
     # what the `command` fixture wraps stdin in
     monkeypatch.setattr(io, "TextIOWrapper", lambda stream: stdin)
-    assert command("generate", "-", "-o", out, "--model", "fake", "--in-flight", "5").code == 0
+    assert generate("-", "-o", out, "--in-flight", "5").code == 0
     assert len(ahead) == 100
     assert max(ahead) <= 5 + 1
 
@@ -146,12 +124,7 @@ def test_an_interrupt_keeps_the_lines_so_far_and_those_that_end_in_time(
     out = tmp_path / "out.jsonl"
     again = (
         jsonl(*({"id": name, **HI} for name in "abcd")),
-        "-o",
-        out,
-        "--model",
-        "fake",
-        "--in-flight",
-        "1",
+        *("-o", out, "--model", "fake", "--in-flight", "1"),
         *flags,
     )
     before = signal.getsignal(number)
@@ -181,7 +154,7 @@ def test_an_interrupt_keeps_the_lines_so_far_and_those_that_end_in_time(
 
 
 def test_an_interrupt_while_the_model_loads_or_without_a_job_ends_the_run(
-    command: Command,
+    generate: Command,
     engine: FakeEngine,
     jsonl: Any,
     tmp_path: Path,
@@ -192,14 +165,14 @@ def test_an_interrupt_while_the_model_loads_or_without_a_job_ends_the_run(
 
     engine.script = interrupted
     file = jsonl({"id": "a", **HI}, {"id": "b", **HI})
-    assert command("generate", file, "--model", "fake").code == 130
+    assert generate(file).code == 130
     monkeypatch.setattr("pipegen.cli.generate.open_routes", interrupted)
-    ran = command("generate", file, "-o", tmp_path / "out.jsonl", "--model", "fake")
+    ran = generate(file, "-o", tmp_path / "out.jsonl")
     assert (ran.code, "interrupted" in ran.err, "ending" in ran.err) == (130, True, False)
 
 
 def test_a_signal_that_is_ignored_stays_so(
-    command: Command, engine: FakeEngine, jsonl: Any
+    generate: Command, engine: FakeEngine, jsonl: Any
 ) -> None:
     def script(encoded: Any) -> str:
         signal.raise_signal(signal.SIGINT)
@@ -208,7 +181,7 @@ def test_a_signal_that_is_ignored_stays_so(
     engine.script = script
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        assert command("generate", jsonl({"id": "a", **HI}), "--model", "fake").code == 0
+        assert generate(jsonl({"id": "a", **HI})).code == 0
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
@@ -216,23 +189,14 @@ def test_a_signal_that_is_ignored_stays_so(
 
 @pytest.mark.parametrize("seconds", ["-1", "inf", "nan"])
 def test_a_grace_that_is_none_is_bad_usage(
-    seconds: str, command: Command, jsonl: Any, tmp_path: Path
+    seconds: str, generate: Command, jsonl: Any, tmp_path: Path
 ) -> None:
-    ran = command(
-        "generate",
-        jsonl({"id": "a", **HI}),
-        "-o",
-        tmp_path / "out.jsonl",
-        "--model",
-        "fake",
-        "--grace",
-        seconds,
-    )
+    ran = generate(jsonl({"id": "a", **HI}), "-o", tmp_path / "out.jsonl", "--grace", seconds)
     assert (ran.code, "--grace" in ran.err) == (2, True)
 
 
 def test_a_bug_fails_its_line_alone_and_the_exit_code_says_so(
-    command: Command, engine: FakeEngine, jsonl: Any
+    generate: Command, engine: FakeEngine, jsonl: Any
 ) -> None:
     def script(encoded: Any) -> str:
         if "bad" in (encoded.request.prompt or ""):
@@ -240,12 +204,7 @@ def test_a_bug_fails_its_line_alone_and_the_exit_code_says_so(
         return "good"
 
     engine.script = script
-    ran = command(
-        "generate",
-        jsonl(*({"prompt": "bad" if n in (3, 70) else "Hi"} for n in range(100))),
-        "--model",
-        "fake",
-    )
+    ran = generate(jsonl(*({"prompt": "bad" if n in (3, 70) else "Hi"} for n in range(100))))
     failed = [line for line in ran.out if not line["ok"]]
     assert [line["id"] for line in ran.out] == [str(n + 1) for n in range(100)]
     assert [line["id"] for line in failed] == ["4", "71"]
@@ -256,7 +215,7 @@ def test_a_bug_fails_its_line_alone_and_the_exit_code_says_so(
 
 
 def test_a_result_that_cannot_be_written_fails_its_line_alone(
-    command: Command, jsonl: Any, monkeypatch: pytest.MonkeyPatch
+    generate: Command, jsonl: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pipegen.cli import outputs
 
@@ -266,33 +225,33 @@ def test_a_result_that_cannot_be_written_fails_its_line_alone(
         return {"bad": object()} if id == "2" and pg.is_ok(slot) else plain(slot, id, brief=brief)
 
     monkeypatch.setattr(outputs, "to_plain", broken)
-    ran = command("generate", jsonl(HI, HI, HI), "--model", "fake")
+    ran = generate(jsonl(HI, HI, HI))
     assert [line["ok"] for line in ran.out] == [True, False, True]
     assert (ran.out[1]["error"]["type"], ran.code) == ("InternalError", 3)
 
 
 def test_with_bugs_everywhere_every_line_is_answered(
-    command: Command, engine: FakeEngine, jsonl: Any
+    generate: Command, engine: FakeEngine, jsonl: Any
 ) -> None:
     engine.answers = 3
-    ran = command("generate", jsonl(HI, HI), "--model", "fake")
+    ran = generate(jsonl(HI, HI))
     assert [line["error"]["type"] for line in ran.out] == ["InternalError"] * 2
     assert ran.code == 3
 
 
-def test_a_failed_call_fails_its_lines(command: Command, engine: FakeEngine, jsonl: Any) -> None:
+def test_a_failed_call_fails_its_lines(generate: Command, engine: FakeEngine, jsonl: Any) -> None:
     engine.fault = pg.CallFailed(pg.BackendFailed("down", backend="fake", incident="i1"))
-    ran = command("generate", jsonl(HI, HI), "--model", "fake")
+    ran = generate(jsonl(HI, HI))
     assert [line["error"]["incident"] for line in ran.out] == ["i1", "i1"]
     assert ran.code == 1
 
 
-def test_quiet_says_nothing(command: Command, jsonl: Any) -> None:
-    assert command("generate", jsonl("nonsense"), "--model", "fake", "--quiet").err == ""
+def test_quiet_says_nothing(generate: Command, jsonl: Any) -> None:
+    assert generate(jsonl("nonsense"), "--quiet").err == ""
 
 
-def test_the_summary_shows_no_control_characters(command: Command, jsonl: Any) -> None:
-    ran = command("generate", jsonl({"id": "\x1b[2J", "prompt": 5}), "--model", "fake")
+def test_the_summary_shows_no_control_characters(generate: Command, jsonl: Any) -> None:
+    ran = generate(jsonl({"id": "\x1b[2J", "prompt": 5}))
     assert "\x1b" not in ran.err
     assert r"\x1b[2J" in ran.err
 
@@ -326,46 +285,44 @@ def test_a_reader_that_has_enough_ends_the_run_quietly(jsonl: Any) -> None:
 
 @pytest.mark.parametrize("name", ["out.xlsx", "out.txt", "out.json", "out.jsonl.gz"])
 def test_out_of_another_form_is_refused_before_anything_is_asked(
-    name: str, command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path
+    name: str, generate: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path
 ) -> None:
-    ran = command("generate", jsonl(HI), "-o", tmp_path / name, "--model", "fake")
+    ran = generate(jsonl(HI), "-o", tmp_path / name)
     assert (ran.code, engine.calls) == (2, [])
     assert "OUT is JSON Lines (.jsonl), Parquet" in ran.err
 
 
 def test_a_file_that_is_no_jobs_is_kept_unless_it_is_to_be_replaced(
-    command: Command, jsonl: Any, tmp_path: Path, written: Any
+    generate: Command, jsonl: Any, tmp_path: Path, written: Any
 ) -> None:
     out = tmp_path / "out.jsonl"
     out.write_text("mine\n")
-    ran = command("generate", jsonl(HI), "-o", out, "--model", "fake")
+    ran = generate(jsonl(HI), "-o", out)
     assert (ran.code, out.read_text()) == (2, "mine\n")
-    ran = command("generate", jsonl(HI), "-o", out, "--model", "fake", "--overwrite")
+    ran = generate(jsonl(HI), "-o", out, "--overwrite")
     assert (ran.code, len(written(out))) == (0, 1)
     out.write_text("")  # what a failed start may leave
     (tmp_path / "empty.jsonl").write_text("")
-    assert (
-        command("generate", jsonl(HI), "-o", tmp_path / "empty.jsonl", "--model", "fake").code == 0
-    )
+    assert generate(jsonl(HI), "-o", tmp_path / "empty.jsonl").code == 0
 
 
 def test_a_job_asks_nothing_twice_and_says_what_changed(
-    command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path, written: Any
+    generate: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path, written: Any
 ) -> None:
     file, out = jsonl(*({"id": name, "prompt": name} for name in "abc")), tmp_path / "out.jsonl"
     for _ in range(2):
-        ran = command("generate", file, "-o", out, "--model", "fake")
+        ran = generate(file, "-o", out)
     assert sum(map(len, engine.calls)) == 3
     assert f"{out}.job: 3 finished before\n" in ran.err
-    ran = command("generate", file, "-o", out, "--model", "fake", "--temperature", "0.7")
+    ran = generate(file, "-o", out, "--temperature", "0.7")
     assert (
         f"{out}.job: 3 finished before; none was made with these settings; 3 with temperature 0.0"
         " (now 0.7)\n" in ran.err
     )
     assert [line["options"]["temperature"] for line in written(out)] == [0.7] * 3
-    command("generate", file, "-o", out, "--model", "fake", "--restart")
+    generate(file, "-o", out, "--restart")
     assert sum(map(len, engine.calls)) == 9
-    ran = command("generate", file, "-o", out, "--model", "fake", "--retry", "sometimes")
+    ran = generate(file, "-o", out, "--retry", "sometimes")
     assert ran.code == 2
     assert "takes retryable, all, none or a type of error" in ran.err
 
@@ -380,11 +337,8 @@ def test_a_job_is_not_begun_anew_while_another_process_runs_it(
     rows = (folder / "results-0001.jsonl").read_bytes()
     with Journal(folder):
         ran = command(*again, flag)
-    assert (ran.code, (folder / "results-0001.jsonl").read_bytes(), len(engine.calls)) == (
-        1,
-        rows,
-        1,
-    )
+    seen = (ran.code, (folder / "results-0001.jsonl").read_bytes(), len(engine.calls))
+    assert seen == (1, rows, 1)
     assert [
         line for line in ran.err.splitlines() if "another run of this job is running" in line
     ] == [ran.err.splitlines()[0]]
@@ -397,12 +351,7 @@ def test_a_command_says_when_another_one_runs_the_job(
     command: Command, jsonl: Any, tmp_path: Path
 ) -> None:
     again = (
-        "generate",
-        jsonl({"id": "a", **HI}),
-        "-o",
-        tmp_path / "out.jsonl",
-        "--model",
-        "fake",
+        *("generate", jsonl({"id": "a", **HI}), "-o", tmp_path / "out.jsonl", "--model", "fake"),
         "--quiet",
     )
     folder = tmp_path / "out.jsonl.job"
@@ -423,7 +372,7 @@ def test_a_command_says_when_another_one_runs_the_job(
 
 
 def test_an_export_takes_the_place_where_the_input_is_now(
-    command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path
+    command: Command, generate: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path
 ) -> None:
     out, again = tmp_path / "out.jsonl", tmp_path / "again.jsonl"
     (tmp_path / "images").mkdir()
@@ -434,10 +383,7 @@ def test_an_export_takes_the_place_where_the_input_is_now(
         (file, tmp_path / "moved.jsonl", ()),
         (tmp_path / "images", tmp_path / "moved", ("--prompt", "What?")),
     ):
-        assert (
-            command("generate", source, "-o", out, "--model", "fake", "--overwrite", *flags).code
-            == 0
-        )
+        assert generate(source, "-o", out, "--overwrite", *flags).code == 0
         source.rename(moved)
         ran = command("export", f"{out}.job", "-o", again)
         assert (ran.code, "cannot be read" in ran.err or "holds no images" in ran.err) == (
@@ -447,19 +393,16 @@ def test_an_export_takes_the_place_where_the_input_is_now(
         ran = command("export", f"{out}.job", "-o", again, "--input", moved)
         assert (ran.code, again.read_bytes()) == (0, out.read_bytes()), ran.err
     assert "--input" in command("export", f"{out}.job", "--input", tmp_path / "nowhere.jsonl").err
-    assert (
-        command("generate", "--prompt", "Hi", "-o", tmp_path / "one.jsonl", "--model", "fake").code
-        == 0
-    )
+    assert generate("--prompt", "Hi", "-o", tmp_path / "one.jsonl").code == 0
     ran = command("export", f"{tmp_path}/one.jsonl.job", "--input", file)
     assert (ran.code, "is a job of one question, which has no input" in ran.err) == (2, True)
 
 
 def test_an_export_removes_what_a_killed_one_was_writing(
-    command: Command, jsonl: Any, tmp_path: Path
+    command: Command, generate: Command, jsonl: Any, tmp_path: Path
 ) -> None:
     out = tmp_path / "out.jsonl"
-    assert command("generate", jsonl(HI), "-o", out, "--model", "fake").code == 0
+    assert generate(jsonl(HI), "-o", out).code == 0
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     stale = tmp_path / f"{TEMPORARY}{os.uname().nodename}-{ended.pid}-abc"
@@ -470,18 +413,9 @@ def test_an_export_removes_what_a_killed_one_was_writing(
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_a_line_that_is_lost_on_a_full_disk_is_not_counted(
-    command: Command, jsonl: Any, tmp_path: Path
+    generate: Command, jsonl: Any, tmp_path: Path
 ) -> None:
-    ran = command(
-        "generate",
-        jsonl(HI, HI),
-        "-o",
-        "/dev/full",
-        "--model",
-        "fake",
-        "--summary",
-        tmp_path / "summary.json",
-    )
+    ran = generate(jsonl(HI, HI), "-o", "/dev/full", "--summary", tmp_path / "summary.json")
     assert ran.code == 1
     assert "0 requests" in ran.err
     summary = json.loads((tmp_path / "summary.json").read_text())
@@ -530,22 +464,13 @@ def test_a_folder_that_is_no_jobs_is_not_exported(command: Command, tmp_path: Pa
 
 
 def test_an_export_reads_what_the_run_was_allowed_to(
-    command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path
+    command: Command, generate: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path
 ) -> None:
     lines = [{"prompt": "Hi", "options": {"samples": 2}}, {"prompt": "Ho"}]
     out, again = tmp_path / "out.jsonl", tmp_path / "again.jsonl"
     assert (
-        command(
-            "generate",
-            jsonl(*lines),
-            "-o",
-            out,
-            "--model",
-            "fake",
-            "--limit",
-            "max_samples=2",
-            "--limit",
-            "max_stops=3",
+        generate(
+            jsonl(*lines), "-o", out, "--limit", "max_samples=2", "--limit", "max_stops=3"
         ).code
         == 0
     )

@@ -89,12 +89,8 @@ def test_of_two_engines_each_takes_it_or_the_flag_is_refused(
         both = pg.fallback(pg.route(first), pg.route(second), when=pg.Timeout)
         monkeypatch.setattr("pipegen.cli.generate.open_routes", lambda load, both=both: both)
         ran = command(
-            "generate",
-            jsonl({"prompt": "a"}, {"prompt": "b"}),
-            "--model",
-            "m",
-            "--plugin",
-            "balanced_json",
+            *("generate", jsonl({"prompt": "a"}, {"prompt": "b"}), "--model", "m"),
+            *("--plugin", "balanced_json"),
         )
         assert ran.code == code, ran.err
         assert [line["text"] for line in ran.out] == (

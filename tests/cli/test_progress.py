@@ -104,19 +104,10 @@ def test_the_bar_fits_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(line) <= 80
 
 
-def test_the_summary_is_written_as_json_too(command: Any, jsonl: Any, tmp_path: Path) -> None:
+def test_the_summary_is_written_as_json_too(generate: Any, jsonl: Any, tmp_path: Path) -> None:
     source = jsonl({"id": "a", "prompt": "a"}, {"id": "b", "promt": "b"})
     for _ in range(2):
-        ran = command(
-            "generate",
-            source,
-            "-o",
-            tmp_path / "out.jsonl",
-            "--model",
-            "fake",
-            "--summary",
-            tmp_path / "s.json",
-        )
+        ran = generate(source, "-o", tmp_path / "out.jsonl", "--summary", tmp_path / "s.json")
     told = json.loads((tmp_path / "s.json").read_text())
     assert (
         told["requests"],
@@ -134,20 +125,15 @@ def test_the_summary_is_written_as_json_too(command: Any, jsonl: Any, tmp_path: 
     assert told["seconds"] > 0
     assert "2 requests in" in ran.err
     (tmp_path / "s.json").unlink()
-    assert (
-        command(
-            "generate", source, "--model", "fake", "--summary", tmp_path / "s.json", "--quiet"
-        ).err
-        == ""
-    )
+    assert generate(source, "--summary", tmp_path / "s.json", "--quiet").err == ""
     assert json.loads((tmp_path / "s.json").read_text())["tokens_a_second"] > 0
-    ran = command("generate", source, "--model", "fake", "--summary", tmp_path / "no" / "s.json")
+    ran = generate(source, "--summary", tmp_path / "no" / "s.json")
     assert ran.code == 2
     assert "--summary" in ran.err
 
 
 def test_a_summary_that_cannot_be_written_is_told(
-    command: Any, jsonl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    generate: Any, jsonl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pipegen.jobs.journal import JournalError
 
@@ -155,9 +141,7 @@ def test_a_summary_that_cannot_be_written_is_told(
         raise JournalError(f"{path} cannot be written: No space left on device")
 
     monkeypatch.setattr("pipegen.cli.outputs.new_file", full)
-    ran = command(
-        "generate", jsonl({"prompt": "a"}), "--model", "fake", "--summary", tmp_path / "s.json"
-    )
+    ran = generate(jsonl({"prompt": "a"}), "--summary", tmp_path / "s.json")
     assert ran.code == 1
     assert "No space left on device" in ran.err
 

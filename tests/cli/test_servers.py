@@ -148,12 +148,8 @@ def test_both_servers_are_asked_and_reasoning_is_apart(
     ran = command("chat", "--config", chat_file, "Hi", "--json")
     assert ran.code == 0, ran.err
     for line in ran.out:
-        assert (line["ok"], line["text"], line["reasoning"], line["completion_tokens"]) == (
-            True,
-            "Hello",
-            "Hm.",
-            3,
-        )
+        seen = (line["ok"], line["text"], line["reasoning"], line["completion_tokens"])
+        assert seen == (True, "Hello", "Hm.", 3)
     bodies = {headers["Authorization"]: body for _, headers, body in stub.sent}
     assert all(path == "/v1/chat/completions" for path, _, _ in stub.sent)
     first, second = bodies["Bearer sk-secret"], bodies["Bearer EMPTY"]
@@ -230,11 +226,8 @@ def test_a_server_that_is_down_fails_its_own_answer_and_says_what_to_do(
             chat_file.read_text().replace(f'"{stub.url}"', f'"{down}", retries: 0')
         )
         ran = command("chat", "--config", chat_file, "Hi", "--json")
-    assert (ran.code, [line["ok"] for line in ran.out], ran.out[0]["text"]) == (
-        1,
-        [True, False],
-        "Hello",
-    )
+    seen = (ran.code, [line["ok"] for line in ran.out], ran.out[0]["text"])
+    assert seen == (1, [True, False], "Hello")
     assert ran.out[1]["error"]["hint"].startswith("see that a server runs there")
     assert down in ran.out[1]["error"]["message"]
 
@@ -268,30 +261,16 @@ def test_generate_asks_a_server_and_answers_batch_lines_in_their_form(
         {**batch, "custom_id": "c", "body": {"messages": []}},
     )
     ran = command(
-        "generate",
-        source,
-        "--backend",
-        "openai",
-        "--base-url",
-        stub.url,
-        "--model",
-        "Qwen/Qwen3-4B",
-        "--quiet",
+        *("generate", source, "--backend", "openai", "--base-url", stub.url),
+        *("--model", "Qwen/Qwen3-4B", "--quiet"),
     )
     own, answer, refused = ran.out
     assert (ran.code, own["id"], own["text"]) == (1, "a", "Hello")
     message = answer["response"]["body"]["choices"][0]["message"]
-    assert (
-        message["role"],
-        message["content"],
-        message["reasoning"],
-        message["reasoning_content"],
-    ) == ("assistant", "Hello", "Hm.", "Hm.")
-    assert (refused["custom_id"], refused["response"]["status_code"], refused["error"]["code"]) == (
-        "c",
-        400,
-        "InvalidRequest",
-    )
+    seen = (message["role"], message["content"], message["reasoning"], message["reasoning_content"])
+    assert seen == ("assistant", "Hello", "Hm.", "Hm.")
+    seen = (refused["custom_id"], refused["response"]["status_code"], refused["error"]["code"])
+    assert seen == ("c", 400, "InvalidRequest")
 
 
 @pytest.mark.parametrize(
@@ -345,16 +324,8 @@ def test_what_a_server_is_asked_otherwise_is_asked_again(
     )
     for flags in (first, second, first, second):
         ran = command(
-            "generate",
-            file,
-            "-o",
-            out,
-            "--model",
-            "m",
-            "--backend",
-            "openai",
-            "--base-url",
-            stub.url,
+            *("generate", file, "-o", out, "--model", "m", "--backend", "openai"),
+            *("--base-url", stub.url),
             *flags,
         )
         assert ran.code == 0, ran.err
@@ -381,16 +352,8 @@ def test_how_a_server_is_asked_keeps_the_rows(
     file, out = jsonl({"messages": [{"role": "user", "content": "Hi"}]}), tmp_path / "out.jsonl"
     for more, url in ([], stub.url), (flags, f"{stub.url}/v1/"):
         ran = command(
-            "generate",
-            file,
-            "-o",
-            out,
-            "--model",
-            "m",
-            "--backend",
-            "openai",
-            "--base-url",
-            url,
+            *("generate", file, "-o", out, "--model", "m", "--backend", "openai"),
+            *("--base-url", url),
             *more,
         )
         assert ran.code == 0, ran.err
@@ -404,17 +367,8 @@ def test_a_run_names_few_of_the_other_settings(
     file, out = jsonl({"messages": [{"role": "user", "content": "Hi"}]}), tmp_path / "out.jsonl"
     for number in range(6):
         ran = command(
-            "generate",
-            file,
-            "-o",
-            out,
-            "--model",
-            "m",
-            "--backend",
-            "openai",
-            "--base-url",
-            stub.url,
-            "--temperature",
+            *("generate", file, "-o", out, "--model", "m", "--backend", "openai"),
+            *("--base-url", stub.url, "--temperature"),
             f"0.{number}",
         )
     assert (

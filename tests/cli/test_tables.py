@@ -20,7 +20,6 @@ pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
 Command = Callable[..., Any]
-MODEL = ("--model", "fake")
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 TURNS = [{"role": "user", "content": "Hi"}]
 
@@ -53,14 +52,14 @@ def asked_of(engine: FakeEngine) -> list[Any]:
 
 
 def test_parquet_in_is_parquet_out_and_the_same_command_asks_nothing_twice(
-    command: Command, engine: FakeEngine, tmp_path: Path
+    generate: Command, engine: FakeEngine, tmp_path: Path
 ) -> None:
     source, out = (
         parquet(tmp_path / "in.parquet", id=[3, 1, 2], prompt=["c", "a", "b"]),
         tmp_path / "out.parquet",
     )
     for _ in range(2):
-        ran = command("generate", source, "-o", out, *MODEL)
+        ran = generate(source, "-o", out)
         assert ran.code == 0
     assert sum(map(len, engine.calls)) == 3
     assert [(row["id"], row["prompt"], row["ok"], row["text"]) for row in rows(out)] == [
@@ -68,17 +67,13 @@ def test_parquet_in_is_parquet_out_and_the_same_command_asks_nothing_twice(
     ]
     (row,) = rows(out)[:1]
     assert row["usage"] == {"prompt_tokens": 1, "completion_tokens": 15}
-    assert (row["finish_reason"], row["error"], row["model"], row["token_ids"]) == (
-        "aborted",
-        None,
-        "fake",
-        list(b"Hello END of it"),
-    )
+    seen = (row["finish_reason"], row["error"], row["model"], row["token_ids"])
+    assert seen == ("aborted", None, "fake", list(b"Hello END of it"))
     assert json.loads(row["options"])["max_new_tokens"] == 512
     assert "3 finished before" in ran.err
 
 
-def test_columns_of_any_type_come_out_as_they_went_in(command: Command, tmp_path: Path) -> None:
+def test_columns_of_any_type_come_out_as_they_went_in(generate: Command, tmp_path: Path) -> None:
     columns = {
         "prompt": ["a", "b"],
         "label": [1, None],
@@ -94,7 +89,7 @@ def test_columns_of_any_type_come_out_as_they_went_in(command: Command, tmp_path
         {"label": {"names": ["no", "yes"], "_type": "ClassLabel"}},
         **columns,
     )
-    assert command("generate", source, "-o", tmp_path / "out.parquet", *MODEL).code == 0
+    assert generate(source, "-o", tmp_path / "out.parquet").code == 0
     given, made = pq.read_table(source), pq.read_table(tmp_path / "out.parquet")
     for name in columns:
         assert (
@@ -112,7 +107,7 @@ def test_columns_of_any_type_come_out_as_they_went_in(command: Command, tmp_path
 
 @pytest.mark.parametrize("form", ["structs", "text", "json"])
 def test_messages_are_structs_or_json_text(
-    command: Command, engine: FakeEngine, tmp_path: Path, form: str
+    generate: Command, engine: FakeEngine, tmp_path: Path, form: str
 ) -> None:
     turns = [
         {"role": "user", "content": "Hi"},
@@ -131,7 +126,7 @@ def test_messages_are_structs_or_json_text(
         )
     )
     source = parquet(tmp_path / "in.parquet", messages=column)
-    command("generate", source, "-o", tmp_path / "out.parquet", *MODEL, "--quiet")
+    generate(source, "-o", tmp_path / "out.parquet", "--quiet")
     messages = [encoded.request.messages for encoded in asked_of(engine)]
     assert messages == [pg.TextGenerationRequest(messages=one).messages for one in (TURNS, turns)]
     assert (
@@ -153,11 +148,11 @@ def test_messages_are_structs_or_json_text(
     ids=["paths", "stored", "bytes"],
 )
 def test_images_go_in_in_every_form_and_come_out_stored(
-    command: Command, engine: FakeEngine, tmp_path: Path, column: Any
+    generate: Command, engine: FakeEngine, tmp_path: Path, column: Any
 ) -> None:
     (tmp_path / "good.png").write_bytes(b"good")
     source = parquet(tmp_path / "in.parquet", prompt=["a", "b", "c"], images=column)
-    assert command("generate", source, "-o", tmp_path / "out.parquet", *MODEL).code == 0
+    assert generate(source, "-o", tmp_path / "out.parquet").code == 0
     assert [len(encoded.prompt.images) for encoded in asked_of(engine)] == [1, 2, 0]
     made = pq.read_table(tmp_path / "out.parquet")
     assert made.schema.field("images").type == pa.list_(IMAGE)
@@ -170,30 +165,21 @@ def test_images_go_in_in_every_form_and_come_out_stored(
     assert features["images"] == {"feature": {"_type": "Image"}, "_type": "List"}
 
 
-def test_one_image_a_row_and_a_broken_one_fails_alone(command: Command, tmp_path: Path) -> None:
+def test_one_image_a_row_and_a_broken_one_fails_alone(generate: Command, tmp_path: Path) -> None:
     column = pa.array(
         [{"bytes": b"good", "path": None}, {"bytes": b"broken", "path": "b.png"}, None], IMAGE
     )
     source = parquet(tmp_path / "in.parquet", question=["a"] * 3, image=column)
-    assert (
-        command(
-            "generate", source, "-o", tmp_path / "out.parquet", *MODEL, "--map", "prompt=question"
-        ).code
-        == 1
-    )
+    assert generate(source, "-o", tmp_path / "out.parquet", "--map", "prompt=question").code == 1
     first, second, third = rows(tmp_path / "out.parquet")
     assert (first["ok"], second["ok"], third["ok"]) == (True, False, True)
-    assert (second["error"]["type"], second["text"], second["usage"], second["image"]["bytes"]) == (
-        "BadImage",
-        None,
-        None,
-        b"broken",
-    )
+    seen = (second["error"]["type"], second["text"], second["usage"], second["image"]["bytes"])
+    assert seen == ("BadImage", None, None, b"broken")
     assert second["error"]["hint"]
     assert [row["id"] for row in (first, second, third)] == ["1", "2", "3"]
 
 
-def test_other_names_of_columns(command: Command, engine: FakeEngine, tmp_path: Path) -> None:
+def test_other_names_of_columns(generate: Command, engine: FakeEngine, tmp_path: Path) -> None:
     source = parquet(
         tmp_path / "in.parquet",
         question=["a"],
@@ -202,26 +188,14 @@ def test_other_names_of_columns(command: Command, engine: FakeEngine, tmp_path: 
         seed=[3],
         options=[["yes", "no"]],
     )
-    ran = command(
-        "generate",
-        source,
-        "-o",
-        tmp_path / "out.parquet",
-        *MODEL,
-        "--map",
-        "prompt=question,id=uid",
-        "--map",
-        "metadata=seed,metadata=options",
+    ran = generate(
+        *(source, "-o", tmp_path / "out.parquet", "--map", "prompt=question,id=uid"),
+        *("--map", "metadata=seed,metadata=options"),
     )
     assert ran.code == 0
     (row,) = rows(tmp_path / "out.parquet")
-    assert (row["id"], row["uid"], row["input_id"], row["seed"], row["input_options"]) == (
-        "x7",
-        "x7",
-        5,
-        3,
-        ["yes", "no"],
-    )
+    seen = (row["id"], row["uid"], row["input_id"], row["seed"], row["input_options"])
+    assert seen == ("x7", "x7", 5, 3, ["yes", "no"])
     assert engine.calls[0][0].request.id == "x7"
 
 
@@ -235,15 +209,13 @@ def test_other_names_of_columns(command: Command, engine: FakeEngine, tmp_path: 
     ],
 )
 def test_a_wrong_map_is_bad_usage(
-    command: Command, engine: FakeEngine, tmp_path: Path, maps: list[str], words: str
+    generate: Command, engine: FakeEngine, tmp_path: Path, maps: list[str], words: str
 ) -> None:
     source = parquet(tmp_path / "in.parquet", prompt=["a"])
-    ran = command(
-        "generate",
+    ran = generate(
         source,
         "-o",
         tmp_path / "out.parquet",
-        *MODEL,
         *(flag for entry in maps for flag in ("--map", entry)),
     )
     assert (ran.code, engine.calls) == (2, [])
@@ -251,28 +223,18 @@ def test_a_wrong_map_is_bad_usage(
 
 
 def test_a_map_names_the_fields_of_lines_too(
-    command: Command, engine: FakeEngine, jsonl: Any
+    generate: Command, engine: FakeEngine, jsonl: Any
 ) -> None:
-    ran = command(
-        "generate", jsonl({"question": "Is it so?", "label": 1}), *MODEL, "--map", "prompt=question"
-    )
+    ran = generate(jsonl({"question": "Is it so?", "label": 1}), "--map", "prompt=question")
     assert (ran.out[0]["ok"], ran.out[0]["metadata"]) == (True, {"label": 1})
     assert engine.calls[0][0].request.prompt == "Is it so?"
 
 
-def test_samples_logprobs_and_brief(command: Command, engine: FakeEngine, tmp_path: Path) -> None:
+def test_samples_logprobs_and_brief(generate: Command, engine: FakeEngine, tmp_path: Path) -> None:
     source = parquet(tmp_path / "in.parquet", prompt=["a"])
-    command(
-        "generate",
-        source,
-        "-o",
-        tmp_path / "two.parquet",
-        *MODEL,
-        "--samples",
-        "2",
-        "--brief",
-        "--temperature",
-        "1",
+    generate(
+        *(source, "-o", tmp_path / "two.parquet", "--samples", "2", "--brief"),
+        *("--temperature", "1"),
     )
     (row,) = rows(tmp_path / "two.parquet")
     assert [sample["text"] for sample in row["samples"]] == ["Hello END of it"] * 2
@@ -284,7 +246,7 @@ def test_samples_logprobs_and_brief(command: Command, engine: FakeEngine, tmp_pa
 
 
 def test_lines_become_a_table_whose_types_are_those_of_all_lines(
-    command: Command, jsonl: Any, tmp_path: Path
+    generate: Command, jsonl: Any, tmp_path: Path
 ) -> None:
     source = jsonl(
         {"id": 1, "prompt": "a", "label": 1},
@@ -292,7 +254,7 @@ def test_lines_become_a_table_whose_types_are_those_of_all_lines(
         "no JSON",
         {"prompt": "c", "seen": True},
     )
-    assert command("generate", source, "-o", tmp_path / "out.parquet", *MODEL).code == 1
+    assert generate(source, "-o", tmp_path / "out.parquet").code == 1
     made = rows(tmp_path / "out.parquet")
     assert [(row["id"], row["label"], row["tags"], row["seen"], row["ok"]) for row in made] == [
         (1, 1.0, None, None, True),
@@ -304,19 +266,15 @@ def test_lines_become_a_table_whose_types_are_those_of_all_lines(
     assert made[2]["error"]["message"].startswith("line 3: not JSON")
 
 
-def test_a_label_fails_no_line_and_comes_back(command: Command, jsonl: Any) -> None:
-    ran = command(
-        "generate",
-        jsonl({"prompt": "a", "label": 3, "metadata": {"page": 7}}, {"prompt": "b"}),
-        *MODEL,
-    )
+def test_a_label_fails_no_line_and_comes_back(generate: Command, jsonl: Any) -> None:
+    ran = generate(jsonl({"prompt": "a", "label": 3, "metadata": {"page": 7}}, {"prompt": "b"}))
     assert [line["ok"] for line in ran.out] == [True, True]
     assert [line.get("metadata") for line in ran.out] == [{"label": 3, "page": 7}, None]
     assert pg.is_ok(pg.from_plain(ran.out[0]))
 
 
 def test_a_table_becomes_lines_with_what_json_has_a_form_for(
-    command: Command, tmp_path: Path, written: Any
+    generate: Command, tmp_path: Path, written: Any
 ) -> None:
     at = dt.datetime(2026, 1, 2, tzinfo=dt.UTC)
     source = parquet(
@@ -326,7 +284,7 @@ def test_a_table_becomes_lines_with_what_json_has_a_form_for(
         raw=[b"\x00"],
         score=[float("nan")],
     )
-    assert command("generate", source, "-o", tmp_path / "out.jsonl", *MODEL).code == 0
+    assert generate(source, "-o", tmp_path / "out.jsonl").code == 0
     (line,) = written(tmp_path / "out.jsonl")
     assert line["metadata"] == {
         "at": "2026-01-02 00:00:00+00:00",
@@ -335,14 +293,14 @@ def test_a_table_becomes_lines_with_what_json_has_a_form_for(
     }
 
 
-def test_csv_in_and_out(command: Command, engine: FakeEngine, tmp_path: Path) -> None:
+def test_csv_in_and_out(generate: Command, engine: FakeEngine, tmp_path: Path) -> None:
     (tmp_path / "good.png").write_bytes(b"good")
     source = tmp_path / "in.csv"
     source.write_text(
         'id,prompt,images,label\n7,"a, b",good.png,x\n8,,,\n9,c,"[""good.png"",'
         ' ""good.png""]",y\n1,2,3,4,5\n'
     )
-    assert command("generate", source, "-o", tmp_path / "out.csv", *MODEL).code == 1
+    assert generate(source, "-o", tmp_path / "out.csv").code == 1
     header, *lines = (tmp_path / "out.csv").read_text().splitlines()
     assert (
         header
@@ -359,14 +317,14 @@ def test_csv_in_and_out(command: Command, engine: FakeEngine, tmp_path: Path) ->
     assert [len(encoded.prompt.images) for encoded in asked_of(engine)] == [1, 2]
 
 
-def test_csv_out_of_a_table_has_flat_cells(command: Command, tmp_path: Path) -> None:
+def test_csv_out_of_a_table_has_flat_cells(generate: Command, tmp_path: Path) -> None:
     source = parquet(
         tmp_path / "in.parquet",
         messages=[TURNS],
         flag=[True],
         image=pa.array([{"bytes": b"good", "path": None}], IMAGE),
     )
-    assert command("generate", source, "-o", tmp_path / "out.csv", *MODEL).code == 0
+    assert generate(source, "-o", tmp_path / "out.csv").code == 0
     assert (
         (tmp_path / "out.csv")
         .read_text()
@@ -376,33 +334,25 @@ def test_csv_out_of_a_table_has_flat_cells(command: Command, tmp_path: Path) -> 
 
 
 def test_a_text_file_has_a_prompt_on_each_line(
-    command: Command, engine: FakeEngine, tmp_path: Path
+    generate: Command, engine: FakeEngine, tmp_path: Path
 ) -> None:
     source = tmp_path / "prompts.txt"
     source.write_bytes("Once upon a time\r\n\n  Two é \n".encode() + b"\xff\n")
-    ran = command("generate", source, *MODEL)
-    assert [(line["id"], line["ok"]) for line in ran.out] == [
-        ("1", True),
-        ("3", True),
-        ("4", False),
-    ]
+    ran = generate(source)
+    seen = [(line["id"], line["ok"]) for line in ran.out]
+    assert seen == [("1", True), ("3", True), ("4", False)]
     assert [encoded.request.prompt for encoded in asked_of(engine)] == [
         "Once upon a time",
         "  Two é ",
     ]
 
 
-def test_one_question_needs_no_file(command: Command, engine: FakeEngine, tmp_path: Path) -> None:
+def test_one_question_needs_no_file(
+    command: Command, generate: Command, engine: FakeEngine, tmp_path: Path
+) -> None:
     (tmp_path / "good.png").write_bytes(b"good")
-    ran = command(
-        "generate",
-        "--prompt",
-        "What is it?",
-        "--image",
-        tmp_path / "good.png",
-        "--system",
-        "Be brief.",
-        *MODEL,
+    ran = generate(
+        *("--prompt", "What is it?", "--image", tmp_path / "good.png", "--system", "Be brief."),
     )
     assert [line["text"] for line in ran.out] == ["Hello END of it"]
     assert [message.role for message in engine.calls[0][0].request.messages or ()] == [
@@ -411,9 +361,7 @@ def test_one_question_needs_no_file(command: Command, engine: FakeEngine, tmp_pa
     ]
     assert len(engine.calls[0][0].prompt.images) == 1
     for _ in range(2):
-        assert (
-            command("generate", "--prompt", "Hi", "-o", tmp_path / "out.parquet", *MODEL).code == 0
-        )
+        assert generate("--prompt", "Hi", "-o", tmp_path / "out.parquet").code == 0
     assert sum(map(len, engine.calls)) == 2
     assert [row["prompt"] for row in rows(tmp_path / "out.parquet")] == ["Hi"]
     assert command("export", tmp_path / "out.parquet.job", "-o", tmp_path / "again.csv").code == 0
@@ -429,9 +377,9 @@ def test_one_question_needs_no_file(command: Command, engine: FakeEngine, tmp_pa
     ],
 )
 def test_what_does_not_go_with_one_question_is_bad_usage(
-    command: Command, engine: FakeEngine, flags: list[str], words: str
+    generate: Command, engine: FakeEngine, flags: list[str], words: str
 ) -> None:
-    ran = command("generate", *flags, *MODEL)
+    ran = generate(*flags)
     assert (ran.code, engine.calls) == (2, [])
     assert words in " ".join(ran.err.split())
 
@@ -440,43 +388,38 @@ def test_what_does_not_go_with_one_question_is_bad_usage(
 
 
 def test_a_folder_of_images_becomes_a_table_that_shows_them(
-    command: Command, tmp_path: Path
+    generate: Command, tmp_path: Path
 ) -> None:
     photos = tmp_path / "photos"
     photos.mkdir()
     for name in ("a.png", "b.png"):
         (photos / name).write_bytes(b"good")
-    assert (
-        command(
-            "generate", photos, "--prompt", "What?", "-o", tmp_path / "out.parquet", *MODEL
-        ).code
-        == 0
-    )
+    assert generate(photos, "--prompt", "What?", "-o", tmp_path / "out.parquet").code == 0
     assert [(row["id"], row["image"]["path"]) for row in rows(tmp_path / "out.parquet")] == [
         (name, str(photos / name)) for name in ("a.png", "b.png")
     ]
 
 
-def test_a_folder_of_tables_is_a_table(command: Command, tmp_path: Path) -> None:
+def test_a_folder_of_tables_is_a_table(generate: Command, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     for number in range(2):
         parquet(tmp_path / "data" / f"{number}.parquet", prompt=[str(number)], label=[number])
-    assert command("generate", tmp_path / "data", "-o", tmp_path / "out.parquet", *MODEL).code == 0
+    assert generate(tmp_path / "data", "-o", tmp_path / "out.parquet").code == 0
     assert [(row["prompt"], row["label"]) for row in rows(tmp_path / "out.parquet")] == [
         ("0", 0),
         ("1", 1),
     ]
     (tmp_path / "empty").mkdir()
-    ran = command("generate", tmp_path / "empty", "--prompt", "What?", *MODEL)
+    ran = generate(tmp_path / "empty", "--prompt", "What?")
     assert ran.code == 2
     assert "holds no images" in ran.err
 
 
 def test_a_job_is_exported_in_every_form(
-    command: Command, jsonl: Any, tmp_path: Path, written: Any
+    command: Command, generate: Command, jsonl: Any, tmp_path: Path, written: Any
 ) -> None:
     source = jsonl({"id": "a", "prompt": "a", "label": 1}, {"id": "b", "prompt": "b", "label": 2})
-    command("generate", source, "-o", tmp_path / "out.jsonl", *MODEL)
+    generate(source, "-o", tmp_path / "out.jsonl")
     for name in ("x.parquet", "x.csv", "x.jsonl"):
         ran = command("export", tmp_path / "out.jsonl.job", "-o", tmp_path / name)
         assert (ran.code, ran.err) == (0, "2 of 2 rows are finished\n")
@@ -492,23 +435,23 @@ def test_a_job_is_exported_in_every_form(
 
 
 def test_an_empty_table_is_answered_by_an_empty_one(
-    command: Command, engine: FakeEngine, tmp_path: Path
+    generate: Command, engine: FakeEngine, tmp_path: Path
 ) -> None:
     source = parquet(tmp_path / "in.parquet", prompt=pa.array([], pa.string()))
-    assert command("generate", source, "-o", tmp_path / "out.parquet", *MODEL).code == 0
+    assert generate(source, "-o", tmp_path / "out.parquet").code == 0
     assert (rows(tmp_path / "out.parquet"), engine.calls) == ([], [])
 
 
 def test_a_table_needs_a_file_to_read_and_to_write(
-    command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path
+    generate: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path
 ) -> None:
-    ran = command("generate", "-", "-o", tmp_path / "out.parquet", *MODEL, stdin=b'{"prompt": "a"}')
+    ran = generate("-", "-o", tmp_path / "out.parquet", stdin=b'{"prompt": "a"}')
     assert (ran.code, engine.calls) == (2, [])
     assert "takes a file as IN" in " ".join(ran.err.split())
 
 
 def test_an_unreadable_table_is_bad_usage(
-    command: Command, engine: FakeEngine, tmp_path: Path
+    generate: Command, engine: FakeEngine, tmp_path: Path
 ) -> None:
     (tmp_path / "in.parquet").write_bytes(b"no table")
     refusals = {
@@ -516,13 +459,13 @@ def test_an_unreadable_table_is_bad_usage(
         **dict.fromkeys(("gone.parquet", "gone.csv", "gone.txt"), "there is no file or folder"),
     }
     for name, words in refusals.items():
-        ran = command("generate", tmp_path / name, "-o", tmp_path / "out.jsonl", *MODEL)
+        ran = generate(tmp_path / name, "-o", tmp_path / "out.jsonl")
         assert (ran.code, engine.calls) == (2, [])
         assert words in " ".join(ran.err.split())
 
 
 def test_an_old_result_stays_until_the_new_one_is_whole(
-    command: Command, engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    generate: Command, engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, out = parquet(tmp_path / "in.parquet", prompt=["a"] * 3), tmp_path / "out.parquet"
     out.write_bytes(b"precious")
@@ -532,12 +475,9 @@ def test_an_old_result_stays_until_the_new_one_is_whole(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(table_out.AnswerTable, "add", full)
-    ran = command("generate", source, "-o", out, "--overwrite", *MODEL)
+    ran = generate(source, "-o", out, "--overwrite")
     assert (ran.code, out.read_bytes()) == (1, b"precious")
     assert "No space left on device; what is finished is kept in" in ran.err
     monkeypatch.undo()
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "in.parquet",
-        "out.parquet",
-        "out.parquet.job",
-    }
+    seen = {path.name for path in tmp_path.iterdir()}
+    assert seen == {"in.parquet", "out.parquet", "out.parquet.job"}

@@ -210,11 +210,8 @@ def test_an_answer_of_a_server_asked_by_ids_that_ran_out_while_thinking_says_so(
             thoughts = pg.run(route, [{"prompt": "<think>and then"}])[0].unwrap().prompt_token_ids
             server.reply = lambda ids: [*thoughts, *thoughts[-1:] * 100]
             result = pg.run(route, [{"prompt": "Hi"}], backend.options)[0].unwrap()
-    assert (result.finish, result.thinking_unfinished, result.completion_tokens) == (
-        pg.Finish.LENGTH,
-        True,
-        40 - result.prompt_tokens,
-    )
+    seen = (result.finish, result.thinking_unfinished, result.completion_tokens)
+    assert seen == (pg.Finish.LENGTH, True, 40 - result.prompt_tokens)
 
 
 def test_a_route_made_in_code_has_pipegens_default(server: FaultyServer) -> None:

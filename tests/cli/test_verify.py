@@ -79,11 +79,8 @@ def test_a_right_server_is_told_as_text_and_as_json(
 def test_a_fault_is_exit_code_1_and_says_where_it_shows(command: Command, given: list[Any]) -> None:
     given[0] = Verdict(**{**RIGHT, "margin": 2.0, "faults": judge([OTHER]), "too_long": 1})
     ran = command("verify", "http://h", "--model", "m", "--json")
-    assert (ran.code, ran.out[0]["faults"][0]["kind"], ran.out[0]["faults"][0]["first"]) == (
-        1,
-        "template",
-        "q",
-    )
+    seen = (ran.code, ran.out[0]["faults"][0]["kind"], ran.out[0]["faults"][0]["first"])
+    assert seen == (1, "template", "q")
     words = in_words(given[0])
     assert words.startswith("not right: m at http://h")
     for part in (
@@ -120,17 +117,8 @@ def test_requests_of_a_file_and_the_flags_reach_it(
         {"id": "a", "messages": [{"role": "user", "content": "Hi"}]}, "not JSON", {"prompt": "Hi"}
     )
     flags = (
-        "--dialect",
-        "sglang",
-        "--precision",
-        "bfloat16",
-        "--chat-only",
-        "--max-new-tokens",
-        "7",
-        "--device",
-        "cpu",
-        "--served-model-name",
-        "n",
+        *("--dialect", "sglang", "--precision", "bfloat16", "--chat-only"),
+        *("--max-new-tokens", "7", "--device", "cpu", "--served-model-name", "n"),
     )
     assert command("verify", "http://h", source, "--model", "m", *flags).code == 0
     _, _, asked, settings = given[1]
@@ -212,14 +200,8 @@ def test_rows_of_a_file_that_the_model_did_not_make_are_named(
     wrong = tmp_path / "wrong.jsonl"
     wrong.write_text("".join(json.dumps(row) + "\n" for row in rows))
     ran = command(
-        "verify",
-        wrong,
-        "--model",
-        "embedded",
-        "--json",
-        "--quiet",
-        "--summary",
-        tmp_path / "s.json",
+        *("verify", wrong, "--model", "embedded", "--json", "--quiet"),
+        *("--summary", tmp_path / "s.json"),
     )
     assert (ran.code, [row["verdict"] for row in ran.out[0]["rows"]]) == (1, ["weights", "right"])
     assert json.loads((tmp_path / "s.json").read_text())["exit_code"] == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import io
 import json
+import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -88,12 +89,8 @@ def test_a_page_shows_texts_errors_facts_and_counts(command: Command, tmp_path: 
     ran = command("view", source)
     assert (ran.code, ran.err) == (0, f"{tmp_path / 'r.html'}: 3 results\n")
     page = Page(tmp_path / "r.html")
-    assert [attributes["data-kind"] for tag, attributes in page.elements if tag == "button"] == [
-        "",
-        "eos",
-        "length",
-        "BadImage",
-    ]
+    seen = [attributes["data-kind"] for tag, attributes in page.elements if tag == "button"]
+    assert seen == ["", "eos", "length", "BadImage"]
     assert [
         (attributes["data-id"], attributes["data-kind"])
         for tag, attributes in page.elements
@@ -103,7 +100,7 @@ def test_a_page_shows_texts_errors_facts_and_counts(command: Command, tmp_path: 
         ("b", "length"),
         ("c", "BadImage"),
     ]
-    assert "3 results, 1 errors" in page.texts
+    assert "3 results, 1 error" in page.texts
     for text in ("Hello", "Hello<|im_end|>", "label", "prompt tokens"):
         assert text in page.texts
 
@@ -166,27 +163,117 @@ def test_images_and_boxes_come_from_the_input_of_the_run(command: Command, tmp_p
     assert command("view", source, "--input", asked).code == 0
     page = Page(tmp_path / "r.html")
     (image,) = [attributes for tag, attributes in page.elements if tag == "img"]
-    assert (image["src"] or "").startswith("data:image/jpeg;base64,")
-    (box,) = [attributes for tag, attributes in page.elements if attributes.get("class") == "box"]
+    assert (image["src"] or "").startswith("data:image/png;base64,")
+    (box,) = [
+        attributes for tag, attributes in page.elements if attributes.get("class") == "box high"
+    ]
     assert box["style"] == "left:0.00%;top:0.00%;width:50.00%;height:100.00%"
     assert any("gone.png" in text and "cannot be read" in text for text in page.texts)
     assert "user: [image] What?" in page.texts
 
 
-def test_the_input_is_found_by_the_job(command: Command, tmp_path: Path) -> None:
+def test_one_result_is_one_result(command: Command, tmp_path: Path) -> None:
+    one = results(tmp_path / "one.jsonl", a=answer("x"))
+    ran = command("view", one)
+    assert ran.err == f"{tmp_path / 'one.html'}: 1 result\n"
+    assert "1 result, 0 errors" in Page(tmp_path / "one.html").texts
+    other = results(tmp_path / "other.jsonl", a=answer("y"))
+    assert command("view", one, other, "-o", tmp_path / "two.html").code == 0
+    assert "1 result, 0 errors; 1 differs from other.jsonl" in Page(tmp_path / "two.html").texts
+
+
+def test_a_long_prompt_is_folded_behind_its_beginning(command: Command, tmp_path: Path) -> None:
+    long = "Once upon a time. " * 20
+    prompts = {"short": "Hi", "long": long, "lines": "a\nb", "none": "", "evil": EVIL + "\n" + EVIL}
+    source = tmp_path / "r.jsonl"
+    lines = (
+        {"id": name, "ok": True, "text": "x", "finish": "eos", "prompt_text": prompt}
+        for name, prompt in prompts.items()
+    )
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert command("view", source).code == 0
+    text = (tmp_path / "r.html").read_text()
+    shown = {
+        name: re.search(rf'data-id="{name}".*?</article>', text, re.DOTALL)[0] for name in prompts
+    }  # type: ignore[index]
+    assert '<pre class="prompt">Hi</pre>' in shown["short"]
+    assert [("<details" in card, 'class="prompt"' in card) for card in shown.values()] == [
+        (False, True),
+        (True, True),
+        (True, True),
+        (False, False),
+        (True, True),
+    ]
+    assert f'<span>{long[:100]} ...</span></summary><pre class="prompt">{long}' in shown["long"]
+    assert "<details open" not in text
+    assert "<script>document" not in text
+
+
+def test_brief_lines_are_shown(command: Command, tmp_path: Path) -> None:
+    source = tmp_path / "r.jsonl"
+    two = answer("one", samples=(answer("one").unwrap(), answer("two").unwrap()))
+    slots = {"a": two, "b": pg.Failure(BadImage(0))}
+    source.write_text(
+        "".join(json.dumps(to_plain(slot, name, brief=True)) + "\n" for name, slot in slots.items())
+    )
+    assert command("view", source).code == 0
+    page = Page(tmp_path / "r.html")
+    for text in ("one", "two", "eos", "2 results, 1 error"):
+        assert text in page.texts
+
+
+def test_images_of_every_size_are_shown_large_enough_for_their_boxes(
+    command: Command, tmp_path: Path
+) -> None:
+    sizes = {"large": (2400, 1200), "small": (40, 20), "tall": (30, 600), "plain": (600, 300)}
+    for name, size in sizes.items():
+        (tmp_path / f"{name}.png").write_bytes(png("red", size))
+    asked = tmp_path / "in.jsonl"
+    asked.write_text(
+        "".join(
+            json.dumps({"id": name, "prompt": "?", "images": [f"{name}.png"]}) + "\n"
+            for name in sizes
+        )
+    )
+    boxes = [
+        {"label": "cat", "bbox_2d": [0, 0, 900, 1000]},
+        {"label": "<b>", "bbox_2d": [500, 500, 510, 510]},
+    ]
+    source = results(
+        tmp_path / "r.jsonl",
+        **{name: answer("x" if name == "plain" else json.dumps(boxes)) for name in sizes},
+    )
+    assert command("view", source, "--input", asked).code == 0
+    page = Page(tmp_path / "r.html")
+    figures = [attributes["style"] for tag, attributes in page.elements if tag == "figure"]
+    assert figures == [
+        "--small:480px;--large:1200px",
+        "--small:240px;--large:1200px",
+        "--small:24px;--large:60px",
+        "--small:320px;--large:1200px",
+    ]
+    frames = [
+        attributes["class"]
+        for tag, attributes in page.elements
+        if tag == "button" and "data-of" not in attributes
+    ]
+    assert frames == ["frame", "frame coarse", "frame", "frame"]
+    drawn = [
+        (attributes["class"], attributes["title"])
+        for tag, attributes in page.elements
+        if (attributes.get("class") or "").startswith("box")
+    ]
+    assert drawn[:2] == [("box high", "cat"), ("box", "<b>")]
+    assert page.count("li") == 6
+    for text in ("1 cat", "2 <b>", "cat", "<b>"):
+        assert text in page.texts
+
+
+def test_the_input_is_found_by_the_job(command: Command, generate: Command, tmp_path: Path) -> None:
     (tmp_path / "good.png").write_bytes(b"good")
     asked = tmp_path / "in.jsonl"
     asked.write_text(json.dumps({"id": "a", "question": "What is it?"}) + "\n")
-    command(
-        "generate",
-        asked,
-        "-o",
-        tmp_path / "out.jsonl",
-        "--model",
-        "fake",
-        "--map",
-        "prompt=question",
-    )
+    generate(asked, "-o", tmp_path / "out.jsonl", "--map", "prompt=question")
     assert command("view", tmp_path / "out.jsonl").code == 0
     assert "What is it?" in Page(tmp_path / "out.html").texts
     asked.unlink()
@@ -241,14 +328,23 @@ def test_two_files_stand_side_by_side_with_differing_words_marked(
     assert "a <mark>red</mark> cat" in text
     assert "a <mark>blue</mark> cat" in text
     page = Page(tmp_path / "x.html")
-    assert [attributes["data-same"] for tag, attributes in page.elements if tag == "article"] == [
-        "0",
-        "1",
-        "0",
-        "0",
-        "0",
-    ]
+    seen = [attributes["data-same"] for tag, attributes in page.elements if tag == "article"]
+    assert seen == ["0", "1", "0", "0", "0"]
     assert "5 results, 2 errors; 4 differ from other.jsonl" in page.texts
+    chips = [attributes for tag, attributes in page.elements if tag == "button"]
+    assert [(chip["data-of"], chip["data-kind"], chip.get("class")) for chip in chips] == [
+        ("kind", "", None),
+        ("kind", "eos", None),
+        ("kind", "BadImage", "bad"),
+        ("other", "", None),
+        ("other", "eos", None),
+        ("other", "not in this file", None),
+        ("other", "Timeout", "bad"),
+    ]
+    assert [attributes["data-other"] for tag, attributes in page.elements if tag == "article"] == [
+        *("eos", "eos", "eos"),
+        *("not in this file", "Timeout"),
+    ]
     assert "not in this file" in page.texts
 
 
@@ -260,18 +356,12 @@ def test_many_results_make_a_folder_of_pages(
     )
     assert run_view(ViewFlags(results=source), rows=3) == 0
     folder = tmp_path / "r.pages"
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "index.html",
-        "page-0002.html",
-        "page-0003.html",
-    ]
+    seen = sorted(path.name for path in folder.iterdir())
+    assert seen == ["index.html", "page-0002.html", "page-0003.html"]
     pages = [Page(folder / name) for name in ("index.html", "page-0002.html", "page-0003.html")]
     assert [page.count("article") for page in pages] == [3, 3, 1]
-    assert [attributes["href"] for tag, attributes in pages[1].elements if tag == "a"] == [
-        "index.html",
-        "page-0002.html",
-        "page-0003.html",
-    ]
+    seen = [attributes["href"] for tag, attributes in pages[1].elements if tag == "a"]
+    assert seen == ["index.html", "page-0002.html", "page-0003.html"]
     assert all("7 results, 0 errors" in page.texts for page in pages)
     assert "7 results on 3 pages" in capsys.readouterr().err
 
@@ -314,17 +404,66 @@ def test_a_table_that_holds_no_results_is_bad_usage(command: Command, tmp_path: 
     )
 
 
-def test_batch_answers_are_shown_too(command: Command, tmp_path: Path) -> None:
+def test_batch_answers_are_shown_too(command: Command, generate: Command, tmp_path: Path) -> None:
     body = {"model": "any", "messages": [{"role": "user", "content": "Hi"}]}
     lines = [
         {"custom_id": n, "method": "POST", "url": "/v1/chat/completions", "body": b}
         for n, b in (("a", body), ("b", {**body, "stream": True}))
     ]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    command("generate", tmp_path / "in.jsonl", "-o", tmp_path / "out.jsonl", "--model", "fake")
+    generate(tmp_path / "in.jsonl", "-o", tmp_path / "out.jsonl")
     assert command("view", tmp_path / "out.jsonl").code == 0
     assert "Hello END of it" in Page(tmp_path / "out.html").texts
-    assert "2 results, 1 errors" in Page(tmp_path / "out.html").texts
+    assert "2 results, 1 error" in Page(tmp_path / "out.html").texts
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_a_browser_filters_by_the_endings_of_both_files(tmp_path: Path, command: Command) -> None:
+    cut = answer("x", finish=pg.Finish.LENGTH)
+    one = results(tmp_path / "one.jsonl", a=answer("x"), b=answer("x"), c=cut, d=cut)
+    other = results(tmp_path / "other.jsonl", a=answer("x"), b=cut, c=answer("x"), d=cut)
+    command("view", one, other, "-o", tmp_path / "x.html")
+
+    def clicked(of: str, kind: str) -> str:
+        return (
+            f"document.querySelector('button[data-of={of}][data-kind=\"{kind}\"]').click();"
+            " [...document.querySelectorAll('article')].filter(a => a.offsetHeight > 0)"
+            ".map(a => a.dataset.id).join('')"
+        )
+
+    asked = [clicked("kind", "eos"), clicked("other", "length"), clicked("kind", "")]
+    assert look(tmp_path / "x.html", asked) == ["ab", "b", "bd", []]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+@pytest.mark.parametrize("size", [(2400, 1200), (40, 20), (20, 40)])
+def test_in_a_browser_labels_show_their_numbers_and_a_click_enlarges(
+    tmp_path: Path, command: Command, size: tuple[int, int]
+) -> None:
+    (tmp_path / "a.png").write_bytes(png("red", size))
+    asked = tmp_path / "in.jsonl"
+    asked.write_text(json.dumps({"id": "a", "prompt": "?", "images": ["a.png"]}) + "\n")
+    boxes = [{"label": "a cat", "bbox_2d": [n * 90, n * 90, n * 90 + 20, 999]} for n in range(11)]
+    source = results(tmp_path / "r.jsonl", a=answer(json.dumps(boxes)))
+    command("view", source, "--input", asked)
+    sides = "(r => [Math.round(r.width), Math.round(r.height)])(%s.getBoundingClientRect())"
+    least = "Math.min(...[...document.querySelectorAll('.box span')].map(s => s.offsetWidth))"
+    found = look(
+        tmp_path / "r.html",
+        [
+            sides % "document.querySelector('.frame')",
+            least,
+            "document.querySelector('.frame').click(); "
+            + sides % "document.querySelector('.frame')",
+            "document.documentElement.scrollWidth <= innerWidth",
+        ],
+    )
+    before, smallest, after, fits = found[:4]
+    assert max(before) in (240, 480)
+    assert smallest >= 16
+    assert max(after) > 2 * max(before)
+    assert fits
+    assert found[4] == []
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")

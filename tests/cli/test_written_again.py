@@ -63,11 +63,8 @@ def test_a_finished_job_is_written_again_with_the_same_bytes(
     generate = ("generate", source, "-o", out, "--model", "fake", *flags)
     assert command(*generate).code == 1
     first, asked = out.read_bytes(), len(engine.calls)
-    assert [json.loads(line)["id"] for line in first.splitlines() if b'"id"' in line][:3] == [
-        "a",
-        7,
-        "3",
-    ]
+    seen = [json.loads(line)["id"] for line in first.splitlines() if b'"id"' in line][:3]
+    assert seen == ["a", 7, "3"]
     assert copied == []
     for known in (True, False):
         if not known:

@@ -56,11 +56,8 @@ def test_a_file_of_the_original_system_is_taken_as_it_is(tmp_path: Path) -> None
     wanted = ChatServerSettings(
         "Qwen/Qwen3-4B", base_url="http://localhost:8000/v1", dialect="vllm", server_limit=True
     )
-    assert (first.id, first.backend.backend, first.backend.settings) == (
-        "qwen1",
-        "openai_server",
-        wanted,
-    )
+    seen = (first.id, first.backend.backend, first.backend.settings)
+    assert seen == ("qwen1", "openai_server", wanted)
     assert first.backend.options.top_k == 50
     assert first.backend.options.chat is not None
     assert first.backend.options.chat.enable_thinking is True
@@ -134,12 +131,8 @@ def test_options_stand_flat_beside_the_backend_by_either_name() -> None:
         top_k=0,
         temperature=None,
     ).options
-    assert (options.max_new_tokens, options.min_new_tokens, options.samples, options.top_k) == (
-        7,
-        2,
-        3,
-        0,
-    )
+    seen = (options.max_new_tokens, options.min_new_tokens, options.samples, options.top_k)
+    assert seen == (7, 2, 3, 0)
     assert options.stop is not None
     assert options.stop.stop == ("END",)
     assert options.temperature is None
@@ -327,12 +320,8 @@ def test_keys_come_from_the_environment_and_show_nowhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # H9
     for name in (
-        "SGLANG_API_KEY",
-        "CEREBRAS_API_KEY",
-        "OPENAI_API_KEY",
-        "XAI_API_KEY",
-        "GEMINI_API_KEY",
-        "GOOGLE_API_KEY",
+        *("SGLANG_API_KEY", "CEREBRAS_API_KEY", "OPENAI_API_KEY", "XAI_API_KEY"),
+        *("GEMINI_API_KEY", "GOOGLE_API_KEY"),
     ):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
@@ -384,8 +373,5 @@ def test_an_empty_key_is_not_said_and_a_model_may_be_named_by_the_environment(
 ) -> None:
     monkeypatch.setenv("MY_MODEL", "Qwen/Qwen3-4B")
     made = backend(type="vllm", model="${MY_MODEL}", base_url=None, api_key="")
-    assert (made.model, made.settings.api_key, dict(made.settings.headers)) == (
-        "Qwen/Qwen3-4B",
-        None,
-        {},
-    )
+    seen = (made.model, made.settings.api_key, dict(made.settings.headers))
+    assert seen == ("Qwen/Qwen3-4B", None, {})

@@ -48,20 +48,9 @@ def test_what_readers_take_differently_is_refused_where_it_stands(
 @pytest.mark.parametrize(
     ("value", "taken"),
     [
-        ("0", 0),
-        ("-0", 0),
-        ("0.5", 0.5),
-        (".5", 0.5),
-        ("1.0e-3", 0.001),
-        ("1_000", 1000),
-        ("0x10", 16),
-        ('"0100"', "0100"),
-        ("'1e-3'", "1e-3"),
-        ('"2024-01-01"', "2024-01-01"),
-        ("1e-3 of it", "1e-3 of it"),
-        ("yes", True),
-        ("off", False),
-        ("!!str 0100", "0100"),
+        *(("0", 0), ("-0", 0), ("0.5", 0.5), (".5", 0.5), ("1.0e-3", 0.001), ("1_000", 1000)),
+        *(("0x10", 16), ('"0100"', "0100"), ("'1e-3'", "1e-3"), ('"2024-01-01"', "2024-01-01")),
+        *(("1e-3 of it", "1e-3 of it"), ("yes", True), ("off", False), ("!!str 0100", "0100")),
     ],
 )
 def test_what_is_plain_is_taken(tmp_path: Path, value: str, taken: object) -> None:

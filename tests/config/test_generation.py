@@ -20,13 +20,9 @@ def backend(**said: Any) -> BackendConfig:
 @pytest.mark.parametrize(
     ("field", "value", "option", "taken"),
     [
-        ("temperature", 0.7, "temperature", 0.7),
-        ("max_tokens", 9, "max_new_tokens", 9),
-        ("min_tokens", 2, "min_new_tokens", 2),
-        ("n", 3, "samples", 3),
-        ("top_k", 5, "top_k", 5),
-        ("top_k", -1, "top_k", 0),
-        ("stop", "END", "stop", ("END",)),
+        *(("temperature", 0.7, "temperature", 0.7), ("max_tokens", 9, "max_new_tokens", 9)),
+        *(("min_tokens", 2, "min_new_tokens", 2), ("n", 3, "samples", 3)),
+        *(("top_k", 5, "top_k", 5), ("top_k", -1, "top_k", 0), ("stop", "END", "stop", ("END",))),
         ("stop", ["a", "b"], "stop", ("a", "b")),
         ("stop_token_ids", [7], "stop_token_ids", (7,)),
         ("repetition_penalty", 1.1, "repetition_penalty", 1.1),
@@ -98,11 +94,8 @@ def test_a_null_takes_a_field_away_and_says_no_option() -> None:
     )
     assert made.options.max_new_tokens == 5
     assert made.options.temperature is None
-    assert made.settings.extra_body == {
-        "max_tokens": None,
-        "max_completion_tokens": 5,
-        "temperature": None,
-    }
+    seen = made.settings.extra_body
+    assert seen == {"max_tokens": None, "max_completion_tokens": 5, "temperature": None}
 
 
 def test_the_extra_fields_of_a_plain_server_are_its_own() -> None:

@@ -185,26 +185,8 @@ def test_what_is_refused_is_not_valid(values: Any, checker: Checker) -> None:
 
 
 AWKWARD: list[Any] = [
-    None,
-    True,
-    0,
-    1,
-    -1,
-    0.5,
-    -0.5,
-    "",
-    "x",
-    "auto",
-    "http://h:1",
-    "ftp://h",
-    [],
-    ["a"],
-    [""],
-    [1],
-    {},
-    {"a": 1},
-    {"a": "b"},
-    {"stop": ["a"]},
+    *(None, True, 0, 1, -1, 0.5, -0.5, "", "x", "auto", "http://h:1", "ftp://h", [], ["a"], [""]),
+    *([1], {}, {"a": 1}, {"a": "b"}, {"stop": ["a"]}),
 ]
 
 

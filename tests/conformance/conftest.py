@@ -20,13 +20,14 @@ from pipegen.records.results import Encoded, Raw, TokenLogprob
 from pipegen.stages.parts.folds import TokenFold, ending_ids
 from pipegen.testing.fake import FakeEngine
 
-# Its renderer knows no templates, and its images have one size.
+# Its renderer knows no templates, its images have one size, and it writes few forms.
 HONEST: frozenset[Capability] = (ENGINES["vllm"] | {"no_repeat_ngram_size"}) - {
     "template",
     "template_kwargs",
     "min_pixels",
     "max_pixels",
     "do_resize",
+    "tool_choice",
 }
 LETTERS = tuple(b" ,.abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ\n0123456789")
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import pipegen as pg
-from pipegen.core.backend import BatchCall
 from pipegen.engines.capabilities import ENGINES, FEATURES
 from pipegen.engines.protocol import RowDone
+from pipegen.engines.session import BatchCall
 from pipegen.records.fields import altered
 from pipegen.records.options import GROUPS, option_names
 from pipegen.records.results import Encoded, Raw
@@ -35,8 +35,9 @@ REAL_ONLY: dict[str, conformance.Check] = {
         ("template", "template_kwargs", "enable_thinking", "add_generation_prompt"), TEMPLATES
     ),
     **dict.fromkeys(("min_pixels", "max_pixels", "do_resize"), BUDGETS),
+    "tool_choice": conformance.a_tool_is_called_where_asked,
 }
-"""Options that take a real template or a real image processor, and their checks."""
+"""Options that take a real template, image processor or grammar, and their checks."""
 
 
 def ignoring(name: str, honest: pg.Route) -> pg.Route:
@@ -79,6 +80,7 @@ def found_out(name: str, route: pg.Route) -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(option_names()) - set(REAL_ONLY)))
 def test_an_option_that_is_ignored_is_found_out(name: str, model: Any) -> None:
     route = ignoring(name, pg.route(model()))
@@ -100,14 +102,8 @@ def test_an_option_that_a_real_model_ignores_is_found_out(name: str, embedded: p
 
 def test_every_option_has_a_value_that_must_be_refused_where_it_is_not_honoured() -> None:
     carried = {
-        "samples",
-        "use_generation_config",
-        "max_prompt_tokens",
-        "on_overflow",
-        "strip_whitespace",
-        "skip_special_tokens",
-        "max_new_tokens",
-        "stop",
+        *("samples", "use_generation_config", "max_prompt_tokens", "on_overflow"),
+        *("strip_whitespace", "skip_special_tokens", "max_new_tokens", "stop"),
     }
     # one asks for logprobs too, and the other for an answer to continue
     with_others = {"top_logprobs", "continue_final_message"}
@@ -221,20 +217,21 @@ def test_every_feature_has_its_double() -> None:
 
 
 def test_an_engine_that_mixes_up_the_rows_that_it_is_fed_is_found_out(model: Any) -> None:
-    class Swapped(BatchCall[Any, Any]):
+    class Swapped(BatchCall):
         """Gives the rows of a step each other's answers."""
 
         def step(self) -> Any:
-            ended = super().step()
-            return list(
-                zip([row for row, _ in ended], [slot for _, slot in reversed(ended)], strict=True)
-            )
+            ended: Any = super().step()
+            return [
+                RowDone(row=one.row, slot=other.slot)
+                for one, other in zip(ended, reversed(ended), strict=True)
+            ]
 
     class Fed(model):  # type: ignore[misc]
         in_flight = 4
 
-        def open(self, wake: Any) -> Any:
-            return Swapped(self)
+        def open(self, wake: Any, **how: Any) -> Any:
+            return (Swapped if how["fed"] else BatchCall)(self, wake, **how)
 
     with pytest.raises(AssertionError, match="imap with in_flight=3"):
         conformance.what_is_fed_gives_what_one_batch_gives(pg.route(Fed()))

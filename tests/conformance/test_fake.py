@@ -67,14 +67,8 @@ def test_an_engine_of_few_capabilities_passes_by_refusing(
 ) -> None:
     honours = frozenset(
         {
-            "token_ids",
-            "temperature",
-            "stop",
-            "stop_token_ids",
-            "ignore_eos",
-            "enable_thinking",
-            "control_tokens",
-            "add_generation_prompt",
+            *("token_ids", "temperature", "stop", "stop_token_ids", "ignore_eos"),
+            *("enable_thinking", "control_tokens", "add_generation_prompt"),
         }
     )
     check(pg.route(model(honours)))

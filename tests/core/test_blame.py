@@ -200,13 +200,8 @@ def test_a_note_travels_with_its_exception() -> None:
     )
     again = note(pickle.loads(pickle.dumps(bug)))
     assert again == note(bug)
-    assert (again.stage, again.internal, again.catch, again.row, again.request) == (
-        "boxes",
-        False,
-        "KeyError",
-        3,
-        "request 3 ('Hi')",
-    )
+    seen = (again.stage, again.internal, again.catch, again.row, again.request)
+    assert seen == ("boxes", False, "KeyError", 3, "request 3 ('Hi')")
 
 
 def test_every_stage_that_pipegen_makes_is_its_own() -> None:

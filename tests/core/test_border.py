@@ -27,11 +27,7 @@ def test_what_works_comes_through() -> None:
 @pytest.mark.parametrize(
     "kind",
     [
-        ValueError,
-        MemoryError,
-        RecursionError,
-        StopIteration,
-        AssertionError,
+        *(ValueError, MemoryError, RecursionError, StopIteration, AssertionError),
         type("Own", (Exception,), {}),
     ],
 )

@@ -44,12 +44,8 @@ def test_the_wrong_form_is_recognised() -> None:
         "pip install 'pipegen>=1'",
     )
     right = (
-        "pip install pipegen-lm",
-        'pip install "pipegen-lm[hf]"',
-        'pip install ".[hf]"',
-        "pipegen doctor",
-        "import pipegen",
-        "pipegen.backends[0]",
+        *("pip install pipegen-lm", 'pip install "pipegen-lm[hf]"', 'pip install ".[hf]"'),
+        *("pipegen doctor", "import pipegen", "pipegen.backends[0]"),
     )
     assert [bool(WRONG.search(text)) for text in (*wrong, *right)] == [True] * len(wrong) + [
         False

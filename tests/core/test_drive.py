@@ -114,15 +114,6 @@ def test_imap_and_aimap_give_what_run_gives() -> None:
     assert asyncio.run(collect(asynchronous())) == whole
 
 
-def test_an_asynchronous_engine_is_awaited() -> None:
-    class Native(FakeEngine):
-        async def agenerate(self, inputs: Any) -> Any:
-            await asyncio.sleep(0)
-            return self.generate(inputs)
-
-    assert asyncio.run(pg.arun(pg.route(Native("a")), [chat("x")]))[0].unwrap().text == "a"
-
-
 def test_a_call_that_failed_as_a_whole_is_one_incident_in_every_slot_sync_and_async() -> None:
     fault = pg.CallFailed(
         pg.BackendFailed("engine died", backend="fake", scope="batch", incident="i-1")

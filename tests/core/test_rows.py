@@ -14,7 +14,7 @@ from pipegen.core.pipe import call, pipe_of
 from pipegen.core.rows import Row, advance, guarded
 from pipegen.core.slots import Slot
 from pipegen.core.steps import Wanted
-from pipegen.drivers.whole import drive
+from pipegen.drivers.drive import drive
 
 
 class Echo:

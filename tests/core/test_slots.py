@@ -73,11 +73,8 @@ def test_the_set_of_errors_is_closed() -> None:
         "BackendFailed", "BadImage", "GenerationError", "InternalError", "InvalidRequest", "MalformedResponse", "PluginFailed", "PromptTooLong", "RateLimited",
         "StageFailed", "TemplateFailed", "Timeout", "UnsupportedMultimodal", "UnsupportedOption", "UnsupportedPlugin",
     ]  # fmt: skip
-    assert {kind.__name__ for kind in ALL if kind.retryable} == {
-        "BackendFailed",
-        "RateLimited",
-        "Timeout",
-    }
+    seen = {kind.__name__ for kind in ALL if kind.retryable}
+    assert seen == {"BackendFailed", "RateLimited", "Timeout"}
 
 
 def test_errors_describe_themselves_where_no_message_is_given() -> None:
@@ -183,11 +180,8 @@ def test_a_pipe_keeps_text_only_if_all_its_parts_say_so() -> None:
         (a >> b).keeps_text for a, b in ((keeps, keeps), (keeps, changes), (changes, keeps))
     ] == [True, False, False]
     routes = ((keeps, keeps), (keeps, changes), (changes, keeps))
-    assert [pg.fallback(a, b, when=pg.Timeout).keeps_text for a, b in routes] == [
-        True,
-        False,
-        False,
-    ]
+    seen = [pg.fallback(a, b, when=pg.Timeout).keeps_text for a, b in routes]
+    assert seen == [True, False, False]
 
 
 def test_a_stage_gives_back_a_slot() -> None:

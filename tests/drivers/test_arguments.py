@@ -56,11 +56,7 @@ keyed_driver = pytest.mark.parametrize("driver", KEYED.values(), ids=KEYED)
 @pytest.mark.parametrize(
     "single",
     [
-        {"prompt": "Hi"},
-        {},
-        "Hi",
-        b"Hi",
-        pg.TextGenerationRequest(prompt="Hi"),
+        *({"prompt": "Hi"}, {}, "Hi", b"Hi", pg.TextGenerationRequest(prompt="Hi")),
         Success(pg.TextGenerationRequest(prompt="Hi")),
     ],
 )
@@ -183,13 +179,8 @@ def test_iterators_and_generators_are_taken() -> None:
 @pytest.mark.parametrize(
     "when",
     [
-        "UnsupportedMultimodal",
-        ValueError,
-        (pg.Timeout, ValueError),
-        [pg.Timeout],
-        None,
-        pg.Timeout("slow"),
-        3,
+        *("UnsupportedMultimodal", ValueError, (pg.Timeout, ValueError), [pg.Timeout], None),
+        *(pg.Timeout("slow"), 3),
     ],
 )
 def test_a_fallback_takes_kinds_of_errors_or_a_function_and_nothing_that_would_never_qualify(
@@ -243,13 +234,8 @@ def test_a_stage_has_a_name_and_is_a_function(lift: Any, arguments: Any) -> None
 @pytest.mark.parametrize(
     "catch",
     [
-        ValueError,
-        (BaseException,),
-        (KeyboardInterrupt,),
-        ("ValueError",),
-        [ValueError],
-        (ValueError("no"),),
-        None,
+        *(ValueError, (BaseException,), (KeyboardInterrupt,), ("ValueError",), [ValueError]),
+        *((ValueError("no"),), None),
     ],
 )
 def test_a_stage_lists_the_exceptions_that_bad_data_raises(catch: Any) -> None:

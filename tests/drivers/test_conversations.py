@@ -350,3 +350,25 @@ def test_text_behind_an_answer_is_encoded_on_its_own(
 ) -> None:
     prompt = tokenize_row(rendered("abc", lead=1), (), ToyTokenizer(merges=merges), None).unwrap()
     assert prompt.token_ids == (1, *lead, *b"bc")
+
+
+@pytest.mark.parametrize("request_", [{"prompt": "Once"}, {"prompt_token_ids": [72, 105]}])
+def test_a_plain_prompt_goes_on_by_ids_and_then_says_so(request_: Any) -> None:
+    route = pg.route(FakeEngine(" upon<|im_end|>"))
+    result = pg.run(route, [request_])[0].unwrap()
+    with pytest.raises(InvalidField, match=r"given by its ids: .*result.token_ids, \*more"):
+        result.then("And?")
+    after = second(route, {"prompt_token_ids": [*result.prompt_token_ids, *result.token_ids, 65]})
+    assert after.prompt_token_ids == (*ids(result), 65)
+    assert all(after.rollout.mask) and after.rollout.prompt_token_ids == after.prompt_token_ids
+
+
+def test_ids_of_another_models_tokenizer_are_refused() -> None:
+    pytest.importorskip("torch")
+    first = pg.run(pg.route(FakeEngine("Yes.<|im_end|>")), [{"messages": [USER]}])[0].unwrap()
+    with pg.backends.hf("embedded") as other:
+        kept, again = pg.run(other, [first.then("And?"), first.then("And?", history="template")])
+    error = kept.failure()
+    assert isinstance(error, pg.InvalidRequest)
+    assert "ids of another model" in error.message and "history" in error.hint
+    assert again.unwrap().exact is False

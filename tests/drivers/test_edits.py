@@ -69,11 +69,8 @@ def test_a_stage_that_keeps_the_text_leaves_the_early_exit() -> None:
 
         pipe = pipe.insert(pg.pure("notes", noted, keeps_text=True), after="call")
         (slot,) = pg.run(pipe, [{"prompt": "Hi"}], {"stop": ["b"], "max_new_tokens": 400})
-        assert (slot.unwrap().text, slot.unwrap().completion_tokens, slot.unwrap().stop) == (
-            "a",
-            2,
-            "b",
-        )
+        seen = (slot.unwrap().text, slot.unwrap().completion_tokens, slot.unwrap().stop)
+        assert seen == ("a", 2, "b")
         assert [len(raw.token_ids) for raw in raws] == [tokens]
 
 

@@ -13,10 +13,10 @@ import pytest
 from support.stepwise import Stepwise
 
 import pipegen as pg
-from pipegen.core.backend import BatchCall
 from pipegen.drivers.drive import Drive
 from pipegen.drivers.session import NoRequest
 from pipegen.engines.extras import MissingExtra
+from pipegen.engines.session import BatchCall
 from pipegen.testing.fake import FakeEngine
 
 IN_FLIGHT = pytest.mark.parametrize("in_flight", [1, 2, 7, None])
@@ -224,8 +224,8 @@ def test_who_ends_it_while_calls_are_open_closes_them() -> None:
     class Never(FakeEngine):
         in_flight = 4
 
-        def open(self, wake: Any) -> Any:
-            class Silent(BatchCall[Any, Any]):
+        def open(self, wake: Any, **how: Any) -> Any:
+            class Silent(BatchCall):
                 def step(self) -> Any:
                     raise KeyboardInterrupt
 

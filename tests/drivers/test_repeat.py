@@ -126,6 +126,16 @@ def test_what_is_no_loop_is_refused() -> None:
         pg.run(pg.repeat(numbers, lambda result: None, limit=2), [{"prompt": "x"}])
 
 
+def test_again_gives_a_request_in_any_form() -> None:
+    def told(given: Any) -> Any:
+        pipe = pg.repeat(pg.route(FakeEngine(counting)), lambda result: given, limit=2)
+        return pg.run(pipe, [{"prompt": "x"}])[0]
+
+    assert texts(told({"prompt": "y"}).unwrap()) == ["x0.", "y0."]
+    assert isinstance(told("y").failure(), pg.InvalidRequest)
+    assert isinstance(told({"prompt": 1}).failure(), pg.InvalidRequest)
+
+
 def test_what_again_raises_names_it() -> None:
     pipe = pg.repeat(pg.route(FakeEngine("a")), lambda result: {}["bug"], limit=2)
     with pytest.raises(KeyError) as caught:

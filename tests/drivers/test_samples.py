@@ -185,12 +185,8 @@ def test_a_grid_takes_a_request_in_every_form_that_run_takes(request_: Any) -> N
 @pytest.mark.parametrize("several", [list, tuple, iter])
 def test_a_grid_of_several_requests_has_each_at_all_points(several: Any) -> None:
     asked = [{"prompt": "Hi"}, pg.TextGenerationRequest(prompt="Ho")]
-    assert [(one.prompt, one.options.seed) for one in pg.grid(several(asked), iter(POINTS))] == [
-        ("Hi", 1),
-        ("Hi", 2),
-        ("Ho", 1),
-        ("Ho", 2),
-    ]
+    seen = [(one.prompt, one.options.seed) for one in pg.grid(several(asked), iter(POINTS))]
+    assert seen == [("Hi", 1), ("Hi", 2), ("Ho", 1), ("Ho", 2)]
     labelled = pg.grid(several(asked), {"a": POINTS[0], "b": POINTS[1]})
     assert {label: (one.prompt, one.options.seed) for label, one in labelled.items()} == {
         (0, "a"): ("Hi", 1), (0, "b"): ("Hi", 2), (1, "a"): ("Ho", 1), (1, "b"): ("Ho", 2),
@@ -208,12 +204,8 @@ def test_a_grid_of_several_requests_has_each_at_all_points(several: Any) -> None
 )
 def test_what_is_no_request_fails_at_each_point_of_a_grid(wrong: Any) -> None:
     made = pg.grid([wrong, {"prompt": "Hi"}], POINTS)
-    assert [pg.is_ok(slot) for slot in pg.run(pg.route(FakeEngine("a")), made)] == [
-        False,
-        False,
-        True,
-        True,
-    ]
+    seen = [pg.is_ok(slot) for slot in pg.run(pg.route(FakeEngine("a")), made)]
+    assert seen == [False, False, True, True]
     assert [isinstance(slot.failure(), pg.InvalidRequest) for slot in pg.grid(wrong, POINTS)] == [
         True,
         True,

@@ -57,22 +57,6 @@ def test_async_gives_the_same_slots() -> None:
     assert asyncio.run(pg.arun(pg.scoring(own), requests)) == pg.score(own, requests)
 
 
-def test_an_engine_that_is_asynchronous_is_awaited() -> None:
-    class Awaited(FakeEngine):
-        async def ascore(self, inputs: Any) -> Any:
-            return [
-                Success(TokenScores(continued=asked, logprobs=(-0.5,), likeliest=((98, -0.5),)))
-                for asked in inputs
-            ]
-
-    from returns.result import Success
-
-    slots = asyncio.run(
-        pg.arun(pg.scoring(pg.route(Awaited(""))), [{"prompt": "Hi", "continuation": "a"}])
-    )
-    assert slots[0].unwrap().logprob == -0.5
-
-
 def test_any_driver_takes_the_pipe() -> None:
     own, engine = route()
     requests = [{"prompt": "Hi", "continuation": "ab"}] * 5

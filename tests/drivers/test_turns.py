@@ -395,7 +395,7 @@ def test_what_is_no_conversation_is_refused() -> None:
     async def later(result: Any) -> Any:
         return None
 
-    for pipe, step in ((wrong, weather), (route, wrong)):
+    for pipe, step in ((wrong, weather), (wrong, wrong), (route, "And?")):
         with pytest.raises(TypeError, match="turns takes a pipe and a function"):
             pg.turns(pipe, step)
     step = later
@@ -516,3 +516,112 @@ def test_the_embedded_model_goes_on_with_its_conversations(tmp_path: Path) -> No
             assert tuple(job) == batch
     for slot in batch:
         assert [one.exact for one in slot.unwrap().rounds] == [None, True, True]
+
+
+# the turns of a request
+
+
+def counted(row: Any) -> str:
+    return f"{len(row.request.messages or ())}<|im_end|>"
+
+
+def test_the_turns_of_a_request_are_asked_one_after_another(tmp_path: Path) -> None:
+    pipe = pg.turns(pg.route(FakeEngine(counted)))
+    requests = [
+        {"id": "a", "turns": ["Hi", "And?", {"role": "user", "content": "So?"}]},
+        {"id": "b", "messages": [USER], "turns": ["And?"]},
+        {"id": "c", "messages": [USER]},
+        {"id": "d", "prompt": "plain"},
+    ]
+    batch = pg.run(pipe, requests)
+    assert [[one.text for one in slot.unwrap().rounds] for slot in batch] == [
+        ["1", "3", "5"],
+        ["1", "3"],
+        [],
+        [],
+    ]
+    assert [slot.unwrap().rounds_end for slot in batch] == ["done", "done", None, None]
+    assert [slot.unwrap().text for slot in batch] == ["5", "3", "1", "0"]
+    for before, after in zip(batch[0].unwrap().rounds, batch[0].unwrap().rounds[1:], strict=False):
+        ids = before.prompt_token_ids + before.token_ids
+        assert after.prompt_token_ids[: len(ids)] == ids and after.exact
+    route = pg.route(FakeEngine(counted))
+    assert pg.run(route, requests[2:]) == batch[2:]
+    assert tuple(pg.imap(pipe, requests)) == batch
+    assert asyncio.run(pg.arun(pipe, requests)) == batch
+    with pg.job(pipe, requests, tmp_path) as job:
+        assert tuple(job) == batch
+    with pg.job(pipe, requests, tmp_path) as job:
+        assert tuple(job) == batch and job.reused == 4
+
+
+def test_other_turns_are_another_request(tmp_path: Path) -> None:
+    pipe = pg.turns(pg.route(FakeEngine(counted)))
+    for turns, reused in ((["Hi", "And?"], 0), (["Hi", "So?"], 0), (["Hi", "And?"], 1)):
+        with pg.job(pipe, [{"turns": turns}], tmp_path) as job:
+            list(job)
+            assert job.reused == reused
+
+
+def test_a_route_alone_refuses_turns_and_so_do_steps() -> None:
+    route = pg.route(FakeEngine(counted))
+    error = pg.run(route, [{"turns": ["Hi", "And?"]}])[0].failure()
+    assert error.message == "a route asks one turn, and this request has 1 more"
+    assert "pg.turns(route)" in error.hint
+    for step in (pg.tools([weather]), lambda result: None):
+        error = pg.run(pg.turns(route, step), [{"turns": ["Hi", "And?"]}])[0].failure()
+        assert "a step says how this conversation goes on" in error.message
+
+
+def test_the_turns_of_a_request_have_limits_too() -> None:
+    turns = ["Hi", *["And?"] * 20]
+    pipe = pg.turns(pg.route(FakeEngine(counted)))
+    assert len(pg.run(pipe, [{"turns": turns}])[0].unwrap().rounds) == 21
+    few = pg.turns(pg.route(FakeEngine(counted)), limit=2)
+    result = pg.run(few, [{"turns": turns}])[0].unwrap()
+    assert (len(result.rounds), result.rounds_end) == (2, "limit")
+
+
+def test_images_of_turns_are_read_and_options_are_for_all(tmp_path: Path) -> None:
+    file = tmp_path / "a.png"
+    file.write_bytes(b"an image")
+    part = {"type": "image", "image": str(file)}
+    look = {"role": "user", "content": [part, {"type": "text", "text": "And this?"}]}
+    pipe = pg.turns(pg.route(FakeEngine("Red.<|im_end|>")))
+    request = {"prompt": "What is it?", "images": [b"another"], "turns": [look, "Sure?"]}
+    result = pg.run(pipe, [request], {"max_new_tokens": 2})[0].unwrap()
+    assert [len(one.image_digests) for one in result.rounds] == [1, 2, 2]
+    assert {one.completion_tokens for one in result.rounds} == {2}
+    assert result.rollout.images == (
+        pg.ImageSource(data=b"another"),
+        pg.ImageSource(path=str(file)),
+    )
+    with pg.job(pipe, [request], tmp_path / "job") as job:
+        list(job)
+    file.write_bytes(b"other")
+    with pg.job(pipe, [request], tmp_path / "job") as job:
+        list(job)
+        assert job.reused == 0
+
+
+def test_samples_have_their_own_turns() -> None:
+    pipe = pg.turns(pg.route(FakeEngine(lambda row: f"{row.options.seed}<|im_end|>")))
+    options = {"samples": 2, "seed": 8, "temperature": 1.0}
+    result = pg.run(pipe, [{"turns": ["Hi", "And?"]}], options)[0].unwrap()
+    assert [len(one.rounds) for one in result.samples] == [2, 2]
+    for sample in result.samples:
+        assert len({one.text for one in sample.rounds}) == 1
+
+
+# progress
+
+
+@pytest.mark.parametrize("drive", [pg.run, pg.imap])
+def test_progress_is_shown_over_tools(drive: Any) -> None:
+    seen: list[pg.Progress] = []
+    pipe = pg.watched(agent(pg.tools([weather])), seen.append)
+    slots = list(drive(pipe, [asked(), asked(id="b")]))
+    assert slots == list(pg.run(agent(pg.tools([weather])), [asked(), asked(id="b")]))
+    last = {one.engine: one for one in seen}
+    assert last.keys() == {"fake", "tools"} and last["fake"].tokens > 0 == last["tools"].tokens
+    assert all(one.done == one.rows for one in last.values())

@@ -14,6 +14,8 @@ pytest.importorskip("transformers")
 from training.evaluate import evaluate, image_cases, overlap, text_cases  # noqa: E402
 from training.inference import Embedded  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:
@@ -30,7 +32,6 @@ def _share(report: dict[str, Any], group: str) -> float:
     return float(right / asked)
 
 
-@pytest.mark.slow
 def test_text_tasks(report: dict[str, Any]) -> None:
     assert report["text"] >= 0.95, report["wrong"]
 

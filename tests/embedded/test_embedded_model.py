@@ -61,17 +61,6 @@ def test_the_folder_is_small_and_in_bf16(loaded: Embedded) -> None:
     assert all(torch.equal(p, p.bfloat16().float()) for p in loaded.model.parameters())
 
 
-def test_no_torchvision_is_needed() -> None:
-    code = (
-        "import sys; sys.modules['torchvision'] = None\n"
-        "from training.inference import Embedded\n"
-        "from pipegen import embedded\n"
-        "print(type(Embedded(embedded.path()).model).__name__)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "Qwen3VLForConditionalGeneration\n"
-
-
 def test_every_id_decodes_and_every_text_encodes(loaded: Embedded) -> None:
     tokenizer = loaded.tokenizer
     assert len(tokenizer) == loaded.model.config.text_config.vocab_size

@@ -26,14 +26,8 @@ def test_a_job_goes_on_in_another_engine(
             return type(slot.failure())
         result = slot.unwrap()
         return (
-            result.id,
-            result.text,
-            result.raw_text,
-            result.token_ids,
-            result.finish,
-            result.stop,
-            result.prompt_token_ids,
-            result.image_grid_thw,
+            *(result.id, result.text, result.raw_text, result.token_ids, result.finish),
+            *(result.stop, result.prompt_token_ids, result.image_grid_thw),
         )
 
     with pg.backends.hf(model_of(name), dtype="float32") as safe:

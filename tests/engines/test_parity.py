@@ -12,6 +12,7 @@ import pytest
 from support.edits import disagreements
 from support.forms import drawn_form, has_form
 from support.models import FAMILIES
+from support.thinking import thinking_requests
 
 import pipegen as pg
 from pipegen.testing.ask import PROMPTS, chat, greedy
@@ -85,3 +86,18 @@ def test_answers_of_every_form_are_the_same(
             or has_form(here.unwrap().text, form)
         )
     assert sum(slot.unwrap().finish is pg.Finish.EOS for slot in wanted[:-1]) >= 30
+
+
+def test_thoughts_and_the_forms_after_them_are_the_same(
+    vllm_of: Callable[..., Any], model_of: Callable[[str], str]
+) -> None:
+    requests = thinking_requests(24)
+    with pg.backends.hf(model_of("embedded"), dtype="float32") as safe:
+        wanted = pg.run(safe, requests)
+    with vllm_of("embedded") as fast:
+        found = pg.run(fast, requests)
+    for request, here, there in zip(requests, wanted, found, strict=True):
+        one, other = here.unwrap(), there.unwrap()
+        for name in ("token_ids", "text", "reasoning", "raw_text", "forced", "finish", "stop"):
+            assert getattr(one, name) == getattr(other, name), (request.options, name)
+    assert len({result.unwrap().reasoning for result in wanted}) > 3

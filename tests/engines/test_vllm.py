@@ -275,6 +275,7 @@ TRIED = {
         {**BESIDE.get(name, {}), name: BARE if name == "template" else entry.row.trial}
     )
     for name, entry in OPTIONS.items()
+    if name != "tool_choice"  # which takes tools too
 }
 """One try of each option that differs from what is neutral."""
 

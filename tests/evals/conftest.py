@@ -18,26 +18,8 @@ import pipegen as pg
 from pipegen.testing.fake import FakeEngine
 
 WORDS = (
-    "the",
-    "cat",
-    "sat",
-    "on",
-    "a",
-    "mat",
-    "and",
-    "saw",
-    "two",
-    "red",
-    "birds",
-    "fly",
-    "over",
-    "green",
-    "hills",
-    "while",
-    "rain",
-    "fell",
-    "softly",
-    "down",
+    *("the", "cat", "sat", "on", "a", "mat", "and", "saw", "two", "red", "birds", "fly", "over"),
+    *("green", "hills", "while", "rain", "fell", "softly", "down"),
 )
 
 

@@ -190,13 +190,8 @@ def test_every_setting_goes_into_the_options(api: Callable[..., Any]) -> None:
         max_tokens=9,
     )
     options = made.engine.calls[0][0].options
-    assert (
-        options.temperature,
-        options.top_p,
-        options.top_k,
-        options.seed,
-        options.max_new_tokens,
-    ) == (0.5, 0.9, 3, 7, 9)
+    seen = (options.temperature, options.top_p, options.top_k, options.seed, options.max_new_tokens)
+    assert seen == (0.5, 0.9, 3, 7, 9)
     assert (options.frequency_penalty, options.presence_penalty, options.stop.stop) == (
         0.1,
         0.2,
@@ -306,13 +301,8 @@ def test_the_whole_conversation_is_rendered(api: Callable[..., Any]) -> None:
         tools=[ADD],
     )
     request = made.engine.calls[0][0].request
-    assert [message.role for message in request.messages] == [
-        "system",
-        "user",
-        "assistant",
-        "tool",
-        "tool",
-    ]
+    seen = [message.role for message in request.messages]
+    assert seen == ["system", "user", "assistant", "tool", "tool"]
     assert request.messages[2].extras["reasoning_content"] == "hm"
     assert request.messages[2].extras["tool_calls"][0]["function"] == {
         "name": "add",

@@ -387,14 +387,8 @@ def test_the_arguments_of_lm_evals_other_models_are_told_their_names_here(
     from pipegen.engines.settings import fields_of
 
     of_vllm = {
-        "tokenizer_mode",
-        "tokenizer_revision",
-        "quantization",
-        "seed",
-        "data_parallel_size",
-        "lora_local_path",
-        "max_lora_rank",
-        "truncation_side",
+        *("tokenizer_mode", "tokenizer_revision", "quantization", "seed", "data_parallel_size"),
+        *("lora_local_path", "max_lora_rank", "truncation_side"),
     }
     of_servers = {
         "model",
@@ -440,12 +434,7 @@ def test_the_command_takes_lm_evals_own_arguments(
     given = [
         "--model_args",
         f"pretrained={model_of('qwen3')},max_length={LIMIT}",
-        "--tasks",
-        "pg_mc",
-        "--include_path",
-        str(tasks),
-        "--limit",
-        "3",
+        *("--tasks", "pg_mc", "--include_path", str(tasks), "--limit", "3"),
     ]
     monkeypatch.setattr(sys, "argv", ["pipegen", "lm-eval", *given, "--output_path", str(tmp_path)])
     with pytest.raises(SystemExit) as left:

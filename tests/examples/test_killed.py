@@ -54,6 +54,9 @@ def folder(tmp_path: Path, draw_scene: Callable[..., Scene]) -> Path:
     (tmp_path / "tickets.jsonl").write_text(
         "".join(json.dumps({"id": f"T-{n}", "text": f"What is {n} + 4?"}) + "\n" for n in (1, 2))
     )
+    (tmp_path / "orders.jsonl").write_text(
+        "".join(json.dumps({"id": n, "question": f"Was order {n} sent?"}) + "\n" for n in range(6))
+    )
     return tmp_path
 
 
@@ -66,6 +69,7 @@ def rows_in(job: Path) -> list[bytes]:
 
 
 CASES = {
+    "agent": ["--job", "OUT.job", "--max-new-tokens", "8", "IN/orders.jsonl"],
     "stage_a": ["--job", "OUT.job", "IN/images"],
     "stage_b": ["--job", "OUT.job", "--samples", "1", "IN/tickets.jsonl"],
     "vis_tools": ["--balanced-json", "IN/truth.jsonl", "OUT"],
@@ -95,11 +99,8 @@ def test_a_killed_program_goes_on(
     before = rows_in(folder / "out.job") or rows_in(out)
     assert len(before) == 3
     again: Any = shell(name, *arguments(out))
-    assert (again.stdout, again.returncode, again.stderr) == (
-        wanted.stdout,
-        wanted.returncode,
-        wanted.stderr,
-    )
+    seen = (again.stdout, again.returncode, again.stderr)
+    assert seen == (wanted.stdout, wanted.returncode, wanted.stderr)
     after = rows_in(folder / "out.job") or rows_in(out)
     assert len(after) == len(set(after)) == (7 if name == "stage_b" else 6)
     assert set(before) < set(after)

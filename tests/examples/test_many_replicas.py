@@ -24,7 +24,7 @@ def program() -> ModuleType:
     return module
 
 
-@pytest.fixture(scope="module", params=[0, 1])
+@pytest.fixture(scope="module", params=[0, pytest.param(1, marks=pytest.mark.slow)])
 def ratios(program: ModuleType, request: pytest.FixtureRequest) -> dict[str, dict[str, float]]:
     return dict(program.table(program.World(replicas=200, rows=4_000_000, seed=request.param)))
 

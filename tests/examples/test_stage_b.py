@@ -38,11 +38,7 @@ def test_a_verdict_is_read_with_or_without_a_marker_before_it(stage_b: Any, befo
 
 
 BAD = [
-    "",
-    "pass",
-    "Verdict: maybe\nReason: So.",
-    "Verdict: pass",
-    "Verdict: pass\nReason: ",
+    *("", "pass", "Verdict: maybe\nReason: So.", "Verdict: pass", "Verdict: pass\nReason: "),
     f"Well. {GOOD}",
     f"{GOOD}\nMore.",
     GOOD.replace("\n", "\n\n"),
@@ -106,7 +102,7 @@ def test_what_is_packed_fits_and_nothing_left_out_would_have(
 def test_the_reflection_keeps_to_its_tokens_and_counts_each_case_once(
     stage_b: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = FakeEngine("A rule.")
+    engine = FakeEngine(lambda row: "A rule." if row.request.continues else "A review.<|im_end|>")
     cases = {str(n): f"Ticket {n}: " + "x" * (50 * n) + "\n\n" for n in range(1, 9)}
     counted: list[str] = []
     count = pg.count_tokens
@@ -116,16 +112,17 @@ def test_the_reflection_keeps_to_its_tokens_and_counts_each_case_once(
         return count(route, request)
 
     monkeypatch.setattr(pg, "count_tokens", counting)
-    frame = count(pg.route(engine), stage_b.request_of("reflection", stage_b.REFLECT, "")).unwrap()
+    frame = count(pg.route(engine), stage_b.frame_of("")).unwrap() + stage_b.REFLECTION_TOKENS
     told = stage_b.reflection(pg.route(engine), cases, budget=frame + 600)
     assert told["ok"]
-    assert told["text"] == "A rule."
+    assert (told["review"], told["text"]) == ("A review.", "A rule.")
     assert told["prompt_tokens"] <= frame + 600
     assert told["left_out"]
     assert told["packed"] + told["left_out"] == list(cases)
     assert engine.calls[0][0].options.max_prompt_tokens == frame + 600
     assert [case for case in counted if case] == list(cases.values())
-    assert len(engine.calls) == 1
+    first, second = (call[0].prompt.token_ids for call in engine.calls)
+    assert second[: len(first)] == first
 
 
 def test_tickets_that_split_the_rollouts_come_first(stage_b: Any) -> None:
@@ -158,17 +155,10 @@ def test_the_program_runs_and_names_what_it_drops(tmp_path: Path, shell: Shell) 
     )
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [line["kind"] for line in lines] == [
-        *["rollout"] * 6,
-        "dropped",
-        *["rollout"] * 6,
-        "reflection",
-    ]
-    assert (lines[6]["ticket"], lines[6]["error"]["type"], lines[6]["error"]["limit"]) == (
-        "long",
-        "PromptTooLong",
-        300,
-    )
+    seen = [line["kind"] for line in lines]
+    assert seen == [*["rollout"] * 6, "dropped", *["rollout"] * 6, "reflection"]
+    seen = (lines[6]["ticket"], lines[6]["error"]["type"], lines[6]["error"]["limit"])
+    assert seen == ("long", "PromptTooLong", 300)
     assert done.stderr.count("dropped long: the prompt has") == 1
     assert [line["ticket"] for line in lines if line["kind"] == "rollout"] == ["short"] * 6 + [
         "T-3"

@@ -4,6 +4,7 @@ engines that cannot are refused before they load.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 from collections.abc import Callable
@@ -12,11 +13,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
 from PIL import Image
 from training.scenes import Scene
 from typer.testing import CliRunner
 
 import pipegen as pg
+from pipegen.testing import strategies
 from pipegen.testing.fake import FakeEngine
 
 Shell = Callable[..., subprocess.CompletedProcess[str]]
@@ -171,18 +174,54 @@ def test_boxes_are_scaled_by_their_own_side_and_turned_the_right_way(vis_tools: 
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "a red circle",
-        "[1]",
-        '[{"label": "dog"}]',
-        '[{"bbox_2d": [1, 2, 3]}]',
-        '[{"bbox_2d": [1, 2, 3, "4"]}]',
-        '[{"a": ',
+        *("", "a red circle", "[1]", '[{"label": "dog"}]', '[{"bbox_2d": [1, 2, 3]}]'),
+        *('[{"bbox_2d": [1, 2, 3, "4"]}]', '[{"a": '),
     ],
 )
 def test_an_answer_of_another_form_is_a_value_error(vis_tools: Any, text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         vis_tools.things_of(text, 10, 10)
+
+
+def test_the_stage_of_the_program_is_one_more_between_stop_and_trim(vis_tools: Any) -> None:
+    route = pg.route(FakeEngine('Look: ```[{"bbox_2d": [1, 2, 3, 4]}]```'))
+    engine = route.engine
+    by_hand = (
+        pg.stages.resolve(engine)
+        >> pg.stages.render(engine)
+        >> pg.stages.tokenize(engine)
+        >> pg.stages.fit(engine)
+        >> pg.call(engine)
+        >> pg.stages.decode(engine)
+        >> pg.stages.stop(engine)
+        >> pg.pure("bare", vis_tools.bare)
+        >> pg.stages.trim(engine)
+    )
+    edited = vis_tools.bared(route)
+    assert [part.name for part in edited.parts] == [part.name for part in by_hand.parts]
+    asked: list[Any] = [{"prompt": "?"}, {"prompt": "?", "options": {"stop": ["4"]}}]
+    slots = pg.run(edited, asked)
+    assert slots == pg.run(by_hand, asked)
+    assert [slot.unwrap().text for slot in slots] == [
+        '[{"bbox_2d": [1, 2, 3, 4]}]',
+        'Look: ```[{"bbox_2d": [1, 2, 3, ',
+    ]
+    assert pg.run(edited.remove("bare"), asked) == pg.run(route, asked)
+
+
+def test_a_route_without_stop_stays_as_it_is(vis_tools: Any) -> None:
+    route = pg.route(FakeEngine("[]")).remove("stop")
+    assert vis_tools.bared(route) is route
+
+
+@settings(max_examples=50)
+@given(decoded=strategies.decoded(strategies.toy_engine()))
+def test_the_stage_leaves_text_out_and_changes_nothing_else(vis_tools: Any, decoded: Any) -> None:
+    (slot,) = pg.pure("bare", vis_tools.bare).apply((pg.Success(decoded),))
+    kept = slot.unwrap()
+    assert kept.text in decoded.text
+    assert bool(kept.text) == bool(decoded.text)
+    assert dataclasses.replace(kept, text=decoded.text) == decoded
 
 
 def test_an_unreadable_answer_is_drawn_with_a_note(vis_tools: Any, tmp_path: Path) -> None:

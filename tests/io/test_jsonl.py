@@ -167,24 +167,60 @@ def test_the_options_of_a_line_sent_again_give_the_same_call(said: GenerationOpt
     assert resolve(again.options) == resolve(options_from(json.loads(line)["options"])) == said
 
 
-def test_brief_leaves_out_ids_and_logprobs_and_keeps_the_rest() -> None:
-    ids: Any = {"token_ids": (1,), "prompt_token_ids": (2,), "logprobs": ()}
+def test_a_brief_result_is_what_people_read() -> None:
     result = GenerationResult(
+        id="r",
         text="a",
-        raw_text="a",
+        raw_text="a<|im_end|>",
         finish=Finish.EOS,
+        prompt_tokens=3,
         completion_tokens=1,
+        token_ids=(1,),
+        prompt_token_ids=(2,),
+        logprobs=(),
         options=resolve(GenerationOptions()),
-        **ids,
     )
-    whole = GenerationResult(
-        text="a", raw_text="a", finish=Finish.EOS, samples=(result,), options=result.options, **ids
+    assert to_plain(Success(result), brief=True) == {
+        "id": "r",
+        "ok": True,
+        "text": "a",
+        "finish": "eos",
+    }
+    whole = dataclasses.replace(
+        result,
+        text="",
+        finish=Finish.STOP_TOKEN,
+        stop=0,
+        reasoning="b",
+        thinking_unfinished=True,
+        tool_calls=({"function": {"name": "f"}},),
+        samples=(result, result),
+        failed_samples=((1, Timeout("slow")),),
+        rounds=(result,),
+        rounds_end="done",
     )
-    plain = to_plain(Success(whole), brief=True)
-    assert not {"prompt_token_ids", "token_ids", "logprobs"} & (
-        plain.keys() | plain["samples"][0].keys()
-    )
-    assert plain["samples"][0]["completion_tokens"] == 1
+    plain = to_plain(Success(whole), 7, brief=True, metadata={"label": 1})
+    assert plain.pop("failed_samples")[0]["error"]["message"] == "slow"
+    assert plain == {
+        "id": 7,
+        "ok": True,
+        "text": "",
+        "finish": "stop_token",
+        "stop": 0,
+        "reasoning": "b",
+        "thinking_unfinished": True,
+        "tool_calls": [{"function": {"name": "f"}}],
+        "samples": [{"text": "a", "finish": "eos"}] * 2,
+        "rounds": [{"text": "a", "finish": "eos"}],
+        "rounds_end": "done",
+        "metadata": {"label": 1},
+    }
+
+
+def test_a_brief_line_is_not_read_back() -> None:
+    words = "a result takes raw_text, options too: a brief line is not read back"
+    with pytest.raises(InvalidField, match=words):
+        from_plain({"id": "a", "ok": True, "text": "a", "finish": "eos"})
 
 
 def test_a_line_begins_with_its_id_and_whether_it_is_ok() -> None:
@@ -195,12 +231,8 @@ def test_an_error_tells_type_message_hint_its_own_fields_and_what_came_before() 
     error = to_plain(Failure(RateLimited("busy", retry_after=2.5, earlier=(Timeout("slow"),))))[
         "error"
     ]
-    assert (error["type"], error["message"], error["retry_after"], error["earlier"][0]["type"]) == (
-        "RateLimited",
-        "busy",
-        2.5,
-        "Timeout",
-    )
+    seen = (error["type"], error["message"], error["retry_after"], error["earlier"][0]["type"])
+    assert seen == ("RateLimited", "busy", 2.5, "Timeout")
     assert error["hint"]
 
 
@@ -273,7 +305,7 @@ def test_infinite_log_probabilities_are_strict_json_and_come_back() -> None:
     assert from_plain(json.loads(line)).unwrap() == result
 
 
-def test_margins_are_written_also_in_brief_and_come_back() -> None:
+def test_margins_come_back() -> None:
     near = TokenLogprob(token_id=1, logprob=-0.5, margin=0.25)
     result = GenerationResult(
         text="a",
@@ -283,7 +315,6 @@ def test_margins_are_written_also_in_brief_and_come_back() -> None:
         margin=0.25,
         options=resolve(GenerationOptions()),
     )
-    assert to_plain(Success(result), brief=True)["margin"] == 0.25
     plain = json.loads(strict_json.dump(to_plain(Success(result))))
     assert from_plain(plain) == Success(result)
     del plain["logprobs"][0]["margin"], plain["margin"]  # a line of an older version

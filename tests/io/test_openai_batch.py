@@ -178,12 +178,8 @@ def test_all_samples_are_choices_and_logprobs_name_their_tokens() -> None:
         "m",
     )
     first, second = made["response"]["body"]["choices"]
-    assert (
-        first["finish_reason"],
-        second["finish_reason"],
-        second["stop_reason"],
-        second["index"],
-    ) == ("length", "stop", "END", 1)
+    seen = (first["finish_reason"], second["finish_reason"], second["stop_reason"], second["index"])
+    assert seen == ("length", "stop", "END", 1)
     assert first["logprobs"]["content"][0]["top_logprobs"] == [
         {"token": "é", "logprob": -0.5, "bytes": [0xC3, 0xA9]},
         {"token": "\ufffd", "logprob": -1.0, "bytes": None},
@@ -193,11 +189,8 @@ def test_all_samples_are_choices_and_logprobs_name_their_tokens() -> None:
 
 def test_a_completion_is_text() -> None:
     body = batch_line(Success(result()), "a", "m", "/v1/completions")["response"]["body"]
-    assert (body["object"], body["choices"][0]["text"], body["choices"][0]["logprobs"]) == (
-        "text_completion",
-        "Hello",
-        None,
-    )
+    seen = (body["object"], body["choices"][0]["text"], body["choices"][0]["logprobs"])
+    assert seen == ("text_completion", "Hello", None)
 
 
 def test_the_logprobs_of_a_completion_have_its_form() -> None:
@@ -210,11 +203,8 @@ def test_the_logprobs_of_a_completion_have_its_form() -> None:
         "body"
     ]
     said = body["choices"][0]["logprobs"]
-    assert (said["tokens"], said["token_logprobs"], said["text_offset"]) == (
-        ["Hi", "token_id:7"],
-        [-0.5, -0.5],
-        [0, 2],
-    )
+    seen = (said["tokens"], said["token_logprobs"], said["text_offset"])
+    assert seen == (["Hi", "token_id:7"], [-0.5, -0.5], [0, 2])
     assert said["top_logprobs"] == [
         {"Hi": -0.5, "Ho": -1.0},
         {"token_id:7": -0.5, "token_id:8": -1.0},

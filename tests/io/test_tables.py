@@ -31,12 +31,8 @@ def test_a_folder_of_parquet_is_read_in_the_order_of_its_names_without_hidden_fi
         parquet(tmp_path / name, [{"prompt": name}])
     table = read_table(tmp_path)
     assert [row["prompt"] for row in table] == ["a.parquet", "b/2.parquet"]
-    assert (
-        len(table),
-        is_table(tmp_path),
-        is_table(tmp_path / "a.parquet"),
-        is_table("in.jsonl"),
-    ) == (2, True, True, False)
+    seen = (len(table), is_table(tmp_path), is_table(tmp_path / "a.parquet"), is_table("in.jsonl"))
+    assert seen == (2, True, True, False)
 
 
 @pytest.mark.parametrize("kind", ["file", "stream"])

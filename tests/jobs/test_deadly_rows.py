@@ -40,12 +40,8 @@ def start(
 ) -> tuple[int, str]:
     """Run the job in a process; how that ended, and which errors it gave out."""
     command = [
-        sys.executable,
-        str(deadly.__file__),
-        str(rows),
-        ",".join(map(str, deadly_rows)),
-        str(in_flight),
-        how,
+        *(sys.executable, str(deadly.__file__), str(rows), ",".join(map(str, deadly_rows))),
+        *(str(in_flight), how),
         *map(str, shard),
     ]
     done = subprocess.run(
@@ -256,12 +252,8 @@ def test_a_job_asks_suspects_first_and_gives_out_all_in_order(tmp_path: Path) ->
         assert [slot.unwrap().text for slot in running] == [
             f"re: row {number}" for number in range(40)
         ]
-    assert [[int(str(asked.request.id)[4:]) for asked in call] for call in engine.calls] == [
-        [20, 21, 22],
-        [23, 24, 25],
-        [26, 27, 28],
-        [*range(20), *range(29, 40)],
-    ]
+    seen = [[int(str(asked.request.id)[4:]) for asked in call] for call in engine.calls]
+    assert seen == [[20, 21, 22], [23, 24, 25], [26, 27, 28], [*range(20), *range(29, 40)]]
 
 
 def test_what_the_input_raises_comes_after_all_rows_before_it(tmp_path: Path) -> None:

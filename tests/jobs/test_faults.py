@@ -9,6 +9,7 @@ same as the undisturbed one, and asks for no row that was acknowledged.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -107,6 +108,9 @@ def run(
         with monkeypatch.context() as patch:
             patch.setattr("pipegen.cli.generate.open_routes", lambda load: pg.route(engine))
             patch.setattr(Journal, "append", noted)
+            # on a slow machine too, the calls come in one order
+            patch.setattr("pipegen.drivers.drive.PATIENCE", math.inf)
+            patch.setattr("pipegen.jobs.turns._LOOK", math.inf)
             try:
                 if disk is None:
                     main(arguments)
@@ -155,11 +159,7 @@ def finished(case: Case, folder: Path) -> None:
                 [
                     "generate",
                     str(folder.parents[1] / "input" / "rows.jsonl"),
-                    "-o",
-                    str(folder / "out.jsonl"),
-                    "--model",
-                    "fake",
-                    "--quiet",
+                    *("-o", str(folder / "out.jsonl"), "--model", "fake", "--quiet"),
                 ]
             )
 
@@ -188,18 +188,8 @@ CASES = [
     Case(
         "sidecars",
         [
-            "generate",
-            "OUT/images",
-            "--prompt",
-            "What?",
-            "--sidecar",
-            "txt",
-            "-o",
-            "OUT/out.jsonl",
-            "--model",
-            "fake",
-            "--in-flight",
-            "1",
+            *("generate", "OUT/images", "--prompt", "What?", "--sidecar", "txt"),
+            *("-o", "OUT/out.jsonl", "--model", "fake", "--in-flight", "1"),
         ],
         images,
     ),
@@ -211,14 +201,8 @@ CASES = [
     Case(
         "parquet",
         [
-            "generate",
-            "IN/rows.jsonl",
-            "-o",
-            "OUT/out.parquet",
-            "--model",
-            "fake",
-            "--in-flight",
-            "2",
+            *("generate", "IN/rows.jsonl", "-o", "OUT/out.parquet", "--model", "fake"),
+            *("--in-flight", "2"),
         ],
     ),
 ]

@@ -223,12 +223,8 @@ def test_a_fallback_counts_by_what_it_falls_back_for(tmp_path: Path) -> None:
     engines = [FakeEngine("a<|im_end|>", name=name) for name in "ab"]
     reused = []
     for when in (
-        (pg.Timeout,),
-        (pg.Timeout, pg.BackendFailed),
-        (pg.BackendFailed, pg.Timeout),
-        own,
-        own,
-        pg.Timeout,
+        *((pg.Timeout,), (pg.Timeout, pg.BackendFailed), (pg.BackendFailed, pg.Timeout), own),
+        *(own, pg.Timeout),
     ):
         reused.append(
             run(

@@ -77,12 +77,8 @@ def test_a_long_torn_line_is_cut_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        b'{"id":"a"}\n',
-        b"\n",
-        b'{"key":"zz"}\n',
-        b'{"key":"' + b"a" * 32 + b'","id"\n',
-        bytes(100) + b"\n",
-        b"\xff" * 9 + b"\n",
+        *(b'{"id":"a"}\n', b"\n", b'{"key":"zz"}\n', b'{"key":"' + b"a" * 32 + b'","id"\n'),
+        *(bytes(100) + b"\n", b"\xff" * 9 + b"\n"),
     ],
 )
 def test_a_line_that_is_none_of_a_journal_is_left_out_with_a_warning(
@@ -272,11 +268,8 @@ def test_a_torn_line_that_is_cut_while_it_is_read_is_no_error(
         assert finished.get(B) in (None, {"id": "b again"})
     monkeypatch.undo()
     with Finished(tmp_path) as finished:
-        assert [finished.get(key) for key in (A, B, C)] == [
-            {"id": "a"},
-            {"id": "b again"},
-            {"id": "c" * 300},
-        ]
+        seen = [finished.get(key) for key in (A, B, C)]
+        assert seen == [{"id": "a"}, {"id": "b again"}, {"id": "c" * 300}]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])

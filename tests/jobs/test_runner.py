@@ -13,7 +13,7 @@ import pipegen as pg
 from pipegen.core.errors import CallFailed
 from pipegen.jobs.journal import Journal, JournalError
 from pipegen.jobs.keys import Keys
-from pipegen.jobs.runner import Job, job, job_keyed
+from pipegen.jobs.runner import Job, begin_anew, job, job_keyed
 from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine
 
@@ -164,12 +164,8 @@ def test_another_model_plugin_or_version_asks_again(tmp_path: Path) -> None:
     other = pg.attach(pg.route(engines[0]), pg.plugins.strip_prefix(["B:"]))
     reused = []
     for route, version in [
-        (pg.route(engines[0]), ""),
-        (pg.route(engines[1]), ""),
-        (plugged, ""),
-        (other, ""),
-        (plugged, "2"),
-        (plugged, ""),
+        *((pg.route(engines[0]), ""), (pg.route(engines[1]), ""), (plugged, ""), (other, "")),
+        *((plugged, "2"), (plugged, "")),
     ]:
         with job(route, [{"prompt": "Hi"}], tmp_path, version=version) as running:
             list(running)
@@ -497,3 +493,8 @@ def test_a_last_stage_that_gives_no_result_fails_its_own_row_and_is_named(
     with job(right, requests, tmp_path) as running:
         assert all(map(pg.is_ok, running))
     assert running.reused == 1
+
+
+def test_what_is_not_there_is_begun_anew_without_a_word(tmp_path: Path) -> None:
+    begin_anew(tmp_path / "job")
+    assert not (tmp_path / "job").exists()

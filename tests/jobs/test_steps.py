@@ -373,3 +373,31 @@ def test_a_step_of_another_version_is_asked_again(
         assert Steps._kept(journal, "0" * 32, encoded()) is None
         assert not journal.has("0" * 32)
     assert "its row is asked again" in caplog.text
+
+
+def test_a_turn_that_has_ended_is_not_asked_again(tmp_path: Path) -> None:
+    """Wherever a conversation is killed, it goes on with its next turn."""
+    requests = [{"id": f"{row}", "turns": [f"{row}", "And?", "So?"]} for row in range(2)]
+
+    def talk(folder: Path, fuse: Fuse) -> list[pg.Slot[Any]]:
+        slots = list[Any]()
+        pipe = pg.turns(pg.route(Rowwise("Yes.<|im_end|>", fuse)))
+        try:
+            with pg.job(pipe, requests, folder, in_flight=2, grace=0) as job:
+                slots.extend(job)
+        except KeyboardInterrupt:
+            pass
+        return slots
+
+    whole = Fuse()
+    wanted = talk(tmp_path / "whole", whole)
+    assert [len(slot.unwrap().rounds) for slot in wanted] == [3, 3]
+    assert len(whole.answered) == 6
+    for at in range(6):
+        first, second, third = Fuse(at), Fuse(), Fuse()
+        talk(tmp_path / str(at), first)
+        assert talk(tmp_path / str(at), second) == wanted
+        assert sorted(first.answered + second.answered) == sorted(whole.answered)
+        assert len(first.answered) == at
+        assert talk(tmp_path / str(at), third) == wanted and third.asked == []
+    assert wanted[0].unwrap().rollout == wanted[0].unwrap().rounds[-1].rollout

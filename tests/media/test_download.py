@@ -117,27 +117,10 @@ def test_a_name_with_one_private_address_among_public_ones_is_refused(
 @pytest.mark.parametrize(
     "address",
     [
-        "0.0.0.0",
-        "10.0.0.1",
-        "127.1.2.3",
-        "169.254.169.254",
-        "172.16.0.1",
-        "192.168.1.1",
-        "100.64.0.1",
-        "224.0.0.1",
-        "240.0.0.1",
-        "255.255.255.255",
-        "::",
-        "::1",
-        "fe80::1",
-        "fe80::1%2",
-        "fc00::1",
-        "ff02::1",
-        "::ffff:10.0.0.1",
-        "::ffff:127.0.0.1",
-        "64:ff9b::a00:1",
-        "2002:7f00:1::",
-        "2001:db8::1",
+        *("0.0.0.0", "10.0.0.1", "127.1.2.3", "169.254.169.254", "172.16.0.1", "192.168.1.1"),
+        *("100.64.0.1", "224.0.0.1", "240.0.0.1", "255.255.255.255", "::", "::1", "fe80::1"),
+        *("fe80::1%2", "fc00::1", "ff02::1", "::ffff:10.0.0.1", "::ffff:127.0.0.1"),
+        *("64:ff9b::a00:1", "2002:7f00:1::", "2001:db8::1"),
     ],
 )
 def test_no_private_or_reserved_address_is_public(address: str) -> None:
@@ -154,12 +137,8 @@ def test_ordinary_addresses_are_public(address: str) -> None:
 @pytest.mark.parametrize(
     "spelling",
     [
-        "http://2130706433/",
-        "http://0x7f000001/",
-        "http://127.1/",
-        "http://[::ffff:127.0.0.1]/",
-        "http://localhost/",
-        "http://LOCALHOST/",
+        *("http://2130706433/", "http://0x7f000001/", "http://127.1/"),
+        *("http://[::ffff:127.0.0.1]/", "http://localhost/", "http://LOCALHOST/"),
     ],
 )
 def test_other_spellings_of_this_machine_are_refused(spelling: str) -> None:

@@ -15,12 +15,13 @@ import pytest
 
 from pipegen.core.errors import BadImage, UnsupportedOption
 from pipegen.core.slots import is_ok
-from pipegen.media.image import digest, open_image, prepare
+from pipegen.media.image import as_pil, digest, file_to_send, open_image, prepare
 from pipegen.media.sizes import ImageSpec, fit, pixel_budget
 from pipegen.records.fields import InvalidField
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.requests import ImagePolicy
+from pipegen.records.results import PreparedImage
 from pipegen.testing.image_files import (
     BROKEN,
     COLOURS,
@@ -118,11 +119,8 @@ def test_what_is_transparent_is_laid_over_white(
 
 
 def test_half_transparent_black_over_white_is_grey() -> None:
-    assert opened(saved(Image.new("RGBA", (4, 4), (0, 0, 0, 128)))).getpixel((0, 0)) == (
-        127,
-        127,
-        127,
-    )
+    seen = opened(saved(Image.new("RGBA", (4, 4), (0, 0, 0, 128)))).getpixel((0, 0))
+    assert seen == (127, 127, 127)
 
 
 @pytest.mark.parametrize("file_format", ["PNG", "TIFF"])
@@ -134,11 +132,17 @@ def test_sixteen_bits_are_scaled_to_eight_and_not_clipped(file_format: str) -> N
 
 
 def test_thirty_two_bit_levels_are_taken_from_0_to_255_and_refused_beyond() -> None:
-    assert opened(saved(Image.new("F", (2, 2), 200.0), "TIFF")).getpixel((0, 0)) == (200, 200, 200)
+    assert opened(saved(Image.new("I", (2, 2), 200), "TIFF")).getpixel((0, 0)) == (200, 200, 200)
     assert (
         "from 300 to 300"
         in open_image(saved(Image.new("I", (2, 2), 300), "TIFF"), POLICY).failure().message
     )
+
+
+@pytest.mark.parametrize("level", [0.0, 0.5, 1.0, 200.0])
+def test_levels_that_are_floats_are_refused_whatever_they_are(level: float) -> None:
+    error = open_image(saved(Image.new("F", (2, 2), level), "TIFF"), POLICY).failure()
+    assert "floats, whose range is not known: save it with levels of 8 or 16" in error.message
 
 
 @pytest.mark.parametrize("file_format", ["GIF", "WEBP", "PNG", "TIFF"])
@@ -170,11 +174,8 @@ def test_an_image_that_is_rgb_already_is_not_copied(
     )
     monkeypatch.setattr(Image.Image, "copy", None)
     image = opened(data)
-    assert (image.mode, image.size, image.getpixel((5, 5))) == (
-        "RGB",
-        (40, 30),
-        pytest.approx(plain.getpixel((5, 5)), abs=2),
-    )
+    seen = (image.mode, image.size, image.getpixel((5, 5)))
+    assert seen == ("RGB", (40, 30), pytest.approx(plain.getpixel((5, 5)), abs=2))
 
 
 def test_what_is_no_image_says_so_and_what_to_do() -> None:
@@ -194,6 +195,64 @@ def test_a_broken_avif_is_a_bad_image() -> None:  # P5
         "cannot be decoded"
         in open_image(data[:media] + bytes(len(data) - media), POLICY).failure().message
     )
+
+
+HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(40)
+
+
+def test_heic_and_avif_that_cannot_be_read_here_say_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    Image.init()
+    for name in ("AVIF", "HEIF"):
+        monkeypatch.delitem(Image.OPEN, name, raising=False)
+    heic = open_image(HEIC, POLICY).failure()
+    assert heic.message == "image 0 is HEIF, and what reads HEIF is not installed"
+    assert heic.hint == "pip install pillow-heif, or convert it to JPEG or PNG"
+    avif = open_image(HEIC.replace(b"heic", b"avif"), POLICY).failure()
+    assert avif.hint == "pip install 'pillow>=11.3', or convert it to JPEG or PNG"
+
+
+def test_an_avif_is_read_upright_where_pillow_reads_it() -> None:
+    if not pytest.importorskip("PIL.features").check("avif"):
+        pytest.skip("this Pillow was built without AVIF")
+    assert corners(opened(image_file("AVIF", orientation=6))) == UPRIGHT
+
+
+@pytest.fixture
+def heif() -> Any:
+    """What reads and writes HEIF."""
+    package = pytest.importorskip("pillow_heif", reason="pillow-heif is not installed")
+    package.register_heif_opener()
+    return package
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_a_heic_is_read_upright_where_pillow_heif_is_installed(heif: Any, orientation: int) -> None:
+    data = image_file("HEIF", orientation=orientation, quality=95)
+    image = opened(data)
+    assert (image.mode, image.size, corners(image)) == ("RGB", (48, 32), UPRIGHT)
+    assert file_to_send(data, POLICY).unwrap().kind == "png"
+
+
+def test_a_heic_is_bound_by_the_limits_and_a_broken_one_is_a_bad_image(heif: Any) -> None:
+    data = image_file("HEIF", width=640, height=480)
+    assert (
+        "announces 640x480"
+        in open_image(data, ImagePolicy(max_source_pixels=1000)).failure().message
+    )
+    for broken in (HEIC, data[: len(data) // 2], data.replace(b"hvcC", b"none")):
+        assert isinstance(open_image(broken, POLICY).failure(), BadImage)
+
+
+def test_a_heic_is_read_without_a_word_to_pillow_before(
+    heif: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = image_file("HEIF", quality=95)
+    monkeypatch.delitem(Image.OPEN, "HEIF")
+    monkeypatch.setattr(Image, "ID", [name for name in Image.ID if name != "HEIF"])
+    assert corners(opened(data)) == UPRIGHT
 
 
 def test_an_image_that_is_too_large_for_pillow_itself_says_so(
@@ -427,3 +486,8 @@ def test_where_the_processor_would_not_keep_its_own_choice_the_nearest_size_is_t
 def test_a_specification_takes_a_budget_the_right_way_round() -> None:
     with pytest.raises(InvalidField, match="min_pixels of at most max_pixels"):
         ImageSpec(kind="grid", min_pixels=2, max_pixels=1)
+
+
+def test_what_was_prepared_is_a_pillow_image_again() -> None:
+    image = as_pil(PreparedImage(width=1, height=2, rgb=bytes(range(6)), digest="0", tokens=1))
+    assert (image.size, image.mode, image.tobytes()) == ((1, 2), "RGB", bytes(range(6)))

@@ -30,11 +30,7 @@ def file(tmp_path: pathlib.Path) -> pathlib.Path:
 def test_every_kind_of_source_gives_the_same_bytes(file: pathlib.Path) -> None:  # P8
     encoded = base64.b64encode(DATA).decode()
     sources = (
-        file,
-        str(file),
-        DATA,
-        file.as_uri(),
-        "FILE://localhost" + quote(str(file)),
+        *(file, str(file), DATA, file.as_uri(), "FILE://localhost" + quote(str(file))),
         f"data:image/png;base64,{encoded}",
         "data:," + quote(DATA),
     )

@@ -74,18 +74,8 @@ def rows_in(file: Path, count: int) -> Path:
 
 def command(source: Path, out: Path, *flags: str) -> subprocess.Popen[bytes]:
     arguments = [
-        sys.executable,
-        "-m",
-        "pipegen",
-        "generate",
-        str(source),
-        "-o",
-        str(out),
-        "--model",
-        "embedded",
-        "--image-root",
-        "/",
-        "--quiet",
+        *(sys.executable, "-m", "pipegen", "generate", str(source), "-o", str(out)),
+        *("--model", "embedded", "--image-root", "/", "--quiet"),
         *flags,
     ]
     return subprocess.Popen(
@@ -153,12 +143,8 @@ def test_five_kills_lose_and_double_nothing(cluster: str, tmp_path: Path, killed
     out, folder = tmp_path / "out.jsonl", tmp_path / "out.jsonl.job"
     with FaultyServer(share=0.05, kinds=["slow"]) as server:
         there = (
-            "--backend",
-            "vllm_server",
-            "--base-url",
-            server.url,
-            "--in-flight",
-            str(IN_FLIGHT),
+            *("--backend", "vllm_server", "--base-url", server.url),
+            *("--in-flight", str(IN_FLIGHT)),
         )
         assert command(source, tmp_path / "one.jsonl", *there).wait(LIMIT) == 0
         step = progress(tmp_path / "one.jsonl.job") // 7
@@ -253,14 +239,8 @@ def test_an_interrupt_ends_the_run_and_the_same_command_goes_on(
     end = time.monotonic() + LIMIT
     with FaultyServer(share=0.05, kinds=["slow"]) as server:
         flags = (
-            "--backend",
-            "vllm_server",
-            "--base-url",
-            server.url,
-            "--in-flight",
-            "4",
-            "--ray",
-            cluster,
+            *("--backend", "vllm_server", "--base-url", server.url, "--in-flight", "4"),
+            *("--ray", cluster),
         )
         running = command(source, out, *flags)
         assert wait_for(Path(f"{out}.job"), 4000, running, end)

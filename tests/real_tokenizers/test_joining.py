@@ -14,34 +14,31 @@ import pipegen as pg
 from pipegen.testing.fake import FakeEngine
 
 CONTEXTS = (
-    "Question: what is it?\nAnswer:",
-    "2 + 3 =",
-    "El niño ",
-    "日本の首都は",
-    "def f(x):\n    return",
-    "a\t",
-    "x  ",
-    "The cat sat on a\n\n",
-    "👩‍🚀 is",
-    "e\u0301",
+    *(
+        "Question: what is it?\nAnswer:",
+        "2 + 3 =",
+        "El niño ",
+        "日本の首都は",
+        "def f(x):\n    return",
+    ),
+    *("a\t", "x  ", "The cat sat on a\n\n", "👩‍🚀 is", "e\u0301"),
 )
 CONTINUATIONS = (
-    " yes",
-    "yes",
-    " 5",
-    "5",
-    "\n",
-    " 東京",
-    "東京です",
-    "s",
-    "'s",
-    "\u0301",
-    " 👩‍🚀",
-    "  two spaces",
-    ".",
-    "x + 1",
-    "\n\n\nB",
-    "🚀",
+    *(
+        " yes",
+        "yes",
+        " 5",
+        "5",
+        "\n",
+        " 東京",
+        "東京です",
+        "s",
+        "'s",
+        "\u0301",
+        " 👩‍🚀",
+        "  two spaces",
+    ),
+    *(".", "x + 1", "\n\n\nB", "🚀"),
 )
 
 

@@ -17,32 +17,10 @@ from pipegen.backends.checkpoint.tokenizers import load_tokenizer
 from pipegen.records.fields import InvalidField
 
 TEXTS = (
-    *(
-        "Hello world",
-        " leading space",
-        "  two",
-        "two  spaces",
-        "trailing  ",
-        "1234567 + 89",
-        "3.14159",
-        "你好，世界",
-        "こんにちは",
-        "नमस्ते ไทย",
-        "a\n\n b\n",
-        "\n",
-    ),
-    *(
-        "\n\n\n x",
-        "\tif x:\n        return x",
-        "👩‍🚀",
-        "é e\u0301 ﬁ",
-        "don't I'm WE'LL",
-        "<b>a</b>",
-        "https://example.org/a_b?c=d",
-        "x = {'a': [1, 2]}",
-        "A.B.C",
-        "user\n",
-    ),
+    *("Hello world", " leading space", "  two", "two  spaces", "trailing  ", "1234567 + 89"),
+    *("3.14159", "你好，世界", "こんにちは", "नमस्ते ไทย", "a\n\n b\n", "\n"),
+    *("\n\n\n x", "\tif x:\n        return x", "👩‍🚀", "é e\u0301 ﬁ", "don't I'm WE'LL"),
+    *("<b>a</b>", "https://example.org/a_b?c=d", "x = {'a': [1, 2]}", "A.B.C", "user\n"),
 )
 LOADED_AS_THEY_ARE = {  # what the checkpoint's config.json says
     "qwen3": "qwen3",

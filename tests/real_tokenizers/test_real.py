@@ -23,40 +23,10 @@ REFUSED = 0.05
 each_pair = pytest.mark.parametrize("pair", PAIRS, ids=str)
 
 ORDINARY = (
-    *(
-        "Hello",
-        " the fox",
-        "12 + 30 = 42",
-        "\n",
-        "\n\n\n",
-        "    ",
-        "\t",
-        "é",
-        "e\u0301",
-        "你好，世界",
-        "👩‍🚀",
-        '{"a": [1, 2]}',
-        "<b>bold</b>",
-        "a < b",
-        "[1]",
-    ),
-    *(
-        "|",
-        "\\n",
-        "user\n",
-        "assistant",
-        "```python\nx = 1\n```",
-        "\ue000",
-        "ﬁ",
-        "don't",
-        "<div>",
-        "...",
-        "नमस्ते",
-        "ไทย",
-        "List<int>",
-        "a[i] |= b[j]",
-        "x->y",
-    ),
+    *("Hello", " the fox", "12 + 30 = 42", "\n", "\n\n\n", "    ", "\t", "é", "e\u0301"),
+    *("你好，世界", "👩‍🚀", '{"a": [1, 2]}', "<b>bold</b>", "a < b", "[1]"),
+    *("|", "\\n", "user\n", "assistant", "```python\nx = 1\n```", "\ue000", "ﬁ", "don't"),
+    *("<div>", "...", "नमस्ते", "ไทย", "List<int>", "a[i] |= b[j]", "x->y"),
 )
 
 
@@ -79,13 +49,8 @@ def hostile_text(rng: random.Random, tokens: tuple[str, ...]) -> str:
         at = rng.randrange(1, len(token)) if len(token) > 1 else 1
         return rng.choice(
             (
-                token,
-                token[:at],
-                token[at:],
-                token[:at] + other + token[at:],
-                token + other,
-                rng.choice(ORDINARY),
-                rng.choice(ORDINARY),
+                *(token, token[:at], token[at:], token[:at] + other + token[at:], token + other),
+                *(rng.choice(ORDINARY), rng.choice(ORDINARY)),
             )
         )
 

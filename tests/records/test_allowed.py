@@ -26,6 +26,13 @@ def user(content: Any) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
+def test_a_request_has_no_template_of_its_own_and_may_name_one_of_the_checkpoints() -> None:
+    error = asked({**HI, "options": {"template": "{{ messages }}"}}).failure()
+    assert isinstance(error, pg.InvalidRequest)
+    assert "--template" in error.hint
+    assert "of its own" not in str(asked({**HI, "options": {"template": "tool_use"}}))
+
+
 LIMITS: dict[str, tuple[Any, str]] = {
     "max_samples": ({**HI, "options": {"samples": 2}}, "samples is 2; the limit is 1"),
     "max_messages": (

@@ -24,14 +24,8 @@ TOO_LONG_TO_PRINT = 10**5000
 @pytest.mark.parametrize(
     "name",
     [
-        "temperature",
-        "top_p",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "seed",
-        "max_new_tokens",
-        "top_k",
+        *("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "seed"),
+        *("max_new_tokens", "top_k"),
     ],
 )
 def test_a_number_beyond_all_bounds_is_refused_like_any_other(name: str, value: int) -> None:

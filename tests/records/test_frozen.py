@@ -22,22 +22,8 @@ from pipegen.testing.fake import FakeEngine, ToyRenderer
 USER = {"role": "user", "content": "Hi"}
 NAN = float("nan")
 ALIKE: tuple[Any, ...] = (
-    1,
-    1.0,
-    True,
-    0,
-    0.0,
-    -0.0,
-    False,
-    {"a": 1, "b": 2},
-    {"b": 2, "a": 1},
-    [1],
-    [True],
-    [1, 1],
-    {"a": [1]},
-    {"a": [1.0]},
-    NAN,
-    None,
+    *(1, 1.0, True, 0, 0.0, -0.0, False, {"a": 1, "b": 2}, {"b": 2, "a": 1}, [1], [True], [1, 1]),
+    *({"a": [1]}, {"a": [1.0]}, NAN, None),
 )
 
 

@@ -123,11 +123,9 @@ def test_a_schema_is_kept_as_text_with_its_properties_in_order() -> None:
 
 
 def test_the_form_of_the_answer_is_one_setting() -> None:
-    with pytest.raises(
-        InvalidField, match="one of json_schema, regex and choice, not regex and choice"
-    ):
+    with pytest.raises(InvalidField, match="choice and tool_choice, not regex and choice"):
         StructuredOptions(regex="a", choice=("b",))
-    with pytest.raises(InvalidField, match="one of json_schema, regex and choice"):
+    with pytest.raises(InvalidField, match="one of json_schema, regex, choice and tool_choice"):
         options_from({"regex": "a", "structured": {"json_schema": {}}})
     request, of_run = (
         GenerationOptions(structured=StructuredOptions(regex="a")),
@@ -318,17 +316,11 @@ def test_every_option_has_a_flat_name_and_a_flat_value() -> None:
         ("num_return_sequences", "samples"),
         ("do_sample", "temperature"),
         ("max_completion_tokens", "max_new_tokens"),
-        ("max_tokens", "max_new_tokens"),
-        ("max_length", "max_new_tokens"),
-        ("stop_sequences", "stop"),
-        ("stop_strings", "stop"),
-        ("eos_token_id", "stop_token_ids"),
-        ("random_seed", "seed"),
-        ("response_format", "json_schema"),
-        ("guided_json", "json_schema"),
-        ("guided_regex", "regex"),
-        ("guided_choice", "choice"),
-        ("chat_template", "template"),
+        *(("max_tokens", "max_new_tokens"), ("max_length", "max_new_tokens")),
+        *(("stop_sequences", "stop"), ("stop_strings", "stop")),
+        *(("eos_token_id", "stop_token_ids"), ("random_seed", "seed")),
+        *(("response_format", "json_schema"), ("guided_json", "json_schema")),
+        *(("guided_regex", "regex"), ("guided_choice", "choice"), ("chat_template", "template")),
         ("chat_template_kwargs", "template_kwargs"),
     ],
 )
@@ -388,3 +380,8 @@ def test_values_are_sent_as_each_wire_names_them() -> None:
         wire_fields(options, "sglang")["sampling_seed"] == wire_fields(options, "chat")["seed"] == 1
     )
     assert "min_p" not in wire_fields(options, "chat", "openai_chat")
+
+
+def test_a_choice_of_no_token_is_none() -> None:
+    with pytest.raises(InvalidField, match="at least one token id"):
+        GenerationOptions(allowed_token_ids=())

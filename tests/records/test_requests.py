@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import pathlib
 import pickle
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 from PIL import Image
 
+import pipegen as pg
 from pipegen.core.slots import is_ok
 from pipegen.records.fields import InvalidField, UnknownField
 from pipegen.records.messages import (
@@ -149,11 +151,8 @@ def test_messages_of_another_form_are_told_theirs(given: Any) -> None:
 def test_a_vision_request_may_have_no_image() -> None:
     for given in ({"prompt": "Hi"}, {"messages": [USER]}):
         request = VlmGenerationRequest(**given, images=[])  # type: ignore[arg-type]  # of two forms
-        assert (request.sources, request.prompt, request.messages is None) == (
-            (),
-            given.get("prompt"),
-            "prompt" in given,
-        )
+        seen = (request.sources, request.prompt, request.messages is None)
+        assert seen == ((), given.get("prompt"), "prompt" in given)
 
 
 def test_images_for_a_text_request_are_sent_to_the_other_kind() -> None:
@@ -287,11 +286,8 @@ def test_a_pil_image_is_kept_losslessly_and_upright() -> None:  # P8
     image.putpixel((1, 0), (0, 0, 255))
     image.getexif()[0x0112] = 6
     kept = Image.open(io.BytesIO(ImageSource.of(image).data or b""))
-    assert (kept.size, kept.getpixel((0, 0)), kept.getpixel((0, 1))) == (
-        (1, 2),
-        (255, 0, 0),
-        (0, 0, 255),
-    )
+    seen = (kept.size, kept.getpixel((0, 0)), kept.getpixel((0, 1)))
+    assert seen == ((1, 2), (255, 0, 0), (0, 0, 255))
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
@@ -459,3 +455,30 @@ def test_metadata_is_carried_and_changes_nothing() -> None:
 def test_a_continuation_is_a_text_or_token_ids_and_not_empty(continuation: Any) -> None:
     with pytest.raises(InvalidField, match="takes a text or token ids, at least one"):
         ScoringRequest(prompt="a", continuation=continuation)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: pg.TextGenerationRequest(turns="Hi"), "a list of the user's messages"),
+        (lambda: pg.TextGenerationRequest(prompt="Hi", turns=["Ho"]), "have no next turn"),
+        (
+            lambda: pg.VlmGenerationRequest(
+                messages=[{"role": "user", "content": [{"type": "image"}]}],
+                images=[b"one"],
+                turns=[{"role": "user", "content": [{"type": "image"}]}],
+            ),
+            "turns name their images themselves",
+        ),
+        (
+            lambda: cast(Any, pg.ScoringRequest)(
+                messages=[{"role": "user", "content": "Hi"}], turns=["Ho"], continuation=" Yes"
+            ),
+            "ScoringRequest takes no turns",
+        ),
+    ],
+    ids=["no list", "a plain prompt", "an image that is empty", "a score"],
+)
+def test_turns_that_cannot_be_asked_are_refused(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(InvalidField, match=words):
+        make()

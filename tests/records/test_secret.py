@@ -17,14 +17,9 @@ from pipegen.records.secret import Secret, masked, revealed, secretive
 
 KEY = "sk-do-not-show"
 HOLDING: list[dict[str, Any]] = [
-    {"api_key": KEY},
-    {"hf_token": KEY},
-    {"token": KEY},
-    {"headers": {"X-Team": KEY}},
-    {"default_headers": {"X-Team": KEY}},
-    {"Authorization": f"Bearer {KEY}"},
-    {"extra": [{"db": {"PASSWORD": KEY}}]},
-    {"clientSecret": KEY, "n": 1},
+    *({"api_key": KEY}, {"hf_token": KEY}, {"token": KEY}, {"headers": {"X-Team": KEY}}),
+    *({"default_headers": {"X-Team": KEY}}, {"Authorization": f"Bearer {KEY}"}),
+    *({"extra": [{"db": {"PASSWORD": KEY}}]}, {"clientSecret": KEY, "n": 1}),
     {"proxy": f"http://me:{KEY}@proxy:1"},
     {"credentials": {"user": "me", "code": [KEY]}},
     {"aws-secret-access-key": KEY},

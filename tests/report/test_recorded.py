@@ -26,12 +26,8 @@ from pipegen.records.plain import request_from
 from pipegen.report.recorded import Recorded, verify_results
 
 TEXTS = (
-    "List the months of the year.",
-    "Count from 1 to 12.",
-    "Write a short story about a cat.",
-    "Name three colours.",
-    "What comes after A, B, C, D?",
-    "Hi",
+    *("List the months of the year.", "Count from 1 to 12.", "Write a short story about a cat."),
+    *("Name three colours.", "What comes after A, B, C, D?", "Hi"),
 )
 REQUESTS = [
     {"id": str(number), "messages": [{"role": "user", "content": text}]}

@@ -41,12 +41,8 @@ def answers(made: list[Any]) -> list[Answer]:
 def test_both_ways_are_asked_greedily_and_scored() -> None:
     chat, by_ids, reference = FakeEngine(GREEDY), FakeEngine(GREEDY), FakeEngine("")
     made = answers(answers_of(routes(chat, by_ids, reference), asked("one", "two"), 16))
-    assert [(one.id, one.way) for one in made] == [
-        ("one", "chat"),
-        ("two", "chat"),
-        ("one", "ids"),
-        ("two", "ids"),
-    ]
+    seen = [(one.id, one.way) for one in made]
+    assert seen == [("one", "chat"), ("two", "chat"), ("one", "ids"), ("two", "ids")]
     assert all(
         call[0].options.max_new_tokens == 16 and call[0].options.temperature == 0
         for call in (*chat.calls, *by_ids.calls)

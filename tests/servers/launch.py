@@ -87,13 +87,8 @@ def command(
     """The command line that serves `model` in float32 under `name`."""
     if engine == "vllm":
         said = [
-            "-m",
-            "vllm.entrypoints.openai.api_server",
-            "--model",
-            model,
-            "--enforce-eager",
-            "--max-num-seqs",
-            "16",
+            *("-m", "vllm.entrypoints.openai.api_server", "--model", model),
+            *("--enforce-eager", "--max-num-seqs", "16"),
         ]
         said += ["--kv-cache-memory-bytes", str(64 << 20), "--trust-request-mm-kwargs"]
         said += [
@@ -105,14 +100,8 @@ def command(
         ]
     else:
         said = [
-            "-m",
-            "sglang.launch_server",
-            "--model-path",
-            model,
-            "--device",
-            "cpu",
-            "--attention-backend",
-            "torch_native",
+            *("-m", "sglang.launch_server", "--model-path", model, "--device", "cpu"),
+            *("--attention-backend", "torch_native"),
         ]
         said += [
             "--disable-cuda-graph",
@@ -128,14 +117,8 @@ def command(
     return [
         python,
         *said,
-        "--served-model-name",
-        name,
-        "--dtype",
-        "float32",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
+        *("--served-model-name", name, "--dtype", "float32", "--host", "127.0.0.1"),
+        *("--port", str(port)),
         *more,
     ]
 

@@ -61,11 +61,8 @@ def test_a_chat_file_reaches_both_routes_of_a_server(
         main(["chat", "--config", str(file), QUESTION[0]["content"], "--json"])
     chat, ids, thinks = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert left.value.code == 0, [chat, ids, thinks]
-    assert (chat["text"], ids["text"], ids["token_ids"]) == (
-        here.text,
-        here.text,
-        list(here.token_ids),
-    )
+    seen = (chat["text"], ids["text"], ids["token_ids"])
+    assert seen == (here.text, here.text, list(here.token_ids))
     assert "I make a list." in thinks["reasoning"]
 
 

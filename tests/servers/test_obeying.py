@@ -105,8 +105,9 @@ def test_thinking_beside_a_form_is_thought_by_chat_and_refused_by_token_ids(serv
     assert result.reasoning
     assert result.finish is pg.Finish.LENGTH or has_form(result.text, {"json_schema": ANSWER})
     with served.opened() as route:
-        error = pg.run(route, [CHAT], options)[0].failure()
-    assert (type(error), error.option) == (pg.UnsupportedOption, "enable_thinking")
+        result = pg.run(route, [CHAT], options)[0].unwrap()
+    assert result.reasoning
+    assert result.finish is pg.Finish.LENGTH or has_form(result.text, {"json_schema": ANSWER})
 
 
 @pytest.mark.parametrize("served", ["vllm-embedded", "sglang-embedded"], indirect=True)
@@ -118,11 +119,8 @@ def test_json_that_runs_into_white_space_says_how_to_forbid_it(served: Any) -> N
             [PLAIN],
             greedy(max_new_tokens=64, structured=pg.StructuredOptions(json_schema=ANSWER)),
         )[0].failure()
-    assert (
-        type(error),
-        "white space" in error.message,
-        "disable_any_whitespace" in error.hint,
-    ) == (pg.MalformedResponse, True, True)
+    seen = (type(error), "white space" in error.message, "disable_any_whitespace" in error.hint)
+    assert seen == (pg.MalformedResponse, True, True)
 
 
 @pytest.mark.parametrize("served", ["sglang-embedded"], indirect=True)
@@ -130,8 +128,5 @@ def test_both_routes_of_sglang_refuse_its_repetition_penalty(served: Any) -> Non
     for make in (served.opened, served.chat):
         with make() as route:
             error = pg.run(route, [CHAT], greedy(repetition_penalty=1.5))[0].failure()
-        assert (type(error), error.option, "sglang" in error.hint) == (
-            pg.UnsupportedOption,
-            "repetition_penalty",
-            False,
-        )
+        seen = (type(error), error.option, "sglang" in error.hint)
+        assert seen == (pg.UnsupportedOption, "repetition_penalty", False)

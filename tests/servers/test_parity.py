@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.edits import disagreements
+from support.thinking import thinking_requests
 
 import pipegen as pg
 from pipegen.core.slots import is_ok
@@ -49,6 +50,19 @@ def table(
             f"\n| {served.engine} | {served.model} | {way} | {counts['requests']} |"
             f" {counts['equal']} | {words} |"
         )
+
+
+@pytest.mark.parametrize("served", ["vllm-embedded", "sglang-embedded"], indirect=True)
+def test_thoughts_and_the_forms_after_them_are_equal(
+    served: Any, wanted: Callable[..., Any]
+) -> None:
+    requests = tuple(as_taken(request, served.engine) for request in thinking_requests(24))
+    with served.opened() as route:
+        found = pg.run(route, requests)
+    for request, here, there in zip(requests, wanted("embedded", requests), found, strict=True):
+        one, other = here.unwrap(), there.unwrap()
+        for name in ("token_ids", "text", "reasoning", "raw_text", "forced", "finish", "stop"):
+            assert getattr(one, name) == getattr(other, name), (request.options, name)
 
 
 @pytest.mark.parametrize("served", SERVERS, indirect=True)

@@ -176,11 +176,8 @@ def test_an_image_has_the_same_grid_and_prompt_everywhere(
         assert type(found.failure()) is type(wanted.failure())
         return
     one, other = found.unwrap(), wanted.unwrap()
-    assert (one.image_grid_thw, one.prompt_token_ids, one.text) == (
-        other.image_grid_thw,
-        other.prompt_token_ids,
-        other.text,
-    )
+    seen = (one.image_grid_thw, one.prompt_token_ids, one.text)
+    assert seen == (other.image_grid_thw, other.prompt_token_ids, other.text)
 
 
 # The checkpoint's own processor, which the servers use, enlarges to 9216 pixels.

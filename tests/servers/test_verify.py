@@ -18,20 +18,8 @@ import pipegen as pg
 from pipegen.report.questions import prompts
 
 WORDS = (
-    "the cat",
-    "sat",
-    "on a mat",
-    "and saw",
-    "two red birds",
-    "fly over green hills",
-    "List",
-    "months",
-    "Count from 1 to 12",
-    "What is",
-    "日本",
-    "Привет",
-    "🎈",
-    "\n",
+    *("the cat", "sat", "on a mat", "and saw", "two red birds", "fly over green hills", "List"),
+    *("months", "Count from 1 to 12", "What is", "日本", "Привет", "🎈", "\n"),
 )
 END, COMMA = "<|im_end|>", ","
 

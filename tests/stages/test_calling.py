@@ -66,11 +66,8 @@ def test_each_row_has_what_it_asks_for() -> None:
     ]
     slots = pg.run(own, asked)
     assert [pg.is_ok(slot) for slot in slots] == [True, True, False, True]
-    assert [slot.unwrap().text for slot in slots if pg.is_ok(slot)] == [
-        "an answer",
-        "",
-        "an answer",
-    ]
+    seen = [slot.unwrap().text for slot in slots if pg.is_ok(slot)]
+    assert seen == ["an answer", "", "an answer"]
     assert slots[0].unwrap().prompt_logprobs is None
     assert (values(slots[1].unwrap()), values(slots[3].unwrap())) == ([None, -1.1], [None, -1.102])
     assert [len(call) for call in engine.scored] == [2]

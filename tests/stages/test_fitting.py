@@ -51,6 +51,19 @@ def wanted(slot: Slot[Encoded]) -> tuple[int | None, int | None]:
     return slot.unwrap().options.max_new_tokens, slot.unwrap().clipped_from
 
 
+def test_where_nobody_sets_a_length_the_answer_may_fill_the_context() -> None:
+    ids, fills = (1,) * 5, dataclasses.replace(engine(8), fills_context=True)
+    encoded = Encoded(
+        request=REQUEST,
+        options=resolve(GenerationOptions()),
+        prompt=Prompt(token_ids=ids, compact_token_ids=ids),
+    )
+    assert wanted(check_fit(encoded, fills)) == (3, None)
+    said = dataclasses.replace(REQUEST, options=GenerationOptions(max_new_tokens=512))
+    error = check_fit(dataclasses.replace(encoded, request=said), fills).failure()
+    assert isinstance(error, PromptTooLong)
+
+
 @pytest.mark.parametrize("context_length", [None, 8])
 def test_an_empty_prompt_is_no_prompt(context_length: int | None) -> None:
     assert fit(0, context_length).failure() == InvalidRequest(

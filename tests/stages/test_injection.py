@@ -65,11 +65,7 @@ def bert_tokenizer() -> Any:
     from transformers import PreTrainedTokenizerFast
 
     words = [
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "user",
-        "hello",
+        *("[UNK]", "[CLS]", "[SEP]", "user", "hello"),
         *"abcdefghijklmnopqrstuvwxyz[]<>:",
         *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"),
     ]

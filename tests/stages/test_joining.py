@@ -243,11 +243,8 @@ def test_options_of_an_answer_are_refused_unless_they_are_the_default() -> None:
 
 def test_an_engine_that_cannot_score_says_so() -> None:
     class Mute(FakeEngine):
-        score = None  # type: ignore[assignment]
-        longest_scored = None  # type: ignore[assignment]
-
         def __getattribute__(self, name: str) -> Any:
-            if name == "score":
+            if name == "longest_scored":
                 raise AttributeError(name)
             return super().__getattribute__(name)
 

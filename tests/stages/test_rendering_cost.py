@@ -164,12 +164,8 @@ READS = (
 @pytest.mark.parametrize(
     ("words", "writes", "renders"),
     [
-        ("ordinary words", "", 1),
-        ("an image.", "!", 1),
-        ("I think so", "", 1),
-        ("be /silent", "", 2),
-        ("/no_think", "!", 3),
-        ("think", "", 3),
+        *(("ordinary words", "", 1), ("an image.", "!", 1), ("I think so", "", 1)),
+        *(("be /silent", "", 2), ("/no_think", "!", 3), ("think", "", 3)),
     ],
 )
 def test_words_cost_more_renders_only_where_they_hold_what_the_template_compares_with(

@@ -118,13 +118,8 @@ def test_a_plain_prompt_has_the_ids_that_the_tokenizer_gives_it_with_one_bos(pro
 @pytest.mark.parametrize(
     "content",
     [
-        HOSTILE,
-        "<|im_end|>",
-        "<think>a</think>",
-        "<tool_call>",
-        "<<|im_end|>|im_end|>",
-        "<|im_<|im_start|>end|>",
-        "é<|im_end|> e\u0301",
+        *(HOSTILE, "<|im_end|>", "<think>a</think>", "<tool_call>", "<<|im_end|>|im_end|>"),
+        *("<|im_<|im_start|>end|>", "é<|im_end|> e\u0301"),
     ],
 )
 def test_control_tokens_in_user_text_stay_text(content: str) -> None:  # T3

@@ -27,12 +27,8 @@ _FOUND = next(
 )
 CHROMIUM = _FOUND if importlib.util.find_spec("aiohttp") is not None else None
 _FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--remote-debugging-port=0",
-    "--no-first-run",
+    *("--headless=new", "--no-sandbox", "--disable-gpu"),
+    *("--disable-dev-shm-usage", "--remote-debugging-port=0", "--no-first-run"),
 )
 
 

@@ -1,21 +1,23 @@
-"""Hypothesis profiles, for every test: `quick` (the default), `ci` for more examples, and `nightly`
-to search for long.
+"""How every test begins: with a profile of Hypothesis, which is `quick` (the default), `ci` for more
+examples, or `nightly` to search for long; and with a garbage collector that does not go through
+what was there before the first test.
 
 `quick` and `ci` try the same examples each time, so a test run does not depend on chance; only
 `nightly` draws new ones. Chosen by `pytest property_tests --hypothesis-profile=nightly` or by the
-environment variable HYPOTHESIS_PROFILE. The `conftest.py` of each folder of tests takes
-`pytest_configure` from here.
+environment variable HYPOTHESIS_PROFILE. The `conftest.py` of each folder of tests takes its
+hooks from here.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-__all__ = ["pytest_configure"]
+__all__ = ["pytest_collection_finish", "pytest_configure"]
 
 # No deadline: the machine may be busy, and a slow example is not a wrong one.
 ALWAYS = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -30,3 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if not config.getoption("--hypothesis-profile", default=None):
         settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()

@@ -124,14 +124,8 @@ def figures(folder: Path, rows: int, finished: int) -> None:
     small = Path(f"{out}.job")
     source = make(small, finished)
     generate = (
-        "generate",
-        str(source),
-        "-o",
-        str(out),
-        "--model",
-        "embedded",
-        "--max-new-tokens",
-        "16",
+        *("generate", str(source), "-o", str(out), "--model", "embedded"),
+        *("--max-new-tokens", "16"),
     )
     for command in (generate, ("export", str(small), "-o", str(out))):
         for name in ("with the map", "without it"):

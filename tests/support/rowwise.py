@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pipegen.engines.protocol import RowDone
 from pipegen.testing.fake import FakeEngine
 
 __all__ = ["Fuse", "Rowwise"]
@@ -33,7 +34,7 @@ class Rowwise(FakeEngine):
         super().__init__(script, name=name)
         self.fuse, self.in_flight, self.side_by_side = fuse, 4, 1
 
-    def open(self, wake: Callable[[], object]) -> Rowwise:
+    def open(self, wake: Callable[[], object], **how: Any) -> Rowwise:
         self.rows: list[tuple[int, Any]] = []
         return self
 
@@ -41,11 +42,11 @@ class Rowwise(FakeEngine):
         self.fuse.asked += [self.text_of(asked) for _, asked in inputs]
         self.rows += inputs
 
-    def step(self) -> Sequence[tuple[int, Any]]:
+    def step(self) -> Sequence[RowDone]:
         number, asked = self.rows.pop(0)
         self.fuse.burn()
         self.fuse.answered.append(self.text_of(asked))
-        return [(number, self.generate([asked])[0])]
+        return [RowDone(row=number, slot=self.generate([asked])[0])]
 
     def text_of(self, asked: Any) -> str:
         return f"{self.name}: {asked.prompt.text} {asked.options.seed}"

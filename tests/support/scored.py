@@ -13,21 +13,8 @@ from pipegen.testing.image_files import image_file
 __all__ = ["compared_prompts", "prompts_read", "scored_requests"]
 
 WORDS = (
-    "the",
-    "cat",
-    "sat",
-    "on",
-    "a",
-    "mat",
-    "and",
-    "saw",
-    "two",
-    "red",
-    "birds",
-    "fly",
-    "over",
-    "green",
-    "hills",
+    *("the", "cat", "sat", "on", "a", "mat", "and", "saw", "two", "red", "birds", "fly", "over"),
+    *("green", "hills"),
 )
 
 

@@ -1,4 +1,6 @@
-"""A model without weights for tests of servers: what a `Checkpoint` knows, by the toy tokenizer."""
+"""A model without weights for tests of servers: what a `Checkpoint` knows, by the toy tokenizer; and
+routes to servers of it.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,15 @@ from returns.result import Failure, Success
 from pipegen.backends.checkpoint.positions import Positions
 from pipegen.core.errors import BadImage
 from pipegen.core.slots import Slot
+from pipegen.drivers.route import route
+from pipegen.engines.settings import ServerSettings
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.results import PreparedImage, Prompt
 from pipegen.testing.fake import ToyRenderer
 from pipegen.testing.toy import ToyTokenizer
 
-__all__ = ["ToyModel"]
+__all__ = ["ToyModel", "route_to"]
 
 
 class _ToyModel:
@@ -62,3 +66,22 @@ class _ToyModel:
 
 
 ToyModel: Any = _ToyModel  # it stands in for a `Checkpoint`
+
+
+def route_to(server: Any, wire: Any = "vllm", *, model: Any = None, **settings: Any) -> Any:
+    """The route to a token server, or to a URL, with a wire of this name, or with this wire."""
+    from pipegen.backends.http.access import access_to
+    from pipegen.backends.servers.server import ServerEngine
+    from pipegen.backends.servers.sglang import SGLANG
+    from pipegen.backends.servers.vllm import VLLM
+
+    engine = ServerEngine(
+        {"vllm": VLLM, "sglang": SGLANG}[wire] if isinstance(wire, str) else wire,
+        model or ToyModel(),
+        access_to(
+            getattr(server, "url", server), default="http://localhost:1", variable="NO_SUCH_KEY"
+        ),
+        ServerSettings(**settings),
+        "toy",
+    )
+    return route(engine)

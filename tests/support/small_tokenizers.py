@@ -72,21 +72,12 @@ PARTS_ONLY = """
 """Takes lists of parts only: of a string it would write nothing at all."""
 
 _CHATML_SPECIAL = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>"),
     "<|image_pad|>",
 )
 _CHATML_ADDED = (
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
-    "<think>",
-    "</think>",
-    "<|fim_prefix|>",
+    *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>"),
+    *("</think>", "<|fim_prefix|>"),
 )
 _CORPUS = (
     "The quick brown fox jumps over the lazy dog, and then it sleeps for a while.",
@@ -235,14 +226,8 @@ def unigram_tokenizer() -> Any:
 
     letters = [letter for letter in string.printable if not letter.isspace()]
     pieces = [
-        ("<unk>", 0.0),
-        ("<s>", 0.0),
-        ("</s>", 0.0),
-        ("[INST]", 0.0),
-        ("[/INST]", 0.0),
-        ("▁", -2.0),
-        ("▁the", -3.0),
-        ("▁and", -3.5),
+        *(("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), ("[INST]", 0.0), ("[/INST]", 0.0)),
+        *(("▁", -2.0), ("▁the", -3.0), ("▁and", -3.5)),
     ]
     rust = Tokenizer(models.Unigram([*pieces, *((letter, -5.0) for letter in letters)], unk_id=0))
     rust.normalizer = normalizers.NFKC()

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pipegen.engines.protocol import RowDone
 from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine
 
@@ -32,7 +33,7 @@ class Steps:
             }
         )
 
-    def step(self) -> list[tuple[int, Any]]:
+    def step(self) -> list[RowDone]:
         self.engine.now += 1
         self.engine.before_step()
         for row in self.rows.values():
@@ -40,7 +41,7 @@ class Steps:
         if not self.side_by_side:
             self.wake()
         return [
-            (number, self.engine.generate([self.rows.pop(number)[1]])[0])
+            RowDone(row=number, slot=self.engine.generate([self.rows.pop(number)[1]])[0])
             for number, row in [*self.rows.items()]
             if row[0] <= 0
         ]
@@ -60,5 +61,5 @@ class Stepwise(FakeEngine):
         super().__init__(echo)
         self.side_by_side, self.now, self.left, self.before_step = side_by_side, 0.0, 0, before_step
 
-    def open(self, wake: Callable[[], object]) -> Steps:
+    def open(self, wake: Callable[[], object], **how: Any) -> Steps:
         return Steps(self, wake)

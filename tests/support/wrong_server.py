@@ -90,14 +90,8 @@ FIELDS = {
     **{
         name: name
         for name in (
-            "temperature",
-            "top_p",
-            "top_k",
-            "min_p",
-            "seed",
-            "repetition_penalty",
-            "presence_penalty",
-            "frequency_penalty",
+            *("temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty"),
+            *("presence_penalty", "frequency_penalty"),
         )
     },
     "max_tokens": "max_new_tokens",

@@ -1,30 +1,33 @@
-"""What engines that read checkpoints have in common: the facts of the checkpoint, the attached
-plugins, and a batch as a stream read to its end.
+"""What engines that read checkpoints have in common: the facts of the checkpoint, and the attached
+plugins.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import gc
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 from immutabledict import immutabledict
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
+from pipegen.core.backend import Session
 from pipegen.core.errors import CallFailed
 from pipegen.core.slots import Slot
 from pipegen.engines.plugin import Plugin
-from pipegen.engines.protocol import RowDone, TokensMade
+from pipegen.engines.session import answers
 from pipegen.engines.settings import ModelLoadConfig, settings_of, that_change_answers
 from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.results import Encoded, PreparedImage, Raw
 
-__all__ = ["CheckpointEngine", "HasModelMetadata", "in_order", "release"]
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
+__all__ = ["CheckpointEngine", "HasModelMetadata", "release"]
 
 
 class HasModelMetadata:
@@ -64,15 +67,13 @@ class HasModelMetadata:
 
 
 class CheckpointEngine(HasModelMetadata, ABC):
-    """An `Engine` on one checkpoint, but for how it computes: that is `_run` and `_arun`.
+    """An `Engine` on one checkpoint, but for how it computes: that is `open`.
 
     Raises `NoSuchModel` where the checkpoint is a folder that is not there.
     """
 
-    generates_by_stream = True
-    """`generate` gives what `stream` does, read to its end; so who wants to know how far a call is
-    may read the stream.
-    """
+    tells_tokens = True
+    """To be told of tokens as they are made costs little."""
 
     def __init__(self, load: ModelLoadConfig, checkpoint: Checkpoint | None = None) -> None:
         self._checkpoint = checkpoint or Checkpoint(load)
@@ -95,7 +96,7 @@ class CheckpointEngine(HasModelMetadata, ABC):
 
     @property
     def depends_on(self) -> Mapping[str, Any]:
-        """See `DependsOn`. Which engine computes is no part of it: they compute the same, and
+        """See `answers_depend_on`. Which engine computes is no part of it: they compute the same, and
         differ by rounding.
         """
         values = that_change_answers(settings_of(self._checkpoint.load)) | {"dtype": self.dtype}
@@ -115,42 +116,20 @@ class CheckpointEngine(HasModelMetadata, ABC):
         """One slot for each input, in order. Raises `CallFailed` when the whole call failed; any
         other exception is a bug and comes through.
         """
-        return in_order(self._run(inputs, text=False))
-
-    def stream(self, inputs: Sequence[Encoded]) -> Generator[TokensMade | RowDone, None, None]:
-        """Tokens of each row as they are made, and one `RowDone` for each row as soon as it ends.
-        Raises as `generate` does.
-        """
-        return self._run(inputs, text=True)
-
-    async def agenerate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:
-        """As `generate`, for asynchronous code: calls that run at the same time share the engine's
-        steps, and a cancelled one takes part in no further step.
-        """
-        async with contextlib.aclosing(self._arun(inputs, text=False)) as events:
-            return in_order([event async for event in events])
-
-    def astream(self, inputs: Sequence[Encoded]) -> AsyncGenerator[TokensMade | RowDone, None]:
-        """As `stream`, for asynchronous code; see `agenerate`."""
-        return self._arun(inputs, text=True)
+        return answers(self, inputs)
 
     @abstractmethod
-    def _run(
-        self, inputs: Sequence[Encoded], *, text: bool
-    ) -> Generator[TokensMade | RowDone, None, None]:
-        """The rows' events; with `text`, each token with the text that is final."""
-
-    @abstractmethod
-    def _arun(
-        self, inputs: Sequence[Encoded], *, text: bool
-    ) -> AsyncGenerator[TokensMade | RowDone, None]:
-        """As `_run`, for asynchronous code."""
-
-
-def in_order(events: Iterable[TokensMade | RowDone]) -> list[Slot[Raw]]:
-    """The rows' answers, in the order of the call's inputs."""
-    done = {event.row: event.slot for event in events if isinstance(event, RowDone)}
-    return [done[position] for position in range(len(done))]
+    def open(
+        self,
+        wake: Callable[[], object],
+        *,
+        tokens: bool = False,
+        loop: AbstractEventLoop | None = None,
+        fed: bool = False,
+    ) -> Session:
+        """See `pipegen.engines.session`: calls that run at the same time share the engine's
+        steps.
+        """
 
 
 def release() -> None:

@@ -4,14 +4,12 @@ loop.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import dataclasses
 import functools
 import math
 import os
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from returns.result import Failure
@@ -39,7 +37,7 @@ from pipegen.core.border import attempt
 from pipegen.core.errors import CallFailed
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities
-from pipegen.engines.protocol import RowDone, TokensMade
+from pipegen.engines.protocol import Event, RowDone
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
@@ -47,10 +45,12 @@ from pipegen.records.results import Encoded, PreparedImage
 from pipegen.records.scores import Continued, TokenScores
 from pipegen.stages.fitting import check_ids
 
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
 __all__ = ["HFEngine"]
 
 
-Event = TokensMade | RowDone
 _failed = functools.partial(engine_failed, "hf")
 ROWS = 32
 """Rows that run side by side by default."""
@@ -142,22 +142,21 @@ class HFEngine(CheckpointEngine):
         """
         return 64 * self._size
 
-    def open(self, wake: Callable[[], object]) -> HFCall:
-        """A call to which rows may be added while it runs. Its rows advance when it steps, so
-        nobody has to be woken.
-        """
-        return HFCall(self, text=False)
-
-    def _run(self, inputs: Sequence[Encoded], *, text: bool) -> Generator[Event, None, None]:
-        """Rows of calls at one time advance together.
+    def open(
+        self,
+        wake: Callable[[], object],
+        *,
+        tokens: bool = False,
+        loop: AbstractEventLoop | None = None,
+        fed: bool = False,
+    ) -> HFCall:
+        """A call to which rows may be added while it runs. Rows of calls at one time advance
+        together.
 
         Where the memory runs out, half as many rows go on from where they were, down to single
         rows; a row that does not fit alone fails.
         """
-        with contextlib.closing(HFCall(self, text=text)) as call:
-            call.add([*enumerate(inputs)])
-            while call.rows:
-                yield from call.events()
+        return HFCall(self, Box(None if loop is None else wake), text=tokens)
 
     @property
     def longest_scored(self) -> int | None:
@@ -166,20 +165,18 @@ class HFEngine(CheckpointEngine):
             None if self._checkpoint.context_length is None else self._checkpoint.context_length + 1
         )
 
-    def score(self, inputs: Sequence[Continued]) -> list[Slot[TokenScores]]:
-        """The log probabilities of continuations; see `pipegen.backends.hf.scoring`. Raises as
-        `generate` does.
-        """
+    def _scores(self, rows: Sequence[tuple[int, Continued]]) -> dict[int, Slot[TokenScores]]:
+        """The log probabilities of continuations; see `pipegen.backends.hf.scoring`."""
         slots: dict[int, Slot[TokenScores]] = {}
-        for position, asked in enumerate(inputs):
+        for position, asked in rows:
             whole = asked.whole
             wrong = check_ids(
                 whole, self._checkpoint.vocab_size
             ) or self._checkpoint.check_placeholders(whole.prompt)
             if wrong is not None:
                 slots[position] = Failure(wrong)
-        rows = [(position, asked) for position, asked in enumerate(inputs) if position not in slots]
-        if rows:
+        right = [(position, asked) for position, asked in rows if position not in slots]
+        if right:
             check_process()
             self._loaded()
             slots |= Scoring(
@@ -189,15 +186,8 @@ class HFEngine(CheckpointEngine):
                 self._traits,
                 self._scored_prefixes,
                 self._size,
-            ).run(rows)
-        return [slots[position] for position in range(len(inputs))]
-
-    async def _arun(self, inputs: Sequence[Encoded], *, text: bool) -> AsyncGenerator[Event, None]:
-        with contextlib.closing(HFCall(self, text=text, least=1 if text else len(inputs))) as call:
-            await asyncio.to_thread(call.add, [*enumerate(inputs)])
-            while call.rows:
-                for event in await call.aevents():
-                    yield event
+            ).run(right)
+        return slots
 
     def _row(self, position: int, encoded: Encoded, *, text: bool) -> HFRow:
         """The row at a position of a call, failed where it cannot be run."""
@@ -346,25 +336,25 @@ def _tell(rows: Sequence[HFRow]) -> None:
 class HFCall:
     """The rows of one call, to which more may be added. Who made it leaves it in the end."""
 
-    def __init__(self, engine: HFEngine, *, text: bool, least: int = 1) -> None:
-        self._engine, self._shared, self._text, self._box = (
-            engine,
-            engine._shared,
-            text,
-            Box[Event](least),
-        )
-        self.side_by_side = engine._size
+    def __init__(self, engine: HFEngine, box: Box[Event], *, text: bool) -> None:
+        self._engine, self._shared, self._text, self._box = engine, engine._shared, text, box
+        self.side_by_side = engine._size if box.wake is None else 0
         """How many rows run side by side."""
         self.rows: dict[int, HFRow] = {}
         """The rows that have not ended."""
+        self._scored: list[tuple[int, Continued]] = []
+        """The rows that are to be scored."""
 
-    def add(self, inputs: Sequence[tuple[int, Encoded]]) -> None:
+    def add(self, inputs: Sequence[tuple[int, Encoded | Continued]]) -> None:
         """Add rows, each with its position. Raises `CallFailed` where the engine cannot be
         loaded.
         """
-        rows = [
-            self._engine._row(position, encoded, text=self._text) for position, encoded in inputs
-        ]
+        rows: list[HFRow] = []
+        for position, asked in inputs:
+            if isinstance(asked, Continued):
+                self._scored.append((position, asked))
+            else:
+                rows.append(self._engine._row(position, asked, text=self._text))
         for row in rows:
             self.rows[row.position], row.box = row, self._box
         _tell([row for row in rows if row.done])
@@ -372,19 +362,15 @@ class HFCall:
         if live:
             self._shared.add(live)
 
-    def step(self) -> list[tuple[int, Slot[Any]]]:
-        """The rows that have ended, after a step where none has. Raises as `generate` does."""
-        return [(event.row, event.slot) for event in self.events() if isinstance(event, RowDone)]
-
-    def events(self) -> list[Event]:
-        """What has come, after a step where nothing has."""
-        return self._taken(self._shared.step(self._box))
-
-    async def aevents(self) -> list[Event]:
-        """As `events`, beside the event loop."""
-        return self._taken(await self._shared.astep(self._box))
-
-    def _taken(self, events: list[Event]) -> list[Event]:
+    def step(self) -> list[Event]:
+        """What has come, after a step where nothing has. Rows that are to be scored are scored
+        together. Raises as `generate` does.
+        """
+        if self._scored:
+            scored, self._scored = self._scored, []
+            slots = self._engine._scores(scored)
+            return [RowDone(row=number, slot=slot) for number, slot in slots.items()]
+        events = self._shared.step(self._box)
         for event in events:
             if isinstance(event, RowDone):
                 del self.rows[event.row]
@@ -396,7 +382,7 @@ class HFCall:
             for row in self.rows.values():
                 row.dropped = True
             self.rows.clear()
-            self._shared.leave()
+            self._shared.leave(self._box)
 
 
 _first: list[int] = []

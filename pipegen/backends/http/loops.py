@@ -7,19 +7,17 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import os
-import queue
 import threading
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
-__all__ = ["LoopThread", "PerLoop"]
+__all__ = ["LoopThread", "PerLoop", "Work"]
 
 T = TypeVar("T")
-_END = object()
 
 
-class _Work(Generic[T]):
+class Work(Generic[T]):
     """A coroutine that runs on the loop of another thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
@@ -96,28 +94,9 @@ class LoopThread:
         finally:
             started.cancel()
 
-    def begin(self, work: Coroutine[Any, Any, T]) -> _Work[T]:
+    def begin(self, work: Coroutine[Any, Any, T]) -> Work[T]:
         """Begin to await it on that loop."""
-        return _Work(self._running(), work)
-
-    def iterate(self, events: Callable[[], AsyncIterator[T]]) -> Iterator[T]:
-        """Go through an asynchronous iterator on that loop; leaving early cancels it, and waits
-        until it has ended.
-        """
-        made: queue.Queue[Any] = queue.Queue()
-
-        async def work() -> None:
-            async for event in events():
-                made.put(event)
-
-        started = self.begin(work())
-        started.done.add_done_callback(lambda _: made.put(_END))
-        try:
-            while (event := made.get()) is not _END:
-                yield event
-            started.done.result()
-        finally:
-            started.cancel()
+        return Work(self._running(), work)
 
     def close(self) -> None:
         """End the loop and its thread; it starts again when it is needed again."""

@@ -298,7 +298,7 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
 
     @property
     def depends_on(self) -> Mapping[str, Any]:
-        """See `DependsOn`. Of the model, its name at the server and the server's address are
+        """See `answers_depend_on`. Of the model, its name at the server and the server's address are
         known.
         """
         return {"base_url": self.sender.access.root, **self.asked_settings()}

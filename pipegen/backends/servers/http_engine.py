@@ -7,13 +7,13 @@ import copy
 import dataclasses
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 from pipegen.backends.http.access import Access
 from pipegen.backends.http.last_call import LastCallCache
-from pipegen.backends.http.loops import LoopThread
+from pipegen.backends.http.loops import LoopThread, Work
 from pipegen.backends.servers.reading import malformed
 from pipegen.backends.servers.sending import Sender
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireRequest
@@ -23,14 +23,17 @@ from pipegen.engines.capabilities import Capabilities
 from pipegen.engines.model import Model
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import RowDone
+from pipegen.engines.session import answers
 from pipegen.engines.settings import ServerSettings, that_change_answers
 from pipegen.records.engine_list import shown
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 __all__ = ["HttpEngine", "WholeRow"]
 
 A = TypeVar("A")
 R = TypeVar("R")
-_END = object()
 
 
 class HttpEngine(ABC, Generic[A, R]):
@@ -44,7 +47,7 @@ class HttpEngine(ABC, Generic[A, R]):
         self.name, self.wire = wire.name, wire
         self.sender = Sender(wire, access, settings, model)
         self.plugins: tuple[Plugin, ...] = ()
-        self._loop = LoopThread()
+        self.loop = LoopThread()
         self.limit_of = LastCallCache(self._limit_by)
         self.capable = LastCallCache(self.capabilities_by)
 
@@ -63,7 +66,7 @@ class HttpEngine(ABC, Generic[A, R]):
         settings = self.sender.settings
         values = that_change_answers(settings)
         if settings.served_model_name is None or settings.server_limit:
-            facts = self._loop.run(self.sender.looked_up())
+            facts = self.loop.run(self.sender.looked_up())
             name = self.sender.model(facts)
             values["served_model_name"] = name.unwrap() if is_ok(name) else None
             if settings.server_limit:
@@ -132,7 +135,7 @@ class HttpEngine(ABC, Generic[A, R]):
         when they are needed again.
         """
         self.sender.transport.close()
-        self._loop.close()
+        self.loop.close()
 
     def prepare(self, encoded: A, *, stream: bool = False) -> Slot[WireRequest]:
         """The request for one row, given what is known of the server. Pure; its body is the
@@ -149,11 +152,7 @@ class HttpEngine(ABC, Generic[A, R]):
 
     def generate(self, inputs: Sequence[A]) -> list[Slot[R]]:
         """One slot for each input, in order; a row that fails fails alone."""
-        return self._loop.run(self.agenerate(inputs)) if inputs else []
-
-    def stream(self, inputs: Sequence[A]) -> Iterator[Any]:
-        """What comes as it comes, and one `RowDone` for each row."""
-        return self._loop.iterate(lambda: self.astream(inputs))
+        return answers(self, inputs)
 
     @property
     def in_flight(self) -> int:
@@ -162,41 +161,18 @@ class HttpEngine(ABC, Generic[A, R]):
         """
         return self.sender.settings.max_in_flight * 5 // 4 + 1
 
-    def open(self, wake: Callable[[], object]) -> ServerCall[A, R]:
-        """A call whose rows are asked for on the loop of the thread that serves synchronous
-        callers; each has a deadline of its own.
+    def open(
+        self,
+        wake: Callable[[], object],
+        *,
+        tokens: bool = False,
+        loop: AbstractEventLoop | None = None,
+        fed: bool = False,
+    ) -> ServerCall[A, R]:
+        """A call whose rows are asked for on the event loop of the caller, or on one in a thread.
+        Rows that are fed have a deadline each; otherwise the whole call has one besides.
         """
-        return ServerCall(self, self._loop, wake)
-
-    async def agenerate(self, inputs: Sequence[A]) -> list[Slot[R]]:
-        """As `generate`, on the caller's own loop."""
-        call_ends, ends = self.sender.transport.call_ends(), self.sender.transport.ends
-        return await self.sender.each(inputs, lambda _, asked: self.row(asked, ends(call_ends)))
-
-    async def astream(self, inputs: Sequence[A]) -> AsyncGenerator[Any, None]:
-        """As `stream`, on the caller's own loop. Leaving early cancels the rows."""
-        call_ends, events = self.sender.transport.call_ends(), asyncio.Queue[Any]()
-
-        async def one(position: int, asked: A) -> None:
-            slot = await self.followed(
-                position, asked, self.sender.transport.ends(call_ends), events.put_nowait
-            )
-            events.put_nowait(RowDone(row=position, slot=slot))
-
-        async def work() -> None:
-            try:
-                await self.sender.each(inputs, one)
-            finally:
-                events.put_nowait(_END)
-
-        running = asyncio.create_task(work())
-        try:
-            while (event := await events.get()) is not _END:
-                yield event
-            await running
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+        return ServerCall(self, wake, loop, tokens=tokens, fed=fed)
 
 
 class ServerCall(Generic[A, R]):
@@ -209,26 +185,33 @@ class ServerCall(Generic[A, R]):
     side_by_side = 0
 
     def __init__(
-        self, engine: HttpEngine[A, R], loop: LoopThread, wake: Callable[[], object]
+        self,
+        engine: HttpEngine[A, R],
+        wake: Callable[[], object],
+        loop: AbstractEventLoop | None,
+        *,
+        tokens: bool,
+        fed: bool,
     ) -> None:
-        self._engine, self._wake = engine, wake
+        self._engine, self._wake, self._tokens, self._fed = engine, wake, tokens, fed
         # used on the loop alone
         self._waiting = Waiting[tuple[int, A, Any]](1, 1, key=lambda row: row[2])
-        self._ended = deque[tuple[int, Slot[R]]]()
+        self._call_ends: float | None = None
+        self._events = deque[Any]()
         self._bug: BaseException | None = None
         self._ready = asyncio.Queue[None]()
         """An entry for each row that waits."""
-        self._work = loop.begin(self._serve())
+        self._work = engine.loop.begin(self._serve()) if loop is None else Work(loop, self._serve())
 
     def add(self, inputs: Sequence[tuple[int, A]]) -> None:
         rows = [(number, asked, beginning(cast(Any, asked))) for number, asked in inputs]
         self._work.call(lambda: self._came(rows))
 
-    def step(self) -> list[tuple[int, Slot[R]]]:
-        """The rows that have ended; it never waits. A bug raises."""
+    def step(self) -> list[Any]:
+        """What has come; it never waits. A bug raises."""
         if self._bug is not None:
             raise self._bug
-        return [self._ended.popleft() for _ in range(len(self._ended))]
+        return [self._events.popleft() for _ in range(len(self._events))]
 
     def close(self) -> None:
         """Cancel the rows that still run, and wait until they have ended."""
@@ -240,22 +223,38 @@ class ServerCall(Generic[A, R]):
             self._ready.put_nowait(None)
 
     async def _serve(self) -> None:
+        sender = self._engine.sender
+        self._call_ends = None if self._fed else sender.transport.call_ends()
+        room = asyncio.Semaphore(sender.settings.max_in_flight)
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(self._engine.sender.settings.max_in_flight):
-                    group.create_task(self._worker())
+                while True:
+                    await self._ready.get()
+                    await room.acquire()
+                    ((number, asked, _),) = self._waiting.pop()
+                    task = group.create_task(self._row(number, asked))
+                    task.add_done_callback(lambda _: room.release())
         except BaseExceptionGroup as raised:
             self._bug = raised.exceptions[0]
             self._wake()
 
-    async def _worker(self) -> None:
+    async def _row(self, number: int, asked: A) -> None:
         transport = self._engine.sender.transport
-        while True:
-            await self._ready.get()
-            ((number, asked, _),) = self._waiting.pop()
-            slot = await self._engine.row(asked, transport.ends(transport.call_ends()))
-            self._ended.append((number, slot))
-            self._wake()
+        deadline = transport.ends(transport.call_ends() if self._fed else self._call_ends)
+        self._tell(
+            RowDone(
+                row=number,
+                slot=await (
+                    self._engine.followed(number, asked, deadline, self._tell)
+                    if self._tokens
+                    else self._engine.row(asked, deadline)
+                ),
+            )
+        )
+
+    def _tell(self, event: Any) -> None:
+        self._events.append(event)
+        self._wake()
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ import dataclasses
 import functools
 import json
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from returns.result import Failure, Success
@@ -385,24 +385,6 @@ class Sender:
 
         made = guard(classified, failed)
         return made.unwrap() if is_ok(made) else made.failure()
-
-    async def each(self, rows: Sequence[A], one: Callable[[int, A], Awaitable[R]]) -> list[R]:
-        """What `one` gives for every row, as many at a time as may be in flight. Cancelled, or
-        where one raises, it cancels the others and waits for them.
-        """
-        left, made = iter(enumerate(rows)), dict[int, R]()
-
-        async def work() -> None:
-            for position, row in left:
-                made[position] = await one(position, row)
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(len(rows), self.settings.max_in_flight)):
-                    group.create_task(work())
-        except BaseExceptionGroup as raised:
-            raise raised.exceptions[0] from raised
-        return [made[position] for position in range(len(rows))]
 
     async def _abort(self, rid: str) -> None:
         if self.wire.abort is not None:

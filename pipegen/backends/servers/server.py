@@ -84,7 +84,7 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
 
     @property
     def depends_on(self) -> Mapping[str, Any]:
-        """See `DependsOn`. The server is taken to run the checkpoint as its files say, where it is
+        """See `answers_depend_on`. The server is taken to run the checkpoint as its files say, where it is
         asked for it by its own name.
 
         Of float32, vLLM and SGLang make another type, unless they are told not to: which one, is
@@ -131,7 +131,9 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
     ) -> Slot[PreparedImage]:
         return grid_only(self._checkpoint.prepare_image(source, options, index), self.name)
 
-    def row(self, asked: Encoded, deadline: float) -> Awaitable[Slot[Raw]]:
+    def row(self, asked: Encoded | Continued, deadline: float) -> Awaitable[Slot[Any]]:
+        if isinstance(asked, Continued):
+            return self._score(asked, deadline)
         if self._must_follow(asked.options):
             return self.followed(0, asked, deadline, None)
         return (
@@ -151,11 +153,13 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
     async def followed(
         self,
         position: int,
-        asked: Encoded,
+        asked: Encoded | Continued,
         deadline: float,
         tell: Callable[[TokensMade], None] | None,
-    ) -> Slot[Raw]:
+    ) -> Slot[Any]:
         """The row by its stream, ended by pipegen's own rules."""
+        if isinstance(asked, Continued):
+            return await self._score(asked, deadline)
         ready = await self._ready(asked, deadline)
         if not is_ok(ready):
             return Failure(ready.failure())
@@ -216,17 +220,6 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         """
         limit = self.limit_of(self.sender.directory.known)
         return None if limit is None else limit - 1
-
-    def score(self, inputs: Sequence[Continued]) -> list[Slot[TokenScores]]:
-        """The log probabilities of continuations, a request for each; a row that fails fails
-        alone.
-        """
-        return self._loop.run(self.ascore(inputs)) if inputs else []
-
-    async def ascore(self, inputs: Sequence[Continued]) -> list[Slot[TokenScores]]:
-        """As `score`, on the caller's own loop."""
-        call_ends, ends = self.sender.transport.call_ends(), self.sender.transport.ends
-        return await self.sender.each(inputs, lambda _, asked: self._score(asked, ends(call_ends)))
 
     async def _score(self, asked: Continued, deadline: float) -> Slot[TokenScores]:
         if not self.wire.scores:

@@ -7,11 +7,9 @@ and plugins are pipegen's, token by token.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from returns.result import Failure
 
@@ -37,13 +35,16 @@ from pipegen.core.errors import CallFailed, GenerationError, InvalidRequest, Uns
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities
 from pipegen.engines.extras import need
-from pipegen.engines.protocol import RowDone, TokensMade
+from pipegen.engines.protocol import Event, RowDone, TokensMade
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
-from pipegen.records.results import Encoded, PreparedImage, Prompt, Raw
-from pipegen.records.scores import Continued, TokenScores
+from pipegen.records.results import Encoded, PreparedImage, Prompt
+from pipegen.records.scores import Continued
 from pipegen.stages.fitting import check_fit
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 __all__ = ["VLLMEngine"]
 
@@ -143,43 +144,20 @@ class VLLMEngine(CheckpointEngine):
             load.batch_size or load.engine_kwargs.get("max_num_seqs") or _SEQUENCES
         )
 
-    def open(self, wake: Callable[[], object]) -> VLLMCall:
-        """A call to which rows may be added between the steps of vLLM. Its rows advance when it
-        steps, so nobody has to be woken.
-        """
-        return VLLMCall(self, text=False)
+    def open(
+        self,
+        wake: Callable[[], object],
+        *,
+        tokens: bool = False,
+        loop: AbstractEventLoop | None = None,
+        fed: bool = False,
+    ) -> VLLMCall:
+        """A call to which rows may be added between the steps of vLLM.
 
-    def _run(
-        self, inputs: Sequence[Encoded], *, text: bool
-    ) -> Generator[TokensMade | RowDone, None, None]:
-        """Without `text`, rows that no stop string or plugin ends come whole, since an output for
+        Without `tokens`, rows that no stop string or plugin ends come whole, since an output for
         each token costs vLLM more.
         """
-        with contextlib.closing(VLLMCall(self, text=text)) as call:
-            call.add([*enumerate(inputs)])
-            while call.rows:
-                yield from call.events()
-
-    async def _arun(
-        self, inputs: Sequence[Encoded], *, text: bool
-    ) -> AsyncGenerator[TokensMade | RowDone, None]:
-        made = await asyncio.to_thread(self._rows, [*enumerate(inputs)], text=text)
-        for done in newly_done(made):
-            yield done
-        rows = {row.position: row for row in made if not row.done}
-        if not rows:
-            return
-        call = Call(await asyncio.to_thread(self._core.running))
-        try:
-            for refused in await asyncio.to_thread(
-                self._begin, sorted(rows.values(), key=_beginning), call
-            ):
-                yield refused
-            while not all(row.done for row in rows.values()):
-                for event in _taken(rows, call, await call.astep()):
-                    yield event
-        finally:
-            call.leave()
+        return VLLMCall(self, None if loop is None else wake, text=tokens)
 
     @property
     def longest_scored(self) -> int | None:
@@ -187,45 +165,11 @@ class VLLMEngine(CheckpointEngine):
         limit = self.capabilities.context_length
         return None if limit is None else limit - 1
 
-    def score(self, inputs: Sequence[Continued]) -> list[Slot[TokenScores]]:
-        """The log probabilities of continuations; see `scores_of`. Raises as `generate` does."""
-        if not inputs:
-            return []
-        call = Call(self._core.running())
-        try:
-            slots = self._begin_scores(inputs, call)
-            while len(slots) < len(inputs):
-                _score(inputs, call.step(), slots)
-        finally:
-            call.leave()
-        return [slots[position] for position in range(len(inputs))]
-
-    async def ascore(self, inputs: Sequence[Continued]) -> list[Slot[TokenScores]]:
-        """As `score`, for asynchronous code."""
-        if not inputs:
-            return []
-        call = Call(await asyncio.to_thread(self._core.running))
-        try:
-            slots = await asyncio.to_thread(self._begin_scores, inputs, call)
-            while len(slots) < len(inputs):
-                _score(inputs, await call.astep(), slots)
-        finally:
-            call.leave()
-        return [slots[position] for position in range(len(inputs))]
-
-    def _begin_scores(
-        self, inputs: Sequence[Continued], call: Call
-    ) -> dict[int, Slot[TokenScores]]:
-        """Hand the rows to vLLM; the slots of those that are refused."""
-        slots: dict[int, Slot[TokenScores]] = {}
-        for position, asked in enumerate(inputs):
-            whole = asked.whole
-            refused = self._check(whole) or self._add(
-                position, whole.prompt, scoring_params(), call
-            )
-            if refused is not None:
-                slots[position] = Failure(refused)
-        return slots
+    def _begin_score(self, position: int, asked: Continued, call: Call) -> list[RowDone]:
+        """Hand a row that is to be scored to vLLM; its end where it is refused."""
+        whole = asked.whole
+        refused = self._check(whole) or self._add(position, whole.prompt, scoring_params(), call)
+        return [] if refused is None else [RowDone(row=position, slot=Failure(refused))]
 
     def _rows(self, inputs: Sequence[tuple[int, Encoded]], *, text: bool) -> list[VLLMRow]:
         shared: dict[str, Any] = {
@@ -328,17 +272,6 @@ class VLLMEngine(CheckpointEngine):
         )
 
 
-def _score(
-    inputs: Sequence[Continued],
-    outputs: Sequence[tuple[int, Any]],
-    slots: dict[int, Slot[TokenScores]],
-) -> None:
-    """Take the scores of the rows that are done."""
-    for position, output in outputs:
-        if output.finished:
-            slots[position] = scores_of(inputs[position], output.prompt_logprobs)
-
-
 class VLLMCall:
     """The rows of one call, to which more may be added. vLLM starts with the first one.
 
@@ -347,42 +280,55 @@ class VLLMCall:
     another: vLLM's prefix cache serves them.
     """
 
-    def __init__(self, engine: VLLMEngine, *, text: bool) -> None:
-        self._engine, self._text = engine, text
+    def __init__(
+        self, engine: VLLMEngine, wake: Callable[[], object] | None, *, text: bool
+    ) -> None:
+        self._engine, self._wake, self._text = engine, wake, text
         self._call: Call | None = None
-        self.rows: dict[int, VLLMRow] = {}
+        self.rows: dict[int, VLLMRow | Continued] = {}
         """The rows that have not ended."""
         self._refused: list[RowDone] = []
-        self._waiting = Waiting[VLLMRow](1, 1, key=_beginning)
+        self._waiting = Waiting[tuple[int, VLLMRow | Continued]](1, 1, key=_beginning)
 
     @property
     def side_by_side(self) -> int:
         """How many rows vLLM runs side by side."""
-        return self._engine._side_by_side
+        return self._engine._side_by_side if self._wake is None else 0
 
-    def add(self, inputs: Sequence[tuple[int, Encoded]]) -> None:
+    def add(self, inputs: Sequence[tuple[int, Encoded | Continued]]) -> None:
         """Add rows, each with its number. Raises `CallFailed` where vLLM cannot start, or has
         died.
         """
-        rows = self._engine._rows(inputs, text=self._text)
-        self.rows.update((row.position, row) for row in rows)
+        rows = self._engine._rows(
+            [(number, asked) for number, asked in inputs if not isinstance(asked, Continued)],
+            text=self._text,
+        )
+        scored = {number: asked for number, asked in inputs if isinstance(asked, Continued)}
+        self.rows |= {row.position: row for row in rows}
+        self.rows |= scored
         self._refused += newly_done(rows)
-        self._waiting.add([row for row in rows if not row.done])
+        self._waiting.add([(row.position, row) for row in rows if not row.done])
+        self._waiting.add([*scored.items()])
         self._hand_over()
 
     def _hand_over(self) -> None:
         """Hand rows to vLLM, as far as it has room."""
         while self._waiting:
             if self._call is None:
-                self._call = Call(self._engine._core.running())
+                self._call = Call(self._engine._core.running(), self._wake)
             if self._call.in_flight >= self._call.running.side_by_side * 5 // 4:
                 return
-            self._refused += self._engine._begin(self._waiting.pop(), self._call)
+            ((number, row),) = self._waiting.pop()
+            self._refused += (
+                self._engine._begin_score(number, row, self._call)
+                if isinstance(row, Continued)
+                else self._engine._begin([row], self._call)
+            )
 
-    def events(self) -> list[TokensMade | RowDone]:
+    def step(self) -> list[Event]:
         """What has come, after a step where nothing has. Raises as `generate` does."""
         self._hand_over()
-        events: list[TokensMade | RowDone] = [*self._refused]
+        events: list[Event] = [*self._refused]
         self._refused.clear()
         if not events and self._call is not None:
             events = list(_taken(self.rows, self._call, self._call.step()))
@@ -391,22 +337,19 @@ class VLLMCall:
                 del self.rows[event.row]
         return events
 
-    def step(self) -> list[tuple[int, Slot[Raw]]]:
-        """The rows that have ended, after a step where none has."""
-        return [(event.row, event.slot) for event in self.events() if isinstance(event, RowDone)]
-
     def close(self) -> None:
         """End the rows that still run."""
         if self._call is not None:
             self._call.leave()
 
 
-def _beginning(row: VLLMRow) -> tuple[Any, ...]:
-    return beginning(row.encoded)
+def _beginning(waiting: tuple[int, VLLMRow | Continued]) -> tuple[Any, ...]:
+    _, row = waiting
+    return beginning(row if isinstance(row, Continued) else row.encoded)
 
 
 def _taken(
-    rows: Mapping[int, VLLMRow], call: Call, outputs: Sequence[tuple[int, Any]]
+    rows: Mapping[int, VLLMRow | Continued], call: Call, outputs: Sequence[tuple[int, Any]]
 ) -> Iterator[TokensMade | RowDone]:
     """What the outputs bring to their rows; vLLM hears of those that end by stop strings and
     plugins, of which it does not know.
@@ -414,6 +357,10 @@ def _taken(
     ended: list[int] = []
     for position, output in outputs:
         row = rows.get(position)
+        if isinstance(row, Continued):
+            if output.finished:
+                yield RowDone(row=position, slot=scores_of(row, output.prompt_logprobs))
+            continue
         if row is None or row.done:
             continue
         event = row.take_output(output)

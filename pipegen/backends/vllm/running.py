@@ -28,7 +28,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from queue import Queue
 from typing import Any
 
@@ -57,9 +57,7 @@ __all__ = ["Call", "Core", "Running"]
 
 
 class Running(SharedSteps[Any]):
-    """A started engine. Its methods may be called from several threads, and `astep` from several
-    event loops.
-    """
+    """A started engine. Its methods may be called from several threads."""
 
     def __init__(self, engine: Any, adapter: str | None) -> None:
         super().__init__()
@@ -128,12 +126,12 @@ class Running(SharedSteps[Any]):
         outputs: Sequence[Any] = self.engine.step()
         return outputs
 
-    def drop(self, request_ids: Iterable[str]) -> None:
+    def drop(self, request_ids: Iterable[str], box: Box[Any]) -> None:
         """End requests whose outputs nobody wants any more: those that are among `request_ids`
         before the next step.
         """
         self._dropped.append(request_ids)
-        self.leave()
+        self.leave(box)
 
     def _drop(self) -> None:
         dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
@@ -292,9 +290,9 @@ class Core:
 class Call:
     """The requests of one call on a running engine. Who made it leaves it in the end."""
 
-    def __init__(self, running: Running) -> None:
+    def __init__(self, running: Running, wake: Callable[[], object] | None = None) -> None:
         self.running = running
-        self._box = Box[Any]()
+        self._box = Box[Any](wake)
         self._rows: dict[str, int] = {}
         self._left = False
 
@@ -312,20 +310,12 @@ class Call:
                 self._rows[request_id] = row
 
     def step(self) -> list[tuple[int, Any]]:
-        """Rows with their new outputs. Raises `CallFailed`."""
-        return self._placed(self.running.step(self._box))
-
-    async def astep(self) -> list[tuple[int, Any]]:
-        """As `step`, beside the event loop."""
-        return self._placed(await self.running.astep(self._box))
-
-    def _placed(self, outputs: Iterable[Any]) -> list[tuple[int, Any]]:
-        """The outputs with their rows, but for rows that were dropped; a row whose last one this
-        is, is forgotten.
+        """Rows with their new outputs, but for rows that were dropped; a row whose last one this
+        is, is forgotten. Raises `CallFailed`.
         """
         ours = [
             (self._rows[output.request_id], output)
-            for output in outputs
+            for output in self.running.step(self._box)
             if output.request_id in self._rows
         ]
         for _, output in ours:
@@ -339,10 +329,10 @@ class Call:
             ended = [request_id for request_id, row in self._rows.items() if row in rows]
             for request_id in ended:
                 del self._rows[request_id]
-            self.running.drop(ended)
+            self.running.drop(ended, self._box)
 
     def leave(self) -> None:
         """End all rows that still run; none is queued from now on."""
         self._left = True
         # a request that another thread queues just now is among them, or is not queued
-        self.running.drop(self._rows)
+        self.running.drop(self._rows, self._box)

@@ -28,6 +28,7 @@ from pipegen.backends.checkpoint.same_text import Differs, compared, differs_bey
 from pipegen.backends.checkpoint.shrunken import BEYOND, CannotShrink
 from pipegen.core.errors import CallFailed
 from pipegen.core.slots import Slot
+from pipegen.engines.session import answers
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.scores import Continued, TokenScores
 
@@ -89,7 +90,7 @@ def _by_transformers(folder: Path, rows: Sequence[Continued]) -> Sequence[Slot[T
     # a GPU's context would stay in this process
     engine = HFEngine(ModelLoadConfig(model=str(folder), dtype="float32", device="cpu"))
     try:
-        return engine.score(rows)
+        return answers(engine, rows)
     finally:
         engine.close()
 
@@ -112,7 +113,7 @@ def _by_vllm(folder: Path, rows: Sequence[Continued]) -> Sequence[Slot[TokenScor
     )
     engine = VLLMEngine(load)
     try:
-        return engine.score(rows)
+        return answers(engine, rows)
     finally:
         engine.close()
         if _in_this_process():

@@ -64,6 +64,7 @@ class SGLangBackend:
 
     def __init__(self, *, vocab_size: int | None = None) -> None:
         self.vocab_size = vocab_size
+        """Ids from it on are refused; None refuses none."""
 
     def __repr__(self) -> str:
         return f"SGLangBackend(vocab_size={self.vocab_size})"

@@ -28,7 +28,7 @@ from pipegen.core.border import of_tokenizer
 from pipegen.core.errors import InvalidRequest, TemplateFailed
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.tokenizer import Renderer, Tokenizer
-from pipegen.records.continues import Continues
+from pipegen.records.continues import Continues, text_crc32
 from pipegen.records.fields import altered, integer, record, token_ids
 from pipegen.records.frozen import FrozenMapping, freeze, thaw
 from pipegen.records.messages import Message, plain_messages
@@ -36,6 +36,7 @@ from pipegen.records.options import ChatTemplateOptions
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import PreparedImage
 from pipegen.stages.parts.control_tokens import ControlTokens
+from pipegen.stages.parts.detokenize import spell
 from pipegen.stages.parts.foreign_text import Marks
 from pipegen.stages.parts.template import (
     call_template,
@@ -309,12 +310,20 @@ def bridged(
 ) -> Slot[Rendered]:
     """The bridge of a request that continues, as rendered text, with the ids before it.
 
-    `TemplateFailed` where the template has none for these messages, and all that the render of the
-    messages fails with.
+    `TemplateFailed` where the template has none for these messages, `InvalidRequest` where the ids
+    are another tokenizer's, and all that the render of the messages fails with.
     """
     continues, messages = request.continues, request.messages or ()
     if continues is None:
         raise ValueError("bridged takes a request that continues a turn")
+    if continues.raw_text_crc32 not in (None, _crc32_of(continues, tokenizer)):
+        return Failure(
+            InvalidRequest(
+                "this tokenizer reads the ids of the answer before as another text: they are ids of"
+                " another model",
+                hint='go on with the model that answered, or with history="template"',
+            )
+        )
     new, answer = messages[continues.messages :], messages[continues.messages - 1]
     more: Mapping[str, Any] = chat.template_kwargs or FrozenMapping()
     probed = probe_variables(more)
@@ -358,6 +367,10 @@ def bridged(
         return Success(altered(made, request=request, before=before))
 
     return short.bind(cut)
+
+
+def _crc32_of(continues: Continues, tokenizer: Tokenizer) -> int:
+    return text_crc32(spell(tokenizer, continues.token_ids)[0])
 
 
 def _begins(

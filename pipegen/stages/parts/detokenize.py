@@ -16,9 +16,9 @@ from collections.abc import Collection, Iterable
 from itertools import accumulate
 
 from pipegen.core.border import of_tokenizer
-from pipegen.engines.tokenizer import SpellsAlone, Tokenizer
+from pipegen.engines.tokenizer import Tokenizer
 
-__all__ = ["Detokenizer", "added", "spell"]
+__all__ = ["Detokenizer", "added", "ids_behind", "spell"]
 
 REPLACEMENT = "\ufffd"
 WINDOW = 8
@@ -159,7 +159,8 @@ def added(tokenizer: Tokenizer, token_id: int) -> str | None:
     >>> added(ToyTokenizer(), 97), added(ToyTokenizer(), 255)
     ('a', None)
     """
-    return of_tokenizer(tokenizer.piece, token_id) if isinstance(tokenizer, SpellsAlone) else None
+    piece = getattr(tokenizer, "piece", None)
+    return None if piece is None else of_tokenizer(piece, token_id)
 
 
 def own_text(tokenizer: Tokenizer, token_id: int) -> str:
@@ -187,3 +188,18 @@ def _after(tokenizer: Tokenizer, before: int, token_id: int) -> str:
         first and both.startswith(first) and REPLACEMENT not in both + _alone(tokenizer, token_id)
     )
     return both[len(first) :] if whole else ""
+
+
+def ids_behind(tokenizer: Tokenizer, text: str, *, after: str = "") -> tuple[int, ...]:
+    """The ids of a text that stands behind other text, or behind the control token `after`. Some
+    tokenizers put a space before a text that stands alone.
+
+    >>> from pipegen.testing.toy import ToyTokenizer
+    >>> ids_behind(ToyTokenizer(), "a<think>"), ids_behind(ToyTokenizer(), "a", after="<think>")
+    ((97, 260), (97,))
+    """
+    for word in (after,) if after else ("x", ".", "1"):
+        alone, both = (of_tokenizer(tokenizer.encode, one) for one in (word, word + text))
+        if both[: len(alone)] == alone:
+            return tuple(both[len(alone) :])
+    return tuple(of_tokenizer(tokenizer.encode, text))

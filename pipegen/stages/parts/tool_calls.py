@@ -26,7 +26,7 @@ from returns.result import Failure, Success
 from pipegen.core.border import guard
 from pipegen.core.errors import InvalidRequest, TemplateFailed
 from pipegen.core.slots import Slot, is_ok
-from pipegen.engines.tokenizer import ReadsResponses, Renderer
+from pipegen.engines.tokenizer import Renderer
 from pipegen.records.frozen import NOTHING, FrozenMapping, freeze, thaw
 from pipegen.records.options import ChatTemplateOptions
 from pipegen.stages.parts.reasoning import reasoning_of
@@ -37,7 +37,7 @@ from pipegen.stages.parts.template import (
     shape_content,
 )
 
-__all__ = ["ToolCalls", "Writer", "read_calls", "writer_of"]
+__all__ = ["CallTexts", "ToolCalls", "Writer", "call_texts", "read_calls", "writer_of"]
 
 _NAME, _KEYS, _VALUES = ("zqone", "zqtwo"), ("zqkey", "zqmore"), ("QZXJ7", "QZXK8")
 _IDS, _WORDS = ("zqid00001", "zqid00002"), "Qzwords"
@@ -115,6 +115,8 @@ class _Form(NamedTuple):
 
     open: str
     """What is before the name of the first call, white space before it left out."""
+    glue: str
+    """The white space between the words of an answer and its first call."""
     holes: tuple[str, ...]
     """The kinds of the parts of a call, in order: `name`, `id`, `json`, `text` (JSON as a JSON
     string) or `tagged`.
@@ -226,9 +228,12 @@ def _form_of(writer: Writer) -> Slot[_Form]:
         more = pair[len(start) + edges[-1][1] :]
         begins = {"name": _NAME[1], "id": _IDS[1]}.get(parts[0][0], "")
         between = more[: more.index(begins)] if begins and begins in more else None
+    opening = body[: edges[0][0]].lstrip()
+    behind = (worded or "").partition(_WORDS)[2].partition(opening)[0]
     return Success(
         _Form(
-            open=body[: edges[0][0]].lstrip(),
+            open=opening,
+            glue="" if behind.strip() else behind,
             holes=tuple(kind for kind, _, _ in parts),
             literals=tuple(literals),
             between=between or None,
@@ -390,9 +395,12 @@ def _typed(read: _Read, tools: Sequence[Any], how: str) -> dict[str, Any]:
     return {key: value(key, text) for key, text in read.arguments}
 
 
-def read_calls(answer: str, ending: str, tools: Sequence[Any], writer: Writer) -> ToolCalls:
+def read_calls(
+    answer: str, ending: str, tools: Sequence[Any], writer: Writer, *, forced: bool = False
+) -> ToolCalls:
     """The tool calls of an answer. `answer` is its text with all tokens but the one that ended it,
-    whose text `ending` is.
+    whose text `ending` is. A `forced` one has the template's form, and counts with any white space
+    in its arguments.
     """
     form = _form_of(writer)
     prompt = writer.write([_USER], tools, opens=True) or ""
@@ -412,6 +420,8 @@ def read_calls(answer: str, ending: str, tools: Sequence[Any], writer: Writer) -
     tried = False
     for content, calls in candidates:
         tried = True
+        if forced:
+            return ToolCalls(content, tuple(freeze(_openai(call)) for call in calls))
         for message in _messages(content, calls):
             whole = writer.write([_USER, message], tools, opens=False)
             if whole is not None and _is_written(whole, answer, ending, opened, form):
@@ -444,7 +454,14 @@ def _candidates(
         ]
         bare = before.removeprefix(form.lead)
         for content in dict.fromkeys(
-            (before, before.rstrip("\n"), before.strip(), bare, bare.strip())
+            (
+                before.removesuffix(form.glue),
+                before,
+                before.rstrip("\n"),
+                before.strip(),
+                bare,
+                bare.strip(),
+            )
         ):
             yield content, calls
         if all(isinstance(read.arguments, Mapping) for read in reads):
@@ -488,10 +505,11 @@ def _by_checkpoint(
     answer: str, prompt: str, tools: Sequence[Any], renderer: Renderer
 ) -> tuple[str, list[dict[str, Any]]] | None:
     """What the checkpoint's own reader finds; None where it has none, or fails."""
-    if not isinstance(renderer, ReadsResponses):
+    read = getattr(renderer, "read_response", None)
+    if read is None:
         return None
     slot = guard(
-        lambda: renderer.read_response(answer, prompt=prompt, tools=tools),
+        lambda: read(answer, prompt=prompt, tools=tools),
         lambda raised: InvalidRequest(raised.words),
         known=(Exception,),
     )
@@ -516,3 +534,29 @@ def _by_checkpoint(
         )
     content = message.get("content")
     return (content if isinstance(content, str) else ""), calls
+
+
+class CallTexts(NamedTuple):
+    """What a template writes around the name and the arguments of one call."""
+
+    opens: str
+    between: str
+    closes: str
+
+
+def call_texts(writer: Writer) -> Slot[CallTexts]:
+    """The parts of a call whose arguments are JSON; `TemplateFailed` where they are written
+    otherwise.
+    """
+    return _form_of(writer).bind(_texts_of)
+
+
+def _texts_of(form: _Form) -> Slot[CallTexts]:
+    if [kind for kind in form.holes if kind != "id"] != ["name", "json"]:
+        return Failure(TemplateFailed("the chat template does not write arguments as JSON"))
+    texts = [form.open]
+    for kind, literal in zip(form.holes, (*form.literals, form.tail), strict=True):
+        texts[-1] += "call00000" if kind == "id" else ""
+        texts += [] if kind == "id" else [""]
+        texts[-1] += literal
+    return Success(CallTexts(texts[0], texts[1], texts[2].removesuffix(form.end)))

@@ -67,11 +67,7 @@ def test_names_are_folders_hub_names_or_the_embedded_model(
     assert locate("gpt2") == "gpt2"
     assert (Path(locate("embedded")) / "config.json").is_file()
     for path in (
-        "/no/such",
-        "./no",
-        "../no",
-        "~/no/such",
-        "no/such/folder",
+        *("/no/such", "./no", "../no", "~/no/such", "no/such/folder"),
         os.fspath(qwen / "config.json"),
     ):
         with pytest.raises(FileNotFoundError, match="there is no checkpoint folder"):
@@ -144,16 +140,10 @@ def test_the_context_length_is_that_of_the_text_model(
 
 def test_what_images_need_is_known_of_a_vision_model_alone(qwen: Path, vision: Path) -> None:
     sees, reads = facts(vision), facts(qwen)
-    assert (sees.takes_images, sees.image_placeholder, sees.images_unsupported_reason) == (
-        True,
-        "<|image_pad|>",
-        "",
-    )
-    assert (reads.takes_images, reads.image_placeholder, reads.images_unsupported_reason) == (
-        False,
-        None,
-        "qwen3 is a text model",
-    )
+    seen = (sees.takes_images, sees.image_placeholder, sees.images_unsupported_reason)
+    assert seen == (True, "<|image_pad|>", "")
+    seen = (reads.takes_images, reads.image_placeholder, reads.images_unsupported_reason)
+    assert seen == (False, None, "qwen3 is a text model")
     assert sees.image_spec.factor == 32
     image = sees.prepare_image(
         ImageSource(data=image_file(width=70, height=33)), DEFAULTS.preprocess, 0

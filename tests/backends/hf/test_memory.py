@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.calls import events as events_of
 from support.models import encoded
 
 from pipegen.backends.hf.load import is_out_of_memory
@@ -43,16 +44,10 @@ def max_cached_tokens(most: int, error: RuntimeError = FULL) -> Callable[[int], 
     return check
 
 
-@pytest.mark.parametrize("most", [1, 2, 3, 7])
 @pytest.mark.parametrize(
-    "error",
-    [
-        FULL,
-        RuntimeError(
-            "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate"
-            " memory"
-        ),
-    ],
+    ("most", "error"),
+    [(1, FULL), (3, FULL), (7, FULL), (2, RuntimeError("DefaultCPUAllocator: not enough memory"))],
+    ids=["1", "3", "7", "2 on a CPU"],
 )
 def test_a_batch_that_does_not_fit_is_split_until_it_does(
     most: int, error: RuntimeError, engine: Any, forwards: Any
@@ -114,7 +109,7 @@ def test_rows_go_on_from_where_they_were(at: int, engine: Any, forwards: Any) ->
     sizes = forwards(full_once)
     made: dict[int, list[int]] = {row: [] for row in range(4)}
     slots = {}
-    for event in engine.stream(rows(4)):
+    for event in events_of(engine, rows(4)):
         if isinstance(event, TokensMade):
             made[event.row] += event.token_ids
         else:

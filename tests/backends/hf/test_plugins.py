@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.calls import events as events_of
 from support.models import encoded
 
 from pipegen.core.errors import PluginFailed
@@ -194,7 +195,7 @@ def test_a_row_that_fails_in_a_stream_is_done_once(engine: Any) -> None:
     for plugin in (BROKEN["raises"], BROKEN["raises while it is made"]):
         done = [
             event
-            for event in engine.with_plugin(plugin).stream(rows())
+            for event in events_of(engine.with_plugin(plugin), rows())
             if isinstance(event, RowDone)
         ]
         assert sorted(event.row for event in done) == list(range(8))

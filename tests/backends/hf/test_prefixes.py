@@ -4,12 +4,17 @@ it.
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support.calls import events as events_of
 from support.models import encoded
+from support.talks import broken_prefixes, greedy, held, parted
 from support.vision_models import IMAGE_FAMILIES
 
 import pipegen as pg
@@ -280,6 +285,49 @@ def test_rows_longer_than_the_window_do_not_stay_and_work_says_so(
     assert engine.work.shares_nothing == "a prompt is longer than the model's sliding window"
 
 
+def with_window(folder: Any, window: int, made: Any) -> Any:
+    """A copy of the model whose sliding window has so many tokens."""
+    shutil.copytree(folder, made)
+    file = made / "config.json"
+    config = json.loads(file.read_text())
+    for part in (config, config.get("text_config", {})):
+        if part.get("sliding_window"):
+            part["sliding_window"] = window
+    file.write_text(json.dumps(config))
+    return made
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma3", "cohere2"])
+def test_conversations_that_grow_beyond_the_window_are_those_that_are_read_whole(
+    family: str, folder_of: Callable[[str], Any], tmp_path: Path
+) -> None:
+    folder = with_window(folder_of(family), 80, tmp_path / family)
+    kept, whole = (
+        HFEngine(ModelLoadConfig(model=str(folder), dtype="float32", prefix_memory_bytes=limit))
+        for limit in (None, 0)
+    )
+    chance = random.Random(0)
+    rows = [tuple(chance.randrange(20, 200) for _ in range(36 + 6 * at)) for at in range(5)]
+    shared = []
+    for number in range(6):
+        words = [tuple(chance.randrange(20, 200) for _ in range(2 + at)) for at in range(5)]
+        asked = [turn((*ids, *new)) for ids, new in zip(rows, words, strict=True)]
+        before = kept.work.shared_tokens
+        # together, and each alone
+        rows = answers(kept, asked) if number % 2 else [answers(kept, [one])[0] for one in asked]
+        shared.append(kept.work.shared_tokens - before)
+        assert rows == answers(whole, asked)
+    assert shared[0] == 0 < shared[1] and all(len(ids) > 100 for ids in rows)
+    assert kept.work.shares_nothing == "a prompt is longer than the model's sliding window"
+    # a branch of a row that has grown beyond the window, behind what stayed of it
+    fork = [turn((*ids[:50], 30, 31)) for ids in rows]
+    before = kept.work.shared_tokens
+    assert answers(kept, fork) == answers(whole, fork)
+    assert kept.work.shared_tokens > before
+    long = [turn((*ids[:50], *range(20, 120))) for ids in rows]
+    assert answers(kept, long) == answers(whole, long)
+
+
 def test_rows_whose_cache_is_not_known_do_not_stay_and_work_says_so(
     opened: Callable[..., HFEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,7 +357,7 @@ def test_of_conversations_that_wait_those_with_the_fewest_turns_go_on_first(
     for number in (1, 2, 3):
         ids[number:] = answers(engine, [turn((*one, 30)) for one in ids[number:]])
     waiting = [turn((*one, 31)) for one in reversed(ids)]
-    ended = [event.row for event in engine.stream(waiting) if isinstance(event, RowDone)]
+    ended = [event.row for event in events_of(engine, waiting) if isinstance(event, RowDone)]
     assert ended == [3, 2, 1, 0]
 
 
@@ -356,6 +404,25 @@ def test_turns_after_an_image_read_what_is_new(
     new = len(pieces[1]) + 4
     assert tokens == (new if grid else len(again.prompt.token_ids))
     assert read(engine, [turn((*seen[0], 66), images=images)])[1] == 2
+
+
+@pytest.mark.parametrize("family", ["gemma3_vl", "qwen3_vl", "mistral"])
+def test_conversations_with_images_are_those_that_are_read_whole(
+    family: str, folder_of: Callable[[str], Any], tmp_path: Path
+) -> None:
+    folder = str(with_window(folder_of(family), 100, tmp_path / family))
+    images = family != "mistral"
+    with (
+        pg.backends.hf(folder, dtype="float32") as kept,
+        pg.backends.hf(folder, dtype="float32", prefix_memory_bytes=0) as whole,
+    ):
+        talks, others = (
+            held(route, family, 5, greedy, turns=6, images=images, tools=False)
+            for route in (kept, whole)
+        )
+        work = kept.engine.work  # type: ignore[attr-defined]
+    assert parted(talks, others) == [] and broken_prefixes(talks) == []
+    assert work.shared_tokens > 0 and sum(len(talk.results) for talk in talks) > 15
 
 
 def test_what_stays_goes_first_where_the_memory_runs_out(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.calls import events as events_of
 from support.models import encoded
 
 from pipegen.backends.hf import scheduler as schedule
@@ -182,7 +183,7 @@ def test_a_stream_tells_of_a_row_as_soon_as_it_ends(of_size: Callable[..., HFEng
     engine = of_size(2)
     told = [
         (type(event) is RowDone, event.row)
-        for event in engine.stream([row(3, 2), row(3, 9, 70), row(3, 2, 80)])
+        for event in events_of(engine, [row(3, 2), row(3, 9, 70), row(3, 2, 80)])
     ]
     assert (
         told.index((True, 0))
@@ -199,7 +200,7 @@ def test_a_call_in_the_middle_of_a_stream_disturbs_neither(
     engine = of_size(2)
     inputs = [row(3 + at, 4 + at, 60 + at) for at in range(5)]
     expected = engine.generate(inputs)
-    events = engine.stream(inputs)
+    events = events_of(engine, inputs)
     made = [next(events) for _ in range(6)]
     assert engine.generate(inputs) == expected
     made += events

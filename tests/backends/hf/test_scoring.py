@@ -20,6 +20,7 @@ from pipegen.backends.hf.engine import HFEngine
 from pipegen.backends.hf.scored_rows import Context, common_prefixes
 from pipegen.core.errors import BackendFailed, CallFailed, InvalidRequest
 from pipegen.core.slots import is_ok
+from pipegen.engines.session import answers
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import DEFAULTS
@@ -56,7 +57,7 @@ def asked(pairs: Sequence[Pair]) -> list[Continued]:
 
 
 def scores(engine: Any, inputs: Sequence[Continued]) -> list[TokenScores]:
-    return [slot.unwrap() for slot in engine.score(inputs)]
+    return [slot.unwrap() for slot in answers(engine, inputs)]
 
 
 def full_pass(folder: Path, pairs: Sequence[Pair]) -> list[tuple[list[float], list[bool]]]:
@@ -274,7 +275,7 @@ def test_images_in_the_context_are_seen(
 
 def test_a_bad_row_costs_no_other(engine: Any, folder_of: Callable[[str], Path]) -> None:
     pairs: list[Pair] = [((70, 71), (72,)), ((70, 10**6), (72,)), ((73,), (74, 75))]
-    slots = engine.score(asked(pairs))
+    slots = answers(engine, asked(pairs))
     assert [is_ok(slot) for slot in slots] == [True, False, True]
     assert isinstance(slots[1].failure(), InvalidRequest)
     agree(
@@ -410,7 +411,7 @@ def test_a_row_that_does_not_fit_alone_fails_alone(
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     watch(engine, monkeypatch, full)
-    slots = engine.score(asked([((70,), (71,)), (tuple(range(10, 90)), (5, 6)), ((72,), (73,))]))
+    slots = answers(engine, asked([((70,), (71,)), (tuple(range(10, 90)), (5, 6)), ((72,), (73,))]))
     assert [is_ok(slot) for slot in slots] == [True, False, True]
     assert isinstance(slots[1].failure(), BackendFailed)
     assert slots[1].failure().scope == "row"
@@ -428,10 +429,10 @@ def test_a_device_that_fails_fails_the_call_and_a_bug_raises(
     with monkeypatch.context() as patched:
         watch(engine, patched, broken)
         with pytest.raises(CallFailed):
-            engine.score(asked([((70,), (71,))]))
+            answers(engine, asked([((70,), (71,))]))
     watch(engine, monkeypatch, bug)
     with pytest.raises(RuntimeError, match="shapes"):
-        engine.score(asked([((70,), (71,))]))
+        answers(engine, asked([((70,), (71,))]))
 
 
 def test_few_cached_tokens_are_kept_within_their_limit(
@@ -445,7 +446,7 @@ def test_few_cached_tokens_are_kept_within_their_limit(
 
 def test_nothing_is_loaded_for_no_rows(folder_of: Callable[[str], Path]) -> None:
     engine = HFEngine(ModelLoadConfig(model=str(folder_of("qwen3"))))
-    assert engine.score([]) == []
+    assert answers(engine, []) == []
     assert not engine.loaded
 
 

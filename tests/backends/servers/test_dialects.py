@@ -60,11 +60,7 @@ def test_the_owner_of_the_models_says_which_it_is(server: Any, owner: str) -> No
 @pytest.mark.parametrize(
     "listed",
     [
-        None,
-        [],
-        {"data": None},
-        {"data": [7]},
-        {"data": [{"id": "m"}]},
+        *(None, [], {"data": None}, {"data": [7]}, {"data": [{"id": "m"}]}),
         {"data": [{"owned_by": ["vllm"]}]},
     ],
 )

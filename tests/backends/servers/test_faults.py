@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support.served import ToyModel
+from support.served import route_to
 
 import pipegen as pg
-from pipegen.backends.http.access import access_to
 from pipegen.testing.faulty import FAULTS, SAFE, FaultyServer
 
 pytest.importorskip("aiohttp")
@@ -27,24 +26,6 @@ pytest.importorskip("tenacity")
 COUNT = int(os.environ.get("PIPEGEN_FAULTY_REQUESTS", "300"))
 TYPED = (pg.BackendFailed, pg.MalformedResponse, pg.RateLimited, pg.Timeout)
 OPTIONS = pg.GenerationOptions(max_new_tokens=64)
-
-
-def route_to(server: FaultyServer, wire: str = "vllm", **settings: Any) -> pg.Route:
-    from pipegen.backends.servers.server import ServerEngine
-    from pipegen.backends.servers.sglang import SGLANG
-    from pipegen.backends.servers.vllm import VLLM
-    from pipegen.engines.settings import ServerSettings
-
-    access = access_to(server.url, default="", variable="NO_SUCH_KEY")
-    return pg.route(
-        ServerEngine(
-            {"vllm": VLLM, "sglang": SGLANG}[wire],
-            ToyModel(),
-            access,
-            ServerSettings(**settings),
-            "toy",
-        )
-    )
 
 
 def prompts(count: int) -> list[dict[str, str]]:
@@ -97,19 +78,16 @@ def test_every_request_keeps_its_slot(wire: str) -> None:
     assert set(server.failed) == set(ANSWERING)
 
 
-@pytest.mark.parametrize("wire", ["vllm", "sglang"])
-def test_a_request_that_is_never_answered_ends_with_its_time_and_costs_the_others_nothing(
-    wire: str,
-) -> None:
+def test_a_request_that_is_never_answered_ends_with_its_time_and_costs_the_others_nothing() -> None:
     with (
         FaultyServer(share=0.2, seed=7, kinds=("stall",)) as server,
-        route_to(server, wire, timeout=8.0, max_in_flight=50) as route,
+        route_to(server, timeout=5.0, max_in_flight=50) as route,
     ):
         slots = pg.run(route, prompts(50), OPTIONS)
     assert check(slots, server, 50) == 50 - server.failed["stall"]
     late = [slot.failure() for slot in slots if not pg.is_ok(slot)]
     assert all(
-        isinstance(error, pg.Timeout) and "8 s for a request" in error.message for error in late
+        isinstance(error, pg.Timeout) and "5 s for a request" in error.message for error in late
     )
 
 

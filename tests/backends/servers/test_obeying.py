@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.served import ToyModel
+from support import served
 
 import pipegen as pg
-from pipegen.backends.http.access import access_to
 from pipegen.core.slots import Slot, is_ok
 from pipegen.testing.faulty import EOS, FaultyServer
 
@@ -55,30 +54,16 @@ def asked(
         )
         answer = {"output_ids": ids, "meta_info": {"finish_reason": reason, **usage}}
     server.answers[PATHS[wire]] = (200, answer)
-    with route_to(server, wire) as route:
+    with route_to(server, wire, retries=0) as route:
         return pg.run(
             route, [{"prompt": "Hi"}], pg.GenerationOptions(**{"max_new_tokens": 40, **options})
         )[0]
 
 
 def route_to(server: FaultyServer, wire: str, **settings: Any) -> pg.Route:
-    from pipegen.backends.servers.server import ServerEngine
-    from pipegen.backends.servers.sglang import SGLANG
-    from pipegen.backends.servers.vllm import VLLM
-    from pipegen.engines.settings import ServerSettings
-
     if wire == "chat":
         return pg.backends.openai_server("toy", base_url=server.url, dialect="vllm", **settings)
-    access = access_to(server.url, default="", variable="NO_SUCH_KEY")
-    return pg.route(
-        ServerEngine(
-            {"vllm": VLLM, "sglang": SGLANG}[wire],
-            ToyModel(sees=True),
-            access,
-            ServerSettings(**settings),
-            "toy",
-        )
-    )
+    return served.route_to(server, wire, **settings)
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -198,11 +183,8 @@ def test_a_server_whose_limit_is_not_known_may_have_cut_an_answer_and_the_result
 ) -> None:
     server.models = False
     result = asked(server, "vllm", "a" * 8, "length").unwrap()
-    assert (result.finish, result.completion_tokens, result.clipped_from) == (
-        pg.Finish.LENGTH,
-        8,
-        40,
-    )
+    seen = (result.finish, result.completion_tokens, result.clipped_from)
+    assert seen == (pg.Finish.LENGTH, 8, 40)
 
 
 THINKS = pg.ChatTemplateOptions(enable_thinking=True)

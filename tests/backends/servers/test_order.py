@@ -26,6 +26,7 @@ class Server:
         self.sender = SimpleNamespace(
             settings=SimpleNamespace(max_in_flight=most), transport=transport
         )
+        self.loop = LoopThread()
         self.asked: list[tuple[int, ...]] = []
 
     async def row(self, asked: Any, deadline: float) -> Any:
@@ -39,17 +40,17 @@ def answers(call: ServerCall[Any, Any], awake: threading.Semaphore, count: int) 
     got: dict[int, Any] = {}
     while len(got) < count:
         assert awake.acquire(timeout=30)
-        got |= {number: slot.unwrap() for number, slot in call.step()}
+        got |= {event.row: event.slot.unwrap() for event in call.step()}
     return got
 
 
 @pytest.mark.parametrize("most", [1, 3])
 def test_prompts_that_begin_alike_are_asked_for_one_after_another(most: int) -> None:
-    server, loop, awake = Server(most), LoopThread(), threading.Semaphore(0)
+    server, awake = Server(most), threading.Semaphore(0)
     prompts = [(group, number) for number in range(10) for group in range(4)]
     random.Random(0).shuffle(prompts)
-    # what it needs of an engine
-    call: ServerCall[Any, Any] = ServerCall(server, loop, awake.release)  # type: ignore[arg-type]
+    needed: Any = server
+    call: ServerCall[Any, Any] = ServerCall(needed, awake.release, None, tokens=False, fed=True)
     try:
         call.add([(number, encoded(ids)) for number, ids in enumerate(prompts)])
         assert answers(call, awake, 40) == dict(enumerate(prompts))
@@ -61,4 +62,4 @@ def test_prompts_that_begin_alike_are_asked_for_one_after_another(most: int) -> 
         assert server.asked[40:] == [(9, 9), (1, 1), (2, 1)]
     finally:
         call.close()
-        loop.close()
+        server.loop.close()

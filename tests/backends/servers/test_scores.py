@@ -10,16 +10,13 @@ import math
 from typing import Any
 
 import pytest
-from support.served import ToyModel
+from support.served import route_to
 
 import pipegen as pg
-from pipegen.backends.http.access import access_to
 from pipegen.backends.http.client import most_bytes
 from pipegen.backends.servers import sglang, vllm
-from pipegen.backends.servers.server import ServerEngine
 from pipegen.backends.servers.wire import Facts, ServerRequest
 from pipegen.core.slots import is_ok
-from pipegen.engines.settings import ServerSettings
 from pipegen.records.options import GenerationOptions, resolve
 from pipegen.testing.faulty import FaultyServer
 
@@ -79,11 +76,8 @@ def test_vllm_is_asked_for_the_prompt_s_log_probabilities() -> None:
 def test_sglang_is_asked_from_the_last_token_of_the_context_on() -> None:
     """An earlier start would switch its prefix cache off."""
     body = sglang.to_wire(ASK, Facts()).unwrap().body or {}
-    assert (body["return_logprob"], body["logprob_start_len"], body["top_logprobs_num"]) == (
-        True,
-        1,
-        1,
-    )
+    seen = (body["return_logprob"], body["logprob_start_len"], body["top_logprobs_num"])
+    assert seen == (True, 1, 1)
     assert "return_logprob" not in (
         sglang.to_wire(dataclasses.replace(ASK, scored=0), Facts()).unwrap().body or {}
     )
@@ -116,11 +110,7 @@ def test_what_stands_for_minus_infinity_is_that() -> None:
 @pytest.mark.parametrize(
     "tables",
     [
-        None,
-        "none",
-        TABLES[:3],
-        [*TABLES[:3], None],
-        [*TABLES[:3], {"8": {"logprob": -1.5}}],
+        *(None, "none", TABLES[:3], [*TABLES[:3], None], [*TABLES[:3], {"8": {"logprob": -1.5}}]),
         [*TABLES[:3], {"4": {"logprob": "-1.5"}}],
         [*TABLES[:3], {"4": {"logprob": math.nan}}],
         [*TABLES[:3], {"4": -1.5}],
@@ -154,11 +144,6 @@ def test_a_malformed_answer_of_sglang_is_refused(meta: Any) -> None:
 def test_a_long_prompt_may_have_a_long_answer() -> None:
     long = dataclasses.replace(ASK, prompt_tokens=100_000)
     assert most_bytes(long) - most_bytes(dataclasses.replace(long, scored=0)) >= 100_000 * 300
-
-
-def route_to(server: FaultyServer, wire: Any = vllm.VLLM, **settings: Any) -> pg.Route:
-    access = access_to(server.url, default="", variable="NO_SUCH_KEY")
-    return pg.route(ServerEngine(wire, ToyModel(), access, ServerSettings(**settings), "toy"))
 
 
 REQUESTS: list[dict[str, Any]] = [
@@ -197,13 +182,13 @@ def test_a_server_that_ran_another_prompt_is_not_believed() -> None:
     answer = by_ids(prompt_token_ids=[1, 2, 3, 5])
     with (
         FaultyServer(answers={"/inference/v1/generate": (200, answer)}) as server,
-        route_to(server) as route,
+        route_to(server, retries=0) as route,
     ):
         assert isinstance(pg.score(route, REQUESTS[:1])[0].failure(), pg.MalformedResponse)
 
 
 def test_a_server_that_answers_without_scores_is_not_believed() -> None:
-    with FaultyServer() as server, route_to(server) as route:
+    with FaultyServer() as server, route_to(server, retries=0) as route:
         slot = pg.score(route, REQUESTS[:1])[0]
         assert not is_ok(slot)
         assert isinstance(slot.failure(), pg.MalformedResponse)

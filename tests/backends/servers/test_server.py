@@ -8,11 +8,11 @@ import asyncio
 from typing import Any
 
 import pytest
-from support.served import ToyModel
+from support.calls import aanswers
+from support.served import ToyModel, route_to
 
 import pipegen as pg
 from pipegen.backends.checkpoint.positions import Positions
-from pipegen.backends.http.access import access_to
 from pipegen.engines.plugin import Plugin
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Encoded, Prompt
@@ -20,26 +20,6 @@ from pipegen.testing.faulty import EOS, FaultyServer
 
 pytest.importorskip("aiohttp")
 pytest.importorskip("tenacity")
-
-
-def route_to(
-    server: FaultyServer, wire: str = "vllm", *, sees: bool = True, **settings: Any
-) -> pg.Route:
-    from pipegen.backends.servers.server import ServerEngine
-    from pipegen.backends.servers.sglang import SGLANG
-    from pipegen.backends.servers.vllm import VLLM
-    from pipegen.engines.settings import ServerSettings
-
-    access = access_to(server.url, default="", variable="NO_SUCH_KEY")
-    return pg.route(
-        ServerEngine(
-            {"vllm": VLLM, "sglang": SGLANG}[wire],
-            ToyModel(sees=sees),
-            access,
-            ServerSettings(**settings),
-            "toy",
-        )
-    )
 
 
 def test_without_its_endpoint_text_goes_by_completions_and_images_are_refused() -> None:
@@ -105,7 +85,7 @@ def test_ids_that_could_crash_or_mislead_a_server_are_not_sent(
     )
     with FaultyServer() as server, route_to(server, wire) as route:
         slots = asyncio.run(
-            route.engine.agenerate([encoded(ids), encoded((1, 2), (image,)), encoded((1, 2))])
+            aanswers(route.engine, [encoded(ids), encoded((1, 2), (image,)), encoded((1, 2))])
         )  # type: ignore[attr-defined]
         assert [type(slot.failure()) for slot in slots[:2]] == [pg.InvalidRequest] * 2
         assert pg.is_ok(slots[2])
@@ -181,12 +161,8 @@ def test_a_stop_ends_the_row_whoever_halts_it(wire: str, options: dict[str, Any]
         result = pg.run(
             route, [{"prompt": "x", "options": {"stop": ["cd"], "max_new_tokens": 12, **options}}]
         )[0].unwrap()
-    assert (result.text, result.finish, result.stop, result.completion_tokens) == (
-        "ab",
-        pg.Finish.STOP_STRING,
-        "cd",
-        4,
-    )
+    seen = (result.text, result.finish, result.stop, result.completion_tokens)
+    assert seen == ("ab", pg.Finish.STOP_STRING, "cd", 4)
 
 
 @pytest.mark.parametrize("wire", ["vllm", "sglang"])

@@ -7,12 +7,10 @@ import math
 from typing import Any
 
 import pytest
-from support.served import ToyModel
+from support.served import route_to
 
-from pipegen.backends.http.access import access_to
 from pipegen.backends.servers import sglang
 from pipegen.backends.servers.dry import wire_requests
-from pipegen.backends.servers.server import ServerEngine
 from pipegen.backends.servers.wire import Facts, WireReply
 from pipegen.core.errors import (
     BackendFailed,
@@ -23,8 +21,6 @@ from pipegen.core.errors import (
     UnsupportedOption,
 )
 from pipegen.core.slots import is_ok
-from pipegen.drivers.route import route
-from pipegen.engines.settings import ServerSettings
 from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions
 from pipegen.records.results import PreparedImage
 
@@ -152,11 +148,7 @@ def test_an_answer_may_come_in_an_array(ask: Any) -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        {},
-        [],
-        "text",
-        [answer(), answer()],
-        {"output_ids": [1]},
+        *({}, [], "text", [answer(), answer()], {"output_ids": [1]}),
         {"output_ids": [1], "meta_info": {"finish_reason": "stop"}},
         {"output_ids": [1], "meta_info": {}},
         answer(ids=(True,)),
@@ -331,15 +323,9 @@ def test_a_stop_that_sglang_would_find_in_a_special_token_is_pipegens_to_find(
     """SGLang looks for stops where special tokens show; to pipegen they are invisible, unless they
     are asked for.
     """
-    engine = ServerEngine(
-        sglang.SGLANG,
-        ToyModel(),
-        access_to(None, default="http://localhost:1", variable="SGLANG_API_KEY"),
-        ServerSettings(),
-        "toy",
-    )
+    toy = route_to(None, "sglang")
     options = GenerationOptions(stop=(stop,), decode=DecodeOptions(skip_special_tokens=hidden))
-    (slot,) = wire_requests(route(engine), [{"prompt": "Hi"}], options)
+    (slot,) = wire_requests(toy, [{"prompt": "Hi"}], options)
     body: Any = slot.unwrap().body
     assert body["sampling_params"].get("stop") == ([stop] if sent else None)
 
@@ -347,33 +333,14 @@ def test_a_stop_that_sglang_would_find_in_a_special_token_is_pipegens_to_find(
 @pytest.mark.parametrize(
     ("listed", "longest", "limit"),
     [
-        (4096, 4090, 4094),
-        (4096, 1000, 1004),
-        (100, 4090, 100),
-        (None, 4090, 4094),
-        (4096, None, 4096),
-        (4096, "4090", 4096),
-        (4096, True, 4096),
-        (None, None, None),
+        *((4096, 4090, 4094), (4096, 1000, 1004), (100, 4090, 100), (None, 4090, 4094)),
+        *((4096, None, 4096), (4096, "4090", 4096), (4096, True, 4096), (None, None, None)),
     ],
 )
 def test_a_row_has_the_room_that_the_server_has(
     listed: int | None, longest: Any, limit: int | None
 ) -> None:
     """SGLang would end a longer row early, and say that its length was reached."""
-    engine = ServerEngine(
-        sglang.SGLANG,
-        ToyModel(),
-        access_to(None, default="http://localhost:1", variable="SGLANG_API_KEY"),
-        ServerSettings(served_model_name="toy"),
-        "toy",
-    )
-    assert (
-        engine.limit_of(
-            Facts(
-                models={"toy": listed},
-                about={} if longest is None else {"max_req_input_len": longest},
-            )
-        )
-        == limit
-    )
+    engine: Any = route_to(None, "sglang", served_model_name="toy").engine
+    about = {} if longest is None else {"max_req_input_len": longest}
+    assert engine.limit_of(Facts(models={"toy": listed}, about=about)) == limit

@@ -8,10 +8,9 @@ import dataclasses
 from typing import Any
 
 import pytest
-from support.served import ToyModel
+from support.served import ToyModel, route_to
 
 import pipegen as pg
-from pipegen.backends.http.access import access_to
 from pipegen.backends.servers import vllm
 from pipegen.backends.servers.vllm import RENDER
 from pipegen.backends.servers.wire import Facts, WireReply
@@ -122,31 +121,18 @@ class Sized(ToyModel):
         )
 
 
-def route_to(server: FaultyServer, engine: str = "vllm") -> pg.Route:
-    pytest.importorskip("aiohttp")
-    pytest.importorskip("tenacity")
-    from pipegen.backends.servers.server import ServerEngine
-    from pipegen.backends.servers.sglang import SGLANG
-    from pipegen.engines.settings import ServerSettings
-
-    access = access_to(server.url, default="", variable="NO_SUCH_KEY")
-    return pg.route(
-        ServerEngine(
-            {"vllm": vllm.VLLM, "sglang": SGLANG}[engine],
-            Sized(),
-            access,
-            ServerSettings(retries=0),
-            "toy",
-        )
-    )
-
+pytest.importorskip("aiohttp")
+pytest.importorskip("tenacity")
 
 LOOKS = [pg.VlmGenerationRequest(prompt="Hi", images=[b"x"]), pg.TextGenerationRequest(prompt="Hi")]
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_such_images_are_prepared_by_the_server_and_text_is_not(streamed: bool) -> None:
-    with FaultyServer(answers={RENDER: (200, rendered(3))}) as server, route_to(server) as route:
+    with (
+        FaultyServer(answers={RENDER: (200, rendered(3))}) as server,
+        route_to(server, model=Sized(), retries=0) as route,
+    ):
         server.keeps_bodies = True
         slots = (
             [event.slot for event in pg.stream(route, LOOKS) if isinstance(event, pg.Done)]
@@ -167,7 +153,7 @@ def test_a_server_that_does_not_keep_sizes_is_asked_once_and_the_image_is_refuse
         FaultyServer(
             answers={RENDER: (400, {"error": {"message": "mm_processor_kwargs are disabled"}})}
         ) as server,
-        route_to(server) as route,
+        route_to(server, model=Sized(), retries=0) as route,
     ):
         for _ in range(2):
             image_file, text = pg.run(route, LOOKS)
@@ -178,7 +164,10 @@ def test_a_server_that_does_not_keep_sizes_is_asked_once_and_the_image_is_refuse
 
 
 def test_an_image_that_the_server_makes_another_size_of_is_refused() -> None:
-    with FaultyServer(answers={RENDER: (200, rendered(9))}) as server, route_to(server) as route:
+    with (
+        FaultyServer(answers={RENDER: (200, rendered(9))}) as server,
+        route_to(server, model=Sized(), retries=0) as route,
+    ):
         error = pg.run(route, LOOKS[:1])[0].failure()
     assert isinstance(error, pg.UnsupportedOption)
     assert "9 tokens" in error.message
@@ -188,7 +177,7 @@ def test_an_image_that_the_server_makes_another_size_of_is_refused() -> None:
 def test_a_failure_of_the_server_is_no_reason_to_think_that_it_keeps_none() -> None:
     with (
         FaultyServer(answers={RENDER: (500, {"error": {"message": "out of order"}})}) as server,
-        route_to(server) as route,
+        route_to(server, model=Sized(), retries=0) as route,
     ):
         for _ in range(2):
             assert isinstance(pg.run(route, LOOKS[:1])[0].failure(), pg.BackendFailed)
@@ -196,6 +185,6 @@ def test_a_failure_of_the_server_is_no_reason_to_think_that_it_keeps_none() -> N
 
 
 def test_an_engine_that_cannot_be_told_sizes_is_not_asked() -> None:
-    with FaultyServer() as server, route_to(server, "sglang") as route:
+    with FaultyServer() as server, route_to(server, "sglang", model=Sized(), retries=0) as route:
         assert isinstance(pg.run(route, LOOKS[:1])[0].failure(), pg.UnsupportedOption)
         assert server.paths["/generate"] == 0

@@ -41,11 +41,8 @@ def test_the_body_is_said_in_full(ask: Any) -> None:
         ),
         Facts(),
     ).unwrap()
-    assert (request.method, request.path, request.stream) == (
-        "POST",
-        "/inference/v1/generate",
-        False,
-    )
+    seen = (request.method, request.path, request.stream)
+    assert seen == ("POST", "/inference/v1/generate", False)
     assert request.body == {
         "model": "tiny",
         "token_ids": [1, 2, 3],
@@ -176,24 +173,16 @@ def choice(**more: Any) -> dict[str, Any]:
 def test_an_answer_is_read(ask: Any) -> None:
     answer = {"choices": [choice(stop_reason=None)], "prompt_token_ids": [1, 2, 3]}
     (completion,) = vllm.from_wire(answer, ask()).unwrap()
-    assert (completion.token_ids, completion.finish, completion.prompt_token_ids) == (
-        (5, 6),
-        "length",
-        (1, 2, 3),
-    )
+    seen = (completion.token_ids, completion.finish, completion.prompt_token_ids)
+    assert seen == ((5, 6), "length", (1, 2, 3))
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        {},
-        {"choices": None},
-        {"choices": []},
-        {"choices": [choice(), choice(index=1)]},
-        {"choices": ["x"]},
-        {"choices": [choice(token_ids=None)]},
-        {"choices": [choice(token_ids=[True])]},
-        {"choices": [choice(token_ids=[-1])]},
+        *({}, {"choices": None}, {"choices": []}, {"choices": [choice(), choice(index=1)]}),
+        *({"choices": ["x"]}, {"choices": [choice(token_ids=None)]}),
+        *({"choices": [choice(token_ids=[True])]}, {"choices": [choice(token_ids=[-1])]}),
         {"choices": [choice(token_ids="56")]},
         {"choices": [choice(finish_reason=None)]},
         {"choices": [choice(finish_reason=3)]},
@@ -350,13 +339,9 @@ def test_an_over_long_prompt_is_known_in_each_wording_whatever_the_status(
 @pytest.mark.parametrize(
     ("status", "headers", "kind"),
     [
-        (400, {}, InvalidRequest),
-        (500, {}, BackendFailed),
-        (501, {}, BackendFailed),
-        (401, {}, BackendFailed),
-        (302, {}, BackendFailed),
-        (429, {"retry-after": "3"}, RateLimited),
-        (503, {}, RateLimited),
+        *((400, {}, InvalidRequest), (500, {}, BackendFailed), (501, {}, BackendFailed)),
+        *((401, {}, BackendFailed), (302, {}, BackendFailed)),
+        *((429, {"retry-after": "3"}, RateLimited), (503, {}, RateLimited)),
     ],
 )
 def test_other_refusals_have_errors_of_their_own(

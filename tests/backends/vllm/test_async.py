@@ -6,9 +6,11 @@ import asyncio
 from typing import Any
 
 import pytest
+from support.calls import aanswers, aevents, events
 from support.models import encoded
 
 import pipegen as pg
+from pipegen.backends.shared_steps import Box
 from pipegen.backends.vllm.engine import VLLMEngine
 from pipegen.backends.vllm.running import Call
 from pipegen.core.errors import CallFailed
@@ -31,21 +33,21 @@ def test_awaited_rows_are_those_of_generate_and_stream(started: list[Any]) -> No
         encoded([20], max_new_tokens=1),
     ]
 
-    async def events() -> list[Any]:
-        return [event async for event in running.astream(inputs)]
+    async def told() -> list[Any]:
+        return [event async for event in aevents(running, inputs)]
 
-    assert asyncio.run(running.agenerate(inputs)) == running.generate(inputs)
-    assert asyncio.run(events()) == list(running.stream(inputs))
-    assert asyncio.run(running.agenerate([])) == []
+    assert asyncio.run(aanswers(running, inputs)) == running.generate(inputs)
+    assert asyncio.run(told()) == list(events(running, inputs))
+    assert asyncio.run(aanswers(running, [])) == []
 
 
 def test_a_call_steps_for_those_that_run_beside_it(started: list[Any]) -> None:
     running = engine()
 
     async def beside() -> None:
-        first = running.astream([encoded([10], max_new_tokens=9)])
+        first = aevents(running, [encoded([10], max_new_tokens=9)])
         assert await anext(first) == TokensMade(row=0, token_ids=(11,), text=",")
-        assert made(await running.agenerate([encoded([20], max_new_tokens=4)])) == [
+        assert made(await aanswers(running, [encoded([20], max_new_tokens=4)])) == [
             (21, 22, 23, 24)
         ]
         rest = [event async for event in first]
@@ -63,7 +65,7 @@ def test_more_calls_than_threads_wait_for_none_of_each_other(started: list[Any])
 
     async def together() -> Any:
         return await asyncio.gather(
-            *(running.agenerate([encoded([10 + call], max_new_tokens=30)]) for call in range(50))
+            *(aanswers(running, [encoded([10 + call], max_new_tokens=30)]) for call in range(50))
         )
 
     assert [made(slots) for slots in asyncio.run(together())] == [
@@ -76,13 +78,13 @@ def test_a_cancelled_call_ends_its_rows_and_no_other(started: list[Any]) -> None
     running = engine()
 
     async def watched(seen: asyncio.Event) -> None:
-        async for _ in running.astream(
-            [encoded([10], max_new_tokens=50), encoded([11], max_new_tokens=50)]
+        async for _ in aevents(
+            running, [encoded([10], max_new_tokens=50), encoded([11], max_new_tokens=50)]
         ):
             seen.set()
 
     async def cancelled() -> None:
-        first, seen = running.astream([encoded([20], max_new_tokens=40)]), asyncio.Event()
+        first, seen = aevents(running, [encoded([20], max_new_tokens=40)]), asyncio.Event()
         await anext(first)
         task = asyncio.create_task(watched(seen))
         await seen.wait()
@@ -108,17 +110,17 @@ def test_an_engine_that_died_is_one_incident_for_all_who_wait(started: list[Any]
     running = engine()
 
     async def together() -> list[Any]:
-        calls = [running.astream([encoded([10 + call], max_new_tokens=3)]) for call in range(2)]
-        for events in calls:
-            await anext(events)
+        calls = [aevents(running, [encoded([10 + call], max_new_tokens=3)]) for call in range(2)]
+        for call in calls:
+            await anext(call)
         started[0].dies = True
-        return await asyncio.gather(*(_last(events) for events in calls), return_exceptions=True)
+        return await asyncio.gather(*(_last(call) for call in calls), return_exceptions=True)
 
     errors = asyncio.run(together())
     assert all(isinstance(error, CallFailed) for error in errors)
     assert errors[0].error == errors[1].error
     assert errors[0].error.scope == "batch"
-    assert made(asyncio.run(running.agenerate([encoded([10], max_new_tokens=1)]))) == [(11,)]
+    assert made(asyncio.run(aanswers(running, [encoded([10], max_new_tokens=1)]))) == [(11,)]
 
 
 @pytest.mark.parametrize("raised", [None, ZeroDivisionError("a bug")])
@@ -138,13 +140,13 @@ def test_who_waits_hears_of_an_engine_that_dies_or_fails_as_a_row_is_dropped(
 
     async def together() -> None:
         first, second = (
-            running.astream([encoded([10 + call], max_new_tokens=9)]) for call in range(2)
+            aevents(running, [encoded([10 + call], max_new_tokens=9)]) for call in range(2)
         )
         await anext(first)
         await anext(second)
         started[0].abort_request = fails
         with core.lock:
-            await asyncio.to_thread(core.drop, [next(iter(core._boxes))])
+            await asyncio.to_thread(core.drop, [next(iter(core._boxes))], Box[Any]())
         with pytest.raises(CallFailed):
             await _last(second)
 

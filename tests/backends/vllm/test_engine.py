@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from returns.result import Failure
+from support.calls import aanswers, aevents, events as events_of
 from support.models import encoded, write_model
 
 import pipegen as pg
@@ -94,12 +95,8 @@ def test_everything_that_decides_about_the_output_is_said(started: list[Any]) ->
     assert not started
     running.generate([encoded([10], max_new_tokens=1)])
     payload = started[0].arguments
-    assert (
-        payload.generation_config,
-        payload.logprobs_mode,
-        payload.dtype,
-        payload.max_num_seqs,
-    ) == ("vllm", "raw_logprobs", "float32", 3)
+    seen = (payload.generation_config, payload.logprobs_mode, payload.dtype, payload.max_num_seqs)
+    assert seen == ("vllm", "raw_logprobs", "float32", 3)
     assert (
         payload.revision,
         payload.tokenizer_revision,
@@ -192,7 +189,7 @@ def test_rows_end_where_pipegen_says_and_vllm_hears_of_it(started: list[Any]) ->
 
 def test_calls_that_run_side_by_side_get_their_own_tokens(started: list[Any]) -> None:
     running = engine()
-    first = running.stream([encoded([10], max_new_tokens=4)])
+    first = events_of(running, [encoded([10], max_new_tokens=4)])
     assert next(first) == TokensMade(row=0, token_ids=(11,), text=",")
     assert made(running.generate([encoded([20], max_new_tokens=2)])) == [(21, 22)]
     rest = list(first)
@@ -298,7 +295,7 @@ def test_a_form_that_cannot_be_compiled_fails_its_slot_and_starts_nothing(
     (slot,) = engine().generate([bad])
     assert isinstance(slot.failure(), pg.UnsupportedOption)
     assert slot.failure().option in form
-    assert asyncio.run(engine().agenerate([bad])) == [slot]
+    assert asyncio.run(aanswers(engine(), [bad])) == [slot]
     assert started == []
     both = engine().generate([bad, encoded([10], max_new_tokens=1)])
     assert [pg.is_ok(one) for one in both] == [False, True]
@@ -403,7 +400,7 @@ def test_two_candidates_are_asked_for_the_margin_where_vllm_gives_so_many(
 def test_an_engine_that_died_fails_the_call_and_another_one_starts(started: list[Any]) -> None:
     running = engine()
     running.generate([encoded([10], max_new_tokens=1)])
-    waiting = running.stream([encoded([10], max_new_tokens=4)])
+    waiting = events_of(running, [encoded([10], max_new_tokens=4)])
     next(waiting)
     started[0].dies = True
     with pytest.raises(CallFailed) as failed:
@@ -446,7 +443,7 @@ def test_whatever_a_step_raises_fails_the_call_under_its_incident(
     """
     running = engine()
     running.generate([encoded([10], max_new_tokens=1)])
-    waiting = running.stream([encoded([10], max_new_tokens=4)])
+    waiting = events_of(running, [encoded([10], max_new_tokens=4)])
     next(waiting)
     started[0].step_raises = IndexError("list index out of range")
     with pytest.raises(CallFailed) as failed:
@@ -454,11 +451,8 @@ def test_whatever_a_step_raises_fails_the_call_under_its_incident(
     with pytest.raises(CallFailed) as also:
         next(waiting)
     error = failed.value.error
-    assert (type(error), error.message, error == also.value.error) == (
-        pg.BackendFailed,
-        "IndexError: list index out of range",
-        True,
-    )
+    seen = (type(error), error.message, error == also.value.error)
+    assert seen == (pg.BackendFailed, "IndexError: list index out of range", True)
     (logged,) = [record for record in caplog.records if error.incident in record.getMessage()]
     assert logged.exc_info
     assert made(running.generate([encoded([10], max_new_tokens=1)])) == [(11,)]
@@ -471,7 +465,7 @@ def test_calls_beside_the_event_loop_get_it_too(started: list[Any]) -> None:
     started[0].step_raises = IndexError("list index out of range")
 
     async def waits() -> Any:
-        return [slot async for slot in running.astream([encoded([10], max_new_tokens=1)])]
+        return [slot async for slot in aevents(running, [encoded([10], max_new_tokens=1)])]
 
     with pytest.raises(CallFailed, match="IndexError"):
         asyncio.run(waits())
@@ -499,7 +493,7 @@ def test_a_clean_close_is_no_incident(started: list[Any], caplog: pytest.LogCapt
     running = engine()
     running.generate([encoded([10], max_new_tokens=1)])
     running.close()
-    stream = running.stream([encoded([10], max_new_tokens=4)])
+    stream = events_of(running, [encoded([10], max_new_tokens=4)])
     next(stream)
     stream.close()  # type: ignore[attr-defined]
     running.close()
@@ -511,7 +505,7 @@ def test_an_engine_that_is_closed_while_a_call_runs_fails_the_call(
     started: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     running = engine()
-    stream = running.stream([encoded([10], max_new_tokens=4)])
+    stream = events_of(running, [encoded([10], max_new_tokens=4)])
     next(stream)
     running.close()
     with pytest.raises(CallFailed, match="closed while the call ran") as failed:
@@ -537,7 +531,7 @@ def test_a_stream_that_is_left_ends_its_rows_and_closing_stops_the_engine(
     started: list[Any],
 ) -> None:
     running = engine()
-    stream = running.stream([encoded([10], max_new_tokens=4), encoded([20], max_new_tokens=4)])
+    stream = events_of(running, [encoded([10], max_new_tokens=4), encoded([20], max_new_tokens=4)])
     next(stream)
     stream.close()  # type: ignore[attr-defined]
     assert started[0].live == {}
@@ -598,7 +592,7 @@ def test_a_row_comes_whole_where_nobody_waits_for_its_tokens(started: list[Any])
     assert [entry.token_id for entry in slots[0].unwrap().logprobs] == [11, 12, 13, 14, 15]
     assert started[0].outputs == 1 + 5  # a stop string is looked for in every output
 
-    streamed = list(running.stream([plain]))
+    streamed = list(events_of(running, [plain]))
     assert [event.token_ids for event in streamed if isinstance(event, TokensMade)] == [
         (11,),
         (12,),

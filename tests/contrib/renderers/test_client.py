@@ -25,23 +25,11 @@ Asked = Callable[..., dict[str, Any]]
 Stubs = Any
 IMAGE = "data:image/png;base64,aW1hZ2U="
 KEYS = {
-    "request_id",
-    "usage",
-    "prompt_ids",
-    "renderer_prompt_ids",
-    "mm_placeholders",
-    "completion_ids",
-    "completion_logprobs",
-    "content",
-    "tool_calls",
+    *("request_id", "usage", "prompt_ids", "renderer_prompt_ids", "mm_placeholders"),
+    *("completion_ids", "completion_logprobs", "content", "tool_calls"),
 } | {
-    "reasoning_content",
-    "finish_reason",
-    "reasoning_complete",
-    "routed_experts",
-    "sampling_mask",
-    "multi_modal_data",
-    "prompt_attribution",
+    *("reasoning_content", "finish_reason", "reasoning_complete", "routed_experts"),
+    *("sampling_mask", "multi_modal_data", "prompt_attribution"),
 }
 PARAMS = {"temperature": 0.3, "max_tokens": 7, "min_tokens": 2}
 
@@ -77,11 +65,8 @@ def test_the_exact_body_that_vllm_gets(stubs: Stubs, asked: Asked) -> None:  # H
         }
     ]
     assert set(result) == KEYS
-    assert (result["completion_ids"], result["completion_logprobs"], result["usage"]) == (
-        [7, 8],
-        [-0.1, -0.2],
-        {"prompt_tokens": 3},
-    )
+    seen = (result["completion_ids"], result["completion_logprobs"], result["usage"])
+    assert seen == ([7, 8], [-0.1, -0.2], {"prompt_tokens": 3})
     assert renderer.rendered == [
         {
             "messages": [{"role": "user", "content": "hi"}],
@@ -122,11 +107,8 @@ def test_the_exact_body_that_sglang_gets(stubs: Stubs, asked: Asked) -> None:  #
         "priority": 2,
     }
     assert set(result) == KEYS
-    assert (result["completion_ids"], result["completion_logprobs"], result["finish_reason"]) == (
-        [7, 8],
-        [-0.1, -0.2],
-        "stop",
-    )
+    seen = (result["completion_ids"], result["completion_logprobs"], result["finish_reason"])
+    assert seen == ([7, 8], [-0.1, -0.2], "stop")
     assert result["usage"] == {
         "prompt_tokens": 3,
         "completion_tokens": 2,
@@ -170,11 +152,8 @@ def test_given_ids_and_attribution_take_the_place_of_rendering(stubs: Stubs, ask
     renderer, attribution = stubs.Renderer(), object()
     client = stubs.Client(stubs.vllm())
     result = asked(client, renderer, prompt_ids=[11, 12], prompt_attribution=attribution)
-    assert (renderer.rendered, client.posted[0]["body"]["token_ids"], result["prompt_ids"]) == (
-        [],
-        [11, 12],
-        [11, 12],
-    )
+    seen = (renderer.rendered, client.posted[0]["body"]["token_ids"], result["prompt_ids"])
+    assert seen == ([], [11, 12], [11, 12])
     assert result["prompt_attribution"] is attribution
     assert asked(client, renderer, prompt_ids=[11])["prompt_attribution"] is None
 

@@ -11,15 +11,8 @@ from pipegen.testing.toy import ToyTokenizer
 @pytest.mark.parametrize(
     "token",
     [
-        "<|fim_prefix|>",
-        "<|USER_0_TOKEN|>",
-        "<｜User｜>",
-        "<|turn>",
-        "<turn|>",
-        "[INST]",
-        "[/TOOL_CALLS]",
-        "</s>",
-        "<pad>",
+        *("<|fim_prefix|>", "<|USER_0_TOKEN|>", "<｜User｜>", "<|turn>", "<turn|>", "[INST]"),
+        *("[/TOOL_CALLS]", "</s>", "<pad>"),
     ],
 )
 def test_an_added_token_of_a_shape_that_steers_is_a_control_token_though_no_template_writes_it(

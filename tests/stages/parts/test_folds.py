@@ -42,12 +42,8 @@ class CountingTokenizer(ToyTokenizer):
 class TestHalting:
     def test_it_halts_at_the_token_that_completes_a_stop(self) -> None:  # A5, A17
         row = follower(stop=("STOP",), max_new_tokens=200)
-        assert (fed(row, "aSTOPbc"), row.finish, row.stop, row.count) == (
-            ["a", "", "", "", ""],
-            Finish.STOP_STRING,
-            "STOP",
-            3,
-        )
+        seen = (fed(row, "aSTOPbc"), row.finish, row.stop, row.count)
+        assert seen == (["a", "", "", "", ""], Finish.STOP_STRING, "STOP", 3)
 
     @pytest.mark.parametrize("text", ["abcd", "ab"])
     def test_it_runs_while_nothing_ends_it(self, text: str) -> None:
@@ -62,12 +58,8 @@ class TestHalting:
             ({"stop": StopOptions(stop_token_ids=(IM_END,))}, Finish.STOP_TOKEN, IM_END),
         ):
             row = follower(**options)
-            assert (fed(row, "a<|im_end|>"), row.finish, row.stop, row.count) == (
-                ["a", ""],
-                finish,
-                stop,
-                2,
-            )
+            seen = (fed(row, "a<|im_end|>"), row.finish, row.stop, row.count)
+            assert seen == (["a", ""], finish, stop, 2)
 
     def test_nothing_halts_it_within_min_new_tokens(self) -> None:  # A19
         row = follower(stop=("c",), min_new_tokens=5)
@@ -173,13 +165,8 @@ class TestShowing:
             row.finish,
         ] == ["", "", "", Finish.STOP_STRING]
         row = follower(stop=("a\ufffd",))
-        assert [row.feed(97), row.feed(0xE2), row.feed(IM_END), row.finish, row.stop] == [
-            "",
-            "",
-            "",
-            Finish.STOP_STRING,
-            "a\ufffd",
-        ]
+        seen = [row.feed(97), row.feed(0xE2), row.feed(IM_END), row.finish, row.stop]
+        assert seen == ["", "", "", Finish.STOP_STRING, "a\ufffd"]
 
     def test_stripped_text_is_shown_without_the_whitespace_at_its_ends(self) -> None:
         row = follower(decode=DecodeOptions(strip_whitespace=True))

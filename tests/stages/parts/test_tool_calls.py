@@ -93,7 +93,7 @@ def call(arguments: dict[str, Any], number: int = 0) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("arguments", ARGUMENTS, ids=str)
-@pytest.mark.parametrize("content", ["", "Let me see."])
+@pytest.mark.parametrize("content", ["", "Let me see.", "Let me see:\n"])
 @pytest.mark.parametrize("name", FORMS)
 def test_what_a_template_writes_is_read_back(
     name: str, content: str, arguments: dict[str, Any]

@@ -1,0 +1,151 @@
+"""An agent: a model that answers questions about orders with two tools.
+
+Each line of the input is a question, {"id": "Q-1", "question": "...", "expected": "..."}. The model
+may call `order_state` and `days_between`, and goes on with what they answered; a tool that fails
+tells the model why. With `--rollouts FILE.parquet` the exact ids of each conversation are written
+for a trainer, with a reward: whether the answer holds what was expected.
+
+    python docs/examples/agent.py --model embedded docs/examples/orders.jsonl
+
+With --job FOLDER what is answered is kept there, tools included: after a kill, the same command
+goes on, in the middle of conversations too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import date
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import pipegen as pg
+from pipegen.records import strict_json
+
+SYSTEM = "Answer the question about orders. Call the tools for what you do not know."
+ORDERS: dict[int, dict[str, str | None]] = {
+    17: {"state": "sent", "ordered": "2026-03-02", "sent": "2026-03-05"},
+    18: {"state": "waiting", "ordered": "2026-03-04", "sent": None},
+}
+
+Asking = pg.Pipe[pg.GenerationRequest, pg.GenerationResult]
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+def order_state(number: Annotated[int, "the number of the order"]) -> dict[str, str | None]:
+    """What is known of an order."""
+    if number not in ORDERS:
+        raise LookupError(f"there is no order {number}")
+    return ORDERS[number]
+
+
+def days_between(
+    start: Annotated[str, "a day as YYYY-MM-DD"], end: Annotated[str, "a later day"]
+) -> int:
+    """How many days lie between two days."""
+    return (date.fromisoformat(end) - date.fromisoformat(start)).days
+
+
+def agent(route: Asking) -> Asking:
+    """The route with the tools: every request is a conversation."""
+    return pg.turns(route, pg.tools([order_state, days_between], limit=6, timeout=30))
+
+
+def request_of(line: Mapping[str, Any]) -> pg.TextGenerationRequest:
+    return pg.TextGenerationRequest(
+        id=str(line["id"]),
+        messages=[
+            {"role": "system", "content": SYSTEM},
+            {"role": "user", "content": str(line["question"])},
+        ],
+    )
+
+
+def answers(
+    pipe: Asking,
+    lines: Iterable[Mapping[str, Any]],
+    options: pg.GenerationOptions | None = None,
+    job: Path | None = None,
+) -> Iterator[tuple[Mapping[str, Any], pg.Slot[pg.GenerationResult]]]:
+    """Each line with its slot, in order; kept in the job's folder, where there is one."""
+    asked = ((line, request_of(line)) for line in lines)
+    return (
+        pg.imap_keyed(pipe, asked, options)
+        if job is None
+        else pg.job_keyed(pipe, asked, job, options)
+    )
+
+
+def record_of(line: Mapping[str, Any], slot: pg.Slot[pg.GenerationResult]) -> dict[str, Any]:
+    """What is written of an answer: its text, and the calls of all turns."""
+    if not pg.is_ok(slot):
+        return {"id": line["id"], "ok": False, "error": pg.error_to_plain(slot.failure())}
+    result = slot.unwrap()
+    calls = [call["function"] for turn in result.rounds for call in turn.tool_calls]
+    return {
+        "id": line["id"],
+        "ok": True,
+        "text": result.text,
+        "calls": [f"{call['name']}({call['arguments']})" for call in calls],
+        "end": result.rounds_end,
+    }
+
+
+def reward_of(line: Mapping[str, Any], slot: pg.Slot[pg.GenerationResult]) -> float:
+    return float(pg.is_ok(slot) and str(line.get("expected")) in slot.unwrap().text)
+
+
+@app.command(help=__doc__)
+def main(
+    questions: Annotated[
+        Path, typer.Argument(help="JSON Lines of questions.", exists=True, dir_okay=False)
+    ],
+    model: Annotated[str, typer.Option(help="A local folder, a hub name, or `embedded`.")],
+    backend: Annotated[
+        str, typer.Option(help=f"The engine: {' or '.join(pg.backends.BACKENDS)}.")
+    ] = "hf",
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="How long an answer may be.")] = 256,
+    batch: Annotated[int, typer.Option(min=1, help="Answers in one batch.")] = 32,
+    job: Annotated[
+        Path | None, typer.Option(help="A folder that keeps what is finished.", file_okay=False)
+    ] = None,
+    rollouts: Annotated[
+        Path | None, typer.Option(help="A .parquet file for a trainer.", dir_okay=False)
+    ] = None,
+) -> None:
+    try:
+        lines = [
+            strict_json.load(line)
+            for line in questions.read_text(encoding="utf-8").split("\n")
+            if line.strip()
+        ]
+        route = pg.backends.load(pg.ModelLoadConfig(model=model, backend=backend, batch_size=batch))
+    except (ValueError, ImportError, OSError, pg.CallFailed) as refusal:
+        # a bad value; a missing extra; a model that cannot be read
+        raise typer.BadParameter(str(refusal)) from None
+    options = pg.GenerationOptions(
+        max_new_tokens=max_new_tokens, logprobs=True if rollouts is not None else None
+    )
+    with agent(route) as pipe:
+        made = []
+        for line, slot in answers(pipe, lines, options, job):
+            print(strict_json.dump(record_of(line, slot)), flush=True)
+            made.append((line, slot))
+    if rollouts is not None:
+        rows = (
+            (
+                {"id": str(line["id"]), "reward": reward_of(line, slot)},
+                slot.map(lambda result: result.rollout),
+            )
+            for line, slot in made
+        )
+        pg.write_table(rollouts, rows, kind=pg.Rollout)
+    answered = sum(pg.is_ok(slot) for _, slot in made)
+    print(f"{len(made)} questions, {answered} answered", file=sys.stderr)
+    raise typer.Exit(0 if answered == len(made) else 1)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,291 @@
+"""An answer that takes more than one call of its row: a thought and then the answer, or the parts
+of a tool call. What the calls generate is put together by its ids.
+
+The first call gets the prompt, with the opening of the thought where the prompt does not hold it,
+and ends at the thought's end token. The second gets the ids so far, and what the template writes
+between thought and answer.
+
+- **Written, and not sampled**: the opening; where the thought is cut, what closes it; and what
+  the template writes between the thought's end token and the answer.
+- **A thought ends** with its end token, or is cut at its limit. An end token of the model ends the
+  row; where a form is asked, it is left out, and the thought is closed.
+- **Stops**, plugins and the form are about the answer alone. `max_new_tokens` and `min_new_tokens`
+  count all tokens.
+- **Seeds**: the thought has the row's own, the answer one that is derived from it.
+- **A tool call** that is asked for is written around its name, which is generated where there is a
+  choice, and around its arguments, which are JSON of the tool's schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from returns.result import Failure, Success
+
+from pipegen.core.errors import UnsupportedOption
+from pipegen.core.slots import Slot, is_ok
+from pipegen.core.steps import Wanted
+from pipegen.engines.protocol import scores_tokens
+from pipegen.records.engine_list import shown
+from pipegen.records.fields import altered
+from pipegen.records.options import GenerationOptions, StopOptions, StructuredOptions, resolve
+from pipegen.records.results import (
+    CallForm,
+    Encoded,
+    Finish,
+    Prompt,
+    Raw,
+    Thought,
+    ThoughtForm,
+    TokenLogprob,
+)
+from pipegen.records.scores import Continued
+from pipegen.stages.ending import BY_ID, decode_row, with_texts
+from pipegen.stages.parts.answer_check import WORDS, Answer, disobeyed
+from pipegen.stages.parts.detokenize import ids_behind, spell
+from pipegen.stages.parts.samples import derive_seed
+
+__all__ = ["Asking", "answer_in_parts", "replayed"]
+
+Asking: TypeAlias = Generator[Wanted, Slot[Any], Slot[Raw]]
+"""What a row wants, one thing after another. It is sent each answer, and returns the row's slot."""
+_NEUTRAL = resolve(GenerationOptions(max_new_tokens=1))
+
+
+def replayed(asking: Asking, answers: Sequence[Slot[Any]]) -> Wanted | Slot[Raw]:
+    """What the row wants after these answers, or its slot."""
+    try:
+        wanted = next(asking)
+        for answer in answers:
+            wanted = asking.send(answer)
+    except StopIteration as ended:
+        slot: Slot[Raw] = ended.value
+        return slot
+    return wanted
+
+
+class _Written:
+    """The ids of a row's answer so far, generated or not, within its `max_new_tokens`."""
+
+    def __init__(self, asked: Encoded) -> None:
+        self.asked = asked
+        self.ids: list[int] = []
+        self.logprobs: list[TokenLogprob | None] = []
+        self.forced: list[int] = []
+
+    @property
+    def room(self) -> int:
+        return (self.asked.options.max_new_tokens or 0) - len(self.ids)
+
+    def write(self, ids: Sequence[int]) -> None:
+        """Add ids that are not generated, as far as there is room."""
+        added = ids[: self.room]
+        self.forced += range(len(self.ids), len(self.ids) + len(added))
+        self.ids += added
+        self.logprobs += [None] * len(added)
+
+    def take(self, raw: Raw, count: int) -> None:
+        """Add the first ids of an answer."""
+        self.ids += raw.token_ids[:count]
+        self.logprobs += raw.logprobs[:count] if raw.logprobs is not None else [None] * count
+
+    def logprobs_of(self, start: int, end: int) -> tuple[TokenLogprob, ...] | None:
+        """One for each of these ids; None where one is unknown."""
+        known = tuple(one for one in self.logprobs[start:end] if one is not None)
+        return known if self.asked.options.logprobs and len(known) == end - start else None
+
+    def row(self, base: Encoded, call: int, **options: Any) -> Encoded:
+        """The row as it goes on from these ids in a further call, with other options than those of
+        `base`.
+        """
+        ids, own = tuple(self.ids), base.options
+        prompt: Prompt = altered(
+            base.prompt,
+            token_ids=(*base.prompt.token_ids, *ids),
+            compact_token_ids=(*base.prompt.compact_token_ids, *ids),
+            thought=None,
+            call=None,
+        )
+        changed = {
+            "max_new_tokens": self.room,
+            "min_new_tokens": max(0, (own.min_new_tokens or 0) - len(ids)) if call else 0,
+            "max_thinking_tokens": None,
+            "prompt_logprobs": False,
+            "seed": None if own.seed is None else derive_seed(own.seed, -call),
+            **options,
+        }
+        made: Encoded = altered(base, prompt=prompt, options=altered(own, **changed))
+        return made
+
+    def scored(self) -> Continued:
+        """All ids up to the last that was not generated, to be scored."""
+        prompt: Prompt = altered(self.asked.prompt, thought=None, call=None)
+        base: Encoded = altered(self.asked, prompt=prompt, options=_NEUTRAL)
+        return Continued(encoded=base, continuation=tuple(self.ids[: self.forced[-1] + 1]))
+
+
+def answer_in_parts(asked: Encoded, sent: Encoded, engine: Any) -> Asking:
+    """The calls of a row that thinks before it answers, or whose answer is a tool call.
+
+    `sent` is the row as its engine may get it. With `logprobs`, tokens that were not sampled are
+    scored.
+    """
+    options, written = asked.options, _Written(asked)
+    if options.logprobs and not scores_tokens(engine):
+        words = f"{shown(engine.name)} gives no log probabilities of tokens that are not sampled"
+        hint = "leave out logprobs, the thought and tool_choice"
+        return Failure(UnsupportedOption(words, option="logprobs", hint=hint))
+    thought = last = None
+    if asked.prompt.thought is not None:
+        slot = yield from _thought(written, asked.prompt.thought, sent, engine)
+        if not is_ok(slot):
+            return slot
+        thought, last = slot.unwrap()
+    start = len(written.ids)
+    answer = written.row(asked, 1)
+    final = Raw(encoded=answer, token_ids=(), logprobs=() if options.logprobs else None)
+    if last is not None:
+        final = altered(last, encoded=answer)
+    elif asked.prompt.call is not None:
+        slot = yield from _called(written, asked.prompt.call, sent, engine)
+        if not is_ok(slot):
+            return slot
+        final = altered(slot.unwrap(), encoded=answer, ending=None)
+    elif written.room > 0:
+        stopped = altered(answer.options, stop=sent.options.stop)
+        slot = yield Wanted(engine, altered(answer, options=stopped, watched=sent.watched))
+        if not is_ok(slot):
+            return slot
+        final = altered(slot.unwrap(), encoded=answer)
+    if options.logprobs and written.forced:
+        scores = yield Wanted(engine, written.scored(), shown=False)
+        if not is_ok(scores):
+            return Failure(scores.failure())
+        _fill(written, scores.unwrap(), top=bool(options.top_logprobs))
+    if asked.prompt.call is not None and last is None:
+        forced = tuple(place - start for place in written.forced if place >= start)
+        final = altered(
+            final,
+            token_ids=tuple(written.ids[start:]),
+            logprobs=written.logprobs_of(start, len(written.ids)),
+            forced=forced,
+        )
+    if thought is None:
+        return Success(final)
+    before = Raw(
+        encoded=answer,
+        token_ids=tuple(written.ids[:start]),
+        logprobs=written.logprobs_of(0, start),
+    )
+    known = Thought(
+        asked=asked,
+        token_ids=before.token_ids,
+        logprobs=with_texts(before, engine.tokenizer).logprobs,
+        forced=tuple(place for place in written.forced if place < start),
+        text=thought.text,
+        closed=thought.closed,
+    )
+    return Success(altered(final, thought=known))
+
+
+class _Thinking(NamedTuple):
+    text: str
+    closed: bool
+
+
+def _thought(
+    written: _Written, form: ThoughtForm, sent: Encoded, engine: Any
+) -> Generator[Wanted, Slot[Any], Slot[Any]]:
+    """The thought, and the end of the row where that is within it."""
+    options = written.asked.options
+    written.write(form.opens)
+    most = written.room
+    if options.max_thinking_tokens is not None:
+        most = min(most, options.max_thinking_tokens)
+    finish, raw = Finish.LENGTH, Raw(encoded=written.asked, token_ids=())
+    if most > 0:
+        stop = StopOptions(
+            stop=(),
+            stop_token_ids=(form.end_id,),
+            ignore_eos=options.stop is not None and options.stop.ignore_eos,
+        )
+        asks = written.row(sent, 0, max_new_tokens=most, structured=None, stop=stop)
+        answered = yield Wanted(engine, altered(asks, watched=False), shown=False)
+        judged = answered.bind(lambda one: decode_row(one, engine.tokenizer, engine.eos_token_ids))
+        if not is_ok(judged):
+            return Failure(judged.failure())
+        finish, raw = judged.unwrap().finish, judged.unwrap().raw
+    count = len(raw.token_ids) - (finish in BY_ID)
+    text = spell(engine.tokenizer, raw.token_ids[:count])[0].strip()
+    by_itself, given_up = finish is Finish.STOP_TOKEN, finish in (Finish.ABORTED, Finish.PLUGIN)
+    written.take(raw, count + by_itself)
+    early = len(written.ids) < (options.min_new_tokens or 0)
+    if given_up or (finish is Finish.EOS and options.structured is None and not early):
+        last = Raw(
+            encoded=written.asked,
+            token_ids=raw.token_ids[count:],
+            logprobs=None if raw.logprobs is None else raw.logprobs[count:],
+            aborted=finish is Finish.ABORTED,
+            halted=raw.halted,
+        )
+        return Success((_Thinking(text, False), last))
+    before = len(written.ids)
+    written.write((*(() if by_itself else (*form.closes, form.end_id)), *form.bridge))
+    closed = by_itself or form.end_id in written.ids[before:]
+    return Success((_Thinking(text, closed), None))
+
+
+def _called(
+    written: _Written, form: CallForm, sent: Encoded, engine: Any
+) -> Generator[Wanted, Slot[Any], Slot[Raw]]:
+    """The call: its name, if there is a choice, and its arguments. What is returned says how it
+    ended; its ids are in `written`.
+    """
+    unstopped = StopOptions(stop=(), stop_token_ids=(), ignore_eos=False)
+    written.write(form.opens)
+    schema, ended = form.schemas[0], Raw(encoded=written.asked, token_ids=())
+    name, *others = form.names
+    forms = [StructuredOptions(choice=form.names)] if others else []
+    if not forms:
+        written.write(ids_behind(engine.tokenizer, name))
+    for number, part in enumerate((*forms, None), start=1):
+        if written.room <= 0:
+            return Success(ended)
+        structured = part or StructuredOptions(json_schema=schema)
+        asks = written.row(sent, number, structured=structured, stop=unstopped)
+        answered = yield Wanted(engine, altered(asks, watched=False), shown=False)
+        judged = answered.bind(lambda one: decode_row(one, engine.tokenizer, engine.eos_token_ids))
+        if not is_ok(judged):
+            return Failure(judged.failure())
+        row, ended = judged.unwrap(), judged.unwrap().raw
+        complete = row.finish is Finish.EOS
+        wrong = disobeyed(
+            Answer(text=row.text, finish=WORDS[row.finish]), asks.options, shown(engine.name)
+        )
+        if wrong is not None:
+            return Failure(wrong)
+        written.take(ended, len(ended.token_ids) - complete)
+        if not complete:
+            return Success(ended)
+        if part is not None:
+            schema = form.schemas[form.names.index(row.text)]
+    written.write(form.closes)
+    if written.room > 0:
+        written.take(
+            altered(
+                ended, token_ids=ended.token_ids[-1:], logprobs=(ended.logprobs or ())[-1:] or None
+            ),
+            1,
+        )
+    return Success(ended)
+
+
+def _fill(written: _Written, scores: Any, *, top: bool) -> None:
+    """The log probabilities of what was not generated."""
+    for place in written.forced:
+        written.logprobs[place] = TokenLogprob(
+            token_id=written.ids[place],
+            logprob=scores.logprobs[place],
+            top=(scores.likeliest[place],) if top else (),
+        )

@@ -1,0 +1,157 @@
+"""Conformance checks of conversations: the ids of the turns before are taken as they are, and their
+images stay in sight.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from pipegen.core.errors import TemplateFailed
+from pipegen.core.slots import is_ok
+from pipegen.drivers.batch import run
+from pipegen.drivers.route import Route
+from pipegen.records.requests import TextGenerationRequest, VlmGenerationRequest
+from pipegen.records.results import GenerationResult
+from pipegen.testing.ask import (
+    answers,
+    drawn_image,
+    expect,
+    greedy,
+    honours,
+    red_square,
+    same,
+    to_all,
+)
+
+__all__ = ["CHECKS"]
+
+WORDS = "And then?"
+ANSWER = "One, two, three"
+
+
+def turns_go_on_with_the_ids_before(route: Route) -> None:
+    """A prompt begins with the ids of the turns before, and its ids alone give the same answer. Of
+    a server that is sent messages the result says that it is not exact.
+    """
+    turns = [to_all(route, greedy(max_new_tokens=8))]
+    for _ in range(2):
+        after = _after(route, turns[-1])
+        if after is None:
+            return
+        turns.append(after)
+    exact = honours(route, "token_ids")
+    for one, two in (pair for both in pairwise(turns) for pair in zip(*both, strict=True)):
+        expect(two.exact is exact, f"exact: the result of a next turn says {two.exact}")
+        before = (*one.prompt_token_ids, *one.token_ids)
+        expect(
+            not exact or two.prompt_token_ids[: len(before)] == before,
+            "token_ids: a prompt does not begin with the ids of the turns before",
+        )
+    if exact:
+        by_ids = [
+            TextGenerationRequest(prompt_token_ids=result.prompt_token_ids) for result in turns[-1]
+        ]
+        expect(
+            all(map(same, turns[-1], answers(run(route, by_ids, greedy(max_new_tokens=8))))),
+            "token_ids: a next turn gives something else than its prompt's ids",
+        )
+
+
+def answers_of_earlier_turns_are_not_encoded_again(route: Route) -> None:
+    """An earlier answer in other tokens is another prompt, though its text is the same: one of
+    single characters, with a control token as plain text. Log probabilities tell: an engine that
+    gives none is not judged.
+    """
+    if not honours(route, "token_ids"):
+        return
+    read = {"prompt_logprobs": True} if honours(route, "prompt_logprobs") else {}
+    if not read and not honours(route, "logprobs"):
+        return
+    tokenizer: Any = route.engine.tokenizer
+    image = getattr(route.engine, "image_placeholder", None)
+    ends = route.engine.eos_token_ids
+    token = next(
+        (
+            text
+            for text, number in tokenizer.special_tokens.items()
+            if text != image and number not in ends
+        ),
+        "",
+    )
+    plain = [tokenizer.encode_plain(part, first=False) for part in (*ANSWER, *token)]
+    ways = (
+        (*tokenizer.encode_plain(ANSWER, first=False), *tokenizer.encode(token)),
+        tuple(number for ids in plain for number in ids),
+    )
+    texts = {tokenizer.decode(ids) for ids in ways}
+    if len(texts) > 1 or ways[0] == ways[1]:  # this tokenizer has one way to write it
+        return
+    first, text = to_all(route, greedy(max_new_tokens=1)), texts.pop()
+    seen = []
+    for ids in ways:
+        said = [dataclasses.replace(result, token_ids=ids, raw_text=text) for result in first]
+        after = _after(route, said, **read)
+        if after is None:
+            return
+        places = [result.prompt_tokens + len(ids) for result in first]
+        seen.append([_shown(*pair) for pair in zip(after, places, strict=True)])
+    expect(
+        seen[0] != seen[1],
+        "token_ids: an answer of an earlier turn is encoded again: in other tokens of the same text"
+        " it makes no difference",
+    )
+
+
+def images_of_earlier_turns_stay_in_sight(route: Route) -> None:
+    """Conversations whose ids are the same, and whose images are not, get other answers, or at
+    least other logprobs.
+    """
+    if not honours(route, "images") or not honours(route, "token_ids"):
+        return
+    images = [red_square(), *(drawn_image(64, 64, pattern) for pattern in range(3))]
+    asked = [VlmGenerationRequest(prompt="Describe the image.", images=[one]) for one in images]
+    first = answers(run(route, asked, greedy(max_new_tokens=8)))
+    ids, text = first[0].token_ids, first[0].raw_text
+    said = [dataclasses.replace(result, token_ids=ids, raw_text=text) for result in first]
+    after = _after(route, said)
+    if after is None:
+        return
+    expect(
+        all(
+            (one.image_grid_thw, one.image_digests) == (two.image_grid_thw, two.image_digests)
+            for one, two in zip(first, after, strict=True)
+        ),
+        "images: a next turn has not the images of the turn before",
+    )
+    expect(
+        any(_shown(result) != _shown(after[0]) for result in after),
+        f"images: {len(images)} conversations with different images get the same next answer",
+    )
+
+
+def _after(
+    route: Route, turns: Sequence[GenerationResult], **more: Any
+) -> list[GenerationResult] | None:
+    """The next turns; None where the model's template has none."""
+    logprobs = True if honours(route, "logprobs") else None
+    options = greedy(max_new_tokens=8, logprobs=logprobs, **more)
+    slots = run(route, [result.then(WORDS) for result in turns], options)
+    if any(isinstance(slot.failure(), TemplateFailed) for slot in slots if not is_ok(slot)):
+        return None
+    return answers(slots)
+
+
+def _shown(result: GenerationResult, place: int = 0) -> tuple[Any, ...]:
+    """What was generated, how likely it was, and how likely the prompt was from this place on."""
+    likely = (*(result.prompt_logprobs or ())[place:], *(result.logprobs or ()))
+    return result.text, result.token_ids, [round(one.logprob, 3) for one in likely if one]
+
+
+CHECKS = (
+    turns_go_on_with_the_ids_before,
+    answers_of_earlier_turns_are_not_encoded_again,
+    images_of_earlier_turns_stay_in_sight,
+)

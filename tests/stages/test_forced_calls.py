@@ -1,0 +1,137 @@
+"""`tool_choice` makes the answer a tool call, in the form that the chat template writes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import pipegen as pg
+from pipegen.records.results import Encoded
+from pipegen.testing.fake import FakeEngine, ToyRenderer
+
+END = "<|im_end|>"
+OPENS = '[{"id": "call00000", "type": "function", "function": {"name": "'
+
+
+def tool(name: str, *keys: str) -> dict[str, Any]:
+    properties = {key: {"type": "integer"} for key in keys}
+    schema = {"type": "object", "properties": properties, "required": [*keys]}
+    return {"type": "function", "function": {"name": name, "parameters": schema}}
+
+
+TOOLS = [tool("add", "a", "b"), tool("look", "x")]
+ASKED = {"messages": [{"role": "user", "content": "What is 3 + 4?"}], "tools": TOOLS}
+
+
+def engine(
+    arguments: Any = '{"a":3,"b":4}' + END, name: Any = 'add", "arguments": ' + END, **more: Any
+) -> FakeEngine:
+    def script(row: Encoded) -> Any:
+        form = row.options.structured
+        return "I add.</think>" if form is None else name if form.choice else arguments
+
+    return FakeEngine(script, **more)
+
+
+def asked(of: FakeEngine, request: Any = ASKED, **options: Any) -> pg.Slot[pg.GenerationResult]:
+    return pg.run(pg.route(of), [request], options)[0]
+
+
+def called(result: pg.GenerationResult) -> list[tuple[str, Any]]:
+    functions = [call["function"] for call in result.tool_calls]
+    return [(one["name"], json.loads(one["arguments"])) for one in functions]
+
+
+@pytest.mark.parametrize(("choice", "calls"), [("add", 1), ("required", 2)])
+def test_the_answer_is_a_call(choice: str, calls: int) -> None:
+    of = engine()
+    result = asked(of, tool_choice=choice).unwrap()
+    assert result.text == OPENS + 'add", "arguments": {"a":3,"b":4}}}]'
+    assert (called(result), result.tool_calls_unread) == ([("add", {"a": 3, "b": 4})], None)
+    assert (result.finish, result.content, result.reasoning) == (pg.Finish.EOS, "", None)
+    assert result.token_ids == of.tokenizer.encode(result.raw_text)
+    assert result.raw_text == result.text + END
+    sampled = [
+        number for place, number in enumerate(result.token_ids) if place not in result.forced
+    ]
+    name = 'add", "arguments": ' if calls == 2 else ""
+    assert of.tokenizer.decode(sampled) == name + '{"a":3,"b":4}' + END
+    assert len(of.calls) == calls
+    assert pg.run(pg.route(of), [ASKED], result.options)[0].unwrap() == result
+
+
+def test_a_call_after_a_thought() -> None:
+    result = asked(engine(), tool_choice="required", max_thinking_tokens=20).unwrap()
+    assert (result.reasoning, called(result)) == ("I add.", [("add", {"a": 3, "b": 4})])
+    assert result.raw_text.startswith("<think>I add.</think>" + OPENS)
+    assert result.forced[:2] == (0, 8)
+    assert 'add", "arguments": ' in result.text
+
+
+def test_the_length_may_end_a_call_anywhere() -> None:
+    whole = asked(engine(), tool_choice="required").unwrap()
+    for limit in range(1, len(whole.token_ids)):
+        result = asked(engine(), tool_choice="required", max_new_tokens=limit).unwrap()
+        assert result.token_ids == whole.token_ids[:limit]
+        assert (result.finish, result.tool_calls) == (pg.Finish.LENGTH, ())
+
+
+@pytest.mark.parametrize(
+    "of", [engine('{"a":3}' + END), engine("[]" + END), engine(name="subtract" + END)]
+)
+def test_a_call_of_another_form_is_malformed(of: FakeEngine) -> None:
+    assert isinstance(asked(of, tool_choice="required").failure(), pg.MalformedResponse)
+
+
+def test_what_fails_in_a_call_fails_the_row() -> None:
+    for of in (engine(pg.Timeout("slow")), engine(name=pg.Timeout("slow"))):
+        assert asked(of, tool_choice="required").failure() == pg.Timeout("slow")
+
+
+def test_log_probabilities_of_what_stands_around_a_call_are_scored() -> None:
+    of = engine()
+    result = asked(of, tool_choice="add", logprobs=True).unwrap()
+    (row,) = of.scored[0]
+    assert row.continuation == result.token_ids[: result.forced[-1] + 1]
+
+
+class Tagged(ToyRenderer):
+    """Writes arguments as tagged values."""
+
+    def render(self, messages: Any, **more: Any) -> str:
+        def written(message: Any) -> Any:
+            calls = message.get("tool_calls") or ()
+            text = "".join(
+                f"<call={call['function']['name']}>"
+                + "".join(f"<arg {k}={v}/>" for k, v in call["function"]["arguments"].items())
+                + "</call>"
+                for call in calls
+            )
+            return {**message, "content": (message["content"] or "") + text, "tool_calls": None}
+
+        return super().render([*map(written, messages)], **more)
+
+
+@pytest.mark.parametrize(
+    ("of", "request_", "choice", "kind", "words"),
+    [
+        (engine(), {**ASKED, "tools": []}, "required", pg.InvalidRequest, "this request has none"),
+        (engine(), ASKED, "fly", pg.InvalidRequest, "takes its tool, and this request has none"),
+        (
+            engine(renderer=Tagged()),
+            ASKED,
+            "add",
+            pg.UnsupportedOption,
+            "a tool call cannot be forced: the chat template does not write arguments as JSON",
+        ),
+    ],
+)
+def test_what_cannot_be_forced_is_refused(
+    of: FakeEngine, request_: Any, choice: str, kind: type[Any], words: str
+) -> None:
+    error = asked(of, request_, tool_choice=choice).failure()
+    assert isinstance(error, kind)
+    assert words in error.message
+    assert of.calls == []
