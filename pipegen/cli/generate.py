@@ -51,7 +51,7 @@ from pipegen.io.tables import TableError
 from pipegen.jobs.journal import SETTINGS
 from pipegen.jobs.new_file import JournalError, new_file, remove_stale
 from pipegen.jobs.rows import retry_of
-from pipegen.jobs.runner import Job, Run, start_job
+from pipegen.jobs.runner import Job, start_job
 from pipegen.jobs.shards import shard_keyed
 from pipegen.records.fields import InvalidField
 from pipegen.records.requests import GenerationRequest
@@ -313,7 +313,7 @@ def _job_slots(
             raise KeyboardInterrupt
 
 
-def _begun(job: Job[Any] | Run, files: Files) -> None:
+def _begun(job: Job[Any], files: Files) -> None:
     """Keep the command in the job's folder, and say how much was finished before."""
     load, question, _, images, policy, columns, _ = files.asked
     source, kept = (

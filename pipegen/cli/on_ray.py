@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from returns.result import Failure
 
@@ -33,7 +33,7 @@ from pipegen.engines.extras import MissingExtra
 from pipegen.jobs.journal import Finished, JournalError
 from pipegen.jobs.keys import Keys
 from pipegen.jobs.rows import Again, Row, kept_slot, retry_of, rows_of
-from pipegen.jobs.runner import Run
+from pipegen.jobs.runner import Job
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult
 
@@ -116,7 +116,7 @@ def ray_slots(
     meter: Meter,
     moved: Moved,
     stops: Callable[[Stops | None], object],
-    begun: Callable[[Run, Files], object],
+    begun: Callable[[Job[Any], Files], object],
 ) -> Generator[tuple[Origin, Slot[GenerationResult], bool], None, None]:
     """The origins and slots of the job, each with whether it was finished before: once all are, or
     the run was stopped.
@@ -130,7 +130,7 @@ def ray_slots(
     what an actor raised where none can go on.
     """
     given, written, again = files.asked, meter.tally, retry_of(files.retry)
-    run = Run(
+    run: Job[Any] = Job(
         route,
         files.job or Path(),
         given.options,

@@ -83,7 +83,7 @@ _DIGITS = 15
 whole key is compared when a line is read.
 """
 _SHORT = slice(_KEY.start, _KEY.start + _DIGITS)
-_BEFORE, _BETWEEN = slice(_KEY.start), slice(_KEY.stop, _CRC.start)
+_BETWEEN = slice(_KEY.stop, _CRC.start)
 _FIRST = 59
 """Where the values begin in a line with a checksum."""
 _SUMMED = slice(_CRC.stop, None)
@@ -224,9 +224,16 @@ class Finished:
         self._files.append(stream)
         damaged: list[int] = []
         for count, line in enumerate(stream, 1):
-            if not line.endswith(b"\n"):
+            if (  # as `_start_of` tells it, without a call for each line
+                b"%08x" % crc32(line[_SUMMED], crc32(line[_KEY])) == line[_CRC]
+                and line[_BETWEEN] == _GOES_ON
+                and line.startswith(_BEGINS)
+            ):
+                start = _FIRST
+            elif not line.endswith(b"\n"):
                 break  # the last line is torn: it is being written, or its writer was killed
-            start = _FIRST if _is_whole(line) else _start_of(line)
+            else:
+                start = _start_of(line)
             if not start:
                 damaged.append(count)
             elif not line.startswith(_FAILED, start):
@@ -251,26 +258,23 @@ def _file_and_offset(place: int) -> tuple[int, int]:
     return place >> _OFFSET_BITS, place & ((1 << _OFFSET_BITS) - 1)
 
 
-def _is_whole(line: bytes) -> bool:
-    """Whether a line is one of a journal, and agrees with its checksum."""
-    return (
-        b"%08x" % crc32(line[_SUMMED], crc32(line[_KEY])) == line[_CRC]
-        and line[_BEFORE] == _BEGINS
-        and line[_BETWEEN] == _GOES_ON
-    )
-
-
 def _start_of(line: bytes) -> int:
-    """Where the values of a line begin that has no checksum, as older versions wrote it; 0 for a
-    line that is damaged.
+    """Where the values of a line begin, which older versions wrote without a checksum; 0 for a line
+    that is damaged.
     """
     head = _HEAD.match(line)
-    return head.end() if head is not None and head[2] is None and line.endswith(b"}\n") else 0
+    if head is None or not (
+        line.endswith(b"}\n")
+        if head[2] is None
+        else b"%08x" % crc32(line[_SUMMED], crc32(head[1])) == head[2]
+    ):
+        return 0
+    return _FIRST if head[2] else head.end()
 
 
 def _values(line: bytes) -> tuple[dict[str, Any], bytes]:
     """The values of a line, and their text. Raises `ValueError` and the like where it has none."""
-    start = _FIRST if _is_whole(line) else _start_of(line)
+    start = _start_of(line)
     if not start:
         raise ValueError(
             "it is no line of a job's journal"

@@ -129,7 +129,8 @@ class KeyMap:
         entry = self._entries[at : at + _ENTRY]
         if self._checks and entry != entry_of(digest, entry[_DIGEST:_KEY]):
             return None
-        self._at = max(self._at, at + _ENTRY)
+        if at >= self._at:
+            self._at = at + _ENTRY
         return entry
 
     def ahead(self) -> KeyMap:

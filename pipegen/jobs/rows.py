@@ -127,7 +127,10 @@ def rows_of(
     source = map(pair, requests)
     while chunk := list(islice(source, _TOGETHER)):
         digests = [
-            None if known is None else known.digest(_as_given(request)) for _, request in chunk
+            None
+            if known is None
+            else known.digest(request.data if isinstance(request, Unread) else request)
+            for _, request in chunk
         ]
         entries = [
             None if known is None or digest is None else known.find(digest) for digest in digests
@@ -180,7 +183,7 @@ def missing_rows(
     given_out, looks = set[str](), _LOOKS
     succeeded, digest_of, find = finished.succeeded, known.digest, known.find
     for name, request in requests():
-        digest = digest_of(_as_given(request))
+        digest = digest_of(request.data if isinstance(request, Unread) else request)
         entry = None if digest is None else find(digest)
         if entry is not None and succeeded(key_in(entry)):
             continue
@@ -220,10 +223,6 @@ def _row(
         alone = error is not None and killed(error)
         kept = None if slot is None or asked_again else partial(_given, slot)
     return Row(name, ready, key, kept, anew, alone, given.unwrap().options)
-
-
-def _as_given(request: Any) -> Any:
-    return request.data if isinstance(request, Unread) else request
 
 
 def _read(request: Any) -> Any:

@@ -44,7 +44,7 @@ from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPoli
 from pipegen.records.results import GenerationResult
 from pipegen.records.scores import Scored
 
-__all__ = ["GRACE", "Job", "Run", "begin_anew", "job", "job_keyed", "start_job"]
+__all__ = ["GRACE", "Job", "begin_anew", "job", "job_keyed", "start_job"]
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -53,8 +53,31 @@ GRACE = 5.0
 """Seconds that rows in flight have to end, where a job ends early."""
 
 
-class Run:
-    """A running job: its journal, what its keys are made of, and the counts."""
+class Job(Iterator[T], Generic[T]):
+    """The slots of a job, in the order of its requests, with counts that grow as it goes. Close it,
+    or use it as a context manager, to end it early.
+    """
+
+    before: int
+    """Rows that were finished when the job began."""
+    changed: tuple[str, ...]
+    """What differs from the run before, in words: another model, setting or option. Rows of earlier
+    runs with the same settings are reused.
+    """
+    made_before: Made
+    """The rows that were finished when the job began: how many have the settings of this run, and
+    how many have others, which are named.
+    """
+    finished: int
+    """Rows that were given out, failed ones too."""
+    reused: int
+    """Those of them that were finished before this run."""
+    answered: int
+    """Rows that succeeded in this run, those too that wait for their turn."""
+    failed: int
+    """Rows that were given out and failed."""
+    stopped: bool
+    """Whether it ended before its last row, because of `stop`."""
 
     def __init__(
         self,
@@ -66,58 +89,32 @@ class Run:
         *,
         restart: bool,
     ) -> None:
-        self.again = retry_of(retry)
+        self._again = retry_of(retry)
         settings = settings_of(route, options, version)
         if restart:
             begin_anew(folder)
         self.journal = Journal(folder)
         try:
             remove_stale(folder)
-            settings, before = note_run(folder, settings, rows=len(self.journal))
-            self.changed = () if before is None else tuple(changes(before, settings))
-            self.made_before = made_before(self.journal, before, settings)
-            self.steps = Steps(folder)
-            self.noted = InFlight(folder, finished=self.journal.has)
+            self.settings, before = note_run(folder, settings, rows=len(self.journal))
+            self.changed = () if before is None else tuple(changes(before, self.settings))
+            self.made_before = made_before(self.journal, before, self.settings)
+            self._steps = Steps(folder)
+            self._noted = InFlight(folder, finished=self.journal.has)
         except BaseException:
             self.journal.close()
             raise
-        self.settings, self.keys = settings, Keys(settings)
-        self.known: KeyMap | None = None
+        self._known: KeyMap | None = None
         self.before = len(self.journal)
         self.finished = self.reused = self.failed = self.answered = 0
-        self.begun: Callable[[], object] | None = None
+        self._begun: Callable[[], object] | None = None
         """Where the job is to stop: what is called when it begins to."""
         self.stopped = False
-        self.grace = GRACE
-        self.wake: Callable[[], None] = lambda: None
-        self.rest: Callable[[], Iterator[tuple[Any, Slot[Any]]]] = lambda: iter(())
-        """The names and slots of rows that are kept, and were not given out."""
-
-    def close(self) -> None:
-        """Sync and close the journals. Nothing is in flight from now on."""
-        try:
-            self.noted.close(finished=self.journal.has)
-            if self.known is not None:
-                self.known.close()
-            self.steps.close()
-        finally:
-            self.journal.close()
-
-    def counted(self, slot: Slot[Answer], *, reused: bool) -> Slot[Answer]:
-        """The slot of a row that is given out."""
-        self.finished += 1
-        self.reused += reused
-        self.failed += isinstance(slot, Failure)
-        return slot
-
-
-class Job(Iterator[T], Generic[T]):
-    """The slots of a job, in the order of its requests, with counts that grow as it goes. Close it,
-    or use it as a context manager, to end it early.
-    """
-
-    def __init__(self, run: Run, slots: Generator[T, None, None]) -> None:
-        self._run, self._slots = run, slots
+        self._grace = GRACE
+        self._wake: Callable[[], None] = lambda: None
+        self._rest: Callable[[], Iterator[tuple[Any, Slot[Any]]]] = lambda: iter(())
+        none: tuple[T, ...] = ()
+        self._slots: Generator[T, None, None] = (slot for slot in none)
 
     def __enter__(self) -> Self:
         return self
@@ -128,55 +125,11 @@ class Job(Iterator[T], Generic[T]):
     def __next__(self) -> T:
         return next(self._slots)
 
-    @property
-    def before(self) -> int:
-        """Rows that were finished when the job began."""
-        return self._run.before
-
-    @property
-    def changed(self) -> tuple[str, ...]:
-        """What differs from the run before, in words: another model, setting or option. Rows of
-        earlier runs with the same settings are reused.
-        """
-        return self._run.changed
-
-    @property
-    def made_before(self) -> Made:
-        """The rows that were finished when the job began: how many have the settings of this run,
-        and how many have others, which are named.
-        """
-        return self._run.made_before
-
-    @property
-    def finished(self) -> int:
-        """Rows that were given out, failed ones too."""
-        return self._run.finished
-
-    @property
-    def reused(self) -> int:
-        """Those of them that were finished before this run."""
-        return self._run.reused
-
-    @property
-    def answered(self) -> int:
-        """Rows that succeeded in this run, those too that wait for their turn."""
-        return self._run.answered
-
-    @property
-    def failed(self) -> int:
-        """Rows that were given out and failed."""
-        return self._run.failed
-
-    @property
-    def stopped(self) -> bool:
-        """Whether it ended before its last row, because of `stop`."""
-        return self._run.stopped
-
     def rest(self) -> Iterator[tuple[Any, Slot[Any]]]:
         """The names and slots of rows that ended in this run and are kept, but were not given out,
         because the job ended before. `pg.job` has no names.
         """
-        return self._run.rest()
+        return self._rest()
 
     def stop(self, grace: float | None = None, begun: Callable[[], object] = lambda: None) -> None:
         """Ask for no more rows; those in flight have the job's `grace` to end, or as many seconds
@@ -185,9 +138,9 @@ class Job(Iterator[T], Generic[T]):
         Any thread and a signal handler may call it, again too, with less time. `begun` is called by
         the thread that iterates, when it stops.
         """
-        self._run.grace = self._run.grace if grace is None else grace
-        self._run.begun = self._run.begun or begun
-        self._run.wake()
+        self._grace = self._grace if grace is None else grace
+        self._begun = self._begun or begun
+        self._wake()
 
     def close(self) -> None:
         """End the job: rows in flight have its `grace` to end; what is finished is kept. Raises
@@ -196,7 +149,17 @@ class Job(Iterator[T], Generic[T]):
         try:
             self._slots.close()
         finally:
-            self._run.close()
+            self._close_files()
+
+    def _close_files(self) -> None:
+        """Sync and close the journals. Nothing is in flight from now on."""
+        try:
+            self._noted.close(finished=self.journal.has)
+            if self._known is not None:
+                self._known.close()
+            self._steps.close()
+        finally:
+            self.journal.close()
 
 
 def job(
@@ -247,16 +210,22 @@ def job(
     def keyed() -> Iterator[tuple[None, Request]]:
         return ((None, request) for request in requests)
 
-    how: dict[str, Any] = {
-        "in_flight": in_flight,
-        "image_policy": image_policy,
-        "policy": policy,
-        "grace": grace,
-    }
-    again = keyed if _is_sequence(requests) else None
-    how |= {"retry": retry, "version": version, "restart": restart, "again": again}
-    whole: Job[tuple[None, Slot[Answer]]] = start_job(route, keyed(), folder, options, **how)
-    return Job(whole._run, _slots(whole._slots))
+    running: Job[Any] = start_job(
+        route,
+        keyed(),
+        folder,
+        options,
+        in_flight=in_flight,
+        image_policy=image_policy,
+        policy=policy,
+        retry=retry,
+        version=version,
+        restart=restart,
+        grace=grace,
+        again=keyed if _is_sequence(requests) else None,
+    )
+    running._slots = _without_names(running._slots)
+    return running
 
 
 def job_keyed(
@@ -280,18 +249,21 @@ def job_keyed(
     refuse: for the key of a row that is not finished, why it is not asked for; None where it is.
     Nothing is kept of a row that is refused.
     """
-    how: dict[str, Any] = {
-        "in_flight": in_flight,
-        "image_policy": image_policy,
-        "policy": policy,
-        "retry": retry,
-        "version": version,
-        "restart": restart,
-        "grace": grace,
-        "refuse": refuse,
-    }
-    again = (lambda: iter(requests)) if _is_sequence(requests) else None
-    return start_job(route, requests, folder, options, **how, again=again)
+    return start_job(
+        route,
+        requests,
+        folder,
+        options,
+        in_flight=in_flight,
+        image_policy=image_policy,
+        policy=policy,
+        retry=retry,
+        version=version,
+        restart=restart,
+        grace=grace,
+        refuse=refuse,
+        again=(lambda: iter(requests)) if _is_sequence(requests) else None,
+    )
 
 
 def _is_sequence(requests: Any) -> bool:
@@ -328,66 +300,78 @@ def start_job(
     pairs(requests)
     if type(grace) not in (int, float) or not 0 <= grace < math.inf:
         raise ValueError(f"grace takes seconds, 0 or more, not {grace!r:.80}")
-    run = Run(route, Path(folder), chosen, retry, version, restart=restart)
-    try:
-        run.known = KeyMap(run.journal.folder, context_of(run.settings, policy, reading))
-    except BaseException:
-        run.close()
-        raise
-    how: dict[str, Any] = {"again": run.again, "known": run.known, "as_written": as_written}
-    rows = rows_of(requests, run.journal, run.keys, chosen, image_policy, policy, **how)
+    running: Job[tuple[K, Any]] = Job(route, Path(folder), chosen, retry, version, restart=restart)
+    journal, settings, retried = running.journal, running.settings, running._again
+    known = running._known = KeyMap(journal.folder, context_of(settings, policy, reading))
+    rows = rows_of(
+        requests,
+        journal,
+        Keys(settings),
+        chosen,
+        image_policy,
+        policy,
+        again=retried,
+        known=known,
+        as_written=as_written,
+    )
     ahead: Iterator[Row[K]] = iter(())
-    if again is not None and run.before:
-        how = {"again": run.again, "known": run.known.ahead()}
-        ahead = missing_rows(again, run.journal, Keys(run.settings), chosen, policy, **how)
-
-    turns = Turns(rows, run.journal, run.noted, ahead=ahead, refuse=refuse, backend=route.name)
-
+    if again is not None and running.before:
+        keys = Keys(settings)
+        ahead = missing_rows(
+            again, journal, keys, chosen, policy, again=retried, known=known.ahead()
+        )
+    turns = Turns(rows, journal, running._noted, ahead=ahead, refuse=refuse, backend=route.name)
     last = route.parts[-1].name if route.parts else route.name
 
     def keep(turn: Turn[K], slot: Slot[Any]) -> None:
         if is_ok(slot) and not isinstance(slot.unwrap(), (GenerationResult, Scored)):
             slot = Failure(_no_result(last, slot.unwrap()))
         turns.keep(turn, slot)
-        run.answered += turn.row.key is not None and is_ok(slot)
+        running.answered += turn.row.key is not None and is_ok(slot)
 
-    run.grace = grace
-    how = {
-        "image_policy": image_policy,
-        "policy": policy,
-        "ordered": False,
-        "isolate_bugs": True,
-        "finished": keep,
-        "kept": run.steps,
-        "admits": False,
-    }
-    flow: Drive[Turn[K]] = flow_of(route, turns.take, chosen, in_flight=in_flight, **how)
-    run.wake = turns.wake = flow.wake
-    run.rest = turns.rest
+    flow: Drive[Turn[K]] = flow_of(
+        route,
+        turns.take,
+        chosen,
+        in_flight=in_flight,
+        image_policy=image_policy,
+        policy=policy,
+        ordered=False,
+        isolate_bugs=True,
+        finished=keep,
+        kept=running._steps,
+        admits=False,
+    )
+    running._grace, running._rest = grace, turns.rest
+    running._wake = turns.wake = flow.wake
+    running._slots = _slots(running, turns, flow)
+    return running
 
-    def ended() -> Iterator[tuple[K, Slot[Answer]]]:
-        for name, slot, reused in turns.ended():
-            yield name, run.counted(slot, reused=reused)
 
-    def slots() -> Generator[tuple[K, Slot[Answer]], None, None]:
-        try:
-            while not (run.stopped or turns.done or flow.exhausted):
-                if run.begun is None:
-                    for _ in flow.round():
-                        pass
-                else:
-                    run.stopped = True
-                    run.begun()
-                    flow.drain(run.grace)
-                yield from ended()
-        except GeneratorExit:
-            flow.drain(run.grace)
-            raise
-        finally:
-            flow.close()
-        run.close()
-
-    return Job(run, slots())
+def _slots(
+    running: Job[Any], turns: Turns[K], flow: Drive[Turn[K]]
+) -> Generator[tuple[K, Slot[Any]], None, None]:
+    """Run a job, and give out its rows in their turn."""
+    try:
+        while not (running.stopped or turns.done or flow.exhausted):
+            if running._begun is None:
+                for _ in flow.round():
+                    pass
+            else:
+                running.stopped = True
+                running._begun()
+                flow.drain(running._grace)
+            for name, slot, reused in turns.ended():
+                running.finished += 1
+                running.reused += reused
+                running.failed += isinstance(slot, Failure)
+                yield name, slot
+    except GeneratorExit:
+        flow.drain(running._grace)
+        raise
+    finally:
+        flow.close()
+    running._close_files()
 
 
 def _no_result(stage: str, value: object) -> StageFailed:
@@ -403,7 +387,7 @@ def _no_result(stage: str, value: object) -> StageFailed:
     )
 
 
-def _slots(
+def _without_names(
     pairs_of_job: Generator[tuple[Any, Slot[Answer]], None, None],
 ) -> Generator[Slot[Answer], None, None]:
     with contextlib.closing(pairs_of_job):

@@ -264,7 +264,7 @@ def test_a_power_loss_takes_only_what_was_not_synced(
         running = pg.job(pg.route(FakeEngine(echo)), requests, whole / "job", in_flight=1)
         for number in range(ROWS + 1):
             if number == synced:
-                os.fsync(running._run.journal._fd)
+                os.fsync(running.journal._fd)
             if number < ROWS:
                 next(running)
         disk.dead = True

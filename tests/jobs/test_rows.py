@@ -10,8 +10,9 @@ import pytest
 import pipegen as pg
 from pipegen.drivers import drive
 from pipegen.drivers.arguments import prepare_batch
-from pipegen.jobs.rows import rows_of
-from pipegen.jobs.runner import Run, job
+from pipegen.jobs.keys import Keys
+from pipegen.jobs.rows import retry_of, rows_of
+from pipegen.jobs.runner import Job, job
 from pipegen.testing.fake import FakeEngine
 
 
@@ -80,7 +81,7 @@ def test_a_row_of_a_job_can_be_handed_to_who_admits_it_again(tmp_path: Path) -> 
     options = pg.GenerationOptions(
         max_new_tokens=7, chat=pg.ChatTemplateOptions(template="{{ messages[0].content }}")
     )
-    run = Run(
+    run: Job[Any] = Job(
         pg.route(FakeEngine("fine<|im_end|>")), tmp_path, options, "retryable", "", restart=False
     )
     own = [
@@ -88,7 +89,15 @@ def test_a_row_of_a_job_can_be_handed_to_who_admits_it_again(tmp_path: Path) -> 
         pg.TextGenerationRequest(prompt="b", options=pg.GenerationOptions(max_new_tokens=3)),
     ]
     rows = list(
-        rows_of([*enumerate(own)], run.journal, run.keys, options, None, None, again=run.again)
+        rows_of(
+            [*enumerate(own)],
+            run.journal,
+            Keys(run.settings),
+            options,
+            None,
+            None,
+            again=retry_of("retryable"),
+        )
     )
     run.close()
     assert [row.unmerged.unwrap() for row in rows] == own

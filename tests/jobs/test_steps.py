@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from pipegen.jobs.journal import STEPS, Journal, JournalError
 from pipegen.jobs.keys import call_key
 from pipegen.jobs.steps import Steps
 from pipegen.records import strict_json
+from pipegen.records.fields import altered
 from pipegen.records.options import resolve
 from pipegen.records.results import (
     ChatOutput,
@@ -83,6 +85,42 @@ def test_whatever_is_answered_is_not_asked_again_wherever_it_is_killed(
             fuse.answered
         )
         assert run(folder, options=options) == (wanted, [])
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_an_edited_pipe_in_a_loop_goes_on_where_it_was_killed(samples: int, tmp_path: Path) -> None:
+    """A stage of one's own changes the ids between call and decode, and the route is repeated."""
+
+    def pipe(fuse: Fuse) -> Any:
+        cut = pg.pure("cut", lambda raw: altered(raw, token_ids=raw.token_ids[2:]))
+        route = pg.route(Rowwise(rollout, fuse)).insert(cut, after="call")
+        return pg.repeat(route, again, limit=3)
+
+    def again(result: pg.GenerationResult) -> pg.GenerationRequest | None:
+        done = result.prompt_text.count(">") == 2
+        return None if done else pg.TextGenerationRequest(prompt=f"{result.text} >")
+
+    options = {"samples": samples, "seed": 7, "temperature": 1.0}
+
+    def run_until(folder: Path, fuse: Fuse) -> list[pg.Slot[Any]]:
+        slots = list[Any]()
+        with (
+            contextlib.suppress(KeyboardInterrupt),
+            pg.job(pipe(fuse), ROWS, folder, options, in_flight=1, grace=0) as job,
+        ):
+            slots.extend(job)
+        return slots
+
+    undisturbed = Fuse()
+    wanted = run_until(tmp_path / "whole", undisturbed)
+    assert wanted == list(pg.run(pipe(Fuse()), ROWS, options))
+    assert len(undisturbed.asked) > 2 * len(ROWS) * samples
+    for at in range(len(undisturbed.asked)):
+        first, second = Fuse(at), Fuse()
+        run_until(tmp_path / str(at), first)
+        assert run_until(tmp_path / str(at), second) == wanted
+        answered = Counter(first.answered) + Counter(second.answered)
+        assert answered == Counter(undisturbed.answered)
 
 
 def test_a_row_of_one_call_writes_no_steps(tmp_path: Path) -> None:
