@@ -34,10 +34,10 @@ from pipegen.report.gallery import (
     MISSING,
     PAGE_ROWS,
     Entry,
+    Exchange,
     Figure,
     Folded,
     Overview,
-    Said,
     card,
     counted,
     ending,
@@ -152,18 +152,18 @@ def _rounds(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [one for one in rounds if isinstance(one, Mapping)] if isinstance(rounds, list) else []
 
 
-def _turns(values: Mapping[str, Any], request: GenerationRequest | None) -> tuple[Said, ...]:
+def _turns(values: Mapping[str, Any], request: GenerationRequest | None) -> tuple[Exchange, ...]:
     """The turns before the last. What was asked next is what its prompt has more; where prompts are
     not written, it is what the request says.
     """
     words = [] if request is None else [_words(turn) for turn in plain_messages(request.turns)]
-    said = []
+    turns = []
     for place, (one, after) in enumerate(pairwise(_rounds(values))):
         before = f"{one.get('prompt_text') or ''}{one.get('raw_text') or ''}"
         prompt = str(after.get("prompt_text") or "")
         asked = prompt.removeprefix(before) if prompt else "".join(words[place : place + 1])
-        said.append(Said(str(one.get("text") or ""), _calls(one.get("tool_calls")), asked))
-    return tuple(said)
+        turns.append(Exchange(str(one.get("text") or ""), _calls(one.get("tool_calls")), asked))
+    return tuple(turns)
 
 
 def _calls(calls: Any) -> str:
@@ -179,7 +179,7 @@ def _calls(calls: Any) -> str:
 
 
 def entry_of(values: Mapping[str, Any], request: GenerationRequest | None = None) -> Entry:
-    """A result of any form, as it is shown. What a file lacks is left out."""
+    """A result of any form, as it is shown. What is missing in the file is left out."""
     name = str(values.get("id"))
     if not values.get("ok"):
         error = values.get("error")
@@ -191,12 +191,12 @@ def entry_of(values: Mapping[str, Any], request: GenerationRequest | None = None
             error=(str(error.get("message") or ""), str(error.get("hint") or "")),
         )
     samples = values.get("samples")
-    texts = (
+    answers = (
         [one.get("text") for one in samples if isinstance(one, Mapping)][:_SAMPLES]
         if isinstance(samples, list) and samples
         else [values.get("text")]
     )
-    texts = [str(text or "") for text in texts]
+    texts = [str(text or "") for text in answers]
     given = {
         "prompt tokens": values.get("prompt_tokens"),
         "generated": values.get("completion_tokens"),

@@ -12,8 +12,8 @@ __all__ = ["png_of", "png_with"]
 def png_of(width: int, height: int, pixel: Callable[[int, int], bytes]) -> bytes:
     """A PNG whose pixel at each x and y has these three bytes: red, green, blue.
 
-    >>> len(png_of(2, 1, lambda x, y: b"\\xff\\x00\\x00"))
-    69
+    >>> png_of(2, 1, lambda x, y: b"red")[1:4]
+    b'PNG'
     """
     lines = (b"".join(pixel(x, y) for x in range(width)) for y in range(height))
     return png_with(width, height, b"".join(b"\0" + line for line in lines))

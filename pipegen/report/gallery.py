@@ -30,10 +30,10 @@ __all__ = [
     "MISSING",
     "PAGE_ROWS",
     "Entry",
+    "Exchange",
     "Figure",
     "Folded",
     "Overview",
-    "Said",
     "card",
     "counted",
     "ending",
@@ -76,7 +76,7 @@ class Figure(NamedTuple):
     """Width and height, of which the longer side counts."""
 
 
-class Said(NamedTuple):
+class Exchange(NamedTuple):
     """A turn of a conversation before its last answer."""
 
     text: str
@@ -109,7 +109,7 @@ class Entry(NamedTuple):
     """Message and hint."""
     folded: tuple[Folded, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
-    turns: tuple[Said, ...] = ()
+    turns: tuple[Exchange, ...] = ()
     """Of a conversation, the turns before the last."""
 
     @property
@@ -175,7 +175,7 @@ def opening(
     in_columns: bool = False,
 ) -> str:
     """The beginning of a page, up to its first card. `names` are the files of all pages, and `more`
-    is what is said beside the counts.
+    is added to the counts.
     """
     script = _SCRIPT.read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -302,7 +302,7 @@ def _side(entry: Entry | None, other: Entry | None, name: str = "") -> str:
         marked(text, against[place])[0] if place < len(against) else safe(text)
         for place, text in enumerate(texts)
     ]
-    answers = "".join(map(_said, entry.turns))
+    answers = "".join(map(_exchange, entry.turns))
     answers += "".join(f'<pre class="text">{text}</pre>' for text in shown)
     answers += "".join(map(_folded, entry.folded))
     return f"<section>{head}{answers}{_facts((('finish', entry.kind), *entry.facts))}</section>"
@@ -319,9 +319,10 @@ def _folded(folded: Folded) -> str:
     )
 
 
-def _said(turn: Said) -> str:
+def _exchange(turn: Exchange) -> str:
     calls = _facts((("tool calls", turn.calls),)) if turn.calls else ""
-    return f'<pre class="text">{safe(turn.text)}</pre>{calls}<pre class="prompt">{safe(turn.then)}</pre>'
+    then = f'<pre class="prompt">{safe(turn.then)}</pre>'
+    return f'<pre class="text">{safe(turn.text)}</pre>{calls}{then}'
 
 
 def _facts(facts: Sequence[tuple[str, str]]) -> str:
@@ -340,7 +341,8 @@ def _figure(figure: Figure) -> str:
     down = height * seen / longer / 100
     boxes = "".join(
         f'<span class="box{"" if box.top * down > _LABEL else " high"}"'
-        f' style="left:{box.left:.2f}%;top:{box.top:.2f}%;width:{box.width:.2f}%;height:{box.height:.2f}%"'
+        f' style="left:{box.left:.2f}%;top:{box.top:.2f}%;'
+        f'width:{box.width:.2f}%;height:{box.height:.2f}%"'
         f' title="{safe(box.label)}"><span>{_label(number, box, len(figure.boxes))}</span></span>'
         for number, box in enumerate(figure.boxes, 1)
     )

@@ -9,13 +9,13 @@ counts have to be theirs. Without ids, the text has to be the raw text, cut and 
 >>> toy = ToyTokenizer()
 >>> options = resolve(GenerationOptions(max_new_tokens=8))
 >>> fields = {"finish": Finish.LENGTH, "token_ids": toy.encode("It rains"), "route": "hf"}
->>> said = GenerationResult(
+>>> result = GenerationResult(
 ...     text="It rains", raw_text="It rains", completion_tokens=8, options=options, **fields
 ... )
->>> disobedience(said, toy, ())
->>> disobedience(dataclasses.replace(said, raw_text="IT RAINS", text="IT RAINS"), toy, ())
+>>> disobedience(result, toy, ())
+>>> disobedience(dataclasses.replace(result, raw_text="IT RAINS", text="IT RAINS"), toy, ())
 ('text', "the text 'IT RAINS' is not that of its ids, 'It rains'")
->>> disobedience(dataclasses.replace(said, completion_tokens=9), toy, ())
+>>> disobedience(dataclasses.replace(result, completion_tokens=9), toy, ())
 ('length', '8 ids came, and the server counts 9')
 """
 
