@@ -24,7 +24,7 @@ from pipegen.core.errors import (
 )
 from pipegen.core.fallback import fallback
 from pipegen.core.pipe import Pipe, call, each, identity, pure
-from pipegen.core.slots import Batch, is_ok, live, live_rows
+from pipegen.core.slots import Batch, is_ok, live
 from pipegen.drivers.batch import adrive
 from pipegen.drivers.drive import drive
 
@@ -120,6 +120,10 @@ def test_passthrough__a_failed_slot_stays_the_same_object(
 ) -> None:
     out = drive(pipe, batch)
     assert all(out[row] is slot for row, slot in enumerate(batch) if not is_ok(slot))
+
+
+def live_rows(batch: Batch[Any]) -> list[int]:
+    return [row for row, slot in enumerate(batch) if is_ok(slot)]
 
 
 @given(engines, batches)

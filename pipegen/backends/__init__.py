@@ -114,11 +114,13 @@ def _hf(settings: Callable[P, HFSettings]) -> _HF[P]:
         in_memory = bool(kwargs.keys() & {"tokenizer", "processor"}) or hasattr(model, "state_dict")
         return _route_in_memory(*args, **kwargs) if in_memory else named(*args, **kwargs)
 
+    others = ", ".join(f"`{name}`" for name in _IN_MEMORY)
     make.__doc__ = f"""{named.__doc__}
 
-A model of transformers that is in memory already is taken with its tokenizer, and with its processor where it takes images:
-`hf(model, tokenizer=tokenizer, processor=processor)`. Of the other settings it takes {", ".join(f"`{name}`" for name in _IN_MEMORY)}. It is put into
-eval mode, and its weights are used as they are at each call."""
+A model of transformers that is in memory already is taken with its tokenizer, and with its
+processor where it takes images: `hf(model, tokenizer=tokenizer, processor=processor)`. Of the other
+settings it takes {others}. It is put into eval mode, and its weights are used as they are at each
+call."""
     return cast("_HF[P]", make)
 
 

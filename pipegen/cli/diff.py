@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from toolz import dissoc
 
 from pipegen.cli.outputs import say
-from pipegen.cli.usage import refuse
+from pipegen.cli.usage import reading, refuse
 from pipegen.core.slots import Slot
-from pipegen.engines.extras import MissingExtra
-from pipegen.io.jsonl import from_plain
-from pipegen.io.results_in import results_in
-from pipegen.io.tables import TableError
+from pipegen.io.results_in import slots_in
 from pipegen.records import strict_json
-from pipegen.records.fields import InvalidField, nearest
+from pipegen.records.fields import nearest
 from pipegen.records.results import GenerationResult
 from pipegen.report.diff import STAGES, compare, summary
 from pipegen.report.gallery import printable
@@ -59,25 +52,9 @@ def run_diff(first: Path, second: Path, *, as_json: bool, ignore: tuple[str, ...
 def _read(file: Path, flag: str) -> dict[str, Slot[GenerationResult]]:
     """The slots of a file of results, by their ids."""
     slots: dict[str, Slot[GenerationResult]] = {}
-    try:
-        for values in results_in(file):
-            name = str(values["id"])
-            if name in slots:
-                refuse(f"{file}: the id {values['id']!r} occurs twice", flag)
-            slots[name] = from_plain(_whole(dissoc(values, "row")))
-    except OSError as refusal:
-        refuse(f"{str(file)!r} cannot be read: {refusal.strerror}", flag)
-    except (TableError, MissingExtra) as refusal:
-        refuse(str(refusal), flag)
-    except InvalidField as refusal:
-        refuse(f"{file}: not results of pipegen generate: {refusal}", flag)
+    with reading(file, flag):
+        for name, slot in slots_in(file, brief=True):
+            if str(name) in slots:
+                refuse(f"{file}: the id {name!r} occurs twice", flag)
+            slots[str(name)] = slot
     return slots
-
-
-def _whole(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A result of a file; what a brief line leaves out is empty in it, and is not compared."""
-    whole = {"raw_text": "", "options": {}, **values} if "text" in values else {**values}
-    for name in ("samples", "rounds"):
-        if isinstance(whole.get(name), list):
-            whole[name] = [_whole(one) if isinstance(one, dict) else one for one in whole[name]]
-    return whole

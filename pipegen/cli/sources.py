@@ -235,19 +235,7 @@ def _opened(
     refuse_address(source)
     path = Path(source)
     if is_image_folder(source, asked.prompt):
-        if next(images_in(path), None) is None:
-            raise TableError(
-                f"{source} holds no images"
-                f" ({', '.join(sorted(SUFFIXES))}){'' if is_table(path) else ' and no tables (.parquet, .arrow)'}"
-            )
-        count = cache(lambda: _count(images_in(path)))
-        return Source(
-            from_folder(path, asked.prompt or "", asked.sidecar, asked.overwrite),
-            columns,
-            lambda: {"image": "string"},
-            count,
-            count,
-        )
+        return _of_folder(path, asked, columns)
     shown = Path(os.path.abspath(images.root or "."))
     if is_table(path):
         table = read_table(path)
@@ -261,20 +249,34 @@ def _opened(
             shown,
             table,
         )
+    if form_of(path).kind in ("csv", "tsv"):
+        return _of_csv(source, columns, shown)
+    return _of_lines(path, asked, columns, shown, stack)
+
+
+def _of_folder(path: Path, asked: Question, columns: Columns) -> Source:
+    if next(images_in(path), None) is None:
+        tables = "" if is_table(path) else " and no tables (.parquet, .arrow)"
+        raise TableError(f"{path} holds no images ({', '.join(sorted(SUFFIXES))}){tables}")
+    count = cache(lambda: _count(images_in(path)))
+    rows = from_folder(path, asked.prompt or "", asked.sidecar, asked.overwrite)
+    return Source(rows, columns, lambda: {"image": "string"}, count, count)
+
+
+def _of_csv(source: str, columns: Columns, shown: Path) -> Source:
+    names = csv_header(Path(source))
+    columns.check(names, Path(source))
+    count = cache(lambda: _count(csv_rows(source)))
+    count()  # a file that is cut off is refused before anything is asked
+    kinds = dict.fromkeys(names, "string")
+    return Source(from_csv(source, columns), columns, lambda: kinds, count, count, shown)
+
+
+def _of_lines(
+    path: Path, asked: Question, columns: Columns, shown: Path, stack: contextlib.ExitStack
+) -> Source:
+    """A file of text, or of JSON."""
     form = form_of(path)
-    if form.kind in ("csv", "tsv"):
-        names = csv_header(path)
-        columns.check(names, path)
-        count = cache(lambda: _count(csv_rows(source)))
-        count()  # a file that is cut off is refused before anything is asked
-        return Source(
-            from_csv(source, columns),
-            columns,
-            lambda: dict.fromkeys(names, "string"),
-            count,
-            count,
-            shown,
-        )
     rows = cache(partial(_records, path))
     if form.packed or is_array(path):
         rows()  # a file that is cut off is refused before anything is asked

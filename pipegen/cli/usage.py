@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -20,6 +21,7 @@ from pipegen.core.errors import CallFailed
 from pipegen.core.functional import without_none
 from pipegen.engines.extras import MissingExtra
 from pipegen.engines.settings import fields_of
+from pipegen.io.forms import TableError
 from pipegen.records.engine_list import IN_PROCESS, shown
 from pipegen.records.fields import InvalidField, nearest
 from pipegen.records.options import GenerationOptions, merge
@@ -38,6 +40,7 @@ __all__ = [
     "open_route",
     "open_routes",
     "policy_of",
+    "reading",
     "refuse",
     "run_options",
     "runs_here",
@@ -66,6 +69,17 @@ def runs_here(load: Load) -> bool:
 def refuse(message: str, *flags: str) -> NoReturn:
     """Exit with 2 and this message: bad usage."""
     raise typer.BadParameter(message, param_hint=" / ".join(flags) or None)
+
+
+@contextlib.contextmanager
+def reading(file: Path, flag: str) -> Iterator[None]:
+    """Refuse a file, which this flag names, that cannot be read."""
+    try:
+        yield
+    except OSError as refusal:
+        refuse(f"{str(file)!r} cannot be read: {refusal.strerror}", flag)
+    except (TableError, MissingExtra) as refusal:
+        refuse(str(refusal), flag)
 
 
 def run_options(flags: dict[str, Any], file: Path | None, load: Load) -> GenerationOptions | None:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
-
-from toolz import dissoc
 
 from pipegen import backends
 from pipegen.backends.checkpoint.locate import NoSuchModel
@@ -16,18 +13,15 @@ from pipegen.cli.inputs import Item
 from pipegen.cli.outputs import say, write_summary
 from pipegen.cli.progress import progress
 from pipegen.cli.sources import Question, open_source, within
-from pipegen.cli.usage import images_of, refuse
+from pipegen.cli.usage import images_of, reading, refuse
 from pipegen.core.errors import CallFailed
 from pipegen.core.slots import Slot
-from pipegen.engines.extras import MissingExtra
 from pipegen.engines.settings import ModelLoadConfig
-from pipegen.io.jsonl import from_plain
-from pipegen.io.results_in import results_in
+from pipegen.io.results_in import slots_in
 from pipegen.io.tables import Columns, TableError
 from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField
 from pipegen.records.requests import GenerationRequest, ImagePolicy
-from pipegen.records.results import GenerationResult
 from pipegen.report.gallery import printable
 from pipegen.report.questions import prompts
 from pipegen.report.recorded import ROW_KINDS, Recorded, verify_results
@@ -132,7 +126,10 @@ def _of_file(flags: VerifyFlags) -> tuple[bool, dict[str, Any], str]:
             if flags.source is not None
             else {}
         )
-        slots = [*itertools.islice(_results(file), flags.rows)]
+        with reading(file, "URL"):
+            slots = [
+                (str(name), slot) for name, slot in itertools.islice(slots_in(file), flags.rows)
+            ]
         reference = stack.enter_context(
             backends.hf(flags.model, dtype=flags.dtype, device=flags.device, **checkpoint)
         )
@@ -159,18 +156,6 @@ def _of_file(flags: VerifyFlags) -> tuple[bool, dict[str, Any], str]:
             tell=lambda done: moved(done, f"{done}/{len(slots)}"),
         )
     return found.right, {"file": str(file), **found.plain()}, of_file_in_words(found, file)
-
-
-def _results(file: Path) -> Iterator[tuple[str, Slot[GenerationResult]]]:
-    try:
-        for values in results_in(file):
-            yield str(values["id"]), from_plain(dissoc(values, "row"))
-    except OSError as refusal:
-        refuse(f"{str(file)!r} cannot be read: {refusal.strerror}", "URL")
-    except (TableError, MissingExtra) as refusal:
-        refuse(str(refusal), "URL")
-    except InvalidField as refusal:
-        refuse(f"{file}: not results of pipegen generate: {refusal}", "URL")
 
 
 def of_file_in_words(found: Recorded, file: Path) -> str:

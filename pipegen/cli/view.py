@@ -34,9 +34,10 @@ from pipegen.report.gallery import (
     MISSING,
     PAGE_ROWS,
     Entry,
+    Exchange,
     Figure,
+    Folded,
     Overview,
-    Said,
     card,
     counted,
     ending,
@@ -46,7 +47,7 @@ from pipegen.report.gallery import (
 if TYPE_CHECKING:
     from pipegen.cli.app_results import ViewFlags
 
-__all__ = ["run_view"]
+__all__ = ["entry_of", "figure_of", "run_view"]
 
 _SIDE, _SIDE_WITH_BOXES = 480, 1200
 """The longest side of an image on the page, in pixels."""
@@ -75,7 +76,7 @@ def run_view(flags: ViewFlags, rows: int = PAGE_ROWS) -> int:
         cards = _cards(flags, images)
         for number, name in enumerate(names):
             with new_file(out if pages == 1 else out / name) as stream:
-                stream.write(opening(overview, number, pages, names).encode())
+                stream.write(opening(overview, number, names).encode())
                 for _, text in zip(range(rows), cards, strict=False):
                     stream.write(text.encode())
                 stream.write(ending().encode())
@@ -105,7 +106,7 @@ def _overview(flags: ViewFlags) -> tuple[Overview, int]:
     others = _by_id(flags.other)
     count = differing = 0
     for values in results_in(flags.results):
-        entry = _entry(values)
+        entry = entry_of(values)
         count += 1
         kinds[entry.kind] += 1
         if not entry.ok:
@@ -122,7 +123,7 @@ def _overview(flags: ViewFlags) -> tuple[Overview, int]:
 
 
 def _by_id(path: Path | None) -> dict[str, Entry]:
-    return {} if path is None else {entry.id: entry for entry in map(_entry, results_in(path))}
+    return {} if path is None else {entry.id: entry for entry in map(entry_of, results_in(path))}
 
 
 def _cards(flags: ViewFlags, images: ImagePolicy) -> Iterator[str]:
@@ -132,12 +133,12 @@ def _cards(flags: ViewFlags, images: ImagePolicy) -> Iterator[str]:
         asked = _Asked(flags, images, stack)
         for values in results_in(flags.results):
             request, metadata = asked.of(str(values.get("id")), values)
-            entry = _entry(values, request)
+            entry = entry_of(values, request)
             first = (_rounds(values) or [values])[0]
             prompt = first.get("prompt_text") or ("" if request is None else _prompt(request))
             sources = () if request is None else request.sources
             figures = [
-                _figure(
+                figure_of(
                     source, entry, cast("Scale", flags.boxes), asked.images, alone=len(sources) == 1
                 )
                 for source in sources
@@ -151,18 +152,18 @@ def _rounds(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [one for one in rounds if isinstance(one, Mapping)] if isinstance(rounds, list) else []
 
 
-def _turns(values: Mapping[str, Any], request: GenerationRequest | None) -> tuple[Said, ...]:
+def _turns(values: Mapping[str, Any], request: GenerationRequest | None) -> tuple[Exchange, ...]:
     """The turns before the last. What was asked next is what its prompt has more; where prompts are
     not written, it is what the request says.
     """
     words = [] if request is None else [_words(turn) for turn in plain_messages(request.turns)]
-    said = []
+    turns = []
     for place, (one, after) in enumerate(pairwise(_rounds(values))):
         before = f"{one.get('prompt_text') or ''}{one.get('raw_text') or ''}"
         prompt = str(after.get("prompt_text") or "")
         asked = prompt.removeprefix(before) if prompt else "".join(words[place : place + 1])
-        said.append(Said(str(one.get("text") or ""), _calls(one.get("tool_calls")), asked))
-    return tuple(said)
+        turns.append(Exchange(str(one.get("text") or ""), _calls(one.get("tool_calls")), asked))
+    return tuple(turns)
 
 
 def _calls(calls: Any) -> str:
@@ -177,8 +178,8 @@ def _calls(calls: Any) -> str:
     return "\n".join(lines)
 
 
-def _entry(values: Mapping[str, Any], request: GenerationRequest | None = None) -> Entry:
-    """A result of any form, as it is shown. What a file lacks is left out."""
+def entry_of(values: Mapping[str, Any], request: GenerationRequest | None = None) -> Entry:
+    """A result of any form, as it is shown. What is missing in the file is left out."""
     name = str(values.get("id"))
     if not values.get("ok"):
         error = values.get("error")
@@ -190,32 +191,36 @@ def _entry(values: Mapping[str, Any], request: GenerationRequest | None = None) 
             error=(str(error.get("message") or ""), str(error.get("hint") or "")),
         )
     samples = values.get("samples")
-    texts = (
+    answers = (
         [one.get("text") for one in samples if isinstance(one, Mapping)][:_SAMPLES]
         if isinstance(samples, list) and samples
         else [values.get("text")]
     )
-    shown_facts = (
-        ("prompt tokens", "prompt_tokens"),
-        ("generated", "completion_tokens"),
-        ("stop", "stop"),
-        ("margin", "margin"),
-        ("route", "route"),
-    )
+    texts = [str(text or "") for text in answers]
+    given = {
+        "prompt tokens": values.get("prompt_tokens"),
+        "generated": values.get("completion_tokens"),
+        # a stop may be a line end
+        "stop": None if values.get("stop") is None else repr(values["stop"]),
+        "margin": values.get("margin"),
+        "route": values.get("route"),
+    }
     facts = tuple(
-        (label, str(values[key]))
-        for label, key in shown_facts
-        if values.get(key) not in (None, "", 0)
+        (label, str(value)) for label, value in given.items() if value not in (None, "", 0)
     )
+    more = {"reasoning": values.get("reasoning"), "raw text": values.get("raw_text")}
     calls = _calls(values.get("tool_calls"))
     facts += (("tool calls", calls),) if calls else ()
     return Entry(
         name,
         str(values.get("finish")),
         True,
-        tuple(str(text or "") for text in texts),
-        str(values.get("raw_text") or ""),
-        reasoning=str(values.get("reasoning") or ""),
+        tuple(texts),
+        folded=tuple(
+            Folded(label, ((str(text), False),))
+            for label, text in more.items()
+            if text and not (label == "raw text" and text in texts)
+        ),
         facts=facts,
         turns=_turns(values, request),
     )
@@ -296,7 +301,7 @@ def _words(message: Mapping[str, Any]) -> str:
     return f"{message['role']}: {words}"
 
 
-def _figure(
+def figure_of(
     source: ImageSource, entry: Entry, scale: Scale, images: ImagePolicy, *, alone: bool
 ) -> Figure:
     """An image of the request, small, with the boxes of the answer where it is the only one."""

@@ -14,14 +14,14 @@ passes every later stage untouched, the same object.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from returns.result import Result, Success
 from typing_extensions import TypeIs
 
 from pipegen.core.errors import GenerationError
 
-__all__ = ["Batch", "Slot", "is_ok", "live", "live_rows"]
+__all__ = ["Batch", "Slot", "is_ok", "live"]
 
 T = TypeVar("T")
 E = TypeVar("E")
@@ -47,13 +47,3 @@ def live(batch: Iterable[Slot[T]]) -> tuple[T, ...]:
     (1, 2)
     """
     return tuple([slot.unwrap() for slot in batch if isinstance(slot, Success)])
-
-
-def live_rows(batch: Iterable[Slot[Any]]) -> tuple[int, ...]:
-    """The positions of the slots that hold a value, counted from 0.
-
-    >>> from returns.result import Failure
-    >>> live_rows((Failure("no"), Success(2)))
-    (1,)
-    """
-    return tuple([row for row, slot in enumerate(batch) if isinstance(slot, Success)])

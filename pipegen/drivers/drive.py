@@ -155,11 +155,6 @@ class Drive(Generic[K]):
             self._awakens()
 
     @property
-    def busy(self) -> bool:
-        """Whether a request is in flight."""
-        return bool(self._requests)
-
-    @property
     def exhausted(self) -> bool:
         """Whether all requests were taken and given out. Raises what the input raised, once all
         before it was given out.

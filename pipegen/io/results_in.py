@@ -11,13 +11,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from toolz import dissoc
+
+from pipegen.core.slots import Slot
 from pipegen.io.forms import TableError, form_of, open_bytes
 from pipegen.io.json_array import records_of
+from pipegen.io.jsonl import LineId, from_plain
 from pipegen.io.table_out import answer_columns
 from pipegen.io.tables import read_table
 from pipegen.records import strict_json
+from pipegen.records.fields import InvalidField
+from pipegen.records.results import GenerationResult
 
-__all__ = ["results_in"]
+__all__ = ["results_in", "slots_in"]
 
 
 def results_in(path: Path) -> Iterator[dict[str, Any]]:
@@ -55,6 +61,27 @@ def results_in(path: Path) -> Iterator[dict[str, Any]]:
                     " writes it"
                 )
             yield values
+
+
+def slots_in(path: Path, *, brief: bool = False) -> Iterator[tuple[LineId, Slot[GenerationResult]]]:
+    """The slots of a file of results, each with its id. With `brief`, brief lines are read too:
+    what they leave out is empty. Raises as `results_in` does.
+    """
+    for values in results_in(path):
+        plain = dissoc(values, "row")
+        try:
+            yield values["id"], from_plain(_filled(plain) if brief else plain)
+        except InvalidField as refusal:
+            raise TableError(f"{path}: not results of pipegen generate: {refusal}") from None
+
+
+def _filled(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A result with what a brief line leaves out."""
+    filled = {"raw_text": "", "options": {}, **values} if "text" in values else {**values}
+    for name in ("samples", "rounds"):
+        if isinstance(filled.get(name), list):
+            filled[name] = [_filled(one) if isinstance(one, dict) else one for one in filled[name]]
+    return filled
 
 
 def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy
 from pipegen.records.results import Finish, GenerationResult
 from pipegen.records.scores import Scored
-from pipegen.report.obeying import spelled_by_server
+from pipegen.report.obeying import SLACK, spelled_by_server
 from pipegen.report.verdict import Answer, Way
 from pipegen.stages.parts.answer_check import answer_of, check_answer
 
@@ -45,9 +45,6 @@ __all__ = [
     "rendered_by",
     "unswitched",
 ]
-
-_SLACK = 8
-"""A server may end an answer for its length so many tokens before its context is full."""
 
 
 class Routes(NamedTuple):
@@ -348,7 +345,7 @@ def _wrong(result: GenerationResult, routes: Routes) -> tuple[Any, ...]:
     room = (
         None
         if context is None
-        else context - _SLACK - (len(result.prompt_token_ids) or result.prompt_tokens)
+        else context - SLACK - (len(result.prompt_token_ids) or result.prompt_tokens)
     )
     ends = frozenset(engine.eos_token_ids) if routes.names_ends else None
     answer, options = answer_of(result, spelled=spelled, ending_ids=ends, room=room)

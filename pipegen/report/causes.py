@@ -465,7 +465,7 @@ class _Look(NamedTuple):
         )
 
     def _lowered(self) -> Fault | None:
-        """Log probabilities that are told after a penalty was taken, as by SGLang: no token is less
+        """Log probabilities that are given after a penalty was taken, as by SGLang: no token is less
         likely than by the reference but those that came before.
         """
         parted = [answer for answer in self.odd if id(answer) in self.parted]

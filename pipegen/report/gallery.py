@@ -30,9 +30,10 @@ __all__ = [
     "MISSING",
     "PAGE_ROWS",
     "Entry",
+    "Exchange",
     "Figure",
+    "Folded",
     "Overview",
-    "Said",
     "card",
     "counted",
     "ending",
@@ -75,7 +76,7 @@ class Figure(NamedTuple):
     """Width and height, of which the longer side counts."""
 
 
-class Said(NamedTuple):
+class Exchange(NamedTuple):
     """A turn of a conversation before its last answer."""
 
     text: str
@@ -84,6 +85,15 @@ class Said(NamedTuple):
     """The tools that it called, one on each line."""
     then: str
     """What was asked next: a user's words, or what tools answered."""
+
+
+class Folded(NamedTuple):
+    """A text under its name, which a click shows or hides."""
+
+    name: str
+    pieces: tuple[tuple[str, bool], ...]
+    """The text in pieces: each, and whether it is a control token."""
+    is_open: bool = False
 
 
 class Entry(NamedTuple):
@@ -95,12 +105,11 @@ class Entry(NamedTuple):
     ok: bool
     texts: tuple[str, ...] = ()
     """The answer; of several samples each."""
-    raw_text: str = ""
     error: tuple[str, str] | None = None
     """Message and hint."""
-    reasoning: str = ""
+    folded: tuple[Folded, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
-    turns: tuple[Said, ...] = ()
+    turns: tuple[Exchange, ...] = ()
     """Of a conversation, the turns before the last."""
 
     @property
@@ -157,8 +166,17 @@ def safe(text: str) -> str:
     return html.escape(printable(shown))
 
 
-def opening(overview: Overview, page: int, pages: int, names: Sequence[str]) -> str:
-    """The beginning of a page, up to its first card."""
+def opening(
+    overview: Overview,
+    page: int,
+    names: Sequence[str],
+    *,
+    more: str = "",
+    in_columns: bool = False,
+) -> str:
+    """The beginning of a page, up to its first card. `names` are the files of all pages, and `more`
+    is added to the counts.
+    """
     script = _SCRIPT.read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     other = overview.other
@@ -186,18 +204,23 @@ def opening(overview: Overview, page: int, pages: int, names: Sequence[str]) -> 
             f" {safe(other.name)}"
             if other is not None
             else ""
-        ),
+        )
+        + safe(more),
+        layout="columns" if in_columns else "",
         chips=chips if other is None else chips + _chips(other, "other", named=True),
         compared=compared if other is not None else "",
-        pages=f'<nav aria-label="pages">page {" ".join(links)}</nav>' if pages > 1 else "",
+        pages=f'<nav aria-label="pages">page {" ".join(links)}</nav>' if len(names) > 1 else "",
     )
 
 
-def ending() -> str:
-    """The end of a page."""
+def ending(command: str = "pipegen view", note: str = "") -> str:
+    """The end of a page: the command that made it, and a note."""
     _, _, tail = _PAGE.read_text(encoding="utf-8").partition("$cards")
     return Template(tail).substitute(
-        version=safe(version()), script=_SCRIPT.read_text(encoding="utf-8")
+        version=safe(version()),
+        command=safe(command),
+        note=safe(note),
+        script=_SCRIPT.read_text(encoding="utf-8"),
     )
 
 
@@ -228,9 +251,10 @@ def card(
     other: Entry | None = None,
     *,
     compared: tuple[str, str] | None = None,
+    note: str = "",
 ) -> str:
-    """One result; where two files are compared, which have these names, beside that of the
-    other.
+    """One result, with a note under its id; where two files are compared, which have these names,
+    beside that of the other.
     """
     sides = (
         [_side(entry, other)]
@@ -239,12 +263,14 @@ def card(
     )
     same = compared is not None and other is not None and entry.outcome == other.outcome
     images = "".join(map(_figure, figures))
+    images = f'<div class="images">{images}</div>' if images else ""
+    about = f'<p class="note">{safe(note)}</p>' if note else ""
     facts = [(str(name), str(value)) for name, value in (metadata or {}).items()]
     return (
         f'<article data-id="{safe(entry.id)}" data-kind="{safe(entry.kind)}"'
         f' data-other="{safe(MISSING if other is None else other.kind)}"'
-        f' data-same="{int(same)}"><h2>{safe(entry.id)}</h2>{f"<div class=images>{images}</div>" if images else ""}{_asked(prompt)}<div'
-        f' class="sides">{"".join(sides)}</div>{_facts(facts)}</article>\n'
+        f' data-same="{int(same)}"><h2>{safe(entry.id)}</h2>{about}{images}{_asked(prompt)}'
+        f'<div class="sides">{"".join(sides)}</div>{_facts(facts)}</article>\n'
     )
 
 
@@ -276,26 +302,27 @@ def _side(entry: Entry | None, other: Entry | None, name: str = "") -> str:
         marked(text, against[place])[0] if place < len(against) else safe(text)
         for place, text in enumerate(texts)
     ]
-    answers = "".join(map(_said, entry.turns))
+    answers = "".join(map(_exchange, entry.turns))
     answers += "".join(f'<pre class="text">{text}</pre>' for text in shown)
-    reasoning = (
-        "<details><summary>reasoning</summary><pre"
-        f' class="raw">{safe(entry.reasoning)}</pre></details>'
-        if entry.reasoning
-        else ""
-    )
-    raw = (
-        "<details><summary>raw text</summary><pre"
-        f' class="raw">{safe(entry.raw_text)}</pre></details>'
-        if entry.raw_text not in ("", *texts)
-        else ""
-    )
-    return f"<section>{head}{answers}{reasoning}{raw}{_facts((('finish', entry.kind), *entry.facts))}</section>"
+    answers += "".join(map(_folded, entry.folded))
+    return f"<section>{head}{answers}{_facts((('finish', entry.kind), *entry.facts))}</section>"
 
 
-def _said(turn: Said) -> str:
+def _folded(folded: Folded) -> str:
+    text = "".join(
+        f'<span class="token">{safe(piece)}</span>' if is_control else safe(piece)
+        for piece, is_control in folded.pieces
+    )
+    return (
+        f"<details{' open' if folded.is_open else ''}><summary>{safe(folded.name)}</summary>"
+        f'<pre class="raw">{text}</pre></details>'
+    )
+
+
+def _exchange(turn: Exchange) -> str:
     calls = _facts((("tool calls", turn.calls),)) if turn.calls else ""
-    return f'<pre class="text">{safe(turn.text)}</pre>{calls}<pre class="prompt">{safe(turn.then)}</pre>'
+    then = f'<pre class="prompt">{safe(turn.then)}</pre>'
+    return f'<pre class="text">{safe(turn.text)}</pre>{calls}{then}'
 
 
 def _facts(facts: Sequence[tuple[str, str]]) -> str:
@@ -314,7 +341,8 @@ def _figure(figure: Figure) -> str:
     down = height * seen / longer / 100
     boxes = "".join(
         f'<span class="box{"" if box.top * down > _LABEL else " high"}"'
-        f' style="left:{box.left:.2f}%;top:{box.top:.2f}%;width:{box.width:.2f}%;height:{box.height:.2f}%"'
+        f' style="left:{box.left:.2f}%;top:{box.top:.2f}%;'
+        f'width:{box.width:.2f}%;height:{box.height:.2f}%"'
         f' title="{safe(box.label)}"><span>{_label(number, box, len(figure.boxes))}</span></span>'
         for number, box in enumerate(figure.boxes, 1)
     )

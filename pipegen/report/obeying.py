@@ -9,13 +9,13 @@ counts have to be theirs. Without ids, the text has to be the raw text, cut and 
 >>> toy = ToyTokenizer()
 >>> options = resolve(GenerationOptions(max_new_tokens=8))
 >>> fields = {"finish": Finish.LENGTH, "token_ids": toy.encode("It rains"), "route": "hf"}
->>> said = GenerationResult(
+>>> result = GenerationResult(
 ...     text="It rains", raw_text="It rains", completion_tokens=8, options=options, **fields
 ... )
->>> disobedience(said, toy, ())
->>> disobedience(dataclasses.replace(said, raw_text="IT RAINS", text="IT RAINS"), toy, ())
+>>> disobedience(result, toy, ())
+>>> disobedience(dataclasses.replace(result, raw_text="IT RAINS", text="IT RAINS"), toy, ())
 ('text', "the text 'IT RAINS' is not that of its ids, 'It rains'")
->>> disobedience(dataclasses.replace(said, completion_tokens=9), toy, ())
+>>> disobedience(dataclasses.replace(result, completion_tokens=9), toy, ())
 ('length', '8 ids came, and the server counts 9')
 """
 
@@ -35,9 +35,9 @@ from pipegen.stages.parts.detokenize import spell
 from pipegen.stages.parts.folds import TokenFold, plan_of
 from pipegen.stages.parts.stop_scan import cut
 
-__all__ = ["FaultName", "disobedience", "kind_of", "room_in", "spelled_by_server"]
+__all__ = ["SLACK", "FaultName", "disobedience", "kind_of", "room_in", "spelled_by_server"]
 
-_SLACK = 8
+SLACK = 8
 """A server may end an answer for its length so many tokens before its context is full."""
 _GOOD = 3
 """So many answers at least show that what they have in common is no chance."""
@@ -112,7 +112,7 @@ def room_in(results: Iterable[GenerationResult]) -> Callable[[GenerationResult],
         counts = [made for _, made in cuts[result.route]]
         if len(counts) >= _GOOD and len({*counts}) == 1 and len(prompts) > 1:
             return result.clipped_from
-        return max(most, longest[result.route] - result.prompt_tokens - _SLACK)
+        return max(most, longest[result.route] - result.prompt_tokens - SLACK)
 
     return room
 

@@ -5,10 +5,10 @@ prompts, images, tools.
 from __future__ import annotations
 
 import base64
-import struct
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+from pipegen.media.png import png_of
 
 __all__ = ["beyond", "long_prompt", "prompts", "with_images", "with_tools"]
 
@@ -135,34 +135,15 @@ def _png(width: int, height: int, number: int) -> bytes:
     """An image file: a red square and a blue bar on a ground that grows brighter; no colour is
     another one's mirror.
     """
-    rows = bytearray()
-    for y in range(height):
-        rows.append(0)
-        for x in range(width):
-            square = abs(x - width // 3) < 18 and abs(y - height // 3) < 18
-            bar = y > height * 3 // 4 and x % 64 < 16 * number
-            rows += (
-                bytes((214, 40, 30))
-                if square
-                else (
-                    bytes((20, 60, 200))
-                    if bar
-                    else bytes((250 - x * 60 // width, 236, 170 + y * 60 // height))
-                )
-            )
 
-    def chunk(name: bytes, data: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-        )
+    def pixel(x: int, y: int) -> bytes:
+        if abs(x - width // 3) < 18 and abs(y - height // 3) < 18:
+            return bytes((214, 40, 30))
+        if y > height * 3 // 4 and x % 64 < 16 * number:
+            return bytes((20, 60, 200))
+        return bytes((250 - x * 60 // width, 236, 170 + y * 60 // height))
 
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + chunk(b"IDAT", zlib.compress(bytes(rows)))
-        + chunk(b"IEND", b"")
-    )
+    return png_of(width, height, pixel)
 
 
 _TOOL = {

@@ -261,7 +261,7 @@ def _scored_rows(
             continue
         scored = own.unwrap()
         expected = rendered.unwrap().prompt_token_ids if one.rendered and is_ok(rendered) else None
-        told = [each.logprob for each in one.result.logprobs or ()]
+        recorded = [each.logprob for each in one.result.logprobs or ()]
         out.append(
             _Row(
                 one.id,
@@ -269,7 +269,7 @@ def _scored_rows(
                 one.ids,
                 scored,
                 expected,
-                tuple(distances(told, scored.token_logprobs)),
+                tuple(distances(recorded, scored.token_logprobs)),
             )
         )
     return out
@@ -469,7 +469,7 @@ class _Judge(NamedTuple):
 
     @property
     def _agreement(self) -> str:
-        told = f"; log probabilities are {rms(self.row.far):.2g} away" if self.row.far else ""
+        distance = f"; log probabilities are {rms(self.row.far):.2g} away" if self.row.far else ""
         options = self.row.result.options
         how = (
             "the likeliest one"
@@ -478,7 +478,7 @@ class _Judge(NamedTuple):
             if _filters(options)
             else "one that may be drawn"
         )
-        return f"each of the {len(self.row.ids)} ids is {how}{told}"
+        return f"each of the {len(self.row.ids)} ids is {how}{distance}"
 
     def _template(self) -> tuple[RowKind, str] | None:
         row = self.row

@@ -231,11 +231,11 @@ class Answer:
         """
         before = {*self.expected} if of_prompt else set[int]()
         found: list[tuple[bool, bool]] = []
-        for token, told, own in zip(
+        for token, given, own in zip(
             self.token_ids, self.server_logprobs, self.logprobs, strict=False
         ):
-            if abs(told - own) > least:
-                found.append((token in before, told > own))
+            if abs(given - own) > least:
+                found.append((token in before, given > own))
             before.add(token)
         return found
 

@@ -254,35 +254,8 @@ class _Server:
         if any(fault.kind == "end tokens" for fault in faults):
             faults = [fault for fault in faults if fault.kind not in ("length", "text")]
         asked = 0
-        kinds = {fault.kind for fault in faults}
-        if kinds <= _FOLLOWED:
-            odd = {id(answer) for answer, _ in partings(expected, limits.margin)}
-            sound = [
-                answer
-                for answer in expected
-                if answer.way == "chat"
-                and id(answer) not in odd
-                and not answer.images
-                and not answer.wrong
-                and answer.token_ids
-            ]
-            bases = [
-                Base(self.requests[answer.id], answer)
-                for answer in sound
-                if answer.id in self.requests and not answer.id.startswith("tools-")
-            ]
-            follow = FollowUps(
-                routes=self.routes,
-                whole=self.whole,
-                streams=self.streams,
-                bases=bases,
-                margin=limits.margin,
-                seeded=self.dialect == "vllm",
-                filtered=self.dialect == "plain",
-                failed=self.failed,
-                image_policy=self.image_policy,
-                tell=self.tell,
-            )
+        if {fault.kind for fault in faults} <= _FOLLOWED:
+            follow = self._follow_ups(expected, limits.margin)
             faults = one_each([*faults, *follow.faults()])
             asked = follow.asked
         apart = sum(not answer.token_ids and answer.by_text for answer in expected)
@@ -318,6 +291,33 @@ class _Server:
                 if apart
                 else ()
             ),
+        )
+
+    def _follow_ups(self, expected: Sequence[Answer], margin: float) -> FollowUps:
+        """The requests by chat that were answered right, to be asked back."""
+        odd = {id(answer) for answer, _ in partings(expected, margin)}
+        bases = [
+            Base(self.requests[answer.id], answer)
+            for answer in expected
+            if answer.way == "chat"
+            and id(answer) not in odd
+            and not answer.images
+            and not answer.wrong
+            and answer.token_ids
+            and answer.id in self.requests
+            and not answer.id.startswith("tools-")
+        ]
+        return FollowUps(
+            routes=self.routes,
+            whole=self.whole,
+            streams=self.streams,
+            bases=bases,
+            margin=margin,
+            seeded=self.dialect == "vllm",
+            filtered=self.dialect == "plain",
+            failed=self.failed,
+            image_policy=self.image_policy,
+            tell=self.tell,
         )
 
     def _disobeyed(self) -> Iterator[Fault]:

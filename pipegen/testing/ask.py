@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,13 +11,14 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import prepare_batch
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
+from pipegen.media.png import png_of
 from pipegen.records.options import GenerationOptions, StopOptions
 from pipegen.records.requests import GenerationRequest, TextGenerationRequest
 from pipegen.records.results import GenerationResult, Raw
 
 __all__ = [
     "LENGTH", "PROMPTS", "answer", "answers", "chat", "drawn_image", "engine_output", "error_of", "expect", "full", "greedy", "honours", "longest", "output",
-    "png_file", "red_square", "refused", "refuses", "runs_on", "same", "to_all",
+    "red_square", "refused", "refuses", "runs_on", "same", "to_all",
 ]  # fmt: skip
 
 PROMPTS = ("List the months of the year.", "Count from 1 to 12.", "Tell me a story.", "Hi")
@@ -148,7 +147,7 @@ def engine_output(route: Route, request: GenerationRequest, options: GenerationO
 
 def red_square() -> bytes:
     """A 64x64 PNG of one colour."""
-    return png_file(64, 64, b"".join(b"\0" + b"\xdc\x28\x28" * 64 for _ in range(64)))
+    return png_of(64, 64, lambda x, y: b"\xdc\x28\x28")
 
 
 def drawn_image(width: int, height: int, pattern: int) -> bytes:
@@ -160,25 +159,4 @@ def drawn_image(width: int, height: int, pattern: int) -> bytes:
         first = (y < height // 2, x < width // 2, (x // 8 + y // 8) % 2 == 0)[pattern]
         return b"\x10\x30\xe0" if first else b"\xf0\xe0\x20"
 
-    return png_file(
-        width,
-        height,
-        b"".join(b"\0" + b"".join(pixel(x, y) for x in range(width)) for y in range(height)),
-    )
-
-
-def png_file(width: int, height: int, rows: bytes) -> bytes:
-    """A PNG of 8-bit RGB rows, each with its filter byte, made without an imaging library."""
-
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-        )
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + chunk(b"IDAT", zlib.compress(rows))
-        + chunk(b"IEND", b"")
-    )
+    return png_of(width, height, pixel)

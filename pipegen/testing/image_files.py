@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any
 
-from pipegen.testing.ask import png_file
+from pipegen.media.png import png_with
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -104,7 +104,7 @@ def image_file(
 
 def png_announcing(width: int, height: int) -> bytes:
     """A PNG with a size in its header and few bytes: a decompression bomb before it is decoded."""
-    return png_file(width, height, bytes(100))
+    return png_with(width, height, bytes(100))
 
 
 def _float_tiff() -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 from html.parser import HTMLParser
@@ -105,13 +107,20 @@ class Seen(HTMLParser):
         self.texts.append(data)
 
 
-def test_the_page_holds_everything_itself_and_runs_nothing(outcomes: tuple[Outcome, ...]) -> None:
+def test_the_page_holds_everything_itself_and_runs_its_own_script_alone(
+    outcomes: tuple[Outcome, ...],
+) -> None:
     html = page(outcomes, 1.0)
     seen = Seen(html)
-    assert not {"script", "link", "iframe", "object"} & {tag for tag, _ in seen.tags}
+    assert not {"link", "iframe", "object"} & {tag for tag, _ in seen.tags}
+    assert [attrs for tag, attrs in seen.tags if tag == "script"] == [{}]
+    script = html.partition("<script>")[2].partition("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    (policy,) = (attrs["content"] for tag, attrs in seen.tags if "http-equiv" in attrs)
+    assert f"script-src 'sha256-{digest}'" in (policy or "")
     sources = [attrs.get("src") or "" for tag, attrs in seen.tags if tag == "img"]
     assert len(sources) == sum(name != BROKEN for case in CASES for name in case.images)
-    assert all(source.startswith("data:image/png;base64,") for source in sources)
+    assert all(source.startswith("data:image/jpeg;base64,") for source in sources)
     assert not {
         name for _, attrs in seen.tags for name in attrs if name.startswith("on") or name == "href"
     }
@@ -138,7 +147,7 @@ def test_the_page_shows_text_raw_text_finish_stop_counts_errors_and_boxes(
     assert "BadImage" in text
     assert "image 0 cannot be decoded" in text
     assert pg.BadImage.default_hint in text
-    assert 'style="left:10%;top:20%;width:40%;height:80%"><span>red circle</span>' in html
+    assert 'style="left:10.00%;top:20.00%;width:40.00%;height:80.00%" title="red circle">' in html
 
 
 def test_what_came_out_wrong_is_marked(outcomes: tuple[Outcome, ...]) -> None:
