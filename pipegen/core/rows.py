@@ -191,8 +191,8 @@ def _alone(stages: Sequence[Stage], going: Going, bug: Bug | None) -> Going:
     """Each row through stages, before the next row begins: what lies between two stages is gone by
     then.
     """
-    does = [_prepared(stage, going[1]) for stage in stages[:1]]
-    does += [stage.row for stage in stages[1:]]  # type: ignore[misc]  # these have one
+    does: list[Any] = [_prepared(stages[0], going[1])]
+    does += [stage.row for stage in stages[1:]]
     both = [*zip(stages, does, strict=True)]
     rows: list[Row] = []
     slots: list[Slot[Any]] = []
