@@ -1,7 +1,7 @@
 """Law 3: stages are functions. What an engine learns between two batches changes no stage.
 
 The engine learns with each call: its limits become smaller, it honours less, its tokens are others.
-The stages before a call make the same rows today and tomorrow; and the rows pickle.
+The stages make the same rows today and tomorrow, before a call and after it; and the rows pickle.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ from typing import Any
 from hypothesis import given, strategies as st
 
 import pipegen as pg
-from pipegen.testing.fake import FakeEngine
+from pipegen.records.results import Raw
+from pipegen.stages import decode, stop, trim
+from pipegen.testing.fake import FakeEngine, ToyRenderer
 from pipegen.testing.strategies import requests
+from pipegen.testing.toy import ToyTokenizer
 
 
 class Learning(FakeEngine):
@@ -38,6 +41,13 @@ class Learning(FakeEngine):
         self.eos_token_ids = (97,)
         self.bos_token = "b"
         self.image_placeholder = None
+
+
+class Lost(FakeEngine):
+    """Its model cannot be read."""
+
+    def read_model(self) -> Any:
+        raise pg.CallFailed(pg.BackendFailed("it is gone", backend="lost"))
 
 
 BEFORE = ("resolve", "render", "tokenize", "fit")
@@ -75,6 +85,45 @@ def test_the_stages_are_those_of_an_engine_that_has_learnt_nothing(
     engine.learn()
     fresh = before_the_call(Learning("b", context_length=limit))
     assert fresh.apply(tuple(map(pg.Success, asked))) == first
+
+
+ANSWERS = st.lists(st.integers(32, 126) | st.integers(256, 258), max_size=12)
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+
+
+def raw_of(engine: FakeEngine, number: int, token_ids: Sequence[int]) -> Any:
+    """What a call answered with these ids, to a prompt, a question with tools or a stop."""
+    asked: list[dict[str, Any]] = [
+        {"prompt": "a"},
+        {"messages": [{"role": "user", "content": "Hi"}], "tools": TOOLS},
+        {"prompt": "a", "options": {"stop": ["b"], "logprobs": False, "max_new_tokens": 5}},
+    ]
+    ready = before_the_call(engine).apply((pg.request_from(asked[number % 3]),))[0]
+    return ready.map(lambda encoded: Raw(encoded=encoded, token_ids=tuple(token_ids)))
+
+
+@given(st.lists(ANSWERS, min_size=1, max_size=4), ASKED)
+def test_what_an_engine_learns_changes_no_stage_after_its_call(
+    answers: list[list[int]], others: list[Any]
+) -> None:
+    engine = Learning("b")
+    whole: Any = pg.route(engine)
+    batch = tuple(raw_of(engine, number, ids) for number, ids in enumerate(answers))
+    stages = decode(engine) >> stop(engine) >> trim(engine)
+    assert all(map(pg.is_ok, batch))
+    today = stages.apply(batch)
+    pg.run(whole, others)
+    engine.learn()
+    engine.tokenizer = ToyTokenizer(merges=("bb",))
+    engine.renderer = ToyRenderer(thinking=False)
+    assert stages.apply(batch) == today
+    assert (decode(engine) >> stop(engine) >> trim(engine)).apply(batch) == today
+
+
+def test_a_stage_after_the_call_needs_a_model_that_can_be_read() -> None:
+    batch = (raw_of(FakeEngine("b"), 0, [97]), pg.Failure(pg.Timeout("slow")))
+    unread, slow = decode(Lost("b")).apply(batch)
+    assert (unread.failure().message, slow.failure().message) == ("it is gone", "slow")
 
 
 @given(ASKED, st.none() | st.integers(1, 40))

@@ -346,12 +346,12 @@ def row_stage(
 
 
 def batch_stage(
-    name: str, stage: Callable[[Sequence[Taken]], Sequence[Slot[B]]], **more: Any
+    name: str, prepare: Callable[[Sequence[Taken]], Callable[[Taken], Slot[B]]], **more: Any
 ) -> Pipe[Taken, B]:
-    """A stage of pipegen's own that is called with the values of all rows that come at a time, and
-    gives a slot for each. `more` are fields of a `Step`.
+    """A stage of pipegen's own: `prepare` is called with the values of all rows that come at a time,
+    and gives the function of each. `more` are fields of a `Step`.
     """
-    return pipe_of(Stage(name=name, batch=stage, **more))
+    return pipe_of(Stage(name=name, prepare=prepare, **more))
 
 
 def pure(name: str, f: Callable[[Taken], B], *, keeps_text: bool = False) -> Pipe[Taken, B]:

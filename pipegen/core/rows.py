@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from returns.result import Failure, Success
 
 from pipegen.core.blame import StageNote, blamed, raisable
-from pipegen.core.border import EXHAUSTED, report
+from pipegen.core.border import EXHAUSTED, attempt, report
 from pipegen.core.errors import ContractError, GenerationError, StageFailed
 from pipegen.core.slots import Slot
 from pipegen.core.steps import (
@@ -126,8 +126,6 @@ def advance(pipe: Pipe[Any, Any], rows: Iterable[Row], bug: Bug | None = None) -
             step = does[at]
             if isinstance(step, Alone):
                 going = _alone(step.stages, going, bug)
-            elif isinstance(step, Stage):
-                going = _together(step, going, bug)
             elif isinstance(step, Open):
                 going = _opened(step, going)
             elif isinstance(step, Close):
@@ -190,23 +188,26 @@ def _moved(row: Row, slot: Slot[Any], at: int) -> Row:
 
 
 def _alone(stages: Sequence[Stage], going: Going, bug: Bug | None) -> Going:
-    """Each row through stages that look at it alone, before the next row begins: what lies between
-    two stages is gone by then.
+    """Each row through stages, before the next row begins: what lies between two stages is gone by
+    then.
     """
+    does: list[Any] = [_prepared(stages[0], going[1])]
+    does += [stage.row for stage in stages[1:]]
+    both = [*zip(stages, does, strict=True)]
     rows: list[Row] = []
     slots: list[Slot[Any]] = []
     stage, value = stages[0], None
     for row, entry in zip(*going, strict=True):
         slot = entry
         try:
-            for stage in stages:
+            for stage, do in both:
                 if not isinstance(slot, Success):
                     break
                 value = slot.unwrap()
                 if not isinstance(value, stage.takes):
                     raise _wrong_record(stage, value)
                 try:
-                    slot = stage.row(value)  # type: ignore[misc]  # these have one
+                    slot = do(value)
                 except (*stage.catch, *EXHAUSTED) as raised:
                     slot = _failed(stage.name, raised, stage.catch)
                 if not isinstance(slot, Success):
@@ -265,38 +266,17 @@ def _check_failure(name: str, slot: Any) -> None:
         )
 
 
-def _together(stage: Stage, going: Going, bug: Bug | None) -> Going:
-    """Rows through a stage that looks at all of them; where it raises, each alone, since the bug is
-    of one of them.
+def _prepared(stage: Stage, slots: Sequence[Slot[Any]]) -> Callable[[Any], Slot[Any]]:
+    """The function of a stage, for these rows together; where that cannot be made, for each row
+    alone, since the bug is of one of them.
     """
-    rows, slots = going
-    live = [row for row, slot in zip(rows, slots, strict=True) if isinstance(slot, Success)]
-    if not live:
-        return going
-    values = [slot.unwrap() for slot in slots if isinstance(slot, Success)]
-    wrong = [place for place, value in enumerate(values) if not isinstance(value, stage.takes)]
-    try:
-        if wrong:
-            raise _wrong_record(stage, values[wrong[0]])
-        results = stage.batch(values)  # type: ignore[misc]  # these have one
-    except Exception as raised:  # noqa: BLE001 - it raises again, or is handed on
-        if bug is not None and len(rows) > 1:
-            parts = [
-                _together(stage, ([row], [slot]), bug) for row, slot in zip(*going, strict=True)
-            ]
-            return [row for part in parts for row in part[0]], [
-                slot for part in parts for slot in part[1]
-            ]
-        key = live[wrong[0]].key if wrong else live[0].key if len(live) == 1 else None
-        noted = _noted(raised, StageNote(stage.name, stage.internal and not wrong, row=key))
-        if bug is None:
-            raise noted  # noqa: B904 - it is `raised`, or has it as its cause
-        bug(live[0], noted)
-        return [], []
-    if len(values) == len(rows):
-        return rows, [*results]
-    left = iter(results)
-    return rows, [next(left) if isinstance(slot, Success) else slot for slot in slots]
+    if stage.prepare is None:
+        return stage.row  # type: ignore[return-value]  # these have one
+    prepare = stage.prepare
+    live = [slot.unwrap() for slot in slots if isinstance(slot, Success)]
+    values = [value for value in live if isinstance(value, stage.takes)]
+    # what raises here raises again, for its row
+    return attempt(lambda: prepare(values)).value_or(lambda value: prepare([value])(value))
 
 
 def _wrong_record(stage: Stage, value: Any) -> ContractError:

@@ -132,14 +132,14 @@ Steps: TypeAlias = tuple[Step, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Stage(Step):
-    """A pure function: of each value alone (`row`), or of all values that come at a time (`batch`),
-    which may do equal work once.
+    """A pure function of each value. It is `row`, or what `prepare` makes for all values that come at
+    a time, which may do equal work once.
     """
 
     row: Callable[[Any], Slot[Any]] | None = None
     catch: tuple[type[Exception], ...] = ()
     """What `row` may raise on bad data."""
-    batch: Callable[[Sequence[Any]], Sequence[Slot[Any]]] | None = None
+    prepare: Callable[[Sequence[Any]], Callable[[Any], Slot[Any]]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +208,9 @@ class Gather(NamedTuple):
 
 
 class Alone(NamedTuple):
-    """Stages one after another that look at each row alone."""
+    """Stages one after another that each row goes through before the next one begins. Only the first
+    may have a `prepare`.
+    """
 
     stages: tuple[Stage, ...]
 
@@ -218,7 +220,7 @@ class Program(NamedTuple):
     it.
     """
 
-    does: tuple[Alone | Stage | Call | Nest | Open | Close | Gather, ...]
+    does: tuple[Alone | Call | Nest | Open | Close | Gather, ...]
     keeps: tuple[bool, ...]
     """Whether all steps after it keep the text."""
     follows: tuple[Callable[[Any], Any] | None, ...]
@@ -235,9 +237,9 @@ def program(steps: Steps) -> Program:
         if step.opens and rule is not None:
             closes = any(other.closes for other in (later if not step.closes else steps[place:]))
             does.append(Open(rule.expand if splits and closes else None))
-        if not isinstance(step, Stage) or step.row is None:
+        if not isinstance(step, Stage):
             does.append(step)
-        elif does and isinstance(does[-1], Alone):
+        elif step.prepare is None and does and isinstance(does[-1], Alone):
             laters.pop()
             does[-1] = Alone((*does[-1].stages, step))
         else:

@@ -31,6 +31,7 @@ from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.drivers.arguments import Options
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
+from pipegen.engines.model import TokenModel, on_model
 from pipegen.engines.protocol import TokenEngine, takes_tokens
 from pipegen.records.frozen import printed
 from pipegen.records.plain import Request, request_from
@@ -103,7 +104,7 @@ def _before(route: Route) -> Pipe[GenerationRequest, Any]:
 def _sum_up(engine: Any, name: str) -> Pipe[TokenScores, Scored]:
     """The stage that makes the result."""
 
-    def summed(scores: TokenScores) -> Slot[Scored]:
+    def summed(scores: TokenScores, model: TokenModel) -> Slot[Scored]:
         continued = scores.continued
         prompt, ids = continued.encoded.prompt, continued.continuation
         if not len(scores.logprobs) == len(scores.likeliest) == len(ids):
@@ -121,7 +122,7 @@ def _sum_up(engine: Any, name: str) -> Pipe[TokenScores, Scored]:
                     " not a number"
                 )
             )
-        text = engine.tokenizer.decode(ids) if continued.text is None else continued.text
+        text = model.tokenizer.decode(ids) if continued.text is None else continued.text
         return Success(
             Scored(
                 id=continued.encoded.request.id,
@@ -144,7 +145,7 @@ def _sum_up(engine: Any, name: str) -> Pipe[TokenScores, Scored]:
 
     return row_stage(
         "sum_up",
-        summed,
+        on_model(engine, summed),
         routes=(name,),
         rebind=lambda new: _sum_up(new.engine(engine), new.route(name)),
     )

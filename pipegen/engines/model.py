@@ -1,8 +1,8 @@
 """What is known of a model, as a value that is read once.
 
-A stage before a call reads a `Model` and never the engine itself. It is read when a row first needs
-it, and is the same from then on, whatever the engine learns and whatever other callers do: so these
-stages are functions of their rows. What only a server can say, such as its own limit, is no part of
+A stage reads a `Model` and never the engine itself, before a call and after it. It is read when a
+row first needs it, and is the same from then on, whatever the engine learns and whatever other
+callers do: so stages are functions of their rows. What only a server can say, such as its own limit, is no part of
 it: a call asks for that, and judges its own rows by it.
 
 >>> from pipegen.testing.fake import FakeEngine
@@ -19,14 +19,14 @@ it: a call asks for that, and judges its own rows by it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from immutabledict import immutabledict
 from returns.result import Failure, Success
 
 from pipegen.core.errors import BackendFailed, CallFailed, UnsupportedMultimodal
-from pipegen.core.slots import Slot
+from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import Capabilities
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import takes_tokens
@@ -40,10 +40,14 @@ __all__ = [
     "Model",
     "ModelReader",
     "TokenModel",
+    "on_model",
     "read_model",
     "reader_of",
     "token_model",
 ]
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 @record
@@ -148,3 +152,14 @@ _readers: WeakValueDictionary[int, ModelReader] = WeakValueDictionary()
 def reader_of(engine: Any) -> ModelReader:
     """The reader of an engine's model: stages of one engine share it."""
     return _readers.setdefault(id(engine), ModelReader(engine))
+
+
+def on_model(engine: Any, work: Callable[[A, Any], Slot[B]]) -> Callable[[A], Slot[B]]:
+    """A function of a value and the engine's model, as a stage: a function of the value."""
+    read = reader_of(engine)
+
+    def stage(value: A) -> Slot[B]:
+        model = read()
+        return work(value, model.unwrap()) if is_ok(model) else Failure(model.failure())
+
+    return stage

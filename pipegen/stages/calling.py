@@ -33,6 +33,7 @@ from pipegen.core.errors import UnsupportedOption, UnsupportedPlugin
 from pipegen.core.pipe import Pipe, pipe_of
 from pipegen.core.slots import Slot, is_ok
 from pipegen.core.steps import Call, Steps, Wanted
+from pipegen.engines.model import reader_of
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import scores_tokens, settles_itself
 from pipegen.records.engine_list import shown
@@ -103,7 +104,10 @@ def _asking(engine: Any, asked: Encoded, sent: Encoded) -> Asking:
     if asked.options.max_new_tokens == 0:
         raw: Slot[Raw] = Success(Raw(encoded=asked, token_ids=()))
     elif asked.prompt.thought is not None or asked.prompt.call is not None:
-        raw = yield from answer_in_parts(asked, sent, engine)
+        model = reader_of(engine)()
+        if not is_ok(model):
+            return Failure(model.failure())
+        raw = yield from answer_in_parts(asked, sent, engine, model.unwrap())
     else:
         raw = (yield Wanted(engine, sent)).map(partial(_to, asked))
     return raw if scores is None else raw.map(partial(altered, prompt_logprobs=scores))

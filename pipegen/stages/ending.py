@@ -17,9 +17,10 @@ from collections.abc import Sequence
 
 from returns.result import Failure, Success
 
-from pipegen.core.errors import UnsupportedOption
+from pipegen.core.errors import CallFailed, UnsupportedOption
 from pipegen.core.pipe import Pipe, row_stage
-from pipegen.core.slots import Slot
+from pipegen.core.slots import Slot, is_ok
+from pipegen.engines.model import TokenModel, on_model, reader_of
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.engines.tokenizer import Tokenizer
@@ -50,15 +51,21 @@ def decode(engine: TokenEngine) -> Pipe[Raw, Decoded]:
     given out as soon as it is final."""
     require_token_engine("decode", engine)
 
-    def follow(encoded: Encoded) -> TokenFold:
-        return TokenFold(encoded.options, engine.tokenizer, engine.eos_token_ids, engine.plugins)
+    read = reader_of(engine)
 
-    def decoded(raw: Raw) -> Slot[Decoded]:
-        return decode_row(raw, engine.tokenizer, engine.eos_token_ids)
+    def follow(encoded: Encoded) -> TokenFold:
+        known = read()
+        if not is_ok(known):
+            raise CallFailed(known.failure())
+        model: TokenModel = known.unwrap()
+        return TokenFold(encoded.options, model.tokenizer, model.eos_token_ids, model.plugins)
+
+    def decoded(raw: Raw, model: TokenModel) -> Slot[Decoded]:
+        return decode_row(raw, model.tokenizer, model.eos_token_ids)
 
     return row_stage(
         "decode",
-        decoded,
+        on_model(engine, decoded),
         keeps_text=True,
         follow=follow,
         takes=Raw,
@@ -71,12 +78,12 @@ def stop(engine: TokenEngine) -> Pipe[Decoded, Decoded]:
     `stop_row`."""
     require_token_engine("stop", engine)
 
-    def stopped(decoded: Decoded) -> Slot[Decoded]:
-        return stop_row(decoded, engine.tokenizer, engine.plugins)
+    def stopped(decoded: Decoded, model: TokenModel) -> Slot[Decoded]:
+        return stop_row(decoded, model.tokenizer, model.plugins)
 
     return row_stage(
         "stop",
-        stopped,
+        on_model(engine, stopped),
         keeps_text=True,
         takes=Decoded,
         cuts=True,

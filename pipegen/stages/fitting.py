@@ -11,7 +11,7 @@ from pipegen.core.errors import InvalidRequest, PromptTooLong
 from pipegen.core.pipe import Pipe, row_stage
 from pipegen.core.slots import Slot
 from pipegen.engines.capabilities import Capabilities
-from pipegen.engines.model import reader_of
+from pipegen.engines.model import TokenModel, on_model
 from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.records.fields import altered
 from pipegen.records.option_table import OPTIONS
@@ -26,24 +26,19 @@ def fit(engine: TokenEngine) -> Pipe[Encoded, Encoded]:
     see `check_fit`.
     """
     require_token_engine("fit", engine)
-    read = reader_of(engine)
-
-    def fitted(encoded: Encoded) -> Slot[Encoded]:
-        return read().bind(lambda model: _fitted(encoded, model.capabilities))
-
     return row_stage(
         "fit",
-        fitted,
+        on_model(engine, _fitted),
         keeps_text=True,
         takes=Encoded,
         rebind=lambda new: fit(new.engine(engine)),
     )
 
 
-def _fitted(encoded: Encoded, capabilities: Capabilities) -> Slot[Encoded]:
+def _fitted(encoded: Encoded, model: TokenModel) -> Slot[Encoded]:
     """The row as `check_fit` gives it, marked so that its ids are looked at once."""
-    size = capabilities.vocab_size
-    row = check_fit(encoded, capabilities)
+    size = model.capabilities.vocab_size
+    row = check_fit(encoded, model.capabilities)
     if size is None:
         return row
     return row.map(

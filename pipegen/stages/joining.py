@@ -27,8 +27,7 @@ messages, by default), those of the continuation stay text: it is then encoded b
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from returns.result import Failure, Success
@@ -36,7 +35,6 @@ from returns.result import Failure, Success
 from pipegen.core.border import of_tokenizer
 from pipegen.core.errors import GenerationError, InvalidRequest, PromptTooLong, UnsupportedOption
 from pipegen.core.pipe import Pipe, batch_stage
-from pipegen.core.rows import guarded
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.model import TokenModel, reader_of
 from pipegen.engines.protocol import Engine, TokenEngine, scores_tokens, takes_tokens
@@ -47,7 +45,6 @@ from pipegen.records.requests import GenerationRequest, ScoringRequest
 from pipegen.records.results import Encoded, Prompt, ResolvedRequest
 from pipegen.records.scores import Continued
 from pipegen.stages.fitting import check_ids
-from pipegen.stages.parts.images import within
 from pipegen.stages.parts.length import check_length
 from pipegen.stages.rendering import Rendered
 from pipegen.stages.resolving import check_support, resolve_row
@@ -106,14 +103,12 @@ def resolve_scoring(engine: Any) -> Pipe[GenerationRequest, ResolvedRequest]:
             )
         )
 
-    def batch(requests: Sequence[GenerationRequest]) -> list[Slot[ResolvedRequest]]:
+    def prepare(_: Sequence[GenerationRequest]) -> Callable[[Any], Slot[ResolvedRequest]]:
         error = scores_none(engine)
-        if error is not None:
-            return [Failure(error) for _ in requests]
-        return [guarded("resolve", resolved, request) for request in requests]
+        return resolved if error is None else lambda request: Failure(error)
 
     return batch_stage(
-        "resolve", batch, owns=(engine,), rebind=lambda new: resolve_scoring(new.engine(engine))
+        "resolve", prepare, owns=(engine,), rebind=lambda new: resolve_scoring(new.engine(engine))
     )
 
 
@@ -138,22 +133,15 @@ def join(engine: TokenEngine, empty_context: EmptyContext = "refuse") -> Pipe[Re
     """
     read = reader_of(engine)
 
-    def batch(prompts: Sequence[Rendered]) -> list[Slot[Continued]]:
-        if not is_ok(known := read()):
-            return [known for _ in prompts]
-        model: TokenModel = known.unwrap()
+    def prepare(_: Sequence[Rendered]) -> Callable[[Rendered], Slot[Continued]]:
+        known = read()
+        if not is_ok(known):
+            return lambda rendered: known
         contexts: dict[Hashable, Slot[Prompt]] = {}
-
-        def joined(rendered: Rendered) -> Slot[Continued]:
-            return within(
-                functools.partial(join_row, rendered, model, empty_context, contexts),
-                "the context and its continuation",
-            )
-
-        return [joined(one) for one in prompts]
+        return lambda rendered: join_row(rendered, known.unwrap(), empty_context, contexts)
 
     name = "join" if empty_context == "refuse" else f"join after {empty_context}"
-    return batch_stage(name, batch, rebind=lambda new: join(new.engine(engine), empty_context))
+    return batch_stage(name, prepare, rebind=lambda new: join(new.engine(engine), empty_context))
 
 
 def join_row(

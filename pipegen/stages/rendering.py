@@ -59,7 +59,7 @@ from pipegen.stages.parts.foreign_text import (
     trusted_part,
 )
 from pipegen.stages.parts.harmless import ALLOW, chosen_render, is_structure, marker
-from pipegen.stages.parts.images import Prepared, image_tokens, images_of, prepare_images, within
+from pipegen.stages.parts.images import Prepared, image_tokens, images_of, prepare_images
 from pipegen.stages.parts.reasoning import thinking_beside_form
 from pipegen.stages.parts.template import (
     call_template,
@@ -202,9 +202,11 @@ def render(
     require_token_engine("render", engine)
     read = reader_of(engine)
 
-    def batch(jobs: Sequence[ResolvedRequest]) -> list[Slot[Rendered]]:
+    def prepare(
+        jobs: Sequence[ResolvedRequest],
+    ) -> Callable[[ResolvedRequest], Slot[Rendered]]:
         if not is_ok(known := read()):
-            return [known for _ in jobs]
+            return lambda job: known
         model: TokenModel = known.unwrap()
         if write is not None:
             model = dataclasses.replace(model, renderer=_Written(write))
@@ -215,16 +217,15 @@ def render(
             key = _key(job)
             first = prompts.get(key)
             if first is None:
-                work = functools.partial(_rendered, job, model, images)
-                first = prompts[key] = within(work, "the prompt")
+                first = prompts[key] = _rendered(job, model, images)
                 return first
             return first.map(lambda one: altered(one, request=job.request, options=job.options))
 
-        return [rendered(job) for job in jobs]
+        return rendered
 
     return batch_stage(
         "render",
-        batch,
+        prepare,
         takes=ResolvedRequest,
         rebind=lambda new: render(new.engine(engine), write),
     )

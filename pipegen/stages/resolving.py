@@ -21,7 +21,6 @@ from pipegen.core.errors import (
     UnsupportedPlugin,
 )
 from pipegen.core.pipe import Pipe, batch_stage
-from pipegen.core.rows import guarded
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities, missing
 from pipegen.engines.model import Model, TokenModel, reader_of
@@ -58,7 +57,7 @@ def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
     read = reader_of(engine)
     own = None if takes_tokens(engine) else engine.resolve
 
-    def resolved(request: GenerationRequest) -> Slot[ResolvedRequest]:
+    def resolved(request: GenerationRequest, model: Model) -> Slot[ResolvedRequest]:
         if isinstance(request, ScoringRequest):
             hint = "hand it to pg.score, or leave the continuation out"
             words = "a request with a continuation is scored, not answered"
@@ -67,16 +66,17 @@ def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
             hint = "ask with pg.turns(route), as pipegen generate does"
             words = f"a route asks one turn, and this request has {len(request.turns)} more"
             return Failure(InvalidRequest(words, hint=hint))
-        return read().bind(lambda model: _resolved(request, model, own))
+        return _resolved(request, model, own)
 
-    def batch(requests: Sequence[GenerationRequest]) -> list[Slot[ResolvedRequest]]:
-        if not is_ok(known := read()):
-            return [known for _ in requests]
-        return [guarded("resolve", resolved, request) for request in requests]
+    def prepare(_: Sequence[GenerationRequest]) -> Callable[[Any], Slot[ResolvedRequest]]:
+        known = read()
+        if not is_ok(known):
+            return lambda request: known
+        return lambda request: resolved(request, known.unwrap())
 
     return batch_stage(
         "resolve",
-        batch,
+        prepare,
         takes=GenerationRequest,
         owns=(engine,),
         sampling=SAMPLING,

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import groupby
 
 from returns.result import Failure, Success
@@ -34,7 +34,6 @@ from pipegen.stages.parts.bridge import Before, check_earlier_images
 from pipegen.stages.parts.control_tokens import ControlTokens
 from pipegen.stages.parts.foreign_text import Marks
 from pipegen.stages.parts.harmless import hides_nothing
-from pipegen.stages.parts.images import within
 from pipegen.stages.parts.length import check_length
 from pipegen.stages.rendering import Rendered
 
@@ -59,9 +58,9 @@ def tokenize(engine: TokenEngine) -> Pipe[Rendered, Encoded]:
     require_token_engine("tokenize", engine)
     read = reader_of(engine)
 
-    def batch(rows: Sequence[Rendered]) -> list[Slot[Encoded]]:
+    def prepare(_: Sequence[Rendered]) -> Callable[[Rendered], Slot[Encoded]]:
         if not is_ok(known := read()):
-            return [known for _ in rows]
+            return lambda rendered: known
         model: TokenModel = known.unwrap()
         longest = model.capabilities.context_length
         prompts: dict[Hashable, Slot[Prompt]] = {}
@@ -72,19 +71,18 @@ def tokenize(engine: TokenEngine) -> Pipe[Rendered, Encoded]:
             key = _key(rendered), limit
             prompt = prompts.get(key)
             if prompt is None:
-                work = functools.partial(_prompt, rendered, model, limit)
-                prompt = prompts[key] = within(work, "the prompt")
+                prompt = prompts[key] = _prompt(rendered, model, limit)
             return prompt.map(
                 lambda prompt: Encoded(
                     request=rendered.request, options=rendered.options, prompt=prompt
                 )
             )
 
-        return [encoded(one) for one in rows]
+        return encoded
 
     return batch_stage(
         "tokenize",
-        batch,
+        prepare,
         takes=Rendered,
         rebind=lambda new: tokenize(new.engine(engine)),
     )

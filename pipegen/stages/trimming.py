@@ -16,6 +16,7 @@ from pipegen.core.border import of_tokenizer
 from pipegen.core.errors import MalformedResponse, PluginFailed
 from pipegen.core.pipe import Pipe, row_stage
 from pipegen.core.slots import Slot, is_ok
+from pipegen.engines.model import TokenModel, on_model
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import Engine, TextEngine, TokenEngine, takes_tokens
 from pipegen.engines.tokenizer import Renderer, Tokenizer
@@ -91,7 +92,7 @@ def trim(engine: Engine, route: str | None = None) -> Pipe[Any, GenerationResult
     name = engine.name if route is None else route
     finished: Callable[[Any], Slot[GenerationResult]]
     finished = (
-        partial(_finished, route_name=name, engine=engine)
+        on_model(engine, partial(_finished, name))
         if takes_tokens(engine)
         else partial(engine.result, route=name)
     )
@@ -107,16 +108,16 @@ def trim(engine: Engine, route: str | None = None) -> Pipe[Any, GenerationResult
     )
 
 
-def _finished(decoded: Decoded, route_name: str, engine: TokenEngine) -> Slot[GenerationResult]:
-    result = trim_row(decoded, route_name, engine.plugins)
+def _finished(route_name: str, decoded: Decoded, model: TokenModel) -> Slot[GenerationResult]:
+    result = trim_row(decoded, route_name, model.plugins)
     request, thought = decoded.raw.encoded.request, decoded.raw.thought
     if request.tools and request.messages is not None:
         result = result.map(
-            lambda one: with_tool_calls(one, request, engine.tokenizer, engine.renderer)
+            lambda one: with_tool_calls(one, request, model.tokenizer, model.renderer)
         )
     if thought is None:
         return result
-    return result.map(lambda one: with_thought(one, thought, engine.tokenizer))
+    return result.map(lambda one: with_thought(one, thought, model.tokenizer))
 
 
 def with_thought(

@@ -5,8 +5,8 @@ threads.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 from returns.result import Failure, Success
 
@@ -20,24 +20,11 @@ from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.results import PreparedImage, ResolvedRequest
 
-__all__ = ["Prepared", "image_tokens", "images_of", "prepare_images", "within"]
-
-T = TypeVar("T")
+__all__ = ["Prepared", "image_tokens", "images_of", "prepare_images"]
 
 _Image: TypeAlias = tuple[ImageSource, VlmPreprocessOptions]
 Prepared: TypeAlias = Mapping[_Image, Slot[PreparedImage]]
 """Every image of a batch, once for each of the settings that are asked for."""
-
-
-def within(work: Callable[[], Slot[T]], what: str) -> Slot[T]:
-    """`work` for one row, which may be too large or nested too deep for it."""
-    return guard_slot(
-        work,
-        lambda raised: InvalidRequest(
-            f"{what} cannot be made ready: {raised.words}", incident=raised.incident
-        ),
-        only=EXHAUSTED,
-    )
 
 
 def prepare_images(jobs: Sequence[ResolvedRequest], model: TokenModel) -> Prepared:
@@ -51,7 +38,13 @@ def prepare_images(jobs: Sequence[ResolvedRequest], model: TokenModel) -> Prepar
 
     def prepared(item: tuple[_Image, int]) -> Slot[PreparedImage]:
         (source, options), index = item
-        return within(lambda: model.prepare_image(source, options, index), f"image {index}")
+        return guard_slot(
+            lambda: model.prepare_image(source, options, index),
+            lambda raised: InvalidRequest(
+                f"image {index} cannot be made ready: {raised.words}", incident=raised.incident
+            ),
+            only=EXHAUSTED,
+        )
 
     return dict(zip(wanted, parallel(prepared, [*wanted.items()]), strict=True))
 

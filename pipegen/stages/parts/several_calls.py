@@ -26,6 +26,7 @@ from returns.result import Failure, Success
 from pipegen.core.errors import UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.core.steps import Wanted
+from pipegen.engines.model import TokenModel
 from pipegen.engines.protocol import scores_tokens
 from pipegen.records.engine_list import shown
 from pipegen.records.fields import altered
@@ -125,10 +126,10 @@ class _Written:
         return Continued(encoded=base, continuation=tuple(self.ids[: self.forced[-1] + 1]))
 
 
-def answer_in_parts(asked: Encoded, sent: Encoded, engine: Any) -> Asking:
+def answer_in_parts(asked: Encoded, sent: Encoded, engine: Any, model: TokenModel) -> Asking:
     """The calls of a row that thinks before it answers, or whose answer is a tool call.
 
-    `sent` is the row as its engine may get it. With `logprobs`, tokens that were not sampled are
+    `sent` is the row as its engine may get it, and `model` is that engine's. With `logprobs`, tokens that were not sampled are
     scored.
     """
     options, written = asked.options, _Written(asked)
@@ -138,7 +139,7 @@ def answer_in_parts(asked: Encoded, sent: Encoded, engine: Any) -> Asking:
         return Failure(UnsupportedOption(words, option="logprobs", hint=hint))
     thought = last = None
     if asked.prompt.thought is not None:
-        slot = yield from _thought(written, asked.prompt.thought, sent, engine)
+        slot = yield from _thought(written, asked.prompt.thought, sent, engine, model)
         if not is_ok(slot):
             return slot
         thought, last = slot.unwrap()
@@ -148,7 +149,7 @@ def answer_in_parts(asked: Encoded, sent: Encoded, engine: Any) -> Asking:
     if last is not None:
         final = altered(last, encoded=answer)
     elif asked.prompt.call is not None:
-        slot = yield from _called(written, asked.prompt.call, sent, engine)
+        slot = yield from _called(written, asked.prompt.call, sent, engine, model)
         if not is_ok(slot):
             return slot
         final = altered(slot.unwrap(), encoded=answer, ending=None)
@@ -181,7 +182,7 @@ def answer_in_parts(asked: Encoded, sent: Encoded, engine: Any) -> Asking:
     known = Thought(
         asked=asked,
         token_ids=before.token_ids,
-        logprobs=with_texts(before, engine.tokenizer).logprobs,
+        logprobs=with_texts(before, model.tokenizer).logprobs,
         forced=tuple(place for place in written.forced if place < start),
         text=thought.text,
         closed=thought.closed,
@@ -195,7 +196,7 @@ class _Thinking(NamedTuple):
 
 
 def _thought(
-    written: _Written, form: ThoughtForm, sent: Encoded, engine: Any
+    written: _Written, form: ThoughtForm, sent: Encoded, engine: Any, model: TokenModel
 ) -> Generator[Wanted, Slot[Any], Slot[Any]]:
     """The thought, and the end of the row where that is within it."""
     options = written.asked.options
@@ -212,12 +213,12 @@ def _thought(
         )
         asks = written.row(sent, 0, max_new_tokens=most, structured=None, stop=stop)
         answered = yield Wanted(engine, altered(asks, watched=False), shown=False)
-        judged = answered.bind(lambda one: decode_row(one, engine.tokenizer, engine.eos_token_ids))
+        judged = answered.bind(lambda one: decode_row(one, model.tokenizer, model.eos_token_ids))
         if not is_ok(judged):
             return Failure(judged.failure())
         finish, raw = judged.unwrap().finish, judged.unwrap().raw
     count = len(raw.token_ids) - (finish in BY_ID)
-    text = spell(engine.tokenizer, raw.token_ids[:count])[0].strip()
+    text = spell(model.tokenizer, raw.token_ids[:count])[0].strip()
     by_itself, given_up = finish is Finish.STOP_TOKEN, finish in (Finish.ABORTED, Finish.PLUGIN)
     written.take(raw, count + by_itself)
     early = len(written.ids) < (options.min_new_tokens or 0)
@@ -237,7 +238,7 @@ def _thought(
 
 
 def _called(
-    written: _Written, form: CallForm, sent: Encoded, engine: Any
+    written: _Written, form: CallForm, sent: Encoded, engine: Any, model: TokenModel
 ) -> Generator[Wanted, Slot[Any], Slot[Raw]]:
     """The call: its name, if there is a choice, and its arguments. What is returned says how it
     ended; its ids are in `written`.
@@ -248,14 +249,14 @@ def _called(
     name, *others = form.names
     forms = [StructuredOptions(choice=form.names)] if others else []
     if not forms:
-        written.write(ids_behind(engine.tokenizer, name))
+        written.write(ids_behind(model.tokenizer, name))
     for number, part in enumerate((*forms, None), start=1):
         if written.room <= 0:
             return Success(ended)
         structured = part or StructuredOptions(json_schema=schema)
         asks = written.row(sent, number, structured=structured, stop=unstopped)
         answered = yield Wanted(engine, altered(asks, watched=False), shown=False)
-        judged = answered.bind(lambda one: decode_row(one, engine.tokenizer, engine.eos_token_ids))
+        judged = answered.bind(lambda one: decode_row(one, model.tokenizer, model.eos_token_ids))
         if not is_ok(judged):
             return Failure(judged.failure())
         row, ended = judged.unwrap(), judged.unwrap().raw
