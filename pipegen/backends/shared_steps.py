@@ -110,7 +110,8 @@ class SharedSteps(ABC, Generic[E]):
         if box.wake is None:
             with self.lock:
                 if not box.filled:
-                    self._step_for_all()
+                    self._drop_left()
+                    self._advance()
             if self._left:
                 self.leave(box)
             return box.take()

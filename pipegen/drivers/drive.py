@@ -563,11 +563,7 @@ def drive(pipe: Pipe[Any, B], batch: Iterable[Slot[Any]]) -> Batch[B]:
     >>> drive(pure("double", lambda n: 2 * n), [Success(2)])
     (<Success: 4>,)
     """
-    given: list[tuple[int, Slot[B]]] = []
-    with contextlib.closing(Drive(pipe, batch=enumerate(batch))) as whole:
-        while not whole.exhausted:
-            given += whole.round()
-    return tuple(slot for _, slot in given)
+    return tuple([slot for _, slot in Drive(pipe, batch=enumerate(batch)).slots()])
 
 
 def _order(row: Row) -> Any:

@@ -93,7 +93,7 @@ class HFEngine(CheckpointEngine):
         )
         # it holds one at a time, and none between calls
         self._scored_prefixes = Prefixes(math.inf, self._checkpoint, self._pixels)
-        self._shared = SharedSchedule(self._start, self._step)
+        self._shared = SharedSchedule(self._start, self._weights)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -235,34 +235,6 @@ class HFEngine(CheckpointEngine):
                 load, "cannot load", error, self._checkpoint.source, hint=advice(load, error)
             ) from error
 
-    def _step(self, schedule: Schedule) -> list[HFRow]:
-        """One step of the schedule: the rows that may have gone on. Where the memory was full, they
-        wait again with what they have made.
-        """
-        try:
-            with self._weights.lock, torch.no_grad():
-                return schedule.step()
-        except CompileFailed as error:
-            hint = (
-                "install what torch.compile needs (a C++ compiler; on a GPU, Triton), or leave"
-                " compile out"
-            )
-            raise CallFailed(_failed(str(error), hint=hint)) from error
-        except RuntimeError as error:
-            # torch's own errors for memory and for devices are RuntimeErrors
-            words = out_of_memory(error)
-        rows = schedule.rows
-        for row in schedule.requeue_after_oom():
-            row.fail(
-                _failed(
-                    words,
-                    scope="row",
-                    hint="free memory on the device, shorten the prompt, or lower max_new_tokens",
-                )
-            )
-        release()
-        return rows
-
 
 class SharedSchedule(SharedSteps[Event]):
     """One schedule for the calls of an engine, and of those that differ from it only in their
@@ -274,14 +246,11 @@ class SharedSchedule(SharedSteps[Event]):
     other calls go on.
 
     start: makes the schedule, which loads the weights where needed. Raises `CallFailed`.
-    step: one step of it: the rows that may have gone on or ended.
     """
 
-    def __init__(
-        self, start: Callable[[], Schedule], step: Callable[[Schedule], Sequence[HFRow]]
-    ) -> None:
+    def __init__(self, start: Callable[[], Schedule], weights: Weights) -> None:
         super().__init__()
-        self._start, self._step = start, step
+        self._start, self._weights = start, weights
         self._schedule: Schedule | None = None
         self._process = os.getpid()
 
@@ -300,17 +269,23 @@ class SharedSchedule(SharedSteps[Event]):
         schedule = self._schedule
         if schedule is None:
             return
+        full = ""
         try:
-            advanced = attempt(lambda: self._step(schedule))
+            with self._weights.lock, torch.no_grad():
+                rows = schedule.step()
+        except Exception as raised:
+            stopped = attempt(lambda: _memory_full(raised))
+            if not is_ok(stopped):
+                self._schedule = None
+                for box in {row.box for row in schedule.rows}:
+                    box.fail(stopped.failure())
+                return
+            full = stopped.unwrap()
         except BaseException:  # Ctrl-C
             schedule.requeue()
             raise
-        if not is_ok(advanced):
-            self._schedule = None
-            for box in {row.box for row in schedule.rows}:
-                box.fail(advanced.failure())
-            return
-        _tell(advanced.unwrap())
+        # what the step held is free by now
+        _tell(_requeued(schedule, full) if full else rows)
         if schedule.finished:
             self._schedule = None
 
@@ -319,6 +294,36 @@ class SharedSchedule(SharedSteps[Event]):
             self._schedule.prune()
             if all(row.done for row in self._schedule.rows):
                 self._schedule = None
+
+
+def _memory_full(raised: Exception) -> str:
+    """What torch says where the memory was full. Raises what any other exception of a step is."""
+    if isinstance(raised, CompileFailed):
+        hint = (
+            "install what torch.compile needs (a C++ compiler; on a GPU, Triton), or leave"
+            " compile out"
+        )
+        raise CallFailed(_failed(str(raised), hint=hint)) from raised
+    if not isinstance(raised, RuntimeError):
+        raise raised
+    return out_of_memory(raised)  # torch's own errors for memory and devices are RuntimeErrors
+
+
+def _requeued(schedule: Schedule, full: str) -> list[HFRow]:
+    """The rows of a schedule, which wait again with what they have made, but for those that do not
+    fit even alone.
+    """
+    rows = schedule.rows
+    for row in schedule.requeue_after_oom():
+        row.fail(
+            _failed(
+                full,
+                scope="row",
+                hint="free memory on the device, shorten the prompt, or lower max_new_tokens",
+            )
+        )
+    release()
+    return rows
 
 
 def _tell(rows: Sequence[HFRow]) -> None:
