@@ -86,7 +86,7 @@ class Prefixes:
         self._checkpoint, self._pixels = checkpoint, pixels
         self._tree = PrefixTree(limit)
         self._empty: RunningBatch | None = None
-        """A batch without rows, to which the batches that are read are put; None before the first."""
+        """A batch without rows, from which batches are made; None before the first one was read."""
         self._size = 0.0
         """The bytes of a token; 0 where they are not known yet."""
         self._window: float = math.inf
