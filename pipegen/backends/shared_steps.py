@@ -1,15 +1,15 @@
 """Calls that share the steps of one engine: who calls while another call runs takes part in the
 same steps.
 
-**Who steps.** Each call has a box; a step puts what it brings into the boxes of the calls that it
-is for. A synchronous call steps whenever its box is empty. For all asynchronous calls whose boxes
-are empty, a thread steps; it ends when there are none.
+**Who steps.** Each call has a mailbox. A step puts what it brings into the mailboxes of the calls
+that it is for. A synchronous call steps whenever its mailbox is empty. For asynchronous calls with
+empty mailboxes, a thread steps; it ends when there are none.
 
 **Invariants.**
 
 - The engine is used only under `lock`. Who adds something (`entered`) gets it before the thread's
   next step.
-- What a step raises is put into the boxes of all calls that it was for: each of them raises it.
+- What a step raises is put into the mailboxes of all calls that it was for: each of them raises it.
 - What a call leaves is dropped before the next step, or at once where no step is running; the call
   does not wait for it.
 """
@@ -26,12 +26,12 @@ from typing import Generic, TypeVar
 from pipegen.core.border import attempt
 from pipegen.core.slots import is_ok
 
-__all__ = ["Box", "SharedSteps"]
+__all__ = ["Mailbox", "SharedSteps"]
 
 E = TypeVar("E")
 
 
-class Box(Generic[E]):
+class Mailbox(Generic[E]):
     """What has come for one call, and was not taken yet. `wake` is called with each event of an
     asynchronous one.
     """
@@ -75,15 +75,15 @@ class SharedSteps(ABC, Generic[E]):
         """Whether a call has left something behind."""
         self._stepping: threading.Thread | None = None
         self._entering = 0
-        self._waiting: set[Box[E]] = set()
-        """The empty boxes of asynchronous calls."""
+        self._waiting: set[Mailbox[E]] = set()
+        """The empty mailboxes of asynchronous calls."""
         self._guard = threading.Condition()
         """Held while these three are used."""
 
     @abstractmethod
     def _advance(self) -> None:
-        """One step for every call, and what it brings, or raises, put into the boxes; nothing where
-        there is nothing to do.
+        """One step for every call; what it brings, or raises, is put into the mailboxes. Nothing is
+        done where there is nothing to do.
         """
 
     @abstractmethod
@@ -103,34 +103,35 @@ class SharedSteps(ABC, Generic[E]):
                 self._entering -= 1
                 self._guard.notify_all()
 
-    def step(self, box: Box[E]) -> list[E]:
-        """What is there for the box. Where there is nothing, after a step (and perhaps nothing then
+    def step(self, mailbox: Mailbox[E]) -> list[E]:
+        """What is in the mailbox. Where there is nothing, after a step (and perhaps nothing then
         either); an asynchronous call is woken once there is something. Raises as the step does.
         """
-        if box.wake is None:
+        if mailbox.wake is None:
             with self.lock:
-                if not box.filled:
-                    self._step_for_all()
+                if not mailbox.filled:
+                    self._drop_left()
+                    self._advance()
             if self._left:
-                self.leave(box)
-            return box.take()
+                self.leave(mailbox)
+            return mailbox.take()
         with self._guard:
-            if box.filled:
-                self._waiting.discard(box)
-                return box.take()
-            self._waiting.add(box)
+            if mailbox.filled:
+                self._waiting.discard(mailbox)
+                return mailbox.take()
+            self._waiting.add(mailbox)
             # a process that was forked has no such thread
             if self._stepping is None or not self._stepping.is_alive():
                 self._stepping = threading.Thread(target=self._keep_stepping, name="pipegen-steps")
                 self._stepping.start()
             return []
 
-    def leave(self, box: Box[E]) -> None:
-        """The call of this box has left something: it is dropped before the next step, or now where
-        no step is running.
+    def leave(self, mailbox: Mailbox[E]) -> None:
+        """The call of this mailbox has left something: it is dropped before the next step, or now
+        where no step is running.
         """
         with self._guard:
-            self._waiting.discard(box)
+            self._waiting.discard(mailbox)
         self._drop_now()
 
     def _drop_now(self) -> None:
@@ -145,15 +146,15 @@ class SharedSteps(ABC, Generic[E]):
         while True:
             with self._guard:
                 self._guard.wait_for(lambda: not self._entering)
-                self._waiting = {box for box in self._waiting if not box.filled}
+                self._waiting = {mailbox for mailbox in self._waiting if not mailbox.filled}
                 if not self._waiting:
                     self._stepping = None
                     break
             with self.lock:
                 stepped = attempt(self._step_for_all)
             if not is_ok(stepped):  # a bug
-                for box in [*self._waiting]:
-                    box.fail(stepped.failure())
+                for mailbox in [*self._waiting]:
+                    mailbox.fail(stepped.failure())
         if self._left:
             self._drop_now()  # what was left during the last step
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch, Slot
 from pipegen.drivers.arguments import Options, check_run, prepare_batch, require_iterable
-from pipegen.drivers.drive import Drive, drive
+from pipegen.drivers.drive import Drive
 from pipegen.drivers.naming import name_bug
 from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
@@ -41,11 +41,16 @@ def run(
     """
     chosen = check_run(route, options, image_policy, policy)
     batch = prepare_batch(requests, chosen, image_policy, policy)
+    whole, slots = Drive(route, batch=enumerate(batch)), list[Slot[B]]()
     try:
-        return drive(route, batch)
+        while not whole.exhausted:
+            slots += [slot for _, slot in whole.round()]
+        return tuple(slots)
     except Exception as raised:
         name_bug(raised, batch)
         raise
+    finally:
+        whole.close()
 
 
 async def arun(

@@ -47,7 +47,7 @@ from pipegen.core.steps import Wanted
 from pipegen.drivers.arguments import admitted, loaded
 from pipegen.drivers.isolation import error_of, isolated
 from pipegen.drivers.naming import request_words
-from pipegen.drivers.session import Feed, KeptAnswers, NoRequest, Request, image_bytes
+from pipegen.drivers.session import KeptAnswers, NoRequest, OpenSession, Request, image_bytes
 from pipegen.engines.extras import MissingExtra
 from pipegen.engines.protocol import Event, RowDone
 from pipegen.engines.session import ALL, open_session
@@ -102,7 +102,7 @@ class Drive(Generic[K]):
         finished: Callable[[K, Slot[Any]], object] = lambda key, slot: None,
         kept: KeptAnswers[K] | None = None,
         admits: bool = True,
-        begins: Callable[[Feed], object] = lambda feed: None,
+        begins: Callable[[OpenSession], object] = lambda opened: None,
         sees: Callable[[Event], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -124,7 +124,7 @@ class Drive(Generic[K]):
         """Requests that have ended and were not given out."""
         self._bytes = 0
         self._rows = self._taken = 0
-        self._feeds: dict[Any, Feed] = {}
+        self._sessions: dict[Any, OpenSession] = {}
         """By the engine; of a batch by the place in the pipe, and of one place, what is not shown
         comes first: the scores of prompts.
         """
@@ -205,14 +205,14 @@ class Drive(Generic[K]):
         if self._turns and self._turns[0].ended:
             return self._given()
         worked = self._settle_prepared()
-        feeds = [*self._feeds.items()]
-        for name, feed in [min(feeds)] if self._whole and feeds else feeds:
-            if feed.rows and not self._awaits_more(feed):
+        sessions = [*self._sessions.items()]
+        for name, opened in [min(sessions)] if self._whole and sessions else sessions:
+            if opened.rows and not self._awaits_more(opened):
                 try:
-                    self._add(feed)
-                    events = feed.session.step()
+                    self._add(opened)
+                    events = opened.session.step()
                 except CallFailed as failed:
-                    events = self._failed(name, feed, failed)
+                    events = self._failed(name, opened, failed)
                 except Exception as bug:
                     if (
                         not self._isolates
@@ -220,9 +220,9 @@ class Drive(Generic[K]):
                         or self._until is not None
                     ):
                         raise
-                    worked, events = True, self._isolate(name, feed, bug)
-                self._take(name, feed, events)
-                worked |= bool(events) or feed.session.side_by_side > 0
+                    worked, events = True, self._isolate(name, opened, bug)
+                self._take(name, opened, events)
+                worked |= bool(events) or opened.session.side_by_side > 0
         self._idle = not worked and self._waits
         if self._idle and self._loop is None:
             self._asleep.acquire(timeout=self._most_wait)
@@ -261,16 +261,16 @@ class Drive(Generic[K]):
     def _ends(self) -> bool:
         """Whether something in flight would end without a new call."""
         return bool(self._preparing) or any(
-            feed.rows and feed.session.side_by_side != ALL for feed in self._feeds.values()
+            opened.rows and opened.session.side_by_side != ALL for opened in self._sessions.values()
         )
 
     def close(self) -> None:
         """End all that is in flight."""
         self.closed, self._more = True, False
         self.wake()
-        feeds, self._feeds = list(self._feeds.values()), {}
-        for feed in feeds:
-            feed.session.close()
+        sessions, self._sessions = list(self._sessions.values()), {}
+        for opened in sessions:
+            opened.session.close()
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
         self._requests.clear()
@@ -312,7 +312,7 @@ class Drive(Generic[K]):
     def _enough(self) -> bool:
         """Whether there are as many requests as the engines work on at a time."""
         return len(self._requests) >= max(
-            (feed.session.side_by_side for feed in self._feeds.values()), default=0
+            (opened.session.side_by_side for opened in self._sessions.values()), default=0
         )
 
     @property
@@ -401,40 +401,42 @@ class Drive(Generic[K]):
 
     def _want(self, row: Row, wanted: Wanted) -> None:
         """Put what a row wants to what its engine is to work on next."""
-        feed = self._feed(row, wanted)
-        if wanted.same is not None and wanted.same in feed.same:
-            feed.rows[feed.same[wanted.same]].append((row, wanted))
+        opened = self._open(row, wanted)
+        if wanted.same is not None and wanted.same in opened.same:
+            opened.rows[opened.same[wanted.same]].append((row, wanted))
             return
         self._rows += 1
         if wanted.same is not None:
-            feed.same[wanted.same] = self._rows
-        feed.rows[self._rows] = [(row, wanted)]
-        feed.new.append(self._rows)
+            opened.same[wanted.same] = self._rows
+        opened.rows[self._rows] = [(row, wanted)]
+        opened.new.append(self._rows)
         self._bytes += image_bytes(wanted.input)
 
-    def _feed(self, row: Row, wanted: Wanted) -> Feed:
+    def _open(self, row: Row, wanted: Wanted) -> OpenSession:
         backend: Any = wanted.backend
         name = (row.place, wanted.shown, id(backend)) if self._whole else id(backend)
-        feed = self._feeds.get(name)
-        if feed is None:
+        opened = self._sessions.get(name)
+        if opened is None:
             how: dict[str, Any] = {
                 "tokens": self._sees is not None,
                 "loop": self._loop,
                 "fed": not self._whole,
             }
-            feed = self._feeds[name] = Feed(backend, open_session(backend, self.wake, **how))
+            opened = self._sessions[name] = OpenSession(
+                backend, open_session(backend, self.wake, **how)
+            )
         # it is asked again, since an engine may know better once it has started
         if self._limits is not None:
             self._limits[name] = getattr(backend, "in_flight", IN_FLIGHT)
             self._limit = max(self._limits.values())
-        return feed
+        return opened
 
     @property
     def live(self) -> Iterator[Row]:
         """The rows that have not ended."""
-        for feed in self._feeds.values():
-            yield from (row for rows in feed.rows.values() for row, _ in rows)
-            yield from feed.answered
+        for opened in self._sessions.values():
+            yield from (row for rows in opened.rows.values() for row, _ in rows)
+            yield from opened.answered
         for request in self._requests.values():
             yield from request.waiting
 
@@ -478,34 +480,34 @@ class Drive(Generic[K]):
         left = bool(self._requests) or self._more
         return left and not self._takes_more and not given and not self.closed
 
-    def _awaits_more(self, feed: Feed) -> bool:
+    def _awaits_more(self, opened: OpenSession) -> bool:
         """Whether an engine with nothing to work on begins with more rows: those that are being
         prepared, or, where it takes none later, all others.
         """
-        at_once = feed.session.side_by_side == ALL
+        at_once = opened.session.side_by_side == ALL
         if self._until is not None and at_once:
             return True
-        if not feed.session.side_by_side or len(feed.new) < len(feed.rows):
+        if not opened.session.side_by_side or len(opened.new) < len(opened.rows):
             return False
         return bool(self._preparing) or (self._takes_more and at_once)
 
-    def _add(self, feed: Feed) -> None:
+    def _add(self, opened: OpenSession) -> None:
         """Hand the session what is new."""
-        new, feed.new = feed.new, []
+        new, opened.new = opened.new, []
         if not new:
             return
         if self._whole:
-            new.sort(key=lambda number: _order(feed.rows[number][0][0]))
-            self._begins(feed)
-        feed.session.add([(number, feed.rows[number][0][1].input) for number in new])
+            new.sort(key=lambda number: _order(opened.rows[number][0][0]))
+            self._begins(opened)
+        opened.session.add([(number, opened.rows[number][0][1].input) for number in new])
 
-    def _failed(self, name: Any, feed: Feed, failed: CallFailed) -> list[Event]:
+    def _failed(self, name: Any, opened: OpenSession, failed: CallFailed) -> list[Event]:
         """A call failed as a whole: so do its rows, and the session is over."""
-        del self._feeds[name]
-        feed.session.close()
-        return [RowDone(row=number, slot=Failure(failed.error)) for number in feed.rows]
+        del self._sessions[name]
+        opened.session.close()
+        return [RowDone(row=number, slot=Failure(failed.error)) for number in opened.rows]
 
-    def _take(self, name: Any, feed: Feed, events: Sequence[Event]) -> None:
+    def _take(self, name: Any, opened: OpenSession, events: Sequence[Event]) -> None:
         """Let the rows go on that a step has ended; those of a batch, when all have ended."""
         answered: list[tuple[Row, Wanted, Slot[Any]]] = []
         for event in events:
@@ -513,19 +515,19 @@ class Drive(Generic[K]):
                 self._sees(event)
             if not isinstance(event, RowDone):
                 continue
-            rows = feed.rows.pop(event.row)
+            rows = opened.rows.pop(event.row)
             wanted = rows[0][1]
-            feed.same.pop(wanted.same, None)
+            opened.same.pop(wanted.same, None)
             self._bytes -= image_bytes(wanted.input)
             answered += [
                 (row, wanted, event.slot) for row, wanted in rows if row.key in self._requests
             ]
         if self._whole:
-            feed.answered += [row.answered(slot) for row, _, slot in answered]
-            if not feed.rows:
-                self._feeds.pop(name, None)
-                feed.session.close()
-                self._go(sorted(feed.answered, key=_order))
+            opened.answered += [row.answered(slot) for row, _, slot in answered]
+            if not opened.rows:
+                self._sessions.pop(name, None)
+                opened.session.close()
+                self._go(sorted(opened.answered, key=_order))
             return
         if answered:
             self._go([row.answered(slot) for row, _, slot in answered])
@@ -534,13 +536,13 @@ class Drive(Generic[K]):
                 if row.key in self._requests:
                     self._kept.keep(self._requests[row.key].key, row, wanted, slot)
 
-    def _isolate(self, name: Any, feed: Feed, bug: Exception) -> list[Event]:
+    def _isolate(self, name: Any, opened: OpenSession, bug: Exception) -> list[Event]:
         """An engine has raised: the requests that it worked on are run again, in halves, down to
         the one that makes it raise.
         """
-        del self._feeds[name]
-        feed.session.close()
-        rows = [row for there in feed.rows.values() for row, _ in there]
+        del self._sessions[name]
+        opened.session.close()
+        rows = [row for there in opened.rows.values() for row, _ in there]
         numbers = dict.fromkeys(row.key for row in rows if row.key in self._requests)
         requests = [self._requests[number] for number in numbers]
         given = [request.given for request in requests]
@@ -548,7 +550,7 @@ class Drive(Generic[K]):
         for request, slot in zip(requests, slots, strict=True):
             self._end(request, slot)
         # nobody waits for these any more
-        return [RowDone(row=number, slot=Success(None)) for number in feed.rows]
+        return [RowDone(row=number, slot=Success(None)) for number in opened.rows]
 
 
 def drive(pipe: Pipe[Any, B], batch: Iterable[Slot[Any]]) -> Batch[B]:
@@ -558,11 +560,7 @@ def drive(pipe: Pipe[Any, B], batch: Iterable[Slot[Any]]) -> Batch[B]:
     >>> drive(pure("double", lambda n: 2 * n), [Success(2)])
     (<Success: 4>,)
     """
-    given: list[tuple[int, Slot[B]]] = []
-    with contextlib.closing(Drive(pipe, batch=enumerate(batch))) as whole:
-        while not whole.exhausted:
-            given += whole.round()
-    return tuple(slot for _, slot in given)
+    return tuple([slot for _, slot in Drive(pipe, batch=enumerate(batch)).slots()])
 
 
 def _order(row: Row) -> Any:

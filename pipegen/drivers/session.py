@@ -15,7 +15,7 @@ from pipegen.core.steps import Wanted
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import Encoded, ResolvedRequest
 
-__all__ = ["Feed", "KeptAnswers", "NoRequest", "Request", "image_bytes"]
+__all__ = ["KeptAnswers", "NoRequest", "OpenSession", "Request", "image_bytes"]
 
 K = TypeVar("K")
 K_contra = TypeVar("K_contra", contravariant=True)
@@ -60,7 +60,7 @@ class Request(Generic[K]):
         return self.slot is not None or self.bug is not None
 
 
-class Feed:
+class OpenSession:
     """The session of an engine, the rows to be added next, and those that it works on: for each
     number those that want the same.
     """

@@ -21,7 +21,7 @@ from pipegen.core.steps import Wanted
 from pipegen.drivers.arguments import Options, check_run, prepare_batch, require_iterable
 from pipegen.drivers.drive import Drive
 from pipegen.drivers.naming import name_bug
-from pipegen.drivers.session import Feed
+from pipegen.drivers.session import OpenSession
 from pipegen.engines.protocol import Event, RowDone, TextMade
 from pipegen.records.fields import record
 from pipegen.records.plain import Request
@@ -101,7 +101,7 @@ class _Deltas:
         """The request of a row, which of its samples it is, and the round."""
         return row.key, sorted(samples).index(row.sample), shown_text(self._pipe, row).round
 
-    def _begin(self, call: Feed) -> None:
+    def _begin(self, call: OpenSession) -> None:
         """A call begins."""
         samples = self._samples()
         self._rows = {}

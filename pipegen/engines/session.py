@@ -5,11 +5,12 @@ An engine that takes rows while it works has a session of its own:
 
 - `open(wake, tokens=..., loop=..., fed=...)` gives a session without rows. `wake` may be called
   from any thread. With `tokens`, the tokens of each row are told as they are made. With `loop`, the
-  event loop of an asynchronous caller, no step waits: `wake` is called when something has come. With `fed`, rows are added at any time,
-  and each is a call of its own; otherwise all are added before the first step.
+  event loop of an asynchronous caller, no step waits: `wake` is called when something has come.
+  With `fed`, rows are added at any time, and each is a call of its own; otherwise all are added
+  before the first step.
 - `in_flight` says how many requests keep it full.
 
-Any other engine has the session `BatchCall`.
+Any other engine has the session `BatchSession`.
 
 >>> from pipegen.testing.fake import FakeEngine
 >>> answers(FakeEngine("a"), [])
@@ -36,7 +37,7 @@ from pipegen.records.scores import Continued
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-__all__ = ["ALL", "BatchCall", "answers", "open_session"]
+__all__ = ["ALL", "BatchSession", "answers", "open_session"]
 
 ALL = sys.maxsize
 """`side_by_side` of a session each step of which is a call of its own, with all rows that wait."""
@@ -51,7 +52,7 @@ def open_session(
     fed: bool = False,
 ) -> Session:
     """A session of the backend; see the module."""
-    opens: Callable[..., Session] = getattr(backend, "open", None) or partial(BatchCall, backend)
+    opens: Callable[..., Session] = getattr(backend, "open", None) or partial(BatchSession, backend)
     return opens(wake, tokens=tokens, loop=loop, fed=fed)
 
 
@@ -69,7 +70,7 @@ def answers(backend: Any, inputs: Sequence[Any]) -> list[Slot[Any]]:
     return [slots[number] for number in range(len(inputs))]
 
 
-class BatchCall:
+class BatchSession:
     """A session of a backend that takes no rows while it works: a step is a call of it, with all
     rows that wait; those that are to be scored are one of `score`. Where tokens are to be told, it
     is its `stream` that is read, if it has one.

@@ -9,15 +9,15 @@ from collections.abc import Callable
 
 import pytest
 
-from pipegen.backends.shared_steps import Box, SharedSteps
+from pipegen.backends.shared_steps import Mailbox, SharedSteps
 
 
 class Counting(SharedSteps[int]):
-    """Each step puts its number into every box, but for the first `silent` ones."""
+    """Each step puts its number into every mailbox, but for the first `silent` ones."""
 
     def __init__(self, silent: int = 0) -> None:
         super().__init__()
-        self.boxes: list[Box[int]] = []
+        self.mailboxes: list[Mailbox[int]] = []
         self.silent, self.steps, self.drops = silent, 0, 0
         self.guest: threading.Thread | None = None
         self.entered_after: list[int] = []
@@ -29,8 +29,8 @@ class Counting(SharedSteps[int]):
             self.guest.start()
             while not self._entering:
                 pass
-        for box in self.boxes if self.steps > self.silent else ():
-            box.put(self.steps)
+        for mailbox in self.mailboxes if self.steps > self.silent else ():
+            mailbox.put(self.steps)
 
     def _drop(self) -> None:
         self.drops += 1
@@ -39,14 +39,14 @@ class Counting(SharedSteps[int]):
         with self.entered():
             self.entered_after.append(self.steps)
 
-    def box(self, wake: Callable[[], object] | None = None) -> Box[int]:
-        self.boxes.append(Box(wake))
-        return self.boxes[-1]
+    def mailbox(self, wake: Callable[[], object] | None = None) -> Mailbox[int]:
+        self.mailboxes.append(Mailbox(wake))
+        return self.mailboxes[-1]
 
 
-async def awaited(shared: Counting, box: Box[int], woken: asyncio.Event) -> list[int]:
-    """What comes for a box whose `wake` sets `woken` from any thread."""
-    while not (taken := shared.step(box)):
+async def awaited(shared: Counting, mailbox: Mailbox[int], woken: asyncio.Event) -> list[int]:
+    """What comes for a mailbox whose `wake` sets `woken` from any thread."""
+    while not (taken := shared.step(mailbox)):
         await woken.wait()
         woken.clear()
     return taken
@@ -65,7 +65,7 @@ def setter(woken: asyncio.Event) -> Callable[[], object]:
 def test_who_enters_goes_before_the_next_step_of_the_thread_that_steps_for_all() -> None:
     async def stepped(shared: Counting) -> list[int]:
         woken = asyncio.Event()
-        return await awaited(shared, shared.box(setter(woken)), woken)
+        return await awaited(shared, shared.mailbox(setter(woken)), woken)
 
     for _ in range(20):
         shared = Counting(silent=200)
@@ -78,17 +78,17 @@ def test_who_enters_goes_before_the_next_step_of_the_thread_that_steps_for_all()
 def test_a_thread_steps_until_nobody_waits_and_each_box_has_every_step() -> None:
     async def both() -> None:
         woken = asyncio.Event(), asyncio.Event()
-        one, other = (shared.box(setter(event)) for event in woken)
+        one, other = (shared.mailbox(setter(event)) for event in woken)
         seen: tuple[list[int], list[int]] = [], []
         while len(seen[0]) < 4:
-            for box, event, taken in zip((one, other), woken, seen, strict=True):
-                taken += await awaited(shared, box, event)
-        for box, taken in zip((one, other), seen, strict=True):
-            taken += box.take()
+            for mailbox, event, taken in zip((one, other), woken, seen, strict=True):
+                taken += await awaited(shared, mailbox, event)
+        for mailbox, taken in zip((one, other), seen, strict=True):
+            taken += mailbox.take()
         assert seen == ([*range(1, shared.steps + 1)],) * 2
         if shared._stepping is not None:
             await asyncio.to_thread(shared._stepping.join)
-        assert shared.step(shared.box()) == [shared.steps]
+        assert shared.step(shared.mailbox()) == [shared.steps]
 
     shared = Counting()
     asyncio.run(both())
@@ -96,11 +96,11 @@ def test_a_thread_steps_until_nobody_waits_and_each_box_has_every_step() -> None
 
 def test_who_leaves_is_not_stepped_for_any_more() -> None:
     shared = Counting(silent=10**9)
-    box = shared.box(lambda: None)
-    assert shared.step(box) == []
+    mailbox = shared.mailbox(lambda: None)
+    assert shared.step(mailbox) == []
     stepping = shared._stepping
     assert stepping is not None
-    shared.leave(box)
+    shared.leave(mailbox)
     stepping.join()
     assert shared._stepping is None
     assert shared.drops == 1
@@ -108,15 +108,15 @@ def test_who_leaves_is_not_stepped_for_any_more() -> None:
 
 def test_what_was_left_is_dropped_once_before_the_next_step_or_at_once() -> None:
     shared = Counting()
-    box = shared.box()
-    shared.leave(box)
+    mailbox = shared.mailbox()
+    shared.leave(mailbox)
     assert (shared.drops, shared.steps) == (1, 0)
     with shared.lock:
-        other = threading.Thread(target=shared.leave, args=(box,))
+        other = threading.Thread(target=shared.leave, args=(mailbox,))
         other.start()
         other.join()  # it does not wait for the lock
         assert shared.drops == 1
-    shared.step(box)
+    shared.step(mailbox)
     assert (shared.drops, shared.steps) == (2, 1)
 
 
@@ -125,10 +125,10 @@ def test_what_has_ended_a_call_is_raised_after_what_came_before(
     wake: Callable[[], object] | None,
 ) -> None:
     shared = Counting()
-    box = shared.box(wake)
-    box.put(7)
-    box.fail(KeyError("gone"))
-    assert shared.step(box) == [7]
+    mailbox = shared.mailbox(wake)
+    mailbox.put(7)
+    mailbox.fail(KeyError("gone"))
+    assert shared.step(mailbox) == [7]
     with pytest.raises(KeyError, match="gone"):
-        shared.step(box)
+        shared.step(mailbox)
     assert shared.steps == 0

@@ -44,7 +44,7 @@ def pipegen(work: Work) -> tuple[Run, Counts]:
 
     import pipegen as pg
     from pipegen.backends.hf.engine import HFEngine
-    from pipegen.engines.session import BatchCall
+    from pipegen.engines.session import BatchSession
     from pipegen.records.results import Raw
 
     class NullEngine(HFEngine):
@@ -52,7 +52,7 @@ def pipegen(work: Work) -> tuple[Run, Counts]:
             return [Success(Raw(encoded=encoded, token_ids=ids)) for encoded in inputs]
 
         def open(self, wake: Any, **how: Any) -> Any:
-            return BatchCall(self, wake, **how)
+            return BatchSession(self, wake, **how)
 
     engine = NullEngine(pg.ModelLoadConfig(model="embedded"))
     ids = (*engine.tokenizer.encode(WORDS)[: work["answered"]], engine.eos_token_ids[0])

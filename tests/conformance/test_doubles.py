@@ -15,7 +15,7 @@ import pytest
 import pipegen as pg
 from pipegen.engines.capabilities import ENGINES, FEATURES
 from pipegen.engines.protocol import RowDone
-from pipegen.engines.session import BatchCall
+from pipegen.engines.session import BatchSession
 from pipegen.records.fields import altered
 from pipegen.records.options import GROUPS, option_names
 from pipegen.records.results import Encoded, Raw
@@ -217,7 +217,7 @@ def test_every_feature_has_its_double() -> None:
 
 
 def test_an_engine_that_mixes_up_the_rows_that_it_is_fed_is_found_out(model: Any) -> None:
-    class Swapped(BatchCall):
+    class Swapped(BatchSession):
         """Gives the rows of a step each other's answers."""
 
         def step(self) -> Any:
@@ -231,7 +231,7 @@ def test_an_engine_that_mixes_up_the_rows_that_it_is_fed_is_found_out(model: Any
         in_flight = 4
 
         def open(self, wake: Any, **how: Any) -> Any:
-            return (Swapped if how["fed"] else BatchCall)(self, wake, **how)
+            return (Swapped if how["fed"] else BatchSession)(self, wake, **how)
 
     with pytest.raises(AssertionError, match="imap with in_flight=3"):
         conformance.what_is_fed_gives_what_one_batch_gives(pg.route(Fed()))

@@ -16,7 +16,7 @@ import pipegen as pg
 from pipegen.drivers.drive import Drive
 from pipegen.drivers.session import NoRequest
 from pipegen.engines.extras import MissingExtra
-from pipegen.engines.session import BatchCall
+from pipegen.engines.session import BatchSession
 from pipegen.testing.fake import FakeEngine
 
 IN_FLIGHT = pytest.mark.parametrize("in_flight", [1, 2, 7, None])
@@ -225,7 +225,7 @@ def test_who_ends_it_while_calls_are_open_closes_them() -> None:
         in_flight = 4
 
         def open(self, wake: Any, **how: Any) -> Any:
-            class Silent(BatchCall):
+            class Silent(BatchSession):
                 def step(self) -> Any:
                     raise KeyboardInterrupt
 

@@ -14,7 +14,7 @@ from support.calls import aanswers, aevents, events
 import pipegen as pg
 from pipegen.core.slots import Slot
 from pipegen.engines.protocol import RowDone, TokensMade
-from pipegen.engines.session import BatchCall, answers, open_session
+from pipegen.engines.session import BatchSession, answers, open_session
 from pipegen.records.results import Encoded, Prompt
 from pipegen.records.scores import Continued
 
@@ -70,7 +70,7 @@ def test_a_stream_is_read_only_where_tokens_are_wanted_and_by_the_numbers_of_the
 
     assert asyncio.run(awaited()) == told
     assert backend.calls == [[5]]
-    session = BatchCall(backend, tokens=True)
+    session = BatchSession(backend, tokens=True)
     session.add([(8, 5)])
     assert session.step() == (TokensMade(row=8, token_ids=(5,)),)
     session.close()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from returns.result import Failure
+from returns.result import Failure, Result
 
 from pipegen.backends.checkpoint.adapters import BadAdapter
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
@@ -32,7 +32,7 @@ from pipegen.backends.hf.prefixes import Prefixes
 from pipegen.backends.hf.rows import HFRow
 from pipegen.backends.hf.scheduler import ModelTraits, Schedule, Work
 from pipegen.backends.hf.scoring import Scoring
-from pipegen.backends.shared_steps import Box, SharedSteps
+from pipegen.backends.shared_steps import Mailbox, SharedSteps
 from pipegen.core.border import attempt
 from pipegen.core.errors import CallFailed
 from pipegen.core.slots import Slot, is_ok
@@ -93,7 +93,7 @@ class HFEngine(CheckpointEngine):
         )
         # it holds one at a time, and none between calls
         self._scored_prefixes = Prefixes(math.inf, self._checkpoint, self._pixels)
-        self._shared = SharedSchedule(self._start, self._step)
+        self._shared = SharedSchedule(self._start, self._weights)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -149,14 +149,14 @@ class HFEngine(CheckpointEngine):
         tokens: bool = False,
         loop: AbstractEventLoop | None = None,
         fed: bool = False,
-    ) -> HFCall:
+    ) -> HFSession:
         """A call to which rows may be added while it runs. Rows of calls at one time advance
         together.
 
         Where the memory runs out, half as many rows go on from where they were, down to single
         rows; a row that does not fit alone fails.
         """
-        return HFCall(self, Box(None if loop is None else wake), text=tokens)
+        return HFSession(self, Mailbox(None if loop is None else wake), text=tokens)
 
     @property
     def longest_scored(self) -> int | None:
@@ -235,34 +235,6 @@ class HFEngine(CheckpointEngine):
                 load, "cannot load", error, self._checkpoint.source, hint=advice(load, error)
             ) from error
 
-    def _step(self, schedule: Schedule) -> list[HFRow]:
-        """One step of the schedule: the rows that may have gone on. Where the memory was full, they
-        wait again with what they have made.
-        """
-        try:
-            with self._weights.lock, torch.no_grad():
-                return schedule.step()
-        except CompileFailed as error:
-            hint = (
-                "install what torch.compile needs (a C++ compiler; on a GPU, Triton), or leave"
-                " compile out"
-            )
-            raise CallFailed(_failed(str(error), hint=hint)) from error
-        except RuntimeError as error:
-            # torch's own errors for memory and for devices are RuntimeErrors
-            words = out_of_memory(error)
-        rows = schedule.rows
-        for row in schedule.requeue_after_oom():
-            row.fail(
-                _failed(
-                    words,
-                    scope="row",
-                    hint="free memory on the device, shorten the prompt, or lower max_new_tokens",
-                )
-            )
-        release()
-        return rows
-
 
 class SharedSchedule(SharedSteps[Event]):
     """One schedule for the calls of an engine, and of those that differ from it only in their
@@ -274,14 +246,11 @@ class SharedSchedule(SharedSteps[Event]):
     other calls go on.
 
     start: makes the schedule, which loads the weights where needed. Raises `CallFailed`.
-    step: one step of it: the rows that may have gone on or ended.
     """
 
-    def __init__(
-        self, start: Callable[[], Schedule], step: Callable[[Schedule], Sequence[HFRow]]
-    ) -> None:
+    def __init__(self, start: Callable[[], Schedule], weights: Weights) -> None:
         super().__init__()
-        self._start, self._step = start, step
+        self._start, self._weights = start, weights
         self._schedule: Schedule | None = None
         self._process = os.getpid()
 
@@ -300,19 +269,26 @@ class SharedSchedule(SharedSteps[Event]):
         schedule = self._schedule
         if schedule is None:
             return
+        full = ""
         try:
-            advanced = attempt(lambda: self._step(schedule))
+            with self._weights.lock, torch.no_grad():
+                rows = schedule.step()
+        except Exception as raised:  # noqa: BLE001 - each call that it was for raises it
+            stopped = _memory_full(raised)
+            if not is_ok(stopped):
+                self._schedule = None
+                for mailbox in {row.mailbox for row in schedule.rows}:
+                    mailbox.fail(stopped.failure())
+                return
+            full = stopped.unwrap()
         except BaseException:  # Ctrl-C
             schedule.requeue()
             raise
-        if not is_ok(advanced):
+        # what the step held is free by now
+        rows = _requeued(schedule, full) if full else rows
+        if schedule.finished:  # before anybody is told that its last row has ended
             self._schedule = None
-            for box in {row.box for row in schedule.rows}:
-                box.fail(advanced.failure())
-            return
-        _tell(advanced.unwrap())
-        if schedule.finished:
-            self._schedule = None
+        _tell(rows)
 
     def _drop(self) -> None:
         if self._schedule is not None:
@@ -321,24 +297,64 @@ class SharedSchedule(SharedSteps[Event]):
                 self._schedule = None
 
 
+def _memory_full(raised: Exception) -> Result[str, Exception]:
+    """What torch says where the memory was full; of any other exception of a step, what each call
+    raises.
+    """
+    if isinstance(raised, CompileFailed):
+        hint = (
+            "install what torch.compile needs (a C++ compiler; on a GPU, Triton), or leave"
+            " compile out"
+        )
+        failed = CallFailed(_failed(str(raised), hint=hint))
+        failed.__cause__ = raised
+        return Failure(failed)
+    if not isinstance(raised, RuntimeError):
+        return Failure(raised)
+    # torch's own errors for memory and for devices are RuntimeErrors
+    return attempt(lambda: out_of_memory(raised))
+
+
+def _requeued(schedule: Schedule, full: str) -> list[HFRow]:
+    """The rows of a schedule, which wait again with what they have made, but for those that do not
+    fit even alone.
+    """
+    rows = schedule.rows
+    for row in schedule.requeue_after_oom():
+        row.fail(
+            _failed(
+                full,
+                scope="row",
+                hint="free memory on the device, shorten the prompt, or lower max_new_tokens",
+            )
+        )
+    release()
+    return rows
+
+
 def _tell(rows: Sequence[HFRow]) -> None:
     for row in rows:
         if row.dropped:
             continue
         event, row.event = row.event, None
         if event is not None and row.error is None:
-            row.box.put(event)
+            row.mailbox.put(event)
         if row.done and not row.reported:
             row.reported = True
-            row.box.put(RowDone(row=row.position, slot=row.slot()))
+            row.mailbox.put(RowDone(row=row.position, slot=row.slot()))
 
 
-class HFCall:
+class HFSession:
     """The rows of one call, to which more may be added. Who made it leaves it in the end."""
 
-    def __init__(self, engine: HFEngine, box: Box[Event], *, text: bool) -> None:
-        self._engine, self._shared, self._text, self._box = engine, engine._shared, text, box
-        self.side_by_side = engine._size if box.wake is None else 0
+    def __init__(self, engine: HFEngine, mailbox: Mailbox[Event], *, text: bool) -> None:
+        self._engine, self._shared, self._text, self._mailbox = (
+            engine,
+            engine._shared,
+            text,
+            mailbox,
+        )
+        self.side_by_side = engine._size if mailbox.wake is None else 0
         """How many rows run side by side."""
         self.rows: dict[int, HFRow] = {}
         """The rows that have not ended."""
@@ -356,7 +372,7 @@ class HFCall:
             else:
                 rows.append(self._engine._row(position, asked, text=self._text))
         for row in rows:
-            self.rows[row.position], row.box = row, self._box
+            self.rows[row.position], row.mailbox = row, self._mailbox
         _tell([row for row in rows if row.done])
         live = [row for row in rows if not row.done]
         if live:
@@ -370,7 +386,7 @@ class HFCall:
             scored, self._scored = self._scored, []
             slots = self._engine._scores(scored)
             return [RowDone(row=number, slot=slot) for number, slot in slots.items()]
-        events = self._shared.step(self._box)
+        events = self._shared.step(self._mailbox)
         for event in events:
             if isinstance(event, RowDone):
                 del self.rows[event.row]
@@ -382,7 +398,7 @@ class HFCall:
             for row in self.rows.values():
                 row.dropped = True
             self.rows.clear()
-            self._shared.leave(self._box)
+            self._shared.leave(self._mailbox)
 
 
 _first: list[int] = []

@@ -86,7 +86,7 @@ class Prefixes:
         self._checkpoint, self._pixels = checkpoint, pixels
         self._tree = PrefixTree(limit)
         self._empty: RunningBatch | None = None
-        """What batches are result of; None before the first."""
+        """A batch without rows, from which batches are made; None before the first one was read."""
         self._size = 0.0
         """The bytes of a token; 0 where they are not known yet."""
         self._window: float = math.inf
@@ -269,35 +269,28 @@ class Prefixes:
             if not self._go_together(marked, new):
                 begun = [0] * len(rows)
         read = [row.length - there for row, there in zip(rows, begun, strict=True)]
-        result = self._read_rows(model, rows, marked, max(read))
+        longest = max(read)
+        starts = [max(0, row.length - longest) for row in rows]
+        if self._empty is None or not any(starts):
+            result = prefill(model, rows, self._checkpoint, self._pixels)
+        else:
+            images = [
+                image
+                for row, mark, start in zip(rows, marked, starts, strict=True)
+                for image, (first, _) in zip(row.encoded.prompt.images, mark.runs, strict=False)
+                if first >= start
+            ]
+            result = read_behind(
+                model,
+                self._empty,
+                [self._tree.beginning(*at) for at in zip(marked, starts, strict=True)],
+                [row.sequence[start:] for row, start in zip(rows, starts, strict=True)],
+                self._checkpoint.pad_token_id,
+                self._images(model, rows, images, longest) if images else None,
+            )
         if result is not None:
             count(read, begun)
         return result
-
-    def _read_rows(
-        self, model: Any, rows: Sequence[Any], marked: Sequence[Marked], longest: int
-    ) -> Prefilled | None:
-        """Read the last so many tokens of each row; what is before them is there."""
-        starts = [max(0, row.length - longest) for row in rows]
-        if self._empty is None or not any(starts):
-            return prefill(model, rows, self._checkpoint, self._pixels)
-        begun = [
-            self._tree.beginning(mark, start) for mark, start in zip(marked, starts, strict=True)
-        ]
-        images = [
-            image
-            for row, mark, start in zip(rows, marked, starts, strict=True)
-            for image, (first, _) in zip(row.encoded.prompt.images, mark.runs, strict=False)
-            if first >= start
-        ]
-        return read_behind(
-            model,
-            self._empty,
-            begun,
-            [row.sequence[start:] for row, start in zip(rows, starts, strict=True)],
-            self._checkpoint.pad_token_id,
-            self._images(model, rows, images, longest) if images else None,
-        )
 
     def _images(
         self, model: Any, rows: Sequence[Any], images: Sequence[Any], longest: int
@@ -324,10 +317,9 @@ class Prefixes:
             images = any(first < length for first, _ in marked.runs)
             encoded = row.encoded if images else _TEXT
             part = _PrefixRow(row.sequence[:length], encoded, row.left)
-            mark = Marked(marked.ids[:length], marked.runs if images else ())
-            result = self._read_rows(model, [part], [mark], length - there)
-            count([length - there], [there])
+            result = self.prefill(model, [part], (), count)
             if result is not None:
+                mark = Marked(marked.ids[:length], marked.runs if images else ())
                 self._keep(model, mark, result[0], 0)
                 self._most_read = max(self._most_read, int(self._size) * length)
             else:

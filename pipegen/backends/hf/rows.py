@@ -59,7 +59,7 @@ class HFRow(RowState):
         self.images = images_of(encoded)
         self.event: TokensMade | None = None
         """What tells of the newest tokens; None where nobody wants to know."""
-        self.box: Any = None
+        self.mailbox: Any = None
         """Where the row's events go."""
         # a reproducible stream, the same on every platform; without a seed, any
         self._random = random.Random(options.seed)  # noqa: S311

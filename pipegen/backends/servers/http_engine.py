@@ -168,14 +168,14 @@ class HttpEngine(ABC, Generic[A, R]):
         tokens: bool = False,
         loop: AbstractEventLoop | None = None,
         fed: bool = False,
-    ) -> ServerCall[A, R]:
+    ) -> ServerSession[A, R]:
         """A call whose rows are asked for on the event loop of the caller, or on one in a thread.
         Rows that are fed have a deadline each; otherwise the whole call has one besides.
         """
-        return ServerCall(self, wake, loop, tokens=tokens, fed=fed)
+        return ServerSession(self, wake, loop, tokens=tokens, fed=fed)
 
 
-class ServerCall(Generic[A, R]):
+class ServerSession(Generic[A, R]):
     """An open call of a server: at most `max_in_flight` of its rows are asked for at a time.
 
     Rows that wait are put in order in rounds, so that prompts that begin alike are asked for one

@@ -21,7 +21,7 @@ from pipegen.backends.checkpoint.same_text import refused_beyond
 from pipegen.backends.grammar import grammar_of, unsupported_with_form
 from pipegen.backends.rows import newly_done
 from pipegen.backends.vllm.rows import VLLMRow, differs, scores_of, vllm_prompt
-from pipegen.backends.vllm.running import Call, Core
+from pipegen.backends.vllm.running import Core, Requests
 from pipegen.backends.vllm.sampling import (
     MOST_LOGPROBS,
     sampling_params,
@@ -151,13 +151,13 @@ class VLLMEngine(CheckpointEngine):
         tokens: bool = False,
         loop: AbstractEventLoop | None = None,
         fed: bool = False,
-    ) -> VLLMCall:
+    ) -> VLLMSession:
         """A call to which rows may be added between the steps of vLLM.
 
         Without `tokens`, rows that no stop string or plugin ends come whole, since an output for
         each token costs vLLM more.
         """
-        return VLLMCall(self, None if loop is None else wake, text=tokens)
+        return VLLMSession(self, None if loop is None else wake, text=tokens)
 
     @property
     def longest_scored(self) -> int | None:
@@ -165,7 +165,7 @@ class VLLMEngine(CheckpointEngine):
         limit = self.capabilities.context_length
         return None if limit is None else limit - 1
 
-    def _begin_score(self, position: int, asked: Continued, call: Call) -> list[RowDone]:
+    def _begin_score(self, position: int, asked: Continued, call: Requests) -> list[RowDone]:
         """Hand a row that is to be scored to vLLM; its end where it is refused."""
         whole = asked.whole
         refused = self._check(whole) or self._add(position, whole.prompt, scoring_params(), call)
@@ -201,13 +201,13 @@ class VLLMEngine(CheckpointEngine):
         limit = self._checkpoint.load.engine_kwargs.get("max_logprobs")
         return limit if isinstance(limit, int) else MOST_LOGPROBS
 
-    def _begin(self, rows: Sequence[VLLMRow], call: Call) -> list[RowDone]:
+    def _begin(self, rows: Sequence[VLLMRow], call: Requests) -> list[RowDone]:
         """Hand the rows to vLLM; those that are done already, for they are refused."""
         for row in rows:
             self._queue(row, call)
         return list(newly_done(rows))
 
-    def _queue(self, row: VLLMRow, call: Call) -> None:
+    def _queue(self, row: VLLMRow, call: Requests) -> None:
         """Hand a row to vLLM, or fail it: for what vLLM would change, what only the running engine
         knows, and what vLLM refuses.
         """
@@ -243,7 +243,7 @@ class VLLMEngine(CheckpointEngine):
         return refused or (None if differs is None else refused_beyond(differs, encoded, self.name))
 
     def _add(
-        self, position: int, prompt: Prompt, params: Any, call: Call
+        self, position: int, prompt: Prompt, params: Any, call: Requests
     ) -> GenerationError | None:
         """Add a row to the call, or say why vLLM refuses it."""
 
@@ -272,7 +272,7 @@ class VLLMEngine(CheckpointEngine):
         )
 
 
-class VLLMCall:
+class VLLMSession:
     """The rows of one call, to which more may be added. vLLM starts with the first one.
 
     vLLM has as many rows as it runs side by side, and a quarter more to choose from. The others
@@ -284,7 +284,7 @@ class VLLMCall:
         self, engine: VLLMEngine, wake: Callable[[], object] | None, *, text: bool
     ) -> None:
         self._engine, self._wake, self._text = engine, wake, text
-        self._call: Call | None = None
+        self._call: Requests | None = None
         self.rows: dict[int, VLLMRow | Continued] = {}
         """The rows that have not ended."""
         self._refused: list[RowDone] = []
@@ -315,7 +315,7 @@ class VLLMCall:
         """Hand rows to vLLM, as far as it has room."""
         while self._waiting:
             if self._call is None:
-                self._call = Call(self._engine._core.running(), self._wake)
+                self._call = Requests(self._engine._core.running(), self._wake)
             if self._call.in_flight >= self._call.running.side_by_side * 5 // 4:
                 return
             ((number, row),) = self._waiting.pop()
@@ -349,9 +349,9 @@ def _beginning(waiting: tuple[int, VLLMRow | Continued]) -> tuple[Any, ...]:
 
 
 def _taken(
-    rows: Mapping[int, VLLMRow | Continued], call: Call, outputs: Sequence[tuple[int, Any]]
+    rows: Mapping[int, VLLMRow | Continued], call: Requests, outputs: Sequence[tuple[int, Any]]
 ) -> Iterator[TokensMade | RowDone]:
-    """What the outputs bring to their rows; vLLM hears of those that end by stop strings and
+    """What the outputs bring to their rows; vLLM is told which end by stop strings and
     plugins, of which it does not know.
     """
     ended: list[int] = []

@@ -5,12 +5,12 @@ starts it when it is first needed, and again after that. A request is *queued* (
 with all others that are queued, and *ended* (its output says finished, or `drop` aborts it).
 
 **Who steps.** vLLM has one queue of outputs for all requests, so one call's step can bring another
-call's tokens: see `pipegen.backends.shared_steps`. Each request knows the box of its call.
+call's tokens: see `pipegen.backends.shared_steps`. Each request knows the mailbox of its call.
 
 **Invariants.**
 
 - A step without requests would wait for ever, so there is none then.
-- A request is in `_boxes` from `add` until its last output, the step after `drop`, or `stop`;
+- A request is in `_mailboxes` from `add` until its last output, the step after `drop`, or `stop`;
   outputs of others are discarded.
 - vLLM is foreign code: whatever a step of it raises ends the engine, and is one `BackendFailed` of
   all calls that it was for. What it raises for one request fails that row.
@@ -37,7 +37,7 @@ from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.engine import release
 from pipegen.backends.checkpoint.foreign import engine_failed
 from pipegen.backends.checkpoint.same_text import Differs
-from pipegen.backends.shared_steps import Box, SharedSteps
+from pipegen.backends.shared_steps import Mailbox, SharedSteps
 from pipegen.backends.vllm.self_check import checked_lengths
 from pipegen.backends.vllm.start import (
     adapter_arguments,
@@ -53,7 +53,7 @@ from pipegen.core.border import Raised, guard, report
 from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.core.slots import is_ok
 
-__all__ = ["Call", "Core", "Running"]
+__all__ = ["Core", "Requests", "Running"]
 
 
 class Running(SharedSteps[Any]):
@@ -67,7 +67,7 @@ class Running(SharedSteps[Any]):
         """How many requests it runs at a time at most; where memory is short, fewer."""
         self.failed: BackendFailed | None = None
         """Why the engine no longer runs; None while it does."""
-        self._boxes: dict[str, Box[Any]] = {}
+        self._mailboxes: dict[str, Mailbox[Any]] = {}
         self._dropped = deque[Iterable[str]]()
         self._adapter: dict[str, Any] = {}
         if adapter is not None:
@@ -88,9 +88,9 @@ class Running(SharedSteps[Any]):
         with self.entered():
             return renderer.render_cmpl([prompt])[0]
 
-    def add(self, request_id: str, prompt: Any, params: Any, box: Box[Any]) -> None:
-        """Queue a request; its outputs will go to `box`. Raises one of `refusals()` where vLLM does
-        not take it, and `CallFailed`.
+    def add(self, request_id: str, prompt: Any, params: Any, mailbox: Mailbox[Any]) -> None:
+        """Queue a request; its outputs will go to `mailbox`. Raises one of `refusals()` where vLLM
+        does not take it, and `CallFailed`.
         """
         with self.entered():
             if self.failed is not None:
@@ -107,17 +107,17 @@ class Running(SharedSteps[Any]):
                 # vLLM may have noted the request before it failed, and would wait for its end
                 self._abort([request_id])
                 raise
-            self._boxes[request_id] = box
+            self._mailboxes[request_id] = mailbox
 
     def _advance(self) -> None:
-        if not self._boxes:
+        if not self._mailboxes:
             return
         stepped = guard(self._outputs, _failed)
         for output in stepped.value_or(()):
-            if output.request_id in self._boxes:
-                self._boxes[output.request_id].put(output)
+            if output.request_id in self._mailboxes:
+                self._mailboxes[output.request_id].put(output)
             if output.finished:
-                self._boxes.pop(output.request_id, None)
+                self._mailboxes.pop(output.request_id, None)
         if not is_ok(stepped):
             self.stop(stepped.failure())
 
@@ -126,12 +126,12 @@ class Running(SharedSteps[Any]):
         outputs: Sequence[Any] = self.engine.step()
         return outputs
 
-    def drop(self, request_ids: Iterable[str], box: Box[Any]) -> None:
+    def drop(self, request_ids: Iterable[str], mailbox: Mailbox[Any]) -> None:
         """End requests whose outputs nobody wants any more: those that are among `request_ids`
         before the next step.
         """
         self._dropped.append(request_ids)
-        self.leave(box)
+        self.leave(mailbox)
 
     def _drop(self) -> None:
         dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
@@ -139,7 +139,7 @@ class Running(SharedSteps[Any]):
             request_id
             for request_ids in dropped
             for request_id in request_ids
-            if self._boxes.pop(request_id, None) is not None
+            if self._mailboxes.pop(request_id, None) is not None
         ]
         if live:
             self._abort(live)
@@ -156,9 +156,9 @@ class Running(SharedSteps[Any]):
         with self.lock:
             if self.failed is None:
                 self.failed = because
-                for box in {*self._boxes.values()}:
-                    box.fail(CallFailed(because))
-                self._boxes.clear()
+                for mailbox in {*self._mailboxes.values()}:
+                    mailbox.fail(CallFailed(because))
+                self._mailboxes.clear()
                 engine, self.engine = self.engine, None
                 # what has failed may fail once more; the log has it
                 guard(engine.engine_core.shutdown, _failed)
@@ -166,7 +166,7 @@ class Running(SharedSteps[Any]):
                 release()
 
     def close(self) -> None:
-        """Shut the engine down, as its owner wants it. The log hears of it only where a call still
+        """Shut the engine down, as its owner wants it. It is logged only where a call still
         waits.
         """
         with self.lock:
@@ -174,7 +174,7 @@ class Running(SharedSteps[Any]):
             words = "the engine was closed while the call ran"
             self.stop(
                 engine_failed("vllm", words)
-                if self._boxes
+                if self._mailboxes
                 else BackendFailed(words, backend="vllm")
             )
 
@@ -287,12 +287,12 @@ class Core:
                     running.close()
 
 
-class Call:
+class Requests:
     """The requests of one call on a running engine. Who made it leaves it in the end."""
 
     def __init__(self, running: Running, wake: Callable[[], object] | None = None) -> None:
         self.running = running
-        self._box = Box[Any](wake)
+        self._mailbox = Mailbox[Any](wake)
         self._rows: dict[str, int] = {}
         self._left = False
 
@@ -306,7 +306,7 @@ class Call:
         request_id = f"pipegen-{uuid.uuid4().hex}"
         with self.running.entered():
             if not self._left:
-                self.running.add(request_id, prompt, params, self._box)
+                self.running.add(request_id, prompt, params, self._mailbox)
                 self._rows[request_id] = row
 
     def step(self) -> list[tuple[int, Any]]:
@@ -315,7 +315,7 @@ class Call:
         """
         ours = [
             (self._rows[output.request_id], output)
-            for output in self.running.step(self._box)
+            for output in self.running.step(self._mailbox)
             if output.request_id in self._rows
         ]
         for _, output in ours:
@@ -329,10 +329,10 @@ class Call:
             ended = [request_id for request_id, row in self._rows.items() if row in rows]
             for request_id in ended:
                 del self._rows[request_id]
-            self.running.drop(ended, self._box)
+            self.running.drop(ended, self._mailbox)
 
     def leave(self) -> None:
         """End all rows that still run; none is queued from now on."""
         self._left = True
         # a request that another thread queues just now is among them, or is not queued
-        self.running.drop(self._rows, self._box)
+        self.running.drop(self._rows, self._mailbox)

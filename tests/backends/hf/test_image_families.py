@@ -15,7 +15,7 @@ import transformers
 from PIL import Image
 from support.vision_models import IMAGE_FAMILIES
 
-from pipegen.backends.hf.engine import HFCall
+from pipegen.backends.hf.engine import HFSession
 from pipegen.backends.hf.rows import HFRow
 from pipegen.backends.hf.running_batch import batch_inputs
 from pipegen.core.errors import InvalidRequest, UnsupportedMultimodal
@@ -123,13 +123,13 @@ def test_the_models_inputs_are_the_processors(
 ) -> None:
     engine = engine_of(family)
     request, sent = chat(SIZES[0], TEXTS[0], SIZES[3]), list[Encoded]()
-    plain = HFCall.add
+    plain = HFSession.add
 
-    def add(call: HFCall, inputs: Sequence[tuple[int, Any]]) -> None:
+    def add(call: HFSession, inputs: Sequence[tuple[int, Any]]) -> None:
         sent.extend(row for _, row in inputs)
         plain(call, inputs)
 
-    monkeypatch.setattr(HFCall, "add", add)
+    monkeypatch.setattr(HFSession, "add", add)
     result = answers(engine, [request])[0]
     made = processor_of(engine, family)(
         text=[result.prompt_text],

@@ -15,6 +15,7 @@ from support.calls import events as events_of
 from support.models import encoded
 
 import pipegen as pg
+from pipegen.backends.hf.scheduler import Schedule
 
 ON = {"ignore_eos": True}
 
@@ -172,14 +173,14 @@ def test_a_step_that_raises_ends_every_call_with_rows_in_it(
     route = pg.route(engine)
     assert pg.is_ok(pg.run(route, asked(1))[0])
     both = threading.Barrier(2)
-    plain = engine._shared._step
+    plain = Schedule.step
 
     def broken(schedule: Any) -> Any:
         if len(schedule.rows) == 2:
             raise ZeroDivisionError("a bug")
         return plain(schedule)
 
-    monkeypatch.setattr(engine._shared, "_step", broken)
+    monkeypatch.setattr(Schedule, "step", broken)
 
     def called(number: int) -> Any:
         both.wait(60)
@@ -202,7 +203,7 @@ def test_an_interruption_ends_the_call_that_it_hits_and_no_other(
 ) -> None:
     route, requests = pg.route(engine), asked(6)
     whole = list(pg.run(route, requests))
-    plain, steps = engine._shared._step, 0
+    plain, steps = Schedule.step, 0
     stream = pg.stream(route, requests)
     first = next(stream)
 
@@ -213,7 +214,7 @@ def test_an_interruption_ends_the_call_that_it_hits_and_no_other(
             raise KeyboardInterrupt
         return plain(schedule)
 
-    monkeypatch.setattr(engine._shared, "_step", interrupted)
+    monkeypatch.setattr(Schedule, "step", interrupted)
     with pytest.raises(KeyboardInterrupt):
         pg.run(route, requests)
     slots = [event.slot for event in (first, *stream) if isinstance(event, pg.Done)]

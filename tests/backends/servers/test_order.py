@@ -13,7 +13,7 @@ from returns.result import Success
 from support.models import encoded
 
 from pipegen.backends.http.loops import LoopThread
-from pipegen.backends.servers.http_engine import ServerCall
+from pipegen.backends.servers.http_engine import ServerSession
 
 
 class Server:
@@ -35,7 +35,9 @@ class Server:
         return Success(asked.prompt.token_ids)
 
 
-def answers(call: ServerCall[Any, Any], awake: threading.Semaphore, count: int) -> dict[int, Any]:
+def answers(
+    call: ServerSession[Any, Any], awake: threading.Semaphore, count: int
+) -> dict[int, Any]:
     """That many answers, by the numbers of their rows."""
     got: dict[int, Any] = {}
     while len(got) < count:
@@ -50,7 +52,9 @@ def test_prompts_that_begin_alike_are_asked_for_one_after_another(most: int) -> 
     prompts = [(group, number) for number in range(10) for group in range(4)]
     random.Random(0).shuffle(prompts)
     needed: Any = server
-    call: ServerCall[Any, Any] = ServerCall(needed, awake.release, None, tokens=False, fed=True)
+    call: ServerSession[Any, Any] = ServerSession(
+        needed, awake.release, None, tokens=False, fed=True
+    )
     try:
         call.add([(number, encoded(ids)) for number, ids in enumerate(prompts)])
         assert answers(call, awake, 40) == dict(enumerate(prompts))

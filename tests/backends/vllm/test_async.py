@@ -10,9 +10,9 @@ from support.calls import aanswers, aevents, events
 from support.models import encoded
 
 import pipegen as pg
-from pipegen.backends.shared_steps import Box
+from pipegen.backends.shared_steps import Mailbox
 from pipegen.backends.vllm.engine import VLLMEngine
-from pipegen.backends.vllm.running import Call
+from pipegen.backends.vllm.running import Requests
 from pipegen.core.errors import CallFailed
 from pipegen.engines.protocol import RowDone, TokensMade
 
@@ -100,7 +100,7 @@ def test_a_cancelled_call_ends_its_rows_and_no_other(started: list[Any]) -> None
 
 def test_a_call_that_was_left_queues_nothing_more(started: list[Any]) -> None:
     running = engine()._core.running()
-    call = Call(running)
+    call = Requests(running)
     call.leave()
     call.add(0, {"prompt_token_ids": [10]}, None)
     assert started[0].live == {}
@@ -146,7 +146,7 @@ def test_who_waits_hears_of_an_engine_that_dies_or_fails_as_a_row_is_dropped(
         await anext(second)
         started[0].abort_request = fails
         with core.lock:
-            await asyncio.to_thread(core.drop, [next(iter(core._boxes))], Box[Any]())
+            await asyncio.to_thread(core.drop, [next(iter(core._mailboxes))], Mailbox[Any]())
         with pytest.raises(CallFailed):
             await _last(second)
 
