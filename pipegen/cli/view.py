@@ -263,7 +263,7 @@ class _Asked:
                 {
                     key: value
                     for key, value in own.items()
-                    if key in ("messages", "prompt", "images", "image", "turns")
+                    if key in ("messages", "prompt", "images", "image", "videos", "video", "turns")
                 },
                 1,
             )
