@@ -48,7 +48,7 @@ _SAMPLED = 4096
 """Bytes of each piece of a sample."""
 
 
-def bad_source(source: ImageSource, index: int, words: str, **more: str) -> BadImage | BadVideo:
+def bad_source(source: ImageSource, index: int, words: str, **more: Any) -> BadImage | BadVideo:
     """The error of an image or a video; `words` follow its kind and its number.
 
     >>> bad_source(VideoSource(path="a.mp4"), 1, " is not read").message

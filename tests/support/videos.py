@@ -19,8 +19,12 @@ __all__ = ["VIDEO_FAMILIES", "sound_file", "video_file", "write_video_model"]
 VIDEO_FAMILIES = ("qwen2_5_vl", "qwen3_vl")
 
 
+TENTHS = tuple(frame / 10 for frame in range(20))
+"""Two seconds at ten frames a second."""
+
+
 def video_file(
-    times: Sequence[float] = tuple(frame / 10 for frame in range(20)),
+    times: Sequence[float] = TENTHS,
     *,
     size: tuple[int, int] = (64, 48),
     codec: str = "libx264",
@@ -131,6 +135,7 @@ def write_video_model(directory: Path, family: str, *, head_dim: int = 16, seed:
     hf = _hf()
     state = torch.random.get_rng_state()
     torch.manual_seed(seed)
+    more: dict[str, Any]
     if family == "qwen3_vl":
         more = {"patch_size": 16, "num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
         config = hf.Qwen3VLConfig(

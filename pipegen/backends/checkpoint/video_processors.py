@@ -66,7 +66,7 @@ def load_video_processor(source: str, model_type: str, revision: str | None = No
         if named != name:
             raise CannotProcess(f"its processor of videos is {named}, and not {name}")
         own = _class_of(name)
-        kind = type(name, (own,), {"rescale_and_normalize": _normalized})
+        kind: Any = type(name, (own,), {"rescale_and_normalize": _normalized})
         more = {} if revision is None else {"revision": revision}
         if own.__name__ != name:
             more |= _defaults_of_qwen2(settings)
@@ -87,12 +87,17 @@ def _class_of(name: str) -> Any:
 
 def _defaults_of_qwen2(settings: Mapping[str, Any]) -> dict[str, Any]:
     """What Qwen2-VL's processor of videos has where the checkpoint's file says nothing."""
-    from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
+    from transformers import image_utils
 
+    clip: Any = image_utils
     size = settings.get("size") or {"shortest_edge": 128 * 28**2, "longest_edge": 768 * 28**2}
     named = {"shortest_edge": "min_pixels", "longest_edge": "max_pixels"}
-    size = {edge: settings.get(named.get(edge)) or area for edge, area in size.items()}
-    others = {"patch_size": 14, "image_mean": OPENAI_CLIP_MEAN, "image_std": OPENAI_CLIP_STD}
+    size = {edge: settings.get(named.get(edge, "")) or area for edge, area in size.items()}
+    others = {
+        "patch_size": 14,
+        "image_mean": clip.OPENAI_CLIP_MEAN,
+        "image_std": clip.OPENAI_CLIP_STD,
+    }
     return {"size": size, **{name: settings.get(name) or own for name, own in others.items()}}
 
 
@@ -143,7 +148,7 @@ def as_array(video: PreparedImage) -> Any:
     import numpy as np
 
     shape = (len(video.times), video.height, video.width, 3)
-    return np.frombuffer(video.rgb, dtype=np.uint8).reshape(shape)
+    return np.frombuffer(bytearray(video.rgb), dtype=np.uint8).reshape(shape)
 
 
 def metadata_of_video(video: PreparedImage) -> dict[str, Any]:
