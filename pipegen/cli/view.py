@@ -19,7 +19,7 @@ from pipegen.cli.outputs import say
 from pipegen.cli.sources import Question, open_source, within
 from pipegen.cli.usage import images_of, refuse
 from pipegen.core.slots import is_ok
-from pipegen.engines.extras import MissingExtra
+from pipegen.engines.extras import MissingExtra, need
 from pipegen.io.jsonl import request_from_row
 from pipegen.io.results_in import results_in
 from pipegen.io.tables import Columns, TableError
@@ -345,6 +345,11 @@ def _frames(source: VideoSource, policy: ImagePolicy, taken: Any) -> tuple[Figur
     loaded = load_sources(VlmGenerationRequest(prompt="", videos=[source]), policy)
     if not is_ok(loaded):
         return (Figure(loaded.failure().message, None),)
+    try:
+        if not source.frames:
+            need("av", "video", "reading a video")
+    except MissingExtra as missing:
+        return (Figure(str(missing), None),)
     wanted = sorted({float(time) for time in taken}) if isinstance(taken, (list, tuple)) else []
 
     def chosen(times: Sequence[float], *, whole: bool) -> tuple[int, ...]:

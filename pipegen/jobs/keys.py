@@ -172,7 +172,7 @@ def content_of(request: GenerationRequest) -> bytes:
     )
 
 
-_ADDED = ("max_thinking_tokens", "tool_choice")
+_ADDED = ("max_thinking_tokens", "tool_choice", "fps", "max_frames", "max_video_pixels")
 """Options that earlier versions do not have: where they are not set, keys are as they were."""
 
 

@@ -26,7 +26,6 @@ from returns.result import Failure, Success
 from pipegen.core.border import Raised, guard_slot
 from pipegen.core.errors import BadVideo
 from pipegen.core.slots import Slot, is_ok
-from pipegen.engines.extras import need
 from pipegen.media.frames import VideoSpec, choose_frames, frame_spec, most_frames
 from pipegen.media.image import open_image, sized
 from pipegen.records.messages import VideoSource
@@ -80,8 +79,8 @@ def prepare_video(
 
     Fails with `BadVideo(index)` for what is not a complete video in one of `FORMATS`; before
     anything is decoded, for one beyond the bounds of the policy under which it was read; for frames
-    of different sizes; and where the options leave no room for frames. Raises `MissingExtra` where
-    PyAV is not installed.
+    of different sizes; and where the options leave no room for frames. A file takes PyAV, of the
+    extra `video`.
     """
     most = most_frames(spec, options)
     if not most:
@@ -120,7 +119,6 @@ def frames_of(source: VideoSource, index: int, chosen: Any) -> Slot[list[_Frame]
     """
     if source.frames:
         return _given(source, index, chosen)
-    need("av", "video", "reading a video")
 
     def unknown(raised: Raised) -> BadVideo:
         return BadVideo(
@@ -264,11 +262,12 @@ def _times(moments: Sequence[Fraction]) -> list[float]:
 
 def _open(data: bytes) -> Any:
     import av
+    from av.error import FFmpegError
 
     options = {"format_whitelist": ",".join(FORMATS)}
     try:
         return av.open(io.BytesIO(data), "r", options=options, metadata_errors="replace")
-    except (av.FFmpegError, OSError, ValueError) as raised:
+    except (FFmpegError, OSError, ValueError) as raised:
         raise _Refused(
             f"({len(data)} bytes) is not a video in a known container ({', '.join(FORMATS)})",
             "check that it is a complete video; convert others to MP4 or WebM",
@@ -386,7 +385,7 @@ class _Shown(NamedTuple):
 
 def _shown(source: VideoSource, data: bytes, wanted: Sequence[Fraction]) -> _Shown:
     """Decode the file once, and keep the wanted frames."""
-    import av
+    from av.error import FFmpegError
 
     kept, images, moments = frozenset(wanted), dict[Fraction, Any](), list[Fraction]()
     with _open(data) as container:
@@ -404,7 +403,7 @@ def _shown(source: VideoSource, data: bytes, wanted: Sequence[Fraction]) -> _Sho
                 moments.append(moment)
                 if moment in kept and moment not in images:
                     images[moment] = _upright(frame)
-        except av.FFmpegError as raised:
+        except FFmpegError as raised:
             raise _Refused(
                 f"is damaged at frame {len(moments)}: {raised.strerror or raised}",
                 "get the whole file",

@@ -409,6 +409,7 @@ class ScoringRequest(VlmGenerationRequest):
             prompt: str | None = None,
             prompt_token_ids: Sequence[int] | None = None,
             images: Sequence[Any] = (),
+            videos: Sequence[Any] = (),
             tools: Sequence[Mapping[str, Any]] = (),
             options: GenerationOptions | None = None,
             metadata: Mapping[str, Any] = ...,

@@ -10,7 +10,6 @@ from PIL import Image
 from support.videos import sound_file, video_file
 
 import pipegen as pg
-from pipegen.engines.extras import MissingExtra
 from pipegen.media import video as videos
 from pipegen.media.frames import VideoSpec
 from pipegen.media.sizes import ImageSpec
@@ -258,12 +257,3 @@ def test_videos_are_read_by_the_policy_of_images(tmp_path: Any) -> None:
 def test_a_sample_tells_images_with_other_times_apart() -> None:
     one, other = in_frames((0, 1)), in_frames((0, 2))
     assert sample_of(one, ImagePolicy()) != sample_of(other, ImagePolicy())
-
-
-def test_without_its_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    import importlib.util
-
-    data = video_file()
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtra, match=r"reading a video needs the package av: .*video"):
-        prepared(data)

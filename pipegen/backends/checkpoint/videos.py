@@ -117,10 +117,12 @@ class Videos:
         if because:
             return Failure(UnsupportedMultimodal(because))
         try:
-            prepared = prepare_video(source, self.spec, options, index)
+            if not source.frames:
+                need("av", "video", "reading a video")
         except MissingExtra as missing:
-            return Failure(UnsupportedMultimodal(str(missing), hint="install it"))
-        return prepared.bind(
+            hint = "install it, or give the frames as images with their times"
+            return Failure(UnsupportedMultimodal(str(missing), hint=hint))
+        return prepare_video(source, self.spec, options, index).bind(
             lambda video: expand_video(
                 self._processor, video, self._checkpoint.tokenizer, self.token_id or 0
             )

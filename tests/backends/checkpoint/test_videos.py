@@ -126,6 +126,22 @@ def test_a_broken_video_fails_its_own_slot(route_of: Any) -> None:
     assert broken.failure().index == 0
 
 
+def test_without_its_package_the_extra_is_named(
+    route_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import importlib.util
+
+    route, data = route_of("qwen3_vl"), video_file((0, 0.3, 0.9))
+    found = importlib.util.find_spec
+    frames = {"type": "video", "frames": LIST, "times": [0, 1, 2.5]}
+    missing = lambda name, *more: None if name == "av" else found(name, *more)  # noqa: E731
+    monkeypatch.setattr(importlib.util, "find_spec", missing)
+    (file, images) = pg.run(route, [content(video(data), TEXT), content(frames, TEXT)], ASK)
+    assert isinstance(file.failure(), pg.UnsupportedMultimodal)
+    assert "reading a video needs the package av" in file.failure().message
+    assert pg.is_ok(images)
+
+
 def test_sound_is_refused_in_words(route_of: Any) -> None:
     for kind in ("audio", "input_audio", "audio_url"):
         (slot,) = pg.run(route_of("qwen3_vl"), [content({"type": kind, kind: "a.wav"})])
