@@ -85,6 +85,53 @@ def test_both_engines_give_the_same_of_videos(
         assert here.unwrap().image_digests == there.unwrap().image_digests
 
 
+@pytest.mark.parametrize("family", VIDEO_FAMILIES)
+def test_ids_grids_and_pixels_are_those_of_the_family_s_own_processor(
+    family: str, video_model_of: Callable[[str], str]
+) -> None:
+    """With torchvision, given the same frames and times."""
+    import torch
+    from transformers import AutoProcessor
+    from transformers.video_utils import VideoMetadata
+
+    folder = video_model_of(family)
+    own: Any = AutoProcessor.from_pretrained(folder)
+    data = video_file(UNEVEN, size=(96, 48))
+    with pg.backends.hf(folder, dtype="float32") as route:
+        engine: Any = route.engine
+        prepared = engine.prepare_image(
+            pg.VideoSource(data=data), pg.VlmPreprocessOptions(), 0
+        ).unwrap()
+        made = engine._checkpoint.image_inputs([prepared]).tensors
+        asked = pg.VlmGenerationRequest(prompt="What?", videos=[data], options=greedy())
+        (slot,) = pg.run(route, [asked])
+    size = (len(prepared.times), prepared.height, prepared.width, 3)
+    frames = torch.frombuffer(bytearray(prepared.rgb), dtype=torch.uint8).reshape(size)
+    gap = (prepared.times[-1] - prepared.times[0]) / (len(prepared.times) - 1)
+    told: Any = VideoMetadata
+    wanted = own(
+        text=[slot.unwrap().prompt_text],
+        videos=[frames.permute(0, 3, 1, 2)],
+        video_metadata=[
+            told(
+                total_num_frames=len(prepared.times) * gap,
+                fps=1.0,
+                frames_indices=list(prepared.times),
+            )
+        ],
+        do_resize=False,
+        do_sample_frames=False,
+        return_tensors="pt",
+    )
+    assert tuple(wanted["input_ids"][0].tolist()) == slot.unwrap().prompt_token_ids
+    assert wanted["video_grid_thw"].tolist() == [list(prepared.grid)]
+    assert torch.equal(wanted["pixel_values_videos"], made["pixel_values_videos"])
+    if "second_per_grid_ts" in wanted:
+        assert torch.equal(
+            torch.as_tensor(wanted["second_per_grid_ts"]), made["second_per_grid_ts"]
+        )
+
+
 def test_no_videos_where_the_limit_allows_none(video_model_of: Callable[[str], str]) -> None:
     limit = {"limit_mm_per_prompt": {"image": 1, "video": 0}}
     with pg.backends.vllm(video_model_of("qwen3_vl"), engine_kwargs=limit) as route:
