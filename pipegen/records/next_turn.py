@@ -23,6 +23,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pipegen.core.slots import is_ok
 from pipegen.records.continues import Continues, History, text_crc32
 from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import printed
@@ -52,10 +53,17 @@ def next_turn(
     history: History = "kept",
     options: GenerationOptions | Mapping[str, Any] | None = None,
     continuation: str | Sequence[int] | None = None,
-    request: GenerationRequest | None = None,
+    request: GenerationRequest | Mapping[str, Any] | None = None,
 ) -> GenerationRequest:
     """The request that continues the conversation of a result; see `GenerationResult.then`."""
-    first = request if request is not None else None if result.turn is None else result.turn.request
+    if request is not None and result.turn is None and len(result.rounds) > 1:
+        raise InvalidField(
+            f"this result has {len(result.rounds)} rounds, and was read from a file, which does not"
+            " hold the messages between them: continue it in the program that made it, or give all"
+            " of its conversation as messages in a new request"
+        )
+    own = None if result.turn is None else result.turn.request
+    first = own if request is None else _record(request)
     if first is None:
         raise InvalidField(
             "this result does not hold its conversation, as one read from a file does not: give"
@@ -67,6 +75,8 @@ def next_turn(
             " messages, also for one user turn; what comes after a plain prompt or ids is given by"
             ' its ids: {"prompt_token_ids": [*result.prompt_token_ids, *result.token_ids, *more]}'
         )
+    if isinstance(images, (str, bytes)) or not isinstance(images, Sequence):
+        raise InvalidField(f"images takes a list of images, not {type(images).__name__}")
     before = _with_answer(first.messages, result)
     new = _placed(_messages(words), images)
     answers = answers_before(result, first)
@@ -103,6 +113,20 @@ def next_turn(
     if continuation is not None:
         return ScoringRequest(continuation=continuation, **fields)
     return kind(**fields)
+
+
+def _record(request: Any) -> GenerationRequest:
+    """A request as a record, which may be given as plain data. Raises `InvalidField`."""
+    from pipegen.records.plain import request_from  # which needs more than a record of results
+
+    if isinstance(request, GenerationRequest):
+        return request
+    if not isinstance(request, Mapping):
+        raise InvalidField(f"request takes a request or a mapping, not {type(request).__name__}")
+    slot = request_from(request)
+    if not is_ok(slot):
+        raise InvalidField(slot.failure().message)
+    return slot.unwrap()
 
 
 def _with_answer(messages: Sequence[Message], result: GenerationResult) -> tuple[Message, ...]:

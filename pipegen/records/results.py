@@ -528,7 +528,7 @@ class GenerationResult:
         history: History = "kept",
         options: GenerationOptions | Mapping[str, Any] | None = None,
         continuation: str | Sequence[int] | None = None,
-        request: GenerationRequest | None = None,
+        request: GenerationRequest | Mapping[str, Any] | None = None,
     ) -> GenerationRequest:
         """The request that goes on with this conversation: a user's words, or messages such as the
         results of tools.
@@ -537,9 +537,10 @@ class GenerationResult:
         the chat template writes between two turns. With "template" the template renders all turns
         again. The options `chat` and `preprocess` are those of this turn, the others those of the
         run; `options` wins. With a `continuation`, the request is one for `pg.score`. A result that
-        was read from a file takes its `request` too.
+        was read from a file takes its `request` too, as a record or as plain data.
 
-        Raises `InvalidField` for other messages, and where the request had none.
+        Raises `InvalidField` for other messages, and where the request had none. Raises it too for
+        a result of several rounds that was read from a file, which holds no messages between them.
         """
         from pipegen.records.next_turn import next_turn  # which is made of results
 

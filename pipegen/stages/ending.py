@@ -195,8 +195,9 @@ def stop_row(
     """End the row at the first stop string to complete, or where a plugin halts it; if both come at
     the same token, the stop string wins.
 
-    What came after the ending token is dropped; `raw_text` still ends with that token. Fails with
-    `PluginFailed`.
+    What came after the ending token is dropped; `raw_text` still ends with that token. Where a
+    stage of one's own has changed the length of the text, only the text is cut: ids and `raw_text`
+    stay whole, since no token is known at which the new text ends. Fails with `PluginFailed`.
     """
     raw, plan = decoded.raw, plan_of(decoded.raw.encoded.options, tokenizer)
     if not (plan.text or plan.raw or plugins):
@@ -209,7 +210,8 @@ def stop_row(
         finish, stop, length = ending.finish, ending.stop, ending.length
     else:
         each = bool(plan.raw or fold.plugins)
-        count = min(count, _tokens_until_end(decoded, fold, each=each))
+        until = _tokens_until_end(decoded, fold, each=each)
+        count = min(count, until) if _ends_are_of_text(decoded) else count
         if fold.failure is not None:
             return Failure(fold.failure)
         if fold.finish is None:
@@ -240,6 +242,13 @@ def _ending(decoded: Decoded, plugins: tuple[str, ...]) -> Ending | None:
     if ending is None or ending.watched != plugins or not ending.is_about(decoded.raw):
         return None
     return None if ending.finish is Finish.STOP_STRING and ending.length is None else ending
+
+
+def _ends_are_of_text(decoded: Decoded) -> bool:
+    """Whether the ends of the tokens are places in the row's text. They are not where a stage of
+    one's own has changed its length: no token is known then at which the text ends."""
+    ends = decoded.text_ends
+    return decoded.text == decoded.written or (ends[-1] if ends else 0) == len(decoded.text)
 
 
 def _tokens_until_end(decoded: Decoded, fold: TextFold, *, each: bool) -> int:

@@ -204,8 +204,31 @@ def test_a_result_of_a_file_takes_its_request() -> None:
     assert isinstance(read, pg.GenerationResult)
     with pytest.raises(InvalidField, match="request=request"):
         read.then("And?")
-    request = read.then("And?", request=pg.TextGenerationRequest(messages=[USER]))
+    given = pg.TextGenerationRequest(messages=[USER])
+    request = read.then("And?", request=given)
+    assert request == read.then("And?", request={"messages": [USER]})
     assert second(route, request).exact is True
+
+
+def test_a_result_of_several_rounds_from_a_file_does_not_go_on_without_the_messages_between() -> (
+    None
+):
+    asked = {"turns": ["Is it?", "Is it so?"]}
+    slot = pg.run(pg.turns(pg.route(FakeEngine("Yes.<|im_end|>"))), [asked])[0]
+    assert len(slot.unwrap().then("And?").messages or ()) == 5
+    read = pg.from_plain(json.loads(json.dumps(pg.to_plain(slot)))).unwrap()
+    assert isinstance(read, pg.GenerationResult)
+    with pytest.raises(InvalidField, match="2 rounds, and was read from a file"):
+        read.then("And?", request=asked)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"images": None}, {"images": "a.png"}, {"request": 7}, {"request": {"messages": []}}],
+)
+def test_what_then_cannot_take_is_refused_in_words(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidField, match="takes"):
+        first(pg.route(FakeEngine("Yes."))).then("And?", **wrong)
 
 
 @pytest.mark.parametrize("words", [7, [], b"a", {"role": "nobody", "content": "a"}])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -633,3 +633,26 @@ class TestPlugins:
 
         with pytest.raises(KeyboardInterrupt):
             judged("a", plugins=[Plugin(name="p", start=interrupted, feed=interrupted)])
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda text: text[3:], "d "),
+        (lambda text: f"Answer: {text}", "Answer: abcd "),
+        (lambda text: "x STOP", "x "),
+    ],
+)
+def test_a_stage_that_changes_the_length_of_the_text_leaves_ids_and_raw_text_whole(
+    change: Callable[[str], str], text: str
+) -> None:
+    row = decoded("abcd STOP efgh", GenerationOptions(stop=("STOP",)))
+    other = stop_row(altered(row, text=change(row.text)), PLAIN).unwrap()
+    assert (other.text, other.finish, other.stop) == (text, Finish.STOP_STRING, "STOP")
+    assert (other.raw.token_ids, other.raw_text) == (row.raw.token_ids, row.raw_text)
+
+
+def test_a_stage_that_keeps_the_length_of_the_text_has_its_ids_cut() -> None:
+    row = decoded("abcd stop efgh", GenerationOptions(stop=("STOP",)))
+    other = stop_row(altered(row, text=row.text.upper()), PLAIN).unwrap()
+    assert (other.text, other.raw_text) == ("ABCD ", "abcd stop")

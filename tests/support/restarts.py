@@ -42,8 +42,10 @@ def request(number: int) -> dict[str, Any]:
 
 
 def make(folder: Path, rows: int, missing: int | None = None) -> Path:
-    """A job of so many rows, finished but for one, of which no engine was asked; its input."""
-    with pg.job(pg.route(FakeEngine(ANSWER)), [request(0)], folder, OPTIONS) as running:
+    """A job of so many rows as `pipegen generate` runs it, finished but for one, of which no engine
+    was asked; its input.
+    """
+    with pg.job(pg.turns(pg.route(FakeEngine(ANSWER))), [request(0)], folder, OPTIONS) as running:
         result = to_plain(next(running))
     options, settings = options_from(OPTIONS), read_settings(folder) or {}
     keys, source = Keys(settings), folder.with_suffix(".jsonl")
@@ -79,13 +81,9 @@ def asked_after(folder: Path, source: Path) -> tuple[float, float]:
         return ANSWER
 
     def lines() -> Any:
-        return (
-            unread_lines(lines_of(stream := source.open("rb")), Columns(), None)
-            if source
-            else stream
-        )
+        return unread_lines(lines_of(source.open("rb")), Columns(), None)
 
-    route: Any = pg.route(FakeEngine(answer))
+    route: Any = pg.turns(pg.route(FakeEngine(answer)))
     how: dict[str, Any] = {"reading": reading_of(Columns(), None), "as_written": True}
     began = time.perf_counter()
     with start_job(route, lines(), folder, OPTIONS, again=lines, **how, grace=0) as running:
