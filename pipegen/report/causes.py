@@ -195,6 +195,9 @@ def judge(
     else:
         default = case.cause(same, few=_FEW)
     found = [fault for fault in (prompt, *forms, default, computed) if fault is not None]
+    if prompt is not None and prompt.kind == "order":
+        # what is asked again gets the answers of other requests than before
+        found = [fault for fault in found if fault.kind != "sampling"]
     return tuple(one_each(found))
 
 

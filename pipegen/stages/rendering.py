@@ -60,6 +60,7 @@ from pipegen.stages.parts.foreign_text import (
 )
 from pipegen.stages.parts.harmless import ALLOW, chosen_render, is_structure, marker
 from pipegen.stages.parts.images import Prepared, image_tokens, images_of, prepare_images, within
+from pipegen.stages.parts.reasoning import thinking_beside_form
 from pipegen.stages.parts.template import (
     call_template,
     composes,
@@ -272,8 +273,9 @@ def render_row(
     request's images, which are control tokens too. A plain prompt is taken as it is written, with
     `bos_token` in front unless it is there already; its control tokens count, unless
     `control_tokens` asks for "text" or "reject". Token ids are taken as they are.
-    `UnsupportedOption` for `max_thinking_tokens` where there is no thought to bound, and for
-    `tool_choice` where the template's form of calls cannot be forced.
+    `UnsupportedOption` for `max_thinking_tokens` where there is no thought to bound, for
+    `enable_thinking=True` beside a form where the template has a switch and no thought that a form
+    can come after, and for `tool_choice` where the template's form of calls cannot be forced.
     """
     prompt = _prompt(job, tokenizer, renderer, bos_token, written)
     if not is_ok(prompt):
@@ -287,7 +289,14 @@ def render_row(
         _control, job.options.chat or ChatTemplateOptions(), tokenizer, renderer, written
     )
     thought = thought_form(job.request, job.options, tokenizer, renderer, control)
-    return thought.bind(lambda form: prompt.map(lambda one: altered(one, thought=form)))
+    if not is_ok(thought) or not is_ok(prompt):
+        return thought.bind(lambda _: prompt)
+    rendered, form = prompt.unwrap(), thought.unwrap()
+    if form is None and rendered.thinking == "honoured":
+        unthought = thinking_beside_form(job.options)
+        if unthought is not None:
+            return Failure(unthought)
+    return Success(altered(rendered, thought=form))
 
 
 def _control(

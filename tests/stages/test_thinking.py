@@ -202,6 +202,24 @@ def test_a_template_without_a_thought_refuses_to_bound_one_and_forms_hold_from_t
     assert (result.text, result.reasoning, len(engine.calls)) == ("7", None, 1)
 
 
+class PlainThoughts(ToyRenderer):
+    """A template with a switch, whose thought no control token ends."""
+
+    def render(self, messages: Any, *, tools: Any, template: Any, variables: Any) -> str:
+        switch = f"thinking {'on' if variables.get('enable_thinking') else 'off'}\n"
+        kept = {**variables, "enable_thinking": True}
+        return switch + super().render(messages, tools=tools, template=template, variables=kept)
+
+
+def test_a_form_beside_a_thought_that_cannot_come_before_it_is_refused() -> None:
+    engine = FakeEngine("7" + END, renderer=PlainThoughts())
+    error = refused(engine, enable_thinking=True, choice=("7", "8"))
+    assert isinstance(error, pg.UnsupportedOption)
+    assert "enable_thinking=True is not honoured with choice" in error.message
+    assert asked(engine, enable_thinking=False, choice=("7", "8")).text == "7"
+    assert asked(engine, enable_thinking=True).thinking == "honoured"
+
+
 def test_the_next_turn_begins_with_the_thought_too() -> None:
     engine = toy("a</think>")
     first = asked(engine, max_thinking_tokens=9)
