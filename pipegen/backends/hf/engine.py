@@ -275,11 +275,15 @@ class SharedSchedule(SharedSteps[Event]):
         schedule = self._schedule
         if schedule is None:
             return
-        full = ""
+        full, rows = "", list[HFRow]()
         try:
             with self._weights.lock, torch.no_grad():
                 rows = schedule.step()
-        except Exception as raised:  # noqa: BLE001 - each call that it was for raises it
+        except BaseException as raised:
+            if not isinstance(raised, Exception):  # Ctrl-C
+                schedule.requeue()
+                raise
+            # each call that the step was for raises it
             stopped = _memory_full(raised)
             if not is_ok(stopped):
                 self._schedule = None
@@ -287,9 +291,6 @@ class SharedSchedule(SharedSteps[Event]):
                     mailbox.fail(stopped.failure())
                 return
             full = stopped.unwrap()
-        except BaseException:  # Ctrl-C
-            schedule.requeue()
-            raise
         # what the step held is free by now
         rows = _requeued(schedule, full) if full else rows
         if schedule.finished:  # before anybody is told that its last row has ended
