@@ -560,7 +560,11 @@ def drive(pipe: Pipe[Any, B], batch: Iterable[Slot[Any]]) -> Batch[B]:
     >>> drive(pure("double", lambda n: 2 * n), [Success(2)])
     (<Success: 4>,)
     """
-    return tuple([slot for _, slot in Drive(pipe, batch=enumerate(batch)).slots()])
+    given: list[tuple[int, Slot[B]]] = []
+    with contextlib.closing(Drive(pipe, batch=enumerate(batch))) as whole:
+        while not whole.exhausted:  # no generator: it would change a StopIteration of the engine
+            given += whole.round()
+    return tuple([slot for _, slot in given])
 
 
 def _order(row: Row) -> Any:
