@@ -94,6 +94,7 @@ class Job(Iterator[T], Generic[T]):
         if restart:
             begin_anew(folder)
         self.journal = Journal(folder)
+        """The finished rows on disk."""
         try:
             remove_stale(folder)
             self.settings, before = note_run(folder, settings, rows=len(self.journal))

@@ -295,11 +295,9 @@ def render_row(
     if not is_ok(thought) or not is_ok(prompt):
         return thought.bind(lambda _: prompt)
     rendered, form = prompt.unwrap(), thought.unwrap()
-    if form is None and rendered.thinking == "honoured":
-        unthought = thinking_beside_form(job.options)
-        if unthought is not None:
-            return Failure(unthought)
-    return Success(altered(rendered, thought=form))
+    thinks = form is None and rendered.thinking == "honoured"
+    refused = thinking_beside_form(job.options) if thinks else None
+    return Success(altered(rendered, thought=form)) if refused is None else Failure(refused)
 
 
 def _control(

@@ -625,3 +625,13 @@ def test_progress_is_shown_over_tools(drive: Any) -> None:
     last = {one.engine: one for one in seen}
     assert last.keys() == {"fake", "tools"} and last["fake"].tokens > 0 == last["tools"].tokens
     assert all(one.done == one.rows for one in last.values())
+
+
+def test_what_a_step_raises_and_lists_fails_its_row() -> None:
+    def step(result: pg.GenerationResult) -> str:
+        raise KeyError("city")
+
+    pipe = pg.turns(pg.route(FakeEngine("Yes.")), step, catch=(KeyError,))
+    error = pg.run(pipe, [{"messages": [{"role": "user", "content": "Hi"}]}])[0].failure()
+    assert isinstance(error, pg.StageFailed)
+    assert (error.stage, error.message) == ("step of turns(fake)", "KeyError: 'city'")

@@ -13,7 +13,11 @@ from returns.result import Success
 
 import pipegen as pg
 from pipegen.core.errors import CallFailed
-from pipegen.records.results import Raw
+from pipegen.drivers.drive import drive
+from pipegen.records.options import resolve
+from pipegen.records.results import Encoded, Prompt, Raw, ThoughtForm
+from pipegen.stages.calling import call
+from pipegen.stages.ending import decode
 from pipegen.testing.fake import FakeEngine
 
 READ = {"max_new_tokens": 0, "prompt_logprobs": True}
@@ -205,3 +209,28 @@ def _without_scores() -> Any:
             return getattr(self.engine, name)
 
     return Plain()
+
+
+class Unread(FakeEngine):
+    """An engine whose model cannot be read."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "tokenizer":
+            raise pg.CallFailed(pg.BackendFailed("no model here", backend="unread"))
+        return super().__getattribute__(name)
+
+
+def test_a_thought_and_a_stream_of_a_model_that_cannot_be_read_fail() -> None:
+    form = ThoughtForm(opens=(), closes=(), end_id=1, bridge=())
+    prompt = Prompt(token_ids=(65,), compact_token_ids=(65,), thought=form)
+    encoded = Encoded(
+        request=pg.TextGenerationRequest(prompt="A"),
+        options=resolve(pg.GenerationOptions(max_thinking_tokens=3)),
+        prompt=prompt,
+    )
+    slot = drive(call(Unread("a")), (Success(encoded),))[0]
+    assert slot.failure().message == "no model here"
+    follow = decode(Unread("a")).steps[0].follow
+    assert follow is not None
+    with pytest.raises(pg.CallFailed):
+        follow(encoded)
