@@ -233,14 +233,13 @@ def guarded(
     value: Any,
     catch: tuple[type[Exception], ...] = (),
 ) -> Slot[Any]:
-    """The slot that a function gives for a value, as the function of a stage gives it."""
+    """The slot that a function gives for a value; what it raises and `catch` lists fails it, as in
+    a stage.
+    """
     try:
-        slot = stage(value)
+        return stage(value)
     except (*catch, *EXHAUSTED) as raised:
         return _failed(name, raised, catch)
-    if not isinstance(slot, Success):
-        _check_failure(name, slot)
-    return slot
 
 
 def _failed(name: str, raised: Exception, catch: tuple[type[Exception], ...]) -> Slot[Any]:
