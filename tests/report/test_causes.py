@@ -297,6 +297,19 @@ def test_answers_with_the_prompts_of_others_are_in_another_order() -> None:
     assert kinds([answer("first", expected=prompts[0]), *without_a_turn]) == ["template"]
 
 
+def test_answers_that_vary_are_not_drawn_where_they_are_in_another_order() -> None:
+    prompts = [(1, number, 3) for number in range(10, 16)]
+    swapped = [
+        answer(str(place), expected=ids, ran=prompts[place ^ 1])
+        for place, ids in enumerate(prompts)
+    ]
+    odd = [answer(f"odd {n}", choices={1: (150, 2.0)}) for n in range(4)]
+    again = [answer(f"odd {n}", ids=(110, 113, END), far=1.0) for n in range(4)]
+    trials = Trials(again=lambda names, way: again)
+    assert [fault.kind for fault in judge(odd, trials=trials)] == ["sampling"]
+    assert [fault.kind for fault in judge([*swapped, *odd], trials=trials)] == ["order"]
+
+
 def test_what_only_requests_with_images_show_is_a_fault_of_images() -> None:
     odd = [altered(answer(str(n), choices={0: (120, 4.0)}), images=1) for n in range(3)]
     assert kinds([*odd, *right(5, "chat")]) == ["images"]
