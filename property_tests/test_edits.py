@@ -11,11 +11,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
+from support.ways import differing_ways
 
 import pipegen as pg
 from pipegen.records.results import Decoded, Encoded, Raw
@@ -98,6 +98,13 @@ def same(value: Any) -> Any:
     return value
 
 
+def fails() -> pg.Route:
+    """A route that fails at one prompt of two."""
+    return pg.route(
+        FakeEngine(lambda row: pg.Timeout("slow") if row.prompt.text == "Hi" else "b<|im_end|>")
+    )
+
+
 def inserted(name: str, f: Callable[[Any], Any], after: str) -> Callable[[Any], Any]:
     return lambda pipe: pipe.insert(pg.pure(name, f), after=after)
 
@@ -123,6 +130,8 @@ EDITS: dict[str, Callable[[Any], Any]] = {
     "trims": lambda pipe: pg.attach(pipe, pg.Plugin(name="trims", trim=str.strip)),
     "watched": lambda pipe: pg.watched(pipe, lambda progress: None),
     "falls back": lambda pipe: pg.fallback(pipe, pipe, when=pg.UnsupportedOption),
+    "falls back from forms": lambda pipe: pg.fallback(pipe, pipe, when=pg.MalformedResponse),
+    "is fallen back to": lambda pipe: pg.fallback(fails(), pipe, when=pg.Timeout),
     "joined by hand": lambda pipe: functools.reduce(operator.rshift, pipe.parts),
 }
 
@@ -137,18 +146,28 @@ def edited(pipe: Any, names: list[str]) -> Any:
     return pipe
 
 
-OPTIONS = st.fixed_dictionaries(
-    {},
-    optional={
-        "stop": STOPS,
-        "stop_token_ids": st.sampled_from([[ord("a")], [ord("\n"), ord("b")]]),
-        "min_new_tokens": st.integers(0, 3),
-        "max_new_tokens": st.integers(3, 8),
-        "ignore_eos": st.booleans(),
-        "samples": st.integers(1, 3),
-        "strip_whitespace": st.booleans(),
-        "skip_special_tokens": st.booleans(),
-    },
+FORMS: tuple[dict[str, Any], ...] = (
+    {"choice": ["ab", "S"]},
+    {"regex": "[ab]*S?"},
+    {"json_schema": {"type": "string"}},
+)
+OPTIONS = st.builds(
+    lambda form, options: {**form, **options},
+    st.just({}) | st.sampled_from(FORMS),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "stop": STOPS,
+            "stop_token_ids": st.sampled_from([[ord("a")], [ord("\n"), ord("b")]]),
+            "min_new_tokens": st.integers(0, 3),
+            "max_new_tokens": st.integers(3, 8),
+            "ignore_eos": st.booleans(),
+            "samples": st.integers(1, 3),
+            "strip_whitespace": st.booleans(),
+            "skip_special_tokens": st.booleans(),
+            "logprobs": st.booleans(),
+        },
+    ),
 )
 NAMES = st.lists(st.sampled_from(sorted(EDITS)), max_size=4)
 
@@ -178,18 +197,9 @@ def test_an_early_exit_changes_nothing_in_an_edited_route(
     assert [shown(slot) for slot in early] == [shown(slot) for slot in whole]
 
 
-@settings(max_examples=30)
 @given(TEXTS, NAMES, OPTIONS)
-def test_every_driver_gives_the_slots_of_one_run_of_an_edited_route(
+def test_every_way_gives_the_slots_of_one_run_of_an_edited_route(
     text: str, names: list[str], options: dict[str, Any]
 ) -> None:
     pipe = edited(route_of(f"{text}<|im_end|>", early=True), names)
-    requests = [{"prompt": "Hi"}, {"prompt": "Ho"}]
-    batch = pg.run(pipe, requests, options)
-    assert tuple(pg.imap(pipe, requests, options)) == batch
-    if all(not pg.is_ok(slot) or isinstance(slot.unwrap(), pg.GenerationResult) for slot in batch):
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            pg.job(pipe, requests, folder, options) as job,
-        ):
-            assert tuple(job) == batch
+    assert differing_ways(pipe, [{"prompt": "Hi"}, {"prompt": "Ho"}], options) == []
