@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
+from support.edits import by_stages, ending, halts_at
 from support.stopping_server import StoppingServer
 from support.ways import differing_ways
 
 import pipegen as pg
-from pipegen.drivers.arguments import prepare_batch
 from pipegen.records.fields import altered
-from pipegen.records.options import options_from
-from pipegen.records.results import ChatOutput, Finish, ResolvedRequest
+from pipegen.records.results import ChatOutput, ResolvedRequest
 
 pytest.importorskip("aiohttp")
 
@@ -45,11 +44,6 @@ OPTIONS = st.builds(
             "strip_whitespace": st.booleans(),
         },
     ),
-)
-HALTS = pg.Plugin(
-    name="halts",
-    start=lambda: None,
-    feed=lambda state, text: (state, text.index("b") + 1 if "b" in text else None),
 )
 TRIMS = pg.Plugin(name="trims", trim=str.strip)
 
@@ -96,7 +90,7 @@ EDITS: dict[str, Callable[[Any], Any]] = {
     "looks": inserted("looks", same, after="call"),
     "without trim": lambda pipe: pipe.remove("trim"),
     "own trim": lambda pipe: pipe.replace("trim", pg.pure("own trim", text_of)),
-    "halts": lambda pipe: pg.attach(pipe, HALTS),
+    "halts": lambda pipe: pg.attach(pipe, halts_at("b")),
     "trims": lambda pipe: pg.attach(pipe, TRIMS),
     "watched": lambda pipe: pg.watched(pipe, lambda progress: None),
     "joined by hand": lambda pipe: functools.reduce(operator.rshift, pipe.parts),
@@ -134,57 +128,6 @@ def route_to(server: StoppingServer, dialect: Any, width: int, text: str) -> pg.
 REQUESTS: list[dict[str, Any]] = [{"prompt": "Hi"}, {"prompt": "Ho", "options": {"stop": ["aS"]}}]
 
 
-def cut_by_the_rule(output: ChatOutput, asked: ResolvedRequest, plugins: Any) -> ChatOutput:
-    """The whole answer up to the stop that completes first, or to where the plugin halts it."""
-    stops = () if asked.options.stop is None else asked.options.stop.stop or ()
-    whole = output.text
-    ends = [(whole.index(stop) + len(stop), 0, -len(stop), stop) for stop in stops if stop in whole]
-    halts = [plugin.name for plugin in plugins if plugin.feed is not None]
-    if halts and "b" in whole:
-        ends.append((whole.index("b") + 1, 1, 0, halts[0]))
-    if not ends:
-        return dataclasses.replace(output, job=asked)
-    end, by_plugin, length, name = min(ends)
-    finish = Finish.PLUGIN if by_plugin else Finish.STOP_STRING
-    text, raw_text = whole[: end + length], whole[:end]
-    return dataclasses.replace(
-        output, job=asked, text=text, raw_text=raw_text, finish=finish, stop=name
-    )
-
-
-def by_stages(pipe: Any, request: dict[str, Any], options: dict[str, Any]) -> pg.Slot[Any]:
-    """What the stages make of the server's whole answer."""
-    names, nothing = [part.name for part in pipe.parts], pg.pure("nothing", same)
-    call = names.index("call")
-    before, after = (
-        nothing.with_parts(parts) for parts in (pipe.parts[:call], pipe.parts[call + 1 :])
-    )
-    engine: Any = pipe.parts[call].backend
-    batch = prepare_batch([request], options_from({**options, "samples": 1}), None, None)
-    (resolved,) = before.apply(batch)
-    if not pg.is_ok(resolved):
-        return resolved
-    asked: ResolvedRequest = resolved.unwrap()
-    stop = altered(asked.options.stop or pg.StopOptions(), stop=())
-    unstopped = altered(asked, options=altered(asked.options, stop=stop))
-    bare = engine.with_plugin(HALTS)
-    bare.plugins = ()
-    (whole,) = bare.generate([unstopped])
-    answer = whole.map(lambda output: cut_by_the_rule(output, asked, engine.plugins))
-    slots: tuple[pg.Slot[Any], ...] = after.apply((answer,))
-    return slots[0]
-
-
-def ending(slot: pg.Slot[Any]) -> Any:
-    """All of a slot but how much was generated."""
-    if not pg.is_ok(slot):
-        return slot.failure()
-    value = slot.unwrap()
-    if isinstance(value, str):
-        return value
-    return value.text, value.raw_text, value.finish, value.stop
-
-
 @given(TEXTS, DIALECTS, WIDTHS, NAMES, OPTIONS)
 def test_a_row_is_what_the_stages_make_of_the_servers_whole_answer(
     server: StoppingServer,
@@ -215,7 +158,7 @@ def test_a_row_is_what_the_stages_make_of_the_servers_whole_answer(
             assert server.asked == asked_before
             return
         for slot, request in zip(slots, REQUESTS, strict=True):
-            wanted = ending(by_stages(pipe, request, options))
+            wanted = ending(by_stages(pipe, request, {**options, "samples": 1}))
             assert ending(slot) == wanted
             if pg.is_ok(slot) and stages[-1] == "trim":  # a later stage gets all samples as one
                 assert {ending(one) for one in slot.unwrap().completions} == {wanted}

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hypothesis import given, strategies as st
+from support.edits import by_stages, ending, halts_at
 from support.ways import differing_ways
 
 import pipegen as pg
@@ -24,15 +25,6 @@ from pipegen.testing.fake import FakeEngine
 
 TEXTS = st.text("abS\n", max_size=12)
 STOPS = st.lists(st.text("abS\n", min_size=1, max_size=3), max_size=3, unique=True)
-
-
-def halts_at(brace: str) -> pg.Plugin:
-    """Ends a row after its first `brace`."""
-    return pg.Plugin(
-        name="halts",
-        start=lambda: None,
-        feed=lambda state, text: (state, text.index(brace) + 1 if brace in text else None),
-    )
 
 
 def route_of(text: str, *, early: bool) -> Any:
@@ -195,6 +187,34 @@ def test_an_early_exit_changes_nothing_in_an_edited_route(
     ]
     early, whole = (pg.run(pipe, requests, options) for pipe in pipes)
     assert [shown(slot) for slot in early] == [shown(slot) for slot in whole]
+
+
+def is_refused(pipe: Any, options: dict[str, Any]) -> bool:
+    """Whether the options ask for what no stage of the pipe does, or its plugins do."""
+    names = {part.name for part in pipe.parts}
+    plugins = pipe.owns[0].plugins
+    return bool(
+        (not names & {"stop", "own stop"} and options.get("stop"))
+        or ("stop" not in names and any(plugin.feed is not None for plugin in plugins))
+        or ("trim" not in names and options.get("strip_whitespace"))
+        or ("trim" not in names and any(plugin.trim is not None for plugin in plugins))
+    )
+
+
+@given(TEXTS, NAMES, OPTIONS)
+def test_a_row_is_what_the_stages_make_of_the_whole_answer_or_is_refused_before_the_call(
+    text: str, names: list[str], options: dict[str, Any]
+) -> None:
+    pipe = edited(route_of(f"{text}<|im_end|>", early=True), names)
+    if "call" not in [part.name for part in pipe.parts]:
+        return  # it is within a fallback
+    options = {**options, "samples": 1}
+    (slot,) = pg.run(pipe, [{"prompt": "Hi"}], options)
+    if is_refused(pipe, options):
+        assert isinstance(slot.failure(), pg.UnsupportedOption | pg.UnsupportedPlugin)
+        assert pipe.owns[0].calls == []
+    else:
+        assert ending(slot) == ending(by_stages(pipe, {"prompt": "Hi"}, options))
 
 
 @given(TEXTS, NAMES, OPTIONS)
