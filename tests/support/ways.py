@@ -5,8 +5,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pipegen as pg
@@ -17,20 +18,36 @@ Slots = tuple[pg.Slot[Any], ...]
 
 
 def differing_ways(
-    pipe: Any, requests: Sequence[Any], options: Any = None, *, streams: bool = True
+    pipe: Any,
+    requests: Sequence[Any],
+    options: Any = None,
+    *,
+    streams: bool = True,
+    of: Callable[[pg.Slot[Any]], Any] = lambda slot: slot,
 ) -> list[str]:
     """The ways whose slots are not those of `run`; the joined deltas of each stream are its texts.
 
     streams: False for a fallback from an error that comes after the text: a stream takes a row over
         only before its first delta.
+    of: what of a slot is compared.
     """
     batch = pg.run(pipe, requests, options)
     ways = every_way(pipe, requests, options, jobs=all(map(_is_kept, batch)))
     return [
-        f"{name}: {slots}, and run gives {batch}"
+        f"{name}, request {number}: {_difference(slot, wanted)}"
         for name, slots in ways.items()
-        if slots != batch and (streams or "stream" not in name)
+        if streams or "stream" not in name
+        for number, (slot, wanted) in enumerate(zip(slots, batch, strict=True))
+        if of(slot) != of(wanted)
     ]
+
+
+def _difference(slot: pg.Slot[Any], wanted: pg.Slot[Any]) -> str:
+    """What differs, where both are results, and otherwise both."""
+    if pg.is_ok(slot) and pg.is_ok(wanted) and isinstance(slot.unwrap(), pg.GenerationResult):
+        one, other = _fields(slot.unwrap()), _fields(wanted.unwrap())
+        return str({name: (one[name], other[name]) for name in one if one[name] != other[name]})
+    return f"{slot}, and run gives {wanted}"
 
 
 def every_way(
@@ -56,6 +73,10 @@ def every_way(
             with pg.job_keyed(pipe, keyed, f"{folder}/keyed", options) as keyed_job:
                 ways["job_keyed"] = _in_order(keyed_job)
     return ways
+
+
+def _fields(result: Any) -> dict[str, Any]:
+    return {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
 
 
 async def _awaited(pipe: Any, requests: Sequence[Any], options: Any) -> dict[str, Slots]:
