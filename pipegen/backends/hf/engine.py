@@ -269,7 +269,8 @@ class SharedSchedule(SharedSteps[Event]):
         schedule = self._schedule
         if schedule is None:
             return
-        full, rows = "", list[HFRow]()
+        full: str | None = None
+        rows: list[HFRow] = []
         try:
             with self._weights.lock, torch.no_grad():
                 rows = schedule.step()
@@ -286,7 +287,7 @@ class SharedSchedule(SharedSteps[Event]):
                 return
             full = stopped.unwrap()
         # what the step held is free by now
-        rows = _requeued(schedule, full) if full else rows
+        rows = rows if full is None else _requeued(schedule, full)
         if schedule.finished:  # before anybody is told that its last row has ended
             self._schedule = None
         _tell(rows)

@@ -46,8 +46,14 @@ def max_cached_tokens(most: int, error: RuntimeError = FULL) -> Callable[[int], 
 
 @pytest.mark.parametrize(
     ("most", "error"),
-    [(1, FULL), (3, FULL), (7, FULL), (2, RuntimeError("DefaultCPUAllocator: not enough memory"))],
-    ids=["1", "3", "7", "2 on a CPU"],
+    [
+        (1, FULL),
+        (3, FULL),
+        (7, FULL),
+        (2, RuntimeError("DefaultCPUAllocator: not enough memory")),
+        (2, torch.OutOfMemoryError()),
+    ],
+    ids=["1", "3", "7", "2 on a CPU", "2 without a word"],
 )
 def test_a_batch_that_does_not_fit_is_split_until_it_does(
     most: int, error: RuntimeError, engine: Any, forwards: Any
