@@ -23,7 +23,7 @@ from pipegen.io.jsonl import values_of_line
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["column_kinds", "csv_header", "csv_rows", "line_values", "schema_of_kinds"]
+__all__ = ["column_kinds", "csv_count", "csv_header", "csv_rows", "line_values", "schema_of_kinds"]
 
 _LONGEST_CELL = 256 * 2**20
 _INT64 = 2**63
@@ -48,6 +48,11 @@ def csv_rows(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]
                 dict.fromkeys(header)
                 | {name: cell for name, cell in zip(header, cells, strict=False) if cell},
             )
+
+
+def csv_count(path: str | os.PathLike[str]) -> int:
+    """How many rows there are. Raises `TableError` where the file is no CSV."""
+    return sum(1 for cells in _cells(path) if cells) - 1
 
 
 def csv_header(path: str | os.PathLike[str]) -> list[str]:
