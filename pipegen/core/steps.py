@@ -176,6 +176,10 @@ class Nest(Step):
     """Whether each sample goes its own way through it; otherwise the rows of a request come
     together at the end of each way.
     """
+    plain: str | None = None
+    """The stages of a row that it never leads on, where the request tells beforehand which rows
+    those are: to them it adds nothing.
+    """
 
     def way(self, turn: int) -> Pipe[Any, Any]:
         return self.ways[min(turn, len(self.ways) - 1)]

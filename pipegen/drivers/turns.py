@@ -127,6 +127,7 @@ def turns(
         decides="step",
         name=name,
         version=f"{shown} at most {limit}, {max_tokens} tokens",
+        plain=pipe if step is None else None,
     )
 
 

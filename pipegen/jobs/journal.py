@@ -83,6 +83,7 @@ _DIGITS = 15
 whole key is compared when a line is read.
 """
 _SHORT = slice(_KEY.start, _KEY.start + _DIGITS)
+_MARK = slice(_KEY.stop - MARK, _KEY.stop)
 _BETWEEN = slice(_KEY.stop, _CRC.start)
 _FIRST = 59
 """Where the values begin in a line with a checksum."""
@@ -113,6 +114,10 @@ class Finished:
     def __init__(self, folder: str | os.PathLike[str], kind: str = ROWS) -> None:
         self.folder = Path(folder)
         self._index: dict[int, int] = {}
+        self.marks: dict[bytes, int] = {}
+        """How many rows were finished at the start, by the end of their keys, which tells with what
+        settings a row was made (see `pipegen.jobs.history`).
+        """
         self._files: list[BinaryIO] = []
         self._lock = threading.Lock()
         try:
@@ -192,20 +197,6 @@ class Finished:
                 "%s, line %d cannot be read (%s): its row is asked again", stream.name, line, why
             )
 
-    def marks(self) -> Iterator[bytes]:
-        """The end of each key, which tells with what settings the row was made (see
-        `pipegen.jobs.history`).
-        """
-        files, start, pread = (
-            [stream.fileno() for stream in self._files],
-            _KEY.stop - MARK,
-            os.pread,
-        )
-        with refused(self.folder, "read"):
-            for place in self._index.values():
-                number, offset = _file_and_offset(place)
-                yield pread(files[number], MARK, offset + start)
-
     def close(self) -> None:
         """Let go of the files."""
         for stream in self._files:
@@ -222,6 +213,7 @@ class Finished:
         stream = path.open("rb", buffering=_BUFFER)
         number, offset, index = len(self._files) << _OFFSET_BITS, 0, self._index
         self._files.append(stream)
+        known, marks = len(index), self.marks
         damaged: list[int] = []
         for count, line in enumerate(stream, 1):
             if (  # as `_start_of` tells it, without a call for each line
@@ -240,6 +232,10 @@ class Finished:
                 index[int(line[_SHORT], 16)] = number | offset
             elif index.get(short := int(line[_SHORT], 16), _FAILED_BIT) & _FAILED_BIT:
                 index[short] = number | offset | _FAILED_BIT
+            if len(index) > known:
+                known += 1
+                mark = line[_MARK]
+                marks[mark] = marks.get(mark, 0) + 1
             offset += len(line)
         if damaged:
             _check_journal(path)

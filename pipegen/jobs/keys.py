@@ -1,9 +1,10 @@
 """The key of a row: what its answer depends on, and nothing else.
 
 A key is a digest of the prompt (messages and tools, a plain prompt, or ids), the turns that are
-asked after it, the continuation that is to be scored, the bytes of its images, the resolved options, what the engines say that their
-answers depend on, the attached plugins, the names of the stages and the caller's `version`. It is
-no position and no id: rows may be inserted, removed and put in another order between two runs.
+asked after it and how, the continuation that is to be scored, the bytes of its images, the resolved
+options, what the engines say that their answers depend on, the attached plugins, the names of the
+stages and the caller's `version`. A request without turns has the key of the plain pipeline, also
+under `pg.turns(route)`. A key is no position and no id: rows may be inserted, removed and put in another order between two runs.
 Equal requests have an ordinal among each other, since two of them are two answers. A key ends with
 its mark, by which `pipegen.jobs.history` tells with which settings a row was made.
 """
@@ -69,7 +70,7 @@ def context_of(
     requests may ask for, and how they are read.
     """
     return [
-        {name: settings.get(name) for name in (*_SHARED, "options")},
+        {name: settings.get(name) for name in (*_SHARED, "options", "turns")},
         repr(policy or RequestPolicy()),
         reading,
     ]
@@ -85,6 +86,7 @@ class Keys:
 
         self._blake2b = blake2b
         self._shared = _shared(settings)  # the options of the run are part of each request's
+        self._turns = str(settings.get("turns", "")).encode()
         self._mark = _mark(self._shared, SHARED_MARK) if "engines" in settings else None
         self._counts = Counts()
 
@@ -112,6 +114,8 @@ class Keys:
         )
         digest.update(options)
         digest.update(content_of(request))
+        if request.turns:
+            digest.update(self._turns)
         for source in request.sources:
             digest.update(self._blake2b(source.data or b"", digest_size=16).digest())
         if times:

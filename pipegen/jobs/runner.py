@@ -289,6 +289,7 @@ def start_job(
     again: Callable[[], Iterable[tuple[K, Request | Unread]]] | None = None,
     reading: str = "",
     as_written: bool = False,
+    part: tuple[int, int] | None = None,
 ) -> Job[tuple[K, Any]]:
     """As `job_keyed`, for who knows more of the requests.
 
@@ -296,6 +297,7 @@ def start_job(
         missing are asked at once, wherever they are.
     reading: how requests that are `Unread` are read: what else they depend on than their data.
     as_written: finished rows may be given as `Written`, which need not be parsed.
+    part: the shard whose rows are the job's, and of how many.
     """
     chosen = check_run(route, options, image_policy, policy)
     pairs(requests)
@@ -314,12 +316,13 @@ def start_job(
         again=retried,
         known=known,
         as_written=as_written,
+        part=part,
     )
     ahead: Iterator[Row[K]] = iter(())
     if again is not None and running.before:
         keys = Keys(settings)
         ahead = missing_rows(
-            again, journal, keys, chosen, policy, again=retried, known=known.ahead()
+            again, journal, keys, chosen, policy, again=retried, known=known.ahead(), part=part
         )
     turns = Turns(rows, journal, running._noted, ahead=ahead, refuse=refuse, backend=route.name)
     last = route.parts[-1].name if route.parts else route.name
