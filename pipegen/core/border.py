@@ -74,6 +74,8 @@ def report(raised: BaseException, *, traced: bool = True) -> Raised:
         message = str(raised)[:500]
     except Exception:  # noqa: BLE001 - a foreign exception may fail even to say what it is
         message = "(its message cannot be read)"
+    if not message and raised.__cause__ is not None:  # as of a Failure that was unwrapped
+        message = report(raised.__cause__, traced=False).words
     words = f"{type(raised).__name__}: {message}" if message else type(raised).__name__
     if not traced:
         return Raised(words, "")

@@ -214,6 +214,8 @@ def _decoded(data: bytes, policy: ImagePolicy, index: int, counted: Counted) -> 
                 )
                 return Failure(BadImage(index, message=message, hint=_SAVE_AGAIN))
             image.load()
+            if image.mode == "F":
+                return Failure(_of_floats(image, index))
             orientation = _orientation(image)
             kind = _SENT.get(image.format or "", "") if _is_plain(image, orientation) else ""
             upright = _turn(_rgb(image), orientation)
@@ -241,6 +243,20 @@ def _decoded(data: bytes, policy: ImagePolicy, index: int, counted: Counted) -> 
             BadImage(index, message=f"image {index} is too large for Pillow: {raised}", hint=hint)
         )
     return Success(_Opened(upright, kind))
+
+
+def _of_floats(image: Image.Image, index: int) -> BadImage:
+    low, high = image.getextrema()
+    unit = isinstance(low, float) and isinstance(high, float) and 0 <= low <= high <= 1
+    save = "save it with levels of 8 bits, from 0 to 255"
+    return BadImage(
+        index,
+        message=(
+            f"image {index} has levels that are floats, from {low:g} to {high:g}: no file says"
+            " which of them is white"
+        ),
+        hint=f"multiply them by 255, round, and {save}" if unit else f"scale them, and {save}",
+    )
 
 
 def _scans(image: Image.Image, data: bytes, counted: Counted) -> int:
@@ -302,10 +318,6 @@ def _rgb(image: Image.Image) -> Image.Image:
             .point(lambda level: level * (1 / 257) + 0.5)
             .convert("L")
             .convert("RGB")
-        )
-    if image.mode == "F":
-        raise ValueError(
-            "its levels are floats, whose range is not known: save it with levels of 8 or 16 bits"
         )
     if image.mode == "I":
         low, high = image.getextrema()

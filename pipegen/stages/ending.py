@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import Any
 
 from returns.result import Failure, Success
 
-from pipegen.core.errors import CallFailed, UnsupportedOption
+from pipegen.core.errors import CallFailed, MalformedResponse, UnsupportedOption
 from pipegen.core.pipe import Pipe, row_stage
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.model import TokenModel, on_model, reader_of
@@ -48,7 +49,9 @@ BY_ID = (Finish.EOS, Finish.STOP_TOKEN)
 
 def decode(engine: TokenEngine) -> Pipe[Raw, Decoded]:
     """The stage that makes text of generated ids; see `decode_row`. While a call streams, text is
-    given out as soon as it is final."""
+    given out as soon as it is final. Fails with `MalformedResponse` for ids that are no tuple of
+    the model's ids.
+    """
     require_token_engine("decode", engine)
 
     read = reader_of(engine)
@@ -61,6 +64,10 @@ def decode(engine: TokenEngine) -> Pipe[Raw, Decoded]:
         return TokenFold(encoded.options, model.tokenizer, model.eos_token_ids, model.plugins)
 
     def decoded(raw: Raw, model: TokenModel) -> Slot[Decoded]:
+        wrong = _wrong_ids(raw.token_ids, model)
+        if wrong:
+            words = f"the answer of {model.name} has {wrong}"
+            return Failure(MalformedResponse(words, hint=_IDS))
         return decode_row(raw, model.tokenizer, model.eos_token_ids)
 
     return row_stage(
@@ -71,6 +78,23 @@ def decode(engine: TokenEngine) -> Pipe[Raw, Decoded]:
         takes=Raw,
         rebind=lambda new: decode(new.engine(engine)),
     )
+
+
+_IDS = "correct the engine: Raw.token_ids is a tuple of the ids that it generated, all of them int"
+
+
+def _wrong_ids(ids: Any, model: TokenModel) -> str:
+    """What is wrong with the ids of an answer; empty where nothing is."""
+    if type(ids) is not tuple:
+        return f"token_ids of type {type(ids).__name__}, not a tuple"
+    kinds = {*map(type, ids)} - {int}
+    if kinds:
+        return f"{min(kind.__name__ for kind in kinds)} among its token_ids, not int"
+    size = model.capabilities.vocab_size
+    wrong = next((one for one in ids if one < 0 or (size is not None and one >= size)), None)
+    if wrong is None:
+        return ""
+    return f"the token id {wrong}" + ("" if size is None else f", and the model has {size} ids")
 
 
 def stop(engine: TokenEngine) -> Pipe[Decoded, Decoded]:

@@ -62,6 +62,8 @@ from pipegen.stages.parts.harmless import ALLOW, chosen_render, is_structure, ma
 from pipegen.stages.parts.images import Prepared, image_tokens, images_of, prepare_images
 from pipegen.stages.parts.reasoning import thinking_beside_form
 from pipegen.stages.parts.template import (
+    PromptFunction,
+    author,
     call_template,
     composes,
     decoded_by,
@@ -165,24 +167,6 @@ class Rendered:
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Written:
-    """A renderer that is a function of the messages."""
-
-    write: Callable[[Sequence[Mapping[str, Any]]], str]
-    template: str | None = ""  # its source is not known
-
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]],
-        template: str | None,
-        variables: Mapping[str, Any],
-    ) -> str:
-        return self.write(messages)
-
-
 def render(
     engine: TokenEngine, write: Callable[[Sequence[Mapping[str, Any]]], str] | None = None
 ) -> Pipe[ResolvedRequest, Rendered]:
@@ -200,6 +184,8 @@ def render(
     and with `BadImage`.
     """
     require_token_engine("render", engine)
+    if write is not None and not callable(write):
+        raise TypeError(f"write is a function from messages to text, not {type(write).__name__}")
     read = reader_of(engine)
 
     def prepare(
@@ -209,7 +195,7 @@ def render(
             return lambda job: known
         model: TokenModel = known.unwrap()
         if write is not None:
-            model = dataclasses.replace(model, renderer=_Written(write))
+            model = dataclasses.replace(model, renderer=PromptFunction(write))
         images = prepare_images(jobs, model)
         prompts: dict[Hashable, Slot[Rendered]] = {}
 
@@ -468,7 +454,7 @@ def _render_messages(
         if marks.left_in(text):
             return Failure(
                 InvalidRequest(
-                    "the chat template encodes characters of the content so that they cannot be"
+                    f"{author(renderer)} encodes characters of the content so that they cannot be"
                     " found again",
                     hint=ALLOW,
                 )
@@ -513,11 +499,11 @@ def _render_messages(
             _refused(*found)
             if found
             else InvalidRequest(
-                "the chat template makes a control token of the content's words", hint=_ADVICE
+                f"{author(renderer)} makes a control token of the content's words", hint=_ADVICE
             )
         )
     message = (
-        "the chat template writes other control tokens where the content holds"
+        f"{author(renderer)} writes other control tokens where the content holds"
         f" {', '.join(map(repr, sorted(sought)))}"
     )
     return Failure(InvalidRequest(message, hint=f'{_ADVICE}, or "allow" to let it count'))
