@@ -2,10 +2,10 @@
 nothing else.
 
 Foreign code is decoders, plugins, templates and tokenizers; foreign data is requests and servers'
-answers. Every call of the one, and every reading of the other, goes through `guard`: any
+answers. Every call of the one, and every reading of the other, goes through `guard`. Any
 `Exception` becomes a typed error with an incident, and its traceback goes to the log. The code in
-between is pipegen's own: there only `EXHAUSTED` is caught, since one row may be too large or nested
-too deep for it, and a bug raises.
+between is pipegen's own. There only `EXHAUSTED` is caught, since one row may be too large or nested
+too deep for it. A bug raises.
 
 >>> from pipegen.core.errors import PluginFailed
 >>> slot = guard(

@@ -28,12 +28,12 @@ __all__ = ["error_of", "isolated"]
 def isolated(
     run: Callable[[Batch[Any]], Batch[Any]], batch: Sequence[Slot[Any]], bug: Exception
 ) -> Batch[Any]:
-    """The slots of requests of which a bug raised in the `run` of all: run again in halves, down to
-    the one that raises, which fails.
+    """The slots of requests of which a bug raised in the `run` of all. They are run again in
+    halves, down to the one that raises, which fails.
 
-    It fails with `StageFailed` where the bug is in a stage of the user's, with `BackendFailed` where
-    it is in an engine of the user's, and with `InternalError` otherwise. A package that is missing
-    is no bug of a request: that comes through.
+    It fails with `StageFailed` for a bug in a stage of the user's, and with `BackendFailed` for one
+    in an engine of the user's. Any other is `InternalError`. A package that is missing is no bug of
+    a request: that comes through.
     """
     if len(batch) == 1:
         named(bug, lambda _: request_words(batch[0]))

@@ -1,9 +1,9 @@
 """What is known of a model, as a value that is read once.
 
 A stage reads a `Model` and never the engine itself, before a call and after it. It is read when a
-row first needs it, and is the same from then on, whatever the engine learns and whatever other
-callers do: so stages are functions of their rows. What only a server can say, such as its own
-limit, is no part of it: a call asks for that, and judges its own rows by it.
+row first needs it, and is the same from then on, whatever the engine learns. So stages are
+functions of their rows. What only a server can say, such as its own limit, is no part of it. A call
+asks for that, and judges its own rows by it.
 
 >>> from pipegen.testing.fake import FakeEngine
 >>> engine = FakeEngine("", context_length=8)

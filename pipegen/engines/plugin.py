@@ -46,8 +46,8 @@ def _capabilities(value: Any) -> Any:
 
 @record
 class Plugin:
-    """What an engine does to each row besides generating: it watches the text and may end the row,
-    trims the finished text, or steers the choice of tokens. A plugin does nothing until it is
+    """What an engine does to each row besides generating. A plugin watches the text and may end the
+    row, trims the finished text, or steers the choice of tokens. A plugin does nothing until it is
     attached to a route.
     """
 

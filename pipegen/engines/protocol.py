@@ -1,9 +1,9 @@
 """What an engine is to the rest of pipegen.
 
-A `Backend` performs calls. An engine also knows its model, and there are two kinds: a `TokenEngine`
-takes and gives token ids, so that pipegen renders, tokenises, decodes and cuts for it; a
-`TextEngine` takes messages and gives text, as a chat server does. All but the calls works before
-(and without) loading weights.
+A `Backend` performs calls. An engine also knows its model, and there are two kinds. A `TokenEngine`
+takes and gives token ids, and pipegen renders, tokenises, decodes and cuts for it. A `TextEngine`
+takes messages and gives text, as a chat server does. All but the calls works before (and without)
+loading weights.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ Event: TypeAlias = TokensMade | TextMade | RowDone
 
 def answers_depend_on(backend: Any) -> Mapping[str, Any]:
     """All that the answers of a backend depend on, besides a request and its options, as plain data
-    without secrets: by its `depends_on`, else its `identity` as `model`, else its name.
+    without secrets. It is its `depends_on`, else its `identity` as `model`, else its name.
 
     `depends_on` has `model`, and the settings that change answers. Values are resolved, and what is
-    the default is left out; so `auto` and what it stands for are equal, and so are engines that
+    the default is left out. So `auto` and what it stands for are equal, and so are engines that
     compute the same. None is the value of what only a server could say, and has not.
     """
     if hasattr(backend, "depends_on"):

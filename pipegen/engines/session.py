@@ -72,7 +72,7 @@ def answers(backend: Any, inputs: Sequence[Any]) -> list[Slot[Any]]:
 
 
 class BatchSession:
-    """A session of a backend that takes no rows while it works: a step is a call of it, with all
+    """A session of a backend that takes no rows while it works. A step is a call of it, with all
     rows that wait; those that are to be scored are one of `score`. Where tokens are to be told, it
     is its `stream` that is read, if it has one.
 

@@ -112,8 +112,8 @@ def open_image(data: bytes, policy: ImagePolicy, index: int = 0) -> Slot[Image.I
     """Decode the first frame of an image file to an upright RGB image, by the reference conversion
     of this module.
 
-    Fails with `BadImage(index)` for what is not a complete image in one of `FORMATS`, and, before
-    decoding, for more than `policy.max_source_pixels` (width times height) or no pixels.
+    Fails with `BadImage(index)` for what is not a complete image in one of `FORMATS`. Before
+    decoding it fails for more than `policy.max_source_pixels` (width times height) or no pixels.
 
     >>> from pipegen.records.requests import ImagePolicy
     >>> open_image(b"no image", ImagePolicy()).failure().message
@@ -361,9 +361,9 @@ def prepare(
     The pixels are bit for bit those of a Qwen-VL processor (Pillow backend) with the same budget,
     wherever it keeps its own choice of size (see `fit`). For a `native` processor the size is
     unchanged, and `tokens` is 1 until the engine counts them. Fails with `BadImage(index)` for a
-    broken image, a shape that the model does not take, and, with `do_resize=False`, for sides that
-    are not whole tokens or an area outside the requested bounds; with `UnsupportedOption` for a
-    budget with a `native` processor.
+    broken image and for a shape that the model does not take. With `do_resize=False` it fails for
+    sides that are not whole tokens or an area outside the bounds. A budget with a `native`
+    processor is `UnsupportedOption`.
     """
     if spec.kind == "native":
         given = {

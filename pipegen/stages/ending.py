@@ -1,13 +1,13 @@
 """How a row ends: one rule for every engine, whether its answer comes whole or in pieces.
 
-The order in which a generated token is judged, once the row has more than `min_new_tokens`: a stop
+A generated token is judged once the row has more than `min_new_tokens`. This is the order: a stop
 token ends it, then one of the model's end tokens, then a stop string, then a plugin, then the
 length. A stop string that completes in the text goes before an id that ends the row with the same
 token, before the length, and before an engine that gave the row up. A stop token's text, and an end
 token's, is in `raw_text` only.
 
-How an engine ended a row counts only where it is about the very ids and options of the answer:
-after a stage that changed them, the rule is applied again (see `pipegen.stages.parts.folds`).
+How an engine ended a row counts only where it is about the very ids and options of the answer.
+After a stage that changed them, the rule is applied again (see `pipegen.stages.parts.folds`).
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def decode_row(raw: Raw, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()
 
     Ids after the one that ends the row, or beyond `max_new_tokens`, are dropped with their
     logprobs. The finish is `ABORTED` where the engine gave the row up or the ids end for no known
-    reason, and `PLUGIN` where a plugin on the engine's side ended it.
+    reason. It is `PLUGIN` where a plugin on the engine's side ended it.
 
     >>> from pipegen.records.options import GenerationOptions, resolve
     >>> from pipegen.records.results import Prompt
@@ -223,11 +223,11 @@ def with_texts(raw: Raw, tokenizer: Tokenizer) -> Raw:
 def stop_row(
     decoded: Decoded, tokenizer: Tokenizer, plugins: Sequence[Plugin] = ()
 ) -> Slot[Decoded]:
-    """End the row at the first stop string to complete, or where a plugin halts it; if both come at
+    """End the row at the first stop string to complete, or where a plugin halts it. If both come at
     the same token, the stop string wins.
 
     What came after the ending token is dropped; `raw_text` still ends with that token. Where a
-    stage of one's own has changed the length of the text, only the text is cut: ids and `raw_text`
+    stage of one's own has changed the length of the text, only the text is cut. Ids and `raw_text`
     stay whole, since no token is known at which the new text ends. Fails with `PluginFailed`.
     """
     raw, plan = decoded.raw, plan_of(decoded.raw.encoded.options, tokenizer)

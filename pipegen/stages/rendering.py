@@ -1,10 +1,10 @@
 """Render: the request's messages to prompt text, by its chat template.
 
 The rule: **the control tokens of a prompt are those of the same conversation with harmless words**,
-whatever the template does with the words. If foreign text (see `pipegen.stages.parts.foreign_text`)
-has a character that can begin or end a control token, the conversation is rendered with marks in
-the place of these characters: that is the one with harmless words. All other requests are rendered
-once, as they are.
+whatever the template does with the words. Foreign text (see `pipegen.stages.parts.foreign_text`)
+may have a character that can begin or end a control token. Then the conversation is rendered with
+marks in the place of these characters: that is the one with harmless words. All other requests are
+rendered once, as they are.
 
 Some templates read the words: they split an answer at `</think>`, or escape `<`. So the words are
 rendered without marks too, and that render is used if its control tokens are those of the marked
@@ -91,7 +91,7 @@ _ADVICE = 'take it out, or set control_tokens="text" to keep it as plain text'
 
 @record
 class Rendered:
-    """A request with its prompt as text, and what the tokenizer has to know about it; or with the
+    """A request with its prompt as text, and what the tokenizer has to know about it. Or it has the
     token ids that the caller gave instead.
 
     A stage of your own may change `text` where nothing is `hidden`; where something is, `rewritten`
@@ -176,7 +176,7 @@ def render(
     write: a function from messages (as plain data) to the prompt's text, in the place of the chat
         template. Words of users stay text, and images are prepared. Tools fail the row, because the
         function does not get them. It is called several times for a request, to find out which
-        characters of the text are whose; so it is to be a function of its messages alone.
+        characters of the text are whose. So it is to be a function of its messages alone.
 
     Requests of a batch with equal prompts and equal settings are rendered once, and equal images
     are prepared once. The whole batch is rendered before any of it is tokenised: in turn, templates
@@ -258,11 +258,12 @@ def render_row(
 
     Messages go through the chat template; `written` holds the added tokens that stand for the
     request's images, which are control tokens too. A plain prompt is taken as it is written, with
-    `bos_token` in front unless it is there already; its control tokens count, unless
+    `bos_token` in front unless it is there already. Its control tokens count, unless
     `control_tokens` asks for "text" or "reject". Token ids are taken as they are.
-    `UnsupportedOption` for `max_thinking_tokens` where there is no thought to bound, for
+    `UnsupportedOption` for `max_thinking_tokens` where there is no thought to bound, and for
+    `tool_choice` where the template's form of calls cannot be forced. So it is for
     `enable_thinking=True` beside a form where the template has a switch and no thought that a form
-    can come after, and for `tool_choice` where the template's form of calls cannot be forced.
+    can come after.
     """
     prompt = _prompt(job, tokenizer, renderer, bos_token, written)
     if not is_ok(prompt):

@@ -578,7 +578,7 @@ _ROLE = re.compile(r"""[\s+~\-{}(]*(?:\w+(?:\.role|\[['"]role['"]\])|role\b)""")
 @functools.lru_cache(maxsize=32)
 def composes(source: str, tokens: Collection[str]) -> bool:
     """Whether the template may compose a control token from parts, as in `'<' + key + '>'` or
-    `'<%s>' % key`: some text in it ends with the start of one, or holds the start of one and is
+    `'<%s>' % key`. Some text in it ends with the start of one, or holds the start of one and is
     cut, as in `'<|end|>'[:2]`.
 
     The role may follow: it is not foreign text.
