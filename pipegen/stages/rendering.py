@@ -105,9 +105,7 @@ class Rendered:
     text: str | None = None
     """What the template wrote, or the plain prompt, as it is."""
     hidden: str | None = None
-    """The same with look-alikes of control tokens hidden behind `marks`; None where there are
-    none.
-    """
+    """The same with look-alikes of control tokens hidden behind `marks`; None without any."""
     marks: Marks = Marks()
     """What stands for what in `hidden`."""
     control: ControlTokens | None = None
@@ -175,8 +173,8 @@ def render(
 
     write: a function from messages (as plain data) to the prompt's text, in the place of the chat
         template. Words of users stay text, and images are prepared. Tools fail the row, because the
-        function does not get them. It is called several times for a request, to find out which
-        characters of the text are whose. So it is to be a function of its messages alone.
+        function does not get them. It is called several times for a request, so its result must
+        depend on its messages alone.
 
     Requests of a batch with equal prompts and equal settings are rendered once, and equal images
     are prepared once. The whole batch is rendered before any of it is tokenised: in turn, templates
