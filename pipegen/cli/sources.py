@@ -196,7 +196,7 @@ def refuse_missing(source: str) -> NoReturn:
 
 
 def within(images: ImagePolicy, source: str | None, prompt: str | None = None) -> ImagePolicy:
-    """The policy for images that are named in IN: where no root is set, only files below its folder
+    """The policy for images that are named in IN. Where no root is set, only files below its folder
     are read; of stdin or a pipe, below the working directory.
 
     Images that a flag names, and those of a folder of images, may be anywhere.

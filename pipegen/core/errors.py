@@ -3,8 +3,8 @@
 Errors are frozen, picklable, comparable records that travel in a request's own slot. They are
 exceptions too, so that `slot.unwrap()` shows the message and the hint, and `raise slot.failure()`
 works; pipegen itself raises none of them but in `attach`. Two more exceptions are for the two other
-kinds of trouble: `CallFailed` is how a backend says that a whole call failed, `ContractError` says
-that somebody's code broke a promise (a bug).
+kinds of trouble. By `CallFailed` a backend says that a whole call failed. `ContractError` says that
+somebody's code broke a promise (a bug).
 
 >>> PromptTooLong(10, 4).message
 'the prompt has 10 tokens; the limit is 4'
@@ -247,7 +247,7 @@ class BackendFailed(GenerationError):
     """The engine failed: for one row (`scope="row"`) or for the whole call (`scope="batch"`).
 
     All slots of one failed call carry the same `incident`. A `lasting` failure comes again until a
-    setting is corrected (a key, an address): it is not `retryable`, though a job asks for the row
+    setting is corrected (a key, an address). It is not `retryable`, though a job asks for the row
     again the next time.
 
     >>> BackendFailed("busy").retryable, BackendFailed("no such key", lasting=True).retryable

@@ -174,7 +174,7 @@ class Pipe(Generic[A_contra, B_co]):
         """The pipe with one more stage, after or before another.
 
         Raises `InvalidField` for a name that no stage has or that several have, and for a new one
-        that is taken; `TypeError` for no place or two.
+        that is taken. `TypeError` is for no place or two.
         """
         if (after is None) == (before is None):
             raise TypeError("a stage is inserted after another or before it: give one of the two")

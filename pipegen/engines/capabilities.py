@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Annotated
 
+from immutabledict import immutabledict
+
 from pipegen.records.engine_list import ENGINE_LIST, TOKEN_ENGINES
 from pipegen.records.fields import integer, record
 from pipegen.records.option_table import OPTIONS
@@ -45,12 +47,25 @@ FEATURES: Mapping[Capability, str] = {name: words for name, (words, _) in _FEATU
 _HONOURED = {name: engines for name, (_, engines) in _FEATURES.items()} | {
     name: entry.row.engines for name, entry in OPTIONS.items()
 }
-ENGINES: Mapping[str, frozenset[Capability]] = {
-    engine: frozenset(name for name, by in _HONOURED.items() if engine in by)
-    for engine in ENGINE_LIST
-}
-"""What each engine honours at best; a text-only model takes `images` away. `images` also needs a
-vision model.
+
+
+class Engines(immutabledict[str, frozenset[Capability]]):
+    """What each engine honours at best, by its name: options and features. A text-only model takes
+    `images` away.
+
+    >>> "logits_processor" in ENGINES["hf"], "logits_processor" in ENGINES["vllm"]
+    (True, False)
+    """
+
+
+ENGINES = Engines(
+    {
+        engine: frozenset(name for name, by in _HONOURED.items() if engine in by)
+        for engine in ENGINE_LIST
+    }
+)
+"""What each engine honours at best, by its name: options and features. A text-only model takes
+`images` away.
 """
 
 

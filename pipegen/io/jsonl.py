@@ -148,8 +148,8 @@ class Written(NamedTuple):
 def is_current(values: Mapping[str, Any]) -> bool:
     """Whether `to_plain` gives just these values for the slot that `from_plain` makes of them.
 
-    False for those of earlier versions, and for what takes more than a look: failures, and results
-    with samples, log probabilities, earlier answers or routes that were tried.
+    False for those of earlier versions, and for what takes more than a look. That is failures, and
+    results with samples, log probabilities, earlier answers or routes that were tried.
     """
     return (
         tuple(values) == _COLUMNS
@@ -471,8 +471,8 @@ def _read(values: Mapping[str, Any], kind: type[T]) -> T:
 
 
 class Line(NamedTuple):
-    """A line of a file: its number, from 1; its bytes, None if it is too long; the offset of its
-    end; and what messages call it.
+    """A line of a file: its number, from 1, and its bytes, None if it is too long. It also has the
+    offset of its end, and what messages call it.
     """
 
     number: int

@@ -103,7 +103,7 @@ def line_values(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
 
 
 def column_kinds(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """What the columns of rows hold that say no types: bool, int64, double or string; what is
+    """What the columns of rows hold that say no types: bool, int64, double or string. What is
     nested, mixed or too large is JSON text, a string too.
 
     >>> column_kinds([{"a": 1, "b": True, "c": [1]}, {"a": 2.5, "b": None, "d": "x"}])

@@ -1,5 +1,5 @@
-"""With which settings the rows of a job were made: those of this run, and those of the runs before,
-which `job.json` holds by their marks.
+"""With which settings the rows of a job were made. These are those of this run, and those of the
+runs before, which `job.json` holds by their marks.
 
 The end of a row's key is the mark of the settings that it was made with (see `pipegen.jobs.keys`).
 So what was finished is counted without reading it.

@@ -1,9 +1,9 @@
 """The journal of a job: finished rows on disk, as they come.
 
 A folder holds `job.json` and one file of JSON Lines for each writer, `results-0001.jsonl` and so
-on; where rows take several calls, as many `steps-0001.jsonl` (see `pipegen.jobs.steps`). A line is
-one finished row. It begins with the row's key and a checksum, at fixed places, so that opening a
-journal parses no JSON:
+on. Where rows take several calls, it has as many `steps-0001.jsonl` (see `pipegen.jobs.steps`). A
+line is one finished row. It begins with the row's key and a checksum, at fixed places, so that
+opening a journal parses no JSON:
 
     {"key":"<32 hexadecimal digits>","crc":"<8 hexadecimal digits>", ...the slot as plain data...}
 
@@ -16,15 +16,14 @@ power loss can take what is not synced. A write that fails is taken back, so no 
 
 **Several writers.** A writer holds a lock on its file (`flock`), so two processes never write one
 file. A writer takes over the first file that nobody holds, and cuts its torn last line, if a kill
-left one, before it appends. The files are read together; of two lines with one key an answer counts
-before a failure, whichever file it is in: a row that failed may have been asked again by another
-writer. Else the later in its file, or the one in the later file, counts.
+left one, before it appends. The files are read together. Of two lines with one key an answer counts
+before a failure, whichever file it is in: another writer may have asked a failed row again. Else
+the later in its file, or the one in the later file, counts.
 
-**Reading.** A line that does not agree with its checksum, or is no line of a journal, is damaged:
-it is left out, and a warning names the file and the line, so its row is asked again. A torn last
-line of another writer's file is left out without a word: it is being written. A file without
-anything like a line of a journal was not written by a job: it is refused, and nothing is written to
-it.
+**Reading.** A line that does not agree with its checksum, or is no line of a journal, is damaged.
+It is left out, a warning names the file and the line, and its row is asked again. A torn last line
+of another writer's file is left out without a word: it is being written. A file without anything
+like a line of a journal was not written by a job: it is refused, and nothing is written to it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """One engine of several that work on a job: a process that is handed rows at any time, and keeps
 what it finishes.
 
-`ask` hands a row over and gives a future of its slot. All rows that were handed over, by whomever,
-go through one loop (`pipegen.drivers.drive`) in a thread: the engine does not wait for a batch to
-end before it gets the next one.
+`ask` hands a row over and gives a future of its slot. All rows that were handed over go through one
+loop (`pipegen.drivers.drive`) in a thread. The engine does not wait for a batch to end before it
+gets the next one.
 
 With a job, a row that is in the journal is not asked again, and one that ends is written before its
 future is done. Each process writes a file of its own.

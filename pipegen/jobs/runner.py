@@ -191,8 +191,8 @@ def job(
     Refused while another process runs the job. grace: the seconds that rows in flight have to end
     where the job is closed early; 0 ends them at once.
 
-    A bug fails its row (with `StageFailed` in a stage of your own, else with `InternalError`), and
-    that row is asked again. Raises `JournalError` where the folder is no job's or cannot be
+    A bug fails its row, and that row is asked again. In a stage of your own it is `StageFailed`, in
+    an engine of your own `BackendFailed`, else `InternalError`. Raises `JournalError` where the folder is no job's or cannot be
     written.
 
     >>> import tempfile

@@ -1,10 +1,10 @@
 """Shards: the requests of a job, split among processes that do not talk to each other.
 
-A request belongs to a shard by a digest of what it says: messages, prompt, ids, continuation,
-tools, and a sample of the bytes of each image. Its place in the input, its id and its options do
-not count. So every process finds the same split, rows that are inserted or removed move no other
-row, and equal requests are in one shard: there a job counts them as it counts them in the whole
-input. An image at an http address counts by its address.
+A request belongs to a shard by a digest of its content: messages, prompt, ids, continuation, tools,
+and a sample of the bytes of each image. Its place in the input, its id and its options do not
+count. So every process finds the same split, and rows that are inserted or removed move no other
+row. Equal requests are in one shard, where a job counts them as in the whole input. An image at an
+http address counts by its address.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class ImageSource:
     @classmethod
     def of(cls, value: Any, where: str = "image") -> ImageSource:
         """A source from a path, a URL, bytes, a PIL image, a source, or `{"bytes", "path"}`, as
-        data sets store images: the bytes count where both are set.
+        data sets store images. The bytes count where both are set.
 
         A PIL image is stored losslessly, upright by its EXIF orientation. Raises `InvalidField`
         (which begins with `where`) for anything else, and for a PIL image whose pixels cannot be

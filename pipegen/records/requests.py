@@ -130,7 +130,7 @@ def field_hint(name: str) -> str:
 @functools.lru_cache(maxsize=1024)
 def misplaced(name: str) -> str | None:
     """The hint for an entry of a request's plain data that is an option, or is spelt nearly like
-    one; None for any other, which is the caller's own.
+    one. None for any other, which is the caller's own.
 
     A word and its plural are two words: a data set has `choices`.
 

@@ -548,7 +548,7 @@ class GenerationResult:
         """The ids of the conversation so far and what of them was sampled, for a trainer. Each of
         several samples has its own.
 
-        Raises `InvalidField` where the ids are not exact: a chat server told none, a turn has
+        Raises `InvalidField` where the ids are not exact. A chat server told none, a turn has
         `exact` false, or the result was read from a file without its earlier turns.
         """
         return rollout_of(self)

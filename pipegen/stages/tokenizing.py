@@ -1,7 +1,7 @@
 """Tokenise: prompt text to token ids, once, and the record that every engine gets.
 
 If no foreign text of a prompt looks like a control token, the prompt is encoded by one plain call
-of the tokenizer. Otherwise it is split at its control tokens: stretches without such look-alikes
+of the tokenizer. Otherwise it is split at its control tokens. Stretches without such look-alikes
 keep their plain ids, and the others are encoded by a tokenizer that knows no control tokens.
 
 >>> from pipegen.records.options import resolve
@@ -129,10 +129,10 @@ def tokenize_row(
     image's expansion in its place.
 
     An expansion that is more than copies of the placeholder is put into the text before it is
-    tokenised, since its ends may merge with the text around it (Gemma's line ends do). If the
-    caller gave ids, it is put into these. `InvalidRequest` where a given id is outside the
-    vocabulary, or where there are not as many placeholders as images; `UnsupportedMultimodal` for
-    images without a placeholder token.
+    tokenised. Its ends may merge with the text around it (Gemma's line ends do). If the caller gave
+    ids, it is put into these. `InvalidRequest` where a given id is outside the vocabulary, or where
+    there are not as many placeholders as images. `UnsupportedMultimodal` for images without a
+    placeholder token.
     """
     if rendered.before is not None:
         return _continued(rendered, rendered.before, images, tokenizer, image_placeholder)

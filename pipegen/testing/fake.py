@@ -191,8 +191,8 @@ class FakeEngine:
         return self.capabilities.context_length
 
     def score(self, inputs: Sequence[Continued]) -> Sequence[Slot[TokenScores]]:
-        """Each token has the log probability -1 - id / 1000, and is greedy where its id is even;
-        else the id before is likelier, with -0.5.
+        """Each token has the log probability -1 - id / 1000, and is greedy where its id is even.
+        Else the id before is likelier, with -0.5.
 
         Logs the call in `scored`, and fails as `generate` does.
         """

@@ -421,7 +421,7 @@ class Checkpoint:
         return token
 
     def check_placeholders(self, prompt: Prompt) -> InvalidRequest | None:
-        """What is wrong where a prompt does not hold exactly the placeholders of its images; a
+        """What is wrong where a prompt does not hold exactly the placeholders of its images. A
         model could not tell, or would fail for all rows.
         """
         marks = (

@@ -321,7 +321,7 @@ def expand(
     the place of (id `image_token_id`).
 
     Fails with `UnsupportedMultimodal` where the processor cannot tell, changes the text elsewhere,
-    knows other tokens than `tokenizer`, or makes inputs that depend on the whole prompt.
+    or knows other tokens than `tokenizer`. So it does for inputs that depend on the whole prompt.
     """
     name = type(processor).__name__
     placeholder = getattr(processor, "image_token", None)

@@ -64,8 +64,8 @@ class HFEngine(CheckpointEngine):
     """An engine on one checkpoint. Tokenizer, template, limits and images work at once; weights
     load with the first call.
 
-    Raises `NoSuchModel` where the checkpoint is a folder that is not there, `MissingExtra` where a
-    package is missing, and `InvalidField` for a setting that cannot be kept on this machine (see
+    Raises `NoSuchModel` where the checkpoint's folder is not there, and `MissingExtra` where a
+    package is missing. `InvalidField` is for a setting that cannot be kept on this machine (see
     `check_settings`).
 
     >>> engine = HFEngine(ModelLoadConfig(model="embedded"))
@@ -153,8 +153,8 @@ class HFEngine(CheckpointEngine):
         """A call to which rows may be added while it runs. Rows of calls at one time advance
         together.
 
-        Where the memory runs out, half as many rows go on from where they were, down to single
-        rows; a row that does not fit alone fails.
+        Where the memory runs out, half as many rows go on, down to single rows. A row that does not
+        fit alone fails.
         """
         return HFSession(self, Mailbox(None if loop is None else wake), text=tokens)
 

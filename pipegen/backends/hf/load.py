@@ -62,9 +62,8 @@ def load_model(checkpoint: Checkpoint) -> Any:
     """The checkpoint's model with its weights, or the caller's, ready to generate. Its dtype is
     `Checkpoint.dtype`.
 
-    Raises `ValueError` where weights are missing from the checkpoint, the model is an
-    encoder-decoder, its steps are to be compiled and cannot be, or the tokenizer has nothing to pad
-    with; what transformers raises comes through.
+    Raises `ValueError` where weights are missing, the model is an encoder-decoder, its steps cannot
+    be compiled, or the tokenizer has nothing to pad with. What transformers raises comes through.
     """
     load = checkpoint.load
     if getattr(checkpoint.config, "is_encoder_decoder", False):

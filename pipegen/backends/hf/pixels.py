@@ -1,4 +1,4 @@
-"""Images that need not be worked on twice: as they were prepared, and as the model's inputs, which
+"""Images that need not be worked on twice: as they were prepared, and as the model's inputs. Both
 are also made ahead of need while the model computes.
 """
 
@@ -138,7 +138,7 @@ class Pixels:
         self._pool: ThreadPoolExecutor | None = None
 
     def ahead(self, images: Iterable[PreparedImage]) -> None:
-        """Begin to work on images that will be asked for soon, in this order, as many as may be
+        """Begin to work on images that will be asked for soon, in this order. As many as may be
         kept together; others make room for them.
         """
         wanted: set[Hashable] = set()

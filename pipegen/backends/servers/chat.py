@@ -227,7 +227,7 @@ class ChatRow:
 def result_of(output: ChatOutput, route: str, plugins: Sequence[Plugin]) -> Slot[GenerationResult]:
     """The result: stripped and trimmed as on every route, with the counts that the server reports.
 
-    A server that ends a row for its length before `max_new_tokens` has clipped it: the options then
+    A server that ends a row for its length before `max_new_tokens` has clipped it. The options then
     say what was really allowed, and `clipped_from` what was asked. Where the server had room for
     more, by its limit of a row, that is no answer to the request.
     """

@@ -61,7 +61,7 @@ class HttpEngine(ABC, Generic[A, R]):
         is really asked for the model.
 
         A server is asked for the name, and for the limit that holds by `server_limit`, where no
-        setting says them; where it does not list its models, they are None.
+        setting says them. Where it does not list its models, they are None.
         """
         settings = self.sender.settings
         values = that_change_answers(settings)
@@ -178,8 +178,8 @@ class HttpEngine(ABC, Generic[A, R]):
 class ServerSession(Generic[A, R]):
     """An open call of a server: at most `max_in_flight` of its rows are asked for at a time.
 
-    Rows that wait are put in order in rounds, so that prompts that begin alike are asked for one
-    after another: the server's prefix cache serves them.
+    Rows that wait are put in order in rounds: prompts that begin alike are asked for one after
+    another, and the server's prefix cache serves them.
     """
 
     side_by_side = 0

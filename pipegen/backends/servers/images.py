@@ -81,7 +81,7 @@ def places(prompt: Prompt, image_token_id: int | None) -> tuple[tuple[int, int],
 def messages_of(request: GenerationRequest) -> Slot[tuple[Mapping[str, Any], ...]]:
     """The messages as the server takes them; a plain prompt is one user turn.
 
-    Images go as data URLs: the file itself where its pixels are taken as they are (see
+    Images go as data URLs. That is the file itself where its pixels are taken as they are (see
     `file_to_send`), else the upright RGB image as a PNG.
     """
     if request.prompt_token_ids is not None:

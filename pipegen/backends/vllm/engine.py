@@ -59,9 +59,9 @@ class VLLMEngine(CheckpointEngine):
     """An engine on one checkpoint. Tokenizer, template, limits and images work at once; vLLM is
     imported and starts with the first call.
 
-    Raises `NoSuchModel` where the checkpoint is a folder that is not there, `MissingExtra` where
-    vLLM is not installed, and `InvalidField` (`UnknownField` with the nearest one, for an argument)
-    where the settings are not for vLLM.
+    Raises `NoSuchModel` where the checkpoint's folder is not there, and `MissingExtra` where vLLM
+    is not installed. `InvalidField` is for settings that are not for vLLM (`UnknownField` with the
+    nearest one, for an argument).
     """
 
     name = "vllm"
@@ -132,8 +132,8 @@ class VLLMEngine(CheckpointEngine):
 
     @property
     def in_flight(self) -> int:
-        """How many requests are kept in flight for it: twice as many as vLLM runs side by side, so
-        that there are some to put in order.
+        """How many requests are kept in flight for it: twice as many as vLLM runs side by side. So
+        there are some to put in order.
         """
         return 2 * self._side_by_side
 

@@ -215,8 +215,8 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 def argument_names() -> frozenset[str]:
     """The engine arguments of the installed vLLM.
 
-    They are read from the source of `EngineArgs`, which takes no time; importing vLLM takes many
-    seconds, and is done only where that source is not where it was looked for.
+    They are read from the source of `EngineArgs`, which takes no time. Importing vLLM takes many
+    seconds, and is done only where that source is elsewhere.
     """
     package = importlib.util.find_spec("vllm")
     for folder in (package.submodule_search_locations if package is not None else None) or ():
@@ -314,8 +314,8 @@ all which library has the forms of answers.
 
 
 def takes_grammars(load: ModelLoadConfig) -> bool:
-    """Whether vLLM is given the form of an answer as the grammar that pipegen makes of it: not
-    where a setting names another library than llguidance.
+    """Whether vLLM is given the form of an answer as pipegen's grammar. Not where a setting names
+    another library than llguidance.
     """
     chosen = load.engine_kwargs.get("structured_outputs_config", {})
     return isinstance(chosen, Mapping) and chosen.get("backend", "guidance") == "guidance"

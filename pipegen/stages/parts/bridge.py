@@ -1,7 +1,7 @@
 """The bridge: what a chat template writes between the end of one answer and the next answer.
 
 The next prompt of a conversation is the ids of the last prompt, the ids of the answer, and the
-bridge. What was sampled is never encoded again. The bridge comes from the template alone: a short
+bridge. What was sampled is never encoded again. The bridge comes from the template alone. A short
 conversation is rendered with a sentinel in the place of the answer, and the bridge is what follows
 the sentinel. So it costs as much as the new messages, however long the conversation is.
 

@@ -1,7 +1,7 @@
 """The form of a tool call that an answer is to be: `tool_choice`.
 
 The parts of the call are those that the chat template writes. The name is one of the tools' names,
-and the arguments are JSON of its schema; what stands around them is written, and not generated (see
+and the arguments are JSON of its schema. What stands around them is written, and not generated (see
 `pipegen.stages.parts.several_calls`).
 
 >>> from pipegen.records.options import resolve

@@ -1,7 +1,7 @@
 """Tool calls in the text of an answer, read without code for any family of models.
 
 The form of a call comes from what the checkpoint says (a response template beside its tokenizer),
-else from its chat template: calls with sentinels as name, argument and value are rendered, and what
+else from its chat template. Calls with sentinels as name, argument and value are rendered. What
 stands before, between and after the sentinels is the form. Arguments are JSON, or tagged values.
 
 A reading counts only if the template, given the calls, writes the very text of the answer.
