@@ -39,7 +39,12 @@ def test_the_bytes_of_a_source_are_those_of_its_file_or_of_its_frames() -> None:
 
 @pytest.mark.parametrize(
     ("given", "words"),
-    [(7, "not int"), ("", "not ''"), (["a.png"], "images with their times are"), ({"x": 1}, "times")],
+    [
+        (7, "not int"),
+        ("", "not ''"),
+        (["a.png"], "images with their times are"),
+        ({"x": 1}, "times"),
+    ],
 )
 def test_what_is_no_source_is_refused_with_what_to_give(given: Any, words: str) -> None:
     with pytest.raises(InvalidField, match=words):
@@ -83,9 +88,11 @@ def test_videos_are_a_list() -> None:
 
 
 def test_the_key_of_a_row_depends_on_frames_and_times() -> None:
+    settings = {"model": [], "pipeline": "", "plugins": [], "version": "", "options": {}}
+
     def key(times: list[float], last: bytes = b"b") -> bytes:
         source = VideoSource.of({"frames": [b"a", last], "times": times})
-        return Keys({"model": "m"}).first(pg.VlmGenerationRequest(prompt="a", videos=[source]))
+        return Keys(settings).first(pg.VlmGenerationRequest(prompt="a", videos=[source]))
 
     assert key([0, 1]) == key([0, 1])
     assert len({key([0, 1]), key([0, 2]), key([0, 1], b"c")}) == 3

@@ -211,26 +211,28 @@ def _without_scores() -> Any:
     return Plain()
 
 
-class Unread(FakeEngine):
-    """An engine whose model cannot be read."""
+class Late(FakeEngine):
+    """An engine whose model cannot be read once it is `gone`."""
+
+    gone = False
 
     def __getattribute__(self, name: str) -> Any:
-        if name == "tokenizer":
-            raise pg.CallFailed(pg.BackendFailed("no model here", backend="unread"))
+        if name == "renderer" and self.gone:
+            raise pg.CallFailed(pg.BackendFailed("no model here", backend="late"))
         return super().__getattribute__(name)
 
 
 def test_a_thought_and_a_stream_of_a_model_that_cannot_be_read_fail() -> None:
     form = ThoughtForm(opens=(), closes=(), end_id=1, bridge=())
-    prompt = Prompt(token_ids=(65,), compact_token_ids=(65,), thought=form)
     encoded = Encoded(
         request=pg.TextGenerationRequest(prompt="A"),
         options=resolve(pg.GenerationOptions(max_thinking_tokens=3)),
-        prompt=prompt,
+        prompt=Prompt(token_ids=(65,), compact_token_ids=(65,), thought=form),
     )
-    slot = drive(call(Unread("a")), (Success(encoded),))[0]
-    assert slot.failure().message == "no model here"
-    follow = decode(Unread("a")).steps[0].follow
+    engine = Late("a")
+    engine.gone = True
+    assert drive(call(engine), (Success(encoded),))[0].failure().message == "no model here"
+    follow = decode(engine).steps[0].follow
     assert follow is not None
     with pytest.raises(pg.CallFailed):
         follow(encoded)

@@ -17,8 +17,14 @@ from pipegen.stages.tokenizing import _misplaced
 @pytest.mark.parametrize(
     ("capabilities", "words"),
     [
-        (Capabilities(engine="hf", honours=frozenset()), "chosen frames and their times cannot be sent to it"),
-        (Capabilities(engine="own", honours=frozenset(), reason="it is blind"), "own takes no videos: it is blind"),
+        (
+            Capabilities(engine="hf", honours=frozenset()),
+            "chosen frames and their times cannot be sent to it",
+        ),
+        (
+            Capabilities(engine="own", honours=frozenset(), reason="it is blind"),
+            "own takes no videos: it is blind",
+        ),
         (Capabilities(engine="own", honours=frozenset()), "own takes no videos"),
         (
             Capabilities(engine="own", honours=frozenset({"videos"}), max_videos=1),
@@ -36,7 +42,9 @@ def test_an_engine_that_does_not_take_them_refuses(capabilities: Capabilities, w
 
 def test_placeholders_are_in_the_order_of_the_messages() -> None:
     def prepared(*times: float) -> PreparedImage:
-        return PreparedImage(width=1, height=1, rgb=bytes(3 * max(1, len(times))), digest="", times=times)
+        return PreparedImage(
+            width=1, height=1, rgb=bytes(3 * max(1, len(times))), digest="", times=times
+        )
 
     images, tokens = (prepared(), prepared(0.0, 1.0)), {"image": 7, "video": 8}
     both = Placeholders("<i>", "<v>")

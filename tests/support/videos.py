@@ -11,8 +11,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from support.models import _IMAGE_PROCESSOR, _hf, _text_sizes
-from support.small_tokenizers import added_tokens, chatml_tokenizer
+from support.models import _IMAGE_PROCESSOR, _hf, _text_sizes, video_settings
+from support.small_tokenizers import video_tokenizer
 
 __all__ = ["VIDEO_FAMILIES", "sound_file", "video_file", "write_video_model"]
 
@@ -79,34 +79,13 @@ def _add_sound(file: Any) -> None:
         file.mux(packet)
 
 
-def _tokenizer() -> Any:
-    """That of the other tests' tiny Qwen models, with a token and a template for videos."""
-    from tokenizers import Tokenizer
-
-    base = chatml_tokenizer()
-    rust = Tokenizer.from_str(base.backend_tokenizer.to_str())
-    rust.add_special_tokens(added_tokens(("<|video_pad|>",), special=True))
-    text = " else part.text -}}"
-    video = " else '<|vision_start|><|video_pad|><|vision_end|>' if part.type == 'video'"
-    assert text in base.chat_template
-    template = base.chat_template.replace(text, video + text)
-    made: Any = _hf().PreTrainedTokenizerFast
-    return made(
-        tokenizer_object=rust,
-        chat_template=template,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        model_input_names=["input_ids", "attention_mask"],
-    )
-
-
 def write_video_model(directory: Path, family: str, *, head_dim: int = 16, seed: int = 0) -> Path:
     """Write a tiny random model of that family with its processors into a new folder, and give the
     folder back.
     """
     import torch
 
-    tokenizer = _tokenizer()
+    tokenizer = video_tokenizer()
     ids = tokenizer.get_vocab()
     # Qwen2.5-VL takes the size of a head from the others
     sizes = _text_sizes(tokenizer, head_dim)
@@ -169,16 +148,7 @@ def write_video_model(directory: Path, family: str, *, head_dim: int = 16, seed:
         "processor_class": f"{kind}Processor",
     }
     (directory / "preprocessor_config.json").write_text(json.dumps(images))
-    shared = {"shortest_edge": 2 * low, "longest_edge": 4 * high}
-    videos = {
-        **images,
-        "video_processor_type": f"{'Qwen3VL' if family == 'qwen3_vl' else 'Qwen2VL'}VideoProcessor",
-        "size": shared if family == "qwen3_vl" else images["size"],
-        "fps": 2,
-        "min_frames": 4,
-        "max_frames": 8,
-        "do_sample_frames": False,
-    }
-    del videos["image_processor_type"]
-    (directory / "video_preprocessor_config.json").write_text(json.dumps(videos))
+    (directory / "video_preprocessor_config.json").write_text(
+        json.dumps(video_settings(images, "Qwen3VL" if family == "qwen3_vl" else "Qwen2VL"))
+    )
     return directory

@@ -472,13 +472,14 @@ def check_earlier_images(
                 hint="keep the files of a conversation's images as they are, or give their bytes",
             )
     tokens = placeholders.ids(tokenizer)
-    places = sum(map(before.compact_token_ids.count, tokens.values()))
-    if places != len(before.image_digests):
-        return InvalidRequest(
-            f"the turns so far hold {places} image placeholders {placeholders.image!r} for"
-            f" {len(before.image_digests)} images: the answer wrote some",
-            hint="leave this answer out of the conversation",
-        )
+    for kind, count in placeholders.counts(images):
+        places = before.compact_token_ids.count(tokens[kind]) if kind in tokens else 0
+        if places != count:
+            return InvalidRequest(
+                f"the turns so far hold {places} {kind} placeholders {placeholders.of(kind)!r} for"
+                f" {count} {kind}s: the answer wrote some",
+                hint="leave this answer out of the conversation",
+            )
     if not tokens or any(image.expansion is not None for image in images):
         return None
     longer = sum(image.tokens - 1 for image in images)
