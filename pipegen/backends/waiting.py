@@ -196,8 +196,8 @@ def beginning(asked: Encoded | ResolvedRequest | Continued) -> tuple[Any, ...]:
                     (1, b"")
                     if source is None
                     else (
-                        (1, source.data)
-                        if source.data is not None
+                        (1, b"\0".join(source.contents))
+                        if source.contents
                         else (2, source.url or source.path or "")
                     )
                 )

@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Self, TypeVar, cast, dataclass_transform
 __all__ = [
     "BackendFailed",
     "BadImage",
+    "BadVideo",
     "CallFailed",
     "ContractError",
     "GenerationError",
@@ -130,7 +131,9 @@ def _made_again(kind: type[E], values: dict[str, Any]) -> E:
 
 @_error
 class UnsupportedMultimodal(GenerationError):
-    """An image was sent to an engine or a model that takes none, or more of them than it takes."""
+    """An image or a video was sent to an engine or a model that takes none, or more of them than
+    it takes.
+    """
 
     default_hint: ClassVar[str] = (
         "send it to a vision model, or catch it with fallback(first, second,"
@@ -205,8 +208,8 @@ class PromptTooLong(GenerationError):
 
 @_error
 class BadImage(GenerationError):
-    """The image at position `index` of the request (counted from 0, in message order) cannot be
-    used.
+    """The image at position `index` of the request (counted from 0 among its images, in message
+    order) cannot be used.
     """
 
     message: str = field(default="", kw_only=True)
@@ -217,6 +220,22 @@ class BadImage(GenerationError):
 
     def _describe(self) -> str:
         return f"image {self.index} cannot be used"
+
+
+@_error
+class BadVideo(GenerationError):
+    """The video at position `index` of the request (counted from 0 among its videos, in message
+    order) cannot be used.
+    """
+
+    message: str = field(default="", kw_only=True)
+    """What was seen, and where."""
+    index: int = field(default=0, kw_only=False)
+    """The position of the video, from 0, in message order."""
+    default_hint: ClassVar[str] = "check that the file is a complete video within the limits"
+
+    def _describe(self) -> str:
+        return f"video {self.index} cannot be used"
 
 
 @_error

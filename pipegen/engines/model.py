@@ -76,10 +76,12 @@ class TokenModel(Model):
     """What a plain prompt must begin with; empty where that is nothing."""
     image_placeholder: str
     """The control token that stands for an image in a prompt; empty where there is none."""
+    video_placeholder: str = ""
+    """The control token that stands for a video; empty where there is none."""
     generation_config: immutabledict[str, Any]
     """The checkpoint's own generation settings."""
     prepare_image: Callable[[ImageSource, VlmPreprocessOptions, int], Slot[PreparedImage]]
-    """Decodes and resizes one image as the model wants it."""
+    """Decodes and resizes one image, or the frames of one video, as the model wants it."""
     longest_scored: int | None = None
     """The most tokens of a context and its continuation; None where no limit is known."""
 
@@ -97,6 +99,7 @@ def token_model(engine: Any, capabilities: Capabilities) -> TokenModel:
         eos_token_ids=tuple(engine.eos_token_ids),
         bos_token=engine.bos_token or "",
         image_placeholder=engine.image_placeholder or "",
+        video_placeholder=getattr(engine, "video_placeholder", None) or "",
         generation_config=engine.generation_config,
         prepare_image=engine.prepare_image,
     )

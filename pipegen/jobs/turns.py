@@ -215,7 +215,7 @@ class Turns(Generic[K]):
 def _bytes_of(row: Row[Any]) -> int:
     """The bytes of a row's images."""
     return (
-        sum(len(source.data or b"") for source in row.request.unwrap().sources)
+        sum(len(piece) for source in row.request.unwrap().sources for piece in source.contents)
         if is_ok(row.request)
         else 0
     )

@@ -41,6 +41,7 @@ __all__ = [
     "file_to_send",
     "open_image",
     "prepare",
+    "sized",
 ]
 
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "HEIF")
@@ -377,12 +378,13 @@ def prepare(
                     f"{name} does not apply: this model's processor has its own sizes", option=name
                 )
             )
-    return open_image(data, policy, index).bind(lambda image: _sized(image, spec, options, index))
+    return open_image(data, policy, index).bind(lambda image: sized(image, spec, options, index))
 
 
-def _sized(
+def sized(
     image: Image.Image, spec: ImageSpec, options: VlmPreprocessOptions, index: int
 ) -> Slot[PreparedImage]:
+    """As `prepare`, for an upright RGB image."""
     from PIL import Image
 
     width, height = image.size

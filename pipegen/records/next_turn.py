@@ -150,7 +150,7 @@ def _as_given(message: Message) -> Message:
         return message
     parts = [
         (
-            ImagePart(source=part.source.origin)
+            dataclasses.replace(part, source=part.source.origin)
             if isinstance(part, ImagePart) and part.source is not None and part.source.origin
             else part
         )

@@ -204,7 +204,11 @@ def _context(
     )
     if key not in kept:
         kept[key] = tokenize_row(
-            rendered, rendered.images, engine.tokenizer, engine.image_placeholder
+            rendered,
+            rendered.images,
+            engine.tokenizer,
+            engine.image_placeholder,
+            engine.video_placeholder,
         )
     return kept[key]
 
@@ -238,6 +242,7 @@ def _text_pair(
         bare.images,
         engine.tokenizer,
         engine.image_placeholder,
+        engine.video_placeholder,
     )
     return whole.map(lambda both: _split(context.unwrap(), both.token_ids, engine))
 

@@ -119,7 +119,7 @@ class Rendered:
     thinking: Thinking | None = None
     """As in `GenerationResult`."""
     images: tuple[PreparedImage, ...] = ()
-    """The prepared images, in message order."""
+    """The prepared images and videos, in message order."""
     before: Before | None = None
     """The ids of the turns before, where the text is what follows them (see
     `pipegen.stages.parts.bridge`).
@@ -179,7 +179,7 @@ def render(
     Requests of a batch with equal prompts and equal settings are rendered once, and equal images
     are prepared once. The whole batch is rendered before any of it is tokenised: in turn, templates
     and tokenizers would push each other out of the processor's caches. Fails as `render_row` does,
-    and with `BadImage`.
+    and with `BadImage` or `BadVideo`.
     """
     require_token_engine("render", engine)
     if write is not None and not callable(write):
@@ -235,7 +235,9 @@ def _rendered(job: ResolvedRequest, model: TokenModel, prepared: Prepared) -> Sl
     images = images_of(job, prepared)
     if not is_ok(images):
         return Failure(images.failure())
-    written = image_tokens(images.unwrap(), model.tokenizer, model.image_placeholder)
+    written = image_tokens(
+        images.unwrap(), model.tokenizer, model.image_placeholder, model.video_placeholder
+    )
     prompt = render_row(
         job, model.tokenizer, model.renderer, bos_token=model.bos_token, written=written
     )

@@ -102,7 +102,7 @@ class FakeEngine:
         name: str = "fake",
         tokenizer: ToyTokenizer | None = None,
         renderer: ToyRenderer | None = None,
-        honours: frozenset[Capability] = ENGINES["hf"],
+        honours: frozenset[Capability] = ENGINES["hf"] - {"videos"},
         context_length: int | None = None,
         max_images: int | None = None,
         eos_tokens: Sequence[str] = ("<|im_end|>", "<|endoftext|>"),

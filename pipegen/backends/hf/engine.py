@@ -102,13 +102,19 @@ class HFEngine(CheckpointEngine):
     @functools.cached_property
     def _capabilities(self) -> Capabilities:
         checkpoint = self._checkpoint
+        no_videos = checkpoint.videos.unsupported_reason
         honours = ENGINES["hf"] if checkpoint.takes_images else ENGINES["hf"] - {"images"}
+        honours -= {"videos"} if no_videos else frozenset()
         limits: dict[str, Any] = {
             "context_length": checkpoint.context_length,
             "vocab_size": checkpoint.vocab_size,
         }
         return Capabilities(
-            engine=self.name, honours=honours, reason=checkpoint.images_unsupported_reason, **limits
+            engine=self.name,
+            honours=honours,
+            reason=checkpoint.images_unsupported_reason,
+            no_videos_because=no_videos,
+            **limits,
         )
 
     @property

@@ -24,6 +24,7 @@ from pipegen.backends.checkpoint.in_memory import CheckpointInMemory
 from pipegen.backends.checkpoint.locate import check_adapter_folder
 from pipegen.backends.hf.attention import fitting_attention, use_grouped
 from pipegen.backends.hf.compiled import Compiled, check_compilable
+from pipegen.backends.hf.video_positions import correct_positions
 from pipegen.core.errors import CallFailed
 from pipegen.engines.extras import need
 from pipegen.engines.settings import ModelLoadConfig
@@ -81,6 +82,7 @@ def load_model(checkpoint: Checkpoint) -> Any:
         model = _read_model(checkpoint)
     if checkpoint.positions.long_after is not None:
         use_own_factors(model, checkpoint.positions.long_after)
+    correct_positions(model)
     if load.compile:
         check_compilable(model)
     return model.eval()

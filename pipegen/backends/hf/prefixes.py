@@ -377,12 +377,18 @@ class Prefixes:
         images = row.encoded.prompt.images
         if not images:
             return Marked(row.sequence)
-        piece, ids = self._checkpoint.image_token_id, list(row.sequence)
-        places = iter([place for place, token in enumerate(ids) if token == piece])
+        ids = list(row.sequence)
+        places = {
+            is_video: iter([place for place, token in enumerate(row.sequence) if token == piece])
+            for is_video, piece in (
+                (False, self._checkpoint.image_token_id),
+                (True, self._checkpoint.videos.token_id),
+            )
+        }
         names = [(image.digest, image.grid, image.width, image.height) for image in images]
         runs = []
         for number, image in enumerate(images):
-            taken = [*islice(places, image.tokens)]
+            taken = [*islice(places[image.is_video], image.tokens)]
             name = number, names[number] if self._reads_images else tuple(names)
             for place in taken:
                 ids[place] = name

@@ -80,10 +80,17 @@ class VLLMEngine(CheckpointEngine):
     def _capabilities(self) -> Capabilities:
         """Asked for several times for each row."""
         reason, limit = self._no_images_because, image_limit(self._checkpoint)
+        videos = image_limit(self._checkpoint, "video")
+        no_videos = reason or self._checkpoint.videos.unsupported_reason
+        if not no_videos and videos == 0:
+            no_videos = "limit_mm_per_prompt allows none"
         honours = ENGINES["vllm"] - {"images"} if reason else ENGINES["vllm"]
+        honours -= {"videos"} if no_videos else frozenset()
         limits: dict[str, Any] = {
             "context_length": self._context_length,
             "max_images": limit,
+            "max_videos": videos,
+            "no_videos_because": no_videos,
             "vocab_size": self._checkpoint.vocab_size,
         }
         return Capabilities(engine=self.name, honours=honours, reason=reason, **limits)

@@ -260,11 +260,11 @@ def check_arguments(checkpoint: Checkpoint) -> None:
             )
 
 
-def image_limit(checkpoint: Checkpoint) -> int | None:
-    """How many images a request may hold, as `limit_mm_per_prompt` says; None where it does not
-    say.
+def image_limit(checkpoint: Checkpoint, kind: str = "image") -> int | None:
+    """How many images, or videos, a request may hold, as `limit_mm_per_prompt` says; None where it
+    does not say.
     """
-    limit = (checkpoint.load.engine_kwargs.get("limit_mm_per_prompt") or {}).get("image")
+    limit = (checkpoint.load.engine_kwargs.get("limit_mm_per_prompt") or {}).get(kind)
     if isinstance(limit, Mapping):
         limit = limit.get("count")
     return limit if isinstance(limit, int) else None
