@@ -157,7 +157,7 @@ class _LaterTurn(Turn):
         object.__setattr__(self, "compact_token_ids", None)
 
     @property
-    def request(self) -> GenerationRequest:
+    def request(self) -> GenerationRequest:  # pyright: ignore[reportIncompatibleVariableOverride]
         asked = _asked(self._read)
         return dataclasses.replace(asked, turns=()) if asked.turns else asked
 

@@ -319,7 +319,7 @@ def _finished(
         if "token_logprobs" in named:
             return from_plain(named, Scored)
         slot = from_plain(named)
-        return slot if request is None else slot.map(lambda one: with_turn(one, request, turn))
+        return slot.map(partial(with_turn, request=request, held=turn)) if request else slot
 
     read: Result[Slot[Any], Exception] = attempt(slot_of)
     if not is_ok(read):  # another version of pipegen wrote it
