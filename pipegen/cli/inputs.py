@@ -235,8 +235,8 @@ class Reading(NamedTuple):
     @classmethod
     def of(cls, columns: Columns, system: str | None, names: Sequence[str]) -> Reading:
         """That of rows with these columns."""
-        images = (columns.column_of(field) for field in ("image", "images"))
-        return cls(columns, system, "row", tuple([name for name in images if name in names]))
+        images = {columns.column_of(field) for field in ("image", "images")}
+        return cls(columns, system, "row", tuple([name for name in names if name in images]))
 
     def has_images(self, values: Mapping[str, Any]) -> bool:
         """Whether a row has images in a column of their own."""

@@ -43,8 +43,8 @@ def csv_rows(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]
         if len(cells) > len(header):
             yield number, f"it has {len(cells)} cells, and the header has {len(header)}"
         else:
-            cells += [""] * (len(header) - len(cells))
-            yield number, dict(zip(header, [cell or None for cell in cells], strict=True))
+            whole = cells + [""] * (len(header) - len(cells))
+            yield number, dict(zip(header, [cell or None for cell in whole], strict=True))
 
 
 def csv_count(path: str | os.PathLike[str]) -> int:

@@ -167,7 +167,7 @@ def content_of(request: GenerationRequest) -> bytes:
         continues = request.continues
         held = {f.name: getattr(continues, f.name) for f in dataclasses.fields(continues)}
         # which say where ids come from
-        for name in ("raw_text_crc32", "sampled", "logprobs"):
+        for name in ("first", "raw_text_crc32", "sampled", "logprobs"):
             held.pop(name)
         content.append({"continues": held})
     if request.turns:

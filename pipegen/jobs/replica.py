@@ -30,6 +30,7 @@ from pipegen.drivers.drive import IN_FLIGHT, Drive
 from pipegen.drivers.mapping import flow_of
 from pipegen.drivers.session import NoRequest
 from pipegen.io.jsonl import to_plain
+from pipegen.jobs.conversations import row_to_plain
 from pipegen.jobs.in_flight import InFlight, Waiting
 from pipegen.jobs.journal import Journal
 from pipegen.jobs.rows import kept_slot, retry_of
@@ -231,7 +232,7 @@ class Replica:
             if self._noted is not None:
                 self._noted.worked()
         if row.key is not None and self._journal is not None and self._noted is not None:
-            self._journal.append(row.key, to_plain(slot))
+            self._journal.append(row.key, row_to_plain(slot, row.request))
             self._noted.end(row.key)
         with self._lock:
             self._waiting.ended()

@@ -21,6 +21,7 @@ from pipegen.core.errors import BackendFailed, GenerationError, InternalError, S
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import admitted, pair, prepare_batch, record_of
 from pipegen.io.jsonl import Written, from_plain, is_current
+from pipegen.jobs.conversations import with_turn
 from pipegen.jobs.in_flight import killed
 from pipegen.jobs.journal import Finished
 from pipegen.jobs.key_map import KeyMap, entry_of, key_in, number_in
@@ -169,8 +170,10 @@ def rows_of(
             times = 0 if entry is None else keys.count(first)
             if entry is not None and not times and finished.succeeded(first):
                 key = first.hex()
-                kept = partial(_finished, finished, key, partial(_id_of, request), as_written)
-                yield Row(name, _UNREAD, key, kept, unread=partial(_ready, prepared, request))
+                unread = partial(_ready, prepared, request)
+                name_of = partial(_id_of, request)
+                kept = partial(_finished, finished, key, name_of, unread, as_written)
+                yield Row(name, _UNREAD, key, kept, unread=unread)
                 continue
             given, ready = next(prepared([record_of(_read(request))]) if record is None else others)
             if not is_ok(ready):
@@ -218,7 +221,7 @@ def missing_rows(
         if (
             is_ok(ready)
             and not ready.unwrap().sources
-            and (part is None or in_part(*numbers_of([given], ImagePolicy()), part))
+            and (part is None or in_part(numbers_of([given], ImagePolicy())[0], part))
         ):
             row = _row(name, given, ready, keys.first(ready.unwrap()).hex(), finished, again, False)
             if row.kept is None and row.key not in given_out:
@@ -242,7 +245,9 @@ def _row(
     """The row of a request that is read."""
     name_of = partial(getattr, ready.unwrap(), "id")
     kept: Kept | None = (
-        partial(_finished, finished, key, name_of, as_written) if finished.has(key) else None
+        partial(_finished, finished, key, name_of, lambda: ready, as_written)
+        if finished.has(key)
+        else None
     )
     anew = alone = False
     if kept is not None and finished.failed(key):
@@ -287,12 +292,16 @@ def _ready(
 
 def kept_slot(finished: Finished, key: str, id: str | None, again: Again) -> Slot[Any] | None:
     """The row's slot, with this request's id, where it is finished and not to be asked again."""
-    slot = _finished(finished, key, lambda: id)
+    slot = _finished(finished, key, lambda: id, None)
     return None if slot is not None and not is_ok(slot) and again(slot.failure()) else slot
 
 
 def _finished(
-    finished: Finished, key: str, id: Callable[[], str | None], as_written: bool = False
+    finished: Finished,
+    key: str,
+    id: Callable[[], str | None],
+    request: Callable[[], Slot[GenerationRequest]] | None,
+    as_written: bool = False,
 ) -> Any:
     """The row's slot, with this request's id, where it is finished; `Written` where that is wanted,
     and nothing in it would change.
@@ -303,10 +312,16 @@ def _finished(
     values = written[0]
     if as_written and is_current(values):
         return Written(values, written[1], id)
+    turn = values.pop("turn", {})
     named = {**values, "id": id()}
-    read: Result[Slot[Any], Exception] = attempt(
-        lambda: from_plain(named, Scored) if "token_logprobs" in named else from_plain(named)
-    )
+
+    def slot_of() -> Slot[Any]:
+        if "token_logprobs" in named:
+            return from_plain(named, Scored)
+        slot = from_plain(named)
+        return slot.map(partial(with_turn, request=request, held=turn)) if request else slot
+
+    read: Result[Slot[Any], Exception] = attempt(slot_of)
     if not is_ok(read):  # another version of pipegen wrote it
         finished.forget(key, str(read.failure()))
         return None

@@ -2,8 +2,8 @@
 
 A request belongs to a shard by a digest of its content: messages, prompt, ids, continuation, tools,
 and a sample of the bytes of each image. Its place in the input, its id and its options do not
-count. So every process finds the same split, and rows that are inserted or removed move no other
-row. Equal requests are in one shard, where a job counts them as in the whole input. An image at an
+count. A request that continues a conversation counts by what that began with. So every process
+finds the same split, and rows that are inserted or removed move no other row. Equal requests are in one shard, where a job counts them as in the whole input. An image at an
 http address counts by its address.
 """
 
@@ -19,8 +19,14 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import check_settings, pair, pairs, record_of, require_iterable
 from pipegen.jobs.keys import content_of
 from pipegen.media.source import sample_of
+from pipegen.records.fields import altered
 from pipegen.records.plain import Request
-from pipegen.records.requests import GenerationRequest, ImagePolicy
+from pipegen.records.requests import (
+    GenerationRequest,
+    ImagePolicy,
+    TextGenerationRequest,
+    VlmGenerationRequest,
+)
 
 __all__ = ["in_part", "numbers_of", "shard", "shard_keyed"]
 
@@ -86,9 +92,22 @@ def in_part(number: int, part: tuple[int, int]) -> bool:
 
 def numbers_of(requests: Sequence[Slot[GenerationRequest]], images: ImagePolicy) -> list[int]:
     """For each request, the number by which it belongs to a shard; 0 for one that is not valid."""
+    requests = [slot.map(_opening) for slot in requests]
     sources = [source for slot in requests if is_ok(slot) for source in slot.unwrap().sources]
     samples = iter(parallel(lambda source: sample_of(source, images), sources) if sources else ())
     return [_number(slot.unwrap(), samples) if is_ok(slot) else 0 for slot in requests]
+
+
+def _opening(request: GenerationRequest) -> GenerationRequest:
+    """What the conversation of a request began with: all of it is in one shard."""
+    continues = request.continues
+    if continues is not None and continues.first is not None:
+        messages = (request.messages or ())[: continues.first]
+        kind = (
+            VlmGenerationRequest if any(one.sources for one in messages) else TextGenerationRequest
+        )
+        return kind(messages=messages, tools=request.tools)
+    return altered(request, turns=()) if request.turns else request
 
 
 def _number(request: GenerationRequest, samples: Iterator[bytes]) -> int:

@@ -164,7 +164,9 @@ def test_the_map_tells_the_shard_that_the_request_tells(generate: Command, tmp_p
     shards = [key_map.number_in(entry) % 4 + 1 for entry in entries]
     given = [{"id": row["id"], "prompt": row["prompt"]} for row in ROWS]
     for number in range(1, 5):
-        wanted = [row["id"] for row in pg.shard(given, number, 4)]
+        wanted = [
+            name for name, _ in pg.shard_keyed([(row["id"], row) for row in given], number, 4)
+        ]
         assert [
             row["id"] for row, shard in zip(ROWS, shards, strict=True) if shard == number
         ] == wanted

@@ -278,14 +278,14 @@ class TestRowsWithoutTurns:
 
     def test_what_a_plain_pipeline_refuses_is_asked_in_turns(self, tmp_path: Path) -> None:
         engine = FakeEngine("fine<|im_end|>")
-        requests = [{"prompt": "a"}, {"turns": ["a", "b"]}]
+        requests: list[Any] = [{"prompt": "a"}, {"turns": ["a", "b"]}]
         assert self.asked(pg.route(engine), tmp_path, requests) == [True, False]
         assert self.asked(pg.turns(pg.route(engine)), tmp_path, requests) == [True, True]
         assert [len(call) for call in engine.calls] == [1, 1, 1]
 
     def test_another_limit_asks_only_rows_with_turns_again(self, tmp_path: Path) -> None:
         engine = FakeEngine("fine<|im_end|>")
-        requests = [{"prompt": "a"}, {"turns": ["a", "b"]}]
+        requests: list[Any] = [{"prompt": "a"}, {"turns": ["a", "b"]}]
         self.asked(pg.turns(pg.route(engine)), tmp_path, requests)
         engine.calls.clear()
         self.asked(pg.turns(pg.route(engine), limit=1), tmp_path, requests)
