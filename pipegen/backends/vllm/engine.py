@@ -28,7 +28,13 @@ from pipegen.backends.vllm.sampling import (
     scoring_params,
     unsupported,
 )
-from pipegen.backends.vllm.start import check_arguments, image_limit, refusals, takes_grammars
+from pipegen.backends.vllm.start import (
+    check_arguments,
+    image_limit,
+    leaves_out_times,
+    refusals,
+    takes_grammars,
+)
 from pipegen.backends.waiting import Waiting, beginning
 from pipegen.core.border import attempt
 from pipegen.core.errors import CallFailed, GenerationError, InvalidRequest, UnsupportedOption
@@ -80,16 +86,13 @@ class VLLMEngine(CheckpointEngine):
     def _capabilities(self) -> Capabilities:
         """Asked for several times for each row."""
         reason, limit = self._no_images_because, image_limit(self._checkpoint)
-        videos = image_limit(self._checkpoint, "video")
-        no_videos = reason or self._checkpoint.videos.unsupported_reason
-        if not no_videos and videos == 0:
-            no_videos = "limit_mm_per_prompt allows none"
+        no_videos = reason or self._no_videos_because
         honours = ENGINES["vllm"] - {"images"} if reason else ENGINES["vllm"]
         honours -= {"videos"} if no_videos else frozenset()
         limits: dict[str, Any] = {
             "context_length": self._context_length,
             "max_images": limit,
-            "max_videos": videos,
+            "max_videos": image_limit(self._checkpoint, "video"),
             "no_videos_because": no_videos,
             "vocab_size": self._checkpoint.vocab_size,
         }
@@ -109,6 +112,16 @@ class VLLMEngine(CheckpointEngine):
         import vllm
 
         return f"vLLM {vllm.__version__} runs {self._checkpoint.config.model_type} as a text model"
+
+    @property
+    def _no_videos_because(self) -> str:
+        """Why a model that takes images takes no videos; empty where it does."""
+        checkpoint = self._checkpoint
+        if checkpoint.videos.unsupported_reason:
+            return checkpoint.videos.unsupported_reason
+        if image_limit(checkpoint, "video") == 0:
+            return "limit_mm_per_prompt allows none"
+        return leaves_out_times(checkpoint.config.model_type)
 
     @cached_property
     def _context_length(self) -> int | None:

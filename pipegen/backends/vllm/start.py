@@ -39,6 +39,7 @@ __all__ = [
     "engine_arguments",
     "image_limit",
     "installed_version",
+    "leaves_out_times",
     "refusals",
     "starting",
     "takes_grammars",
@@ -49,6 +50,8 @@ LOWEST, HIGHEST = (0, 27), (0, 32)
 """The versions of vLLM on which the tests of the real engine were run, the lowest and the newest,
 and what lies between them.
 """
+TIMES_OF_FRAMES = (0, 32)
+"""The lowest vLLM that was seen to tell Qwen2.5-VL the times of frames; 0.27 does not."""
 ADAPTER_SETTINGS = (
     "rank_pattern",
     "alpha_pattern",
@@ -103,6 +106,22 @@ def check_version() -> None:
             f'install one of these: pip install "vllm>={low},<{HIGHEST[0]}.{HIGHEST[1] + 1}"; or'
             " ask a server of yours with vllm_server",
         )
+
+
+def leaves_out_times(model_type: str) -> str:
+    """That the installed vLLM does not tell a model of this type the times of frames; empty where
+    it does. Positions of Qwen2.5-VL depend on them, and vLLM 0.27 takes a fixed rate.
+    """
+    import vllm
+
+    installed = installed_version()
+    if model_type != "qwen2_5_vl" or installed is None or installed >= TIMES_OF_FRAMES:
+        return ""
+    needed = ".".join(map(str, TIMES_OF_FRAMES))
+    return (
+        f"vLLM {vllm.__version__} leaves out the times of frames for {model_type}: install vLLM"
+        f" {needed}"
+    )
 
 
 def check_files(load: ModelLoadConfig, source: str) -> None:
