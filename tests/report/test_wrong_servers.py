@@ -94,6 +94,52 @@ def test_a_right_server_has_no_fault(
     assert found.asked_again > 40
 
 
+def default_set(server: ModelServer, route_of: Callable[[str], pg.Route], fault: Fault) -> Any:
+    """The verdict on what is asked without a file."""
+    server.fault = fault
+    try:
+        return pg.verify(server.url, "embedded", reference=route_of("right"), precision="float32")
+    finally:
+        server.fault = RIGHT
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "plain"])
+def test_a_right_server_has_no_fault_in_what_is_asked_without_a_file(
+    dialect: str, serving: Any, route_of: Any
+) -> None:
+    server = serving(dialect)
+    server.sent.clear()
+    found = default_set(server, route_of, RIGHT)
+    assert found.plain()["faults"] == []
+    assert found.right
+    assert found.too_long == 2  # of the long prompts
+    sent = str(server.sent)
+    assert "image_url" in sent
+    assert ("'name': 'weather'" in sent) is (dialect == "vllm")
+    assert any(body.get("n") for body in server.sent)
+
+
+@pytest.mark.parametrize("name", ["without system", "images left out"])
+def test_faults_are_found_by_what_is_asked_without_a_file(
+    name: str, serving: Any, route_of: Any
+) -> None:
+    fault = next(one for one in FAULTS if one.name == name)
+    found = default_set(serving("vllm"), route_of, fault)
+    assert [one.kind for one in found.faults] == [*fault.kinds]
+
+
+def test_a_server_that_refuses_several_choices_is_right_and_they_are_not_judged(
+    serving: Any, route_of: Any
+) -> None:
+    found = verified(serving("plain"), route_of, Fault("refused", (), choices=refused))
+    assert found.right
+    assert found.not_judged == ("several samples: the server refuses n=4: one at a time",)
+
+
+def refused(rows: list[Any]) -> list[Any]:
+    raise ValueError("one at a time")
+
+
 CASES = [(fault, dialect) for fault in FAULTS for dialect in fault.dialects]
 
 
