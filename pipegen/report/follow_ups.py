@@ -4,18 +4,13 @@ and as several samples. Each has to go with the answer that came before.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from returns.result import Failure, Success
 
-from pipegen.backends.http.transport import AttemptFailed, HttpStatusError
-from pipegen.backends.servers.dry import wire_requests
-from pipegen.backends.servers.reading import error_message, json_of
-from pipegen.backends.servers.wire import WireRequest
 from pipegen.core.errors import MalformedResponse, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.batch import run
@@ -27,6 +22,9 @@ from pipegen.records.results import GenerationResult
 from pipegen.report.asking import Asked, Failed, Routes, ask
 from pipegen.report.diff import common_prefix
 from pipegen.report.verdict import Answer, Fault
+
+if TYPE_CHECKING:
+    from pipegen.backends.servers.wire import WireRequest
 
 __all__ = ["Base", "FollowUps", "drawn_otherwise"]
 
@@ -377,6 +375,13 @@ def _choices(
     """The messages of the choices of each answer, where a server is asked for several at once. No
     route asks so: it asks for each sample alone.
     """
+    # an event loop, which nothing but this needs here
+    import asyncio
+
+    from pipegen.backends.http.transport import AttemptFailed, HttpStatusError
+    from pipegen.backends.servers.dry import wire_requests
+    from pipegen.backends.servers.reading import error_message, json_of
+
     engine: Any = route.engine
 
     async def one(request: WireRequest) -> Slot[list[str]]:
