@@ -3,8 +3,9 @@
 A request belongs to a shard by a digest of its content: messages, prompt, ids, continuation, tools,
 and a sample of the bytes of each image. Its place in the input, its id and its options do not
 count. A request that continues a conversation counts by what that began with. So every process
-finds the same split, and rows that are inserted or removed move no other row. Equal requests are in one shard, where a job counts them as in the whole input. An image at an
-http address counts by its address.
+finds the same split, and rows that are inserted or removed move no other row. Equal requests are in
+one shard, where a job counts them as in the whole input. An image at an http address counts by its
+address.
 """
 
 from __future__ import annotations

@@ -94,8 +94,7 @@ class Rendered:
     """A request with its prompt as text, and what the tokenizer has to know about it. Or it has the
     token ids that the caller gave instead.
 
-    A stage of your own may change `text` where nothing is `hidden`; where something is, `rewritten`
-    changes both.
+    A stage of your own changes the prompt by `rewritten`, which keeps `text` and `hidden` together.
     """
 
     request: GenerationRequest

@@ -122,7 +122,7 @@ def route(request: pytest.FixtureRequest) -> Iterator[pg.Route]:
 
 
 REQUESTS: list[Any] = [
-    {"prompt": "List the colors"},
+    {"prompt": "Say hello"},
     {"prompt": "Count " * 40},
     {"prompt": "Hi", "options": {"samples": 2}},
 ]
@@ -130,7 +130,7 @@ REQUESTS: list[Any] = [
 
 def test_there_is_a_stage_in_each_of_the_nine_places(route: pg.Route) -> None:
     pipe = with_its_own_stages(route)
-    plain = pg.run(route, [{"prompt": "List the colors, please See: "}], {"max_new_tokens": 7})
+    plain = pg.run(route, [{"prompt": "Say hello, please See: "}], {"max_new_tokens": 7})
     decode, special = route.engine.tokenizer.decode, route.engine.tokenizer.special_tokens.values()
     ids = [one for one in plain[0].unwrap().token_ids[1:] if one not in special]
     text = decode(ids).upper()
@@ -175,7 +175,7 @@ def test_a_chat_server_has_four_places() -> None:
         )
         options = {"stop": ["he"]}
         slots = pg.run(pipe, REQUESTS, options)
-        texts = ["<LIST T> stop_string", "<COUNT COU> length", "<HI, PLEAS> length"]
+        texts = ["<SAY > stop_string", "<COUNT COU> length", "<HI, PLEAS> length"]
         assert [slot.unwrap().text for slot in slots] == texts
         assert pg.run(by_hand, REQUESTS, options) == slots
         assert differing_ways(pipe, REQUESTS, options) == []

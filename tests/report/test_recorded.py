@@ -114,7 +114,9 @@ def test_rows_with_tokens_that_their_filters_leave_out_differ_in_sampling(
 
 def test_rows_of_other_weights_differ_in_weights(embedded: pg.Route, tmp_path: Path) -> None:
     with pg.backends.hf(write_other("noise 0.5", tmp_path / "other"), dtype="float32") as other:
-        assert kinds(judged(results(other, logprobs=True), embedded)) == {"weights"}
+        found = kinds(judged(results(other, logprobs=True), embedded))
+        assert "weights" in found
+        assert found <= {"weights", "unknown"}
         assert kinds(judged(results(other), embedded)) <= {"right", "weights", "unknown"}
         assert "weights" in judged(results(other, temperature=1.0, seed=1), embedded).counts
 
