@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ARROW",
-    "Block",
     "Columns",
     "PARQUET",
     "Row",

@@ -106,12 +106,7 @@ def blocks_of(rows: Iterator[Row[Any]], most: int = BLOCK_ROWS) -> Iterator[Bloc
 
 
 def _bytes(block: Block) -> int:
-    return sum(
-        len(piece)
-        for _, request in block
-        for source in request.sources
-        for piece in source.contents
-    )
+    return sum(len(source.data or b"") for _, request in block for source in request.sources)
 
 
 class _Actor:

@@ -1,1 +1,1 @@
-"""Images and videos: where they come from, and how they are decoded and resized."""
+"""Images: where they come from, and how they are decoded and resized."""

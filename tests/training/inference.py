@@ -29,7 +29,6 @@ class Case:
     images: tuple[Image, ...] = ()
     scene: Scene | None = None
     thinking: bool = False
-    tools: Sequence[dict[str, Any]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,6 @@ class Embedded:
                 tokenize=False,
                 add_generation_prompt=True,
                 enable_thinking=case.thinking,
-                tools=list(case.tools) or None,
             )
             pieces = text.split("<|image_pad|>")
             texts.append(
