@@ -2,13 +2,12 @@
 same steps.
 
 **Who steps.** Each call has a mailbox. A step puts what it brings into the mailboxes of the calls
-that it is for. A synchronous call steps whenever its mailbox is empty. For asynchronous calls with
-empty mailboxes, a thread steps; it ends when there are none.
+that it is for. A call steps whenever its mailbox is empty, in its own thread.
 
 **Invariants.**
 
-- The engine is used only under `lock`. Who adds something (`entered`) gets it before the thread's
-  next step.
+- The engine is used only under `lock`. Who adds something (`entered`) gets it before the next step
+  of others.
 - What a step raises is put into the mailboxes of all calls that it was for: each of them raises it.
 - What a call leaves is dropped before the next step, or at once where no step is running; the call
   does not wait for it.
@@ -20,11 +19,8 @@ import contextlib
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Generic, TypeVar
-
-from pipegen.core.border import attempt
-from pipegen.core.slots import is_ok
 
 __all__ = ["Mailbox", "SharedSteps"]
 
@@ -32,12 +28,9 @@ E = TypeVar("E")
 
 
 class Mailbox(Generic[E]):
-    """What has come for one call, and was not taken yet. `wake` is called with each event of an
-    asynchronous one.
-    """
+    """What has come for one call, and was not taken yet."""
 
-    def __init__(self, wake: Callable[[], object] | None = None) -> None:
-        self.wake = wake
+    def __init__(self) -> None:
         self._events: deque[E] = deque()
         self._failure: BaseException | None = None
 
@@ -47,13 +40,9 @@ class Mailbox(Generic[E]):
 
     def put(self, event: E) -> None:
         self._events.append(event)
-        if self.wake is not None:
-            self.wake()
 
     def fail(self, error: BaseException) -> None:
         self._failure = error
-        if self.wake is not None:
-            self.wake()
 
     def take(self) -> list[E]:
         """What is there. Raises what has ended the call, once all that came before is taken."""
@@ -73,12 +62,9 @@ class SharedSteps(ABC, Generic[E]):
         """Held while the engine is used."""
         self._left = False
         """Whether a call has left something behind."""
-        self._stepping: threading.Thread | None = None
         self._entering = 0
-        self._waiting: set[Mailbox[E]] = set()
-        """The empty mailboxes of asynchronous calls."""
         self._guard = threading.Condition()
-        """Held while these three are used."""
+        """Held while the number of those who enter is used."""
 
     @abstractmethod
     def _advance(self) -> None:
@@ -92,7 +78,7 @@ class SharedSteps(ABC, Generic[E]):
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Hold the lock; a thread that steps again and again lets others have it first."""
+        """Hold the lock; threads that step again and again let others have it first."""
         with self._guard:
             self._entering += 1
         try:
@@ -105,62 +91,29 @@ class SharedSteps(ABC, Generic[E]):
 
     def step(self, mailbox: Mailbox[E]) -> list[E]:
         """What is in the mailbox. Where there is nothing, after a step (and perhaps nothing then
-        either); an asynchronous call is woken once there is something. Raises as the step does.
+        either). Raises as the step does.
         """
-        if mailbox.wake is None:
+        with self._guard:
+            self._guard.wait_for(lambda: not self._entering or mailbox.filled)
+        if not mailbox.filled:
             with self.lock:
                 if not mailbox.filled:
                     self._drop_left()
                     self._advance()
             if self._left:
-                self.leave(mailbox)
-            return mailbox.take()
-        with self._guard:
-            if mailbox.filled:
-                self._waiting.discard(mailbox)
-                return mailbox.take()
-            self._waiting.add(mailbox)
-            # a process that was forked has no such thread
-            if self._stepping is None or not self._stepping.is_alive():
-                self._stepping = threading.Thread(target=self._keep_stepping, name="pipegen-steps")
-                self._stepping.start()
-            return []
+                self.leave()
+        return mailbox.take()
 
-    def leave(self, mailbox: Mailbox[E]) -> None:
-        """The call of this mailbox has left something: it is dropped before the next step, or now
-        where no step is running.
+    def leave(self) -> None:
+        """A call has left something: it is dropped before the next step, or now where no step is
+        running.
         """
-        with self._guard:
-            self._waiting.discard(mailbox)
-        self._drop_now()
-
-    def _drop_now(self) -> None:
         self._left = True
         if self.lock.acquire(blocking=False):
             try:
                 self._drop_left()
             finally:
                 self.lock.release()
-
-    def _keep_stepping(self) -> None:
-        while True:
-            with self._guard:
-                self._guard.wait_for(lambda: not self._entering)
-                self._waiting = {mailbox for mailbox in self._waiting if not mailbox.filled}
-                if not self._waiting:
-                    self._stepping = None
-                    break
-            with self.lock:
-                stepped = attempt(self._step_for_all)
-            if not is_ok(stepped):  # a bug
-                for mailbox in [*self._waiting]:
-                    mailbox.fail(stepped.failure())
-        if self._left:
-            self._drop_now()  # what was left during the last step
-
-    def _step_for_all(self) -> None:
-        self._drop_left()
-        self._advance()
 
     def _drop_left(self) -> None:
         if self._left:

@@ -21,7 +21,9 @@ these bounds, and not on the length of the input.
 flight some seconds to end.
 
 **Threads.** Stages, and engines of this process, run in the thread that asks for the next slot.
-Images are read and resized on a few other threads.
+Images are read and resized on a few other threads. For asynchronous callers (`rounds`), the same
+runs in a worker thread of the event loop, and in a thread of its own once an engine works in it: so
+any number of calls at a time leave the loop's threads free.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from returns.result import Failure, Success
 
@@ -53,9 +55,6 @@ from pipegen.engines.protocol import Event, RowDone
 from pipegen.engines.session import ALL, open_session
 from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import ImagePolicy, RequestPolicy
-
-if TYPE_CHECKING:
-    import asyncio
 
 __all__ = ["HELD_BYTES", "IN_FLIGHT", "REORDER", "Drive", "drive"]
 
@@ -143,8 +142,10 @@ class Drive(Generic[K]):
         self.closed = False
         """Whether no more work is wanted."""
         self._awakens: Callable[[], object] = self._asleep.release
-        self._loop: asyncio.AbstractEventLoop | None = None
-        """Of an asynchronous caller."""
+        self._awaited = False
+        """Whether the caller is asynchronous."""
+        self._own_thread: ThreadPoolExecutor | None = None
+        """Where rounds run whose engines work in the thread of their step."""
         self._idle = False
 
     def wake(self) -> None:
@@ -175,26 +176,46 @@ class Drive(Generic[K]):
         finally:
             self.close()
 
-    async def rounds(self) -> AsyncGenerator[list[tuple[K, Slot[Any]]], None]:
+    async def rounds(
+        self, *, own_thread: bool = False
+    ) -> AsyncGenerator[list[tuple[K, Slot[Any]]], None]:
         """What each `round` gives, beside the running event loop. Where it is left, the round at
         work ends first: a thread cannot be cancelled.
+
+        own_thread: a long call has a thread of its own, which waits where there is nothing to do.
         """
         import asyncio  # half of what `import pipegen` would cost
 
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
-        self._loop, self._awakens = loop, lambda: loop.call_soon_threadsafe(woken.set)
+        if own_thread:
+            self._own_thread = ThreadPoolExecutor(1, thread_name_prefix="pipegen-call")
+        else:
+            self._awaited, self._awakens = True, lambda: loop.call_soon_threadsafe(woken.set)
         working: asyncio.Future[list[tuple[K, Slot[Any]]]] | None = None
         try:
             while not self.exhausted:
                 woken.clear()
-                working = asyncio.ensure_future(asyncio.to_thread(self.round))
+                working = loop.run_in_executor(self._own_thread, self._work)
                 yield await asyncio.shield(working)
-                if self._idle:
+                if self._idle and self._awaited:
                     await woken.wait()
         finally:
+            self.closed = True
+            self.wake()
             if working is not None:
                 await asyncio.wait([working])
-            await asyncio.to_thread(self.close)
+            if self._sessions or self._pool is not None:
+                await asyncio.to_thread(self.close)
+            self.close()
+
+    def _work(self) -> list[tuple[K, Slot[Any]]]:
+        """Rounds, until one gives something or there is nothing to do in this thread."""
+        own, given = self._own_thread, self.round()
+        while own is self._own_thread and not (
+            given or (self._idle and self._awaited) or self._sees or self.closed or self.exhausted
+        ):
+            given = self.round()
+        return given
 
     def round(self) -> list[tuple[K, Slot[Any]]]:
         """Take requests for which there is room, let the engines work for one step, and give out
@@ -208,6 +229,10 @@ class Drive(Generic[K]):
         sessions = [*self._sessions.items()]
         for name, opened in [min(sessions)] if self._whole and sessions else sessions:
             if opened.rows and not self._awaits_more(opened):
+                if self._awaited and opened.session.side_by_side and self._own_thread is None:
+                    self._own_thread = ThreadPoolExecutor(1, thread_name_prefix="pipegen-call")
+                    worked = True
+                    break
                 try:
                     self._add(opened)
                     events = opened.session.step()
@@ -224,7 +249,7 @@ class Drive(Generic[K]):
                 self._take(name, opened, events)
                 worked |= bool(events) or opened.session.side_by_side > 0
         self._idle = not worked and self._waits
-        if self._idle and self._loop is None:
+        if self._idle and not self._awaited:
             self._asleep.acquire(timeout=self._most_wait)
         return self._given()
 
@@ -273,6 +298,8 @@ class Drive(Generic[K]):
             opened.session.close()
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
+        if self._own_thread is not None:
+            self._own_thread.shutdown(wait=False)
         self._requests.clear()
 
     # Requests become rows.
@@ -419,7 +446,6 @@ class Drive(Generic[K]):
         if opened is None:
             how: dict[str, Any] = {
                 "tokens": self._sees is not None,
-                "loop": self._loop,
                 "fed": not self._whole,
             }
             opened = self._sessions[name] = OpenSession(

@@ -6,13 +6,13 @@ so that nothing has to be zipped together again.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from pipegen.core.border import attempt
 from pipegen.core.pipe import Pipe
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.slots import Slot
 from pipegen.drivers.arguments import Options, check_run, pair, pairs, require_iterable
 from pipegen.drivers.drive import Drive
 from pipegen.drivers.session import NoRequest
@@ -214,39 +214,16 @@ async def aimap_keyed(
         arrived.append(raised or NoRequest.MORE)
         flow.wake()
 
-    def work() -> tuple[list[tuple[K, Slot[Any]]], Exception | None]:
-        """The next slots; or those before a bug, and the bug."""
-        slots: list[tuple[K, Slot[Any]]] = []
-
-        def go_on() -> None:
-            while not slots and not flow.closed and not flow.exhausted:
-                slots.extend(flow.round())
-
-        done = attempt(go_on)
-        return slots, None if is_ok(done) else done.failure()
-
     fetching = asyncio.create_task(fetch())
     fetching.add_done_callback(fetched)
-    working: asyncio.Future[Any] | None = None
     try:
-        while True:
-            working = loop.run_in_executor(None, work)
-            slots, error = await asyncio.shield(working)
-            wanted.set()
-            for given in slots:
-                yield given
-            if error is not None:
-                raise error
-            if not slots:
-                return
+        async with contextlib.aclosing(flow.rounds(own_thread=True)) as rounds:
+            async for slots in rounds:
+                wanted.set()
+                for given in slots:
+                    yield given
     finally:
         fetching.cancel()
-        flow.closed = True
-        flow.wake()
-        if working is not None:
-            # a thread cannot be cancelled: it ends after the running step
-            await asyncio.wait([working])
-        await asyncio.to_thread(flow.close)
 
 
 async def _asynchronous(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[T]:

@@ -1,13 +1,11 @@
-"""How engines are called: each call is a session, to which rows are added, and whose steps tell what
+"""How engines are called: each call is a session, to which rows are added, and whose steps give what
 has come.
 
 An engine that takes rows while it works has a session of its own:
 
-- `open(wake, tokens=..., loop=..., fed=...)` gives a session without rows. `wake` may be called
-  from any thread. With `tokens`, the tokens of each row are told as they are made. With `loop`, the
-  event loop of an asynchronous caller, no step waits: `wake` is called when something has come.
-  With `fed`, rows are added at any time, and each is a call of its own; otherwise all are added
-  before the first step.
+- `open(wake, tokens=..., fed=...)` gives a session without rows. `wake` may be called from any
+  thread. With `tokens`, the tokens of each row are events as they are made. With `fed`, rows are
+  added at any time, and each is a call of its own; otherwise all are added before the first step.
 - `in_flight` says how many requests keep it full.
 
 Any other engine has the session `BatchSession`.
@@ -22,10 +20,9 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipegen.core.backend import Session
 from pipegen.core.blame import blamed_on
@@ -34,9 +31,6 @@ from pipegen.core.slots import Slot
 from pipegen.engines.protocol import Event, RowDone
 from pipegen.records.fields import altered
 from pipegen.records.scores import Continued
-
-if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop
 
 __all__ = ["ALL", "BatchSession", "answers", "open_session"]
 
@@ -49,12 +43,11 @@ def open_session(
     wake: Callable[[], object],
     *,
     tokens: bool = False,
-    loop: AbstractEventLoop | None = None,
     fed: bool = False,
 ) -> Session:
     """A session of the backend; see the module."""
     opens: Callable[..., Session] = getattr(backend, "open", None) or partial(BatchSession, backend)
-    return opens(wake, tokens=tokens, loop=loop, fed=fed)
+    return opens(wake, tokens=tokens, fed=fed)
 
 
 def answers(backend: Any, inputs: Sequence[Any]) -> list[Slot[Any]]:
@@ -73,11 +66,12 @@ def answers(backend: Any, inputs: Sequence[Any]) -> list[Slot[Any]]:
 
 class BatchSession:
     """A session of a backend that takes no rows while it works. A step is a call of it, with all
-    rows that wait; those that are to be scored are one of `score`. Where tokens are to be told, it
-    is its `stream` that is read, if it has one.
-
-    Where it is awaited, a thread of its own works.
+    rows that wait; those that are to be scored are one of `score`. With `tokens`, its `stream` is
+    read, if it has one.
     """
+
+    side_by_side = ALL
+    """All rows of a call."""
 
     def __init__(
         self,
@@ -85,40 +79,22 @@ class BatchSession:
         wake: Callable[[], object] = lambda: None,
         *,
         tokens: bool = False,
-        loop: AbstractEventLoop | None = None,
         fed: bool = False,
     ) -> None:
-        self.backend, self._wake = backend, wake
+        self.backend = backend
         self._streams = tokens and hasattr(backend, "stream")
         self._waiting: list[tuple[int, Any]] = []
         self._events: Generator[Sequence[Event], None, None] | None = None
-        """What the call that runs tells."""
-        self.side_by_side = ALL if loop is None else 0
-        """All rows of a call, where the call is made in the thread that steps."""
-        self._pool = (
-            None if loop is None else ThreadPoolExecutor(1, thread_name_prefix="pipegen-call")
-        )
-        self._working: Future[Sequence[Event]] | None = None
+        """The stream that is read."""
 
     def add(self, inputs: Sequence[tuple[int, Any]]) -> None:
         """Rows for the next call."""
         self._waiting.extend(inputs)
 
     def step(self) -> Sequence[Event]:
-        """What the call tells. Raises `ContractError` where the backend gives another number of
+        """What the call gives. Raises `ContractError` where the backend gives another number of
         answers than it has rows.
         """
-        if self._pool is None:
-            return self._blamed_work()
-        if self._working is None:
-            self._working = self._pool.submit(self._blamed_work)
-            self._working.add_done_callback(lambda _: self._wake())
-        if not self._working.done():
-            return ()
-        done, self._working = self._working, None
-        return done.result()
-
-    def _blamed_work(self) -> Sequence[Event]:
         try:
             return self._work()
         except CallFailed:
@@ -138,10 +114,10 @@ class BatchSession:
                 numbers, inputs = [number for number, _ in rows], [row for _, row in rows]
                 if scores or not self._streams:
                     return self._answers(numbers, inputs, scores=scores)
-                self._events = self._told(numbers, inputs)
-            told = next(self._events, None)
-            if told is not None:
-                return told
+                self._events = self._streamed(numbers, inputs)
+            events = next(self._events, None)
+            if events is not None:
+                return events
             self._events = None
         return ()
 
@@ -155,7 +131,7 @@ class BatchSession:
             )
         return [RowDone(row=number, slot=slot) for number, slot in zip(numbers, slots, strict=True)]
 
-    def _told(
+    def _streamed(
         self, numbers: Sequence[int], inputs: Sequence[Any]
     ) -> Generator[Sequence[Event], None, None]:
         left = {*numbers}
@@ -170,9 +146,7 @@ class BatchSession:
             )
 
     def close(self) -> None:
-        """Leave the call; where it is awaited, once its step has ended."""
-        if self._pool is not None:
-            self._pool.shutdown()
+        """Leave the call."""
         if self._events is not None:
             self._events.close()
         self._waiting.clear()

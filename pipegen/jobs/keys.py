@@ -1,9 +1,9 @@
 """The key of a row: what its answer depends on, and nothing else.
 
 A key is a digest of the prompt (messages and tools, a plain prompt, or ids), the turns after it,
-the continuation to score, and the bytes of its images and videos. It covers the resolved options, what the
-engines say that their answers depend on, the attached plugins, the names of the stages and the
-caller's `version`. A request without turns has the key of the plain pipeline, also under
+the continuation to score, and the bytes of its images and videos. It covers the resolved options,
+what the engines say that their answers depend on, the attached plugins, the names of the stages and
+the caller's `version`. A request without turns has the key of the plain pipeline, also under
 `pg.turns(route)`. A key is no position and no id: rows may be inserted, removed and put in another
 order between two runs. Equal requests have an ordinal among each other, since two of them are two
 answers. A key ends with its mark, by which `pipegen.jobs.history` tells with which settings a row

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import threading
-from collections.abc import Callable
 
 import pytest
 
@@ -39,80 +36,63 @@ class Counting(SharedSteps[int]):
         with self.entered():
             self.entered_after.append(self.steps)
 
-    def mailbox(self, wake: Callable[[], object] | None = None) -> Mailbox[int]:
-        self.mailboxes.append(Mailbox(wake))
+    def mailbox(self) -> Mailbox[int]:
+        self.mailboxes.append(Mailbox())
         return self.mailboxes[-1]
 
 
-async def awaited(shared: Counting, mailbox: Mailbox[int], woken: asyncio.Event) -> list[int]:
-    """What comes for a mailbox whose `wake` sets `woken` from any thread."""
-    while not (taken := shared.step(mailbox)):
-        await woken.wait()
-        woken.clear()
-    return taken
+def taken(shared: Counting, mailbox: Mailbox[int]) -> list[int]:
+    """What comes for a mailbox next."""
+    while not (events := shared.step(mailbox)):
+        pass
+    return events
 
 
-def setter(woken: asyncio.Event) -> Callable[[], object]:
-    loop = asyncio.get_running_loop()
-
-    def wake() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits there
-            loop.call_soon_threadsafe(woken.set)
-
-    return wake
-
-
-def test_who_enters_goes_before_the_next_step_of_the_thread_that_steps_for_all() -> None:
-    async def stepped(shared: Counting) -> list[int]:
-        woken = asyncio.Event()
-        return await awaited(shared, shared.mailbox(setter(woken)), woken)
-
+def test_who_enters_goes_before_the_next_step() -> None:
     for _ in range(20):
         shared = Counting(silent=200)
-        assert asyncio.run(stepped(shared)) == [201]
+        assert taken(shared, shared.mailbox()) == [201]
         assert shared.guest is not None
         shared.guest.join()
         assert shared.entered_after == [1]
 
 
-def test_a_thread_steps_until_nobody_waits_and_each_box_has_every_step() -> None:
-    async def both() -> None:
-        woken = asyncio.Event(), asyncio.Event()
-        one, other = (shared.mailbox(setter(event)) for event in woken)
-        seen: tuple[list[int], list[int]] = [], []
-        while len(seen[0]) < 4:
-            for mailbox, event, taken in zip((one, other), woken, seen, strict=True):
-                taken += await awaited(shared, mailbox, event)
-        for mailbox, taken in zip((one, other), seen, strict=True):
-            taken += mailbox.take()
-        assert seen == ([*range(1, shared.steps + 1)],) * 2
-        if shared._stepping is not None:
-            await asyncio.to_thread(shared._stepping.join)
-        assert shared.step(shared.mailbox()) == [shared.steps]
-
+def test_each_of_many_threads_has_every_step_and_none_waits_for_another() -> None:
     shared = Counting()
-    asyncio.run(both())
+    seen: dict[Mailbox[int], list[int]] = {shared.mailbox(): [] for _ in range(64)}
+
+    def work(mailbox: Mailbox[int]) -> None:
+        while len(seen[mailbox]) < 20:
+            seen[mailbox] += taken(shared, mailbox)
+
+    threads = [threading.Thread(target=work, args=(mailbox,)) for mailbox in seen]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for mailbox, events in seen.items():
+        events += mailbox.take()
+    assert all(events == [*range(1, shared.steps + 1)] for events in seen.values())
 
 
-def test_who_leaves_is_not_stepped_for_any_more() -> None:
-    shared = Counting(silent=10**9)
-    mailbox = shared.mailbox(lambda: None)
-    assert shared.step(mailbox) == []
-    stepping = shared._stepping
-    assert stepping is not None
-    shared.leave(mailbox)
-    stepping.join()
-    assert shared._stepping is None
-    assert shared.drops == 1
+def test_what_has_come_waits_for_no_step_of_others() -> None:
+    shared, events = Counting(), list[int]()
+    mailbox = shared.mailbox()
+    mailbox.put(7)
+    with shared.lock:
+        other = threading.Thread(target=lambda: events.extend(shared.step(mailbox)))
+        other.start()
+        other.join(60)
+    assert (events, shared.steps) == ([7], 0)
 
 
 def test_what_was_left_is_dropped_once_before_the_next_step_or_at_once() -> None:
     shared = Counting()
     mailbox = shared.mailbox()
-    shared.leave(mailbox)
+    shared.leave()
     assert (shared.drops, shared.steps) == (1, 0)
     with shared.lock:
-        other = threading.Thread(target=shared.leave, args=(mailbox,))
+        other = threading.Thread(target=shared.leave)
         other.start()
         other.join()  # it does not wait for the lock
         assert shared.drops == 1
@@ -120,12 +100,22 @@ def test_what_was_left_is_dropped_once_before_the_next_step_or_at_once() -> None
     assert (shared.drops, shared.steps) == (2, 1)
 
 
-@pytest.mark.parametrize("wake", [None, lambda: None])
-def test_what_has_ended_a_call_is_raised_after_what_came_before(
-    wake: Callable[[], object] | None,
-) -> None:
+def test_what_is_left_during_a_step_is_dropped_after_it() -> None:
+    class Leaving(Counting):
+        def _advance(self) -> None:
+            other = threading.Thread(target=self.leave)
+            other.start()
+            other.join()
+            self.mailboxes[0].put(1)
+
+    shared = Leaving()
+    assert shared.step(shared.mailbox()) == [1]
+    assert shared.drops == 1
+
+
+def test_what_has_ended_a_call_is_raised_after_what_came_before() -> None:
     shared = Counting()
-    mailbox = shared.mailbox(wake)
+    mailbox = shared.mailbox()
     mailbox.put(7)
     mailbox.fail(KeyError("gone"))
     assert shared.step(mailbox) == [7]

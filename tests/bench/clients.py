@@ -205,7 +205,7 @@ async def pipegen_transport(url: str) -> Any:
             await transport.retry(failed, attempt, deadline)
 
     async def close() -> None:
-        transport.close()
+        """The loop closes its connections."""
 
     return one, close
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from pipegen.core.slots import Slot
@@ -30,21 +31,20 @@ async def aevents(
 ) -> AsyncGenerator[Event, None]:
     """The same, awaited."""
     left, loop, woken = len(inputs), asyncio.get_running_loop(), asyncio.Event()
-    session = open_session(
-        engine, lambda: loop.call_soon_threadsafe(woken.set), tokens=tokens, loop=loop
-    )
-    try:
-        await asyncio.to_thread(session.add, [*enumerate(inputs)])
-        while left:
-            woken.clear()
-            told = session.step()
-            for event in told:
-                left -= isinstance(event, RowDone)
-                yield event
-            if not told:
-                await woken.wait()
-    finally:
-        await asyncio.to_thread(session.close)
+    session = open_session(engine, lambda: loop.call_soon_threadsafe(woken.set), tokens=tokens)
+    with ThreadPoolExecutor(1) as own:
+        try:
+            await loop.run_in_executor(own, session.add, [*enumerate(inputs)])
+            while left:
+                woken.clear()
+                events = await asyncio.shield(loop.run_in_executor(own, session.step))
+                for event in events:
+                    left -= isinstance(event, RowDone)
+                    yield event
+                if not events and not session.side_by_side:
+                    await woken.wait()
+        finally:
+            await loop.run_in_executor(own, session.close)
 
 
 async def aanswers(engine: Any, inputs: Sequence[Any]) -> list[Slot[Any]]:

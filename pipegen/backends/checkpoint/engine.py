@@ -8,7 +8,7 @@ import copy
 import gc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from immutabledict import immutabledict
 
@@ -23,9 +23,6 @@ from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.results import Encoded, PreparedImage, Raw
-
-if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop
 
 __all__ = ["CheckpointEngine", "HasModelMetadata", "release"]
 
@@ -128,7 +125,6 @@ class CheckpointEngine(HasModelMetadata, ABC):
         wake: Callable[[], object],
         *,
         tokens: bool = False,
-        loop: AbstractEventLoop | None = None,
         fed: bool = False,
     ) -> Session:
         """See `pipegen.engines.session`: calls that run at the same time share the engine's

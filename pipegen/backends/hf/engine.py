@@ -9,7 +9,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from returns.result import Failure, Result
@@ -44,9 +44,6 @@ from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.results import Encoded, PreparedImage
 from pipegen.records.scores import Continued, TokenScores
 from pipegen.stages.fitting import check_ids
-
-if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop
 
 __all__ = ["HFEngine"]
 
@@ -153,7 +150,6 @@ class HFEngine(CheckpointEngine):
         wake: Callable[[], object],
         *,
         tokens: bool = False,
-        loop: AbstractEventLoop | None = None,
         fed: bool = False,
     ) -> HFSession:
         """A call to which rows may be added while it runs. Rows of calls at one time advance
@@ -162,7 +158,7 @@ class HFEngine(CheckpointEngine):
         Where the memory runs out, half as many rows go on, down to single rows. A row that does not
         fit alone fails.
         """
-        return HFSession(self, Mailbox(None if loop is None else wake), text=tokens)
+        return HFSession(self, text=tokens)
 
     @property
     def longest_scored(self) -> int | None:
@@ -355,14 +351,10 @@ def _tell(rows: Sequence[HFRow]) -> None:
 class HFSession:
     """The rows of one call, to which more may be added. Who made it leaves it in the end."""
 
-    def __init__(self, engine: HFEngine, mailbox: Mailbox[Event], *, text: bool) -> None:
-        self._engine, self._shared, self._text, self._mailbox = (
-            engine,
-            engine._shared,
-            text,
-            mailbox,
-        )
-        self.side_by_side = engine._size if mailbox.wake is None else 0
+    def __init__(self, engine: HFEngine, *, text: bool) -> None:
+        self._engine, self._shared, self._text = engine, engine._shared, text
+        self._mailbox = Mailbox[Event]()
+        self.side_by_side = engine._size
         """How many rows run side by side."""
         self.rows: dict[int, HFRow] = {}
         """The rows that have not ended."""
@@ -406,7 +398,7 @@ class HFSession:
             for row in self.rows.values():
                 row.dropped = True
             self.rows.clear()
-            self._shared.leave(self._mailbox)
+            self._shared.leave()
 
 
 _first: list[int] = []

@@ -1,6 +1,4 @@
-"""Event loops: one of pipegen's own in a thread, for synchronous callers, and what belongs to each
-loop that a caller runs.
-"""
+"""The event loop of pipegen's own, in a thread: all that is sent to servers is sent from there."""
 
 from __future__ import annotations
 
@@ -9,10 +7,10 @@ import concurrent.futures
 import os
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
-__all__ = ["LoopThread", "PerLoop", "Work"]
+__all__ = ["LoopThread", "Work"]
 
 T = TypeVar("T")
 
@@ -50,8 +48,8 @@ class Work(Generic[T]):
 
 
 class LoopThread:
-    """An event loop in a thread of its own, started when it is first needed. So synchronous calls
-    work where a loop is running already.
+    """An event loop in a thread of its own, started when it is first needed. So a call works where a
+    loop is running already, and connections outlive the caller's loop.
 
     A process that was forked has the loop and not the thread; it starts its own.
     """
@@ -138,63 +136,3 @@ def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
-
-
-class PerLoop(Generic[T]):
-    """One value for each event loop, made when it is first asked for there, and put away when the
-    loop ends its asynchronous generators.
-
-    `asyncio.run` does that at its end; so connections are closed on the loop that they belong to,
-    without anybody keeping count.
-    """
-
-    def __init__(self, make: Callable[[], T], put_away: Callable[[T], Awaitable[None]]) -> None:
-        self._make, self._put_away = make, put_away
-        self._held: weakref.WeakKeyDictionary[
-            asyncio.AbstractEventLoop, tuple[T, AsyncGenerator[None, None]]
-        ] = weakref.WeakKeyDictionary()
-        self._last: tuple[weakref.ref[asyncio.AbstractEventLoop], T] | None = None
-
-    def last(self) -> T | None:
-        """The running loop's value, where it was the last to be asked for: every request asks, and
-        mostly on one loop.
-        """
-        last = self._last
-        return last[1] if last is not None and last[0]() is asyncio.get_running_loop() else None
-
-    async def get(self) -> T:
-        """The running loop's value."""
-        loop = asyncio.get_running_loop()
-        held = self._held.get(loop)
-        if held is None:
-            value = self._make()
-            self._held[loop] = held = value, self._hold(value)
-            await anext(held[1])
-        self._last = weakref.ref(loop), held[0]
-        return held[0]
-
-    async def _hold(self, value: T) -> AsyncGenerator[None, None]:
-        try:
-            yield
-        finally:
-            await self._put_away(value)
-
-    def close(self) -> None:
-        """Put all values away, each on its own loop."""
-        held, self._held, self._last = list(self._held.items()), weakref.WeakKeyDictionary(), None
-        for loop, (_, holder) in held:
-            if loop.is_running():
-                loop.call_soon_threadsafe(_close, loop, holder)
-
-
-_closing: set[asyncio.Task[None]] = set()
-
-
-def _close(loop: asyncio.AbstractEventLoop, holder: AsyncGenerator[None, None]) -> None:
-    task = loop.create_task(_closed(holder))
-    _closing.add(task)
-    task.add_done_callback(_closing.discard)
-
-
-async def _closed(holder: AsyncGenerator[None, None]) -> None:
-    await holder.aclose()

@@ -28,7 +28,7 @@ may bring the server down.
 - Every attempt that entered the gate leaves it exactly once, and closes what it opened.
 - No answer takes more memory than was allowed for what was asked (see `bounds`).
 - What belongs to an event loop (connections, gate, deadlines) is used on that loop alone, and is
-  put away when the loop ends.
+  closed when the loop ends its asynchronous generators. A transport has one loop at a time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 from pipegen.backends.http.access import Access
 from pipegen.backends.http.client import BASE, Broken, Client, Events, Opened, TooLong, Upload
 from pipegen.backends.http.gate import Deadlines, Gate, Late, Room
-from pipegen.backends.http.loops import PerLoop
 from pipegen.backends.http.plain_json import encoded
 from pipegen.backends.servers.errors import AGAIN, retry_after, unreachable
 from pipegen.backends.servers.reading import json_of
@@ -97,6 +96,7 @@ class HttpStatusError(Exception):
 class _OnLoop(NamedTuple):
     """What belongs to one event loop."""
 
+    loop: asyncio.AbstractEventLoop
     client: Client
     gate: Gate
     deadlines: Deadlines
@@ -116,22 +116,25 @@ class Transport:
             settings.batch_budget,
         )
         self.max_in_flight = settings.max_in_flight
-        self._held = PerLoop(self._on_loop, _put_away)
-
-    def _on_loop(self) -> _OnLoop:
-        client = Client(self.max_in_flight + 8, self.access.headers())
-        return _OnLoop(
-            client,
-            Gate(self.max_in_flight),
-            Deadlines(),
-            Room(UPLOAD_BYTES),
-            asyncio.Semaphore(PREPARED),
-            asyncio.Lock(),
-        )
+        self._opened: _OnLoop | None = None
 
     async def here(self) -> _OnLoop:
         """What belongs to the running loop."""
-        return self._held.last() or await self._held.get()
+        loop = asyncio.get_running_loop()
+        if self._opened is None or self._opened.loop is not loop:
+            client = Client(self.max_in_flight + 8, self.access.headers())
+            opened = self._opened = _OnLoop(
+                loop,
+                client,
+                Gate(self.max_in_flight),
+                Deadlines(),
+                Room(UPLOAD_BYTES),
+                asyncio.Semaphore(PREPARED),
+                asyncio.Lock(),
+            )
+            self._until_the_end = _closed_at_the_end(opened)
+            await anext(self._until_the_end)
+        return self._opened
 
     def call_ends(self) -> float | None:
         """The running loop's time at which a call that begins now has spent its budget."""
@@ -156,7 +159,7 @@ class Transport:
         status than 200, and `AttemptFailed`.
         """
         body = body or body_of(request)
-        here = self._held.last() or await self._held.get()
+        here = await self.here()
         if not here.gate.try_enter():
             await self._enter(here, deadline)
         sent_at = asyncio.get_running_loop().time()
@@ -335,10 +338,6 @@ class Transport:
             MalformedResponse(f"{self.access.root} sends {refusal}", hint=_TOO_LONG), again=False
         ) from refusal
 
-    def close(self) -> None:
-        """Close all connections; they are opened again when they are needed again."""
-        self._held.close()
-
     def _note(self, gate: Gate, reply: WireReply, sent_at: float) -> None:
         """Tell the gate how a request fared. What no row could wait for closes it for none: one
         answer is not the server's word for all of them.
@@ -352,9 +351,13 @@ class Transport:
             gate.widen()
 
 
-async def _put_away(held: _OnLoop) -> None:
-    held.deadlines.close()
-    await held.client.close()
+async def _closed_at_the_end(opened: _OnLoop) -> AsyncGenerator[None, None]:
+    """A loop that ends does so with its asynchronous generators first."""
+    try:
+        yield
+    finally:
+        opened.deadlines.close()
+        await opened.client.close()
 
 
 _TOO_LONG = (

@@ -79,5 +79,3 @@ async def _listed(transport: Transport) -> bytes:
         return (await transport.once(WireRequest(path="/v1/models", method="GET"), deadline)).body
     except HttpStatusError:
         return b""
-    finally:
-        transport.close()

@@ -1,4 +1,4 @@
-"""What every online engine is besides its rows: connections, the thread for synchronous callers."""
+"""What every online engine is besides its rows: connections, and the thread that works on them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
+from typing import Any, Generic, Self, TypeVar, cast
 
 from pipegen.backends.http.access import Access
 from pipegen.backends.http.last_call import LastCallCache
-from pipegen.backends.http.loops import LoopThread, Work
+from pipegen.backends.http.loops import LoopThread
 from pipegen.backends.servers.reading import malformed
 from pipegen.backends.servers.sending import Sender
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireRequest
@@ -26,9 +26,6 @@ from pipegen.engines.protocol import RowDone
 from pipegen.engines.session import answers
 from pipegen.engines.settings import ServerSettings, that_change_answers
 from pipegen.records.engine_list import shown
-
-if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop
 
 __all__ = ["HttpEngine", "WholeRow"]
 
@@ -131,10 +128,9 @@ class HttpEngine(ABC, Generic[A, R]):
         return min((limit for limit in limits if limit is not None), default=None)
 
     def close(self) -> None:
-        """Close all connections, and the thread that served synchronous callers; both come again
-        when they are needed again.
+        """Close all connections, and the thread that works on them; both come again when they are
+        needed again.
         """
-        self.sender.transport.close()
         self.loop.close()
 
     def prepare(self, encoded: A, *, stream: bool = False) -> Slot[WireRequest]:
@@ -166,13 +162,12 @@ class HttpEngine(ABC, Generic[A, R]):
         wake: Callable[[], object],
         *,
         tokens: bool = False,
-        loop: AbstractEventLoop | None = None,
         fed: bool = False,
     ) -> ServerSession[A, R]:
-        """A call whose rows are asked for on the event loop of the caller, or on one in a thread.
-        Rows that are fed have a deadline each; otherwise the whole call has one besides.
+        """A call whose rows are asked for on the engine's own event loop. Rows that are fed have a
+        deadline each; otherwise the whole call has one besides.
         """
-        return ServerSession(self, wake, loop, tokens=tokens, fed=fed)
+        return ServerSession(self, wake, tokens=tokens, fed=fed)
 
 
 class ServerSession(Generic[A, R]):
@@ -188,7 +183,6 @@ class ServerSession(Generic[A, R]):
         self,
         engine: HttpEngine[A, R],
         wake: Callable[[], object],
-        loop: AbstractEventLoop | None,
         *,
         tokens: bool,
         fed: bool,
@@ -204,7 +198,7 @@ class ServerSession(Generic[A, R]):
         self._group: asyncio.TaskGroup | None = None
         self._room = engine.sender.settings.max_in_flight
         """How many more rows may be asked for."""
-        self._work = engine.loop.begin(self._serve()) if loop is None else Work(loop, self._serve())
+        self._work = engine.loop.begin(self._serve())
 
     def add(self, inputs: Sequence[tuple[int, A]]) -> None:
         rows = [(number, asked, beginning(cast(Any, asked))) for number, asked in inputs]

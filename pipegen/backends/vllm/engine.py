@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from returns.result import Failure
 
@@ -42,9 +42,6 @@ from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.results import Encoded, PreparedImage, Prompt
 from pipegen.records.scores import Continued
 from pipegen.stages.fitting import check_fit
-
-if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop
 
 __all__ = ["VLLMEngine"]
 
@@ -156,7 +153,6 @@ class VLLMEngine(CheckpointEngine):
         wake: Callable[[], object],
         *,
         tokens: bool = False,
-        loop: AbstractEventLoop | None = None,
         fed: bool = False,
     ) -> VLLMSession:
         """A call to which rows may be added between the steps of vLLM.
@@ -164,7 +160,7 @@ class VLLMEngine(CheckpointEngine):
         Without `tokens`, rows that no stop string or plugin ends come whole, since an output for
         each token costs vLLM more.
         """
-        return VLLMSession(self, None if loop is None else wake, text=tokens)
+        return VLLMSession(self, text=tokens)
 
     @property
     def longest_scored(self) -> int | None:
@@ -287,10 +283,8 @@ class VLLMSession:
     another: vLLM's prefix cache serves them.
     """
 
-    def __init__(
-        self, engine: VLLMEngine, wake: Callable[[], object] | None, *, text: bool
-    ) -> None:
-        self._engine, self._wake, self._text = engine, wake, text
+    def __init__(self, engine: VLLMEngine, *, text: bool) -> None:
+        self._engine, self._text = engine, text
         self._call: Requests | None = None
         self.rows: dict[int, VLLMRow | Continued] = {}
         """The rows that have not ended."""
@@ -300,7 +294,7 @@ class VLLMSession:
     @property
     def side_by_side(self) -> int:
         """How many rows vLLM runs side by side."""
-        return self._engine._side_by_side if self._wake is None else 0
+        return self._engine._side_by_side
 
     def add(self, inputs: Sequence[tuple[int, Encoded | Continued]]) -> None:
         """Add rows, each with its number. Raises `CallFailed` where vLLM cannot start, or has
@@ -322,7 +316,7 @@ class VLLMSession:
         """Hand rows to vLLM, as far as it has room."""
         while self._waiting:
             if self._call is None:
-                self._call = Requests(self._engine._core.running(), self._wake)
+                self._call = Requests(self._engine._core.running())
             if self._call.in_flight >= self._call.running.side_by_side * 5 // 4:
                 return
             ((number, row),) = self._waiting.pop()

@@ -28,7 +28,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from queue import Queue
 from typing import Any
 
@@ -126,12 +126,12 @@ class Running(SharedSteps[Any]):
         outputs: Sequence[Any] = self.engine.step()
         return outputs
 
-    def drop(self, request_ids: Iterable[str], mailbox: Mailbox[Any]) -> None:
+    def drop(self, request_ids: Iterable[str]) -> None:
         """End requests whose outputs nobody wants any more: those that are among `request_ids`
         before the next step.
         """
         self._dropped.append(request_ids)
-        self.leave(mailbox)
+        self.leave()
 
     def _drop(self) -> None:
         dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
@@ -290,9 +290,9 @@ class Core:
 class Requests:
     """The requests of one call on a running engine. Who made it leaves it in the end."""
 
-    def __init__(self, running: Running, wake: Callable[[], object] | None = None) -> None:
+    def __init__(self, running: Running) -> None:
         self.running = running
-        self._mailbox = Mailbox[Any](wake)
+        self._mailbox = Mailbox[Any]()
         self._rows: dict[str, int] = {}
         self._left = False
 
@@ -329,10 +329,10 @@ class Requests:
             ended = [request_id for request_id, row in self._rows.items() if row in rows]
             for request_id in ended:
                 del self._rows[request_id]
-            self.running.drop(ended, self._mailbox)
+            self.running.drop(ended)
 
     def leave(self) -> None:
         """End all rows that still run; none is queued from now on."""
         self._left = True
         # a request that another thread queues just now is among them, or is not queued
-        self.running.drop(self._rows, self._mailbox)
+        self.running.drop(self._rows)

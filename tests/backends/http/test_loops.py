@@ -1,4 +1,4 @@
-"""One value for each event loop."""
+"""The event loop of the engines that are servers, and what belongs to it."""
 
 from __future__ import annotations
 
@@ -10,59 +10,30 @@ import textwrap
 
 import pytest
 
-from pipegen.backends.http.loops import PerLoop
+from pipegen.backends.http.access import access_to
+from pipegen.backends.http.transport import Transport
+from pipegen.engines.settings import ServerSettings
 
 
-async def nothing(_: object) -> None:
-    """Puts nothing away."""
+def transport() -> Transport:
+    access = access_to("http://h", default="", variable="NO_SUCH_KEY")
+    return Transport(access, ServerSettings())
 
 
-def test_the_last_value_is_given_on_its_own_loop_alone() -> None:
-    kept: PerLoop[list[int]] = PerLoop(list, nothing)
+def test_each_loop_has_connections_of_its_own_which_are_closed_with_it() -> None:
+    pytest.importorskip("aiohttp")
+    way = transport()
 
-    async def work() -> list[int]:
-        assert kept.last() is None
-        value = await kept.get()
-        assert kept.last() is value and await kept.get() is value
-        return value
+    async def opened() -> object:
+        here = await way.here()
+        assert await way.here() is here
+        here.deadlines.by(asyncio.get_running_loop().time() + 60).__enter__()
+        assert here.deadlines._timer is not None
+        return here
 
-    assert asyncio.run(work()) is not asyncio.run(work())
-
-
-def test_a_value_that_was_put_away_is_not_given_again() -> None:
-    async def work() -> None:
-        away: list[object] = []
-
-        async def put_away(value: object) -> None:
-            away.append(value)
-
-        kept: PerLoop[object] = PerLoop(object, put_away)
-        first = await kept.get()
-        kept.close()
-        assert kept.last() is None
-        assert await kept.get() is not first
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert away == [first]
-
-    asyncio.run(work())
-
-
-def test_two_loops_at_once_have_a_value_each() -> None:
-    kept: PerLoop[object] = PerLoop(object, nothing)
-
-    async def outer() -> None:
-        mine = await kept.get()
-
-        async def inner() -> object:
-            assert kept.last() is None
-            return await kept.get()
-
-        other = await asyncio.to_thread(lambda: asyncio.run(inner()))
-        assert other is not mine
-        assert kept.last() is None and await kept.get() is mine
-
-    asyncio.run(outer())
+    first = asyncio.run(opened())
+    assert first.deadlines._timer is None  # type: ignore[attr-defined]
+    assert asyncio.run(opened()) is not first
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")

@@ -174,7 +174,6 @@ def test_one_answer_keeps_the_others_from_the_server_for_a_tenth_of_their_time_a
         gate = (await transport.here()).gate
         transport._note(gate, WireReply(status=429, headers={"retry-after": said}), now)
         assert max(0.0, gate._closed_until - now) == pytest.approx(closed, abs=0.5)
-        transport.close()
 
     asyncio.run(work())
 

@@ -10,7 +10,6 @@ from support.calls import aanswers, aevents, events
 from support.models import encoded
 
 import pipegen as pg
-from pipegen.backends.shared_steps import Mailbox
 from pipegen.backends.vllm.engine import VLLMEngine
 from pipegen.backends.vllm.running import Requests
 from pipegen.core.errors import CallFailed
@@ -146,7 +145,7 @@ def test_who_waits_hears_of_an_engine_that_dies_or_fails_as_a_row_is_dropped(
         await anext(second)
         started[0].abort_request = fails
         with core.lock:
-            await asyncio.to_thread(core.drop, [next(iter(core._mailboxes))], Mailbox[Any]())
+            await asyncio.to_thread(core.drop, [next(iter(core._mailboxes))])
         with pytest.raises(CallFailed):
             await _last(second)
 
