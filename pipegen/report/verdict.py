@@ -306,7 +306,9 @@ class Verdict:
     too_long: int = 0
     """Requests that the model, or the server, has no room for; they are not judged."""
     asked_again: int = 0
-    """How many requests were asked again: cut short, with stop strings, as streams, with seeds."""
+    """How many requests were asked again: cut short, with stop strings, as streams, with seeds, for
+    several samples.
+    """
     most_spread: float = 0.0
     """The spread that the precision explains."""
     most_margin: float = 0.0

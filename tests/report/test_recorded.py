@@ -210,6 +210,30 @@ def test_each_sample_of_a_row_is_judged(embedded: pg.Route) -> None:
     assert found.right
 
 
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 1, "samples": 2}], ids=str)
+def test_an_id_with_a_number_sign_is_that_of_its_request(
+    options: dict[str, Any], embedded: pg.Route
+) -> None:
+    request = request_from({**REQUESTS[0], "id": "a#1"})
+    rows = changed(results(embedded, **options)[:1], prompt_token_ids=())
+    rows = [
+        (
+            "a#1",
+            slot.map(
+                lambda one: dataclasses.replace(
+                    one,
+                    samples=tuple(
+                        dataclasses.replace(each, prompt_token_ids=()) for each in one.samples
+                    ),
+                )
+            ),
+        )
+        for _, slot in rows
+    ]
+    found = verify_results(rows, "embedded", embedded, requests={"a#1": request}.get)
+    assert set(found.counts) == {"right"}, found.rows
+
+
 def test_tokens_drawn_at_another_temperature_show_in_all_rows_together(embedded: pg.Route) -> None:
     free = results(embedded, temperature=1.0, seed=1)[0][1].unwrap().options
     rows = [
