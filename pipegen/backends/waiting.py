@@ -35,9 +35,9 @@ _key = attrgetter("key")
 class Waiting(Generic[R]):
     """Waiting rows, ordered by `key`, smallest first, and those with equal `source` together.
 
-    Where rows go on coming, they are put in order in rounds: those that come wait until fewer than
+    Where rows go on coming, they are put in order in rounds. Those that come wait until fewer than
     `size` of the rows before them are left. So rows that are alike run side by side. A row with a
-    large key is not passed by for ever: one behind which `overdue` others were put in order is
+    large key is not passed by for ever. One behind which `overdue` others were put in order is
     next, with those that are like it.
     """
 
@@ -196,8 +196,8 @@ def beginning(asked: Encoded | ResolvedRequest | Continued) -> tuple[Any, ...]:
                     (1, b"")
                     if source is None
                     else (
-                        (1, source.data)
-                        if source.data is not None
+                        (1, b"\0".join(source.contents))
+                        if source.contents
                         else (2, source.url or source.path or "")
                     )
                 )

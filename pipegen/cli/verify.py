@@ -205,7 +205,7 @@ def in_words(verdict: Verdict) -> str:
     if verdict.asked_again:
         lines.append(
             f"{verdict.asked_again:,} requests more, about answers that came: cut short, with stop"
-            " strings, as streams, with seeds"
+            " strings, as streams, with seeds, for several samples"
         )
     if verdict.spread is not None:
         lines.append(

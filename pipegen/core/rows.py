@@ -110,7 +110,7 @@ def advance(pipe: Pipe[Any, Any], rows: Iterable[Row], bug: Bug | None = None) -
     """Rows through their stages, up to their next calls or their ends. A pure function, as far as
     the stages are.
 
-    What a stage raises comes through, with a note that names the stage and the row's key; with
+    What a stage raises comes through, with a note that names the stage and the row's key. With
     `bug`, it is handed there, and the row is gone.
     """
     done = Advanced([], [], [])

@@ -5,15 +5,15 @@ Requests are taken from the input and become rows. Rows go through the stages up
 (`pipegen.core.rows`), and are added to the session of the engine that they want. A step of a
 session brings the answers of rows that have ended; these go on at once. When the last row of a
 request is at the end of the pipe, the request has its slot. All calls of one engine are one
-session, to which rows are added at any time: no request waits for another one, and an engine has
+session, to which rows are added at any time. No request waits for another one, and an engine has
 rows to work on as long as there is input.
 
-**A whole batch** is there from the start, and its rows go together: all that want an engine at one
+**A whole batch** is there from the start, and its rows go together. All that want an engine at one
 place of the pipe are one call of it. A call begins when no row is on its way to an earlier one.
 
 **Bounds.** At most `in_flight` requests are in flight; by default, as many as the engine says keep
-it full. Slots are given out in the order of the input: at most `REORDER` times as many requests may
-have ended and wait for slower ones before them, and no input is taken while so many do. No more
+it full. Slots are given out in the order of the input. At most `REORDER` times as many requests may
+have ended and wait for slower ones before them. No input is taken while so many do. No more
 requests are prepared while the images of those in flight take `HELD_BYTES`. So memory depends on
 these bounds, and not on the length of the input.
 

@@ -79,7 +79,7 @@ def image_bytes(wanted: Any) -> int:
     if isinstance(wanted, Encoded):
         return sum([len(image.rgb) for image in wanted.prompt.images])
     return (
-        sum(len(source.data or b"") for source in wanted.request.sources)
+        sum(len(piece) for source in wanted.request.sources for piece in source.contents)
         if isinstance(wanted, ResolvedRequest)
         else 0
     )

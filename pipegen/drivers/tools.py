@@ -1,6 +1,6 @@
 """Tools: functions that a conversation's model may call (see `pipegen.drivers.turns`).
 
-The tools of a conversation are called as an engine is: the driver hands over the results whose
+The tools of a conversation are called as an engine is. The driver hands over the results whose
 calls are to be answered, goes on with other rows, and is woken when answers are there. Each result
 has a thread that makes its calls in order, and each call a thread of its own, so that one which
 does not end can be left. These threads end no program late: they are daemons.

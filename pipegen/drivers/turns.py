@@ -37,7 +37,7 @@ from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult, RoundsEnd
 
-__all__ = ["turns"]
+__all__ = ["next_request", "turns"]
 
 Reply: TypeAlias = str | Mapping[str, Any] | Message | Sequence[Mapping[str, Any] | Message] | None
 """What a step gives: what `result.then` takes, or None or nothing where the conversation is
@@ -102,7 +102,7 @@ def turns(
         if step is None:
             more = bool(came.turns)
             request = Success[Any](
-                _next(rounds[-1], came.turns[0], came.turns[1:]) if more else None
+                next_request(rounds[-1], came.turns[0], came.turns[1:]) if more else None
             )
         elif called is not None:  # no tool is called for nothing
             more, request = bool(result.tool_calls), Success[Any](rounds[-1])
@@ -127,6 +127,7 @@ def turns(
         decides="step",
         name=name,
         version=f"{shown} at most {limit}, {max_tokens} tokens",
+        plain=pipe if step is None else None,
     )
 
 
@@ -134,10 +135,10 @@ def _reply(step: Any, result: GenerationResult) -> Slot[GenerationRequest | None
     reply = step(result)
     if reply is None or (isinstance(reply, (tuple, list)) and not reply):
         return Success(None)
-    return Success(_next(result, reply))
+    return Success(next_request(result, reply))
 
 
-def _next(
+def next_request(
     result: GenerationResult, reply: Any, turns: tuple[Message, ...] = ()
 ) -> GenerationRequest:
     """The request of the next turn, with the options of this one, and its images as they were
@@ -200,7 +201,7 @@ def _calling(called: Tools) -> Pipe[Any, Any]:
     def ask(result: Any, answers: tuple[Slot[Any], ...]) -> Wanted | Slot[Any]:
         if not answers:
             return Wanted(called, result, shown=False)
-        return answers[0].map(lambda given: _next(given.result, thaw(given.messages)))
+        return answers[0].map(lambda given: next_request(given.result, thaw(given.messages)))
 
     return pipe_of(Call(name="tools", backend=called, ask=ask, keeps_text=True))
 

@@ -1,9 +1,9 @@
 """What is known of a model, as a value that is read once.
 
 A stage reads a `Model` and never the engine itself, before a call and after it. It is read when a
-row first needs it, and is the same from then on, whatever the engine learns and whatever other
-callers do: so stages are functions of their rows. What only a server can say, such as its own
-limit, is no part of it: a call asks for that, and judges its own rows by it.
+row first needs it, and is the same from then on, whatever the engine learns. So stages are
+functions of their rows. What only a server can say, such as its own limit, is no part of it. A call
+asks for that, and judges its own rows by it.
 
 >>> from pipegen.testing.fake import FakeEngine
 >>> engine = FakeEngine("", context_length=8)
@@ -25,7 +25,7 @@ from weakref import WeakValueDictionary
 from immutabledict import immutabledict
 from returns.result import Failure, Success
 
-from pipegen.core.errors import BackendFailed, CallFailed, UnsupportedMultimodal
+from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import Capabilities
 from pipegen.engines.plugin import Plugin
@@ -76,10 +76,12 @@ class TokenModel(Model):
     """What a plain prompt must begin with; empty where that is nothing."""
     image_placeholder: str
     """The control token that stands for an image in a prompt; empty where there is none."""
+    video_placeholder: str = ""
+    """The control token that stands for a video; empty where there is none."""
     generation_config: immutabledict[str, Any]
     """The checkpoint's own generation settings."""
     prepare_image: Callable[[ImageSource, VlmPreprocessOptions, int], Slot[PreparedImage]]
-    """Decodes and resizes one image as the model wants it."""
+    """Decodes and resizes one image, or the frames of one video, as the model wants it."""
     longest_scored: int | None = None
     """The most tokens of a context and its continuation; None where no limit is known."""
 
@@ -97,15 +99,10 @@ def token_model(engine: Any, capabilities: Capabilities) -> TokenModel:
         eos_token_ids=tuple(engine.eos_token_ids),
         bos_token=engine.bos_token or "",
         image_placeholder=engine.image_placeholder or "",
+        video_placeholder=getattr(engine, "video_placeholder", None) or "",
         generation_config=engine.generation_config,
-        prepare_image=getattr(engine, "prepare_image", _no_image),
+        prepare_image=engine.prepare_image,
     )
-
-
-def _no_image(
-    source: ImageSource, options: VlmPreprocessOptions, index: int
-) -> Slot[PreparedImage]:
-    return Failure(UnsupportedMultimodal("the engine prepares no images"))
 
 
 def read_model(engine: Any) -> Model:

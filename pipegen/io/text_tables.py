@@ -23,7 +23,7 @@ from pipegen.io.jsonl import values_of_line
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["column_kinds", "csv_header", "csv_rows", "line_values", "schema_of_kinds"]
+__all__ = ["column_kinds", "csv_count", "csv_header", "csv_rows", "line_values", "schema_of_kinds"]
 
 _LONGEST_CELL = 256 * 2**20
 _INT64 = 2**63
@@ -43,11 +43,13 @@ def csv_rows(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]
         if len(cells) > len(header):
             yield number, f"it has {len(cells)} cells, and the header has {len(header)}"
         else:
-            yield (
-                number,
-                dict.fromkeys(header)
-                | {name: cell for name, cell in zip(header, cells, strict=False) if cell},
-            )
+            whole = cells + [""] * (len(header) - len(cells))
+            yield number, dict(zip(header, [cell or None for cell in whole], strict=True))
+
+
+def csv_count(path: str | os.PathLike[str]) -> int:
+    """How many rows there are. Raises `TableError` where the file is no CSV."""
+    return sum(1 for cells in _cells(path) if cells) - 1
 
 
 def csv_header(path: str | os.PathLike[str]) -> list[str]:
@@ -101,7 +103,7 @@ def line_values(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
 
 
 def column_kinds(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """What the columns of rows hold that say no types: bool, int64, double or string; what is
+    """What the columns of rows hold that say no types: bool, int64, double or string. What is
     nested, mixed or too large is JSON text, a string too.
 
     >>> column_kinds([{"a": 1, "b": True, "c": [1]}, {"a": 2.5, "b": None, "d": "x"}])

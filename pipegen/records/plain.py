@@ -35,7 +35,7 @@ slot, which may have failed already.
 
 def request_from(values: Mapping[str, Any], where: str = "request") -> Slot[GenerationRequest]:
     """A request from plain data: `{"id", "messages" | "prompt" | "prompt_token_ids", "images" |
-    "image", "tools", "options", "metadata", "continues", "turns"}`.
+    "image", "videos" | "video", "tools", "options", "metadata", "continues", "turns"}`.
 
     With a `continuation`, it is a request to score.
 
@@ -71,8 +71,11 @@ def _request_from(values: Mapping[str, Any], where: str) -> Slot[GenerationReque
         fields = _fields_of(values)
         if isinstance(fields.get("options"), Mapping):
             fields["options"] = options_from(fields["options"])
-        none = isinstance(fields.get("images", ()), (list, tuple)) and not fields.get("images")
-        images = not none or any(_holds_images(fields.get(name)) for name in ("messages", "turns"))
+        beside = any(
+            not isinstance(fields.get(name, ()), (list, tuple)) or fields.get(name)
+            for name in _MEDIA
+        )
+        images = beside or any(_holds_images(fields.get(name)) for name in ("messages", "turns"))
         kind = (
             ScoringRequest
             if "continuation" in fields
@@ -81,7 +84,8 @@ def _request_from(values: Mapping[str, Any], where: str) -> Slot[GenerationReque
             else TextGenerationRequest
         )
         if not images:
-            fields.pop("images", None)
+            for name in _MEDIA:
+                fields.pop(name, None)
         return Success(kind(**fields))
     except InvalidField as refusal:
         message = (
@@ -97,7 +101,8 @@ _SHAPES = (
     'a request is a mapping such as {"prompt": "..."} or {"messages": [{"role": "user", "content":'
     ' "..."}]}'
 )
-_FIELDS = dict.fromkeys((*FIELDS, "image"))
+_MEDIA = ("images", "videos")
+_FIELDS = dict.fromkeys((*FIELDS, "image", "video"))
 _PROMPTS = ("messages", "prompt", "prompt_token_ids", "turns")
 
 
@@ -137,15 +142,17 @@ def _fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
         fields["metadata"] = metadata
     if type(fields.get("id")) is int:
         fields["id"] = str(fields["id"])
-    if "image" in fields:
-        if "images" in fields:
-            raise InvalidField("a request takes image or images, not both")
-        fields["images"] = [fields.pop("image")]
+    for one, many in (("image", "images"), ("video", "videos")):
+        if one in fields:
+            if many in fields:
+                raise InvalidField(f"a request takes {one} or {many}, not both")
+            fields[many] = [fields.pop(one)]
     for name in ("messages", "tools", "options", "prompt_token_ids", "continues", "turns"):
         if isinstance(fields.get(name), str):
             fields[name] = _from_text(name, fields[name])
-    if isinstance(fields.get("images"), (str, bytes, Mapping)) and fields["images"]:
-        fields["images"] = _images_of(fields["images"])
+    for name in _MEDIA:
+        if isinstance(fields.get(name), (str, bytes, Mapping)) and fields[name]:
+            fields[name] = _images_of(fields[name])
     return fields
 
 
@@ -190,5 +197,7 @@ def _holds_images(messages: Any) -> bool:
     contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
     parts = [part for content in contents if isinstance(content, (list, tuple)) for part in content]
     return any(
-        isinstance(part, Mapping) and part.get("type") in ("image", "image_url") for part in parts
+        isinstance(part, Mapping)
+        and part.get("type") in ("image", "image_url", "video", "video_url")
+        for part in parts
     )

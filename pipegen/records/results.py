@@ -74,26 +74,33 @@ class Finish(StrEnum):
 
 @record
 class PreparedImage:
-    """An image as every engine gets it: RGB, upright, resized once."""
+    """An image, or the frames of a video, as every engine gets it: RGB, upright, resized once."""
 
     width: int
     """In pixels."""
     height: int
     """In pixels."""
     rgb: bytes
-    """The pixels, row by row: `height * width * 3` bytes."""
+    """The pixels, row by row: `height * width * 3` bytes; of a video frame by frame."""
     digest: str
     """SHA-256 of the upright RGB image before it was resized: the same for the same pixels,
-    whatever the source.
+    whatever the source. Of a video: of its chosen frames and their times.
     """
     grid: Grid | None = None
     """Patches in time, height and width, where the model works on such a grid."""
     tokens: int = 1
     """How many tokens of the prompt the image takes."""
+    times: tuple[float, ...] = ()
+    """Of a video, the time of each frame in seconds; empty for an image."""
     expansion: str | None = None
     """What replaces its placeholder in the prompt, if that is more than copies of it: frames, tile
-    marks, line ends.
+    marks, line ends, time stamps.
     """
+
+    @property
+    def is_video(self) -> bool:
+        """Whether these are the frames of a video."""
+        return bool(self.times)
 
     def __repr__(self) -> str:
         return (
@@ -145,13 +152,13 @@ class Prompt:
     """The record of a prompt: the ids are what every engine gets."""
 
     token_ids: tuple[int, ...]
-    """The ids, with each image expanded to all of its tokens."""
+    """The ids, with each image and video expanded to all of its tokens."""
     compact_token_ids: tuple[int, ...]
-    """The ids, with one placeholder for each image."""
+    """The ids, with one placeholder for each image and video."""
     text: str | None = None
     """The rendered text; `None` if the request gave ids."""
     images: tuple[PreparedImage, ...] = ()
-    """The images, in message order."""
+    """The images and videos, in message order."""
     thinking: Thinking | None = None
     """Whether the template honours the thinking switch."""
     render_differs: bool | None = None
@@ -477,11 +484,15 @@ class GenerationResult:
     the thoughts out of earlier answers. None for a first turn, and where a server renders.
     """
     image_grid_thw: tuple[Grid | None, ...] = ()
-    """For each image, its patches in time, height and width; `None` for models that do not work on
-    such a grid.
+    """For each image and video, in message order, its patches in time, height and width; `None` for
+    models that do not work on such a grid.
     """
     image_digests: tuple[str, ...] = ()
-    """For each image, the SHA-256 of its upright RGB pixels before it was resized."""
+    """For each image and video, in message order, the SHA-256 of its upright RGB pixels before it
+    was resized; of a video, of its frames and their times.
+    """
+    video_times: tuple[tuple[float, ...], ...] = ()
+    """For each video, the times of the frames that were taken, in seconds."""
     options: GenerationOptions
     """The effective options: sent again, they give the same call."""
     clipped_from: int | None = None
@@ -548,7 +559,7 @@ class GenerationResult:
         """The ids of the conversation so far and what of them was sampled, for a trainer. Each of
         several samples has its own.
 
-        Raises `InvalidField` where the ids are not exact: a chat server told none, a turn has
+        Raises `InvalidField` where the ids are not exact. A chat server told none, a turn has
         `exact` false, or the result was read from a file without its earlier turns.
         """
         return rollout_of(self)

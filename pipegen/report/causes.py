@@ -1,10 +1,10 @@
 """Judge a server by its greedy answers: which faults do they show, and what does each name rest on?
 
-Answers by chat and answers by token ids tell much apart: the server renders the first itself and
+Answers by chat and answers by token ids tell much apart. The server renders the first itself and
 fills in its own defaults; the second leave it neither. What both show alike is no default. A cause
-is named by a pattern that no other cause makes, or by a test: the answer is scored once more after
-another prompt, the request is asked again, the reference writes its own answer. Where nothing fits,
-the cause is not known.
+is named by a pattern that no other cause makes, or by a test. The answer is scored once more after
+another prompt, the request is asked again, or the reference writes its own answer. Where nothing
+fits, the cause is not known.
 
 >>> same = Answer(
 ...     id="a",

@@ -1,8 +1,8 @@
 """Call: what is asked of an engine that takes token ids. The log probabilities of prompts are asked
 of it as scores are, and an answer of no tokens not at all.
 
-With the option `prompt_logprobs`, the ids of a prompt after the first are a continuation of it:
-prompts that several rows share are read once more, whatever is generated after them. With
+With the option `prompt_logprobs`, the ids of a prompt after the first are a continuation of it.
+Prompts that several rows share are read once more, whatever is generated after them. With
 `max_new_tokens=0` nothing is: the row ends with `LENGTH`.
 
 >>> from pipegen.drivers.drive import drive

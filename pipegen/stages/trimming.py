@@ -210,6 +210,7 @@ def trim_row(
             ),
             image_grid_thw=tuple([image.grid for image in prompt.images]),
             image_digests=tuple([image.digest for image in prompt.images]),
+            video_times=tuple([image.times for image in prompt.images if image.is_video]),
             options=options,
             clipped_from=encoded.clipped_from,
             trimmed_by=(

@@ -102,7 +102,7 @@ class FakeEngine:
         name: str = "fake",
         tokenizer: ToyTokenizer | None = None,
         renderer: ToyRenderer | None = None,
-        honours: frozenset[Capability] = ENGINES["hf"],
+        honours: frozenset[Capability] = ENGINES["hf"] - {"videos"},
         context_length: int | None = None,
         max_images: int | None = None,
         eos_tokens: Sequence[str] = ("<|im_end|>", "<|endoftext|>"),
@@ -191,8 +191,8 @@ class FakeEngine:
         return self.capabilities.context_length
 
     def score(self, inputs: Sequence[Continued]) -> Sequence[Slot[TokenScores]]:
-        """Each token has the log probability -1 - id / 1000, and is greedy where its id is even;
-        else the id before is likelier, with -0.5.
+        """Each token has the log probability -1 - id / 1000, and is greedy where its id is even.
+        Else the id before is likelier, with -0.5.
 
         Logs the call in `scored`, and fails as `generate` does.
         """

@@ -78,7 +78,7 @@ class Formal(TalkingEngine):
     """Says that it gives answers of every form, and does."""
 
     def __init__(self, script: Any) -> None:
-        super().__init__(script, honours=pg.ENGINES["vllm"])
+        super().__init__(script, honours=pg.ENGINES["vllm"] - {"videos"})
 
     def _made(self, encoded: Encoded) -> Any:
         form = encoded.options.structured

@@ -280,7 +280,7 @@ def test_a_bug_fails_its_row_and_is_asked_again(tmp_path: Path) -> None:
 
     engine = FakeEngine(script)
     texts, _ = run(engine, tmp_path, PROMPTS[:3])
-    assert texts == ["re: prompt 0", "InternalError", "re: prompt 2"]
+    assert texts == ["re: prompt 0", "BackendFailed", "re: prompt 2"]
     broken[0] = False
     texts, running = run(engine, tmp_path, PROMPTS[:3])
     assert (texts, running.reused) == ([f"re: {prompt}" for prompt in PROMPTS[:3]], 2)

@@ -5,7 +5,10 @@ server has no fault."""
 from __future__ import annotations
 
 import functools
+import json
+import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ from support.faults import FAULTS, MODELS, write_other
 from support.wrong_server import RIGHT, Fault, ModelServer
 
 import pipegen as pg
+from pipegen import embedded
 from pipegen.report.questions import long_prompt, prompts, with_images
 
 TOKENS = 16
@@ -92,6 +96,73 @@ def test_a_right_server_has_no_fault(
     assert found.plain()["faults"] == []
     assert found.right
     assert found.asked_again > 40
+
+
+def default_set(server: ModelServer, route_of: Callable[[str], pg.Route], fault: Fault) -> Any:
+    """The verdict on what is asked without a file."""
+    server.fault = fault
+    try:
+        return pg.verify(server.url, "embedded", reference=route_of("right"), precision="float32")
+    finally:
+        server.fault = RIGHT
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "plain"])
+def test_a_right_server_has_no_fault_in_what_is_asked_without_a_file(
+    dialect: str, serving: Any, route_of: Any
+) -> None:
+    server = serving(dialect)
+    server.sent.clear()
+    found = default_set(server, route_of, RIGHT)
+    assert found.plain()["faults"] == []
+    assert found.right
+    assert found.too_long == 2  # of the long prompts
+    sent = str(server.sent)
+    assert "image_url" in sent
+    assert ("'name': 'weather'" in sent) is (dialect == "vllm")
+    assert any(body.get("n") for body in server.sent)
+
+
+@pytest.mark.parametrize("name", ["without system", "images left out"])
+def test_faults_are_found_by_what_is_asked_without_a_file(
+    name: str, serving: Any, route_of: Any
+) -> None:
+    fault = next(one for one in FAULTS if one.name == name)
+    found = default_set(serving("vllm"), route_of, fault)
+    assert [one.kind for one in found.faults] == [*fault.kinds]
+
+
+def test_lengths_that_no_answer_reaches_are_not_judged(
+    serving: Any, route_of: Any, tmp_path: Path
+) -> None:
+    folder = tmp_path / "windowed"
+    shutil.copytree(embedded.path(), folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"] |= {"other_window": [300, 900], "max_position_embeddings": 4096}
+    (folder / "config.json").write_text(json.dumps(config))
+    found = pg.verify(
+        serving("vllm").url,
+        str(folder),
+        [one for one in asked() if "image" not in one["id"]][-3:],
+        reference=route_of("right"),
+        precision="float32",
+    )
+    assert found.right
+    assert [words.partition(":")[0] for words in found.plain()["not_judged"]] == [
+        "beyond 900 tokens (other_window)"
+    ]
+
+
+def test_a_server_that_refuses_several_choices_is_right_and_they_are_not_judged(
+    serving: Any, route_of: Any
+) -> None:
+    found = verified(serving("plain"), route_of, Fault("refused", (), choices=refused))
+    assert found.right
+    assert found.not_judged == ("several samples: the server refuses n=4: one at a time",)
+
+
+def refused(rows: list[Any]) -> list[Any]:
+    raise ValueError("one at a time")
 
 
 CASES = [(fault, dialect) for fault in FAULTS for dialect in fault.dialects]

@@ -82,8 +82,9 @@ def test_by_token_ids_everything_is_equal(
 
 @pytest.mark.parametrize("served", ["vllm-embedded", "sglang-embedded"], indirect=True)
 def test_an_early_exit_of_a_real_server_changes_nothing_in_an_edited_route(served: Any) -> None:
-    with served.opened() as route:
-        assert disagreements(route) == []
+    for open_route in (served.opened, served.chat):
+        with open_route() as route:
+            assert disagreements(route) == []
 
 
 @pytest.mark.parametrize("served", ["vllm-embedded", "sglang-embedded"], indirect=True)

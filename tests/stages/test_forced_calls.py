@@ -97,6 +97,25 @@ def test_log_probabilities_of_what_stands_around_a_call_are_scored() -> None:
     assert row.continuation == result.token_ids[: result.forced[-1] + 1]
 
 
+class Marked(ToyRenderer):
+    """Begins an answer that is a call with words of its own, as Llama 4's templates do."""
+
+    before = " <begins>"
+
+    def render(self, messages: Any, **more: Any) -> str:
+        def written(message: Any) -> Any:
+            more = self.before if message.get("tool_calls") else ""
+            return {**message, "content": more + (message["content"] or "")}
+
+        return super().render([*map(written, messages)], **more)
+
+
+def test_a_call_begins_as_the_template_begins_an_answer_that_is_one() -> None:
+    result = asked(engine(renderer=Marked()), tool_choice="add").unwrap()
+    assert result.text.lstrip().startswith("<begins>" + OPENS)
+    assert (called(result), result.content) == ([("add", {"a": 3, "b": 4})], "")
+
+
 class Tagged(ToyRenderer):
     """Writes arguments as tagged values."""
 
@@ -118,6 +137,8 @@ class Tagged(ToyRenderer):
     ("of", "request_", "choice", "kind", "words"),
     [
         (engine(), {**ASKED, "tools": []}, "required", pg.InvalidRequest, "this request has none"),
+        (engine(), ASKED, "auto", pg.InvalidRequest, "is what holds without the option"),
+        (engine(), ASKED, "none", pg.InvalidRequest, "is not honoured"),
         (engine(), ASKED, "fly", pg.InvalidRequest, "takes its tool, and this request has none"),
         (
             engine(renderer=Tagged()),

@@ -233,6 +233,11 @@ def turned(events: list[Any]) -> list[Any]:
     return [events[1], events[0], *events[2:]] if len(events) > 3 else events
 
 
+def seeded(asked: Asked) -> Asked:
+    """A seed of the server's own, where none is asked."""
+    return dataclasses.replace(asked, options={"seed": 7, **asked.options})
+
+
 COMPUTED = ("precision", "weights", "unknown")
 FAULTS = [
     Fault("cut at 8 tokens", ("length",), ask=cut_at(8)),
@@ -274,6 +279,9 @@ FAULTS = [
     Fault("the likeliest token alone", ("sampling",), ask=drawn(top_k=1)),
     Fault("seed ignored", ("sampling",), ask=without("seed"), dialects=("vllm",)),
     Fault("always one seed", ("sampling",), ask=drawn(seed=7), dialects=("plain",)),
+    Fault("one seed where none is asked", ("sampling",), ask=seeded),
+    Fault("n is ignored", ("length",), choices=lambda rows: rows[:1]),
+    Fault("all choices are equal", ("sampling",), choices=lambda rows: rows[:1] * len(rows)),
     Fault(
         "ids cut on the left",
         ("context",),

@@ -3,8 +3,8 @@ beginning once.
 
 A node is a run of tokens behind its parent's, with their keys and values. A token is known by its
 id, and a piece of an image by the image. Where a new sequence forks within a node, the node is
-split. A node is as new as the newest below it, so the oldest node is always a leaf: the end of the
-conversation that was used the longest ago goes first, and no node is without its beginning.
+split. A node is as new as the newest below it, so the oldest node is always a leaf. The end of the
+conversation that was unused the longest goes first, and no node is without its beginning.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Run = tuple[int, int]
 
 
 class Marked(NamedTuple):
-    """A sequence by which it is known what was read: ids, and an image's mark for each of its
-    pieces; and from where to where its images are.
+    """A sequence that tells what was read: ids, and an image's mark for each of its pieces. It also
+    says where its images are.
     """
 
     ids: tuple[Hashable, ...]
@@ -29,8 +29,8 @@ class Marked(NamedTuple):
 
 
 class Beginning(NamedTuple):
-    """The beginning of a row that was read before: its length, the tensors of each node with how
-    many of its columns are meant, and the positions of the column behind it.
+    """The beginning of a row that was read before. It has the length, the tensors of each node with
+    how many of its columns are meant, and the positions of the column behind it.
     """
 
     length: int
@@ -98,8 +98,8 @@ class PrefixTree:
         return (node.columns for node in self._nodes)
 
     def length_of(self, marked: Marked) -> int:
-        """How many of the first tokens are there, as far as they can be read on from: not within an
-        image, and not all of the sequence.
+        """How many of the first tokens are there, as far as they can be read on from. It ends
+        before an image's middle and before the end of the sequence.
         """
         node, length = self._find(marked.ids, len(marked.ids) - 1)
         while (above := node.parent) is not None and node.positions_behind(length) is None:

@@ -98,9 +98,9 @@ class HFRow(RowState):
     def order(self) -> tuple[int, int]:
         """By what rows are sorted, smallest first.
 
-        The longest answer is first, since a long row that starts last would end alone; of equal
-        answers the longest prompt with its images, so that what is too large for the memory shows
-        at once, and neighbours are alike.
+        The longest answer is first, since a long row that starts last would end alone. Of equal
+        answers the longest prompt with its images is first: what is too large for the memory shows
+        at once.
         """
         patches = sum(
             math.prod(image.grid) if image.grid is not None else image.tokens
@@ -248,7 +248,7 @@ def group_size(prompts: Sequence[int], rows: int, tokens: int | None = None) -> 
     """How many of these prompts, from the first on, are read in one pass: at least one, and at most
     `rows`.
 
-    Padded to the longest of them they hold at most `tokens` tokens, and the padding is at most a
+    Padded to the longest of them they hold at most `tokens` tokens. The padding is at most a
     quarter of the prompts, or `SPARE` tokens.
 
     >>> (

@@ -50,8 +50,8 @@ class Work(Generic[T]):
 
 
 class LoopThread:
-    """An event loop in a thread of its own, started when it is first needed: so synchronous calls
-    work where a loop is running already, too.
+    """An event loop in a thread of its own, started when it is first needed. So synchronous calls
+    work where a loop is running already.
 
     A process that was forked has the loop and not the thread; it starts its own.
     """

@@ -113,13 +113,25 @@ class ChatRow:
         return self.cut_short or self._finish is not None
 
     @property
+    def left(self) -> bool:
+        """Whether the row is over before the server has ended it. A row that the server ended at a
+        stop is read on: its counts come last.
+        """
+        return self.cut_short and self._finish is None
+
+    @property
     def _wrong(self) -> GenerationError | None:
         return self._error or self._fold.failure
 
     def take(self, piece: Completion) -> ChatDelta:
-        """Take a piece; what of it is final."""
+        """Take a piece; what of it is final. Of what comes after a row that is over, only the counts
+        are of it.
+        """
+        self._usage = piece.usage or self._usage
+        if self.cut_short:
+            return ChatDelta("", "")
         goes_on = piece.text or piece.reasoning or piece.tool_calls
-        if goes_on and self._finish is not None and not self.cut_short:
+        if goes_on and self._finish is not None:
             self._error = MalformedResponse(
                 f"the stream goes on after finish_reason {self._finish!r:.40}"
             )
@@ -138,7 +150,6 @@ class ChatRow:
         self._ids += piece.token_ids or ()
         self._logprobs += piece.logprobs or ()
         self._prompt_ids = piece.prompt_token_ids or self._prompt_ids
-        self._usage = piece.usage or self._usage
         return ChatDelta(final, piece.reasoning or "")
 
     def _read(self, text: str) -> str:
@@ -216,7 +227,7 @@ class ChatRow:
 def result_of(output: ChatOutput, route: str, plugins: Sequence[Plugin]) -> Slot[GenerationResult]:
     """The result: stripped and trimmed as on every route, with the counts that the server reports.
 
-    A server that ends a row for its length before `max_new_tokens` has clipped it: the options then
+    A server that ends a row for its length before `max_new_tokens` has clipped it. The options then
     say what was really allowed, and `clipped_from` what was asked. Where the server had room for
     more, by its limit of a row, that is no answer to the request.
     """
@@ -431,7 +442,7 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
             made = row.take(piece)
             if tell is not None and (made.text or made.reasoning):
                 tell(TextMade(row=position, text=made.text, reasoning=made.reasoning))
-            return row.cut_short
+            return row.left
 
         make = functools.partial(self.ask, asked, True)
         error = await self.sender.pieces(

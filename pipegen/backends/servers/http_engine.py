@@ -61,7 +61,7 @@ class HttpEngine(ABC, Generic[A, R]):
         is really asked for the model.
 
         A server is asked for the name, and for the limit that holds by `server_limit`, where no
-        setting says them; where it does not list its models, they are None.
+        setting says them. Where it does not list its models, they are None.
         """
         settings = self.sender.settings
         values = that_change_answers(settings)
@@ -178,8 +178,8 @@ class HttpEngine(ABC, Generic[A, R]):
 class ServerSession(Generic[A, R]):
     """An open call of a server: at most `max_in_flight` of its rows are asked for at a time.
 
-    Rows that wait are put in order in rounds, so that prompts that begin alike are asked for one
-    after another: the server's prefix cache serves them.
+    Rows that wait are put in order in rounds: prompts that begin alike are asked for one after
+    another, and the server's prefix cache serves them.
     """
 
     side_by_side = 0
@@ -194,13 +194,16 @@ class ServerSession(Generic[A, R]):
         fed: bool,
     ) -> None:
         self._engine, self._wake, self._tokens, self._fed = engine, wake, tokens, fed
+        self._woken = False
+        """Whether the caller has been woken since its last step."""
         # used on the loop alone
         self._waiting = Waiting[tuple[int, A, Any]](1, 1, key=lambda row: row[2])
         self._call_ends: float | None = None
         self._events = deque[Any]()
         self._bug: BaseException | None = None
-        self._ready = asyncio.Queue[None]()
-        """An entry for each row that waits."""
+        self._group: asyncio.TaskGroup | None = None
+        self._room = engine.sender.settings.max_in_flight
+        """How many more rows may be asked for."""
         self._work = engine.loop.begin(self._serve()) if loop is None else Work(loop, self._serve())
 
     def add(self, inputs: Sequence[tuple[int, A]]) -> None:
@@ -209,6 +212,7 @@ class ServerSession(Generic[A, R]):
 
     def step(self) -> list[Any]:
         """What has come; it never waits. A bug raises."""
+        self._woken = False  # before it looks: what comes meanwhile wakes again
         if self._bug is not None:
             raise self._bug
         return [self._events.popleft() for _ in range(len(self._events))]
@@ -219,24 +223,33 @@ class ServerSession(Generic[A, R]):
 
     def _came(self, rows: Sequence[tuple[int, A, Any]]) -> None:
         self._waiting.add(rows)
-        for _ in rows:
-            self._ready.put_nowait(None)
+        if self._group is not None:
+            self._start(self._group, len(rows))
+
+    def _start(self, group: asyncio.TaskGroup, count: int) -> None:
+        """Start a task for each of so many rows that wait, as far as there is room."""
+        for _ in range(min(count, self._room)):
+            self._room -= 1
+            group.create_task(self._rows())
 
     async def _serve(self) -> None:
-        sender = self._engine.sender
-        self._call_ends = None if self._fed else sender.transport.call_ends()
-        room = asyncio.Semaphore(sender.settings.max_in_flight)
+        transport = self._engine.sender.transport
+        self._call_ends = None if self._fed else transport.call_ends()
         try:
             async with asyncio.TaskGroup() as group:
-                while True:
-                    await self._ready.get()
-                    await room.acquire()
-                    ((number, asked, _),) = self._waiting.pop()
-                    task = group.create_task(self._row(number, asked))
-                    task.add_done_callback(lambda _: room.release())
+                self._group = group
+                self._start(group, len(self._waiting.rows))
+                await asyncio.Event().wait()  # until it is closed
         except BaseExceptionGroup as raised:
             self._bug = raised.exceptions[0]
             self._wake()
+
+    async def _rows(self) -> None:
+        """One row after the other, as long as some wait."""
+        while self._waiting:
+            ((number, asked, _),) = self._waiting.pop()
+            await self._row(number, asked)
+        self._room += 1
 
     async def _row(self, number: int, asked: A) -> None:
         transport = self._engine.sender.transport
@@ -254,7 +267,9 @@ class ServerSession(Generic[A, R]):
 
     def _tell(self, event: Any) -> None:
         self._events.append(event)
-        self._wake()
+        if not self._woken:
+            self._woken = True
+            self._wake()
 
 
 @dataclass(slots=True)

@@ -489,7 +489,7 @@ class ServerRow(RowState):
     def slot(self) -> Slot[Raw]:
         """The finished row's answer.
 
-        A server that ends a row for its length before `max_new_tokens` has clipped it: the options
+        A server that ends a row for its length before `max_new_tokens` has clipped it. The options
         then say what was really allowed, and `clipped_from` what was asked.
         """
         if self.error is None and self.fold.finish is None:

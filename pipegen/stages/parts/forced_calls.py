@@ -1,7 +1,7 @@
 """The form of a tool call that an answer is to be: `tool_choice`.
 
 The parts of the call are those that the chat template writes. The name is one of the tools' names,
-and the arguments are JSON of its schema; what stands around them is written, and not generated (see
+and the arguments are JSON of its schema. What stands around them is written, and not generated (see
 `pipegen.stages.parts.several_calls`).
 
 >>> from pipegen.records.options import resolve
@@ -29,6 +29,18 @@ from pipegen.stages.parts.tool_calls import call_texts, writer_of
 
 __all__ = ["call_form", "tool_choice"]
 
+_OF_SERVERS = {
+    "auto": (
+        'tool_choice="auto" is what holds without the option: the model may call tools',
+        "leave tool_choice out",
+    ),
+    "none": (
+        'tool_choice="none" is not honoured: a model that sees tools may call them',
+        "leave the tools out of the request",
+    ),
+}
+"""Values of chat servers that are no tool: what is said, and what to do."""
+
 
 def tool_choice(options: GenerationOptions) -> str | None:
     """The tool that is to be called, or `required`."""
@@ -47,6 +59,9 @@ def call_form(
     tools = {name: schema for name, schema in map(_tool, thaw(request.tools)) if name}
     if chosen != "required":
         tools = {name: schema for name, schema in tools.items() if name == chosen}
+    if chosen in _OF_SERVERS and not tools:
+        words, hint = _OF_SERVERS[chosen]
+        return Failure(InvalidRequest(words, hint=hint))
     if not tools or request.messages is None:
         words = "a request with messages and tools" if chosen == "required" else "its tool"
         return Failure(
@@ -60,10 +75,10 @@ def call_form(
         words = f"a tool call cannot be forced: {texts.failure().message}"
         hint = "leave tool_choice out: calls are read as the model writes them"
         return Failure(UnsupportedOption(words, option="tool_choice", hint=hint))
-    opens, between, closes = texts.unwrap()
+    before, opens, between, closes = texts.unwrap()
     return Success(
         CallForm(
-            opens=ids_behind(tokenizer, opens),
+            opens=ids_behind(tokenizer, before + opens),
             names=tuple(name + between for name in tools),
             schemas=tuple(map(strict_json.dump, tools.values())),
             closes=ids_behind(tokenizer, closes),

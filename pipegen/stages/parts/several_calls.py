@@ -1,8 +1,8 @@
 """An answer that takes more than one call of its row: a thought and then the answer, or the parts
 of a tool call. What the calls generate is put together by its ids.
 
-The first call gets the prompt, with the opening of the thought where the prompt does not hold it,
-and ends at the thought's end token. The second gets the ids so far, and what the template writes
+The first call gets the prompt, with the opening of the thought where the prompt does not hold it.
+It ends at the thought's end token. The second gets the ids so far, and what the template writes
 between thought and answer.
 
 - **Written, and not sampled**: the opening; where the thought is cut, what closes it; and what

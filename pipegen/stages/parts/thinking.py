@@ -1,10 +1,10 @@
 r"""How a chat template writes a thought before an answer, read without code for any family of
 models; and whether a row thinks in a call of its own.
 
-The first of these that says it counts: an answer with a thought, as the template writes it (in
-`reasoning_content`, `reasoning` or `thinking`); the empty thought that it writes where thinking is
-off; an opening token at the end of the prompt, which `</think>` closes as `<think>`. What ends a
-thought is a control token.
+The first of these that says it counts. One is an answer with a thought, as the template writes it
+(in `reasoning_content`, `reasoning` or `thinking`). Then comes the empty thought that it writes
+where thinking is off. Last is an opening token at the end of the prompt, which `</think>` closes as
+`<think>`. What ends a thought is a control token.
 
 >>> from pipegen.stages.parts.control_tokens import control_tokens
 >>> from pipegen.testing.fake import ToyRenderer

@@ -1,7 +1,7 @@
 """Tool calls in the text of an answer, read without code for any family of models.
 
 The form of a call comes from what the checkpoint says (a response template beside its tokenizer),
-else from its chat template: calls with sentinels as name, argument and value are rendered, and what
+else from its chat template. Calls with sentinels as name, argument and value are rendered. What
 stands before, between and after the sentinels is the form. Arguments are JSON, or tagged values.
 
 A reading counts only if the template, given the calls, writes the very text of the answer.
@@ -46,6 +46,8 @@ _USER = {"role": "user", "content": "Hello there"}
 
 _TAG_BEGUN = re.compile(r"[<\[][^<>\[\]]*$")
 """The beginning of a tag, which two texts may share that write different ones."""
+_LAST_TAG = re.compile(r"(<[^/<>][^<>]*>|\[[^/\[\]]+\])\s*$")
+"""A tag at the end of a text that closes no other tag."""
 
 
 class ToolCalls(NamedTuple):
@@ -115,6 +117,10 @@ class _Form(NamedTuple):
 
     open: str
     """What is before the name of the first call, white space before it left out."""
+    before: str | None
+    """What is between the beginning of an answer without words and `open`; None where the template
+    begins such an answer otherwise than another.
+    """
     glue: str
     """The white space between the words of an answer and its first call."""
     holes: tuple[str, ...]
@@ -139,6 +145,8 @@ class _Form(NamedTuple):
     """What the template writes before the words of an answer with calls."""
     empty_tail: str = ""
     """For tagged values: what follows the name where there are no arguments."""
+    shown: str = ""
+    """For JSON: the arguments of a call, as the template writes them."""
 
 
 def _call(number: int, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,7 +189,7 @@ def _form_of(writer: Writer) -> Slot[_Form]:
     if one is None or any(word not in one for word in (_NAME[0], _VALUES[0])):
         return Failure(TemplateFailed("the chat template does not write the name of a call"))
     plain = written(content=_WORDS) or ""
-    head, found, end = plain.rpartition(_WORDS)
+    head, _, end = plain.rpartition(_WORDS)
     worded = written(_call(0, {_KEYS[0]: _VALUES[0]}), content=_WORDS)
     prompt = writer.write([_USER], _TOOLS, opens=True) or ""
     starts = [worded.partition(_WORDS)[0] if worded and _WORDS in worded else "", prompt, head]
@@ -229,19 +237,25 @@ def _form_of(writer: Writer) -> Slot[_Form]:
         begins = {"name": _NAME[1], "id": _IDS[1]}.get(parts[0][0], "")
         between = more[: more.index(begins)] if begins and begins in more else None
     opening = body[: edges[0][0]].lstrip()
+    until = one[: len(start) + edges[0][0] - len(opening)]
+    begun = next((text for text in (prompt, head) if text and until.startswith(text)), None)
     behind = (worded or "").partition(_WORDS)[2].partition(opening)[0]
     return Success(
         _Form(
             open=opening,
+            before=None if begun is None else until[len(begun) :],
             glue="" if behind.strip() else behind,
             holes=tuple(kind for kind, _, _ in parts),
             literals=tuple(literals),
             between=between or None,
             tail=tail,
-            end=end if found and tail.endswith(end) else _end_of(tail, between),
+            end=_end_of(tail, end),
             tags=tags,
-            lead=start.removeprefix(prompt) if start.startswith(prompt) else "",
+            lead=start[len(begun) :] if begun and start.startswith(begun) else "",
             empty_tail=empty_tail,
+            shown=next(
+                (body[first : first + size] for kind, first, size in parts if kind == "json"), ""
+            ),
         )
     )
 
@@ -252,9 +266,19 @@ def _common(one: str, other: str) -> str:
     return one[: sum(1 for _ in places)]
 
 
-def _end_of(tail: str, between: str | None) -> str:
-    """What of a tail is behind the answer, where a call ends with another token than a text."""
-    return tail[len(_TAG_BEGUN.sub("", _common(tail, between or ""))) :]
+def _end_of(tail: str, end: str) -> str:
+    """What of a tail is behind the answer. `end` is what is behind an answer without calls: it is
+    in the tail; or both end with the same tags; or a call ends with a tag of its own.
+    """
+    if tail.endswith(end) and end.strip() not in tail.removesuffix(end):
+        return end
+    if not end.strip():
+        return end if tail.endswith(end) else ""
+    if end.strip() in tail:
+        return tail[tail.index(end.strip()) :]
+    shared = _common(tail[::-1], end[::-1])[::-1]
+    tag = _LAST_TAG.search(tail)
+    return shared[shared.index("<") :] if "<" in shared else tag[0] if tag else ""
 
 
 def _arguments_in(body: str) -> tuple[str, int, int] | None:
@@ -399,8 +423,8 @@ def read_calls(
     answer: str, ending: str, tools: Sequence[Any], writer: Writer, *, forced: bool = False
 ) -> ToolCalls:
     """The tool calls of an answer. `answer` is its text with all tokens but the one that ended it,
-    whose text `ending` is. A `forced` one has the template's form, and counts with any white space
-    in its arguments.
+    whose text `ending` is. A `forced` one has the template's form and no words before it, and
+    counts with any white space in its arguments.
     """
     form = _form_of(writer)
     prompt = writer.write([_USER], tools, opens=True) or ""
@@ -421,7 +445,7 @@ def read_calls(
     for content, calls in candidates:
         tried = True
         if forced:
-            return ToolCalls(content, tuple(freeze(_openai(call)) for call in calls))
+            return ToolCalls("", tuple(freeze(_openai(call)) for call in calls))
         for message in _messages(content, calls):
             whole = writer.write([_USER, message], tools, opens=False)
             if whole is not None and _is_written(whole, answer, ending, opened, form):
@@ -539,24 +563,38 @@ def _by_checkpoint(
 class CallTexts(NamedTuple):
     """What a template writes around the name and the arguments of one call."""
 
+    before: str
+    """What is before the call where no words are."""
     opens: str
     between: str
     closes: str
 
 
+@functools.lru_cache(maxsize=32)
 def call_texts(writer: Writer) -> Slot[CallTexts]:
     """The parts of a call whose arguments are JSON; `TemplateFailed` where they are written
-    otherwise.
+    otherwise, or where a call of these parts is not read back.
     """
-    return _form_of(writer).bind(_texts_of)
+    return _form_of(writer).bind(functools.partial(_texts_of, writer))
 
 
-def _texts_of(form: _Form) -> Slot[CallTexts]:
+def _texts_of(writer: Writer, form: _Form) -> Slot[CallTexts]:
     if [kind for kind in form.holes if kind != "id"] != ["name", "json"]:
         return Failure(TemplateFailed("the chat template does not write arguments as JSON"))
+    if form.before is None:
+        words = "the chat template begins an answer that is a call otherwise than its prompts end"
+        return Failure(TemplateFailed(words))
     texts = [form.open]
     for kind, literal in zip(form.holes, (*form.literals, form.tail), strict=True):
         texts[-1] += "call00000" if kind == "id" else ""
         texts += [] if kind == "id" else [""]
         texts[-1] += literal
-    return Success(CallTexts(texts[0], texts[1], texts[2].removesuffix(form.end)))
+    made = CallTexts(form.before, texts[0], texts[1], texts[2].removesuffix(form.end))
+    answer = f"{made.before}{made.opens}{_NAME[0]}{made.between}{form.shown}{made.closes}"
+    read = read_calls(answer, form.end.strip(), _TOOLS, writer)
+    functions = [call["function"] for call in read.calls]
+    known = [(one["name"], _loads(one["arguments"])) for one in functions]
+    if known == [(_NAME[0], {_KEYS[0]: _VALUES[0]})] and not (read.content or "").strip():
+        return Success(made)
+    words = "a call in the form that the chat template writes is not read back from its text"
+    return Failure(TemplateFailed(words))

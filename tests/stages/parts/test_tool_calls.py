@@ -13,7 +13,7 @@ from support.small_tokenizers import chatml_tokenizer
 
 from pipegen.backends.checkpoint.tokenizers import HFRenderer
 from pipegen.records.options import ChatTemplateOptions
-from pipegen.stages.parts.tool_calls import ToolCalls, read_calls, writer_of
+from pipegen.stages.parts.tool_calls import ToolCalls, call_texts, read_calls, writer_of
 
 HEAD = """{% for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content }}"""
@@ -152,3 +152,34 @@ def test_the_checkpoints_own_reader_comes_first_and_is_checked_too() -> None:
     Reads.city = "Paris"  # which is not in the answer: the form of the template is tried then
     found = read_calls(answer, "", TOOLS, writer_of(own, ChatTemplateOptions()))
     assert '"Rome"' in found.calls[0]["function"]["arguments"]
+
+
+CALLED = "{% if m.tool_calls %}"
+ENDS = {
+    "another token": ("<|call|>", "<|return|>", "}\n</tool_call>"),
+    "more, and the same token": ("<|im_end|>\n<|again|>", "<|im_end|>\n", "}\n</tool_call>"),
+    "none": ("", "<|im_end|>\n", "}\n</tool_call>"),
+    "no end": ("", "", "}\n</tool_call>"),
+    "the same last tag": ("<|act|><|im_end|>\n", "<|say|><|im_end|>\n", "}\n</tool_call><|act|>"),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_the_end_of_a_call_is_what_is_behind_the_answer(name: str) -> None:
+    call, text, closes = ENDS[name]
+    foot = f"{CALLED}{call}{{% else %}}{text}{{% endif %}}"
+    template = HERMES.replace("<|im_end|>\n{% endfor %}", foot + "{% endfor %}")
+    writer = writer_of(renderer(template), ChatTemplateOptions())
+    assert call_texts(writer).unwrap().closes == closes
+
+
+def test_a_call_is_not_forced_where_it_begins_otherwise_than_prompts_end() -> None:
+    role = "{{ 'caller' if m.tool_calls else m.role }}"
+    writer = writer_of(renderer(HERMES.replace("{{ m.role }}", role)), ChatTemplateOptions())
+    assert "begins an answer that is a call otherwise" in call_texts(writer).failure().message
+
+
+def test_a_call_is_not_forced_where_it_is_not_read_back() -> None:
+    numbered = HERMES.replace("<tool_call>\n{", "<tool_call>\n{{ c.id[-1] }}{")
+    writer = writer_of(renderer(numbered), ChatTemplateOptions())
+    assert "is not read back from its text" in call_texts(writer).failure().message
