@@ -140,7 +140,9 @@ class CallForm:
     opens: tuple[int, ...]
     """The ids before the name."""
     names: tuple[str, ...]
-    """For each tool its name, with what stands between it and the arguments."""
+    """The names of the tools."""
+    between: str
+    """What is between a name and the arguments."""
     schemas: tuple[str, ...]
     """For each tool the JSON Schema of its arguments."""
     closes: tuple[int, ...]
@@ -330,6 +332,10 @@ class Raw:
     thought: Thought | None = None
     """What the row thought before; its ids are in the prompt of `encoded`. Set by the stage
     `call`.
+    """
+    call: tuple[str, str] | None = None
+    """The name and the arguments of the tool call that the answer was to be, where it is complete.
+    Set by the stage `call`.
     """
 
 

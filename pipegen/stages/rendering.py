@@ -264,24 +264,26 @@ def render_row(
     `enable_thinking=True` beside a form where the template has a switch and no thought that a form
     can come after.
     """
-    prompt = _prompt(job, tokenizer, renderer, bos_token, written)
-    if not is_ok(prompt):
-        return prompt
-    if tool_choice(job.options) is not None:
-        call = call_form(job.request, job.options, tokenizer, renderer)
-        prompt = call.bind(lambda form: prompt.map(lambda one: altered(one, call=form)))
-    if not thinks_apart(job.options):
+    prompt, options = _prompt(job, tokenizer, renderer, bos_token, written), job.options
+    apart, calls = thinks_apart(options), tool_choice(options) is not None
+    if not is_ok(prompt) or not (apart or calls):
         return prompt
     control = functools.partial(
-        _control, job.options.chat or ChatTemplateOptions(), tokenizer, renderer, written
+        _control, options.chat or ChatTemplateOptions(), tokenizer, renderer, written
     )
-    thought = thought_form(job.request, job.options, tokenizer, renderer, control)
-    if not is_ok(thought) or not is_ok(prompt):
-        return thought.bind(lambda _: prompt)
-    rendered, form = prompt.unwrap(), thought.unwrap()
-    thinks = form is None and rendered.thinking == "honoured"
-    refused = thinking_beside_form(job.options) if thinks else None
-    return Success(altered(rendered, thought=form)) if refused is None else Failure(refused)
+    call: Slot[CallForm | None] = Success(None)
+    thought = thought_form(job.request, options, tokenizer, renderer, control)
+    if calls:
+        thinks = is_ok(thought) and thought.unwrap() is not None
+        call = call_form(
+            job.request, options, tokenizer, renderer, control() if thinks else None
+        )
+    if not is_ok(call) or not is_ok(thought):
+        return call.bind(lambda _: thought).bind(lambda _: prompt)
+    rendered = altered(prompt.unwrap(), thought=thought.unwrap(), call=call.unwrap())
+    silent = apart and rendered.thought is None and rendered.thinking == "honoured"
+    refused = thinking_beside_form(options) if silent else None
+    return Success(rendered) if refused is None else Failure(refused)
 
 
 def _control(

@@ -12,7 +12,8 @@ from pairs import FOLDER, tokenizer_of
 
 from pipegen.backends.checkpoint.tokenizers import HFRenderer
 from pipegen.records.options import ChatTemplateOptions
-from pipegen.stages.parts.tool_calls import Writer, read_calls, writer_of
+from pipegen.stages.parts.call_syntax import Writer, writer_of
+from pipegen.stages.parts.tool_calls import read_calls
 
 USER = {"role": "user", "content": "Hello there"}
 WORDS = "Qzwords"

@@ -14,7 +14,7 @@ from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
 from pipegen.records.options import ChatTemplateOptions
 from pipegen.stages.parts.control_tokens import control_tokens
 from pipegen.stages.parts.thinking import ThoughtTexts, thought_texts
-from pipegen.stages.parts.tool_calls import writer_of
+from pipegen.stages.parts.call_syntax import writer_of
 
 TURNS = "{% for m in messages %}<|im_start|>{{ m.role }}\n"
 FOOT = "{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -13,7 +13,9 @@ from support.small_tokenizers import chatml_tokenizer
 
 from pipegen.backends.checkpoint.tokenizers import HFRenderer
 from pipegen.records.options import ChatTemplateOptions
-from pipegen.stages.parts.tool_calls import ToolCalls, call_texts, read_calls, writer_of
+from pipegen.stages.parts.call_syntax import writer_of
+from pipegen.stages.parts.forced_calls import call_texts
+from pipegen.stages.parts.tool_calls import ToolCalls, read_calls
 
 HEAD = """{% for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content }}"""
