@@ -275,9 +275,7 @@ def render_row(
     thought = thought_form(job.request, options, tokenizer, renderer, control)
     if calls:
         thinks = is_ok(thought) and thought.unwrap() is not None
-        call = call_form(
-            job.request, options, tokenizer, renderer, control() if thinks else None
-        )
+        call = call_form(job.request, options, tokenizer, renderer, control() if thinks else None)
     if not is_ok(call) or not is_ok(thought):
         return call.bind(lambda _: thought).bind(lambda _: prompt)
     rendered = altered(prompt.unwrap(), thought=thought.unwrap(), call=call.unwrap())

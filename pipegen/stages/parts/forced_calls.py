@@ -151,8 +151,7 @@ def call_texts(writer: Writer, control: ControlTokens | None = None) -> Slot[Cal
     read = read_calls(answer, syntax.end.strip(), TOOLS, writer)
     functions = [call["function"] for call in read.calls]
     known = [(one["name"], loads(one["arguments"])) for one in functions]
-    content = (read.content or "").removeprefix(begins)
-    if known == [(NAME, ARGUMENTS)] and not content.strip():
+    if known == [(NAME, ARGUMENTS)] and f"{begins}{ahead}".startswith(read.content or ""):
         texts = (text.replace(ID, FIRST_ID) for text in (ahead, between, closes))
         return Success(CallTexts(*texts, after))
     words = "a call in the form that the chat template writes is not read back from its text"

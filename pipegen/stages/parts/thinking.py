@@ -31,8 +31,6 @@ from pipegen.records.frozen import freeze, thaw
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import ThoughtForm
-from pipegen.stages.parts.control_tokens import ControlTokens
-from pipegen.stages.parts.detokenize import ids_behind
 from pipegen.stages.parts.call_syntax import (
     USER,
     WORDS,
@@ -43,6 +41,8 @@ from pipegen.stages.parts.call_syntax import (
     thoughts_in,
     writer_of,
 )
+from pipegen.stages.parts.control_tokens import ControlTokens
+from pipegen.stages.parts.detokenize import ids_behind
 
 __all__ = ["ThoughtTexts", "call_after_thought", "thinks_apart", "thought_form", "thought_texts"]
 
@@ -141,9 +141,7 @@ def thought_texts(writer: Writer, control: ControlTokens) -> ThoughtTexts | None
     return None
 
 
-def call_after_thought(
-    writer: Writer, control: ControlTokens
-) -> tuple[ThoughtTexts, str] | None:
+def call_after_thought(writer: Writer, control: ControlTokens) -> tuple[ThoughtTexts, str] | None:
     """What the template writes around a thought before a tool call, up to the call's name, and what
     it writes behind the name; None where it writes no such answer, or no control token ends the
     thought.
@@ -166,8 +164,8 @@ def _written(writer: Writer) -> Iterator[tuple[str, str]]:
         yield thought.opens, thought.closing
     called, syntax = thought_before_call(writer), syntax_of(writer)
     opening = syntax.unwrap().open if is_ok(syntax) else ""
-    if called is not None and opening and called.closing.endswith(opening):
-        yield called.opens, called.closing.removesuffix(opening)
+    if called is not None and opening and opening in called.closing:
+        yield called.opens, called.closing.rpartition(opening)[0]
 
 
 def _left_empty(writer: Writer, prompt: str, control: ControlTokens) -> Iterator[tuple[str, str]]:

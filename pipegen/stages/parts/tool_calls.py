@@ -227,9 +227,9 @@ def _candidates(
 def _around_thought(writer: Writer, opening: str) -> tuple[str, str, str] | None:
     """The field of a thought before a call, and what is before and behind it, up to the call."""
     thought = thought_before_call(writer)
-    if thought is None or not opening or not thought.closing.endswith(opening):
+    if thought is None or not opening or opening not in thought.closing:
         return None
-    return thought.field, thought.opens, thought.closing.removesuffix(opening)
+    return thought.field, thought.opens, thought.closing.rpartition(opening)[0]
 
 
 def _messages(

@@ -136,6 +136,43 @@ def test_an_answer_that_the_template_would_write_otherwise_stays_text(answer: st
     assert found.unread is not None
 
 
+THINKS = {  # how a thought is written before calls
+    "in a field": (
+        HERMES.replace("{{ m.content }}", "[THINK]{{ m.thinking or '' }}[/THINK]{{ m.content }}"),
+        "[THINK]I look.[/THINK]",
+    ),
+    "in a field beside calls": (
+        HERMES.replace(
+            "{{ m.content }}",
+            "{{ m.content }}{% if m.tool_calls and m.reasoning %}thought {{ m.reasoning }}. {% endif %}",
+        ),
+        "thought I look.. ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", THINKS)
+def test_calls_are_read_behind_a_thought(name: str) -> None:
+    template, thought = THINKS[name]
+    call = '<tool_call>\n{"name": "get", "arguments": {"city": "Rome"}}\n</tool_call>'
+    found = read(template, thought + call)
+    assert (len(found.calls), found.content, found.unread) == (1, thought, None)
+
+
+def test_a_thought_that_is_always_written_is_no_part_of_the_content() -> None:
+    empty = HERMES.replace(
+        "{{ m.content }}", "<think>\n\n</think>\n\n{{ m.content.split('</think>')[-1].lstrip() }}"
+    )
+    empty = "{% set think = true %}" + empty.replace(
+        "<think>", "{% if m.role == 'assistant' %}<think>"
+    ).replace("</think>\n\n", "</think>\n\n{% endif %}")
+    call = '<tool_call>\n{"name": "get", "arguments": {"city": "Rome"}}\n</tool_call>'
+    found = read(empty, "<think>\n\n</think>\n\n" + call)
+    assert (len(found.calls), found.content, found.unread) == (1, "", None)
+    writer = writer_of(renderer(empty), ChatTemplateOptions())
+    assert call_texts(writer).unwrap().opens == '<think>\n\n</think>\n\n<tool_call>\n{"name": "'
+
+
 def test_a_template_without_calls_says_so() -> None:
     found = read(HEAD + FOOT, "It is sunny.")
     assert found.unread == "the chat template does not write the name of a call"
