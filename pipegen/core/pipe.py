@@ -348,6 +348,12 @@ def row_stage(
     `Step`.
     """
     _check("each", name, stage)
+    check_catch(catch)
+    return pipe_of(Stage(name=name, row=stage, catch=catch, keeps_text=keeps_text, **more))
+
+
+def check_catch(catch: Any) -> None:
+    """Raise `TypeError` unless these are exceptions that a stage may raise."""
     if not isinstance(catch, tuple) or not all(
         isinstance(kind, type) and issubclass(kind, Exception) for kind in catch
     ):
@@ -355,7 +361,6 @@ def row_stage(
             "catch takes a tuple of exceptions that a stage may raise on bad data, such as (ValueError,), "
             f"not {catch!r:.200}"
         )
-    return pipe_of(Stage(name=name, row=stage, catch=catch, keeps_text=keeps_text, **more))
 
 
 def batch_stage(

@@ -25,7 +25,7 @@ from returns.result import Failure, Success
 
 from pipegen.core.errors import InvalidRequest
 from pipegen.core.loop import loop
-from pipegen.core.pipe import Pipe, pipe_of, row_stage
+from pipegen.core.pipe import Pipe, check_catch, pipe_of, row_stage
 from pipegen.core.rows import guarded
 from pipegen.core.slots import Slot, is_ok
 from pipegen.core.steps import Again, Call, Wanted
@@ -62,7 +62,8 @@ def turns(
         into each request. Without a step, the `turns` of each request are asked one after another.
     limit: the most answers; by default that of the tools, or 16; without a step any number.
     max_tokens: no turn begins once the conversation has so many tokens.
-    catch: as in `pg.each`, what it lists fails the row with `StageFailed`.
+    catch: as in `pg.each`, what it lists and a step of your own raises fails the row with
+        `StageFailed`.
 
     The result is that of the last turn, with those of all turns in `.rounds`. `.rounds_end` is
     "done", "limit" or "tokens". The options of a run are for all turns.
@@ -84,6 +85,9 @@ def turns(
     for name, value in (("limit", limit), ("max_tokens", max_tokens)):
         if value is not None and (type(value) is not int or value < 1):
             raise TypeError(f"{name} takes a whole number of at least 1, not {value!r:.80}")
+    check_catch(catch)
+    if catch and (step is None or called is not None):
+        raise TypeError("catch is about a step of your own; what tools raise: pg.tools(raised=...)")
 
     name = f"turns({pipe.name})"
 
