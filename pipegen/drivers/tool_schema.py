@@ -116,10 +116,10 @@ def _fields_of(hint: Any) -> tuple[dict[str, Any], list[str]] | None:
         required = [one.name for one in fields if one.default is one.default_factory is missing]
         return {one.name: hints[one.name] for one in fields}, required
     if typing.is_typeddict(hint):
-        hints = _hints_of(hint)
+        hints, required = _hints_of(hint), typing.cast(Any, hint).__required_keys__
         # where hints are text, the class does not know those that need not be there
         optional = {name for name, one in hints.items() if typing.get_origin(one) is NotRequired}
-        return hints, [name for name in hints if name in hint.__required_keys__ - optional]
+        return hints, [name for name in hints if name in required - optional]
     return None
 
 
