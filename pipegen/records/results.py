@@ -293,9 +293,7 @@ class Thought:
     """
 
     asked: Encoded
-    """The row as it came to its call: its prompt and its options, of which those of the answer's
-    call are made.
-    """
+    """The row as it came to its call; the options of the answer's call are made of its own."""
     token_ids: tuple[int, ...]
     """The ids before the answer, with those that the template writes around a thought."""
     logprobs: tuple[TokenLogprob, ...] | None = None
@@ -330,13 +328,9 @@ class Raw:
     forced: tuple[int, ...] = ()
     """The places of the ids that were not generated. Set by the stage `call`."""
     thought: Thought | None = None
-    """What the row thought before; its ids are in the prompt of `encoded`. Set by the stage
-    `call`.
-    """
+    """What the row thought before; its ids are in the prompt of `encoded`. Set by `call`."""
     call: tuple[str, str] | None = None
-    """The name and the arguments of the tool call that the answer was to be, where it is complete.
-    Set by the stage `call`.
-    """
+    """The name and arguments of the forced tool call, where it is complete. Set by `call`."""
 
 
 @record

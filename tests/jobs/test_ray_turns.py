@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-pa: Any = pytest.importorskip("pyarrow")
-
 import pipegen as pg
 
+pytest.importorskip("torch")
+pa: Any = pytest.importorskip("pyarrow")
 ASK = "The capital of Japan?"
 
 

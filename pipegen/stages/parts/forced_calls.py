@@ -152,8 +152,8 @@ def call_texts(writer: Writer, control: ControlTokens | None = None) -> Slot[Cal
     functions = [call["function"] for call in read.calls]
     known = [(one["name"], loads(one["arguments"])) for one in functions]
     if known == [(NAME, ARGUMENTS)] and f"{begins}{ahead}".startswith(read.content or ""):
-        texts = (text.replace(ID, FIRST_ID) for text in (ahead, between, closes))
-        return Success(CallTexts(*texts, after))
+        opens, between, closes = (text.replace(ID, FIRST_ID) for text in (ahead, between, closes))
+        return Success(CallTexts(opens, between, closes, after))
     words = "a call in the form that the chat template writes is not read back from its text"
     return Failure(TemplateFailed(words))
 
