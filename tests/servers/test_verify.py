@@ -126,7 +126,10 @@ def test_each_fault_of_a_proxy_is_named_and_no_other(
             api_key=served.key,
             chat_only=True,
         )
-    assert [one.kind for one in found.faults] == [kind], found.plain()
+    # SGLang tells log probabilities at the temperature: they look like those of other weights
+    unknown = served.engine == "sglang" and fault == "temperature 0.7"
+    kinds = [one.kind for one in found.faults]
+    assert kinds == [kind] or (unknown and kinds == ["unknown"]), found.plain()["faults"]
 
 
 @contextlib.contextmanager
