@@ -58,8 +58,8 @@ ROW_KINDS: Mapping[RowKind, str] = {
     "sampling": "the ids were not chosen as the options say",
     "weights": "other weights made the ids",
     "unknown": (
-        "the ids are not the reference's, and the cause is not known: other options, quantised"
-        " weights, or slightly other weights"
+        "the ids are not the reference's, and the cause is not known: other options, another"
+        " model, quantised or slightly other weights"
     ),
     "not judged": "nothing is known of the row",
 }
@@ -378,6 +378,12 @@ def _prepared(
         return RowVerdict(id=name, verdict="not judged", evidence=words)
 
     engine = reference.engine
+    if result.options == GenerationOptions():
+        return not_judged("the file does not tell with which options it was made")
+    strange = next((one for one in result.token_ids if one >= engine.tokenizer.vocab_size), None)
+    if strange is not None:
+        words = f"it has the id {strange}, and the model has {engine.tokenizer.vocab_size} ids"
+        return RowVerdict(id=name, verdict="unknown", evidence=words)
     if not result.token_ids and (result.reasoning is not None or result.tool_calls):
         return not_judged(
             "it has no ids, and the server took its reasoning or its tool calls out of its text"
@@ -504,8 +510,7 @@ class _Judge(NamedTuple):
             )
         text = row.result.prompt_text
         if (
-            expected is None
-            and text
+            text
             and prompt
             and not row.result.image_grid_thw
             and self.reference.engine.tokenizer.decode(prompt) != text

@@ -46,7 +46,7 @@ from pipegen.report.verdict import (
     rms,
     spread,
 )
-from pipegen.stages.parts.answer_check import HINTS
+from pipegen.stages.parts.answer_check import CUT_PROMPT, HINTS
 
 __all__ = ["Dialect", "noise_of", "verify"]
 
@@ -331,6 +331,7 @@ class _Server:
     def _disobeyed(self) -> Iterator[Fault]:
         """Answers that were refused as they came, since they do not obey their requests."""
         by_hint: dict[str, Kind] = {hint: kind_of(kind) for kind, hint in HINTS.items()}
+        by_hint[CUT_PROMPT] = "context"
         refused = [
             failure
             for failure in self.failed

@@ -134,6 +134,7 @@ def test_rows_of_another_template_differ_in_the_template(
     assert judged(rows, embedded).right  # without the requests nothing is known of the template
     text = changed(results(embedded), prompt_text="another prompt")
     assert kinds(judged(text, embedded)) == {"template"}
+    assert kinds(judged(text, embedded, asked=True)) == {"template"}
 
 
 def test_what_is_not_known_is_not_judged(embedded: pg.Route) -> None:
@@ -153,6 +154,12 @@ def test_what_is_not_known_is_not_judged(embedded: pg.Route) -> None:
     ]
     # its log probabilities tell the weights
     assert judged(results(embedded, repetition_penalty=1.4, logprobs=True), embedded).right
+
+
+def test_an_id_that_the_model_does_not_have_is_a_fault(embedded: pg.Route) -> None:
+    found = judged(changed(results(embedded), token_ids=(5, 10**6)), embedded)
+    assert found.counts == {"unknown": 6}
+    assert "1000000" in found.rows[0].evidence
 
 
 def test_rows_without_ids_are_read_from_their_text(embedded: pg.Route) -> None:

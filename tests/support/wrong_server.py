@@ -46,6 +46,8 @@ class Asked:
     prompt: list[int] | None
     options: dict[str, Any]
     tools: list[Any] = dataclasses.field(default_factory=list)
+    sent: list[int] = dataclasses.field(default_factory=list)
+    """The ids of the prompt as they came, whatever a fault makes of them."""
 
 
 @dataclasses.dataclass
@@ -69,8 +71,8 @@ def same(value: Any, *_: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """What is wrong with a server. `kinds` are the names that `pipegen verify` may give it; empty
-    where no answer changes.
+    """What is wrong with a server. `kinds` are the names that `pipegen verify` may give it, or
+    `failed` where its answers are refused as they come; empty where no answer changes.
     """
 
     name: str
@@ -180,15 +182,10 @@ class ModelServer(ThreadingHTTPServer):
                 for place, key in enumerate(keys)
                 if pg.is_ok(self._kept[key])
             ]
-            rows = fault.batch(
-                [
-                    fault.row(self._row(result), asked[place], self.route.engine.tokenizer)
-                    for place, result in made
-                ]
-            )
+            rows = fault.batch([self._row(result) for _, result in made])
             answers: list[Any] = [self._kept[key] for key in keys]
             for (place, _), row in zip(made, rows, strict=True):
-                answers[place] = row
+                answers[place] = fault.row(row, asked[place], self.route.engine.tokenizer)
         except Exception as raised:  # noqa: BLE001 - a server answers whatever happens
             answers = [raised] * len(batch)
         for (_, _, out, done), answer in zip(batch, answers, strict=True):
@@ -284,6 +281,7 @@ class _Handler(BaseHTTPRequestHandler):
             if name == "enable_thinking"
         }
         asked = Asked(body.get("messages"), body.get("prompt"), options, body.get("tools") or [])
+        asked.sent = asked.prompt or []
         try:
             rows = self._made(asked, "chat" if chat else "ids", body.get("n") or 1)
         except Exception as raised:  # noqa: BLE001
@@ -356,7 +354,7 @@ class _Handler(BaseHTTPRequestHandler):
             "id": "c",
             "object": "text_completion",
             "model": "embedded",
-            "choices": [{**choice, "prompt_token_ids": row.prompt_ids}],
+            "choices": [{**choice, "prompt_token_ids": row.prompt_ids or None}],
             "usage": self._usage(row),
         }
 
