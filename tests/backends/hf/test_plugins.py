@@ -220,4 +220,6 @@ def test_a_function_that_makes_no_hook_says_what_it_must_make(engine: Any, hook:
     plugin: Plugin = Plugin(name="none", **{hook: lambda _: None})  # type: ignore[arg-type]
     (slot,) = engine.with_plugin(plugin).generate(rows()[:1])
     assert isinstance(slot.failure(), PluginFailed)
-    assert "must return a LogitsProcessor or StoppingCriteria, not NoneType" in slot.failure().message
+    assert (
+        "must return a LogitsProcessor or StoppingCriteria, not NoneType" in slot.failure().message
+    )
