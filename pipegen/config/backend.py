@@ -132,7 +132,7 @@ def backend_from(values: Any, place: Place) -> BackendConfig:
         )
     for name in ("type", "model"):
         if values.get(name) is None:
-            raise InvalidField(f"{place}: takes {name} too")
+            raise InvalidField(f"{place}: the key {name} is missing")
     kind = _checked(
         "type",
         values["type"],

@@ -76,7 +76,7 @@ class HFRow(RowState):
                 (plugin.stopping_criteria, self._criteria),
             ):
                 if make is not None:
-                    made.append((plugin, self._ask(plugin, partial(_made, make, context))))
+                    made.append((plugin, self._ask(plugin, partial(_made, plugin, make, context))))
         self.has_processors = bool(self._processors)
 
     @property
@@ -185,8 +185,18 @@ class HFRow(RowState):
         return answer.unwrap()
 
 
-def _made(make: Callable[[RowContext], Any], context: RowContext) -> Result[Any, PluginFailed]:
-    return Success(make(context))
+def _made(
+    plugin: Plugin, make: Callable[[RowContext], Any], context: RowContext
+) -> Result[Any, PluginFailed]:
+    """The hook that a plugin makes for a row."""
+    hook = make(context)
+    if callable(hook):
+        return Success(hook)
+    words = (
+        f"plugin {plugin.name!r}: the function that makes a row's hook must return a LogitsProcessor"
+        f" or StoppingCriteria, not {type(hook).__name__}"
+    )
+    return Failure(PluginFailed(words, plugin=plugin.name))
 
 
 def _processed(
