@@ -1,15 +1,15 @@
 """Conversations of 10 turns with text, tools and images: the ids of every turn begin with those of
 the turns before, and are the same on every engine, byte for byte.
 
-    nox -s turns
     python tests/bench/same_turns.py hold hf|vllm|vllm_server|sglang_server [MODEL ...]
     python tests/bench/same_turns.py compare
 
 `hold` has 1,000 seeded conversations with each model, in float32, and writes a file of all ids for
 it: .cache/same_turns/MODEL.ENGINE.jsonl, a line for each turn. `--count` says otherwise how many.
-`compare` compares these files with those of the Hugging Face engine. Where ids differ, it prints
-how near to each other the logits of the two tokens are there; two float32 engines may choose
-otherwise only where that is next to nothing.
+`compare` compares these files with those of the Hugging Face engine, byte for byte, and prints the
+first turn of each conversation that differs. With `--calls`, the form of some answers is that of a
+tool call. Servers have grammars of their own, which allow other splits of the same text into
+tokens: so only HF and vLLM in this process agree then.
 
 MODEL is `qwen3` (text and tools), `qwen3_vl` (images too), both small and random, or `embedded`.
 Servers are started as tests/servers starts them; the environment names their pythons.
@@ -157,7 +157,9 @@ def compared(model: str, engine: str, wanted: bytes, found: bytes) -> int:
         turns = wanted.count(b"\n")
         print(f"{model}: HF = {engine}, {turns:,} turns, {len(wanted):,} bytes, {digest}")
         return 0
-    ours, theirs = ({one["id"]: one for one in map(json.loads, file.splitlines())} for file in (wanted, found))
+    ours, theirs = (
+        {one["id"]: one for one in map(json.loads, file.splitlines())} for file in (wanted, found)
+    )
     parted: dict[str, str] = {}
     for name, one in ours.items():
         talk = name.partition(" turn ")[0]
