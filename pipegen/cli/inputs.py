@@ -21,7 +21,7 @@ from pipegen.io.arrow_values import python_rows
 from pipegen.io.jsonl import Line, LineId, lines_of, request_from_row, values_of_line
 from pipegen.io.openai_batch import CHAT, ENDPOINTS, is_batch, request_from_batch
 from pipegen.io.tables import Block, Columns, Row, Table, without_nulls
-from pipegen.io.text_tables import csv_rows
+from pipegen.io.text_tables import csv_cells, csv_values
 from pipegen.jobs.rows import Unread
 from pipegen.media.folder import images_in
 from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart
@@ -198,7 +198,7 @@ class UnreadRow(Origin, Unread):
         """What was not set yet: `id` or `row`."""
         if name not in ("id", "row"):
             raise AttributeError(name)
-        values = {} if isinstance(self._values, str) else self._values
+        values: Mapping[str, Any] = {} if isinstance(self._values, str) else self._values
         if name == "row":
             self.row = Row(values if self._block is None else None, self._block, self._index)
         else:
@@ -222,6 +222,28 @@ class UnreadRow(Origin, Unread):
         return item.slot
 
 
+class UnreadCells(UnreadRow):
+    """A row of CSV: its cells are what its request depends on, and become values only where that is
+    needed.
+    """
+
+    __slots__ = ("_cells",)
+
+    def __init__(self, number: int, cells: list[str], of: Reading) -> None:
+        self.read = self._number = number
+        self._of, self._block, self._index, self._cells = of, None, 0, cells
+        self.data = cells
+        if of.images or len(cells) > len(of.names):
+            values = self._values
+            self.data = None if isinstance(values, str) or of.has_images(values) else cells
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "_values":
+            return super().__getattr__(name)
+        self._values = csv_values(self._of.names, self._cells)
+        return self._values
+
+
 class Reading(NamedTuple):
     """How rows are read: what their requests depend on besides them."""
 
@@ -229,14 +251,17 @@ class Reading(NamedTuple):
     system: str | None
     what: str
     """What messages call a row."""
-    images: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    """The columns of the rows."""
+    images: tuple[str, ...] = ()
     """Columns of images: rows that have some are read, since their keys depend on the bytes."""
 
     @classmethod
     def of(cls, columns: Columns, system: str | None, names: Sequence[str]) -> Reading:
         """That of rows with these columns."""
         images = {columns.column_of(field) for field in ("image", "images")}
-        return cls(columns, system, "row", tuple([name for name in names if name in images]))
+        own = tuple([name for name in names if name in images])
+        return cls(columns, system, "row", tuple(names), own)
 
     def has_images(self, values: Mapping[str, Any]) -> bool:
         """Whether a row has images in a column of their own."""
@@ -262,14 +287,16 @@ def table_rows(table: Table, reading: Reading) -> Unreads:
 
 def csv_file_rows(path: str, reading: Reading) -> Unreads:
     """The rows of a CSV or TSV file."""
-    for number, values in csv_rows(path):
-        row = UnreadRow(number, number, values, reading)
+    lines = csv_cells(path)
+    next(lines)  # the header
+    for number, cells in enumerate(lines, 1):
+        row = UnreadCells(number, cells, reading)
         yield row, row
 
 
 def text_rows(stream: BinaryIO, system: str | None) -> Unreads:
     """The lines of a text file that are not blank: each is a prompt."""
-    reading = Reading(Columns(), system, "line", ())
+    reading = Reading(Columns(), system, "line")
     for line in lines_of(stream):
         try:
             values: Any = {"prompt": (line.data or b"").decode().rstrip("\r\n")}

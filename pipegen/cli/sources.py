@@ -249,7 +249,8 @@ def _opened(
         columns.check(table.schema.names, path)
         rows = partial(table_rows, table, Reading.of(columns, asked.system, table.schema.names))
         count = lambda: table.count  # noqa: E731
-        return _of_rows(rows, columns, asked.system, dict, count, count, shown, table)
+        reading = reading_of(columns, asked.system)
+        return _of_rows(rows, columns, reading, dict, count, count, shown, table)
     if form_of(path).kind in ("csv", "tsv"):
         return _of_csv(source, asked, columns, shown)
     return _of_lines(path, asked, columns, shown, stack)
@@ -267,14 +268,13 @@ def _of_folder(path: Path, asked: Question, columns: Columns) -> Source:
 def _of_rows(
     rows: Callable[[], Iterator[tuple[UnreadRow, UnreadRow]]],
     columns: Columns,
-    system: str | None,
+    reading: str,
     kinds: Callable[[], dict[str, str]],
     *more: Any,
 ) -> Source:
     """A file of rows that may be read again."""
-    reading = f"rows {reading_of(columns, system)}"
     opened = Source(items_of(rows()), columns, kinds, *more)
-    return opened._replace(unread=rows, reading=reading)
+    return opened._replace(unread=rows, reading=f"rows {reading}")
 
 
 def _of_csv(source: str, asked: Question, columns: Columns, shown: Path) -> Source:
@@ -284,7 +284,8 @@ def _of_csv(source: str, asked: Question, columns: Columns, shown: Path) -> Sour
     count()  # a file that is cut off is refused before anything is asked
     kinds = dict.fromkeys(names, "string")
     rows = partial(csv_file_rows, source, Reading.of(columns, asked.system, names))
-    return _of_rows(rows, columns, asked.system, lambda: kinds, count, count, shown)
+    reading = f"{reading_of(columns, asked.system)} of cells {names}"
+    return _of_rows(rows, columns, reading, lambda: kinds, count, count, shown)
 
 
 def _of_lines(

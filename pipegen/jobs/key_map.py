@@ -118,14 +118,16 @@ class KeyMap:
         return self._own is not None
 
     def digest(self, request: Any) -> bytes | None:
-        """The digest of a request as it was given, a line or plain data; None for any other."""
-        if type(request) is dict:
+        """The digest of a request as it was given: a line, the cells of a row, or plain data; None
+        for any other.
+        """
+        if type(request) is not bytes:
+            if type(request) not in (dict, list):
+                return None
             try:
                 request = marshal.dumps(request, 2)  # fast, and different for 1 and true
             except ValueError:  # it holds something else than plain data
                 return None
-        elif type(request) is not bytes:
-            return None
         digest = self._digest.copy()
         digest.update(request)
         return digest.digest()
@@ -133,7 +135,11 @@ class KeyMap:
     def find(self, digest: bytes) -> bytes | None:
         """The entry of the request with this digest; None if there is none."""
         at = self._at
-        if not self._entries.startswith(digest, at):  # most often it is the next one
+        if self._entries.startswith(digest, at):  # most often it is the next one
+            if not self._checks:
+                self._at = at + _ENTRY
+                return self._entries[at : self._at]
+        else:
             first, last = max(0, at - _BEHIND * _ENTRY), at + _TOGETHER * _ENTRY
             at = self._entries.find(digest, first, last)
             if at < 0 or at % _ENTRY:

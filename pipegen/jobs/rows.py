@@ -208,12 +208,12 @@ def missing_rows(
     would cost more than it saves.
     """
     given_out, looks = set[str](), _LOOKS
-    succeeded, digest_of, find = finished.succeeded, known.digest, known.find
+    succeeded, digest_of, find, key_of = finished.succeeded, known.digest, known.find, key_in
     for name, request in requests():
         digest = digest_of(request.data if isinstance(request, Unread) else request)
         entry = None if digest is None else find(digest)
         if entry is not None and (
-            succeeded(key_in(entry)) or (part is not None and not in_part(number_in(entry), part))
+            succeeded(key_of(entry)) or (part is not None and not in_part(number_in(entry), part))
         ):
             continue
         given = record_of(_read(request))
