@@ -376,9 +376,10 @@ class Journal(Finished):
         """Sync what was written, at most once in so many seconds, until the journal is closed."""
         while True:
             self._written.wait()
+            # in this order: `close` sets both, and what it sets must not be cleared unseen
+            self._written.clear()
             if self._closed.is_set():
                 return
-            self._written.clear()
             try:
                 os.fsync(self._fd)
             except OSError as refusal:

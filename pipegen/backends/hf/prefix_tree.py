@@ -30,7 +30,8 @@ class Marked(NamedTuple):
 
 class Beginning(NamedTuple):
     """The beginning of a row that was read before. It has the length, the tensors of each node with
-    how many of its columns are meant, and the positions of the column behind it.
+    how many of its columns are meant, and the positions of the column behind it: None where no image
+    is before it, so that they are the length.
     """
 
     length: int
@@ -43,8 +44,8 @@ NOTHING = Beginning(0, [], None)
 
 class _Node:
     """`columns`: tensors of shape (heads, tokens, size), as the cache has them. `positions`: of the
-    column behind the last token; None where they are not known. `runs`: of the images up to `end`.
-    `ended`: whether a row ended here.
+    column behind the last token; None where no image is before it, or where they are not known.
+    `runs`: of the images up to `end`. `ended`: whether a row ended here.
     """
 
     __slots__ = ("children", "columns", "end", "ended", "ids", "parent", "positions", "runs")
@@ -63,15 +64,23 @@ class _Node:
         self.children: dict[Hashable, _Node] = {}
         self.ended = False
 
-    def positions_behind(self, length: int) -> torch.Tensor | None:
-        """Those behind so many tokens, of which the last is in this node; None where they are not
-        known: within an image, or between two.
+    def readable(self, length: int) -> bool:
+        """Whether the positions behind so many tokens, of which the last is in this node, are
+        known: they are not within an image, or between two.
         """
-        if self.positions is None or any(first < length < end for first, end in self.runs):
+        if not self._images(length):
+            return True
+        return self.positions is not None and length >= self.runs[-1][1]
+
+    def positions_behind(self, length: int) -> torch.Tensor | None:
+        """Those behind so many tokens, where it is readable; None where no image is before."""
+        if self.positions is None or not self._images(length):
             return None
-        if not any(first < length for first, _ in self.runs):
-            return torch.full_like(self.positions, length)
-        return self.positions - (self.end - length) if length >= self.runs[-1][1] else None
+        return self.positions - (self.end - length)
+
+    def _images(self, length: int) -> bool:
+        """Whether an image is among so many tokens, or begins there."""
+        return any(first < length for first, _ in self.runs)
 
     @property
     def bytes(self) -> int:
@@ -102,7 +111,7 @@ class PrefixTree:
         before an image's middle and before the end of the sequence.
         """
         node, length = self._find(marked.ids, len(marked.ids) - 1)
-        while (above := node.parent) is not None and node.positions_behind(length) is None:
+        while (above := node.parent) is not None and not node.readable(length):
             node, length = above, above.end
         return length
 
@@ -118,7 +127,7 @@ class PrefixTree:
     def holds(self, marked: Marked, length: int) -> bool:
         """Whether so many of the first tokens, which are there, can be read on from."""
         node, _ = self._find(marked.ids, length)
-        return not length or node.positions_behind(length) is not None
+        return not length or node.readable(length)
 
     def beginning(self, marked: Marked, length: int) -> Beginning:
         """So many of the first tokens, which are there; they are then the newest."""
@@ -222,7 +231,7 @@ class PrefixTree:
             node.ids[:count],
             parent,
             [held[:, :count].clone() for held in node.columns],
-            node.positions_behind(length),
+            node.positions_behind(length) if node.readable(length) else None,
             tuple(run for run in node.runs if run[0] < length),
         )
         parent.children[node.ids[0]] = upper

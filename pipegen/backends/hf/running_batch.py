@@ -374,10 +374,10 @@ def read_behind(
 
 
 def _positions_behind(beginning: Beginning, like: torch.Tensor) -> torch.Tensor:
-    """Those behind a row's beginning; a row begins at 0."""
+    """Those behind a row's beginning."""
     if beginning.positions is not None:
         return beginning.positions
-    return like.new_zeros((*like.shape[:-2], 1, 1))
+    return like.new_full((*like.shape[:-2], 1, 1), beginning.length)
 
 
 def _with_rows(
