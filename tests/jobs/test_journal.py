@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import threading
 import zlib
 from pathlib import Path
 from typing import Any
@@ -366,6 +367,29 @@ def test_what_is_written_is_synced_soon_and_at_the_end(
     assert synced == [1]
     journal.close()
     assert synced == [2]
+
+
+class ClosedMeanwhile(threading.Event):
+    """An event that the journal's owner sets, to close it, just before it is cleared."""
+
+    def __init__(self, journal: Any) -> None:
+        super().__init__()
+        self.journal = journal
+
+    def clear(self) -> None:
+        self.journal._closed.set()
+        self.set()
+        super().clear()
+
+
+def test_a_journal_that_is_closed_while_it_syncs_is_closed(tmp_path: Path) -> None:
+    journal: Any = Journal(tmp_path)
+    waiting, journal._written = journal._written, ClosedMeanwhile(journal)
+    waiting.set()
+    journal._syncing.join(60)
+    assert not journal._syncing.is_alive()
+    journal._closed.clear()
+    journal.close()
 
 
 @pytest.mark.parametrize("mended", [False, True])

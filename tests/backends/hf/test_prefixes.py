@@ -406,6 +406,31 @@ def test_turns_after_an_image_read_what_is_new(
     assert read(engine, [turn((*seen[0], 66), images=images)])[1] == 2
 
 
+def test_text_goes_on_before_a_place_where_only_images_fork(
+    opened: Callable[..., HFEngine],
+) -> None:
+    engine: Any = opened("qwen3_vl")
+    whole = opened("qwen3_vl", prefix_memory_bytes=0)
+    images = [
+        engine.prepare_image(ImageSource(data=image_file(mode=mode)), DEFAULTS.preprocess, at)
+        .unwrap()
+        for at, mode in enumerate(("RGB", "L"))
+    ]
+    pieces = [(engine._checkpoint.image_token_id,) * image.tokens for image in images]
+    words = tuple(range(60, 95))
+    between = (*words, *pieces[0], 61, 62)
+    # the tree forks between the two images of the first prompt, where no position is known
+    turns = [
+        turn((*between, *pieces[1], 63, 64), images=images),
+        turn((*between, 65, 66), images=images[:1]),
+        turn((*words[:-1], 65)),
+        turn((*words, 66, 67)),
+    ]
+    for one in turns:
+        assert answers(engine, [one]) == answers(whole, [one])
+    assert engine.work.shared_tokens > 0
+
+
 @pytest.mark.parametrize("family", ["gemma3_vl", "qwen3_vl", "mistral"])
 def test_conversations_with_images_are_those_that_are_read_whole(
     family: str, folder_of: Callable[[str], Any], tmp_path: Path
