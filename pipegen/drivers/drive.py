@@ -176,8 +176,9 @@ class Drive(Generic[K]):
             self.close()
 
     async def rounds(self) -> AsyncGenerator[list[tuple[K, Slot[Any]]], None]:
-        """What each `round` gives, beside the running event loop. Where it is left, the round at
-        work ends first: a thread cannot be cancelled.
+        """What each `round` gives, beside the running event loop. A round in which stages work, or
+        rows are added, is done in a thread. Where it is left, the round at work ends first: a
+        thread cannot be cancelled.
         """
         import asyncio  # half of what `import pipegen` would cost
 
@@ -187,14 +188,24 @@ class Drive(Generic[K]):
         try:
             while not self.exhausted:
                 woken.clear()
-                working = asyncio.ensure_future(asyncio.to_thread(self.round))
-                yield await asyncio.shield(working)
+                if self._only_looks:
+                    yield self.round()
+                else:
+                    working = asyncio.ensure_future(asyncio.to_thread(self.round))
+                    yield await asyncio.shield(working)
                 if self._idle:
                     await woken.wait()
         finally:
             if working is not None:
                 await asyncio.wait([working])
             await asyncio.to_thread(self.close)
+
+    @property
+    def _only_looks(self) -> bool:
+        """Whether a round does nothing but look at what has come for the rows of a batch."""
+        return self._batch is None and all(
+            opened.rows and not opened.new for opened in self._sessions.values()
+        )
 
     def round(self) -> list[tuple[K, Slot[Any]]]:
         """Take requests for which there is room, let the engines work for one step, and give out
@@ -205,6 +216,7 @@ class Drive(Generic[K]):
         if self._turns and self._turns[0].ended:
             return self._given()
         worked = self._settle_prepared()
+        self._end_calls()
         sessions = [*self._sessions.items()]
         for name, opened in [min(sessions)] if self._whole and sessions else sessions:
             if opened.rows and not self._awaits_more(opened):
@@ -503,8 +515,9 @@ class Drive(Generic[K]):
 
     def _failed(self, name: Any, opened: OpenSession, failed: CallFailed) -> list[Event]:
         """A call failed as a whole: so do its rows, and the session is over."""
-        del self._sessions[name]
-        opened.session.close()
+        if not self._whole:  # that of a batch is closed when its call ends
+            del self._sessions[name]
+            opened.session.close()
         return [RowDone(row=number, slot=Failure(failed.error)) for number in opened.rows]
 
     def _take(self, name: Any, opened: OpenSession, events: Sequence[Event]) -> None:
@@ -524,10 +537,6 @@ class Drive(Generic[K]):
             ]
         if self._whole:
             opened.answered += [row.answered(slot) for row, _, slot in answered]
-            if not opened.rows:
-                self._sessions.pop(name, None)
-                opened.session.close()
-                self._go(sorted(opened.answered, key=_order))
             return
         if answered:
             self._go([row.answered(slot) for row, _, slot in answered])
@@ -535,6 +544,15 @@ class Drive(Generic[K]):
             for row, wanted, slot in answered:
                 if row.key in self._requests:
                     self._kept.keep(self._requests[row.key].key, row, wanted, slot)
+
+    def _end_calls(self) -> None:
+        """Let the rows of a batch go on, where all rows of their call have ended."""
+        if self._whole:
+            for name, opened in [*self._sessions.items()]:
+                if not opened.rows:
+                    del self._sessions[name]
+                    opened.session.close()
+                    self._go(sorted(opened.answered, key=_order))
 
     def _isolate(self, name: Any, opened: OpenSession, bug: Exception) -> list[Event]:
         """An engine has raised: the requests that it worked on are run again, in halves, down to
