@@ -108,7 +108,8 @@ class Drive(Generic[K]):
     ) -> None:
         self._pipe, self._source, self._options = pipe, take, options
         self._reads, self._allows = image_policy or ImagePolicy(), policy or RequestPolicy()
-        self._limit, self._limits = in_flight or IN_FLIGHT, None if in_flight else dict[Any, int]()
+        told = in_flight is not None or batch is not None
+        self._limit, self._limits = in_flight or IN_FLIGHT, None if told else dict[Any, int]()
         self._ordered, self._isolates, self._finished = ordered, isolate_bugs, finished
         self._kept, self._admits, self._clock = kept, admits, clock
         self._batch, self._begins, self._sees = batch, begins, sees
@@ -133,6 +134,7 @@ class Drive(Generic[K]):
         self._preparing: dict[Future[tuple[Advanced, dict[int, Exception]]], Request[K]] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._asleep = threading.Lock()
+        self._asleep.acquire()
         """Free when there is something to look at since the last wait. Unlike an event, a signal
         handler may free it wherever it interrupts this thread.
         """
@@ -182,14 +184,21 @@ class Drive(Generic[K]):
         """
         import asyncio  # half of what `import pipegen` would cost
 
-        loop, woken = asyncio.get_running_loop(), asyncio.Event()
-        self._loop, self._awakens = loop, lambda: loop.call_soon_threadsafe(woken.set)
+        loop, woken, thread = asyncio.get_running_loop(), asyncio.Event(), threading.get_ident()
+
+        def awaken() -> None:
+            if threading.get_ident() == thread:
+                woken.set()
+            else:
+                loop.call_soon_threadsafe(woken.set)
+
+        self._loop, self._awakens = loop, awaken
         working: asyncio.Future[list[tuple[K, Slot[Any]]]] | None = None
         try:
             while not self.exhausted:
                 woken.clear()
                 if self._only_looks:
-                    yield self.round()
+                    yield self.round(goes_on=False)
                 else:
                     working = asyncio.ensure_future(asyncio.to_thread(self.round))
                     yield await asyncio.shield(working)
@@ -207,16 +216,16 @@ class Drive(Generic[K]):
             opened.rows and not opened.new for opened in self._sessions.values()
         )
 
-    def round(self) -> list[tuple[K, Slot[Any]]]:
+    def round(self, *, goes_on: bool = True) -> list[tuple[K, Slot[Any]]]:
         """Take requests for which there is room, let the engines work for one step, and give out
-        the slots whose turn has come.
+        the slots whose turn has come. The rows of a batch whose call has ended go on now, or in
+        the next round.
         """
         self._idle = False
         self._fill()
         if self._turns and self._turns[0].ended:
             return self._given()
         worked = self._settle_prepared()
-        self._end_calls()
         sessions = [*self._sessions.items()]
         for name, opened in [min(sessions)] if self._whole and sessions else sessions:
             if opened.rows and not self._awaits_more(opened):
@@ -235,6 +244,8 @@ class Drive(Generic[K]):
                     worked, events = True, self._isolate(name, opened, bug)
                 self._take(name, opened, events)
                 worked |= bool(events) or opened.session.side_by_side > 0
+        if self._whole and goes_on:
+            worked |= self._end_calls()
         self._idle = not worked and self._waits
         if self._idle and self._loop is None:
             self._asleep.acquire(timeout=self._most_wait)
@@ -545,14 +556,16 @@ class Drive(Generic[K]):
                 if row.key in self._requests:
                     self._kept.keep(self._requests[row.key].key, row, wanted, slot)
 
-    def _end_calls(self) -> None:
-        """Let the rows of a batch go on, where all rows of their call have ended."""
-        if self._whole:
-            for name, opened in [*self._sessions.items()]:
-                if not opened.rows:
-                    del self._sessions[name]
-                    opened.session.close()
-                    self._go(sorted(opened.answered, key=_order))
+    def _end_calls(self) -> bool:
+        """Let the rows of a batch go on, where all rows of their call have ended; whether there
+        were any.
+        """
+        ended = [name for name, opened in self._sessions.items() if not opened.rows]
+        for name in ended:
+            opened = self._sessions.pop(name)
+            opened.session.close()
+            self._go(sorted(opened.answered, key=_order))
+        return bool(ended)
 
     def _isolate(self, name: Any, opened: OpenSession, bug: Exception) -> list[Event]:
         """An engine has raised: the requests that it worked on are run again, in halves, down to

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import dataclasses
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -148,9 +147,7 @@ class HttpEngine(ABC, Generic[A, R]):
             lambda model: self.ask(encoded, stream, facts, model, "")
         )
         made = asked.bind(lambda ask: self.sender.request(ask, facts))
-        return made.map(
-            lambda request: dataclasses.replace(request, body=copy.deepcopy(request.body))
-        )
+        return made.map(lambda request: request._replace(body=copy.deepcopy(request.body)))
 
     def generate(self, inputs: Sequence[A]) -> list[Slot[R]]:
         """One slot for each input, in order; a row that fails fails alone."""
@@ -267,11 +264,7 @@ class ServerSession(Generic[A, R]):
         go on together, once all have ended.
         """
         self._events.append(event)
-        if self._fed or self._tokens or self._ended == self._added:
-            self._awaken()
-
-    def _awaken(self) -> None:
-        if not self._woken:
+        if not self._woken and (self._fed or self._tokens or self._ended == self._added):
             self._woken = True
             self._wake()
 
@@ -283,12 +276,12 @@ class ServerSession(Generic[A, R]):
         elif task.cancelled():
             words = "the engine was closed while the call ran"
             self._bug = CallFailed(BackendFailed(words, backend=self._engine.name))
-            self._awaken()
+            self._wake()
         elif (bug := task.exception()) is not None:
             if not isinstance(bug, Exception):
                 raise bug
             self._bug = self._bug or bug
-            self._awaken()
+            self._wake()
 
     def _cancel(self, closed: Future[None]) -> None:
         self._closed = closed
