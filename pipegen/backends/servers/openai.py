@@ -6,6 +6,7 @@ Pure functions; a dialect says which fields beyond OpenAI's own a server knows, 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -270,7 +271,7 @@ def _with_logprobs(
     read = logprobs_of(
         entries, completion.token_ids or (), wanted=ask.options.top_logprobs or 0, seen=seen
     )
-    return read.map(lambda logprobs: completion._replace(logprobs=logprobs))
+    return read.map(lambda logprobs: dataclasses.replace(completion, logprobs=logprobs))
 
 
 def asks_to_think(options: GenerationOptions, extra_body: Mapping[str, Any]) -> bool:

@@ -93,7 +93,8 @@ class WireReply(NamedTuple):
     """Looked up by names in lower case."""
 
 
-class Completion(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
     """What a server generated, as its answer or one event of its stream says it; in an event, only
     what is new.
     """
