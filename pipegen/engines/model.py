@@ -19,6 +19,7 @@ asks for that, and judges its own rows by it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -26,7 +27,7 @@ from immutabledict import immutabledict
 from returns.result import Failure, Success
 
 from pipegen.core.errors import BackendFailed, CallFailed
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.slots import Slot
 from pipegen.engines.capabilities import Capabilities
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import takes_tokens
@@ -124,12 +125,13 @@ class ModelReader:
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
-        self._known: dict[str, Slot[Any]] = {}
+        self.known: dict[str, Any] = {}
+        """The model, once it was read."""
 
     def __call__(self) -> Slot[Any]:
         """The model, or why it cannot be read; needs no weights."""
-        known = self._known.get("model")
-        return self._read() if known is None else known
+        known = self.known.get("model")
+        return self._read() if known is None else Success(known)
 
     def _read(self) -> Slot[Any]:
         try:
@@ -139,7 +141,7 @@ class ModelReader:
         except InvalidField as refusal:
             hint = "correct the setting that the message names"
             return Failure(BackendFailed(str(refusal), backend=self._engine.name, hint=hint))
-        return self._known.setdefault("model", Success(model))  # of two threads, the first one's
+        return Success(self.known.setdefault("model", model))  # of two threads, the first one's
 
 
 _readers: WeakValueDictionary[int, ModelReader] = WeakValueDictionary()
@@ -156,7 +158,7 @@ def on_model(engine: Any, work: Callable[[A, Any], Slot[B]]) -> Callable[[A], Sl
     read = reader_of(engine)
 
     def stage(value: A) -> Slot[B]:
-        model = read()
-        return work(value, model.unwrap()) if is_ok(model) else Failure(model.failure())
+        model = read.known.get("model")
+        return read().bind(partial(work, value)) if model is None else work(value, model)
 
     return stage

@@ -72,10 +72,12 @@ def _request_from(values: Mapping[str, Any], where: str) -> Slot[GenerationReque
         if isinstance(fields.get("options"), Mapping):
             fields["options"] = options_from(fields["options"])
         beside = any(
-            not isinstance(fields.get(name, ()), (list, tuple)) or fields.get(name)
-            for name in _MEDIA
+            not isinstance(fields[name], (list, tuple)) or fields[name]
+            for name in _MEDIA & fields.keys()
         )
-        images = beside or any(_holds_images(fields.get(name)) for name in ("messages", "turns"))
+        images = (
+            beside or _holds_images(fields.get("messages")) or _holds_images(fields.get("turns"))
+        )
         kind = (
             ScoringRequest
             if "continuation" in fields
@@ -101,7 +103,9 @@ _SHAPES = (
     'a request is a mapping such as {"prompt": "..."} or {"messages": [{"role": "user", "content":'
     ' "..."}]}'
 )
-_MEDIA = ("images", "videos")
+_MEDIA = {"images", "videos"}
+_JSON = {"messages", "tools", "options", "prompt_token_ids", "continues", "turns"}
+"""The fields that may be JSON text."""
 _FIELDS = dict.fromkeys((*FIELDS, "image", "video"))
 _PROMPTS = ("messages", "prompt", "prompt_token_ids", "turns")
 
@@ -133,7 +137,7 @@ def _fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
     fields = {
         name: value for name, value in values.items() if value is not None and name in _FIELDS
     }
-    metadata = carried(values)
+    metadata = carried(values) if len(fields) < len(values) or "metadata" in fields else None
     if metadata:
         _refuse_misplaced(
             [name for name in values if name in metadata and name not in _FIELDS],
@@ -147,12 +151,11 @@ def _fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
             if many in fields:
                 raise InvalidField(f"a request takes {one} or {many}, not both")
             fields[many] = [fields.pop(one)]
-    for name in ("messages", "tools", "options", "prompt_token_ids", "continues", "turns"):
-        if isinstance(fields.get(name), str):
-            fields[name] = _from_text(name, fields[name])
-    for name in _MEDIA:
-        if isinstance(fields.get(name), (str, bytes, Mapping)) and fields[name]:
-            fields[name] = _images_of(fields[name])
+    for name, value in fields.items():
+        if name in _JSON and isinstance(value, str):
+            fields[name] = _from_text(name, value)
+        elif name in _MEDIA and isinstance(value, (str, bytes, Mapping)) and value:
+            fields[name] = _images_of(value)
     return fields
 
 

@@ -67,15 +67,18 @@ def _call(backend: Backend[Any, Any], before: Steps, after: Steps) -> Call:
     pipeline = _Pipeline(backend, before, after)
 
     def ask(value: Any, answers: tuple[Slot[Any], ...]) -> Wanted | Slot[Any]:
-        if answers and not _takes_several(value):
+        several = _takes_several(value)
+        if answers and not several:
             return answers[0] if pipeline.is_a_route else answers[0].map(partial(_to, value))
-        admitted = Success(value) if pipeline.is_a_route else pipeline.admit(value)
-        if not is_ok(admitted):
-            return admitted
-        sent = admitted.unwrap()
-        if not _takes_several(value):
-            return Wanted(backend, sent)
-        return replayed(_asking(backend, value, sent), answers)
+        sent = value
+        if not pipeline.is_a_route:
+            admitted = pipeline.admit(value)
+            if not is_ok(admitted):
+                return admitted
+            sent = admitted.unwrap()
+        return (
+            replayed(_asking(backend, value, sent), answers) if several else Wanted(backend, sent)
+        )
 
     return Call(
         name="call",

@@ -226,7 +226,8 @@ def _with_images(
                 )
             )
     tokens = placeholders.ids(tokenizer)
-    found = [number for number in ids if number in tokens.values()]
+    marks = {*tokens.values()}
+    found = [number for number in ids if number in marks] if marks else []
     if not images and not found:
         return Success(
             Prompt(

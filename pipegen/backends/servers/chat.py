@@ -31,7 +31,7 @@ from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import TextMade
 from pipegen.engines.settings import ChatServerSettings
 from pipegen.records.engine_list import shown
-from pipegen.records.fields import InvalidField, altered
+from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import freeze
 from pipegen.records.options import GenerationOptions, resolve
 from pipegen.records.requests import GenerationRequest
@@ -52,6 +52,7 @@ from pipegen.stages.trimming import trimmed, trimmers
 __all__ = ["ChatEngine", "ChatRow", "result_of"]
 
 UNSET = GenerationOptions()
+_CUT = (Finish.STOP_STRING, Finish.PLUGIN)
 ENDED = ("stop", "eos", "tool_calls", "function_call")
 """What servers call a row that ended by itself, at its end token, a stop, or the end of a tool
 call.
@@ -105,7 +106,8 @@ class ChatRow:
         """Whether nothing more is wanted: a stop completed in the text, a plugin halted the row, or
         a piece was malformed.
         """
-        return self._wrong is not None or self._fold.finish in (Finish.STOP_STRING, Finish.PLUGIN)
+        fold = self._fold
+        return self._error is not None or fold.failure is not None or fold.finish in _CUT
 
     @property
     def ended(self) -> bool:
@@ -117,7 +119,7 @@ class ChatRow:
         """Whether the row is over before the server has ended it. A row that the server ended at a
         stop is read on: its counts come last.
         """
-        return self.cut_short and self._finish is None
+        return self._finish is None and self.cut_short
 
     @property
     def _wrong(self) -> GenerationError | None:
@@ -157,7 +159,7 @@ class ChatRow:
         before a stop that completes later in the piece.
         """
         self._text.append(text)
-        if self._fold.plugins:
+        if self._fold.watched:
             return "".join(map(self._fold.feed_text, text))
         return self._fold.feed_text(text)
 
@@ -203,8 +205,10 @@ class ChatRow:
         if value.get("arguments") is not None:
             before["arguments"] = before.get("arguments", "") + value["arguments"]
 
-    def slot(self) -> Slot[ChatOutput]:
-        """The finished row's answer. What a server writes behind its end is no part of the row."""
+    def slot(self, limit: int | None = None) -> Slot[ChatOutput]:
+        """The finished row's answer, with the limit that the server names for it. What a server
+        writes behind its end is no part of the row.
+        """
         if self._wrong is not None:
             return Failure(self._wrong)
         fold, text = self._fold, "".join(self._text)
@@ -220,6 +224,7 @@ class ChatRow:
             logprobs=tuple(self._logprobs) if self._job.options.logprobs else None,
             prompt_token_ids=self._prompt_ids,
             usage=freeze(self._usage),
+            limit=limit,
         )
         return Success(output)
 
@@ -494,7 +499,7 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
     def _ended(self, row: ChatRow) -> Slot[ChatOutput]:
         """The finished row's answer, with the limit that vLLM names for it."""
         limit = self.limit_of(self.sender.directory.known) if self.name == "vllm_chat" else None
-        return row.slot().map(lambda output: altered(output, limit=limit))
+        return row.slot(limit)
 
 
 def _no_images(facts: Facts) -> str:

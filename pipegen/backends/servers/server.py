@@ -399,7 +399,7 @@ class _Scored(_Whole):
 
     def ask(self, facts: Facts, model: str | None, rid: str) -> Slot[ServerRequest]:
         return _Whole.ask(self, facts, model, rid).map(
-            lambda request: dataclasses.replace(request, scored=len(self.continued.continuation))
+            lambda request: request._replace(scored=len(self.continued.continuation))
         )
 
     def read(self, completions: tuple[Completion, ...]) -> Slot[Any]:

@@ -71,8 +71,7 @@ class Finding(NamedTuple):
     """What to do, where that is more than `HINTS` says."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(NamedTuple):
     """One answer as it came, before white space is stripped and plugins trim it. None stands for
     what is not known.
     """

@@ -216,6 +216,8 @@ class TextFold:
         self.seen = 0
         """How many characters were judged, the stop included; none behind it."""
         self.plugins = PluginStates(plugins)
+        self.watched = bool(self.plugins)
+        """Whether a plugin watches the row."""
         self._stops = StopScanner(stops) if stops else None
         self._raw_stops = StopScanner(raw_stops) if raw_stops else None
         self._text_ends, self._raw_ends = [0], [0]  # after each piece, where stops are in raw text
@@ -242,7 +244,7 @@ class TextFold:
             stop, length = self._earlier(self._raw_stops, place, raw, counts=counts)
         if stop is not None:
             self.finish, self.stop = Finish.STOP_STRING, stop
-        elif self.plugins:
+        elif self.watched:
             halt = self.plugins.feed(text)
             if isinstance(halt, PluginFailed):
                 self.finish, self.failure, length = Finish.ABORTED, halt, self.length
