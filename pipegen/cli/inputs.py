@@ -198,7 +198,7 @@ class UnreadRow(Origin, Unread):
         """What was not set yet: `id` or `row`."""
         if name not in ("id", "row"):
             raise AttributeError(name)
-        values: Mapping[str, Any] = {} if isinstance(self._values, str) else self._values
+        values: dict[str, Any] = {} if isinstance(self._values, str) else self._values
         if name == "row":
             self.row = Row(values if self._block is None else None, self._block, self._index)
         else:

@@ -557,9 +557,7 @@ class Drive(Generic[K]):
                     self._kept.keep(self._requests[row.key].key, row, wanted, slot)
 
     def _end_calls(self) -> bool:
-        """Let the rows of a batch go on, where all rows of their call have ended; whether there
-        were any.
-        """
+        """Let the rows of a batch go on, where all rows of their call have ended; whether any did."""
         ended = [name for name, opened in self._sessions.items() if not opened.rows]
         for name in ended:
             opened = self._sessions.pop(name)

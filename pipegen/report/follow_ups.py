@@ -387,7 +387,7 @@ def _choices(
     async def one(request: WireRequest) -> Slot[list[str]]:
         body, transport = {**(request.body or {}), "n": SAMPLES}, engine.sender.transport
         try:
-            reply = await transport.once(dataclasses.replace(request, body=body), transport.ends())
+            reply = await transport.once(request._replace(body=body), transport.ends())
         except HttpStatusError as refusal:
             words = f"the server refuses n={SAMPLES}: {error_message(refusal.reply)[0]}"
             return Failure(UnsupportedOption(words, option="samples"))

@@ -247,7 +247,7 @@ def _called(
     written.write(form.opens)
     ended, text = Raw(encoded=written.asked, token_ids=()), ""
     names = tuple(name + form.between for name in form.names)
-    chosen, forms = 0, [StructuredOptions(choice=names)] if len(names) > 1 else []
+    chosen, forms = 0, [StructuredOptions(choice=names)] if len(form.names) > 1 else []
     if not forms:
         written.write(ids_behind(model.tokenizer, names[0]))
     for number, part in enumerate((*forms, None), start=1):

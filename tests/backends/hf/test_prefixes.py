@@ -412,8 +412,9 @@ def test_text_goes_on_before_a_place_where_only_images_fork(
     engine: Any = opened("qwen3_vl")
     whole = opened("qwen3_vl", prefix_memory_bytes=0)
     images = [
-        engine.prepare_image(ImageSource(data=image_file(mode=mode)), DEFAULTS.preprocess, at)
-        .unwrap()
+        engine.prepare_image(
+            ImageSource(data=image_file(mode=mode)), DEFAULTS.preprocess, at
+        ).unwrap()
         for at, mode in enumerate(("RGB", "L"))
     ]
     pieces = [(engine._checkpoint.image_token_id,) * image.tokens for image in images]
