@@ -305,7 +305,11 @@ def start_job(
         raise ValueError(f"grace takes seconds, 0 or more, not {grace!r:.80}")
     running: Job[tuple[K, Any]] = Job(route, Path(folder), chosen, retry, version, restart=restart)
     journal, settings, retried = running.journal, running.settings, running._again
-    known = running._known = KeyMap(journal.folder, context_of(settings, policy, reading))
+    try:
+        known = running._known = KeyMap(journal.folder, context_of(settings, policy, reading))
+    except BaseException:
+        running.close()  # its lock would last as long as this process
+        raise
     rows = rows_of(
         requests,
         journal,
