@@ -299,6 +299,20 @@ def test_restart_begins_anew(tmp_path: Path) -> None:
     assert (tmp_path / "notes" / "results-0001.jsonl").read_text() == "mine"
 
 
+def test_an_interrupt_while_a_job_opens_leaves_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    engine = FakeEngine(echo)
+    with monkeypatch.context() as patch:
+        patch.setattr("pipegen.jobs.runner.KeyMap", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(engine, tmp_path, PROMPTS)
+    assert run(engine, tmp_path, PROMPTS, restart=True)[1].finished == len(PROMPTS)
+
+
 @pytest.mark.parametrize("writer", [0, 1])
 def test_a_job_is_not_begun_anew_while_another_run_is_at_work(tmp_path: Path, writer: int) -> None:
     engine, folder = FakeEngine(echo), tmp_path / "job"
