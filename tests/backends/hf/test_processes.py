@@ -78,7 +78,7 @@ def test_a_cancelled_call_computes_no_further_step(
     passes = asyncio.run(cancelled())
     let_all_go()
     # the engine's next pass is that of the next call
-    assert pg.is_ok(pg.run(route, [{"prompt": "Hi"}], LONG, max_new_tokens=1)[0])
+    assert pg.is_ok(pg.run(route, [{"prompt": "Hi"}], {"max_new_tokens": 1})[0])
     assert passes == 4 and sizes == [2, 2, 2, 2, 1]
 
 
