@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import pydoc
 from typing import Any
 
 import griffe
@@ -65,5 +67,8 @@ class Doctests(griffe.Extension):
             obj.annotation, words = split_annotated(obj.annotation)
             if words and obj.docstring is None:
                 obj.docstring = griffe.Docstring(words, parent=obj)
+            if str(obj.annotation) == "TypeAlias" and obj.docstring is None:
+                alias = inspect.getdoc(pydoc.locate(obj.path)) or ""
+                obj.docstring = griffe.Docstring(alias, parent=obj)
         if obj.docstring is not None:
             obj.docstring.value = fenced(obj.docstring.value)

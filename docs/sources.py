@@ -8,15 +8,19 @@ from __future__ import annotations
 import re
 from typing import Any
 
-LINK = re.compile(r"\[([^]]*)\]\((?:\.\./)+(pipegen/[\w/]+\.py)\)")
+LINK = re.compile(
+    r"\[([^]]*)\]\((?:\.\./)*(pipegen/[\w/]+\.py|examples(?:/[\w.]+)?)\)"
+)
 
 
 def on_page_markdown(markdown: str, *, config: Any, **_: Any) -> str:
     """Called by MkDocs for each page."""
     at = (config["repo_url"] or "").rstrip("/")
-    return LINK.sub(
-        lambda found: (
-            f"[{found[1]}]({at}/blob/HEAD/{found[2]})" if at else found[1]
-        ),
-        markdown,
-    )
+
+    def led(found: re.Match[str]) -> str:
+        name, path = found.groups()
+        if path.startswith("examples"):
+            path = f"docs/{path}"
+        return f"[{name}]({at}/blob/HEAD/{path})" if at else name
+
+    return LINK.sub(led, markdown)

@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import inspect
-import pydoc
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -143,13 +144,27 @@ def shown_name(path: str) -> str:
     return f"pg.{own}" if own.split(".")[0] in pipegen.__all__ else path
 
 
+def found(path: str) -> Any:
+    """What has this name, below the last module in it. (A package may hold a function and a module
+    of one name: the module is in the way that the path goes.)
+    """
+    parts = path.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            value: Any = importlib.import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        return functools.reduce(getattr, parts[length:], value)
+    raise LookupError(f"nothing is called {path}")
+
+
 def names_table(page: str) -> str:
     """One row for each name that a page of the reference shows: the first sentence of its
     docstring.
     """
     rows = ["| name | |", "| --- | --- |"]
     for path, heading in SHOWN.findall(page):
-        words = inspect.getdoc(pydoc.locate(path)) or ""
+        words = inspect.getdoc(found(path)) or ""
         first = re.split(r"(?<=\.)\s|\n\n", words, maxsplit=1)[0]
         rows.append(
             f"| [`{shown_name(heading or path)}`](#{path}) |"

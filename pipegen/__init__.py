@@ -16,6 +16,7 @@ if typing.TYPE_CHECKING:
     from pipegen.core.errors import (
         BackendFailed,
         BadImage,
+        BadVideo,
         CallFailed,
         ContractError,
         GenerationError,
@@ -58,7 +59,14 @@ if typing.TYPE_CHECKING:
     from pipegen.jobs.table_file import write_table
     from pipegen.media.folder import images_in
     from pipegen.records.fields import InvalidField, UnknownField
-    from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart
+    from pipegen.records.messages import (
+        ImagePart,
+        ImageSource,
+        Message,
+        TextPart,
+        VideoPart,
+        VideoSource,
+    )
     from pipegen.records.options import (
         ChatTemplateOptions,
         DecodeOptions,
@@ -86,6 +94,7 @@ if typing.TYPE_CHECKING:
 __all__ = [
     "BackendFailed",
     "BadImage",
+    "BadVideo",
     "Batch",
     "CallFailed",
     "Capabilities",
@@ -143,6 +152,8 @@ __all__ = [
     "UnsupportedOption",
     "UnsupportedPlugin",
     "Verdict",
+    "VideoPart",
+    "VideoSource",
     "VlmGenerationRequest",
     "VlmPreprocessOptions",
     "aimap",
@@ -199,7 +210,7 @@ _HOMES = {
         "pipegen.records.plain": "request_from",
         "pipegen.backends": "GenerationEngine",
         "pipegen.core.errors": (
-            "BackendFailed BadImage CallFailed ContractError GenerationError InternalError"
+            "BackendFailed BadImage BadVideo CallFailed ContractError GenerationError InternalError"
             " InvalidRequest MalformedResponse PluginFailed PromptTooLong RateLimited StageFailed"
             " TemplateFailed Timeout UnsupportedMultimodal UnsupportedOption UnsupportedPlugin"
         ),
@@ -212,7 +223,7 @@ _HOMES = {
         "pipegen.media.folder": "images_in",
         "pipegen.io.jsonl": "error_to_plain from_plain to_plain",
         "pipegen.io.tables": "Table TableError read_table",
-        "pipegen.records.messages": "ImagePart ImageSource Message TextPart",
+        "pipegen.records.messages": "ImagePart ImageSource Message TextPart VideoPart VideoSource",
         "pipegen.records.options": (
             "ChatTemplateOptions DecodeOptions GenerationOptions StopOptions StructuredOptions"
             " VlmPreprocessOptions"

@@ -11,11 +11,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
+from support.edits import by_stages, ending, halts_at
+from support.ways import differing_ways
 
 import pipegen as pg
 from pipegen.records.results import Decoded, Encoded, Raw
@@ -24,15 +25,6 @@ from pipegen.testing.fake import FakeEngine
 
 TEXTS = st.text("abS\n", max_size=12)
 STOPS = st.lists(st.text("abS\n", min_size=1, max_size=3), max_size=3, unique=True)
-
-
-def halts_at(brace: str) -> pg.Plugin:
-    """Ends a row after its first `brace`."""
-    return pg.Plugin(
-        name="halts",
-        start=lambda: None,
-        feed=lambda state, text: (state, text.index(brace) + 1 if brace in text else None),
-    )
 
 
 def route_of(text: str, *, early: bool) -> Any:
@@ -98,6 +90,13 @@ def same(value: Any) -> Any:
     return value
 
 
+def fails() -> pg.Route:
+    """A route that fails at one prompt of two."""
+    return pg.route(
+        FakeEngine(lambda row: pg.Timeout("slow") if row.prompt.text == "Hi" else "b<|im_end|>")
+    )
+
+
 def inserted(name: str, f: Callable[[Any], Any], after: str) -> Callable[[Any], Any]:
     return lambda pipe: pipe.insert(pg.pure(name, f), after=after)
 
@@ -123,6 +122,8 @@ EDITS: dict[str, Callable[[Any], Any]] = {
     "trims": lambda pipe: pg.attach(pipe, pg.Plugin(name="trims", trim=str.strip)),
     "watched": lambda pipe: pg.watched(pipe, lambda progress: None),
     "falls back": lambda pipe: pg.fallback(pipe, pipe, when=pg.UnsupportedOption),
+    "falls back from forms": lambda pipe: pg.fallback(pipe, pipe, when=pg.MalformedResponse),
+    "is fallen back to": lambda pipe: pg.fallback(fails(), pipe, when=pg.Timeout),
     "joined by hand": lambda pipe: functools.reduce(operator.rshift, pipe.parts),
 }
 
@@ -137,18 +138,28 @@ def edited(pipe: Any, names: list[str]) -> Any:
     return pipe
 
 
-OPTIONS = st.fixed_dictionaries(
-    {},
-    optional={
-        "stop": STOPS,
-        "stop_token_ids": st.sampled_from([[ord("a")], [ord("\n"), ord("b")]]),
-        "min_new_tokens": st.integers(0, 3),
-        "max_new_tokens": st.integers(3, 8),
-        "ignore_eos": st.booleans(),
-        "samples": st.integers(1, 3),
-        "strip_whitespace": st.booleans(),
-        "skip_special_tokens": st.booleans(),
-    },
+FORMS: tuple[dict[str, Any], ...] = (
+    {"choice": ["ab", "S"]},
+    {"regex": "[ab]*S?"},
+    {"json_schema": {"type": "string"}},
+)
+OPTIONS = st.builds(
+    lambda form, options: {**form, **options},
+    st.just({}) | st.sampled_from(FORMS),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "stop": STOPS,
+            "stop_token_ids": st.sampled_from([[ord("a")], [ord("\n"), ord("b")]]),
+            "min_new_tokens": st.integers(0, 3),
+            "max_new_tokens": st.integers(3, 8),
+            "ignore_eos": st.booleans(),
+            "samples": st.integers(1, 3),
+            "strip_whitespace": st.booleans(),
+            "skip_special_tokens": st.booleans(),
+            "logprobs": st.booleans(),
+        },
+    ),
 )
 NAMES = st.lists(st.sampled_from(sorted(EDITS)), max_size=4)
 
@@ -178,18 +189,38 @@ def test_an_early_exit_changes_nothing_in_an_edited_route(
     assert [shown(slot) for slot in early] == [shown(slot) for slot in whole]
 
 
-@settings(max_examples=30)
+def is_refused(pipe: Any, options: dict[str, Any]) -> bool:
+    """Whether the options ask for what no stage of the pipe does, or its plugins do."""
+    names = {part.name for part in pipe.parts}
+    plugins = pipe.owns[0].plugins
+    return bool(
+        (not names & {"stop", "own stop"} and options.get("stop"))
+        or ("stop" not in names and any(plugin.feed is not None for plugin in plugins))
+        or ("trim" not in names and options.get("strip_whitespace"))
+        or ("trim" not in names and any(plugin.trim is not None for plugin in plugins))
+    )
+
+
 @given(TEXTS, NAMES, OPTIONS)
-def test_every_driver_gives_the_slots_of_one_run_of_an_edited_route(
+def test_a_row_is_what_the_stages_make_of_the_whole_answer_or_is_refused_before_the_call(
     text: str, names: list[str], options: dict[str, Any]
 ) -> None:
     pipe = edited(route_of(f"{text}<|im_end|>", early=True), names)
-    requests = [{"prompt": "Hi"}, {"prompt": "Ho"}]
-    batch = pg.run(pipe, requests, options)
-    assert tuple(pg.imap(pipe, requests, options)) == batch
-    if all(not pg.is_ok(slot) or isinstance(slot.unwrap(), pg.GenerationResult) for slot in batch):
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            pg.job(pipe, requests, folder, options) as job,
-        ):
-            assert tuple(job) == batch
+    if "call" not in [part.name for part in pipe.parts]:
+        return  # it is within a fallback
+    options = {**options, "samples": 1}
+    (slot,) = pg.run(pipe, [{"prompt": "Hi"}], options)
+    if is_refused(pipe, options):
+        assert isinstance(slot.failure(), pg.UnsupportedOption | pg.UnsupportedPlugin)
+        assert pipe.owns[0].calls == []
+    else:
+        assert ending(slot) == ending(by_stages(pipe, {"prompt": "Hi"}, options))
+
+
+@given(TEXTS, NAMES, OPTIONS)
+def test_every_way_gives_the_slots_of_one_run_of_an_edited_route(
+    text: str, names: list[str], options: dict[str, Any]
+) -> None:
+    pipe = edited(route_of(f"{text}<|im_end|>", early=True), names)
+    requests, streams = [{"prompt": "Hi"}, {"prompt": "Ho"}], "falls back from forms" not in names
+    assert differing_ways(pipe, requests, options, streams=streams) == []

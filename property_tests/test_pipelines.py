@@ -4,14 +4,13 @@ nested in any way, give one answer by every driver.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import itertools
 import pickle
-import tempfile
 from typing import Any
 
 from hypothesis import given, settings, strategies as st
+from support.ways import differing_ways
 
 import pipegen as pg
 from pipegen.core.rows import Row, advance
@@ -135,35 +134,8 @@ REQUESTS = st.lists(
 
 @settings(deadline=None)
 @given(PIPES, REQUESTS)
-def test_every_driver_gives_the_slots_of_one_run(pipe: Any, requests: list[Any]) -> None:
-    batch = pg.run(pipe, requests)
-    assert len(batch) == len(requests)
-    assert tuple(pg.run(pipe, [request])[0] for request in requests) == batch
-    assert tuple(pg.imap(pipe, requests)) == batch
-    assert asyncio.run(pg.arun(pipe, requests)) == batch
-    with tempfile.TemporaryDirectory() as folder, pg.job(pipe, requests, f"{folder}/job") as job:
-        assert tuple(job) == batch
-
-
-@settings(deadline=None)
-@given(PIPES, REQUESTS)
-def test_the_joined_deltas_of_each_sample_and_round_are_its_text(
-    pipe: Any, requests: list[Any]
-) -> None:
-    shown: dict[tuple[int, int, int], str] = {}
-    done: dict[int, pg.Slot[Any]] = {}
-    for event in pg.stream(pipe, requests):
-        if isinstance(event, pg.Done):
-            done[event.index] = event.slot
-        else:
-            at = event.index, event.sample, event.round
-            shown[at] = shown.get(at, "") + event.text
-    assert tuple(done[index] for index in range(len(requests))) == pg.run(pipe, requests)
-    for index, slot in done.items():
-        for sample, one in enumerate(slot.unwrap().completions if pg.is_ok(slot) else ()):
-            if pg.is_ok(one):
-                texts = [result.text for result in (*one.unwrap().rounds[:-1], one.unwrap())]
-                assert [shown.get((index, sample, n), "") for n in range(len(texts))] == texts
+def test_every_way_gives_the_slots_of_one_run(pipe: Any, requests: list[Any]) -> None:
+    assert differing_ways(pipe, requests) == []
 
 
 @settings(deadline=None)

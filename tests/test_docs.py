@@ -8,11 +8,11 @@ import ast
 import doctest
 import importlib.util
 import inspect
+import io
 import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -91,25 +91,22 @@ def commands_of(page: Path) -> list[str]:
     [page for page in PAGES if any(line.startswith("pipegen ") for line in commands_of(page))],
     ids=page_id,
 )
-def test_the_pipegen_commands_of_a_page_work(page: Path, reader: Path) -> None:
-    """Each `$ pipegen ...` in a console block, run in the order of the page; 1 says that some
-    requests failed, as some of the examples should.
+def test_the_pipegen_commands_of_a_page_work(
+    page: Path, reader: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each `$ pipegen ...` in a console block, run in the order of the page, in this process, which
+    has loaded torch already; 1 says that some requests failed, as some of the examples should.
     """
     pytest.importorskip("torch")
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     for command in commands_of(page):
-        if command.startswith("pipegen "):  # in this process, which has loaded torch already
+        fed, _, piped = command.partition(" | ")
+        if command.startswith("cat "):
+            shown = (reader / fed.removeprefix("cat ")).read_bytes()
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(shown)))
+        if command.startswith("pipegen ") or piped.startswith("pipegen "):
             with pytest.raises(SystemExit) as left:
-                main(shlex.split(command)[1:])
+                main(shlex.split(piped or command)[1:])
             assert left.value.code in (0, 1), f"$ {command}"
-        elif command.startswith("cat "):
-            done = subprocess.run(
-                ["bash", "-o", "pipefail", "-c", command],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "PATH": path},
-                check=False,
-            )
-            assert done.returncode in (0, 1), f"$ {command}"
 
 
 NAMED = [getattr(pipegen, name) for name in pipegen.__all__]
@@ -160,6 +157,36 @@ def tables() -> ModuleType:
 def test_a_page_has_the_table_of_the_code(name: str) -> None:
     page = (DOCS / name).read_text(encoding="utf-8")
     assert page == tables().with_table(name, page), "out of date: python docs/tables.py"
+
+
+ROW = re.compile(r"^\| \[`(\S+)`\]\(#\S+\) \| (.*) \|$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "reference").glob("*.md")), ids=page_id)
+def test_the_reference_says_of_every_name_what_it_is(page: Path) -> None:
+    """In a sentence of its own, and not in that of its type."""
+    rows = ROW.findall(page.read_text(encoding="utf-8"))
+    assert len(rows) > 5 or page.name == "index.md"
+    assert [
+        (name, words)
+        for name, words in rows
+        if not re.search(r"\w.*[.:]$", words)
+        or words.startswith("See ")
+        or any(words.startswith((kind.__doc__ or "")[:20]) for kind in (dict, tuple, str, int))
+    ] == []
+
+
+def test_the_reference_has_every_public_name() -> None:
+    shown = {
+        name
+        for page in (DOCS / "reference").glob("*.md")
+        for name, _ in ROW.findall(page.read_text(encoding="utf-8"))
+    }
+    # of the package returns; modules have their parts in the tables
+    apart = {"Success", "Failure", "backends", "plugins", "ray", "stages"}
+    assert [
+        name for name in pipegen.__all__ if name not in apart and f"pg.{name}" not in shown
+    ] == []
 
 
 def test_the_tables_have_every_option_setting_and_alias() -> None:
@@ -223,6 +250,12 @@ def test_the_names_of_pipegen_on_a_page_exist(page: Path) -> None:
     ] == []
 
 
+def test_a_web_handler_has_a_status_for_every_error() -> None:
+    page = (DOCS / "apps.md").read_text(encoding="utf-8")
+    named = re.findall(r"^    pg\.(\w+): \d{3},$", page, re.MULTILINE)
+    assert sorted(named) == sorted(kind.__name__ for kind in ERRORS)
+
+
 def test_every_family_of_laws_has_its_section() -> None:
     families = {path.name for path in (HERE / "property_tests").glob("test_*.py")}
     assert (
@@ -275,7 +308,8 @@ def test_every_field_of_a_result_and_of_the_engine_contract_has_its_sentence(
 
 def test_every_entry_of_the_reference_has_a_word() -> None:
     """Of a section with chosen members, these have one."""
-    griffe = pytest.importorskip("griffe")
+    import griffe
+
     extensions = griffe.load_extensions(str(DOCS / "doctests.py"))
     package = griffe.load("pipegen", search_paths=[str(HERE)], extensions=extensions)
     bare: list[str] = []

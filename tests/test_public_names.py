@@ -248,3 +248,17 @@ def test_the_module_of_stages_lists_them_and_knows_a_near_miss() -> None:
         _ = pipegen.stages.rendr  # type: ignore[attr-defined]  # that is the mistake
     assert raised.value.name == "rendr"
     assert raised.value.obj is pipegen.stages
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Slot", "The answer to one request"),
+        ("Batch", "A tuple of slots"),
+        ("ENGINES", "What each engine honours"),
+    ],
+)
+def test_help_tells_what_a_name_is_that_is_no_function_and_no_class(name: str, words: str) -> None:
+    value = getattr(pipegen, name)
+    assert (inspect.getdoc(value) or "").startswith(words)
+    assert words in pydoc.plain(pydoc.render_doc(value))[:500]

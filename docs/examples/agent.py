@@ -1,11 +1,11 @@
-"""An agent: a model that answers questions about orders with two tools.
+"""An agent: a model that answers questions about prices with two tools.
 
 Each line of the input is a question, {"id": "Q-1", "question": "...", "expected": "..."}. The model
-may call `order_state` and `days_between`, and goes on with what they answered; a tool that fails
-tells the model why. With `--rollouts FILE.parquet` the exact ids of each conversation are written
-for a trainer, with a reward: whether the answer holds what was expected.
+may call `price` and `add`, and goes on with what they answered; a tool that fails tells the model
+why. With `--rollouts FILE.parquet` the exact ids of each conversation are written for a trainer,
+with a reward: whether the answer holds what was expected.
 
-    python docs/examples/agent.py --model embedded docs/examples/orders.jsonl
+    python docs/examples/agent.py --model embedded docs/examples/prices.jsonl
 
 With --job FOLDER what is answered is kept there, tools included: after a kill, the same command
 goes on, in the middle of conversations too.
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import date
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,33 +23,28 @@ import typer
 import pipegen as pg
 from pipegen.records import strict_json
 
-SYSTEM = "Answer the question about orders. Call the tools for what you do not know."
-ORDERS: dict[int, dict[str, str | None]] = {
-    17: {"state": "sent", "ordered": "2026-03-02", "sent": "2026-03-05"},
-    18: {"state": "waiting", "ordered": "2026-03-04", "sent": None},
-}
+SYSTEM = "Call the tools for what you do not know."
+PRICES = {"apple": 2, "book": 18, "chair": 30, "lamp": 12, "pen": 3, "table": 145, "tea": 7}
 
 Asking = pg.Pipe[pg.GenerationRequest, pg.GenerationResult]
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def order_state(number: Annotated[int, "the number of the order"]) -> dict[str, str | None]:
-    """What is known of an order."""
-    if number not in ORDERS:
-        raise LookupError(f"there is no order {number}")
-    return ORDERS[number]
+def price(item: Annotated[str, "the name of an item"]) -> int:
+    """What an item costs."""
+    if item not in PRICES:
+        raise LookupError(f"there is no {item}")
+    return PRICES[item]
 
 
-def days_between(
-    start: Annotated[str, "a day as YYYY-MM-DD"], end: Annotated[str, "a later day"]
-) -> int:
-    """How many days lie between two days."""
-    return (date.fromisoformat(end) - date.fromisoformat(start)).days
+def add(a: int, b: int) -> int:
+    """The sum of two numbers."""
+    return a + b
 
 
 def agent(route: Asking) -> Asking:
     """The route with the tools: every request is a conversation."""
-    return pg.turns(route, pg.tools([order_state, days_between], limit=6, timeout=30))
+    return pg.turns(route, pg.tools([price, add], limit=6, timeout=30))
 
 
 def request_of(line: Mapping[str, Any]) -> pg.TextGenerationRequest:

@@ -1,12 +1,12 @@
-"""Engines. The choice is explicit: `hf(...)` is Hugging Face transformers in this process,
-`vllm(...)` is vLLM in this process, and `vllm_server(...)`, `sglang_server(...)` and
+"""Engines. The choice is explicit. `hf(...)` is Hugging Face transformers in this process, and
+`vllm(...)` is vLLM in this process. `vllm_server(...)`, `sglang_server(...)` and
 `openai_server(...)` are servers that run already. Their keywords are the fields of the records in
 `pipegen.engines.settings`.
 
 Calling one of these loads nothing but (on first need) the tokenizer and the configuration; weights
-load when the first prompt reaches the engine. Each raises `InvalidField` for a bad setting,
-`UnknownField` with the nearest name for an unknown one, and `MissingExtra` (an ImportError), which
-says what to install, where a package is missing.
+load when the first prompt reaches the engine. Each raises `InvalidField` for a bad setting and
+`UnknownField` with the nearest name for an unknown one. `MissingExtra` (an ImportError) says what
+to install.
 
 >>> route = openai_server(
 ...     "tiny", base_url="http://localhost:8000/v1", dialect="vllm"
@@ -210,8 +210,8 @@ def load(config: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResult]:
     The second engine has the same settings but `engine_kwargs`, which are the first one's; it loads
     only when a request needs it. Where a package of the first engine is not installed, it answers
     everything, and results say why (`tried`). `pg.attach` attaches plugins to both. The
-    checkpoint's configuration is read here, but no weights, and no server is asked: a model that
-    cannot be read raises `InvalidField` or `CallFailed` at once, not at the first request.
+    checkpoint's configuration is read here, but no weights, and no server is asked. A model that
+    cannot be read raises `InvalidField` or `CallFailed` at once.
 
     >>> load(ModelLoadConfig(model="embedded", backend="hff"))
     Traceback (most recent call last):

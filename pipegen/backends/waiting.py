@@ -35,9 +35,9 @@ _key = attrgetter("key")
 class Waiting(Generic[R]):
     """Waiting rows, ordered by `key`, smallest first, and those with equal `source` together.
 
-    Where rows go on coming, they are put in order in rounds: those that come wait until fewer than
+    Where rows go on coming, they are put in order in rounds. Those that come wait until fewer than
     `size` of the rows before them are left. So rows that are alike run side by side. A row with a
-    large key is not passed by for ever: one behind which `overdue` others were put in order is
+    large key is not passed by for ever. One behind which `overdue` others were put in order is
     next, with those that are like it.
     """
 
@@ -87,9 +87,11 @@ class Waiting(Generic[R]):
 
     def pop(self) -> tuple[R, ...]:
         """Let the source that is next go: its rows."""
-        (rows,) = self.next(1)
-        self.take([0])
-        return rows
+        if self._new and len(self._sorted) < self._size:
+            self._put_in_order()
+        source = self._first.popleft() if self._first else self._sorted.pop(self._start)
+        self._let_go(source)
+        return tuple(source.rows)
 
     def take(self, places: Collection[int]) -> None:
         """Let sources go, by their places among those that are next."""
@@ -99,9 +101,7 @@ class Waiting(Generic[R]):
         for source in [
             source for place, source in enumerate(self._next(max(places) + 1)) if place in places
         ]:
-            source.waits = False
-            if self._named.get(source.name) is source:
-                del self._named[source.name]
+            self._let_go(source)
         if self._first:
             self._first = deque(
                 source for place, source in enumerate(self._first) if place not in places
@@ -126,6 +126,11 @@ class Waiting(Generic[R]):
         """Let all go."""
         for held in (self._first, self._sorted, self._new, self._named, self._arrivals):
             held.clear()
+
+    def _let_go(self, source: _Source[R]) -> None:
+        source.waits = False
+        if self._named.get(source.name) is source:
+            del self._named[source.name]
 
     def _next(self, count: int) -> list[_Source[R]]:
         if self._new and len(self._sorted) < self._size:
@@ -196,8 +201,8 @@ def beginning(asked: Encoded | ResolvedRequest | Continued) -> tuple[Any, ...]:
                     (1, b"")
                     if source is None
                     else (
-                        (1, source.data)
-                        if source.data is not None
+                        (1, b"\0".join(source.contents))
+                        if source.contents
                         else (2, source.url or source.path or "")
                     )
                 )

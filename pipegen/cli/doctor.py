@@ -110,22 +110,28 @@ def _same_text(name: str) -> dict[str, Any]:
     need("vllm", "vllm", "the vLLM engine")
     from pipegen.backends.checkpoint.boundaries import boundaries
     from pipegen.backends.checkpoint.checkpoint import Checkpoint
-    from pipegen.backends.checkpoint.same_text import in_words
+    from pipegen.backends.checkpoint.same_text import compared, in_words
     from pipegen.backends.vllm.self_check import CannotCheck, check_lengths
     from pipegen.engines.settings import ModelLoadConfig
 
     checkpoint = Checkpoint(ModelLoadConfig(model=name, backend="vllm"))
-    lengths = {one.name: one.tokens for one in boundaries(checkpoint.config)}
+    tried = compared(checkpoint.config)
+    seen: dict[str, Any] = {
+        "engine": "vllm",
+        "lengths": {one.name: one.tokens for one in tried},
+        "not_judged": [
+            f"beyond {one.tokens:,} tokens ({one.name}): positions are scaled by the length of the"
+            " row there, which transformers alone does; use hf for such rows"
+            for one in boundaries(checkpoint.config)
+            if one not in tried
+        ],
+    }
     try:
         differs = check_lengths(checkpoint)
     except CannotCheck as unknown:
-        return {"engine": "vllm", "lengths": lengths, "same": None, "because": str(unknown)}
-    return {
-        "engine": "vllm",
-        "lengths": lengths,
-        "same": differs is None,
-        "because": None if differs is None else in_words(differs, "vllm"),
-    }
+        return seen | {"same": None, "because": str(unknown)}
+    because = None if differs is None else in_words(differs, "vllm")
+    return seen | {"same": differs is None, "because": because}
 
 
 def _render_one(checkpoint: Checkpoint) -> None:
@@ -295,7 +301,10 @@ def _show(seen: dict[str, Any]) -> None:
         )
         console.print(f"[bold]{escape(seen['model']['name'])}[/]  {facts}", soft_wrap=True)
         if "same_text" in seen["model"]:
-            console.print(escape(_of_text(seen["model"]["same_text"])), soft_wrap=True)
+            same_text = seen["model"]["same_text"]
+            console.print(escape(_of_text(same_text)), soft_wrap=True)
+            for words in same_text["not_judged"]:
+                console.print(escape(f"not judged: {words}"), soft_wrap=True)
     table = Table(
         title="\nWhat each engine honours",
         title_justify="left",

@@ -152,7 +152,7 @@ def run_export(folder: Path, out: str | None, moved: str | None = None) -> int:
             make = stack.enter_context(
                 results_to(stream, form, source, command.model, brief=command.brief)
             )
-            rows = source.items if source.lines is None else source.lines()
+            rows = source.items if source.unread is None else source.unread()
             how: dict[str, Any] = {"image_policy": images, "policy": policy}
             how |= {"reading": source.reading, "as_written": True}
             for origin, slot in start_export(folder, rows, **how):

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 from returns.result import Failure
 
@@ -52,7 +52,6 @@ from pipegen.jobs.journal import SETTINGS
 from pipegen.jobs.new_file import JournalError, new_file, remove_stale
 from pipegen.jobs.rows import retry_of
 from pipegen.jobs.runner import Job, start_job
-from pipegen.jobs.shards import shard_keyed
 from pipegen.records.fields import InvalidField
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult
@@ -95,8 +94,8 @@ class Files(RunFlags):
 def run_generate(files: Files) -> int:
     """Run it and give back the exit code.
 
-    0 all good, 1 requests or samples failed, had no answer or could not be written, 3 a bug of
-    pipegen's failed a request; 130 and 141 as shells have it.
+    0: all good. 1: requests or samples failed, had no answer or could not be written. 3: a bug of
+    pipegen's failed a request. 130 and 141 are as in shells.
     """
     meter = Meter(Tally())
     finished = False
@@ -189,12 +188,6 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
         moved = stack.enter_context(progress(total, meter, shown=not files.quiet))
         if not files.quiet or files.summary is not None:
             route = watched(route, tells(moved, meter))
-        asked: Iterator[tuple[Origin, Slot[GenerationRequest]]] = source.items
-        if files.part is not None:
-            asked = cast(
-                "Generator[tuple[Origin, Slot[GenerationRequest]], None, None]",
-                shard_keyed(asked, *files.part, image_policy=given.images),
-            )
 
         def again() -> Iterator[tuple[Origin, Slot[GenerationRequest]]]:
             return open_source(files.source, question, given.images, given.columns, stack).items
@@ -210,7 +203,7 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
                 slots = (
                     (origin, slot, False)
                     for origin, slot in imap_keyed(
-                        route, asked, given.options, **settings, isolate_bugs=True
+                        route, source.items, given.options, **settings, isolate_bugs=True
                     )
                 )
             else:
@@ -222,10 +215,11 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
                         files, files.on_ray, route, again, meter, moved, ending.stops, _begun
                     )
                 else:
-                    if source.lines is not None and files.part is None:
-                        lines: Any = source.lines  # which need not be parsed again
-                        settings |= {"again": lines, "reading": source.reading, "as_written": True}
-                        asked = lines()
+                    asked: Any = source.items
+                    settings |= {"as_written": True, "part": files.part}
+                    if source.unread is not None:  # which need not be parsed again
+                        asked = source.unread()
+                        settings |= {"again": source.unread, "reading": source.reading}
                     rows = _job_slots(route, asked, files, settings, ending, tally)
                 slots = stack.enter_context(contextlib.closing(rows))
                 remove_stale(Path(files.out or "").absolute().parent)

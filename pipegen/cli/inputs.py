@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 from returns.result import Failure, Success
 
@@ -20,8 +20,8 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.io.arrow_values import python_rows
 from pipegen.io.jsonl import Line, LineId, lines_of, request_from_row, values_of_line
 from pipegen.io.openai_batch import CHAT, ENDPOINTS, is_batch, request_from_batch
-from pipegen.io.tables import Columns, Row, Table, without_nulls
-from pipegen.io.text_tables import csv_rows
+from pipegen.io.tables import Block, Columns, Row, Table, without_nulls
+from pipegen.io.text_tables import csv_cells, csv_values
 from pipegen.jobs.rows import Unread
 from pipegen.media.folder import images_in
 from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart
@@ -30,14 +30,17 @@ from pipegen.records.requests import GenerationRequest, VlmGenerationRequest
 __all__ = [
     "Item",
     "Origin",
+    "Reading",
     "UnreadLine",
-    "from_csv",
+    "UnreadRow",
+    "csv_file_rows",
     "from_folder",
     "from_lines",
-    "from_table",
-    "from_text",
+    "items_of",
     "one_question",
     "reading_of",
+    "table_rows",
+    "text_rows",
     "unread_lines",
     "with_system",
 ]
@@ -165,56 +168,147 @@ def _from_values(values: Mapping[str, Any], number: int, what: str, origin: Orig
     return Item(origin, slot)
 
 
-def from_table(table: Table, columns: Columns) -> Iterator[Item]:
-    """The requests of a table of Arrow's. Only the columns that fields are read from become Python
+class UnreadRow(Origin, Unread):
+    """A row of plain values that is its own request and origin, as an `UnreadLine` is.
+
+    values: those that the request is made of; or, in words, why they cannot be read.
+    block, index: where the row is in a table of Arrow's.
+    """
+
+    __slots__ = ("_block", "_index", "_number", "_of", "_values", "data")
+
+    sidecar = batch = None
+
+    def __init__(
+        self,
+        number: int,
+        read: int,
+        values: dict[str, Any] | str,
+        of: Reading,
+        block: Block | None = None,
+        index: int = 0,
+    ) -> None:
+        self.read, self._number, self._values, self._of = read, number, values, of
+        self._block, self._index = block, index
+        self.data: Any = values
+        if isinstance(values, str) or (of.images and of.has_images(values)):
+            self.data = None
+
+    def __getattr__(self, name: str) -> Any:
+        """What was not set yet: `id` or `row`."""
+        if name not in ("id", "row"):
+            raise AttributeError(name)
+        values: dict[str, Any] = {} if isinstance(self._values, str) else self._values
+        if name == "row":
+            self.row = Row(values if self._block is None else None, self._block, self._index)
+        else:
+            given = self._of.columns.request(values).get("id")
+            self.id = str(self._number) if given is None else given
+        return getattr(self, name)
+
+    def request(self) -> Slot[GenerationRequest]:
+        """The request, and with it the row's id."""
+        what = self._of.what
+        self.id, where = str(self._number), f"{what} {self._number}"
+        values = self._values
+        if isinstance(values, str):
+            return Failure(InvalidRequest(f"{where}: {values}"))
+
+        def read() -> Item:
+            given = self._of.columns.request(without_nulls(values))
+            return _from_values(given, self._number, what, self)
+
+        (item,) = with_system(iter([_guarded(read, where, self)]), self._of.system)
+        return item.slot
+
+
+class UnreadCells(UnreadRow):
+    """A row of CSV: its cells are what its request depends on, and become values only where that is
+    needed.
+    """
+
+    __slots__ = ("_cells",)
+
+    def __init__(self, number: int, cells: list[str], of: Reading) -> None:
+        self.read = self._number = number
+        self._of, self._block, self._index, self._cells = of, None, 0, cells
+        self.data = cells
+        if of.images or len(cells) > len(of.names):
+            values = self._values
+            self.data = None if isinstance(values, str) or of.has_images(values) else cells
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "_values":
+            return super().__getattr__(name)
+        self._values = csv_values(self._of.names, self._cells)
+        return self._values
+
+
+class Reading(NamedTuple):
+    """How rows are read: what their requests depend on besides them."""
+
+    columns: Columns
+    system: str | None
+    what: str
+    """What messages call a row."""
+    names: tuple[str, ...] = ()
+    """The columns of the rows."""
+    images: tuple[str, ...] = ()
+    """Columns of images: rows that have some are read, since their keys depend on the bytes."""
+
+    @classmethod
+    def of(cls, columns: Columns, system: str | None, names: Sequence[str]) -> Reading:
+        """That of rows with these columns."""
+        images = {columns.column_of(field) for field in ("image", "images")}
+        own = tuple([name for name in names if name in images])
+        return cls(columns, system, "row", tuple(names), own)
+
+    def has_images(self, values: Mapping[str, Any]) -> bool:
+        """Whether a row has images in a column of their own."""
+        return any(values.get(name) is not None for name in self.images)
+
+
+Unreads: TypeAlias = Iterator[tuple[UnreadRow, UnreadRow]]
+
+
+def table_rows(table: Table, reading: Reading) -> Unreads:
+    """The rows of a table of Arrow's. Only the columns that fields are read from become Python
     values.
     """
     number = 0
-    wanted = columns.reads(table.schema.names)
+    wanted = reading.columns.reads(table.schema.names)
     for block in table.blocks():
-        for index, values in enumerate(
-            python_rows(
-                block.batch.select([name for name in wanted if name in block.batch.schema.names])
-            )
-        ):
+        names = [name for name in wanted if name in block.batch.schema.names]
+        for index, values in enumerate(python_rows(block.batch.select(names))):
             number += 1
-            origin = Origin(str(number), number, row=Row(None, block, index))
-            yield _guarded(
-                partial(
-                    _from_values, columns.request(without_nulls(values)), number, "row", origin
-                ),
-                f"row {number}",
-                origin,
-            )
+            row = UnreadRow(number, number, values, reading, block, index)
+            yield row, row
 
 
-def from_csv(path: str, columns: Columns) -> Iterator[Item]:
-    """The requests of a CSV or TSV file."""
-    for number, values in csv_rows(path):
-        origin = Origin(str(number), number, row=Row({} if isinstance(values, str) else values))
-        if isinstance(values, str):
-            yield Item(origin, Failure(InvalidRequest(f"row {number}: {values}")))
-        else:
-            yield _guarded(
-                partial(_from_values, columns.request(values), number, "row", origin),
-                f"row {number}",
-                origin,
-            )
+def csv_file_rows(path: str, reading: Reading) -> Unreads:
+    """The rows of a CSV or TSV file."""
+    lines = csv_cells(path)
+    next(lines)  # the header
+    for number, cells in enumerate(lines, 1):
+        row = UnreadCells(number, cells, reading)
+        yield row, row
 
 
-def from_text(stream: BinaryIO) -> Iterator[Item]:
-    """The requests of a text file: each line that is not blank is a prompt."""
+def text_rows(stream: BinaryIO, system: str | None) -> Unreads:
+    """The lines of a text file that are not blank: each is a prompt."""
+    reading = Reading(Columns(), system, "line")
     for line in lines_of(stream):
         try:
-            text = (line.data or b"").decode().rstrip("\r\n")
+            values: Any = {"prompt": (line.data or b"").decode().rstrip("\r\n")}
         except UnicodeDecodeError as refusal:
-            yield Item(
-                Origin(str(line.number), line.end),
-                Failure(InvalidRequest(f"line {line.number}: not UTF-8: {refusal.reason}")),
-            )
-            continue
-        values = {"prompt": text}
-        yield _from_values(values, line.number, "line", Origin("", line.end, row=Row(values)))
+            values = f"not UTF-8: {refusal.reason}"
+        row = UnreadRow(line.number, line.end, values, reading)
+        yield row, row
+
+
+def items_of(rows: Iterable[tuple[UnreadRow, UnreadRow]]) -> Iterator[Item]:
+    """The rows as requests."""
+    return (Item(row, row.request()) for row, _ in rows)
 
 
 def one_question(prompt: str, images: Sequence[str]) -> Iterator[Item]:

@@ -11,18 +11,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 
 from pipegen.cli.inputs import (
     Item,
+    Reading,
     UnreadLine,
-    from_csv,
+    UnreadRow,
+    csv_file_rows,
     from_folder,
     from_lines,
-    from_table,
-    from_text,
+    items_of,
     one_question,
     reading_of,
+    table_rows,
+    text_rows,
     unread_lines,
     with_system,
 )
@@ -34,7 +37,7 @@ from pipegen.io.forms import TableError, form_of, open_bytes, refuse_address
 from pipegen.io.json_array import is_array, records_of
 from pipegen.io.jsonl import lines_of
 from pipegen.io.tables import TARGETS, Columns, Table, is_table, read_table
-from pipegen.io.text_tables import column_kinds, csv_header, csv_rows, line_values, schema_of_kinds
+from pipegen.io.text_tables import column_kinds, csv_count, csv_header, line_values, schema_of_kinds
 from pipegen.media.folder import SUFFIXES, images_in
 from pipegen.plugins import Plugin
 from pipegen.records.fields import nearest
@@ -102,6 +105,10 @@ def asked_of(flags: AskedFlags, load: Load, options: dict[str, Any]) -> Asked:
     )
 
 
+Unread: TypeAlias = Iterator[tuple[UnreadLine, UnreadLine]] | Iterator[tuple[UnreadRow, UnreadRow]]
+"""Rows that are not read as requests yet."""
+
+
 class Source(NamedTuple):
     """An input that is open."""
 
@@ -118,12 +125,12 @@ class Source(NamedTuple):
     folder: Path | None = None
     """Where relative paths of images start."""
     table: Table | None = None
-    lines: Callable[[], Iterator[tuple[UnreadLine, UnreadLine]]] | None = None
-    """Gives the input from its start, as lines that are not read as requests yet; None for an input
+    unread: Callable[[], Unread] | None = None
+    """Gives the input from its start, as rows that are not read as requests yet; None for an input
     that has none, or that may be read once only.
     """
     reading: str = ""
-    """How lines are read: what requests depend on besides them."""
+    """How rows are read: what requests depend on besides them."""
 
     def names(self) -> list[str]:
         """The columns of the input."""
@@ -189,7 +196,7 @@ def refuse_missing(source: str) -> NoReturn:
 
 
 def within(images: ImagePolicy, source: str | None, prompt: str | None = None) -> ImagePolicy:
-    """The policy for images that are named in IN: where no root is set, only files below its folder
+    """The policy for images that are named in IN. Where no root is set, only files below its folder
     are read; of stdin or a pipe, below the working directory.
 
     Images that a flag names, and those of a folder of images, may be anywhere.
@@ -240,17 +247,12 @@ def _opened(
     if is_table(path):
         table = read_table(path)
         columns.check(table.schema.names, path)
-        return Source(
-            from_table(table, columns),
-            columns,
-            dict,
-            lambda: table.count,
-            lambda: table.count,
-            shown,
-            table,
-        )
+        rows = partial(table_rows, table, Reading.of(columns, asked.system, table.schema.names))
+        count = lambda: table.count  # noqa: E731
+        reading = reading_of(columns, asked.system)
+        return _of_rows(rows, columns, reading, dict, count, count, shown, table)
     if form_of(path).kind in ("csv", "tsv"):
-        return _of_csv(source, columns, shown)
+        return _of_csv(source, asked, columns, shown)
     return _of_lines(path, asked, columns, shown, stack)
 
 
@@ -263,13 +265,27 @@ def _of_folder(path: Path, asked: Question, columns: Columns) -> Source:
     return Source(rows, columns, lambda: {"image": "string"}, count, count)
 
 
-def _of_csv(source: str, columns: Columns, shown: Path) -> Source:
+def _of_rows(
+    rows: Callable[[], Iterator[tuple[UnreadRow, UnreadRow]]],
+    columns: Columns,
+    reading: str,
+    kinds: Callable[[], dict[str, str]],
+    *more: Any,
+) -> Source:
+    """A file of rows that may be read again."""
+    opened = Source(items_of(rows()), columns, kinds, *more)
+    return opened._replace(unread=rows, reading=f"rows {reading}")
+
+
+def _of_csv(source: str, asked: Question, columns: Columns, shown: Path) -> Source:
     names = csv_header(Path(source))
     columns.check(names, Path(source))
-    count = cache(lambda: _count(csv_rows(source)))
+    count = cache(partial(csv_count, source))
     count()  # a file that is cut off is refused before anything is asked
     kinds = dict.fromkeys(names, "string")
-    return Source(from_csv(source, columns), columns, lambda: kinds, count, count, shown)
+    rows = partial(csv_file_rows, source, Reading.of(columns, asked.system, names))
+    reading = f"{reading_of(columns, asked.system)} of cells {names}"
+    return _of_rows(rows, columns, reading, lambda: kinds, count, count, shown)
 
 
 def _of_lines(
@@ -282,25 +298,26 @@ def _of_lines(
         rows()  # a file that is cut off is refused before anything is asked
     stream = stack.enter_context(open_bytes(path))
     size = None if form.packed else os.fstat(stream.fileno()).st_size or None
-    if form.kind == "text":
-        return Source(
-            from_text(stream), columns, lambda: {"prompt": "string"}, lambda: size, rows, shown
-        )
+    text = form.kind == "text"
 
-    def unread() -> Iterator[tuple[UnreadLine, UnreadLine]]:
-        lines = records_of(path, stack.enter_context(open_bytes(path)))
-        return unread_lines(lines, columns, asked.system)
+    def unread() -> Unread:
+        again = stack.enter_context(open_bytes(path))
+        if text:
+            return text_rows(again, asked.system)
+        return unread_lines(records_of(path, again), columns, asked.system)
 
     return Source(
-        from_lines(records_of(path, stream), columns),
+        items_of(text_rows(stream, asked.system))
+        if text
+        else from_lines(records_of(path, stream), columns),
         columns,
-        lambda: column_kinds(line_values(path)),
+        lambda: {"prompt": "string"} if text else column_kinds(line_values(path)),
         lambda: size,
         rows,
         shown,
         None,
         unread if path.is_file() else None,
-        reading_of(columns, asked.system),
+        reading_of(Columns() if text else columns, asked.system),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -65,6 +66,8 @@ def run_verify(flags: VerifyFlags) -> int:
     is_file = "://" not in flags.url and (
         Path(flags.url).suffix.lower() in _FILES or Path(flags.url).exists()
     )
+    if not is_file and "://" not in flags.url:
+        refuse(f"there is no file {flags.url}, and an address begins with http://", "URL")
     try:
         right, plain, words = _of_file(flags) if is_file else _of_server(flags)
     except (NoSuchModel, ImportError) as refusal:  # a missing extra is an ImportError
@@ -78,6 +81,7 @@ def run_verify(flags: VerifyFlags) -> int:
     return write_summary(flags.summary, plain, 0 if right else 1)
 
 
+_SERVER_ALONE = ("dialect", "chat_only", "served_model_name", "timeout", "max_new_tokens")
 _FILES = (".jsonl", ".parquet", ".arrow", ".feather", ".csv")
 
 
@@ -114,6 +118,9 @@ def _of_file(flags: VerifyFlags) -> tuple[bool, dict[str, Any], str]:
     """The verdict on a file of results; IN is the file of their requests."""
     from pipegen.backends.checkpoint.checkpoint import Checkpoint
 
+    for field in fields(flags):
+        if field.name in _SERVER_ALONE and getattr(flags, field.name) != field.default:
+            refuse("is for servers, and URL is a file", f"--{field.name.replace('_', '-')}")
     images = images_of(flags.image_root, False, ())
     file = Path(flags.url)
     checkpoint: dict[str, Any] = {
@@ -130,6 +137,9 @@ def _of_file(flags: VerifyFlags) -> tuple[bool, dict[str, Any], str]:
             slots = [
                 (str(name), slot) for name, slot in itertools.islice(slots_in(file), flags.rows)
             ]
+        unasked = sum(name not in asked for name, _ in slots)
+        if asked and slots and unasked == len(slots):
+            refuse(f"holds a request of no row of {file}: the ids are others", "IN")
         reference = stack.enter_context(
             backends.hf(flags.model, dtype=flags.dtype, device=flags.device, **checkpoint)
         )
@@ -155,7 +165,10 @@ def _of_file(flags: VerifyFlags) -> tuple[bool, dict[str, Any], str]:
             image_policy=images,
             tell=lambda done: moved(done, f"{done}/{len(slots)}"),
         )
-    return found.right, {"file": str(file), **found.plain()}, of_file_in_words(found, file)
+    words = of_file_in_words(found, file)
+    if asked and unasked:
+        words += f"\n{unasked:,} rows have no request in IN: their prompts are not rendered"
+    return found.right, {"file": str(file), **found.plain()}, words
 
 
 def of_file_in_words(found: Recorded, file: Path) -> str:
@@ -205,7 +218,7 @@ def in_words(verdict: Verdict) -> str:
     if verdict.asked_again:
         lines.append(
             f"{verdict.asked_again:,} requests more, about answers that came: cut short, with stop"
-            " strings, as streams, with seeds"
+            " strings, as streams, with seeds, for several samples"
         )
     if verdict.spread is not None:
         lines.append(

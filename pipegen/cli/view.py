@@ -7,7 +7,7 @@ import contextlib
 import io
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,17 +19,19 @@ from pipegen.cli.outputs import say
 from pipegen.cli.sources import Question, open_source, within
 from pipegen.cli.usage import images_of, refuse
 from pipegen.core.slots import is_ok
-from pipegen.engines.extras import MissingExtra
+from pipegen.engines.extras import MissingExtra, need
 from pipegen.io.jsonl import request_from_row
 from pipegen.io.results_in import results_in
 from pipegen.io.tables import Columns, TableError
 from pipegen.jobs.new_file import JournalError, new_file
+from pipegen.media.frames import choose_frames
 from pipegen.media.image import open_image
 from pipegen.media.source import load_sources
-from pipegen.records.messages import ImageSource, plain_messages, shown
+from pipegen.media.video import frames_of
+from pipegen.records.messages import ImageSource, VideoSource, plain_messages, shown
 from pipegen.records.plain import carried
 from pipegen.records.requests import GenerationRequest, ImagePolicy, VlmGenerationRequest
-from pipegen.report.boxes import Scale, boxes_in
+from pipegen.report.boxes import Box, Scale, boxes_in
 from pipegen.report.gallery import (
     MISSING,
     PAGE_ROWS,
@@ -45,6 +47,8 @@ from pipegen.report.gallery import (
 )
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from pipegen.cli.app_results import ViewFlags
 
 __all__ = ["entry_of", "figure_of", "run_view"]
@@ -53,6 +57,8 @@ _SIDE, _SIDE_WITH_BOXES = 480, 1200
 """The longest side of an image on the page, in pixels."""
 _SMALL = 240
 """Images with shorter sides are not blurred by JPEG."""
+_FRAMES = 32
+"""The most frames of one video that are shown."""
 _SAMPLES = 16
 """Samples of one request that are shown."""
 
@@ -85,7 +91,9 @@ def run_view(flags: ViewFlags, rows: int = PAGE_ROWS) -> int:
     except JournalError as refusal:
         refuse(str(refusal), "--out")
     except OSError as refusal:
-        refuse(f"{refusal.filename!r} cannot be read or written: {refusal.strerror}", "RESULTS")
+        refuse(
+            f"{str(refusal.filename)!r} cannot be read or written: {refusal.strerror}", "RESULTS"
+        )
     if flags.show:
         import webbrowser
 
@@ -137,11 +145,23 @@ def _cards(flags: ViewFlags, images: ImagePolicy) -> Iterator[str]:
             first = (_rounds(values) or [values])[0]
             prompt = first.get("prompt_text") or ("" if request is None else _prompt(request))
             sources = () if request is None else request.sources
+            times = iter(first.get("video_times") or ())
             figures = [
-                figure_of(
-                    source, entry, cast("Scale", flags.boxes), asked.images, alone=len(sources) == 1
-                )
+                figure
                 for source in sources
+                for figure in (
+                    _frames(source, asked.images, next(times, None))
+                    if isinstance(source, VideoSource)
+                    else (
+                        figure_of(
+                            source,
+                            entry,
+                            cast("Scale", flags.boxes),
+                            asked.images,
+                            alone=len(sources) == 1,
+                        ),
+                    )
+                )
             ]
             yield card(entry, str(prompt), figures, metadata, others.get(entry.id), compared=names)
 
@@ -268,7 +288,7 @@ class _Asked:
                 {
                     key: value
                     for key, value in own.items()
-                    if key in ("messages", "prompt", "images", "image", "turns")
+                    if key in ("messages", "prompt", "images", "image", "videos", "video", "turns")
                 },
                 1,
             )
@@ -297,7 +317,9 @@ def _prompt(request: GenerationRequest) -> str:
 def _words(message: Mapping[str, Any]) -> str:
     content = message["content"]
     parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
-    words = "".join(part["text"] if part["type"] == "text" else "[image] " for part in parts)
+    words = "".join(
+        part["text"] if part["type"] == "text" else f"[{part['type']}] " for part in parts
+    )
     return f"{message['role']}: {words}"
 
 
@@ -305,13 +327,7 @@ def figure_of(
     source: ImageSource, entry: Entry, scale: Scale, images: ImagePolicy, *, alone: bool
 ) -> Figure:
     """An image of the request, small, with the boxes of the answer where it is the only one."""
-    name = (
-        Path(source.path).name
-        if source.path is not None
-        else ""
-        if source.data is not None
-        else shown(source.url or "")
-    )
+    name = _name(source)
     loaded = load_sources(VlmGenerationRequest(prompt="", images=[source]), images)
     if not is_ok(loaded):
         return Figure(loaded.failure().message, None)
@@ -322,6 +338,45 @@ def figure_of(
     boxes = (
         boxes_in(entry.texts[0], image.size, scale) if alone and entry.ok and entry.texts else ()
     )
+    return _drawn(name, image, boxes)
+
+
+def _name(source: ImageSource) -> str:
+    if source.path is not None:
+        return Path(source.path).name
+    return shown(source.url) if source.url is not None else ""
+
+
+def _frames(source: VideoSource, policy: ImagePolicy, taken: Any) -> tuple[Figure, ...]:
+    """The frames of a video that the result tells, each small; without that a few of them."""
+    loaded = load_sources(VlmGenerationRequest(prompt="", videos=[source]), policy)
+    if not is_ok(loaded):
+        return (Figure(loaded.failure().message, None),)
+    try:
+        if not source.frames:
+            need("av", "video", "reading a video")
+    except MissingExtra as missing:
+        return (Figure(str(missing), None),)
+    wanted = sorted({float(time) for time in taken}) if isinstance(taken, (list, tuple)) else []
+
+    def chosen(times: Sequence[float], *, whole: bool) -> tuple[int, ...]:
+        if not wanted:
+            return choose_frames(times, fps=2, least=4, most=_FRAMES, multiple=1)
+        nearest = (
+            min(range(len(times)), key=lambda place: abs(times[place] - time))
+            for time in wanted[:_FRAMES]
+        )
+        return tuple(dict.fromkeys(nearest))
+
+    frames = frames_of(cast("VideoSource", loaded.unwrap().sources[0]), 0, chosen)
+    if not is_ok(frames):
+        return (Figure(frames.failure().message, None),)
+    return tuple(
+        _drawn(f"{_name(source)} {time:.2f} s".strip(), image) for time, image in frames.unwrap()
+    )
+
+
+def _drawn(name: str, image: Image.Image, boxes: tuple[Box, ...] = ()) -> Figure:
     side = _SIDE_WITH_BOXES if boxes else _SIDE
     image.thumbnail((side, side))
     data = io.BytesIO()

@@ -110,8 +110,8 @@ class BackendConfig(FallbackSettings):
     def first(self, *, dry: bool = False) -> Route:
         """The route to it alone, without the engine that takes over. Raises as `open` does.
 
-        `dry` is for looking at what would be sent: the model has its name in the file, where a run
-        asks the server for the name that it knows it by.
+        `dry` is for looking at what would be sent. The model then has its name in the file, where a
+        run asks the server for the name that it knows it by.
         """
         from pipegen.backends import route_with
 
@@ -132,7 +132,7 @@ def backend_from(values: Any, place: Place) -> BackendConfig:
         )
     for name in ("type", "model"):
         if values.get(name) is None:
-            raise InvalidField(f"{place}: takes {name} too")
+            raise InvalidField(f"{place}: the key {name} is missing")
     kind = _checked(
         "type",
         values["type"],

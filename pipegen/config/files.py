@@ -1,7 +1,7 @@
 """Plain data from JSON and YAML files, with the place of every entry.
 
-Loading is safe: no tags that make objects, no key twice, no aliases (by which a short file could
-hold endless data), no endless nesting, a limit on the length. An error names the file, and in YAML
+Loading is safe: no tags that make objects, no key twice, no aliases, no endless nesting, a limit on
+the length. (By aliases a short file could hold endless data.) An error names the file, and in YAML
 with the line.
 """
 

@@ -3,7 +3,7 @@
 The exception of a bug raises as it is. On its way out of a pipe it gets one note: which stage
 raised, and at which slot of the batch. The driver, which knows the requests, puts the request's
 name into it. So a traceback names both, and where bugs are isolated the note says whether the stage
-is pipegen's own.
+is pipegen's own. The exception of an engine gets a note with the engine's name.
 
 >>> from returns.result import Success
 >>> from pipegen.core.pipe import each
@@ -19,7 +19,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["StageNote", "blamed", "named", "note_of", "raisable"]
+__all__ = [
+    "EngineNote",
+    "StageNote",
+    "blamed",
+    "blamed_on",
+    "engine_of",
+    "named",
+    "note_of",
+    "raisable",
+]
 
 
 class StageNote(str):
@@ -64,6 +73,39 @@ class StageNote(str):
 
     def __getnewargs__(self) -> Any:  # what pickle calls `__new__` with
         return self.stage, self.internal, self.catch, self.row, self.request
+
+
+class EngineNote(str):
+    """The note on what an engine raised: its text, and the engine's name."""
+
+    __slots__ = ("engine",)
+
+    engine: str
+
+    def __new__(cls, engine: str) -> EngineNote:
+        self = super().__new__(cls, f"raised by the engine {engine!r}")
+        self.engine = engine
+        return self
+
+    def __getnewargs__(self) -> Any:  # what pickle calls `__new__` with
+        return (self.engine,)
+
+
+def blamed_on(raised: Exception, engine: str) -> None:
+    """Put the name of the engine that raised on an exception.
+
+    >>> bug = KeyError("logits")
+    >>> blamed_on(bug, "mine")
+    >>> bug.__notes__, engine_of(bug)
+    (["raised by the engine 'mine'"], 'mine')
+    """
+    if not engine_of(raised):
+        BaseException.__setattr__(raised, "__notes__", [*_notes(raised), EngineNote(engine)])
+
+
+def engine_of(raised: BaseException) -> str:
+    """The name of the engine that raised; empty where none did."""
+    return next((note.engine for note in _notes(raised) if isinstance(note, EngineNote)), "")
 
 
 def note_of(raised: BaseException) -> StageNote | None:

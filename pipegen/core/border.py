@@ -2,10 +2,10 @@
 nothing else.
 
 Foreign code is decoders, plugins, templates and tokenizers; foreign data is requests and servers'
-answers. Every call of the one, and every reading of the other, goes through `guard`: any
+answers. Every call of the one, and every reading of the other, goes through `guard`. Any
 `Exception` becomes a typed error with an incident, and its traceback goes to the log. The code in
-between is pipegen's own: there only `EXHAUSTED` is caught, since one row may be too large or nested
-too deep for it, and a bug raises.
+between is pipegen's own. There only `EXHAUSTED` is caught, since one row may be too large or nested
+too deep for it. A bug raises.
 
 >>> from pipegen.core.errors import PluginFailed
 >>> slot = guard(
@@ -74,6 +74,8 @@ def report(raised: BaseException, *, traced: bool = True) -> Raised:
         message = str(raised)[:500]
     except Exception:  # noqa: BLE001 - a foreign exception may fail even to say what it is
         message = "(its message cannot be read)"
+    if not message and raised.__cause__ is not None:  # as of a Failure that was unwrapped
+        message = report(raised.__cause__, traced=False).words
     words = f"{type(raised).__name__}: {message}" if message else type(raised).__name__
     if not traced:
         return Raised(words, "")

@@ -3,8 +3,8 @@
 Errors are frozen, picklable, comparable records that travel in a request's own slot. They are
 exceptions too, so that `slot.unwrap()` shows the message and the hint, and `raise slot.failure()`
 works; pipegen itself raises none of them but in `attach`. Two more exceptions are for the two other
-kinds of trouble: `CallFailed` is how a backend says that a whole call failed, `ContractError` says
-that somebody's code broke a promise (a bug).
+kinds of trouble. By `CallFailed` a backend says that a whole call failed. `ContractError` says that
+somebody's code broke a promise (a bug).
 
 >>> PromptTooLong(10, 4).message
 'the prompt has 10 tokens; the limit is 4'
@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Self, TypeVar, cast, dataclass_transform
 __all__ = [
     "BackendFailed",
     "BadImage",
+    "BadVideo",
     "CallFailed",
     "ContractError",
     "GenerationError",
@@ -130,7 +131,9 @@ def _made_again(kind: type[E], values: dict[str, Any]) -> E:
 
 @_error
 class UnsupportedMultimodal(GenerationError):
-    """An image was sent to an engine or a model that takes none, or more of them than it takes."""
+    """An image or a video was sent to an engine or a model that takes none, or more of them than
+    it takes.
+    """
 
     default_hint: ClassVar[str] = (
         "send it to a vision model, or catch it with fallback(first, second,"
@@ -205,8 +208,8 @@ class PromptTooLong(GenerationError):
 
 @_error
 class BadImage(GenerationError):
-    """The image at position `index` of the request (counted from 0, in message order) cannot be
-    used.
+    """The image at position `index` of the request (counted from 0 among its images, in message
+    order) cannot be used.
     """
 
     message: str = field(default="", kw_only=True)
@@ -217,6 +220,22 @@ class BadImage(GenerationError):
 
     def _describe(self) -> str:
         return f"image {self.index} cannot be used"
+
+
+@_error
+class BadVideo(GenerationError):
+    """The video at position `index` of the request (counted from 0 among its videos, in message
+    order) cannot be used.
+    """
+
+    message: str = field(default="", kw_only=True)
+    """What was seen, and where."""
+    index: int = field(default=0, kw_only=False)
+    """The position of the video, from 0, in message order."""
+    default_hint: ClassVar[str] = "check that the file is a complete video within the limits"
+
+    def _describe(self) -> str:
+        return f"video {self.index} cannot be used"
 
 
 @_error
@@ -247,7 +266,7 @@ class BackendFailed(GenerationError):
     """The engine failed: for one row (`scope="row"`) or for the whole call (`scope="batch"`).
 
     All slots of one failed call carry the same `incident`. A `lasting` failure comes again until a
-    setting is corrected (a key, an address): it is not `retryable`, though a job asks for the row
+    setting is corrected (a key, an address). It is not `retryable`, though a job asks for the row
     again the next time.
 
     >>> BackendFailed("busy").retryable, BackendFailed("no such key", lasting=True).retryable

@@ -26,12 +26,14 @@ def loop(
     decides: str,
     name: str,
     version: str,
+    plain: Pipe[A, B] | None = None,
 ) -> Pipe[A, B]:
     """Run `pipe`, and then `later` (by default `pipe` again) as long as `decide(results, value)`
     says so.
 
     results: those of all rounds so far. value: what came into this round. `Again` goes on with its
     value; a slot is the end of the row. A round that fails is too. Where requests have samples, each sample has its own rounds.
+    plain: the pipe that it is to rows that it never leads on, where requests tell which those are.
     decides: the function of the user's that `decide` calls, in words.
 
     >>> from pipegen.core.pipe import pure
@@ -72,6 +74,7 @@ def loop(
         closes=sampling is not None,
         routes=pipe.routes,
         version=f"({pipe.stages}) {version}",
+        plain=None if plain is None else plain.stages,
         rebind=lambda new: loop(
             pipe.rebound(new),
             decide,
@@ -79,6 +82,7 @@ def loop(
             decides=decides,
             name=name,
             version=version,
+            plain=None if plain is None else plain.rebound(new),
         ),
         among=among,
     )

@@ -37,6 +37,7 @@ from pipegen.core.slots import Batch, Slot
 from pipegen.core.steps import (
     Call,
     Closes,
+    Nest,
     Program,
     Rebinding,
     Stage,
@@ -112,7 +113,19 @@ class Pipe(Generic[A_contra, B_co]):
         """The names of its stages, with what else they do: of two pipes that differ in it, a job
         reuses no rows.
         """
-        return " >> ".join(f"{step.name} {step.version}".strip() for step in self.steps)
+        return " >> ".join(
+            f"{step.name} {step.version}".strip()
+            if not isinstance(step, Nest) or step.plain is None
+            else step.plain
+            for step in self.steps
+        )
+
+    @property
+    def leads_on(self) -> str:
+        """What leads rows with `turns` on, which is not in `stages`; empty where nothing does."""
+        nests = [step for step in self.steps if isinstance(step, Nest)]
+        words = [f"{nest.name} {nest.version}" for nest in nests if nest.plain is not None]
+        return " ".join([*words, *(way.leads_on for nest in nests for way in nest.ways)]).strip()
 
     @property
     def keeps_text(self) -> bool:
@@ -161,7 +174,7 @@ class Pipe(Generic[A_contra, B_co]):
         """The pipe with one more stage, after or before another.
 
         Raises `InvalidField` for a name that no stage has or that several have, and for a new one
-        that is taken; `TypeError` for no place or two.
+        that is taken. `TypeError` is for no place or two.
         """
         if (after is None) == (before is None):
             raise TypeError("a stage is inserted after another or before it: give one of the two")
@@ -335,6 +348,12 @@ def row_stage(
     `Step`.
     """
     _check("each", name, stage)
+    check_catch(catch)
+    return pipe_of(Stage(name=name, row=stage, catch=catch, keeps_text=keeps_text, **more))
+
+
+def check_catch(catch: Any) -> None:
+    """Raise `TypeError` unless these are exceptions that a stage may raise."""
     if not isinstance(catch, tuple) or not all(
         isinstance(kind, type) and issubclass(kind, Exception) for kind in catch
     ):
@@ -342,7 +361,6 @@ def row_stage(
             "catch takes a tuple of exceptions that a stage may raise on bad data, such as (ValueError,), "
             f"not {catch!r:.200}"
         )
-    return pipe_of(Stage(name=name, row=stage, catch=catch, keeps_text=keeps_text, **more))
 
 
 def batch_stage(

@@ -110,7 +110,7 @@ def advance(pipe: Pipe[Any, Any], rows: Iterable[Row], bug: Bug | None = None) -
     """Rows through their stages, up to their next calls or their ends. A pure function, as far as
     the stages are.
 
-    What a stage raises comes through, with a note that names the stage and the row's key; with
+    What a stage raises comes through, with a note that names the stage and the row's key. With
     `bug`, it is handed there, and the row is gone.
     """
     done = Advanced([], [], [])
@@ -200,9 +200,7 @@ def _alone(stages: Sequence[Stage], going: Going, bug: Bug | None) -> Going:
     for row, entry in zip(*going, strict=True):
         slot = entry
         try:
-            for stage, do in both:
-                if not isinstance(slot, Success):
-                    break
+            for stage, do in both if isinstance(slot, Success) else ():
                 value = slot.unwrap()
                 if not isinstance(value, stage.takes):
                     raise _wrong_record(stage, value)
@@ -212,6 +210,7 @@ def _alone(stages: Sequence[Stage], going: Going, bug: Bug | None) -> Going:
                     slot = _failed(stage.name, raised, stage.catch)
                 if not isinstance(slot, Success):
                     _check_failure(stage.name, slot)
+                    break
         except Exception as raised:  # noqa: BLE001 - it raises again, or is handed on
             right = isinstance(value, stage.takes)
             listed = stage.internal or isinstance(raised, ContractError)

@@ -14,7 +14,7 @@ passes every later stage untouched, the same object.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeAlias, TypeVar
+from typing import Tuple, TypeAlias, TypeVar  # noqa: UP035 - see Batch
 
 from returns.result import Result, Success
 from typing_extensions import TypeIs
@@ -27,7 +27,19 @@ T = TypeVar("T")
 E = TypeVar("E")
 
 Slot: TypeAlias = Result[T, GenerationError]
-Batch: TypeAlias = tuple[Slot[T], ...]
+Batch: TypeAlias = Tuple[Slot[T], ...]  # noqa: UP006 - unlike `tuple[...]` it can have words
+# What `help` and the reference show of these two. It is set past their `__setattr__`, which would
+# set it on `Result`.
+object.__setattr__(
+    Slot,
+    "__doc__",
+    "The answer to one request: `Success(value)`, or `Failure(error)` with a `GenerationError`."
+    " `pg.is_ok(slot)` says which it is. `slot.unwrap()` gives the value, and `slot.failure()` the"
+    " error. It is a `Result` of the package returns.",
+)
+object.__setattr__(
+    Batch, "__doc__", "A tuple of slots: one for each request, in the order of the requests."
+)
 
 
 def is_ok(slot: Result[T, E]) -> TypeIs[Success[T]]:

@@ -5,8 +5,8 @@ A `Stage` is a pure function of the values that come to it. A `Call` is a place 
 asked: a pure function too, that says what it wants. A `Nest` holds other pipes (the routes of a
 fallback, the pipe of a loop), and says of what comes out of one how the row goes on.
 
-`program` is the order in which the interpreter does them, with the places at which a request
-becomes several rows, and these come together again: where a step that `opens` samples comes before
+`program` is the order in which the interpreter does them. It has the places at which a request
+becomes several rows and these come together again: where a step that `opens` samples comes before
 one that `closes` them. Between two calls each row goes its own way.
 """
 
@@ -144,7 +144,7 @@ class Stage(Step):
 
 @dataclass(frozen=True, kw_only=True)
 class Call(Step):
-    """A place where an engine is asked, perhaps more than once: `ask(value, answers)` gives what
+    """A place where an engine is asked, perhaps more than once. `ask(value, answers)` gives what
     the row wants next, or its slot once it has all answers.
     """
 
@@ -175,6 +175,10 @@ class Nest(Step):
     splits: bool = False
     """Whether each sample goes its own way through it; otherwise the rows of a request come
     together at the end of each way.
+    """
+    plain: str | None = None
+    """The stages of a row that it never leads on, where the request tells beforehand which rows
+    those are: to them it adds nothing.
     """
 
     def way(self, turn: int) -> Pipe[Any, Any]:

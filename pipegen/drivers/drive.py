@@ -5,15 +5,15 @@ Requests are taken from the input and become rows. Rows go through the stages up
 (`pipegen.core.rows`), and are added to the session of the engine that they want. A step of a
 session brings the answers of rows that have ended; these go on at once. When the last row of a
 request is at the end of the pipe, the request has its slot. All calls of one engine are one
-session, to which rows are added at any time: no request waits for another one, and an engine has
+session, to which rows are added at any time. No request waits for another one, and an engine has
 rows to work on as long as there is input.
 
-**A whole batch** is there from the start, and its rows go together: all that want an engine at one
+**A whole batch** is there from the start, and its rows go together. All that want an engine at one
 place of the pipe are one call of it. A call begins when no row is on its way to an earlier one.
 
 **Bounds.** At most `in_flight` requests are in flight; by default, as many as the engine says keep
-it full. Slots are given out in the order of the input: at most `REORDER` times as many requests may
-have ended and wait for slower ones before them, and no input is taken while so many do. No more
+it full. Slots are given out in the order of the input. At most `REORDER` times as many requests may
+have ended and wait for slower ones before them. No input is taken while so many do. No more
 requests are prepared while the images of those in flight take `HELD_BYTES`. So memory depends on
 these bounds, and not on the length of the input.
 
@@ -108,7 +108,8 @@ class Drive(Generic[K]):
     ) -> None:
         self._pipe, self._source, self._options = pipe, take, options
         self._reads, self._allows = image_policy or ImagePolicy(), policy or RequestPolicy()
-        self._limit, self._limits = in_flight or IN_FLIGHT, None if in_flight else dict[Any, int]()
+        told = in_flight is not None or batch is not None
+        self._limit, self._limits = in_flight or IN_FLIGHT, None if told else dict[Any, int]()
         self._ordered, self._isolates, self._finished = ordered, isolate_bugs, finished
         self._kept, self._admits, self._clock = kept, admits, clock
         self._batch, self._begins, self._sees = batch, begins, sees
@@ -133,6 +134,7 @@ class Drive(Generic[K]):
         self._preparing: dict[Future[tuple[Advanced, dict[int, Exception]]], Request[K]] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._asleep = threading.Lock()
+        self._asleep.acquire()
         """Free when there is something to look at since the last wait. Unlike an event, a signal
         handler may free it wherever it interrupts this thread.
         """
@@ -176,19 +178,30 @@ class Drive(Generic[K]):
             self.close()
 
     async def rounds(self) -> AsyncGenerator[list[tuple[K, Slot[Any]]], None]:
-        """What each `round` gives, beside the running event loop. Where it is left, the round at
-        work ends first: a thread cannot be cancelled.
+        """What each `round` gives, beside the running event loop. A round in which stages work, or
+        rows are added, is done in a thread. Where it is left, the round at work ends first: a
+        thread cannot be cancelled.
         """
         import asyncio  # half of what `import pipegen` would cost
 
-        loop, woken = asyncio.get_running_loop(), asyncio.Event()
-        self._loop, self._awakens = loop, lambda: loop.call_soon_threadsafe(woken.set)
+        loop, woken, thread = asyncio.get_running_loop(), asyncio.Event(), threading.get_ident()
+
+        def awaken() -> None:
+            if threading.get_ident() == thread:
+                woken.set()
+            else:
+                loop.call_soon_threadsafe(woken.set)
+
+        self._loop, self._awakens = loop, awaken
         working: asyncio.Future[list[tuple[K, Slot[Any]]]] | None = None
         try:
             while not self.exhausted:
                 woken.clear()
-                working = asyncio.ensure_future(asyncio.to_thread(self.round))
-                yield await asyncio.shield(working)
+                if self._only_looks:
+                    yield self.round(goes_on=False)
+                else:
+                    working = asyncio.ensure_future(asyncio.to_thread(self.round))
+                    yield await asyncio.shield(working)
                 if self._idle:
                     await woken.wait()
         finally:
@@ -196,9 +209,17 @@ class Drive(Generic[K]):
                 await asyncio.wait([working])
             await asyncio.to_thread(self.close)
 
-    def round(self) -> list[tuple[K, Slot[Any]]]:
+    @property
+    def _only_looks(self) -> bool:
+        """Whether a round does nothing but look at what has come for the rows of a batch."""
+        return self._batch is None and all(
+            opened.rows and not opened.new for opened in self._sessions.values()
+        )
+
+    def round(self, *, goes_on: bool = True) -> list[tuple[K, Slot[Any]]]:
         """Take requests for which there is room, let the engines work for one step, and give out
-        the slots whose turn has come.
+        the slots whose turn has come. The rows of a batch whose call has ended go on now, or in
+        the next round.
         """
         self._idle = False
         self._fill()
@@ -223,6 +244,8 @@ class Drive(Generic[K]):
                     worked, events = True, self._isolate(name, opened, bug)
                 self._take(name, opened, events)
                 worked |= bool(events) or opened.session.side_by_side > 0
+        if self._whole and goes_on:
+            worked |= self._end_calls()
         self._idle = not worked and self._waits
         if self._idle and self._loop is None:
             self._asleep.acquire(timeout=self._most_wait)
@@ -503,8 +526,9 @@ class Drive(Generic[K]):
 
     def _failed(self, name: Any, opened: OpenSession, failed: CallFailed) -> list[Event]:
         """A call failed as a whole: so do its rows, and the session is over."""
-        del self._sessions[name]
-        opened.session.close()
+        if not self._whole:  # that of a batch is closed when its call ends
+            del self._sessions[name]
+            opened.session.close()
         return [RowDone(row=number, slot=Failure(failed.error)) for number in opened.rows]
 
     def _take(self, name: Any, opened: OpenSession, events: Sequence[Event]) -> None:
@@ -524,10 +548,6 @@ class Drive(Generic[K]):
             ]
         if self._whole:
             opened.answered += [row.answered(slot) for row, _, slot in answered]
-            if not opened.rows:
-                self._sessions.pop(name, None)
-                opened.session.close()
-                self._go(sorted(opened.answered, key=_order))
             return
         if answered:
             self._go([row.answered(slot) for row, _, slot in answered])
@@ -535,6 +555,15 @@ class Drive(Generic[K]):
             for row, wanted, slot in answered:
                 if row.key in self._requests:
                     self._kept.keep(self._requests[row.key].key, row, wanted, slot)
+
+    def _end_calls(self) -> bool:
+        """Let the rows of a batch go on, where all rows of their call have ended; whether any did."""
+        ended = [name for name, opened in self._sessions.items() if not opened.rows]
+        for name in ended:
+            opened = self._sessions.pop(name)
+            opened.session.close()
+            self._go(sorted(opened.answered, key=_order))
+        return bool(ended)
 
     def _isolate(self, name: Any, opened: OpenSession, bug: Exception) -> list[Event]:
         """An engine has raised: the requests that it worked on are run again, in halves, down to

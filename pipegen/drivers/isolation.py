@@ -9,9 +9,15 @@ from typing import Any
 
 from returns.result import Failure
 
-from pipegen.core.blame import StageNote, named, note_of
+from pipegen.core.blame import StageNote, engine_of, named, note_of
 from pipegen.core.border import attempt, report
-from pipegen.core.errors import ContractError, GenerationError, InternalError, StageFailed
+from pipegen.core.errors import (
+    BackendFailed,
+    ContractError,
+    GenerationError,
+    InternalError,
+    StageFailed,
+)
 from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.drivers.naming import request_words
 from pipegen.engines.extras import MissingExtra
@@ -22,11 +28,12 @@ __all__ = ["error_of", "isolated"]
 def isolated(
     run: Callable[[Batch[Any]], Batch[Any]], batch: Sequence[Slot[Any]], bug: Exception
 ) -> Batch[Any]:
-    """The slots of requests of which a bug raised in the `run` of all: run again in halves, down to
-    the one that raises, which fails.
+    """The slots of requests of which a bug raised in the `run` of all. They are run again in
+    halves, down to the one that raises, which fails.
 
-    It fails with `StageFailed` where the bug is in a stage of the user's, and with `InternalError`
-    otherwise. A package that is missing is no bug of a request: that comes through.
+    It fails with `StageFailed` for a bug in a stage of the user's, and with `BackendFailed` for one
+    in an engine of the user's. Any other is `InternalError`. A package that is missing is no bug of
+    a request: that comes through.
     """
     if len(batch) == 1:
         named(bug, lambda _: request_words(batch[0]))
@@ -46,7 +53,16 @@ def _again(run: Callable[[Batch[Any]], Batch[Any]], batch: Sequence[Slot[Any]]) 
 
 def error_of(bug: Exception) -> GenerationError:
     """The error of the one request at which the bug raises. The log has its traceback."""
-    seen, note = report(bug), note_of(bug)
+    seen, note, engine = report(bug), note_of(bug), engine_of(bug)
+    if engine:
+        return BackendFailed(
+            f"the engine {engine!r} raised {seen.words}",
+            backend=engine,
+            scope="row",
+            lasting=True,
+            hint="correct the engine; the log has the traceback under the incident",
+            incident=seen.incident,
+        )
     if note is None or note.internal:
         return InternalError(f"pipegen has a bug: {seen.words}", incident=seen.incident)
     return StageFailed(

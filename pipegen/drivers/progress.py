@@ -41,8 +41,8 @@ class Progress(NamedTuple):
 
 
 def watched(pipe: P, tell: Callable[[Progress], object], *, every: float = 0.1) -> P:
-    """The same pipe, whose calls tell how far they are: at their start, then as tokens come, at
-    most once in `every` seconds, and at their end.
+    """The same pipe, whose calls tell how far they are. They do so at their start, as tokens come
+    (at most once in `every` seconds), and at their end.
 
     Engines that answer a call all at once tell of its start and its end only. `tell` is called from
     the thread that the engine works in; what it raises is a bug and comes through. Raises

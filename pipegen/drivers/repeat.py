@@ -40,7 +40,7 @@ def repeat(
     """Run a pipe, and run it again with the request that `again(result)` gives, until it gives None
     or there were `limit` rounds.
 
-    The result is that of the last round, with the results of all rounds in `.rounds`; `.rounds_end`
+    The result is that of the last round, with the results of all rounds in `.rounds`. `.rounds_end`
     is "done", or "limit" where `again` would have gone on. A round that fails fails the request.
     Each sample has its own rounds. `again` is called once for each round, and is to be a function
     of the result alone, as a stage is. Raises `TypeError` for what is no pipe, function or number

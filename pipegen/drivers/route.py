@@ -20,7 +20,7 @@ from pipegen.core.slots import Slot
 from pipegen.drivers.arguments import Options, check_settings, merged_into, prepare_batch
 from pipegen.engines.capabilities import missing
 from pipegen.engines.plugin import Plugin
-from pipegen.engines.protocol import Engine, missing_members, takes_tokens
+from pipegen.engines.protocol import Engine, require_members, takes_tokens
 from pipegen.records.engine_list import shown
 from pipegen.records.options import GenerationOptions, flat_values
 from pipegen.records.plain import Request
@@ -118,7 +118,7 @@ def _shown(options: GenerationOptions | None) -> str:
 
 def route(engine: Engine, *, name: str | None = None) -> Route:
     """The route through an engine. It is named after it, unless `name` says otherwise, and results
-    carry that name.
+    carry that name. Raises `TypeError` for what is no engine, with the names that it does not have.
     """
     if not isinstance(getattr(engine, "name", None), str) or not callable(
         getattr(engine, "generate", None)
@@ -127,12 +127,7 @@ def route(engine: Engine, *, name: str | None = None) -> Route:
             f"a route is made of an engine, not {type(engine).__name__}: pg.backends.hf(model)"
             " makes the route of a model"
         )
-    absent = missing_members(engine)
-    if absent:
-        raise TypeError(
-            f"the engine {engine.name!r} has no {', '.join(absent)}: pipegen.engines.protocol says"
-            " what an engine has"
-        )
+    require_members(engine)
     if name is not None and (not isinstance(name, str) or not name):
         raise TypeError(f"the name of a route is a text that is not empty, not {name!r:.80}")
     whole: Pipe[GenerationRequest, GenerationResult]

@@ -1,7 +1,7 @@
 """Scores through a route: how likely its model finds given continuations, given choices and whole
 texts.
 
-The pipe is that of a route, but for its call and what comes after it: `scoring(route)` joins each
+The pipe is that of a route, but for its call and what comes after it. `scoring(route)` joins each
 context with its continuation, has the engine score them, and sums up. So requests fail in their
 slots as they do in `run`, and every driver takes it: `pg.imap(pg.scoring(route), requests)`.
 
@@ -49,11 +49,11 @@ def scoring(
     """The pipe that scores requests with a `continuation` on the engine of a route:
     `ScoringRequest`, or plain data of that shape.
 
-    `empty_context` says what the first token of an empty context is scored after: "refuse" fails
-    the request, "bos" is the model's BOS (its end token where it has none), and a number is the id
-    of that token. Stages that were inserted into the route before `tokenize` stay. Raises
-    `TypeError` for what is no route through one engine (`pg.fallback` joins two such pipes), and
-    for a stage of one's own after `tokenize`, which is for generated text.
+    `empty_context` says what the first token of an empty context is scored after. "refuse" fails
+    the request, "bos" is the model's BOS (its end token where it has none), and a number is that
+    token's id. Stages that were inserted into the route before `tokenize` stay. Raises `TypeError`
+    for what is no route through one engine (`pg.fallback` joins two such pipes). So it does for a
+    stage of one's own after `tokenize`, which is for generated text.
     """
     if not isinstance(route, Route):
         what = route.name if isinstance(route, Pipe) else type(route).__name__

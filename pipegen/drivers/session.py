@@ -77,9 +77,10 @@ class OpenSession:
 def image_bytes(wanted: Any) -> int:
     """What the images of a call's input take, in bytes: as pixels, or as they came."""
     if isinstance(wanted, Encoded):
-        return sum([len(image.rgb) for image in wanted.prompt.images])
+        images = wanted.prompt.images
+        return sum([len(image.rgb) for image in images]) if images else 0
     return (
-        sum(len(source.data or b"") for source in wanted.request.sources)
+        sum(len(piece) for source in wanted.request.sources for piece in source.contents)
         if isinstance(wanted, ResolvedRequest)
         else 0
     )

@@ -1,7 +1,7 @@
 """Streaming: text as it comes, through the same route.
 
 `stream` yields `Delta`s and, last for each request, `Done` with the slot. The joined deltas of a
-request are the text of its result, whatever the chunking: what a plugin or a stage after the call
+request are the text of its result, whatever the chunking. What a plugin or a stage after the call
 may still change is held back until it is final. A stage before the call changes nothing of that. Of
 several calls one after another, the last one's text is streamed.
 """

@@ -1,4 +1,4 @@
-"""The JSON Schema of a function's arguments.
+"""The JSON Schema of a function's arguments, and the arguments of a call as the function takes them.
 
 >>> def add(first: int, second: int = 0) -> int:
 ...     "Add two numbers."
@@ -9,13 +9,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, Literal, NotRequired, Required, Union
 
-__all__ = ["schema_of"]
+from pipegen.stages.parts.json_check import wrong_in_json
+
+__all__ = ["arguments_of", "schema_of"]
 
 _NAMES: Mapping[Any, str] = {
     str: "string",
@@ -24,26 +28,69 @@ _NAMES: Mapping[Any, str] = {
     bool: "boolean",
     type(None): "null",
 }
+_LISTS = (list, tuple, set)
 
 
 def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
     """The schema of a function's arguments, from its signature and type hints.
 
-    `Annotated[str, "what it is"]` describes an argument. A type that JSON does not have takes any
-    value. Raises `TypeError` for arguments that have no name in a call.
+    `Annotated[str, "what it is"]` describes an argument. An Enum is one of its values; a dataclass
+    and a TypedDict are objects. A type that JSON does not have takes any value. Raises `TypeError`
+    for arguments that have no name in a call, and for a signature that cannot be read.
     """
-    hints = typing.get_type_hints(function, include_extras=True)
+    hints = _hints_of(function)
+    name = getattr(function, "__name__", repr(function))
     properties: dict[str, Any] = {}
     required: list[str] = []
-    for name, parameter in inspect.signature(function).parameters.items():
+    for key, parameter in _signature_of(function).parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise TypeError(
-                f"a tool takes named arguments, and {function.__name__} has {parameter}: wrap it in"
-                " a function whose arguments are named"
+                f"a tool takes named arguments, and {name} has {parameter}: wrap it in a function"
+                " whose arguments are named"
             )
-        properties[name] = _of_type(hints.get(name, Any))
+        properties[key] = _of_type(hints.get(key, Any))
         if parameter.default is parameter.empty:
-            required.append(name)
+            required.append(key)
+    return _object(properties, required)
+
+
+def arguments_of(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call, which are JSON of the function's schema, as its type hints say:
+    tuples and sets, members of an Enum, instances of a dataclass.
+
+    >>> class Unit(enum.Enum):
+    ...     CELSIUS = "C"
+    >>> def look(place: tuple[int, int], unit: Unit = Unit.CELSIUS) -> None: ...
+    >>> look.__annotations__.update(place=tuple[int, int], unit=Unit)
+    >>> arguments_of(look, {"place": [1, 2], "unit": "C"})
+    {'place': (1, 2), 'unit': <Unit.CELSIUS: 'C'>}
+    """
+    hints = _hints_of(function)
+    return {key: _value(hints.get(key, Any), value) for key, value in values.items()}
+
+
+def _signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    try:
+        return inspect.signature(function)
+    except ValueError:  # of some that are written in C
+        raise _unread(function, "it has none that Python can see") from None
+
+
+def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except (NameError, AttributeError, TypeError, SyntaxError) as error:
+        raise _unread(function, f"a type hint is not known there, {error}") from error
+
+
+def _unread(function: Callable[..., Any], why: str) -> TypeError:
+    return TypeError(
+        f"the signature of {function!r:.80} cannot be read: {why}: wrap it in a function whose"
+        " arguments have names and types"
+    )
+
+
+def _object(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": properties,
@@ -52,17 +99,87 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
-def _of_type(hint: Any) -> dict[str, Any]:
+def _bare(hint: Any) -> Any:
+    """The type without what is said about it."""
+    while typing.get_origin(hint) in (Annotated, Required, NotRequired):
+        hint = typing.get_args(hint)[0]
+    return hint
+
+
+def _fields_of(hint: Any) -> tuple[dict[str, Any], list[str]] | None:
+    """The types of the fields of a dataclass or a TypedDict, and which must be there."""
+    if not isinstance(hint, type):
+        return None
+    if dataclasses.is_dataclass(hint):
+        hints, fields = _hints_of(hint), [one for one in dataclasses.fields(hint) if one.init]
+        missing = dataclasses.MISSING
+        required = [one.name for one in fields if one.default is one.default_factory is missing]
+        return {one.name: hints[one.name] for one in fields}, required
+    if typing.is_typeddict(hint):
+        hints, required = _hints_of(hint), typing.cast(Any, hint).__required_keys__
+        # where hints are text, the class does not know those that need not be there
+        optional = {name for name, one in hints.items() if typing.get_origin(one) is NotRequired}
+        return hints, [name for name in hints if name in required - optional]
+    return None
+
+
+def _of_type(hint: Any, within: tuple[Any, ...] = ()) -> dict[str, Any]:
+    """The schema of a type; `within` are the objects that it is a part of."""
     origin, given = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         words = next((one for one in given[1:] if isinstance(one, str)), None)
-        return {**_of_type(given[0]), **({} if words is None else {"description": words})}
+        return {**_of_type(given[0], within), **({} if words is None else {"description": words})}
+    if origin in (Required, NotRequired):
+        return _of_type(given[0], within)
     if origin is Literal:
         return {"enum": list(given)}
     if origin in (Union, types.UnionType):
-        return {"anyOf": [_of_type(one) for one in given]}
-    if hint in (list, tuple, set) or origin in (list, tuple, set):
-        return {"type": "array", **({"items": _of_type(given[0])} if given else {})}
-    if hint in (dict, Mapping) or origin in (dict, Mapping):
+        return {"anyOf": [_of_type(one, within) for one in given]}
+    if origin is tuple and given and given[-1] is not ...:
+        each = [_of_type(one, within) for one in given]
+        return {"type": "array", "prefixItems": each, "minItems": len(each), "maxItems": len(each)}
+    if hint in _LISTS or origin in _LISTS:
+        return {"type": "array", **({"items": _of_type(given[0], within)} if given else {})}
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return {"enum": _values_of(hint)}
+    fields = None if hint in within else _fields_of(hint)
+    if fields is not None:
+        properties = {name: _of_type(one, (*within, hint)) for name, one in fields[0].items()}
+        return _object(properties, fields[1])
+    if hint in (dict, Mapping) or origin in (dict, Mapping) or hint in within:
         return {"type": "object"}
     return {"type": _NAMES[hint]} if hint in _NAMES else {}
+
+
+def _values_of(hint: type[enum.Enum]) -> list[Any]:
+    values = [member.value for member in hint]
+    if not all(value is None or isinstance(value, (str, int, float)) for value in values):
+        raise TypeError(
+            f"{hint.__name__} has members whose values JSON does not have: {values!r:.80}"
+        )
+    return values
+
+
+def _value(hint: Any, value: Any) -> Any:
+    """A value of the type's schema as the type."""
+    hint = _bare(hint)
+    origin, given = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        own = next((one for one in given if not wrong_in_json(value, _of_type(one))), Any)
+        return _value(own, value)
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return hint(value)
+    if isinstance(value, list) and (hint in _LISTS or origin in _LISTS):
+        fixed = origin is tuple and given[-1:] != (...,)
+        each = given if fixed else (given[0] if given else Any,) * len(value)
+        items = [_value(one, item) for one, item in zip(each, value, strict=True)]
+        return (origin or hint)(items)
+    if not isinstance(value, dict):
+        return value
+    fields = _fields_of(hint)
+    if fields is not None:
+        named = {name: _value(fields[0].get(name, Any), one) for name, one in value.items()}
+        return hint(**named)
+    if origin in (dict, Mapping) and len(given) == 2:
+        return {name: _value(given[1], one) for name, one in value.items()}
+    return value

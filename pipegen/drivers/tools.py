@@ -1,6 +1,6 @@
 """Tools: functions that a conversation's model may call (see `pipegen.drivers.turns`).
 
-The tools of a conversation are called as an engine is: the driver hands over the results whose
+The tools of a conversation are called as an engine is. The driver hands over the results whose
 calls are to be answered, goes on with other rows, and is woken when answers are there. Each result
 has a thread that makes its calls in order, and each call a thread of its own, so that one which
 does not end can be left. These threads end no program late: they are daemons.
@@ -30,7 +30,7 @@ from returns.result import Failure, Success
 from pipegen.core.border import Raised, attempt, guard, guard_slot
 from pipegen.core.errors import InternalError, StageFailed
 from pipegen.core.slots import Slot, is_ok
-from pipegen.drivers.tool_schema import schema_of
+from pipegen.drivers.tool_schema import arguments_of, schema_of
 from pipegen.engines.protocol import RowDone
 from pipegen.engines.session import answers
 from pipegen.records.frozen import freeze, thaw
@@ -39,6 +39,8 @@ from pipegen.stages.parts.json_check import wrong_in_json
 
 __all__ = ["Tools", "tools"]
 
+_ENDS = (SystemExit, KeyboardInterrupt, GeneratorExit)
+"""What ends a thread or a program, and is no error that a model could answer."""
 ROWS = 32
 """Results whose calls are answered at a time."""
 
@@ -52,15 +54,17 @@ def tools(
     max_bytes: int = 65536,
 ) -> Tools:
     """Tools for `pg.turns`: plain or async functions, or objects with `name`, `description`,
-    `parameters` (a JSON Schema) and `__call__`.
+    `parameters` or `inputSchema` (a JSON Schema) and `__call__`.
 
-    The schema of a function comes from its name, signature, type hints and docstring. The calls of
-    one answer are made in order, those of several rows side by side, in threads.
+    The schema of a function comes from its name, signature, type hints and docstring, and it gets
+    its arguments as these say. The calls of one answer are made in order, those of several rows
+    side by side, in threads.
     limit: answers that a conversation has at most. timeout: seconds for one call; one that takes
     longer is left running. raised: what a tool raises, its timeout too, becomes its answer
     ("message"), or fails the row with `StageFailed` ("fail"). max_bytes: how much of a tool's
     answer the model sees in UTF-8; a longer one is cut, and says so. An unknown tool and wrong
-    arguments are answered in words. Raises `TypeError` for what is no tool or no such limit.
+    arguments are answered in words. A tool that ends its thread, as `sys.exit()` does, fails its
+    row. Raises `TypeError` for what is no tool or no such limit.
 
     >>> def weather(city: str) -> str:
     ...     "The weather of a city."
@@ -96,16 +100,21 @@ def tools(
 def _schema(function: Any) -> dict[str, Any]:
     if not callable(function):
         raise TypeError(f"a tool is a function or can be called, not {function!r:.80}")
-    parameters = getattr(function, "parameters", None)
+    parameters = _parameters_of(function)
     name = getattr(function, "__name__" if parameters is None else "name", None)
     if not isinstance(name, str) or not (parameters is None or isinstance(parameters, Mapping)):
         raise TypeError(
-            f"a tool is a function with a name, or has `name`, `description` and `parameters`, a"
-            f" JSON Schema; not {function!r:.80}"
+            "a tool is a function with a name, or has `name`, `description` and `parameters` or"
+            f" `inputSchema`, a JSON Schema; not {function!r:.80}"
         )
     words = inspect.getdoc(function) if parameters is None else getattr(function, "description", "")
     schema = schema_of(function) if parameters is None else parameters
     return {"name": name, "description": words or "", "parameters": schema}
+
+
+def _parameters_of(function: Any) -> Any:
+    """The schema that a tool has itself; None where its signature says it."""
+    return getattr(function, "parameters", getattr(function, "inputSchema", None))
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,15 +171,22 @@ class Tools:
         wrong = wrong_in_json(values, {**thaw(schema["parameters"]), "type": "object"})
         if wrong:
             return Success(self._cut(f"error: wrong arguments: {wrong}"))
-        given = _within(
-            lambda: _text(self.functions[name](**values), self.timeout),
-            self.timeout,
-            traced=self.fails,
-        )
-        if is_ok(given):
+        function = self.functions[name]
+
+        def work() -> str:
+            own = _parameters_of(function) is not None
+            given = values if own else arguments_of(function, values)
+            return _text(function(**given), self.timeout)
+
+        given = _within(work, self.timeout, traced=self.fails)
+        if given is not None and is_ok(given):
             return Success(self._cut(given.unwrap()))
-        error = given.failure()
-        if not self.fails:
+        error = (
+            StageFailed("it ended its thread, as sys.exit() does")
+            if given is None
+            else given.failure()
+        )
+        if given is not None and not self.fails:
             return Success(self._cut(f"error: {error.message}"))
         words = f"the tool {name!r} failed: {error.message}"
         return Failure(StageFailed(words, stage=name, incident=error.incident))
@@ -225,14 +241,16 @@ class _Running:
         self._wake()
 
 
-def _within(work: Callable[[], str], seconds: float, *, traced: bool) -> Slot[str]:
-    """What `work` gives within so many seconds, in a thread of its own, or what it raised."""
+def _within(work: Callable[[], str], seconds: float, *, traced: bool) -> Slot[str] | None:
+    """What `work` gives within so many seconds, in a thread of its own, or what it raised. None
+    where it raised what ends a thread or a program: it ends this thread, and no more.
+    """
     given: list[Slot[str]] = []
     ended = threading.Event()
 
     def run() -> None:
         try:
-            with contextlib.suppress(SystemExit):  # it ends this thread, and no more
+            with contextlib.suppress(*_ENDS):
                 given.append(guard(work, _raised, known=() if traced else (Exception,)))
         finally:
             ended.set()
@@ -240,7 +258,7 @@ def _within(work: Callable[[], str], seconds: float, *, traced: bool) -> Slot[st
     threading.Thread(target=run, daemon=True).start()
     if not ended.wait(seconds):
         return Failure(StageFailed(f"TimeoutError: it took more than {seconds:g} seconds"))
-    return given[0] if given else Failure(StageFailed("it ended its thread, as sys.exit() does"))
+    return given[0] if given else None
 
 
 def _raised(seen: Raised) -> StageFailed:

@@ -25,7 +25,7 @@ from returns.result import Failure, Success
 
 from pipegen.core.errors import InvalidRequest
 from pipegen.core.loop import loop
-from pipegen.core.pipe import Pipe, pipe_of, row_stage
+from pipegen.core.pipe import Pipe, check_catch, pipe_of, row_stage
 from pipegen.core.rows import guarded
 from pipegen.core.slots import Slot, is_ok
 from pipegen.core.steps import Again, Call, Wanted
@@ -37,7 +37,7 @@ from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult, RoundsEnd
 
-__all__ = ["turns"]
+__all__ = ["next_request", "turns"]
 
 Reply: TypeAlias = str | Mapping[str, Any] | Message | Sequence[Mapping[str, Any] | Message] | None
 """What a step gives: what `result.then` takes, or None or nothing where the conversation is
@@ -62,7 +62,8 @@ def turns(
         into each request. Without a step, the `turns` of each request are asked one after another.
     limit: the most answers; by default that of the tools, or 16; without a step any number.
     max_tokens: no turn begins once the conversation has so many tokens.
-    catch: as in `pg.each`, what it lists fails the row with `StageFailed`.
+    catch: as in `pg.each`, what it lists and a step of your own raises fails the row with
+        `StageFailed`.
 
     The result is that of the last turn, with those of all turns in `.rounds`. `.rounds_end` is
     "done", "limit" or "tokens". The options of a run are for all turns.
@@ -84,6 +85,9 @@ def turns(
     for name, value in (("limit", limit), ("max_tokens", max_tokens)):
         if value is not None and (type(value) is not int or value < 1):
             raise TypeError(f"{name} takes a whole number of at least 1, not {value!r:.80}")
+    check_catch(catch)
+    if catch and (step is None or called is not None):
+        raise TypeError("catch is about a step of your own; what tools raise: pg.tools(raised=...)")
 
     name = f"turns({pipe.name})"
 
@@ -102,7 +106,7 @@ def turns(
         if step is None:
             more = bool(came.turns)
             request = Success[Any](
-                _next(rounds[-1], came.turns[0], came.turns[1:]) if more else None
+                next_request(rounds[-1], came.turns[0], came.turns[1:]) if more else None
             )
         elif called is not None:  # no tool is called for nothing
             more, request = bool(result.tool_calls), Success[Any](rounds[-1])
@@ -127,6 +131,7 @@ def turns(
         decides="step",
         name=name,
         version=f"{shown} at most {limit}, {max_tokens} tokens",
+        plain=pipe if step is None else None,
     )
 
 
@@ -134,10 +139,10 @@ def _reply(step: Any, result: GenerationResult) -> Slot[GenerationRequest | None
     reply = step(result)
     if reply is None or (isinstance(reply, (tuple, list)) and not reply):
         return Success(None)
-    return Success(_next(result, reply))
+    return Success(next_request(result, reply))
 
 
-def _next(
+def next_request(
     result: GenerationResult, reply: Any, turns: tuple[Message, ...] = ()
 ) -> GenerationRequest:
     """The request of the next turn, with the options of this one, and its images as they were
@@ -200,7 +205,7 @@ def _calling(called: Tools) -> Pipe[Any, Any]:
     def ask(result: Any, answers: tuple[Slot[Any], ...]) -> Wanted | Slot[Any]:
         if not answers:
             return Wanted(called, result, shown=False)
-        return answers[0].map(lambda given: _next(given.result, thaw(given.messages)))
+        return answers[0].map(lambda given: next_request(given.result, thaw(given.messages)))
 
     return pipe_of(Call(name="tools", backend=called, ask=ask, keeps_text=True))
 

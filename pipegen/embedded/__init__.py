@@ -1,9 +1,9 @@
 """A tiny vision-language model that ships with the library.
 
 The architecture is a real one (`Qwen3VLForConditionalGeneration`), the weights are really trained,
-and the whole folder is a few megabytes: demos, tests and parity checks need neither a hub nor a
-GPU. It describes images of coloured shapes, in words and as JSON with boxes, and does a handful of
-small text tasks; `docs/model-card.md` has the figures and the limits.
+and the folder is a few megabytes. Demos, tests and parity checks need neither a hub nor a GPU. It
+describes images of coloured shapes, in words and as JSON with boxes, and does a handful of small
+text tasks. `docs/model-card.md` has the figures and the limits.
 
     >>> from pipegen import embedded
     >>> sorted(p.name for p in embedded.path().glob("*.safetensors"))

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Annotated
 
+from immutabledict import immutabledict
+
 from pipegen.records.engine_list import ENGINE_LIST, TOKEN_ENGINES
 from pipegen.records.fields import integer, record
 from pipegen.records.option_table import OPTIONS
@@ -21,6 +23,7 @@ __all__ = ["ENGINES", "FEATURES", "Capabilities", "Capability", "missing"]
 Capability = str
 _FEATURES: Mapping[Capability, tuple[str, frozenset[str]]] = {
     "images": ("takes images", frozenset(ENGINE_LIST)),
+    "videos": ("takes videos", frozenset({"hf", "vllm"})),
     "stream": ("yields text as it comes", frozenset(ENGINE_LIST)),
     "token_ids": (
         "takes and returns token ids, so that prompt, text and finish are pipegen's own",
@@ -45,12 +48,25 @@ FEATURES: Mapping[Capability, str] = {name: words for name, (words, _) in _FEATU
 _HONOURED = {name: engines for name, (_, engines) in _FEATURES.items()} | {
     name: entry.row.engines for name, entry in OPTIONS.items()
 }
-ENGINES: Mapping[str, frozenset[Capability]] = {
-    engine: frozenset(name for name, by in _HONOURED.items() if engine in by)
-    for engine in ENGINE_LIST
-}
-"""What each engine honours at best; a text-only model takes `images` away. `images` also needs a
-vision model.
+
+
+class Engines(immutabledict[str, frozenset[Capability]]):
+    """What each engine honours at best, by its name: options and features. A text-only model takes
+    `images` and `videos` away, and a vision model whose videos pipegen does not prepare `videos`.
+
+    >>> "logits_processor" in ENGINES["hf"], "logits_processor" in ENGINES["vllm"]
+    (True, False)
+    """
+
+
+ENGINES = Engines(
+    {
+        engine: frozenset(name for name, by in _HONOURED.items() if engine in by)
+        for engine in ENGINE_LIST
+    }
+)
+"""What each engine honours at best, by its name: options and features. A text-only model takes
+`images` and `videos` away, and a vision model whose videos pipegen does not prepare `videos`.
 """
 
 
@@ -66,12 +82,16 @@ class Capabilities:
     """Prompt and answer together, in tokens."""
     max_images: Annotated[int | None, integer(low=0)] = None
     """Images in one request."""
+    max_videos: Annotated[int | None, integer(low=0)] = None
+    """Videos in one request."""
     vocab_size: Annotated[int | None, integer(low=1)] = None
     """The ids that the model takes are those below it; None where that is not known."""
     fills_context: bool = False
     """Whether a row whose options set no `max_new_tokens` may fill the context length."""
     reason: str = ""
     """Why images are not taken, for the error message."""
+    no_videos_because: str = ""
+    """Why videos are not taken, for the error message."""
 
 
 def missing(needed: Iterable[Capability], capabilities: Capabilities) -> tuple[Capability, ...]:

@@ -1,9 +1,9 @@
 """What is known of a model, as a value that is read once.
 
 A stage reads a `Model` and never the engine itself, before a call and after it. It is read when a
-row first needs it, and is the same from then on, whatever the engine learns and whatever other
-callers do: so stages are functions of their rows. What only a server can say, such as its own
-limit, is no part of it: a call asks for that, and judges its own rows by it.
+row first needs it, and is the same from then on, whatever the engine learns. So stages are
+functions of their rows. What only a server can say, such as its own limit, is no part of it. A call
+asks for that, and judges its own rows by it.
 
 >>> from pipegen.testing.fake import FakeEngine
 >>> engine = FakeEngine("", context_length=8)
@@ -19,14 +19,15 @@ limit, is no part of it: a call asks for that, and judges its own rows by it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from immutabledict import immutabledict
 from returns.result import Failure, Success
 
-from pipegen.core.errors import BackendFailed, CallFailed, UnsupportedMultimodal
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.errors import BackendFailed, CallFailed
+from pipegen.core.slots import Slot
 from pipegen.engines.capabilities import Capabilities
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import takes_tokens
@@ -76,10 +77,12 @@ class TokenModel(Model):
     """What a plain prompt must begin with; empty where that is nothing."""
     image_placeholder: str
     """The control token that stands for an image in a prompt; empty where there is none."""
+    video_placeholder: str = ""
+    """The control token that stands for a video; empty where there is none."""
     generation_config: immutabledict[str, Any]
     """The checkpoint's own generation settings."""
     prepare_image: Callable[[ImageSource, VlmPreprocessOptions, int], Slot[PreparedImage]]
-    """Decodes and resizes one image as the model wants it."""
+    """Decodes and resizes one image, or the frames of one video, as the model wants it."""
     longest_scored: int | None = None
     """The most tokens of a context and its continuation; None where no limit is known."""
 
@@ -97,15 +100,10 @@ def token_model(engine: Any, capabilities: Capabilities) -> TokenModel:
         eos_token_ids=tuple(engine.eos_token_ids),
         bos_token=engine.bos_token or "",
         image_placeholder=engine.image_placeholder or "",
+        video_placeholder=getattr(engine, "video_placeholder", None) or "",
         generation_config=engine.generation_config,
-        prepare_image=getattr(engine, "prepare_image", _no_image),
+        prepare_image=engine.prepare_image,
     )
-
-
-def _no_image(
-    source: ImageSource, options: VlmPreprocessOptions, index: int
-) -> Slot[PreparedImage]:
-    return Failure(UnsupportedMultimodal("the engine prepares no images"))
 
 
 def read_model(engine: Any) -> Model:
@@ -127,12 +125,13 @@ class ModelReader:
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
-        self._known: dict[str, Slot[Any]] = {}
+        self.known: dict[str, Any] = {}
+        """The model, once it was read."""
 
     def __call__(self) -> Slot[Any]:
         """The model, or why it cannot be read; needs no weights."""
-        known = self._known.get("model")
-        return self._read() if known is None else known
+        known = self.known.get("model")
+        return self._read() if known is None else Success(known)
 
     def _read(self) -> Slot[Any]:
         try:
@@ -142,7 +141,7 @@ class ModelReader:
         except InvalidField as refusal:
             hint = "correct the setting that the message names"
             return Failure(BackendFailed(str(refusal), backend=self._engine.name, hint=hint))
-        return self._known.setdefault("model", Success(model))  # of two threads, the first one's
+        return Success(self.known.setdefault("model", model))  # of two threads, the first one's
 
 
 _readers: WeakValueDictionary[int, ModelReader] = WeakValueDictionary()
@@ -159,7 +158,7 @@ def on_model(engine: Any, work: Callable[[A, Any], Slot[B]]) -> Callable[[A], Sl
     read = reader_of(engine)
 
     def stage(value: A) -> Slot[B]:
-        model = read()
-        return work(value, model.unwrap()) if is_ok(model) else Failure(model.failure())
+        model = read.known.get("model")
+        return read().bind(partial(work, value)) if model is None else work(value, model)
 
     return stage

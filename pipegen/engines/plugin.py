@@ -46,7 +46,10 @@ def _capabilities(value: Any) -> Any:
 
 @record
 class Plugin:
-    """See the module. A plugin does nothing to a row until it is attached to that row's route."""
+    """What an engine does to each row besides generating. A plugin watches the text and may end the
+    row, trims the finished text, or steers the choice of tokens. A plugin does nothing until it is
+    attached to a route.
+    """
 
     name: Annotated[str, non_empty_string]
     """The plugin's name, which results and errors show."""

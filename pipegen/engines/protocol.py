@@ -1,9 +1,9 @@
 """What an engine is to the rest of pipegen.
 
-A `Backend` performs calls. An engine also knows its model, and there are two kinds: a `TokenEngine`
-takes and gives token ids, so that pipegen renders, tokenises, decodes and cuts for it; a
-`TextEngine` takes messages and gives text, as a chat server does. All but the calls works before
-(and without) loading weights.
+A `Backend` performs calls. An engine also knows its model, and there are two kinds. A `TokenEngine`
+takes and gives token ids, and pipegen renders, tokenises, decodes and cuts for it. A `TextEngine`
+takes messages and gives text, as a chat server does. All but the calls works before (and without)
+loading weights.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
     "TokenEngine",
     "TokensMade",
     "answers_depend_on",
-    "missing_members",
+    "require_members",
     "require_token_engine",
     "scores_tokens",
     "settles_itself",
@@ -86,10 +86,10 @@ Event: TypeAlias = TokensMade | TextMade | RowDone
 
 def answers_depend_on(backend: Any) -> Mapping[str, Any]:
     """All that the answers of a backend depend on, besides a request and its options, as plain data
-    without secrets: by its `depends_on`, else its `identity` as `model`, else its name.
+    without secrets. It is its `depends_on`, else its `identity` as `model`, else its name.
 
     `depends_on` has `model`, and the settings that change answers. Values are resolved, and what is
-    the default is left out; so `auto` and what it stands for are equal, and so are engines that
+    the default is left out. So `auto` and what it stands for are equal, and so are engines that
     compute the same. None is the value of what only a server could say, and has not.
     """
     if hasattr(backend, "depends_on"):
@@ -246,9 +246,10 @@ def require_token_engine(stage: str, engine: Any) -> None:
             f"{engine.name} renders and decodes by itself, so it has no stage {stage}: its stages"
             " are resolve, call and trim"
         )
+    require_members(engine)
 
 
-_ALL = ("capabilities", "plugins")
+_ALL = ("capabilities", "close", "identity", "plugins", "with_plugin")
 _TOKENS = (
     "tokenizer",
     "renderer",
@@ -256,17 +257,22 @@ _TOKENS = (
     "bos_token",
     "image_placeholder",
     "generation_config",
+    "prepare_image",
 )
 
 
-def missing_members(engine: Any) -> tuple[str, ...]:
-    """What the stages ask of an engine in every run and this one does not have. Nothing is read:
-    that may load a model's configuration.
+def require_members(engine: Any) -> None:
+    """Raise `TypeError`, with the names, unless the engine has all that its protocol lists. Nothing
+    is read: that may load a model's configuration.
     """
     kind, own = type(engine), getattr(engine, "__dict__", {})
+    if hasattr(kind, "__getattr__"):
+        return
     names = (*_ALL, *_TOKENS) if takes_tokens(engine) else _ALL
-    return (
-        ()
-        if hasattr(kind, "__getattr__")
-        else tuple(name for name in names if name not in own and not hasattr(kind, name))
-    )
+    absent = [name for name in names if name not in own and not hasattr(kind, name)]
+    if absent:
+        protocol = "TokenEngine" if takes_tokens(engine) else "TextEngine"
+        raise TypeError(
+            f"the engine {engine.name!r} ({kind.__name__}) has no {', '.join(absent)}:"
+            f" pipegen.engines.protocol.{protocol} says what each of them is"
+        )

@@ -28,7 +28,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipegen.core.backend import Session
-from pipegen.core.errors import ContractError
+from pipegen.core.blame import blamed_on
+from pipegen.core.errors import CallFailed, ContractError
 from pipegen.core.slots import Slot
 from pipegen.engines.protocol import Event, RowDone
 from pipegen.records.fields import altered
@@ -71,7 +72,7 @@ def answers(backend: Any, inputs: Sequence[Any]) -> list[Slot[Any]]:
 
 
 class BatchSession:
-    """A session of a backend that takes no rows while it works: a step is a call of it, with all
+    """A session of a backend that takes no rows while it works. A step is a call of it, with all
     rows that wait; those that are to be scored are one of `score`. Where tokens are to be told, it
     is its `stream` that is read, if it has one.
 
@@ -108,14 +109,23 @@ class BatchSession:
         answers than it has rows.
         """
         if self._pool is None:
-            return self._work()
+            return self._blamed_work()
         if self._working is None:
-            self._working = self._pool.submit(self._work)
+            self._working = self._pool.submit(self._blamed_work)
             self._working.add_done_callback(lambda _: self._wake())
         if not self._working.done():
             return ()
         done, self._working = self._working, None
         return done.result()
+
+    def _blamed_work(self) -> Sequence[Event]:
+        try:
+            return self._work()
+        except CallFailed:
+            raise
+        except Exception as bug:
+            blamed_on(bug, self.backend.name)
+            raise
 
     def _work(self) -> Sequence[Event]:
         while self._events is not None or self._waiting:

@@ -509,8 +509,8 @@ def settings_of(config: ModelLoadConfig) -> Any:
     `engine_kwargs`.
 
     Raises `InvalidField` for a backend that does not exist, for a field that is not for this one,
-    and for a key, which has its place in the environment; `UnknownField` with the nearest name for
-    one of `engine_kwargs` that a server does not take.
+    and for a key, which belongs into the environment. `UnknownField` has the nearest name for one
+    of `engine_kwargs` that a server does not take.
     """
     if config.backend not in SETTINGS:
         raise InvalidField(

@@ -16,8 +16,8 @@ class Tokenizer(Protocol):
     are equal only if they are the same object.
 
     It may have `piece(token_id)` besides: what the token adds to the text after any other that is
-    not empty, whole characters; None if that may depend on its neighbours. Without it every token
-    of a row with stop strings is looked at.
+    not empty, in whole characters. None if that may depend on its neighbours. Without it every
+    token of a row with stop strings is looked at.
     """
 
     def __hash__(self) -> int: ...
@@ -62,8 +62,8 @@ class Renderer(Protocol):
     about a template is remembered.
 
     It may have `read_response(text, prompt=..., tools=...)` besides: the answer as a message with
-    `content` and `tool_calls`, as the checkpoint itself has answers read; None where that says
-    nothing about it. Whatever its reader raises comes through.
+    `content` and `tool_calls`, as the checkpoint itself reads answers. None where that says nothing
+    about it. Whatever its reader raises comes through.
     """
 
     def __hash__(self) -> int: ...

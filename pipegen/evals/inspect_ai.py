@@ -5,9 +5,9 @@
         http://localhost:8000
 
 Samples that run at the same time share the engine's batches. Messages, images and tools go into the
-request as they are; what inspect asks that an engine cannot give is an error that names it, never
+request as they are. What inspect asks that an engine cannot give is an error that names it, never
 ignored. Tool calls are read from `<tool_call>{"name", "arguments"}</tool_call>`, as Qwen and Hermes
-models write them, or are those that a chat server found; reasoning is what stands in `<think>`, or
+models write them, or are those that a chat server found. Reasoning is what stands in `<think>`, or
 what a server returned apart.
 """
 

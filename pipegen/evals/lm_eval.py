@@ -1,10 +1,10 @@
 """lm-eval on any engine: an `LM` that generates with `pg.imap` and scores with `pg.score`.
 
 Prompts are made as lm-eval's own `hf` model makes them (its tokenizer calls, its truncation from
-the left, its cut at stop strings), so that its tasks give the same numbers; each prompt then goes
-to the engine as token ids. Answers go to lm-eval's cache as they come (`--use_cache`), under the
-very arguments that it looks for. With `job`, a folder, they are also kept by content, as those of
-any job: model, options, prompt and continuation.
+the left, its cut at stop strings). So its tasks give the same numbers. Each prompt then goes to the
+engine as token ids. Answers go to lm-eval's cache as they come (`--use_cache`), under the very
+arguments that it looks for. With `job`, a folder, they are also kept by content, as those of any
+job: model, options, prompt and continuation.
 
     from lm_eval import simple_evaluate
     from pipegen.evals.lm_eval import PipegenLM

@@ -32,7 +32,7 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField, names_of, nearest
 from pipegen.records.frozen import freeze, thaw
-from pipegen.records.messages import ImageSource
+from pipegen.records.messages import ImageSource, VideoSource
 from pipegen.records.options import GenerationOptions, flat_values, options_from
 from pipegen.records.plain import request_from
 from pipegen.records.requests import GenerationRequest
@@ -148,8 +148,8 @@ class Written(NamedTuple):
 def is_current(values: Mapping[str, Any]) -> bool:
     """Whether `to_plain` gives just these values for the slot that `from_plain` makes of them.
 
-    False for those of earlier versions, and for what takes more than a look: failures, and results
-    with samples, log probabilities, earlier answers or routes that were tried.
+    False for those of earlier versions, and for what takes more than a look. That is failures, and
+    results with samples, log probabilities, earlier answers or routes that were tried.
     """
     return (
         tuple(values) == _COLUMNS
@@ -172,7 +172,7 @@ _PLAIN_IF_EMPTY = (
 )
 _LISTS = (
     *("prompt_token_ids", "token_ids", "forced"),
-    *("tool_calls", "image_grid_thw", "image_digests"),
+    *("tool_calls", "image_grid_thw", "image_digests", "video_times"),
 )
 _FINISHES = frozenset(finish.value for finish in Finish)
 
@@ -349,12 +349,28 @@ def _rollout(rollout: Rollout) -> dict[str, Any]:
     return values
 
 
-def image_to_plain(source: ImageSource) -> str:
-    """An image as text that is read as the same one: its path or URL, or a data URL of its bytes.
+def image_to_plain(source: ImageSource) -> Any:
+    """An image as text that is read as the same one: its path or URL, or a data URL of its bytes. A
+    video is `{"video": ...}` with such a text, or `{"frames": [...], "times": [...]}`.
 
     >>> image_to_plain(ImageSource(path="a.png")), image_to_plain(ImageSource(data=b"ab"))
     ('a.png', 'data:application/octet-stream;base64,YWI=')
     """
+    if isinstance(source, VideoSource):
+        if source.frames:
+            frames = [image_to_plain(frame) for frame in source.frames]
+            return {"frames": frames, "times": list(source.times)}
+        return {"video": _as_text(source)}
+    return _as_text(source)
+
+
+def _source_from(value: Any) -> ImageSource:
+    if isinstance(value, Mapping):
+        return VideoSource.of(value.get("video", value))
+    return ImageSource.of(value)
+
+
+def _as_text(source: ImageSource) -> str:
     if source.data is None:
         return source.path or source.url or ""
     return f"data:application/octet-stream;base64,{base64.b64encode(source.data).decode()}"
@@ -416,9 +432,10 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "prompt_token_ids": tuple,
     "token_ids": tuple,
     "mask": tuple,
-    "images": lambda images: tuple(map(ImageSource.of, images)),
+    "images": lambda images: tuple(map(_source_from, images)),
     "forced": tuple,
     "image_digests": tuple,
+    "video_times": lambda videos: tuple(tuple(map(float, times)) for times in videos),
     "trimmed_by": tuple,
     "tool_calls": freeze,
     "logprob": float,
@@ -471,8 +488,8 @@ def _read(values: Mapping[str, Any], kind: type[T]) -> T:
 
 
 class Line(NamedTuple):
-    """A line of a file: its number, from 1; its bytes, None if it is too long; the offset of its
-    end; and what messages call it.
+    """A line of a file: its number, from 1, and its bytes, None if it is too long. It also has the
+    offset of its end, and what messages call it.
     """
 
     number: int

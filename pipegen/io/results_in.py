@@ -60,6 +60,12 @@ def results_in(path: Path) -> Iterator[dict[str, Any]]:
                     f"{path} line {line.number}: takes a result with an id, as pipegen generate"
                     " writes it"
                 )
+            if "ok" not in values and ("text" not in values or "prompt" in values):
+                asks = any(name in values for name in ("prompt", "messages", "body"))
+                raise TableError(
+                    f"{path}: not results of pipegen generate: line {line.number}"
+                    f" {'is a request' if asks else 'has no field ok'}"
+                )
             yield values
 
 
@@ -72,7 +78,9 @@ def slots_in(path: Path, *, brief: bool = False) -> Iterator[tuple[LineId, Slot[
         try:
             yield values["id"], from_plain(_filled(plain) if brief else plain)
         except InvalidField as refusal:
-            raise TableError(f"{path}: not results of pipegen generate: {refusal}") from None
+            raise TableError(
+                f"{path}: not results of pipegen generate: the row {values['id']!r:.80}: {refusal}"
+            ) from None
 
 
 def _filled(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,7 +169,11 @@ def _from_batch(values: Mapping[str, Any]) -> dict[str, Any]:
         "ok": True,
         "text": text,
         "raw_text": text,
-        "finish": choice.get("finish_reason"),
+        "finish": _FINISHES.get(choice.get("finish_reason"), "eos"),
         **counts,
         "options": {},
     }
+
+
+_FINISHES: Mapping[str | None, str] = {"length": "length", "abort": "aborted"}
+"""How an answer of the batch form ended; a stop string is not told apart there."""

@@ -514,7 +514,7 @@ class AnswerTable(TableOut):
         return pa.chunked_array(chunks, type=wanted)
 
     def check(self, blocks: Iterable[Block]) -> None:
-        """Raise `TableError` where a value would not be written as it is: the first block is tried,
+        """Raise `TableError` where a value would not be written as it is. The first block is tried,
         and of columns that depend on each value all are.
         """
         carried = [field for field in self.input if field.name not in self.images]
@@ -609,7 +609,7 @@ def csv_out(
     *,
     delimiter: str = ",",
 ) -> Iterator[Write]:
-    """As `parquet_out`, for CSV, or TSV by its delimiter: nested values are JSON text, an image is
+    """As `parquet_out`, for CSV, or TSV by its delimiter. Nested values are JSON text, an image is
     its path, and of several samples the first counts.
     """
     table = TableOut(names, columns, folder, answer=CSV_COLUMNS)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ARROW",
+    "Block",
     "Columns",
     "PARQUET",
     "Row",

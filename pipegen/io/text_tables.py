@@ -12,7 +12,8 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from pipegen.engines.extras import need
@@ -23,7 +24,16 @@ from pipegen.io.jsonl import values_of_line
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["column_kinds", "csv_header", "csv_rows", "line_values", "schema_of_kinds"]
+__all__ = [
+    "column_kinds",
+    "csv_cells",
+    "csv_count",
+    "csv_header",
+    "csv_rows",
+    "csv_values",
+    "line_values",
+    "schema_of_kinds",
+]
 
 _LONGEST_CELL = 256 * 2**20
 _INT64 = 2**63
@@ -37,34 +47,47 @@ def csv_rows(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]
 
     Raises `TableError` where the file is no CSV.
     """
-    lines = _cells(path)
+    lines = csv_cells(path)
     header = next(lines)
-    for number, cells in enumerate(filter(None, lines), 1):
-        if len(cells) > len(header):
-            yield number, f"it has {len(cells)} cells, and the header has {len(header)}"
-        else:
-            yield (
-                number,
-                dict.fromkeys(header)
-                | {name: cell for name, cell in zip(header, cells, strict=False) if cell},
-            )
+    return ((number, csv_values(header, cells)) for number, cells in enumerate(lines, 1))
+
+
+def csv_values(header: Sequence[str], cells: list[str]) -> dict[str, Any] | str:
+    """The values of a row by its cells; what is wrong where there are too many.
+
+    >>> csv_values(["id", "prompt"], ["7"]), csv_values(["id"], ["7", "Hi"])
+    ({'id': '7', 'prompt': None}, 'it has 2 cells, and the header has 1')
+    """
+    if len(cells) > len(header):
+        return f"it has {len(cells)} cells, and the header has {len(header)}"
+    whole = cells + [""] * (len(header) - len(cells))
+    return dict(zip(header, [cell or None for cell in whole], strict=True))
+
+
+def csv_count(path: str | os.PathLike[str]) -> int:
+    """How many rows there are. Raises `TableError` where the file is no CSV."""
+    return sum(1 for _ in csv_cells(path)) - 1
 
 
 def csv_header(path: str | os.PathLike[str]) -> list[str]:
     """The names of the columns. Raises `TableError` where the file is no CSV."""
-    return next(_cells(path))
+    return next(csv_cells(path))
 
 
-def _cells(path: str | os.PathLike[str]) -> Iterator[list[str]]:
-    """The header and the other lines, as cells."""
+def csv_cells(path: str | os.PathLike[str]) -> Iterator[list[str]]:
+    """The header and the other lines that are not blank, as cells. Raises `TableError` where the
+    file is no CSV.
+    """
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CELL))
     tabs = form_of(path).kind == "tsv"
     try:
         with (
             open_bytes(path) as packed,
-            io.TextIOWrapper(packed, newline="", encoding="utf-8-sig") as stream,
+            io.TextIOWrapper(packed, newline="", encoding="utf-8") as stream,
         ):
-            reader = csv.reader(stream, delimiter="\t" if tabs else ",", strict=True)
+            first = next(stream, "").removeprefix("\ufeff")  # faster than to let utf-8-sig look
+            text = chain([first], stream)
+            reader = csv.reader(text, delimiter="\t" if tabs else ",", strict=True)
             lines = _told(reader, path)
             header = next(lines, [])
             twice = next((name for name in header if header.count(name) > 1), None)
@@ -73,7 +96,7 @@ def _cells(path: str | os.PathLike[str]) -> Iterator[list[str]]:
                     f"{path} has " + ("no header" if twice is None else f"two columns {twice!r}")
                 )
             yield header
-            yield from lines
+            yield from filter(None, lines)
     except UnicodeDecodeError as refusal:
         raise TableError(f"{path} is no {'TSV' if tabs else 'CSV'} in UTF-8: {refusal}") from None
 
@@ -101,7 +124,7 @@ def line_values(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
 
 
 def column_kinds(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """What the columns of rows hold that say no types: bool, int64, double or string; what is
+    """What the columns of rows hold that say no types: bool, int64, double or string. What is
     nested, mixed or too large is JSON text, a string too.
 
     >>> column_kinds([{"a": 1, "b": True, "c": [1]}, {"a": 2.5, "b": None, "d": "x"}])

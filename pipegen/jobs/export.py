@@ -37,7 +37,7 @@ def finished_rows(
     policy: RequestPolicy | None = None,
 ) -> Iterator[tuple[K, Slot[Any] | None]]:
     """For each pair of a key and a request of the job, in order: the key, and the slot (of a
-    result, or of a score); None where the request is not finished.
+    result, or of a score). It is None where the request is not finished.
 
     The options are those of the job's last run. A request that is refused before it is asked has
     its error. Raises `JournalError` where the folder is no job's.

@@ -1,5 +1,5 @@
-"""With which settings the rows of a job were made: those of this run, and those of the runs before,
-which `job.json` holds by their marks.
+"""With which settings the rows of a job were made. These are those of this run, and those of the
+runs before, which `job.json` holds by their marks.
 
 The end of a row's key is the mark of the settings that it was made with (see `pipegen.jobs.keys`).
 So what was finished is counted without reading it.
@@ -82,6 +82,7 @@ def settings_of(
             engine for number, engine in enumerate(depends) if engine not in depends[:number]
         ],
         "pipeline": route.stages,
+        "turns": route.leads_on,
         "plugins": plugins,
         "version": version,
         "options": strict_json.plain(own),
@@ -277,8 +278,8 @@ def made_before(
     shared = {known[:SHARED_MARK]: run for known, run in [*runs.items(), (mark, now)]}
     names = {name.encode(): name for name in (*runs, mark, *shared)}
     counts: Counter[str] = Counter()
-    for full in finished.marks():
-        counts[names.get(full) or names.get(full[:SHARED_MARK], "")] += 1
+    for full, count in finished.marks.items():
+        counts[names.get(full) or names.get(full[:SHARED_MARK], "")] += count
     alike, own, unknown = (counts.pop(name, 0) for name in (mark, mark[:SHARED_MARK], ""))
     others = [
         (

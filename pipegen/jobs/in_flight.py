@@ -9,9 +9,8 @@ square root of their number; after two deaths each is asked alone.
 
 **Blame.** Whatever kills a process takes many rows along, and no single row is to blame. Only where
 one row alone was in flight does the death count against it. After `TRIES` such deaths the row is
-given up, with `BackendFailed`. So a kill from outside costs some time, and blames nobody; a row
-that kills every process costs `DEATHS` of them at most, and the rows that were beside it are
-answered.
+given up, with `BackendFailed`. So a kill from outside costs some time, and blames nobody. A row
+that kills every process costs `DEATHS` of them at most, and the rows beside it are answered.
 
 **Files.** `running-RUN-OWNER-NUMBER` has a place of 33 bytes for each row in flight, which is
 written over: it stays as small as the most rows that were in flight at a time. The first place
@@ -64,8 +63,8 @@ class InFlight:
     """The rows that this process works on, and those that dead processes worked on.
 
     `deaths` has the rows that were in flight at deaths and are not finished, each with the number
-    of deaths; `alone` those of them that were in flight alone. `fruitless` is how many processes
-    with this one's name died in a row, the last ones, without a row that succeeded.
+    of deaths. `alone` has those of them that were in flight alone. `fruitless` is how many
+    processes with this one's name died in a row, the last ones, without a row that succeeded.
 
     run: the name of the run, where its processes are started again. owner: the name of this process
     within it: a restarted one has the name of the one before it, which is then dead even if a

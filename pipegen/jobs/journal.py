@@ -1,9 +1,9 @@
 """The journal of a job: finished rows on disk, as they come.
 
 A folder holds `job.json` and one file of JSON Lines for each writer, `results-0001.jsonl` and so
-on; where rows take several calls, as many `steps-0001.jsonl` (see `pipegen.jobs.steps`). A line is
-one finished row. It begins with the row's key and a checksum, at fixed places, so that opening a
-journal parses no JSON:
+on. Where rows take several calls, it has as many `steps-0001.jsonl` (see `pipegen.jobs.steps`). A
+line is one finished row. It begins with the row's key and a checksum, at fixed places, so that
+opening a journal parses no JSON:
 
     {"key":"<32 hexadecimal digits>","crc":"<8 hexadecimal digits>", ...the slot as plain data...}
 
@@ -16,15 +16,14 @@ power loss can take what is not synced. A write that fails is taken back, so no 
 
 **Several writers.** A writer holds a lock on its file (`flock`), so two processes never write one
 file. A writer takes over the first file that nobody holds, and cuts its torn last line, if a kill
-left one, before it appends. The files are read together; of two lines with one key an answer counts
-before a failure, whichever file it is in: a row that failed may have been asked again by another
-writer. Else the later in its file, or the one in the later file, counts.
+left one, before it appends. The files are read together. Of two lines with one key an answer counts
+before a failure, whichever file it is in: another writer may have asked a failed row again. Else
+the later in its file, or the one in the later file, counts.
 
-**Reading.** A line that does not agree with its checksum, or is no line of a journal, is damaged:
-it is left out, and a warning names the file and the line, so its row is asked again. A torn last
-line of another writer's file is left out without a word: it is being written. A file without
-anything like a line of a journal was not written by a job: it is refused, and nothing is written to
-it.
+**Reading.** A line that does not agree with its checksum, or is no line of a journal, is damaged.
+It is left out, a warning names the file and the line, and its row is asked again. A torn last line
+of another writer's file is left out without a word: it is being written. A file without anything
+like a line of a journal was not written by a job: it is refused, and nothing is written to it.
 """
 
 from __future__ import annotations
@@ -83,6 +82,7 @@ _DIGITS = 15
 whole key is compared when a line is read.
 """
 _SHORT = slice(_KEY.start, _KEY.start + _DIGITS)
+_MARK = slice(_KEY.stop - MARK, _KEY.stop)
 _BETWEEN = slice(_KEY.stop, _CRC.start)
 _FIRST = 59
 """Where the values begin in a line with a checksum."""
@@ -113,6 +113,10 @@ class Finished:
     def __init__(self, folder: str | os.PathLike[str], kind: str = ROWS) -> None:
         self.folder = Path(folder)
         self._index: dict[int, int] = {}
+        self.marks: dict[bytes, int] = {}
+        """How many rows were finished at the start, by the end of their keys, which tells with what
+        settings a row was made (see `pipegen.jobs.history`).
+        """
         self._files: list[BinaryIO] = []
         self._lock = threading.Lock()
         try:
@@ -192,20 +196,6 @@ class Finished:
                 "%s, line %d cannot be read (%s): its row is asked again", stream.name, line, why
             )
 
-    def marks(self) -> Iterator[bytes]:
-        """The end of each key, which tells with what settings the row was made (see
-        `pipegen.jobs.history`).
-        """
-        files, start, pread = (
-            [stream.fileno() for stream in self._files],
-            _KEY.stop - MARK,
-            os.pread,
-        )
-        with refused(self.folder, "read"):
-            for place in self._index.values():
-                number, offset = _file_and_offset(place)
-                yield pread(files[number], MARK, offset + start)
-
     def close(self) -> None:
         """Let go of the files."""
         for stream in self._files:
@@ -222,6 +212,7 @@ class Finished:
         stream = path.open("rb", buffering=_BUFFER)
         number, offset, index = len(self._files) << _OFFSET_BITS, 0, self._index
         self._files.append(stream)
+        known, marks = len(index), self.marks
         damaged: list[int] = []
         for count, line in enumerate(stream, 1):
             if (  # as `_start_of` tells it, without a call for each line
@@ -240,6 +231,10 @@ class Finished:
                 index[int(line[_SHORT], 16)] = number | offset
             elif index.get(short := int(line[_SHORT], 16), _FAILED_BIT) & _FAILED_BIT:
                 index[short] = number | offset | _FAILED_BIT
+            if len(index) > known:
+                known += 1
+                mark = line[_MARK]
+                marks[mark] = marks.get(mark, 0) + 1
             offset += len(line)
         if damaged:
             _check_journal(path)

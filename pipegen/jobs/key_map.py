@@ -2,7 +2,7 @@
 
 To make the key of a row, its request is parsed, checked and merged with the options of the run.
 The file `keys.map` in the job's folder holds what came of it: for each request a digest of it as
-it was given (a line of a file, or plain data), and its key. The digest covers whatever else the
+it was given (a line of a file, or plain data), its key, and the number that tells its shard. The digest covers whatever else the
 key depends on: the engines, the options and the policy of the run, how lines are read, and the
 version of pipegen. So an entry cannot be out of date: it is found for the same request under the
 same settings, or not at all.
@@ -13,7 +13,7 @@ row that is to be asked is parsed. Requests with images have no entry, since the
 bytes that have to be read.
 
 **Order.** Entries are in the order of the input, and an entry is looked for behind the last one
-that was found. So the map takes 36 bytes of memory for a request, and a request that was moved
+that was found. So the map takes 44 bytes of memory for a request, and a request that was moved
 far is parsed again. The first run appends as it goes. A run that finds changes writes the map anew
 beside it, and puts it in its place at the end. Of several processes one writes.
 """
@@ -32,28 +32,35 @@ from typing import Any, BinaryIO, Self
 from pipegen.jobs.journal import locked
 from pipegen.jobs.new_file import JournalError, new_file
 
-__all__ = ["KEY_MAP", "KeyMap", "entry_of", "key_in"]
+__all__ = ["KEY_MAP", "KeyMap", "entry_of", "key_in", "number_in"]
 
 KEY_MAP = "keys.map"
-_FORM = 1
+_FORM = 2
 """The version of the file."""
-_DIGEST, _KEY, _ENTRY = 16, 32, 36
-"""Where the digest, the key and the checksum of an entry end."""
+_DIGEST, _KEY, _NUMBER, _ENTRY = 16, 32, 40, 44
+"""Where the digest, the key, the number and the checksum of an entry end."""
 _TOGETHER = 4096
 """Entries that are written together, and among which one is looked for."""
 _BEHIND = 64
 """Entries before these, among which it is looked for too: some requests are looked for together."""
 
 
-def entry_of(digest: bytes, key: bytes) -> bytes:
-    """The entry of a request: its digest, the key of the first such request, and a checksum."""
-    entry = digest + key
+def entry_of(digest: bytes, key: bytes, number: int) -> bytes:
+    """The entry of a request: its digest, the key of the first such request, the number that tells
+    its shard (see `pipegen.jobs.shards`), and a checksum.
+    """
+    entry = digest + key + number.to_bytes(8, "big")
     return entry + zlib.crc32(entry).to_bytes(4, "big")
 
 
 def key_in(entry: bytes) -> bytes:
     """The key in an entry."""
     return entry[_DIGEST:_KEY]
+
+
+def number_in(entry: bytes) -> int:
+    """The number in an entry."""
+    return int.from_bytes(entry[_KEY:_NUMBER], "big")
 
 
 class KeyMap:
@@ -65,7 +72,7 @@ class KeyMap:
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> with KeyMap(folder, "settings") as keys:
-    ...     keys.keep(entry_of(keys.digest({"prompt": "Hi"}), b"key of 16 bytes!"))
+    ...     keys.keep(entry_of(keys.digest({"prompt": "Hi"}), b"key of 16 bytes!", 7))
     >>> keys = KeyMap(folder, "settings", writes=False)
     >>> key_in(keys.find(keys.digest({"prompt": "Hi"}))), keys.find(keys.digest({"prompt": "Ho"}))
     (b'key of 16 bytes!', None)
@@ -105,15 +112,22 @@ class KeyMap:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def writes(self) -> bool:
+        """Whether requests are added."""
+        return self._own is not None
+
     def digest(self, request: Any) -> bytes | None:
-        """The digest of a request as it was given, a line or plain data; None for any other."""
-        if type(request) is dict:
+        """The digest of a request as it was given: a line, the cells of a row, or plain data; None
+        for any other.
+        """
+        if type(request) is not bytes:
+            if type(request) not in (dict, list):
+                return None
             try:
                 request = marshal.dumps(request, 2)  # fast, and different for 1 and true
             except ValueError:  # it holds something else than plain data
                 return None
-        elif type(request) is not bytes:
-            return None
         digest = self._digest.copy()
         digest.update(request)
         return digest.digest()
@@ -121,13 +135,17 @@ class KeyMap:
     def find(self, digest: bytes) -> bytes | None:
         """The entry of the request with this digest; None if there is none."""
         at = self._at
-        if not self._entries.startswith(digest, at):  # most often it is the next one
+        if self._entries.startswith(digest, at):  # most often it is the next one
+            if not self._checks:
+                self._at = at + _ENTRY
+                return self._entries[at : self._at]
+        else:
             first, last = max(0, at - _BEHIND * _ENTRY), at + _TOGETHER * _ENTRY
             at = self._entries.find(digest, first, last)
             if at < 0 or at % _ENTRY:
                 return None
         entry = self._entries[at : at + _ENTRY]
-        if self._checks and entry != entry_of(digest, entry[_DIGEST:_KEY]):
+        if self._checks and entry != entry_of(digest, key_in(entry), number_in(entry)):
             return None
         if at >= self._at:
             self._at = at + _ENTRY

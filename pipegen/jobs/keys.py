@@ -1,11 +1,13 @@
 """The key of a row: what its answer depends on, and nothing else.
 
-A key is a digest of the prompt (messages and tools, a plain prompt, or ids), the turns that are
-asked after it, the continuation that is to be scored, the bytes of its images, the resolved options, what the engines say that their
-answers depend on, the attached plugins, the names of the stages and the caller's `version`. It is
-no position and no id: rows may be inserted, removed and put in another order between two runs.
-Equal requests have an ordinal among each other, since two of them are two answers. A key ends with
-its mark, by which `pipegen.jobs.history` tells with which settings a row was made.
+A key is a digest of the prompt (messages and tools, a plain prompt, or ids), the turns after it,
+the continuation to score, and the bytes of its images and videos. It covers the resolved options, what the
+engines say that their answers depend on, the attached plugins, the names of the stages and the
+caller's `version`. A request without turns has the key of the plain pipeline, also under
+`pg.turns(route)`. A key is no position and no id: rows may be inserted, removed and put in another
+order between two runs. Equal requests have an ordinal among each other, since two of them are two
+answers. A key ends with its mark, by which `pipegen.jobs.history` tells with which settings a row
+was made.
 """
 
 from __future__ import annotations
@@ -14,11 +16,11 @@ import dataclasses
 import functools
 import json
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipegen.records import strict_json
-from pipegen.records.messages import plain_messages
+from pipegen.records.messages import VideoSource, plain_messages
 from pipegen.records.options import GenerationOptions, flat_values, options_from, resolve
 from pipegen.records.requests import GenerationRequest, RequestPolicy, ScoringRequest
 from pipegen.records.results import Encoded, GenerationResult, ResolvedRequest
@@ -69,7 +71,7 @@ def context_of(
     requests may ask for, and how they are read.
     """
     return [
-        {name: settings.get(name) for name in (*_SHARED, "options")},
+        {name: settings.get(name) for name in (*_SHARED, "options", "turns")},
         repr(policy or RequestPolicy()),
         reading,
     ]
@@ -85,6 +87,7 @@ class Keys:
 
         self._blake2b = blake2b
         self._shared = _shared(settings)  # the options of the run are part of each request's
+        self._turns = str(settings.get("turns", "")).encode()
         self._mark = _mark(self._shared, SHARED_MARK) if "engines" in settings else None
         self._counts = Counts()
 
@@ -112,11 +115,21 @@ class Keys:
         )
         digest.update(options)
         digest.update(content_of(request))
-        for source in request.sources:
-            digest.update(self._blake2b(source.data or b"", digest_size=16).digest())
+        if request.turns:
+            digest.update(self._turns)
+        for piece in _contents(request):
+            digest.update(self._blake2b(piece, digest_size=16).digest())
         if times:
             digest.update(str(times).encode())
         return digest.hexdigest() + (self._mark + mark if self._mark is not None else "")
+
+
+def _contents(request: GenerationRequest) -> Iterator[bytes]:
+    """The bytes of the request's images and videos; of frames with times the times, too."""
+    for source in request.sources:
+        if isinstance(source, VideoSource) and source.frames:
+            yield repr(source.times).encode()
+        yield from source.contents or (b"",)
 
 
 def call_key(row: str, number: Any, engine: str, asked: Any) -> str:
@@ -137,8 +150,8 @@ def call_key(row: str, number: Any, engine: str, asked: Any) -> str:
         )
     elif isinstance(asked, ResolvedRequest):
         digest.update(content_of(asked.request))
-        for source in asked.request.sources:
-            digest.update(blake2b(source.data or b"", digest_size=16).digest())
+        for piece in _contents(asked.request):
+            digest.update(blake2b(piece, digest_size=16).digest())
     elif isinstance(asked, GenerationResult):  # whose tools are called
         digest.update(json.dumps(strict_json.plain(asked.tool_calls)).encode())
     return digest.hexdigest()
@@ -154,7 +167,7 @@ def content_of(request: GenerationRequest) -> bytes:
         continues = request.continues
         held = {f.name: getattr(continues, f.name) for f in dataclasses.fields(continues)}
         # which say where ids come from
-        for name in ("raw_text_crc32", "sampled", "logprobs"):
+        for name in ("first", "raw_text_crc32", "sampled", "logprobs"):
             held.pop(name)
         content.append({"continues": held})
     if request.turns:
@@ -164,7 +177,7 @@ def content_of(request: GenerationRequest) -> bytes:
     )
 
 
-_ADDED = ("max_thinking_tokens", "tool_choice")
+_ADDED = ("max_thinking_tokens", "tool_choice", "fps", "max_frames", "max_video_pixels")
 """Options that earlier versions do not have: where they are not set, keys are as they were."""
 
 

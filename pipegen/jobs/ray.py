@@ -54,14 +54,15 @@ class Generate:
     answer out.
 
     A row is a request, as in a table file: columns named as the fields of a request are its fields.
-    Messages may be JSON text. The columns of an answer and their types are those of a table that
+    Messages may be JSON text. A row with `turns` is a conversation. The columns of an answer and their types are those of a table that
     pipegen writes, and are always the same. A row that fails has `ok: false` and its `error`; it
     raises nothing.
 
     Many batches may be in flight at a time: all their rows are fed to one engine, which takes new
     rows while others run.
 
-    load: a `ModelLoadConfig`, or a function that makes the route. It is called in the actor.
+    load: a `ModelLoadConfig`, or a function that makes the route. It is called in the actor. Where
+    rows have `turns`, the function gives `pg.turns(route)`.
     options: options of all rows. job: the folder of a job, on a disk that all machines share. What
     is finished there is not asked again, after the death of an actor or of the program. columns:
     the columns that fields are read from, where their names differ: `{"prompt": "question"}`.
@@ -239,8 +240,9 @@ class Keeper:
 
 def _route(load: Make) -> Pipe[GenerationRequest, GenerationResult]:
     from pipegen import backends
+    from pipegen.drivers.turns import turns
 
-    made = backends.load(load) if isinstance(load, ModelLoadConfig) else load()
+    made = turns(backends.load(load)) if isinstance(load, ModelLoadConfig) else load()
     if not isinstance(made, Pipe):
         raise TypeError(
             "a ModelLoadConfig, or a function that makes a route, is wanted; this one made"

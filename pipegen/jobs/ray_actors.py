@@ -106,7 +106,12 @@ def blocks_of(rows: Iterator[Row[Any]], most: int = BLOCK_ROWS) -> Iterator[Bloc
 
 
 def _bytes(block: Block) -> int:
-    return sum(len(source.data or b"") for _, request in block for source in request.sources)
+    return sum(
+        len(piece)
+        for _, request in block
+        for source in request.sources
+        for piece in source.contents
+    )
 
 
 class _Actor:

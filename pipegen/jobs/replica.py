@@ -1,9 +1,9 @@
 """One engine of several that work on a job: a process that is handed rows at any time, and keeps
 what it finishes.
 
-`ask` hands a row over and gives a future of its slot. All rows that were handed over, by whomever,
-go through one loop (`pipegen.drivers.drive`) in a thread: the engine does not wait for a batch to
-end before it gets the next one.
+`ask` hands a row over and gives a future of its slot. All rows that were handed over go through one
+loop (`pipegen.drivers.drive`) in a thread. The engine does not wait for a batch to end before it
+gets the next one.
 
 With a job, a row that is in the journal is not asked again, and one that ends is written before its
 future is done. Each process writes a file of its own.
@@ -30,6 +30,7 @@ from pipegen.drivers.drive import IN_FLIGHT, Drive
 from pipegen.drivers.mapping import flow_of
 from pipegen.drivers.session import NoRequest
 from pipegen.io.jsonl import to_plain
+from pipegen.jobs.conversations import row_to_plain
 from pipegen.jobs.in_flight import InFlight, Waiting
 from pipegen.jobs.journal import Journal
 from pipegen.jobs.rows import kept_slot, retry_of
@@ -231,7 +232,7 @@ class Replica:
             if self._noted is not None:
                 self._noted.worked()
         if row.key is not None and self._journal is not None and self._noted is not None:
-            self._journal.append(row.key, to_plain(slot))
+            self._journal.append(row.key, row_to_plain(slot, row.request))
             self._noted.end(row.key)
         with self._lock:
             self._waiting.ended()

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
-from returns.result import Failure, Result
+from returns.result import Failure, Result, Success
 
 from pipegen.core import errors
 from pipegen.core.border import attempt
@@ -21,10 +21,12 @@ from pipegen.core.errors import BackendFailed, GenerationError, InternalError, S
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import admitted, pair, prepare_batch, record_of
 from pipegen.io.jsonl import Written, from_plain, is_current
+from pipegen.jobs.conversations import with_turn
 from pipegen.jobs.in_flight import killed
 from pipegen.jobs.journal import Finished
-from pipegen.jobs.key_map import KeyMap, entry_of, key_in
+from pipegen.jobs.key_map import KeyMap, entry_of, key_in, number_in
 from pipegen.jobs.keys import Keys
+from pipegen.jobs.shards import in_part, numbers_of
 from pipegen.records.fields import InvalidField, altered, nearest
 from pipegen.records.options import GenerationOptions
 from pipegen.records.plain import Request
@@ -110,20 +112,26 @@ def rows_of(
     again: Again,
     known: KeyMap | None = None,
     as_written: bool = False,
+    part: tuple[int, int] | None = None,
 ) -> Iterator[Row[K]]:
     """The rows of the requests, which are taken a few at a time. Their images are loaded.
 
+    part: the shard whose rows are given alone, and of how many (see `pipegen.jobs.shards`).
     known: the keys of requests that earlier runs have read: those of finished rows are not read
         again.
     as_written: slots of finished rows may be given as `Written`.
     """
 
     def prepared(
-        given: Sequence[Request],
+        own: Sequence[Slot[GenerationRequest]],
     ) -> Iterator[tuple[Slot[GenerationRequest], Slot[GenerationRequest]]]:
-        own = [record_of(request) for request in map(_read, given)]
         return zip(own, prepare_batch(own, options, image_policy, policy), strict=True)
 
+    def note(digest: bytes | None, request: GenerationRequest, first: bytes) -> None:
+        if known is not None and digest is not None and not request.sources:
+            known.keep(entry_of(digest, first, *numbers_of([Success(request)], images)))
+
+    images = image_policy or ImagePolicy()
     source = map(pair, requests)
     while chunk := list(islice(source, _TOGETHER)):
         digests = [
@@ -135,28 +143,46 @@ def rows_of(
         entries = [
             None if known is None or digest is None else known.find(digest) for digest in digests
         ]
+        records = [
+            None if entry is not None else record_of(_read(request))
+            for (_, request), entry in zip(chunk, entries, strict=True)
+        ]
+        in_it = [True] * len(chunk) if part is None else _in_part(part, entries, records, images)
         others = prepared(
-            [request for (_, request), entry in zip(chunk, entries, strict=True) if entry is None]
+            [
+                record
+                for record, own in zip(records, in_it, strict=True)
+                if own and record is not None
+            ]
         )
-        for (name, request), digest, entry in zip(chunk, digests, entries, strict=True):
+        for (name, request), digest, entry, record, own in zip(
+            chunk, digests, entries, records, in_it, strict=True
+        ):
             if known is not None and entry is not None:
                 known.keep(entry)
+            if not own:
+                if known is not None and known.writes and record is not None and digest is not None:
+                    theirs = admitted(record, options, policy or RequestPolicy())
+                    if is_ok(theirs):
+                        note(digest, theirs.unwrap(), keys.first(theirs.unwrap()))
+                continue
             first = b"" if entry is None else key_in(entry)
             times = 0 if entry is None else keys.count(first)
             if entry is not None and not times and finished.succeeded(first):
                 key = first.hex()
-                kept = partial(_finished, finished, key, partial(_id_of, request), as_written)
-                yield Row(name, _UNREAD, key, kept, unread=partial(_ready, prepared, request))
+                unread = partial(_ready, prepared, request)
+                name_of = partial(_id_of, request)
+                kept = partial(_finished, finished, key, name_of, unread, as_written)
+                yield Row(name, _UNREAD, key, kept, unread=unread)
                 continue
-            given, ready = next(others if entry is None else prepared([request]))
+            given, ready = next(prepared([record_of(_read(request))]) if record is None else others)
             if not is_ok(ready):
                 yield Row(name, ready, None, None)
                 continue
             if entry is None:
                 first = keys.first(ready.unwrap())
                 times = keys.count(first)
-                if known is not None and digest is not None and not ready.unwrap().sources:
-                    known.keep(entry_of(digest, first))
+                note(digest, ready.unwrap(), first)
             key = keys.later(ready.unwrap(), times) if times else first.hex()
             yield _row(name, given, ready, key, finished, again, as_written)
     if known is not None:
@@ -172,6 +198,7 @@ def missing_rows(
     *,
     again: Again,
     known: KeyMap,
+    part: tuple[int, int] | None = None,
 ) -> Iterator[Row[K]]:
     """Rows that are to be asked, found by one who runs ahead of `rows_of`: some of those that it
     would give.
@@ -181,15 +208,21 @@ def missing_rows(
     would cost more than it saves.
     """
     given_out, looks = set[str](), _LOOKS
-    succeeded, digest_of, find = finished.succeeded, known.digest, known.find
+    succeeded, digest_of, find, key_of = finished.succeeded, known.digest, known.find, key_in
     for name, request in requests():
         digest = digest_of(request.data if isinstance(request, Unread) else request)
         entry = None if digest is None else find(digest)
-        if entry is not None and succeeded(key_in(entry)):
+        if entry is not None and (
+            succeeded(key_of(entry)) or (part is not None and not in_part(number_in(entry), part))
+        ):
             continue
         given = record_of(_read(request))
         ready = admitted(given, options, policy or RequestPolicy())
-        if is_ok(ready) and not ready.unwrap().sources:
+        if (
+            is_ok(ready)
+            and not ready.unwrap().sources
+            and (part is None or in_part(numbers_of([given], ImagePolicy())[0], part))
+        ):
             row = _row(name, given, ready, keys.first(ready.unwrap()).hex(), finished, again, False)
             if row.kept is None and row.key not in given_out:
                 given_out.add(row.key or "")
@@ -212,7 +245,9 @@ def _row(
     """The row of a request that is read."""
     name_of = partial(getattr, ready.unwrap(), "id")
     kept: Kept | None = (
-        partial(_finished, finished, key, name_of, as_written) if finished.has(key) else None
+        partial(_finished, finished, key, name_of, lambda: ready, as_written)
+        if finished.has(key)
+        else None
     )
     anew = alone = False
     if kept is not None and finished.failed(key):
@@ -223,6 +258,19 @@ def _row(
         alone = error is not None and killed(error)
         kept = None if slot is None or asked_again else partial(_given, slot)
     return Row(name, ready, key, kept, anew, alone, given.unwrap().options)
+
+
+def _in_part(
+    part: tuple[int, int],
+    entries: Sequence[bytes | None],
+    records: Sequence[Slot[GenerationRequest] | None],
+    images: ImagePolicy,
+) -> list[bool]:
+    """Which rows belong to a shard: the map knows it, or their requests tell."""
+    numbers = iter(numbers_of([record for record in records if record is not None], images))
+    return [
+        in_part(next(numbers) if entry is None else number_in(entry), part) for entry in entries
+    ]
 
 
 def _read(request: Any) -> Any:
@@ -236,20 +284,24 @@ def _id_of(request: Any) -> str | None:
 
 
 def _ready(
-    prepared: Callable[[Sequence[Request]], Iterator[tuple[Any, Slot[GenerationRequest]]]],
-    request: Request,
+    prepared: Callable[[Sequence[Any]], Iterator[tuple[Any, Slot[GenerationRequest]]]],
+    request: Request | Unread,
 ) -> Slot[GenerationRequest]:
-    return next(prepared([request]))[1]
+    return next(prepared([record_of(_read(request))]))[1]
 
 
 def kept_slot(finished: Finished, key: str, id: str | None, again: Again) -> Slot[Any] | None:
     """The row's slot, with this request's id, where it is finished and not to be asked again."""
-    slot = _finished(finished, key, lambda: id)
+    slot = _finished(finished, key, lambda: id, None)
     return None if slot is not None and not is_ok(slot) and again(slot.failure()) else slot
 
 
 def _finished(
-    finished: Finished, key: str, id: Callable[[], str | None], as_written: bool = False
+    finished: Finished,
+    key: str,
+    id: Callable[[], str | None],
+    request: Callable[[], Slot[GenerationRequest]] | None,
+    as_written: bool = False,
 ) -> Any:
     """The row's slot, with this request's id, where it is finished; `Written` where that is wanted,
     and nothing in it would change.
@@ -260,10 +312,16 @@ def _finished(
     values = written[0]
     if as_written and is_current(values):
         return Written(values, written[1], id)
+    turn = values.pop("turn", {})
     named = {**values, "id": id()}
-    read: Result[Slot[Any], Exception] = attempt(
-        lambda: from_plain(named, Scored) if "token_logprobs" in named else from_plain(named)
-    )
+
+    def slot_of() -> Slot[Any]:
+        if "token_logprobs" in named:
+            return from_plain(named, Scored)
+        slot = from_plain(named)
+        return slot.map(partial(with_turn, request=request, held=turn)) if request else slot
+
+    read: Result[Slot[Any], Exception] = attempt(slot_of)
     if not is_ok(read):  # another version of pipegen wrote it
         finished.forget(key, str(read.failure()))
         return None

@@ -191,8 +191,8 @@ def job(
     Refused while another process runs the job. grace: the seconds that rows in flight have to end
     where the job is closed early; 0 ends them at once.
 
-    A bug fails its row (with `StageFailed` in a stage of your own, else with `InternalError`), and
-    that row is asked again. Raises `JournalError` where the folder is no job's or cannot be
+    A bug fails its row, and that row is asked again. In a stage of your own it is `StageFailed`, in
+    an engine of your own `BackendFailed`, else `InternalError`. Raises `JournalError` where the folder is no job's or cannot be
     written.
 
     >>> import tempfile
@@ -289,6 +289,7 @@ def start_job(
     again: Callable[[], Iterable[tuple[K, Request | Unread]]] | None = None,
     reading: str = "",
     as_written: bool = False,
+    part: tuple[int, int] | None = None,
 ) -> Job[tuple[K, Any]]:
     """As `job_keyed`, for who knows more of the requests.
 
@@ -296,6 +297,7 @@ def start_job(
         missing are asked at once, wherever they are.
     reading: how requests that are `Unread` are read: what else they depend on than their data.
     as_written: finished rows may be given as `Written`, which need not be parsed.
+    part: the shard whose rows are the job's, and of how many.
     """
     chosen = check_run(route, options, image_policy, policy)
     pairs(requests)
@@ -303,7 +305,11 @@ def start_job(
         raise ValueError(f"grace takes seconds, 0 or more, not {grace!r:.80}")
     running: Job[tuple[K, Any]] = Job(route, Path(folder), chosen, retry, version, restart=restart)
     journal, settings, retried = running.journal, running.settings, running._again
-    known = running._known = KeyMap(journal.folder, context_of(settings, policy, reading))
+    try:
+        known = running._known = KeyMap(journal.folder, context_of(settings, policy, reading))
+    except BaseException:
+        running.close()  # its lock would last as long as this process
+        raise
     rows = rows_of(
         requests,
         journal,
@@ -314,12 +320,13 @@ def start_job(
         again=retried,
         known=known,
         as_written=as_written,
+        part=part,
     )
     ahead: Iterator[Row[K]] = iter(())
     if again is not None and running.before:
         keys = Keys(settings)
         ahead = missing_rows(
-            again, journal, keys, chosen, policy, again=retried, known=known.ahead()
+            again, journal, keys, chosen, policy, again=retried, known=known.ahead(), part=part
         )
     turns = Turns(rows, journal, running._noted, ahead=ahead, refuse=refuse, backend=route.name)
     last = route.parts[-1].name if route.parts else route.name

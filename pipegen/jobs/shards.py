@@ -1,28 +1,35 @@
 """Shards: the requests of a job, split among processes that do not talk to each other.
 
-A request belongs to a shard by a digest of what it says: messages, prompt, ids, continuation,
-tools, and a sample of the bytes of each image. Its place in the input, its id and its options do
-not count. So every process finds the same split, rows that are inserted or removed move no other
-row, and equal requests are in one shard: there a job counts them as it counts them in the whole
-input. An image at an http address counts by its address.
+A request belongs to a shard by a digest of its content: messages, prompt, ids, continuation, tools,
+and a sample of the bytes of each image. Its place in the input, its id and its options do not
+count. A request that continues a conversation counts by what that began with. So every process
+finds the same split, and rows that are inserted or removed move no other row. Equal requests are in
+one shard, where a job counts them as in the whole input. An image at an http address counts by its
+address.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TypeVar
 
 from pipegen.core.functional import partition_all
 from pipegen.core.parallel import parallel
-from pipegen.core.slots import is_ok
+from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import check_settings, pair, pairs, record_of, require_iterable
 from pipegen.jobs.keys import content_of
 from pipegen.media.source import sample_of
+from pipegen.records.fields import altered
 from pipegen.records.plain import Request
-from pipegen.records.requests import GenerationRequest, ImagePolicy
+from pipegen.records.requests import (
+    GenerationRequest,
+    ImagePolicy,
+    TextGenerationRequest,
+    VlmGenerationRequest,
+)
 
-__all__ = ["shard", "shard_keyed"]
+__all__ = ["in_part", "numbers_of", "shard", "shard_keyed"]
 
 K = TypeVar("K")
 _TOGETHER = 32
@@ -73,19 +80,42 @@ def _kept(
     requests: Iterable[tuple[K, Request]], i: int, n: int, images: ImagePolicy
 ) -> Iterator[tuple[K, Request]]:
     for chunk in partition_all(_TOGETHER, map(pair, requests)):
-        made = [record_of(request) for _, request in chunk]
-        sources = [source for slot in made if is_ok(slot) for source in slot.unwrap().sources]
-        samples = iter(parallel(lambda source: sample_of(source, images), sources))
-        for item, slot in zip(chunk, made, strict=True):
-            if (_number(slot.unwrap(), samples, n) if is_ok(slot) else 1) == i:
-                yield item
+        numbers = numbers_of([record_of(request) for _, request in chunk], images)
+        yield from (
+            item for item, number in zip(chunk, numbers, strict=True) if in_part(number, (i, n))
+        )
 
 
-def _number(request: GenerationRequest, samples: Iterator[bytes], n: int) -> int:
-    """The shard that a request belongs to; the samples of its images are the next ones."""
+def in_part(number: int, part: tuple[int, int]) -> bool:
+    """Whether a request with this number belongs to a part: a shard, and how many there are."""
+    return number % part[1] + 1 == part[0]
+
+
+def numbers_of(requests: Sequence[Slot[GenerationRequest]], images: ImagePolicy) -> list[int]:
+    """For each request, the number by which it belongs to a shard; 0 for one that is not valid."""
+    requests = [slot.map(_opening) for slot in requests]
+    sources = [source for slot in requests if is_ok(slot) for source in slot.unwrap().sources]
+    samples = iter(parallel(lambda source: sample_of(source, images), sources) if sources else ())
+    return [_number(slot.unwrap(), samples) if is_ok(slot) else 0 for slot in requests]
+
+
+def _opening(request: GenerationRequest) -> GenerationRequest:
+    """What the conversation of a request began with: all of it is in one shard."""
+    continues = request.continues
+    if continues is not None and continues.first is not None:
+        messages = (request.messages or ())[: continues.first]
+        kind = (
+            VlmGenerationRequest if any(one.sources for one in messages) else TextGenerationRequest
+        )
+        return kind(messages=messages, tools=request.tools)
+    return altered(request, turns=()) if request.turns else request
+
+
+def _number(request: GenerationRequest, samples: Iterator[bytes]) -> int:
+    """The number of a request; the samples of its images are the next ones."""
     from hashlib import blake2b  # importing pipegen loads no hashlib
 
     digest = blake2b(content_of(request), digest_size=8)
     for sample in islice(samples, len(request.sources)):
         digest.update(blake2b(sample, digest_size=8).digest())
-    return int.from_bytes(digest.digest(), "big") % n + 1
+    return int.from_bytes(digest.digest(), "big")

@@ -5,9 +5,9 @@ answer that does not end it is written to a journal of its own, `steps-0001.json
 the rows. A row that is begun again takes them from there, and asks only for the others. A row of
 one call writes none.
 
-The key of a step is content, as that of a row is: the row's key, which of its calls it is, what the
-engine's answers depend on, what is asked of it, and an ordinal among equal inputs of the call.
-Failed answers are not kept.
+The key of a step is content, as that of a row is. It is made of the row's key, which of its calls
+it is, what the engine's answers depend on, and what is asked of it. Equal inputs of a call have an
+ordinal. Failed answers are not kept.
 """
 
 from __future__ import annotations

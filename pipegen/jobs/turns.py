@@ -22,6 +22,7 @@ from pipegen.core.errors import GenerationError
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.session import NoRequest
 from pipegen.io.jsonl import to_plain
+from pipegen.jobs.conversations import row_to_plain
 from pipegen.jobs.in_flight import InFlight, Waiting
 from pipegen.jobs.journal import Journal
 from pipegen.jobs.rows import Row
@@ -120,7 +121,7 @@ class Turns(Generic[K]):
         run.
         """
         if turn.row.key is not None:
-            self._journal.append(turn.row.key, to_plain(slot))
+            self._journal.append(turn.row.key, row_to_plain(slot, turn.row.request))
             self._noted.end(turn.row.key)
         self._waiting.ended()
         turn.slot = slot
@@ -215,7 +216,7 @@ class Turns(Generic[K]):
 def _bytes_of(row: Row[Any]) -> int:
     """The bytes of a row's images."""
     return (
-        sum(len(source.data or b"") for source in row.request.unwrap().sources)
+        sum(len(piece) for source in row.request.unwrap().sources for piece in source.contents)
         if is_ok(row.request)
         else 0
     )

@@ -1,1 +1,1 @@
-"""Images: where they come from, and how they are decoded and resized."""
+"""Images and videos: where they come from, and how they are decoded and resized."""

@@ -1,8 +1,9 @@
-"""Download one image without access to private networks.
+"""Download one image or video without access to private networks.
 
-The host's name is resolved once, all of its addresses must be public (unless the host is allowed by
-name), and the connection goes to an address that was checked, against DNS rebinding. Redirects are
-checked the same way. Proxies of the environment are not used: the check would not apply behind one.
+The host's name is resolved once, and all of its addresses must be public, unless the host is
+allowed by name. The connection goes to an address that was checked, against DNS rebinding.
+Redirects are checked the same way. Proxies of the environment are not used: the check would not
+apply behind one.
 
 >>> (
 ...     is_public("93.184.216.34"),
@@ -122,7 +123,11 @@ def _get(url: str, policy: ImagePolicy, deadline: float) -> tuple[bytes | None, 
         connection.request(
             "GET",
             target,
-            headers={"User-Agent": "pipegen", "Accept": "image/*", "Accept-Encoding": "identity"},
+            headers={
+                "User-Agent": "pipegen",
+                "Accept": "image/*, video/*",
+                "Accept-Encoding": "identity",
+            },
         )
         with connection.getresponse() as response:
             if response.status in (301, 302, 303, 307, 308):

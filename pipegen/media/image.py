@@ -41,6 +41,7 @@ __all__ = [
     "file_to_send",
     "open_image",
     "prepare",
+    "sized",
 ]
 
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "HEIF")
@@ -112,8 +113,8 @@ def open_image(data: bytes, policy: ImagePolicy, index: int = 0) -> Slot[Image.I
     """Decode the first frame of an image file to an upright RGB image, by the reference conversion
     of this module.
 
-    Fails with `BadImage(index)` for what is not a complete image in one of `FORMATS`, and, before
-    decoding, for more than `policy.max_source_pixels` (width times height) or no pixels.
+    Fails with `BadImage(index)` for what is not a complete image in one of `FORMATS`. Before
+    decoding it fails for more than `policy.max_source_pixels` (width times height) or no pixels.
 
     >>> from pipegen.records.requests import ImagePolicy
     >>> open_image(b"no image", ImagePolicy()).failure().message
@@ -214,6 +215,8 @@ def _decoded(data: bytes, policy: ImagePolicy, index: int, counted: Counted) -> 
                 )
                 return Failure(BadImage(index, message=message, hint=_SAVE_AGAIN))
             image.load()
+            if image.mode == "F":
+                return Failure(_of_floats(image, index))
             orientation = _orientation(image)
             kind = _SENT.get(image.format or "", "") if _is_plain(image, orientation) else ""
             upright = _turn(_rgb(image), orientation)
@@ -241,6 +244,20 @@ def _decoded(data: bytes, policy: ImagePolicy, index: int, counted: Counted) -> 
             BadImage(index, message=f"image {index} is too large for Pillow: {raised}", hint=hint)
         )
     return Success(_Opened(upright, kind))
+
+
+def _of_floats(image: Image.Image, index: int) -> BadImage:
+    low, high = image.getextrema()
+    unit = isinstance(low, float) and isinstance(high, float) and 0 <= low <= high <= 1
+    save = "save it with levels of 8 bits, from 0 to 255"
+    return BadImage(
+        index,
+        message=(
+            f"image {index} has levels that are floats, from {low:g} to {high:g}: no file says"
+            " which of them is white"
+        ),
+        hint=f"multiply them by 255, round, and {save}" if unit else f"scale them, and {save}",
+    )
 
 
 def _scans(image: Image.Image, data: bytes, counted: Counted) -> int:
@@ -303,10 +320,6 @@ def _rgb(image: Image.Image) -> Image.Image:
             .convert("L")
             .convert("RGB")
         )
-    if image.mode == "F":
-        raise ValueError(
-            "its levels are floats, whose range is not known: save it with levels of 8 or 16 bits"
-        )
     if image.mode == "I":
         low, high = image.getextrema()
         if not (
@@ -349,9 +362,9 @@ def prepare(
     The pixels are bit for bit those of a Qwen-VL processor (Pillow backend) with the same budget,
     wherever it keeps its own choice of size (see `fit`). For a `native` processor the size is
     unchanged, and `tokens` is 1 until the engine counts them. Fails with `BadImage(index)` for a
-    broken image, a shape that the model does not take, and, with `do_resize=False`, for sides that
-    are not whole tokens or an area outside the requested bounds; with `UnsupportedOption` for a
-    budget with a `native` processor.
+    broken image and for a shape that the model does not take. With `do_resize=False` it fails for
+    sides that are not whole tokens or an area outside the bounds. A budget with a `native`
+    processor is `UnsupportedOption`.
     """
     if spec.kind == "native":
         given = {
@@ -365,12 +378,13 @@ def prepare(
                     f"{name} does not apply: this model's processor has its own sizes", option=name
                 )
             )
-    return open_image(data, policy, index).bind(lambda image: _sized(image, spec, options, index))
+    return open_image(data, policy, index).bind(lambda image: sized(image, spec, options, index))
 
 
-def _sized(
+def sized(
     image: Image.Image, spec: ImageSpec, options: VlmPreprocessOptions, index: int
 ) -> Slot[PreparedImage]:
+    """As `prepare`, for an upright RGB image."""
     from PIL import Image
 
     width, height = image.size

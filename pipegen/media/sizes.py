@@ -1,7 +1,7 @@
 """The size to which an image is resized for a model.
 
 Qwen-VL models cut an image into patches and merge `merge_size` x `merge_size` of them into one
-token, so both sides are multiples of `patch_size * merge_size` pixels, and the area is within a
+token. So both sides are multiples of `patch_size * merge_size` pixels, and the area is within a
 budget. `fit` follows the rule of their processor (`smart_resize` of Qwen2-VL, Wang et al. 2024, in
 transformers), and returns a size that this processor does not change again.
 
@@ -70,8 +70,8 @@ class ImageSpec:
 def pixel_budget(spec: ImageSpec, options: VlmPreprocessOptions) -> tuple[int, int]:
     """The smallest and largest area in pixels: those of the options, else the checkpoint's.
 
-    If the options set only one, the other is moved to leave at least a factor of four between them,
-    so that every shape has a size.
+    If the options set only one, the other is moved to leave at least a factor of four between them.
+    So every shape has a size.
 
     >>> from pipegen.records.options import VlmPreprocessOptions
     >>> spec = ImageSpec(
@@ -111,10 +111,10 @@ def fit(
     point of the processor's own rule.
 
     It is the processor's own choice, if the processor would keep that. Otherwise (a strip beyond
-    the aspect limit, a budget without a size of that shape) it is the valid size nearest to the
-    image scaled into the budget, with both sides compared by ratio. A budget below one token gives
-    one token. Raises `ValueError` for an aspect ratio above 200, and for a budget without a valid
-    size.
+    the aspect limit, a budget without a size of that shape) it is the nearest valid size. It is
+    compared with the image scaled into the budget, both sides by ratio. A budget below one token
+    gives one token. Raises `ValueError` for an aspect ratio above 200, and for a budget without a
+    valid size.
 
     >>> fit(41, 8159, factor=28, min_pixels=3136, max_pixels=1_003_520)
     (56, 8148)

@@ -1,4 +1,4 @@
-"""Load the images of a request: afterwards it has their bytes.
+"""Load the images and videos of a request: afterwards it has their bytes.
 
 >>> from pipegen.records.requests import ImagePolicy, VlmGenerationRequest
 >>> request = VlmGenerationRequest(
@@ -17,26 +17,28 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
 import io
 import os
 import stat
 import string
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 
 from returns.result import Failure, Success
 
 from pipegen.core.border import Raised, guard_slot
-from pipegen.core.errors import BadImage
-from pipegen.records.messages import ImageSource, shown
+from pipegen.core.errors import BadImage, BadVideo
+from pipegen.core.slots import is_ok
+from pipegen.records.messages import ImageSource, VideoSource, numbered, shown
 
 if TYPE_CHECKING:
     from pipegen.core.slots import Slot
     from pipegen.records.requests import GenerationRequest, ImagePolicy
 
-__all__ = ["SourceRejected", "load_sources", "sample_of"]
+__all__ = ["SourceRejected", "bad_source", "load_sources", "sample_of"]
 
 
 _WHITESPACE = string.whitespace.encode()
@@ -46,8 +48,21 @@ _SAMPLED = 4096
 """Bytes of each piece of a sample."""
 
 
+def bad_source(source: ImageSource, index: int, words: str, **more: Any) -> BadImage | BadVideo:
+    """The error of an image or a video; `words` follow its kind and its number.
+
+    >>> bad_source(VideoSource(path="a.mp4"), 1, " is not read").message
+    'video 1 is not read'
+    """
+    if isinstance(source, VideoSource):
+        return BadVideo(index, message=f"video {index}{words}", **more)
+    return BadImage(index, message=f"image {index}{words}", **more)
+
+
 class SourceRejected(Exception):
-    """Why a source is not read, and what to do; `load_sources` turns it into a `BadImage`."""
+    """Why a source is not read, and what to do; `load_sources` turns it into a `BadImage` or a
+    `BadVideo`.
+    """
 
     def __init__(self, why: str, hint: str = "") -> None:
         super().__init__(why)
@@ -55,31 +70,67 @@ class SourceRejected(Exception):
 
 
 def load_sources(request: GenerationRequest, policy: ImagePolicy) -> Slot[GenerationRequest]:
-    """Read every image of the request: each source becomes `ImageSource(data=...)`. Equal sources
+    """Read every image and video of the request: each source becomes one with `data`. Equal sources
     are read once.
 
-    With `policy.root`, relative paths start there and nothing outside is read. `max_bytes` limits
-    files, URLs and data URLs, but not bytes of the caller. Fails with `BadImage(index)` for the
-    first image that is missing, not allowed or too large. Messages do not contain credentials or
+    With `policy.root`, relative paths start there and nothing outside is read. `max_bytes`, of
+    videos `max_video_bytes`, limits files, URLs and data URLs, but not bytes of the caller. Fails
+    with `BadImage(index)` or `BadVideo(index)` for the first that is missing, not allowed or too
+    large. Messages do not contain credentials or
     the query of a URL.
     """
     loaded: dict[ImageSource, ImageSource] = {}
-    for index, source in enumerate(request.sources):
+    for index, source in numbered(request.sources):
         if source in loaded:
             continue
-        data = guard_slot(partial(_read_one, index, source, policy), partial(_unread, index))
-        if not isinstance(data, Success):
-            return Failure(data.failure())
-        loaded[source] = ImageSource(
-            data=data.unwrap(),
-            max_pixels=policy.max_source_pixels,
-            origin=source if source.data is None else source.origin,
-        )
+        made = _loaded(index, source, policy)
+        if not is_ok(made):
+            return Failure(made.failure())
+        loaded[source] = made.unwrap()
     return Success(
         request.with_sources(tuple(loaded[source] for source in request.sources))
         if loaded
         else request
     )
+
+
+def _loaded(index: int, source: ImageSource, policy: ImagePolicy) -> Slot[ImageSource]:
+    bounds: dict[str, Any] = {"max_pixels": policy.max_source_pixels}
+    if isinstance(source, VideoSource):
+        bounds |= {
+            "max_seconds": policy.max_video_seconds,
+            "max_decoded_pixels": policy.max_decoded_pixels,
+        }
+        if source.frames:
+            return _loaded_frames(index, source, policy, bounds)
+        policy = dataclasses.replace(policy, max_bytes=policy.max_video_bytes)
+    data = guard_slot(
+        partial(_read_one, index, source, policy), partial(_unread, index, source=source)
+    )
+    origin = source if source.data is None else source.origin
+    return data.map(lambda read: type(source)(data=read, origin=origin, **bounds))
+
+
+def _loaded_frames(
+    index: int, source: VideoSource, policy: ImagePolicy, bounds: dict[str, Any]
+) -> Slot[ImageSource]:
+    frames: list[ImageSource] = []
+    for place, frame in enumerate(source.frames):
+        one = _loaded(place, frame, policy)
+        if not is_ok(one):
+            error = one.failure()
+            words = error.message.removeprefix("image ")
+            return Failure(
+                BadVideo(
+                    index,
+                    message=f"video {index}: frame {words}",
+                    hint=error.hint,
+                    incident=error.incident,
+                )
+            )
+        frames.append(one.unwrap())
+    origin = source.origin or source
+    return Success(VideoSource(frames=tuple(frames), times=source.times, origin=origin, **bounds))
 
 
 def sample_of(source: ImageSource, policy: ImagePolicy) -> bytes:
@@ -97,10 +148,14 @@ def sample_of(source: ImageSource, policy: ImagePolicy) -> bytes:
     >>> sample_of(ImageSource(path="no-such.png"), ImagePolicy())
     b'no-such.png'
     """
+    if isinstance(source, VideoSource) and source.frames:
+        return b"\0".join(
+            [repr(source.times).encode(), *(sample_of(frame, policy) for frame in source.frames)]
+        )
     reference = (source.path or source.url or "").encode("utf-8", "surrogatepass")
     sampled = guard_slot(
         lambda: Success(_sample(source, policy)),
-        partial(_unread, 0),
+        partial(_unread, 0, source=source),
         known=(SourceRejected, ValueError),
     )
     return sampled.value_or(reference)
@@ -134,22 +189,18 @@ def _read_one(index: int, source: ImageSource, policy: ImagePolicy) -> Slot[byte
     try:
         return Success(source.data if source.data is not None else _read(source, policy))
     except SourceRejected as refused:
-        return Failure(BadImage(index, message=f"image {index}: {refused}", hint=refused.hint))
+        hint = refused.hint
+        if isinstance(source, VideoSource):
+            hint = hint.replace("ImagePolicy.max_bytes", "ImagePolicy.max_video_bytes")
+        return Failure(bad_source(source, index, f": {refused}", hint=hint))
     except UnicodeError:
-        return Failure(
-            BadImage(
-                index,
-                message=(
-                    f"image {index}: its address contains lone surrogates, which cannot be encoded"
-                ),
-            )
-        )
+        words = ": its address contains lone surrogates, which cannot be encoded"
+        return Failure(bad_source(source, index, words))
 
 
-def _unread(index: int, raised: Raised) -> BadImage:
-    return BadImage(
-        index, message=f"image {index} cannot be read: {raised.words}", incident=raised.incident
-    )
+def _unread(index: int, raised: Raised, source: ImageSource) -> BadImage | BadVideo:
+    words = f" cannot be read: {raised.words}"
+    return bad_source(source, index, words, incident=raised.incident)
 
 
 def _read(source: ImageSource, policy: ImagePolicy) -> bytes:

@@ -76,7 +76,7 @@ def read(reading: Reading, char: str, keys: Sequence[int] | None = None, min_siz
     """The state after one more character, and the digest of the object that this character
     completes, or None.
 
-    Without `keys` an object is complete when it closes; equal JSON has equal digests, whatever its
+    Without `keys` an object is complete when it closes. Equal JSON has equal digests, whatever its
     white space, escapes, notation of numbers and order of members. With `keys` (digests of names)
     it is complete when the last of these members is, and its digest is that of their values.
     Reported are list items and outermost objects of at least `min_size` characters. If the text

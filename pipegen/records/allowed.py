@@ -21,7 +21,7 @@ from returns.result import Failure, Success
 
 from pipegen.core.errors import InvalidRequest
 from pipegen.core.slots import Slot
-from pipegen.records.messages import TextPart
+from pipegen.records.messages import TextPart, VideoSource
 from pipegen.records.option_table import OPTIONS
 from pipegen.records.options import GenerationOptions, flat_values
 from pipegen.records.requests import GenerationRequest, RequestPolicy
@@ -115,7 +115,11 @@ def _amounts(request: GenerationRequest) -> Iterator[tuple[str, str, int]]:
     ]
     yield "the number of messages", "max_messages", len(messages)
     yield "the number of content parts", "max_parts", len(parts)
-    yield "the number of images", "max_images", len(request.sources)
+    images = [
+        len(source.frames) if isinstance(source, VideoSource) and source.frames else 1
+        for source in request.sources
+    ]
+    yield "the number of images", "max_images", sum(images)
     texts: list[Any] = [
         request.prompt or "",
         *request.tools,

@@ -79,6 +79,10 @@ class Continues:
     """Whether earlier turns keep their ids, or are rendered again by the template."""
     render_differs: Annotated[bool, boolean] = False
     """Whether a render of the turns so far would have other ids."""
+    first: Annotated[int | None, integer(low=1)] = dataclasses.field(default=None, compare=False)
+    """How many of the messages are those of the first request, by which a shard has the whole
+    conversation; None where that is not known. No answer depends on it.
+    """
     raw_text_crc32: Annotated[int | None, integer(low=0)] = dataclasses.field(
         default=None, compare=False
     )

@@ -314,10 +314,9 @@ def altered(original: C, **values: Any) -> C:
     """
     kind: Any = type(original)
     result = object.__new__(kind)
+    give = object.__setattr__
     for name in _names(kind):
-        object.__setattr__(
-            result, name, values[name] if name in values else getattr(original, name)
-        )
+        give(result, name, values[name] if name in values else getattr(original, name))
     return result  # type: ignore[no-any-return]
 
 

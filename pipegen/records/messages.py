@@ -1,4 +1,4 @@
-"""Messages in the OpenAI chat form, as frozen records, with their images.
+"""Messages in the OpenAI chat form, as frozen records, with their images and videos.
 
 >>> message = message_from(
 ...     {"role": "user", "content": [{"type": "text", "text": "Hi"}]}, "messages[0]"
@@ -8,7 +8,7 @@
 >>> message_from({"role": "user", "content": [{"type": "smell"}]}, "messages[0]")
 Traceback (most recent call last):
 ...
-pipegen.core.names.InvalidField: messages[0].content[0].type takes 'text', 'image' or 'image_url', not 'smell'
+pipegen.core.names.InvalidField: messages[0].content[0].type takes 'text', 'image', 'image_url', 'video' or 'video_url', not 'smell'
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Annotated, Any, Self, cast
 
 from immutabledict import immutabledict
 from returns.result import Failure
 
 from pipegen.core.border import guard
 from pipegen.core.errors import InvalidRequest
-from pipegen.records.fields import InvalidField, mapping, record
+from pipegen.records.fields import InvalidField, mapping, number, record, tuple_of
 from pipegen.records.frozen import exact, freeze, printed, thaw
 
 __all__ = [
@@ -33,13 +34,19 @@ __all__ = [
     "ImageSource",
     "Message",
     "TextPart",
+    "VideoPart",
+    "VideoSource",
     "message_from",
+    "numbered",
     "plain_messages",
     "shown",
 ]
 
 _SIZES = ("min_pixels", "max_pixels", "resized_height", "resized_width", "detail")
 """Keys of an image part that set its size in other programs."""
+_FRAMES = (*_SIZES, "total_pixels", "fps", "nframes", "min_frames", "max_frames", "num_frames")
+"""Keys of a video part that choose its frames in other programs."""
+_SOUND = ("audio", "audio_url", "input_audio")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -63,6 +70,9 @@ class ImageSource:
     def check_all(self) -> None:
         if sum(value is not None for value in (self.path, self.url, self.data)) != 1:
             raise InvalidField("ImageSource takes exactly one of path, url and data")
+        self._check_values()
+
+    def _check_values(self) -> None:
         for name, value, kind in (
             ("path", self.path, str),
             ("url", self.url, str),
@@ -70,15 +80,21 @@ class ImageSource:
         ):
             if value is not None and not isinstance(value, kind):
                 raise InvalidField(
-                    f"ImageSource.{name} takes {kind.__name__}, not {type(value).__name__}"
+                    f"{type(self).__name__}.{name} takes {kind.__name__}, not"
+                    f" {type(value).__name__}"
                 )
             if value is not None and type(value) is not kind:
                 object.__setattr__(self, name, exact(value))
 
+    @property
+    def contents(self) -> tuple[bytes, ...]:
+        """The bytes that were read: of the file, or of each frame of a video without one."""
+        return () if self.data is None else (self.data,)
+
     @classmethod
     def of(cls, value: Any, where: str = "image") -> ImageSource:
         """A source from a path, a URL, bytes, a PIL image, a source, or `{"bytes", "path"}`, as
-        data sets store images: the bytes count where both are set.
+        data sets store images. The bytes count where both are set.
 
         A PIL image is stored losslessly, upright by its EXIF orientation. Raises `InvalidField`
         (which begins with `where`) for anything else, and for a PIL image whose pixels cannot be
@@ -89,7 +105,20 @@ class ImageSource:
         >>> ImageSource.of("images/a.png").path
         'images/a.png'
         """
-        if isinstance(value, ImageSource):
+        found = cls._found(value, where)
+        if found is not None:
+            return found
+        if hasattr(value, "getexif") and hasattr(value, "save"):  # a PIL image
+            return cls(data=_losslessly(value, where))
+        raise InvalidField(
+            f"{where} takes a path, a URL, bytes or a PIL image, not"
+            f" {repr(value) if value == '' else type(value).__name__}"
+        )
+
+    @classmethod
+    def _found(cls, value: Any, where: str) -> Self | None:
+        """The source of a file; None for what names none."""
+        if type(value) is cls:
             return value
         if isinstance(value, (bytes, bytearray, memoryview)):
             return cls(data=bytes(value))
@@ -103,26 +132,116 @@ class ImageSource:
         if isinstance(value, Mapping) and value.keys() <= {"bytes", "path"}:
             given = value.get("bytes") if value.get("bytes") is not None else value.get("path")
             if isinstance(given, (str, bytes)):
-                return cls.of(given, where)
+                return cls._found(given, where)
             raise InvalidField(
                 f"{where} takes bytes or a path in its mapping, not {type(given).__name__}"
             )
-        if hasattr(value, "getexif") and hasattr(value, "save"):  # a PIL image
-            return cls(data=_losslessly(value, where))
-        raise InvalidField(
-            f"{where} takes a path, a URL, bytes or a PIL image, not"
-            f" {repr(value) if value == '' else type(value).__name__}"
-        )
+        return None
 
     def __repr__(self) -> str:
         """Short and without secrets: no bytes, and URLs as `shown` prints them."""
+        name = type(self).__name__
         if self.data is not None:
-            return f"ImageSource(data=<{len(self.data)} bytes>)"
+            return f"{name}(data=<{len(self.data)} bytes>)"
         return (
-            f"ImageSource(path={self.path!r})"
+            f"{name}(path={self.path!r})"
             if self.path is not None
-            else f"ImageSource(url={shown(self.url or '')!r})"
+            else f"{name}(url={shown(self.url or '')!r})"
         )
+
+
+def _frames(value: Any) -> Any:
+    if not isinstance(value, (list, tuple)):
+        raise ValueError("a list of images")
+    return tuple(ImageSource.of(image, f"frames[{place}]") for place, image in enumerate(value))
+
+
+@record
+class VideoSource(ImageSource):
+    """Where a video comes from: exactly one of `path`, `url`, `data` (the bytes of a video file)
+    and `frames`, which are images with their `times`. Its sound is not used.
+
+    >>> VideoSource.of({"frames": ["a.png", "b.png"], "times": [0, 0.5]}).times
+    (0.0, 0.5)
+    """
+
+    frames: Annotated[tuple[ImageSource, ...], _frames] = ()
+    """The images, where there is no file. All of them have one size."""
+    times: Annotated[tuple[float, ...], tuple_of(number(0))] = ()
+    """The time of each of `frames` in seconds, each later than the one before."""
+    max_seconds: float | None = None
+    """The longest that the video may be, from the `ImagePolicy` under which it was read."""
+    max_decoded_pixels: int | None = None
+    """The most pixels that are decoded for it, of all frames together, from that policy."""
+
+    def check_all(self) -> None:
+        given = (self.path, self.url, self.data, self.frames or None)
+        if sum(value is not None for value in given) != 1:
+            raise InvalidField(
+                "VideoSource takes exactly one of path, url, data, and frames with times"
+            )
+        if len(self.frames) != len(self.times):
+            raise InvalidField(
+                "VideoSource takes a time for each of its frames, not"
+                f" {len(self.times)} times for {len(self.frames)} frames"
+            )
+        for earlier, later in pairwise(self.times):
+            if earlier >= later:
+                raise InvalidField(
+                    f"VideoSource.times takes rising times, not {later:g} after {earlier:g}"
+                )
+        self._check_values()
+
+    @property
+    def contents(self) -> tuple[bytes, ...]:
+        """The bytes that were read: of the file, or of each frame."""
+        if not self.frames:
+            return () if self.data is None else (self.data,)
+        return tuple(piece for frame in self.frames for piece in frame.contents)
+
+    @classmethod
+    def of(cls, value: Any, where: str = "video") -> VideoSource:
+        """A source from a path, a URL, bytes, a source, `{"bytes", "path"}`, or `{"frames",
+        "times"}`. Raises `InvalidField` (which begins with `where`) for anything else.
+
+        >>> VideoSource.of("https://example.org/a.mp4").url
+        'https://example.org/a.mp4'
+        """
+        found = cls._found(value, where)
+        if found is not None:
+            return found
+        if isinstance(value, Mapping) and value.keys() == {"frames", "times"}:
+            return cls(frames=value["frames"], times=value["times"])
+        hint = (
+            '; images with their times are {"frames": [...], "times": [...]}, in seconds'
+            if isinstance(value, (list, tuple, Mapping))
+            else ""
+        )
+        raise InvalidField(
+            f"{where} takes a path, a URL or bytes of a video, not"
+            f" {repr(value) if value == '' else type(value).__name__}{hint}"
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"VideoSource(frames=<{len(self.frames)} images>)"
+            if self.frames
+            else ImageSource.__repr__(self)
+        )
+
+
+def numbered(sources: Iterable[ImageSource]) -> Iterator[tuple[int, ImageSource]]:
+    """Each source with its number among the images, or among the videos.
+
+    >>> sources = ImageSource(path="a.png"), VideoSource(path="a.mp4"), ImageSource(path="b.png")
+    >>> [number for number, _ in numbered(sources)]
+    [0, 0, 1]
+    """
+    counts = {False: 0, True: 0}
+    for source in sources:
+        is_video = isinstance(source, VideoSource)
+        yield counts[is_video], source
+        counts[is_video] += 1
 
 
 def _losslessly(image: Any, where: str) -> bytes:
@@ -169,11 +288,26 @@ class ImagePart:
     """The image; None takes the next one of the request's `images`."""
 
     def check_all(self) -> None:
-        if self.source is not None and not isinstance(self.source, ImageSource):
+        self._check_kind(ImageSource)
+
+    def _check_kind(self, kind: type[ImageSource]) -> None:
+        if self.source is not None and type(self.source) is not kind:
+            name = kind.__name__
             raise InvalidField(
-                "ImagePart.source takes an ImageSource (ImageSource.of makes one), not"
-                f" {type(self.source).__name__}"
+                f"{type(self).__name__}.source takes an {name} ({name}.of makes one), not"
+                f" {type(self.source).__name__}".replace("an Video", "a Video")
             )
+
+
+@record
+class VideoPart(ImagePart):
+    """A video within a message; `source` is None until the request's `videos` fill it, in order."""
+
+    source: VideoSource | None = None
+    """The video; None takes the next one of the request's `videos`."""
+
+    def check_all(self) -> None:
+        self._check_kind(VideoSource)
 
 
 @record
@@ -185,7 +319,7 @@ class Message:
     role: str
     """`system`, `developer`, `user`, `assistant` or `tool`."""
     content: str | tuple[TextPart | ImagePart, ...] | None = None
-    """Text, or parts of text and images."""
+    """Text, or parts of text, images and videos."""
     extras: Annotated[Mapping[str, Any], mapping] = immutabledict()
     """Other entries of the message, such as `tool_calls`."""
 
@@ -198,7 +332,7 @@ class Message:
 
     @property
     def sources(self) -> tuple[ImageSource | None, ...]:
-        """The message's images, in order."""
+        """The message's images and videos, in order."""
         return (
             tuple(part.source for part in self.content if isinstance(part, ImagePart))
             if isinstance(self.content, tuple)
@@ -260,26 +394,58 @@ def _part_from(value: Any, where: str) -> TextPart | ImagePart:
                 ]
             )
         return ImagePart(source=None if given is None else ImageSource.of(given, f"{where}.image"))
-    if kind == "image_url":
-        given = value.get("image_url")
-        _refuse_sizes(value, where)
-        _refuse_sizes(given if isinstance(given, Mapping) else {}, f"{where}.image_url")
+    if kind == "video":
+        return _video_from(value, where)
+    if kind in ("image_url", "video_url"):
+        given = value.get(kind)
+        names = _SIZES if kind == "image_url" else _FRAMES
+        _refuse_sizes(value, where, names)
+        _refuse_sizes(given if isinstance(given, Mapping) else {}, f"{where}.{kind}", names)
         url = given.get("url") if isinstance(given, Mapping) else given
         if not isinstance(url, str) or not url:
             raise InvalidField(
-                f"{where}.image_url.url takes a string that is not empty, not {type(url).__name__}"
+                f"{where}.{kind}.url takes a string that is not empty, not {type(url).__name__}"
             )
+        if kind == "video_url":
+            return VideoPart(source=VideoSource.of(url, f"{where}.video_url.url"))
         return ImagePart(source=ImageSource.of(url, f"{where}.image_url.url"))
-    raise InvalidField(f"{where}.type takes 'text', 'image' or 'image_url', not {printed(kind)}")
+    if kind in _SOUND:
+        raise InvalidField(
+            f"{where} is sound, which pipegen does not take: write it down as text, or leave it out"
+        )
+    raise InvalidField(
+        f"{where}.type takes 'text', 'image', 'image_url', 'video' or 'video_url', not"
+        f" {printed(kind)}"
+    )
 
 
-def _refuse_sizes(part: Mapping[str, Any], where: str) -> None:
-    for name in _SIZES:
+def _video_from(part: Mapping[str, Any], where: str) -> VideoPart:
+    _refuse_sizes(part, where, _FRAMES)
+    given = {name: entry for name, entry in part.items() if name != "type" and entry is not None}
+    if isinstance(given.get("video"), (list, tuple)):
+        given["frames"] = given.pop("video")
+    if given.keys() & {"frames", "times"}:
+        return VideoPart(source=VideoSource.of(given, f"{where}.video"))
+    named = [name for name in ("video", "url", "path", "data") if name in given]
+    if given and not named:
+        names = ", ".join(map(str, given))
+        raise InvalidField(
+            f"{where} takes its video as video, url, path, data, or frames and times, not as"
+            f" {names}"[:300]
+        )
+    return VideoPart(source=VideoSource.of(given[named[0]], f"{where}.video") if named else None)
+
+
+def _refuse_sizes(part: Mapping[str, Any], where: str, names: tuple[str, ...] = _SIZES) -> None:
+    for name in names:
         if part.get(name) not in (None, "auto"):
-            raise InvalidField(
-                f"{where}.{name} is not supported: set the pixel budget of a request's images in"
-                " its options (preprocess.max_pixels)"
+            of = (
+                "frames of a request's videos in its options (preprocess.fps,"
+                " preprocess.max_frames, preprocess.max_video_pixels)"
+                if names is _FRAMES
+                else "pixel budget of a request's images in its options (preprocess.max_pixels)"
             )
+            raise InvalidField(f"{where}.{name} is not supported: set the {of}")
 
 
 def _content_from(role: str, content: Any, where: str) -> Any:
@@ -333,7 +499,7 @@ def message_from(value: Any, where: str) -> Message:
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """The messages as plain dicts and lists, as chat templates expect them; an image is `{"type":
-    "image"}`.
+    "image"}`, a video `{"type": "video"}`.
 
     >>> plain_messages([Message(role="user", content="Hi")])
     [{'role': 'user', 'content': 'Hi'}]
@@ -348,6 +514,8 @@ def _plain_content(content: str | tuple[TextPart | ImagePart, ...] | None) -> An
     if not isinstance(content, tuple):
         return content
     return [
-        {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
+        {"type": "text", "text": part.text}
+        if isinstance(part, TextPart)
+        else {"type": "video" if isinstance(part, VideoPart) else "image"}
         for part in content
     ]

@@ -40,7 +40,7 @@ from pipegen.records.rollouts import answers_before
 if TYPE_CHECKING:
     from pipegen.records.results import GenerationResult
 
-__all__ = ["next_turn"]
+__all__ = ["as_given", "next_turn"]
 
 Words = str | Mapping[str, Any] | Message | Sequence[Mapping[str, Any] | Message]
 
@@ -61,6 +61,12 @@ def next_turn(
             f"this result has {len(result.rounds)} rounds, and was read from a file, which does not"
             " hold the messages between them: continue it in the program that made it, or give all"
             " of its conversation as messages in a new request"
+        )
+    if request is not None and result.turn is None and result.image_digests:
+        raise InvalidField(
+            "this result has images, and was read from a file, which does not hold its prompt with"
+            " one placeholder for each image: continue it in the program that made it, or from its"
+            " job (pg.job), or give all of its conversation as messages in a new request"
         )
     own = None if result.turn is None else result.turn.request
     first = own if request is None else _record(request)
@@ -89,6 +95,7 @@ def next_turn(
         image_digests=result.image_digests,
         history=history,
         render_differs=bool(result.render_differs),
+        first=len(first.messages) if first.continues is None else first.continues.first,
         raw_text_crc32=text_crc32(result.raw_text) if result.prompt_token_ids else None,
         sampled=None if sampled is None else sampled.places,
         logprobs=None if sampled is None else sampled.logprobs,
@@ -141,16 +148,16 @@ def _with_answer(messages: Sequence[Message], result: GenerationResult) -> tuple
             answer, content=content, extras={**last.extras, **answer.extras}
         )
         messages = messages[:-1]
-    return (*(map(_as_given, messages)), answer)
+    return (*(map(as_given, messages)), answer)
 
 
-def _as_given(message: Message) -> Message:
+def as_given(message: Message) -> Message:
     """The message with its images as they were given: a path, not the bytes that it was read to."""
     if not any(source is not None and source.origin for source in message.sources):
         return message
     parts = [
         (
-            ImagePart(source=part.source.origin)
+            dataclasses.replace(part, source=part.source.origin)
             if isinstance(part, ImagePart) and part.source is not None and part.source.origin
             else part
         )

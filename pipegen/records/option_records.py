@@ -47,6 +47,8 @@ __all__ = [
 EVERY = frozenset(ENGINE_LIST)
 SERVED = EVERY - {"openai_chat"}
 """Every engine but a chat server that knows OpenAI's fields alone."""
+_OF_VIDEOS = frozenset({"hf", "vllm"})
+"""The engines that take videos."""
 
 
 class OptionRow(NamedTuple):
@@ -195,7 +197,9 @@ class ChatTemplateOptions:
 
 @record
 class VlmPreprocessOptions:
-    """How images become pixels; all in pixels (an area, not a side)."""
+    """How images and videos become pixels. Sizes are in pixels (an area, not a side), and those of
+    images hold for each frame of a video too.
+    """
 
     min_pixels: Annotated[
         int | None,
@@ -215,6 +219,25 @@ class VlmPreprocessOptions:
         "Resize to a size that the model's processor keeps; with `False` the image must have such a"
         " size already.",
         OptionRow(True, trial=False),
+    ] = None
+    fps: Annotated[
+        float | None,
+        number(above=0),
+        "Frames taken of each second of a video; images with times are all taken unless it is set.",
+        OptionRow(None, _OF_VIDEOS, near="video_fps sample_fps sampling_fps", trial=1.0),
+    ] = None
+    max_frames: Annotated[
+        int | None,
+        integer(low=1),
+        "Take at most this many frames of a video.",
+        OptionRow(None, _OF_VIDEOS, near="num_frames nframes", trial=4, limits="integer"),
+    ] = None
+    max_video_pixels: Annotated[
+        int | None,
+        integer(low=1),
+        "Shrink the frames of a video, and take fewer of them, to at most this area of all of them"
+        " together.",
+        OptionRow(None, _OF_VIDEOS, near="total_pixels", trial=65536, limits="integer"),
     ] = None
 
     def check_all(self) -> None:

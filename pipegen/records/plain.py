@@ -35,7 +35,7 @@ slot, which may have failed already.
 
 def request_from(values: Mapping[str, Any], where: str = "request") -> Slot[GenerationRequest]:
     """A request from plain data: `{"id", "messages" | "prompt" | "prompt_token_ids", "images" |
-    "image", "tools", "options", "metadata", "continues", "turns"}`.
+    "image", "videos" | "video", "tools", "options", "metadata", "continues", "turns"}`.
 
     With a `continuation`, it is a request to score.
 
@@ -71,8 +71,13 @@ def _request_from(values: Mapping[str, Any], where: str) -> Slot[GenerationReque
         fields = _fields_of(values)
         if isinstance(fields.get("options"), Mapping):
             fields["options"] = options_from(fields["options"])
-        none = isinstance(fields.get("images", ()), (list, tuple)) and not fields.get("images")
-        images = not none or any(_holds_images(fields.get(name)) for name in ("messages", "turns"))
+        beside = any(
+            not isinstance(fields[name], (list, tuple)) or fields[name]
+            for name in _MEDIA & fields.keys()
+        )
+        images = (
+            beside or _holds_images(fields.get("messages")) or _holds_images(fields.get("turns"))
+        )
         kind = (
             ScoringRequest
             if "continuation" in fields
@@ -81,7 +86,8 @@ def _request_from(values: Mapping[str, Any], where: str) -> Slot[GenerationReque
             else TextGenerationRequest
         )
         if not images:
-            fields.pop("images", None)
+            for name in _MEDIA:
+                fields.pop(name, None)
         return Success(kind(**fields))
     except InvalidField as refusal:
         message = (
@@ -97,7 +103,10 @@ _SHAPES = (
     'a request is a mapping such as {"prompt": "..."} or {"messages": [{"role": "user", "content":'
     ' "..."}]}'
 )
-_FIELDS = dict.fromkeys((*FIELDS, "image"))
+_MEDIA = {"images", "videos"}
+_JSON = {"messages", "tools", "options", "prompt_token_ids", "continues", "turns"}
+"""The fields that may be JSON text."""
+_FIELDS = dict.fromkeys((*FIELDS, "image", "video"))
 _PROMPTS = ("messages", "prompt", "prompt_token_ids", "turns")
 
 
@@ -128,7 +137,7 @@ def _fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
     fields = {
         name: value for name, value in values.items() if value is not None and name in _FIELDS
     }
-    metadata = carried(values)
+    metadata = carried(values) if len(fields) < len(values) or "metadata" in fields else None
     if metadata:
         _refuse_misplaced(
             [name for name in values if name in metadata and name not in _FIELDS],
@@ -137,15 +146,16 @@ def _fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
         fields["metadata"] = metadata
     if type(fields.get("id")) is int:
         fields["id"] = str(fields["id"])
-    if "image" in fields:
-        if "images" in fields:
-            raise InvalidField("a request takes image or images, not both")
-        fields["images"] = [fields.pop("image")]
-    for name in ("messages", "tools", "options", "prompt_token_ids", "continues", "turns"):
-        if isinstance(fields.get(name), str):
-            fields[name] = _from_text(name, fields[name])
-    if isinstance(fields.get("images"), (str, bytes, Mapping)) and fields["images"]:
-        fields["images"] = _images_of(fields["images"])
+    for one, many in (("image", "images"), ("video", "videos")):
+        if one in fields:
+            if many in fields:
+                raise InvalidField(f"a request takes {one} or {many}, not both")
+            fields[many] = [fields.pop(one)]
+    for name, value in fields.items():
+        if name in _JSON and isinstance(value, str):
+            fields[name] = _from_text(name, value)
+        elif name in _MEDIA and isinstance(value, (str, bytes, Mapping)) and value:
+            fields[name] = _images_of(value)
     return fields
 
 
@@ -190,5 +200,7 @@ def _holds_images(messages: Any) -> bool:
     contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
     parts = [part for content in contents if isinstance(content, (list, tuple)) for part in content]
     return any(
-        isinstance(part, Mapping) and part.get("type") in ("image", "image_url") for part in parts
+        isinstance(part, Mapping)
+        and part.get("type") in ("image", "image_url", "video", "video_url")
+        for part in parts
     )

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,7 +37,15 @@ from pipegen.records.fields import (
     with_schema,
 )
 from pipegen.records.frozen import exact, printed
-from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart, message_from
+from pipegen.records.messages import (
+    ImagePart,
+    ImageSource,
+    Message,
+    TextPart,
+    VideoPart,
+    VideoSource,
+    message_from,
+)
 from pipegen.records.option_table import OTHER_NAMES
 from pipegen.records.options import GROUPS, GenerationOptions, option_names
 
@@ -87,6 +96,14 @@ def _images(value: Any) -> Any:
     )
 
 
+def _videos(value: Any) -> Any:
+    if not isinstance(value, (list, tuple)):
+        raise ValueError("a list of videos")
+    return tuple(
+        VideoSource.of(video, f"videos[{position}]") for position, video in enumerate(value)
+    )
+
+
 def _metadata(value: Any) -> Any:
     """Frozen at its first level only: the values are the caller's own, of any type."""
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
@@ -102,6 +119,7 @@ FIELDS = (
     "prompt",
     "prompt_token_ids",
     "images",
+    "videos",
     "tools",
     "options",
     "metadata",
@@ -118,8 +136,8 @@ def field_hint(name: str) -> str:
     >>> field_hint("temperature")
     '; it is an option, and goes into options'
     """
-    if name == "images":
-        return "; images go into a VlmGenerationRequest"
+    if name in ("images", "videos"):
+        return f"; {name} go into a VlmGenerationRequest"
     if name in GROUPS or name in option_names():
         return "; it is an option, and goes into options"
     if name in OTHER_NAMES:
@@ -130,7 +148,7 @@ def field_hint(name: str) -> str:
 @functools.lru_cache(maxsize=1024)
 def misplaced(name: str) -> str | None:
     """The hint for an entry of a request's plain data that is an option, or is spelt nearly like
-    one; None for any other, which is the caller's own.
+    one. None for any other, which is the caller's own.
 
     A word and its plural are two words: a data set has `choices`.
 
@@ -237,7 +255,7 @@ class GenerationRequest:
 
     @property
     def sources(self) -> tuple[ImageSource, ...]:
-        """The request's images, in message order; those of `turns` come last."""
+        """The request's images and videos, in message order; those of `turns` come last."""
         return tuple(
             source
             for message in (*(self.messages or ()), *self.turns)
@@ -246,7 +264,7 @@ class GenerationRequest:
         )
 
     def with_sources(self, sources: tuple[ImageSource, ...]) -> GenerationRequest:
-        """The same request with its images replaced, in message order."""
+        """The same request with its images and videos replaced, in message order."""
         left = iter(sources)
         messages = tuple([_filled(message, left) for message in self.messages or ()])
         turns = tuple([_filled(message, left) for message in self.turns])
@@ -257,7 +275,7 @@ def _filled(message: Message, sources: Any) -> Message:
     if not message.sources:
         return message
     parts = tuple(
-        ImagePart(source=next(sources)) if isinstance(part, ImagePart) else part
+        type(part)(source=next(sources)) if isinstance(part, ImagePart) else part
         for part in message.content or ()
     )
     # a message with sources has parts
@@ -265,7 +283,7 @@ def _filled(message: Message, sources: Any) -> Message:
 
 
 class TextGenerationRequest(GenerationRequest):
-    """A request without images."""
+    """A request without images and videos."""
 
     __slots__ = ()
 
@@ -280,18 +298,19 @@ class TextGenerationRequest(GenerationRequest):
             for position, message in enumerate(messages):
                 if message.sources:
                     raise InvalidField(
-                        f"{name}[{position}].content holds an image: use VlmGenerationRequest"
+                        f"{name}[{position}].content holds an image or a video: use"
+                        " VlmGenerationRequest"
                     )
 
 
 @record
 class VlmGenerationRequest(GenerationRequest):
-    """A request with any number of images; it may have none, as a row of a table whose list of
-    images is empty.
+    """A request with any number of images and videos; it may have none, as a row of a table whose
+    list of images is empty.
 
     Images are in the messages, or in `images`: these fill the messages' empty image parts in order.
-    If there are none, they go before the text of the first user turn. `prompt` with images is short
-    for one user turn: the images, then the text.
+    If there are none, they go before the text of the first user turn. So do `videos`, behind the
+    images. `prompt` with images is short for one user turn: the images, then the text.
 
     >>> VlmGenerationRequest(prompt="What is it?", images=["a.png"]).messages[0].content[0].source
     ImageSource(path='a.png')
@@ -299,6 +318,8 @@ class VlmGenerationRequest(GenerationRequest):
 
     images: Annotated[tuple[ImageSource, ...], _images] = ()
     """Images beside the messages, or of the prompt, in order."""
+    videos: Annotated[tuple[VideoSource, ...], _videos] = ()
+    """Videos beside the messages, or of the prompt, in order."""
 
     if TYPE_CHECKING:
 
@@ -310,6 +331,7 @@ class VlmGenerationRequest(GenerationRequest):
             prompt: str | None = None,
             prompt_token_ids: Sequence[int] | None = None,
             images: Sequence[Any] = (),
+            videos: Sequence[Any] = (),
             tools: Sequence[Mapping[str, Any]] = (),
             options: GenerationOptions | None = None,
             metadata: Mapping[str, Any] = ...,
@@ -318,22 +340,26 @@ class VlmGenerationRequest(GenerationRequest):
         ) -> None: ...
 
     def check_all(self) -> None:
-        if self.prompt is not None and self.images and self.messages is None:
+        beside = bool(self.images or self.videos)
+        if self.prompt is not None and beside and self.messages is None:
             object.__setattr__(
                 self, "messages", (Message(role="user", content=(TextPart(text=self.prompt),)),)
             )
             object.__setattr__(self, "prompt", None)
         GenerationRequest.check_all(self)
-        if self.prompt_token_ids is not None and self.images:
+        if self.prompt_token_ids is not None and beside:
             raise InvalidField(
-                "VlmGenerationRequest takes images with messages or prompt, not with"
+                "VlmGenerationRequest takes images and videos with messages or prompt, not with"
                 " prompt_token_ids"
             )
         if self.messages is not None:
-            object.__setattr__(self, "messages", _place(self.messages, self.images))
+            object.__setattr__(self, "messages", _place(self.messages, self.images, self.videos))
             object.__setattr__(self, "images", ())
+            object.__setattr__(self, "videos", ())
         if any(source is None for message in self.turns for source in message.sources):
-            raise InvalidField("turns name their images themselves: an image part of one is empty")
+            raise InvalidField(
+                "turns name their images and videos themselves: a part of one is empty"
+            )
 
 
 def _continuation(value: Any) -> Any:
@@ -383,6 +409,7 @@ class ScoringRequest(VlmGenerationRequest):
             prompt: str | None = None,
             prompt_token_ids: Sequence[int] | None = None,
             images: Sequence[Any] = (),
+            videos: Sequence[Any] = (),
             tools: Sequence[Mapping[str, Any]] = (),
             options: GenerationOptions | None = None,
             metadata: Mapping[str, Any] = ...,
@@ -390,30 +417,50 @@ class ScoringRequest(VlmGenerationRequest):
         ) -> None: ...
 
 
-def _place(messages: tuple[Message, ...], images: tuple[ImageSource, ...]) -> tuple[Message, ...]:
-    """Put `images` into the empty image parts, or before the text of the first user turn if there
-    are none.
+def _place(
+    messages: tuple[Message, ...],
+    images: tuple[ImageSource, ...],
+    videos: tuple[VideoSource, ...],
+) -> tuple[Message, ...]:
+    """Put `images` into the empty image parts, and `videos` into the empty video parts; or before
+    the text of the first user turn where there are none.
     """
-    empty = sum(source is None for message in messages for source in message.sources)
-    if images and not empty:
+    given: dict[type[ImagePart], tuple[ImageSource, ...]] = {ImagePart: images, VideoPart: videos}
+    empty = Counter(
+        type(part)
+        for message in messages
+        for part in (message.content if isinstance(message.content, tuple) else ())
+        if isinstance(part, ImagePart) and part.source is None
+    )
+    ahead = [kind() for kind, sources in given.items() if not empty[kind] for _ in sources]
+    if ahead:
         first = next(
             (position for position, message in enumerate(messages) if message.role == "user"), None
         )
         if first is None:
-            raise InvalidField("images take a user message, or an image part in the messages")
+            raise InvalidField(
+                "images and videos take a user message, or a part of their own in the messages"
+            )
         content = messages[first].content
         parts = (TextPart(text=content),) if isinstance(content, str) else content or ()
-        holder = dataclasses.replace(
-            messages[first], content=(*(ImagePart() for _ in images), *parts)
-        )
-        messages, empty = (*messages[:first], holder, *messages[first + 1 :]), len(images)
-    if empty != len(images):
-        raise InvalidField(
-            f"the messages leave {empty} image parts open, and images holds {len(images)} images"
-        )
-    left = iter(images)
+        holder = dataclasses.replace(messages[first], content=(*ahead, *parts))
+        messages = (*messages[:first], holder, *messages[first + 1 :])
+        empty.update(map(type, ahead))
+    for kind, name in ((ImagePart, "image"), (VideoPart, "video")):
+        if empty[kind] != len(given[kind]):
+            raise InvalidField(
+                f"the messages leave {empty[kind]} {name} parts open, and {name}s holds"
+                f" {len(given[kind])} {name}s"
+            )
+    left = {kind: iter(sources) for kind, sources in given.items()}
     placed = (
-        iter([source if source is not None else next(left) for source in message.sources])
+        iter(
+            [
+                part.source if part.source is not None else next(left[type(part)])
+                for part in (message.content if isinstance(message.content, tuple) else ())
+                if isinstance(part, ImagePart)
+            ]
+        )
         for message in messages
     )
     return tuple(
@@ -423,7 +470,7 @@ def _place(messages: tuple[Message, ...], images: tuple[ImageSource, ...]) -> tu
 
 @record
 class ImagePolicy:
-    """Which image sources may be read, and how much of them.
+    """Which images and videos may be read, and how much of them.
 
     root: only files in this folder are read, whatever `..` and links say. None: any file.
     allow_http: whether `http:` and `https:` URLs are fetched.
@@ -440,7 +487,15 @@ class ImagePolicy:
     """The most bytes of one image."""
     max_source_pixels: Annotated[int, integer(low=1)] = 100_000_000
     """The most pixels (width times height) that an image is decoded with, against decompression
-    bombs. Each pixel takes 3 to 12 bytes of memory.
+    bombs. Each pixel takes 3 to 12 bytes of memory. It bounds each frame of a video too.
+    """
+    max_video_bytes: Annotated[int, integer(low=1)] = 256 * 2**20
+    """The most bytes of one video."""
+    max_video_seconds: Annotated[float, number(above=0)] = 3600.0
+    """The longest that a video may be, in seconds."""
+    max_decoded_pixels: Annotated[int, integer(low=1)] = 250_000_000_000
+    """The most pixels that are decoded for one video: those of its frames up to the last one that
+    is chosen. An hour of 1920x1080 at 30 frames a second has 224 thousand million.
     """
     timeout: Annotated[float, number(above=0)] = 30.0
     """Seconds for one download."""
@@ -463,7 +518,7 @@ class RequestPolicy:
     max_parts: Annotated[int, integer(low=1)] = 100_000
     """Parts of content, of all messages together."""
     max_images: Annotated[int, integer(low=0)] = 1024
-    """The most images."""
+    """The most images and videos; of a video that is given as images, each of these counts."""
     max_stops: Annotated[int, integer(low=0)] = 1024
     """Stop strings and stop token ids together."""
     max_choices: Annotated[int, integer(low=1)] = 10_000

@@ -74,26 +74,33 @@ class Finish(StrEnum):
 
 @record
 class PreparedImage:
-    """An image as every engine gets it: RGB, upright, resized once."""
+    """An image, or the frames of a video, as every engine gets it: RGB, upright, resized once."""
 
     width: int
     """In pixels."""
     height: int
     """In pixels."""
     rgb: bytes
-    """The pixels, row by row: `height * width * 3` bytes."""
+    """The pixels, row by row: `height * width * 3` bytes; of a video frame by frame."""
     digest: str
     """SHA-256 of the upright RGB image before it was resized: the same for the same pixels,
-    whatever the source.
+    whatever the source. Of a video: of its chosen frames and their times.
     """
     grid: Grid | None = None
     """Patches in time, height and width, where the model works on such a grid."""
     tokens: int = 1
     """How many tokens of the prompt the image takes."""
+    times: tuple[float, ...] = ()
+    """Of a video, the time of each frame in seconds; empty for an image."""
     expansion: str | None = None
     """What replaces its placeholder in the prompt, if that is more than copies of it: frames, tile
-    marks, line ends.
+    marks, line ends, time stamps.
     """
+
+    @property
+    def is_video(self) -> bool:
+        """Whether these are the frames of a video."""
+        return bool(self.times)
 
     def __repr__(self) -> str:
         return (
@@ -133,7 +140,9 @@ class CallForm:
     opens: tuple[int, ...]
     """The ids before the name."""
     names: tuple[str, ...]
-    """For each tool its name, with what stands between it and the arguments."""
+    """The names of the tools."""
+    between: str
+    """What is between a name and the arguments."""
     schemas: tuple[str, ...]
     """For each tool the JSON Schema of its arguments."""
     closes: tuple[int, ...]
@@ -145,13 +154,13 @@ class Prompt:
     """The record of a prompt: the ids are what every engine gets."""
 
     token_ids: tuple[int, ...]
-    """The ids, with each image expanded to all of its tokens."""
+    """The ids, with each image and video expanded to all of its tokens."""
     compact_token_ids: tuple[int, ...]
-    """The ids, with one placeholder for each image."""
+    """The ids, with one placeholder for each image and video."""
     text: str | None = None
     """The rendered text; `None` if the request gave ids."""
     images: tuple[PreparedImage, ...] = ()
-    """The images, in message order."""
+    """The images and videos, in message order."""
     thinking: Thinking | None = None
     """Whether the template honours the thinking switch."""
     render_differs: bool | None = None
@@ -284,9 +293,7 @@ class Thought:
     """
 
     asked: Encoded
-    """The row as it came to its call: its prompt and its options, of which those of the answer's
-    call are made.
-    """
+    """The row as it came to its call; the options of the answer's call are made of its own."""
     token_ids: tuple[int, ...]
     """The ids before the answer, with those that the template writes around a thought."""
     logprobs: tuple[TokenLogprob, ...] | None = None
@@ -321,9 +328,9 @@ class Raw:
     forced: tuple[int, ...] = ()
     """The places of the ids that were not generated. Set by the stage `call`."""
     thought: Thought | None = None
-    """What the row thought before; its ids are in the prompt of `encoded`. Set by the stage
-    `call`.
-    """
+    """What the row thought before; its ids are in the prompt of `encoded`. Set by `call`."""
+    call: tuple[str, str] | None = None
+    """The name and arguments of the forced tool call, where it is complete. Set by `call`."""
 
 
 @record
@@ -477,11 +484,15 @@ class GenerationResult:
     the thoughts out of earlier answers. None for a first turn, and where a server renders.
     """
     image_grid_thw: tuple[Grid | None, ...] = ()
-    """For each image, its patches in time, height and width; `None` for models that do not work on
-    such a grid.
+    """For each image and video, in message order, its patches in time, height and width; `None` for
+    models that do not work on such a grid.
     """
     image_digests: tuple[str, ...] = ()
-    """For each image, the SHA-256 of its upright RGB pixels before it was resized."""
+    """For each image and video, in message order, the SHA-256 of its upright RGB pixels before it
+    was resized; of a video, of its frames and their times.
+    """
+    video_times: tuple[tuple[float, ...], ...] = ()
+    """For each video, the times of the frames that were taken, in seconds."""
     options: GenerationOptions
     """The effective options: sent again, they give the same call."""
     clipped_from: int | None = None
@@ -548,7 +559,7 @@ class GenerationResult:
         """The ids of the conversation so far and what of them was sampled, for a trainer. Each of
         several samples has its own.
 
-        Raises `InvalidField` where the ids are not exact: a chat server told none, a turn has
+        Raises `InvalidField` where the ids are not exact. A chat server told none, a turn has
         `exact` false, or the result was read from a file without its earlier turns.
         """
         return rollout_of(self)

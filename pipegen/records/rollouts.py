@@ -54,7 +54,7 @@ class Rollout:
     and 0.0 elsewhere. None unless every turn had the option `logprobs`.
     """
     images: tuple[ImageSource, ...] | None = ()
-    """The images of all turns, in order, as the requests named them. None where the result was read
+    """The images and videos of all turns, in order, as the requests named them. None where the result was read
     from a file, which has none of its images.
     """
     image_digests: tuple[str, ...] = ()
@@ -167,4 +167,5 @@ def _images(result: GenerationResult) -> tuple[ImageSource, ...] | None:
     if result.turn is None:
         return None if result.image_digests else ()
     sources = result.turn.request.sources
-    return tuple([source.origin or altered(source, max_pixels=None) for source in sources])
+    bounds = dict.fromkeys(("max_pixels", "max_seconds", "max_decoded_pixels"))
+    return tuple([source.origin or altered(source, **bounds) for source in sources])

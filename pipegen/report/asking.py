@@ -355,6 +355,10 @@ def _wrong(result: GenerationResult, routes: Routes) -> tuple[Any, ...]:
         for finding in check_answer(answer, options)
         if finding.kind in names
     ]
+    blank = not ids and not result.text.strip()
+    if blank and len(result.text) < result.completion_tokens - 1:  # one may be the end
+        words = f"{result.completion_tokens} tokens are counted, and the text is {result.text!r}"
+        found.append(("text", words))
     left = next((token for token in engine.tokenizer.special_tokens if token in result.text), None)
     if left is not None and not ids:
         found.append(("text", f"the text holds the special token {left!r}"))

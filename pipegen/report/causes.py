@@ -1,10 +1,10 @@
 """Judge a server by its greedy answers: which faults do they show, and what does each name rest on?
 
-Answers by chat and answers by token ids tell much apart: the server renders the first itself and
+Answers by chat and answers by token ids tell much apart. The server renders the first itself and
 fills in its own defaults; the second leave it neither. What both show alike is no default. A cause
-is named by a pattern that no other cause makes, or by a test: the answer is scored once more after
-another prompt, the request is asked again, the reference writes its own answer. Where nothing fits,
-the cause is not known.
+is named by a pattern that no other cause makes, or by a test. The answer is scored once more after
+another prompt, the request is asked again, or the reference writes its own answer. Where nothing
+fits, the cause is not known.
 
 >>> same = Answer(
 ...     id="a",
@@ -81,6 +81,8 @@ _BROAD = 30.0
 """The margin of a right server is at most so many times that spread."""
 _TRIED = 3
 """So many answers are scored after other prompts."""
+_ORDERED = 12
+"""So many answers have to be those to other requests, where so many are wrong."""
 _LEAST = 3
 """An answer of fewer tokens fits many prompts."""
 _MANY = 8
@@ -405,8 +407,8 @@ class _Look(NamedTuple):
             self._logprobs,
             self._group,
             self._ends,
-            self._penalty,
             self._text,
+            self._penalty,
             self._sampling,
             self._prompts,
         )
@@ -671,7 +673,8 @@ class _Look(NamedTuple):
         long = [
             answer for answer in self.odd if not answer.images and len(answer.token_ids) >= _LEAST
         ]
-        tried = sorted(long, key=lambda answer: -len(answer.token_ids))[:_TRIED]
+        longest = sorted(long, key=lambda answer: -len(answer.token_ids))
+        tried = longest[:_TRIED]
         if len(tried) < min(_FEW, len(self.odd)):
             return None
         others = list(
@@ -681,11 +684,11 @@ class _Look(NamedTuple):
                 if not answer.images and len(answer.expected) <= 1024
             }
         )
-        found = [
-            self._fits(answer, [ids for ids in others if ids != answer.expected])
-            for answer in tried
-        ]
-        if all(place is not None for place in found):
+        # near ties of other weights may fall as after a like prompt, but not in so many answers
+        if all(
+            self._fits(answer, [ids for ids in others if ids != answer.expected]) is not None
+            for answer in longest[:_ORDERED]
+        ):
             return self._fault(
                 "order", self.odd, "the answers are the reference's to other requests"
             )

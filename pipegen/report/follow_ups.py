@@ -1,26 +1,38 @@
-"""Ask a server's own answers back: cut short, with stop strings, as streams, and drawn with seeds.
-Each has to go with the answer that came before.
+"""Ask a server's own answers back: cut short, with stop strings, as streams, and drawn: with seeds,
+and as several samples. Each has to go with the answer that came before.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from returns.result import Failure, Success
 
 from pipegen.core.errors import MalformedResponse, UnsupportedOption
-from pipegen.core.slots import Slot
+from pipegen.core.slots import Slot, is_ok
+from pipegen.drivers.batch import run
+from pipegen.drivers.route import Route
+from pipegen.records import strict_json
 from pipegen.records.options import GenerationOptions, StopOptions
 from pipegen.records.requests import GenerationRequest, ImagePolicy
+from pipegen.records.results import GenerationResult
 from pipegen.report.asking import Asked, Failed, Routes, ask
 from pipegen.report.diff import common_prefix
 from pipegen.report.verdict import Answer, Fault
+
+if TYPE_CHECKING:
+    from pipegen.backends.servers.wire import WireRequest
 
 __all__ = ["Base", "FollowUps", "drawn_otherwise"]
 
 GREEDY, DRAWN = 8, 16
 """So many requests are asked again greedily, and with seeds."""
 DRAWN_TOKENS = 24
+SAMPLES = 4
+"""So many samples of a request are asked for."""
 _SURE = 6.0
 """So many standard deviations from what is expected are no chance."""
 _LEAST_VARIANCE = 4.0
@@ -55,6 +67,8 @@ class FollowUps(NamedTuple):
     """
     failed: list[Failed]
     """What failed, but for answers that cannot be read, is put here."""
+    not_judged: list[str]
+    """What the server cannot be asked is put here."""
     image_policy: ImagePolicy | None = None
     tell: Callable[[str], object] = lambda words: None
 
@@ -72,13 +86,17 @@ class FollowUps(NamedTuple):
         )[:DRAWN]
 
     @property
+    def _sampled(self) -> list[Base]:
+        return self.widest[:GREEDY]
+
+    @property
     def asked(self) -> int:
         """How many requests are asked."""
-        return 3 * len(self.longest) + 3 * len(self.widest)
+        return 3 * len(self.longest) + 3 * len(self.widest) + (1 + SAMPLES) * len(self._sampled)
 
     def faults(self) -> Iterator[Fault]:
         """What is wrong."""
-        tries = (self._short, self._stops, self._streams, self._drawn)
+        tries = (self._short, self._stops, self._streams, self._drawn, self._samples)
         yield from (fault for fault in (look() for look in tries) if fault is not None)
 
     def _ask(
@@ -292,6 +310,55 @@ class FollowUps(NamedTuple):
             )
         return None
 
+    def _samples(self) -> Fault | None:
+        """Several samples of a request, drawn without a seed: as the choices of one answer, and
+        asked for one by one. All have to come, and not those of each request may be alike.
+        """
+        bases, route = self._sampled, self.whole.chat
+        requests = [base.request for base in bases]
+        options = GenerationOptions(temperature=1.0, max_new_tokens=DRAWN_TOKENS)
+        several = dataclasses.replace(options, samples=SAMPLES)
+        at_once = _choices(route, requests, options)
+        one_by_one = [slot.bind(_drawn_texts) for slot in run(route, requests, several)]
+        chance = (SAMPLES - 1) * math.fsum(
+            _likeliest_all(base.answer, DRAWN_TOKENS) for base in bases
+        )
+        for evidence, slots in (
+            (f"requests for {SAMPLES} choices at once", at_once),
+            (f"requests for {SAMPLES} samples, without a seed", one_by_one),
+        ):
+            made = [
+                (base.answer, texts)
+                for base, slot in zip(bases, slots, strict=True)
+                if (texts := self._texts(base, slot)) is not None
+            ]
+            few = [
+                (answer, f"{len(texts)} of {SAMPLES} choices came")
+                for answer, texts in made
+                if len(texts) != SAMPLES
+            ]
+            if few:
+                return _fault("length", few, len(made), evidence)
+            if len(made) == len(bases) and chance < _IMPOSSIBLE:
+                alike = [
+                    (one, f"all are {texts[0]:.60}") for one, texts in made if len({*texts}) == 1
+                ]
+                if len(alike) == len(made):
+                    return _fault("sampling", alike, len(made), evidence)
+        return None
+
+    def _texts(self, base: Base, slot: Slot[list[str]]) -> list[str] | None:
+        """The samples; None where they failed, or the server does not take such a request."""
+        if is_ok(slot):
+            return slot.unwrap()
+        error = slot.failure()
+        if isinstance(error, UnsupportedOption):
+            words = f"several samples: {error.message}"
+            self.not_judged.extend([words] if words not in self.not_judged else [])
+        else:
+            self.failed.append(Failed(base.answer.id, "chat", error))
+        return None
+
     def _far_apart(self, one: Answer, other: Answer) -> bool:
         return one.text != other.text
 
@@ -302,11 +369,64 @@ def _drawing(seed: int) -> GenerationOptions:
     )
 
 
-def _likeliest_all(answer: Answer) -> float:
-    """The log probability that the likeliest token is drawn in each place: no answer has a higher
-    one.
+def _choices(
+    route: Route, requests: Sequence[Slot[GenerationRequest]], options: GenerationOptions
+) -> list[Slot[list[str]]]:
+    """The messages of the choices of each answer, where a server is asked for several at once. No
+    route asks so: it asks for each sample alone.
     """
-    return math.fsum(one for _, one in answer.likeliest)
+    # an event loop, which nothing but this needs here
+    import asyncio
+
+    from pipegen.backends.http.transport import AttemptFailed, HttpStatusError
+    from pipegen.backends.servers.dry import wire_requests
+    from pipegen.backends.servers.reading import error_message, json_of
+
+    engine: Any = route.engine
+
+    async def one(request: WireRequest) -> Slot[list[str]]:
+        body, transport = {**(request.body or {}), "n": SAMPLES}, engine.sender.transport
+        try:
+            reply = await transport.once(request._replace(body=body), transport.ends())
+        except HttpStatusError as refusal:
+            words = f"the server refuses n={SAMPLES}: {error_message(refusal.reply)[0]}"
+            return Failure(UnsupportedOption(words, option="samples"))
+        except AttemptFailed as failed:
+            return Failure(failed.error)
+        return json_of(reply.body).map(_messages)
+
+    async def each() -> list[Slot[list[str]]]:
+        wanted = wire_requests(route, requests, options)
+        sent = await asyncio.gather(*[one(slot.unwrap()) for slot in wanted if is_ok(slot)])
+        made = iter(sent)
+        return [next(made) if is_ok(slot) else Failure(slot.failure()) for slot in wanted]
+
+    made: list[Slot[list[str]]] = engine.loop.run(each())
+    return made
+
+
+def _drawn_texts(result: GenerationResult) -> Slot[list[str]]:
+    """The samples of a result, none of which may have failed."""
+    for _, error in result.failed_samples:
+        return Failure(error)
+    return Success([str((one.text, one.reasoning)) for one in result.samples])
+
+
+def _messages(answer: Any) -> list[str]:
+    """The message of each choice: text, reasoning and calls."""
+    choices = answer.get("choices") if isinstance(answer, Mapping) else None
+    return [
+        strict_json.dump(one.get("message"))
+        for one in (choices if isinstance(choices, list) else ())
+        if isinstance(one, Mapping)
+    ]
+
+
+def _likeliest_all(answer: Answer, most: int | None = None) -> float:
+    """The log probability that the likeliest token is drawn in each place, up to `most`: no answer
+    has a higher one.
+    """
+    return math.fsum(one for _, one in answer.likeliest[:most])
 
 
 def drawn_otherwise(answers: Sequence[Answer], *, filtered: bool = False) -> str | None:

@@ -5,12 +5,13 @@ prompts, images, tools.
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from pipegen.backends.checkpoint.boundaries import Boundary
 from pipegen.media.png import png_of
 
-__all__ = ["beyond", "long_prompt", "prompts", "with_images", "with_tools"]
+__all__ = ["beyond", "long_prompt", "not_reached", "prompts", "with_images", "with_tools"]
 
 _QUESTIONS = (
     "List the months of the year.",
@@ -68,11 +69,11 @@ def prompts() -> Iterator[dict[str, Any]]:
 _FEW = 16
 """Tokens behind a boundary: engines count from it, or from a position beside it."""
 _MOST = 16_384
-"""A reference reads no longer prompts than this."""
+"""A reference reads no longer prompts than this, unless a file asks for them."""
 
 
 def beyond(
-    lengths: Mapping[str, int], count: Callable[[str], int], room: int | None
+    lengths: Iterable[Boundary], count: Callable[[str], int], room: int | None
 ) -> Iterator[dict[str, Any]]:
     """A request a little longer than each of these lengths, in tokens by `count`; none for those
     that have no room, or take a reference too long.
@@ -80,14 +81,14 @@ def beyond(
     >>> [
     ...     request["id"]
     ...     for request in beyond(
-    ...         {"sliding_window": 100, "original_max_position_embeddings": 10**6},
+    ...         [Boundary("sliding_window", 100), Boundary("chunk_size", 10**6)],
     ...         lambda text: len(text.split()),
     ...         4096,
     ...     )
     ... ]
     ['beyond sliding_window=100']
     """
-    for name, tokens in lengths.items():
+    for name, tokens in ((one.name, one.tokens) for one in lengths):
         size = tokens + _FEW
         if size > _MOST or (room is not None and size > room):
             continue
@@ -95,6 +96,26 @@ def beyond(
         while count(long_prompt("", sentences)["messages"][0]["content"]) < size:
             sentences += max(1, sentences // 20)
         yield long_prompt(f"beyond {name}={tokens}", sentences)
+
+
+def not_reached(lengths: Iterable[Boundary], longest: int, limit: int | None) -> Iterator[str]:
+    """Why it is not known how a server computes beyond these lengths, and what to do: no judged
+    answer goes on so far as one of this number of tokens, prompt included. Behind the limit of a
+    row there is nothing to judge.
+
+    >>> lengths = [Boundary("sliding_window", 100), Boundary("chunk_size", 32768)]
+    >>> [*not_reached(lengths, 4000, 65536)]
+    ['beyond 32,768 tokens (chunk_size): no judged answer is so long, and without a file prompts have at most 16,384 tokens; ask such a request with a file']
+    >>> [*not_reached(lengths, 4000, 32768)]
+    []
+    """
+    for name, tokens in ((one.name, one.tokens) for one in lengths):
+        if longest <= tokens and (limit is None or tokens < limit):
+            most = f", and without a file prompts have at most {_MOST:,} tokens"
+            yield (
+                f"beyond {tokens:,} tokens ({name}): no judged answer is so"
+                f" long{most if tokens + _FEW > _MOST else ''}; ask such a request with a file"
+            )
 
 
 def long_prompt(name: str, sentences: int) -> dict[str, Any]:

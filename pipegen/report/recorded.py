@@ -1,12 +1,12 @@
 """Were these results made by this model, with these options? Recorded ids are read through a
 reference once, and generated anew nowhere.
 
-The rule for a row: its prompt is the one that the reference renders (where the request is at hand);
-its text, finish and counts are those of its ids, and what the request asks (`obeying`); each of its
-ids is the likeliest one where it was greedy, and one that its filters leave where it was drawn; its
-log probabilities, where they were recorded, are the reference's. What a row's
-options change beyond that (penalties, a form) is not known to the reference, and such a row is `not
-judged`, unless its log probabilities tell.
+The rule for a row: its prompt is the one that the reference renders (where the request is at hand).
+Its text, finish and counts are those of its ids, and what the request asks (`obeying`). Each of its
+ids is the likeliest one where it was greedy, and one that its filters leave where it was drawn. Its
+recorded log probabilities are the reference's. What a row's options change beyond that (penalties,
+a form) is not known to the reference, and such a row is `not judged`, unless its log probabilities
+tell.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ ROW_KINDS: Mapping[RowKind, str] = {
     "sampling": "the ids were not chosen as the options say",
     "weights": "other weights made the ids",
     "unknown": (
-        "the ids are not the reference's, and the cause is not known: other options, quantised"
-        " weights, or slightly other weights"
+        "the ids are not the reference's, and the cause is not known: other options, another"
+        " model, quantised or slightly other weights"
     ),
     "not judged": "nothing is known of the row",
 }
@@ -163,7 +163,7 @@ def verify_results(
     room = room_in(slot.unwrap() for _, slot in results if is_ok(slot))
     for window in partition_all(WINDOW, results):
         flat = [pair for name, slot in window for pair in _samples(name, slot)]
-        wrong += [_disobedience(result, reference, room) for _, result in flat]
+        wrong += [_disobedience(result, reference, room) for _, _, result in flat]
         rows += _scored_rows(flat, reference, requests, image_policy)
         tell(len(rows))
     known = [row for row in rows if isinstance(row, _Row)]
@@ -230,16 +230,14 @@ def _as_answer(row: _Row) -> Answer:
 
 
 def _scored_rows(
-    given: Sequence[tuple[str, GenerationResult | RowVerdict]],
+    given: Sequence[tuple[str, str, GenerationResult | RowVerdict]],
     reference: Route,
     requests: Callable[[str], Slot[GenerationRequest] | None],
     policy: ImagePolicy | None,
 ) -> list[_Row | RowVerdict]:
     prepared = [
-        one
-        if isinstance(one, RowVerdict)
-        else _prepared(name, one, requests(name.partition("#")[0]), reference)
-        for name, one in given
+        one if isinstance(one, RowVerdict) else _prepared(name, one, requests(request), reference)
+        for name, request, one in given
     ]
     asked = [one for one in prepared if isinstance(one, _Asked)]
     scores = iter(_scores([slot for one in asked for slot in one.slots], reference, policy))
@@ -321,23 +319,23 @@ def _without_template(request: GenerationRequest) -> GenerationRequest:
 
 def _samples(
     name: str, slot: Slot[GenerationResult]
-) -> list[tuple[str, GenerationResult | RowVerdict]]:
-    """The completions of a result, each with an id of its own."""
+) -> list[tuple[str, str, GenerationResult | RowVerdict]]:
+    """The completions of a result, each with an id of its own, and with that of its request."""
     if not is_ok(slot):
         words = f"the row failed: {type(slot.failure()).__name__}: {slot.failure().message}"
-        return [(name, RowVerdict(id=name, verdict="not judged", evidence=words))]
+        return [(name, name, RowVerdict(id=name, verdict="not judged", evidence=words))]
     result = slot.unwrap()
     if len(result.samples) < 2:
-        return [(name, result)]
+        return [(name, name, result)]
     count = answer_check.Answer(choices=len(result.completions))
     for finding in answer_check.check_answer(count, result.options):
         kind = kind_of(finding.kind)
-        return [(name, RowVerdict(id=name, verdict=kind, evidence=finding.words))]
+        return [(name, name, RowVerdict(id=name, verdict=kind, evidence=finding.words))]
     own = [
         dataclasses.replace(one, options=dataclasses.replace(one.options, samples=1))
         for one in result.samples
     ]
-    return [(f"{name}#{number}", one) for number, one in enumerate(own)]
+    return [(f"{name}#{number}", name, one) for number, one in enumerate(own)]
 
 
 def _disobedience(
@@ -380,6 +378,12 @@ def _prepared(
         return RowVerdict(id=name, verdict="not judged", evidence=words)
 
     engine = reference.engine
+    if result.options == GenerationOptions():
+        return not_judged("the file does not tell with which options it was made")
+    strange = next((one for one in result.token_ids if one >= engine.tokenizer.vocab_size), None)
+    if strange is not None:
+        words = f"it has the id {strange}, and the model has {engine.tokenizer.vocab_size} ids"
+        return RowVerdict(id=name, verdict="unknown", evidence=words)
     if not result.token_ids and (result.reasoning is not None or result.tool_calls):
         return not_judged(
             "it has no ids, and the server took its reasoning or its tool calls out of its text"
@@ -506,8 +510,7 @@ class _Judge(NamedTuple):
             )
         text = row.result.prompt_text
         if (
-            expected is None
-            and text
+            text
             and prompt
             and not row.result.image_grid_thw
             and self.reference.engine.tokenizer.decode(prompt) != text

@@ -2,7 +2,7 @@
 evidence, and the verdict about a server.
 
 The first place where the reference would have chosen another token is judged by its *margin*, the
-difference of the two log probabilities: a small one is arithmetic, a large one has a cause.
+difference of the two log probabilities. A small one is arithmetic, a large one has a cause.
 `pipegen.report.causes` names it.
 """
 
@@ -306,7 +306,9 @@ class Verdict:
     too_long: int = 0
     """Requests that the model, or the server, has no room for; they are not judged."""
     asked_again: int = 0
-    """How many requests were asked again: cut short, with stop strings, as streams, with seeds."""
+    """How many requests were asked again: cut short, with stop strings, as streams, with seeds, for
+    several samples.
+    """
     most_spread: float = 0.0
     """The spread that the precision explains."""
     most_margin: float = 0.0

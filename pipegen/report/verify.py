@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pipegen import backends
-from pipegen.backends.checkpoint.boundaries import boundaries
+from pipegen.backends.checkpoint.boundaries import Boundary, boundaries
 from pipegen.core.errors import CallFailed, MalformedResponse, PromptTooLong
 from pipegen.core.functional import partition_all
 from pipegen.core.slots import Slot, is_ok
@@ -32,7 +32,7 @@ from pipegen.report.asking import (
 from pipegen.report.causes import Rescored, Trials, judge, limits_of, one_each, partings
 from pipegen.report.follow_ups import Base, FollowUps
 from pipegen.report.obeying import kind_of
-from pipegen.report.questions import beyond, prompts, with_images, with_tools
+from pipegen.report.questions import beyond, not_reached, prompts, with_images, with_tools
 from pipegen.report.verdict import (
     MARGIN,
     SPREAD,
@@ -46,10 +46,7 @@ from pipegen.report.verdict import (
     rms,
     spread,
 )
-from pipegen.stages.parts.answer_check import HINTS
-
-if TYPE_CHECKING:
-    from pipegen.backends.checkpoint.checkpoint import Checkpoint
+from pipegen.stages.parts.answer_check import CUT_PROMPT, HINTS
 
 __all__ = ["Dialect", "noise_of", "verify"]
 
@@ -153,8 +150,10 @@ def verify(
         )
         server.streams = routes._replace(chat=streams, by_ids=None)
         server.noisy = dict(dtype=dtype, device=device, **checkpoint)
+        server.lengths = boundaries(facts.config)
         for window in partition_all(
-            WINDOW, _questions(reference, facts, max_new_tokens) if requests is None else requests
+            WINDOW,
+            _questions(reference, server.lengths, max_new_tokens) if requests is None else requests,
         ):
             server.ask(window)
         if (
@@ -178,9 +177,10 @@ def _chat(
     return route
 
 
-def _questions(reference: Route, facts: Checkpoint, max_new_tokens: int) -> Iterator[Request]:
+def _questions(
+    reference: Route, lengths: Sequence[Boundary], max_new_tokens: int
+) -> Iterator[Request]:
     yield from prompts()
-    lengths = {boundary.name: boundary.tokens for boundary in boundaries(facts.config)}
     limit = reference.engine.capabilities.context_length
     yield from beyond(
         lengths,
@@ -210,6 +210,7 @@ class _Server:
         self.image_policy, self.most, self._tell = image_policy, most, tell
         self.streams = routes
         self.noisy: dict[str, Any] = {}
+        self.lengths: Sequence[Boundary] = ()
         self.answers: list[Answer] = []
         self.failed: list[Failed] = []
         self.requests: dict[str, Slot[GenerationRequest]] = {}
@@ -253,12 +254,17 @@ class _Server:
         # what ends elsewhere has another length, finish and text too
         if any(fault.kind == "end tokens" for fault in faults):
             faults = [fault for fault in faults if fault.kind not in ("length", "text")]
-        asked = 0
+        asked, not_judged = 0, [*self._not_reached(expected)]
         if {fault.kind for fault in faults} <= _FOLLOWED:
-            follow = self._follow_ups(expected, limits.margin)
+            follow = self._follow_ups(expected, limits.margin, not_judged)
             faults = one_each([*faults, *follow.faults()])
             asked = follow.asked
         apart = sum(not answer.token_ids and answer.by_text for answer in expected)
+        if apart:
+            not_judged.append(
+                f"{apart:,} answers, whose text the server took apart: only their prompts and"
+                " lengths are judged"
+            )
         margins = [parting.margin for answer in expected if (parting := answer.parting) is not None]
         wrong = [failure for failure in self.failed if not isinstance(failure.error, PromptTooLong)]
         return Verdict(
@@ -281,19 +287,20 @@ class _Server:
             asked_again=asked,
             most_spread=limits.spread,
             most_margin=limits.margin,
-            not_judged=(
-                (
-                    (
-                        f"{apart:,} answers, whose text the server took apart: only their prompts"
-                        " and lengths are judged"
-                    ),
-                )
-                if apart
-                else ()
-            ),
+            not_judged=tuple(not_judged),
         )
 
-    def _follow_ups(self, expected: Sequence[Answer], margin: float) -> FollowUps:
+    def _not_reached(self, expected: Sequence[Answer]) -> Iterator[str]:
+        """The lengths of the configuration beyond which no answer is judged."""
+        longest = [len(one.expected) + len(one.token_ids) for one in expected]
+        engines = (self.routes.reference.engine, self.routes.chat.engine)
+        limits = [one.capabilities.context_length for one in engines]
+        known = [limit for limit in limits if limit is not None]
+        return not_reached(self.lengths, max(longest, default=0), min(known, default=None))
+
+    def _follow_ups(
+        self, expected: Sequence[Answer], margin: float, not_judged: list[str]
+    ) -> FollowUps:
         """The requests by chat that were answered right, to be asked back."""
         odd = {id(answer) for answer, _ in partings(expected, margin)}
         bases = [
@@ -316,6 +323,7 @@ class _Server:
             seeded=self.dialect == "vllm",
             filtered=self.dialect == "plain",
             failed=self.failed,
+            not_judged=not_judged,
             image_policy=self.image_policy,
             tell=self.tell,
         )
@@ -323,6 +331,7 @@ class _Server:
     def _disobeyed(self) -> Iterator[Fault]:
         """Answers that were refused as they came, since they do not obey their requests."""
         by_hint: dict[str, Kind] = {hint: kind_of(kind) for kind, hint in HINTS.items()}
+        by_hint[CUT_PROMPT] = "context"
         refused = [
             failure
             for failure in self.failed

@@ -1,8 +1,8 @@
 """Call: what is asked of an engine that takes token ids. The log probabilities of prompts are asked
 of it as scores are, and an answer of no tokens not at all.
 
-With the option `prompt_logprobs`, the ids of a prompt after the first are a continuation of it:
-prompts that several rows share are read once more, whatever is generated after them. With
+With the option `prompt_logprobs`, the ids of a prompt after the first are a continuation of it.
+Prompts that several rows share are read once more, whatever is generated after them. With
 `max_new_tokens=0` nothing is: the row ends with `LENGTH`.
 
 >>> from pipegen.drivers.drive import drive
@@ -67,15 +67,18 @@ def _call(backend: Backend[Any, Any], before: Steps, after: Steps) -> Call:
     pipeline = _Pipeline(backend, before, after)
 
     def ask(value: Any, answers: tuple[Slot[Any], ...]) -> Wanted | Slot[Any]:
-        if answers and not _takes_several(value):
+        several = _takes_several(value)
+        if answers and not several:
             return answers[0] if pipeline.is_a_route else answers[0].map(partial(_to, value))
-        admitted = Success(value) if pipeline.is_a_route else pipeline.admit(value)
-        if not is_ok(admitted):
-            return admitted
-        sent = admitted.unwrap()
-        if not _takes_several(value):
-            return Wanted(backend, sent)
-        return replayed(_asking(backend, value, sent), answers)
+        sent = value
+        if not pipeline.is_a_route:
+            admitted = pipeline.admit(value)
+            if not is_ok(admitted):
+                return admitted
+            sent = admitted.unwrap()
+        return (
+            replayed(_asking(backend, value, sent), answers) if several else Wanted(backend, sent)
+        )
 
     return Call(
         name="call",

@@ -1,23 +1,24 @@
 """How a row ends: one rule for every engine, whether its answer comes whole or in pieces.
 
-The order in which a generated token is judged, once the row has more than `min_new_tokens`: a stop
+A generated token is judged once the row has more than `min_new_tokens`. This is the order: a stop
 token ends it, then one of the model's end tokens, then a stop string, then a plugin, then the
 length. A stop string that completes in the text goes before an id that ends the row with the same
 token, before the length, and before an engine that gave the row up. A stop token's text, and an end
 token's, is in `raw_text` only.
 
-How an engine ended a row counts only where it is about the very ids and options of the answer:
-after a stage that changed them, the rule is applied again (see `pipegen.stages.parts.folds`).
+How an engine ended a row counts only where it is about the very ids and options of the answer.
+After a stage that changed them, the rule is applied again (see `pipegen.stages.parts.folds`).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import Any
 
 from returns.result import Failure, Success
 
-from pipegen.core.errors import CallFailed, UnsupportedOption
+from pipegen.core.errors import CallFailed, MalformedResponse, UnsupportedOption
 from pipegen.core.pipe import Pipe, row_stage
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.model import TokenModel, on_model, reader_of
@@ -48,7 +49,9 @@ BY_ID = (Finish.EOS, Finish.STOP_TOKEN)
 
 def decode(engine: TokenEngine) -> Pipe[Raw, Decoded]:
     """The stage that makes text of generated ids; see `decode_row`. While a call streams, text is
-    given out as soon as it is final."""
+    given out as soon as it is final. Fails with `MalformedResponse` for ids that are no tuple of
+    the model's ids.
+    """
     require_token_engine("decode", engine)
 
     read = reader_of(engine)
@@ -61,6 +64,10 @@ def decode(engine: TokenEngine) -> Pipe[Raw, Decoded]:
         return TokenFold(encoded.options, model.tokenizer, model.eos_token_ids, model.plugins)
 
     def decoded(raw: Raw, model: TokenModel) -> Slot[Decoded]:
+        wrong = _wrong_ids(raw.token_ids, model)
+        if wrong:
+            words = f"the answer of {model.name} has {wrong}"
+            return Failure(MalformedResponse(words, hint=_IDS))
         return decode_row(raw, model.tokenizer, model.eos_token_ids)
 
     return row_stage(
@@ -71,6 +78,23 @@ def decode(engine: TokenEngine) -> Pipe[Raw, Decoded]:
         takes=Raw,
         rebind=lambda new: decode(new.engine(engine)),
     )
+
+
+_IDS = "correct the engine: Raw.token_ids is a tuple of the ids that it generated, all of them int"
+
+
+def _wrong_ids(ids: Any, model: TokenModel) -> str:
+    """What is wrong with the ids of an answer; empty where nothing is."""
+    if type(ids) is not tuple:
+        return f"token_ids of type {type(ids).__name__}, not a tuple"
+    kinds = {*map(type, ids)} - {int}
+    if kinds:
+        return f"{min(kind.__name__ for kind in kinds)} among its token_ids, not int"
+    size = model.capabilities.vocab_size
+    wrong = next((one for one in ids if one < 0 or (size is not None and one >= size)), None)
+    if wrong is None:
+        return ""
+    return f"the token id {wrong}" + ("" if size is None else f", and the model has {size} ids")
 
 
 def stop(engine: TokenEngine) -> Pipe[Decoded, Decoded]:
@@ -108,7 +132,7 @@ def decode_row(raw: Raw, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()
 
     Ids after the one that ends the row, or beyond `max_new_tokens`, are dropped with their
     logprobs. The finish is `ABORTED` where the engine gave the row up or the ids end for no known
-    reason, and `PLUGIN` where a plugin on the engine's side ended it.
+    reason. It is `PLUGIN` where a plugin on the engine's side ended it.
 
     >>> from pipegen.records.options import GenerationOptions, resolve
     >>> from pipegen.records.results import Prompt
@@ -199,11 +223,11 @@ def with_texts(raw: Raw, tokenizer: Tokenizer) -> Raw:
 def stop_row(
     decoded: Decoded, tokenizer: Tokenizer, plugins: Sequence[Plugin] = ()
 ) -> Slot[Decoded]:
-    """End the row at the first stop string to complete, or where a plugin halts it; if both come at
+    """End the row at the first stop string to complete, or where a plugin halts it. If both come at
     the same token, the stop string wins.
 
     What came after the ending token is dropped; `raw_text` still ends with that token. Where a
-    stage of one's own has changed the length of the text, only the text is cut: ids and `raw_text`
+    stage of one's own has changed the length of the text, only the text is cut. Ids and `raw_text`
     stay whole, since no token is known at which the new text ends. Fails with `PluginFailed`.
     """
     raw, plan = decoded.raw, plan_of(decoded.raw.encoded.options, tokenizer)

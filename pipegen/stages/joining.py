@@ -1,10 +1,10 @@
 """Join: a context and its continuation as token ids, and where one ends and the other begins.
 
 A text continuation after a text context (a rendered conversation or a plain prompt) is encoded
-together with it, by the rule of lm-eval: white space at the end of the context is a part of the
-continuation; the context's ids are those of the context alone, and the continuation's ids are those
-of both together that come after as many ids as the context has. Where a tokenizer joins letters
-over the edge, these may spell another text than was given; the result says so (`joined`). After a
+together with it, by the rule of lm-eval. White space at the end of the context is a part of the
+continuation. The context's ids are those of the context alone. The continuation's ids are those of
+both together that come after as many ids as the context has. Where a tokenizer joins letters over
+the edge, these may spell another text than was given; the result says so (`joined`). After a
 context of ids, a text continuation is encoded by itself. Ids are taken as they are.
 
 Control tokens in a continuation count if they count in the context. If they do not count there (in
@@ -152,10 +152,10 @@ def join_row(
 ) -> Slot[Continued]:
     """A context and its continuation as ids; `contexts` keeps those that were encoded already.
 
-    `InvalidRequest` for an empty context (unless `empty_context` says what it is conditioned on), a
-    continuation that has no token of its own, one with control tokens where these are refused, and
-    ids that the model does not have; `PromptTooLong` where both together are longer than the engine
-    takes.
+    `InvalidRequest` for an empty context (unless `empty_context` says what it is conditioned on),
+    and for a continuation that has no token of its own. So it is for one with control tokens where
+    these are refused, and for ids that the model does not have. `PromptTooLong` where both together
+    are longer than the engine takes.
     """
     kept = {} if contexts is None else contexts
     asked = cast(ScoringRequest, rendered.request).continuation
@@ -204,7 +204,11 @@ def _context(
     )
     if key not in kept:
         kept[key] = tokenize_row(
-            rendered, rendered.images, engine.tokenizer, engine.image_placeholder
+            rendered,
+            rendered.images,
+            engine.tokenizer,
+            engine.image_placeholder,
+            engine.video_placeholder,
         )
     return kept[key]
 
@@ -238,6 +242,7 @@ def _text_pair(
         bare.images,
         engine.tokenizer,
         engine.image_placeholder,
+        engine.video_placeholder,
     )
     return whole.map(lambda both: _split(context.unwrap(), both.token_ids, engine))
 

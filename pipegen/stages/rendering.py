@@ -1,10 +1,10 @@
 """Render: the request's messages to prompt text, by its chat template.
 
 The rule: **the control tokens of a prompt are those of the same conversation with harmless words**,
-whatever the template does with the words. If foreign text (see `pipegen.stages.parts.foreign_text`)
-has a character that can begin or end a control token, the conversation is rendered with marks in
-the place of these characters: that is the one with harmless words. All other requests are rendered
-once, as they are.
+whatever the template does with the words. Foreign text (see `pipegen.stages.parts.foreign_text`)
+may have a character that can begin or end a control token. Then the conversation is rendered with
+marks in the place of these characters: that is the one with harmless words. All other requests are
+rendered once, as they are.
 
 Some templates read the words: they split an answer at `</think>`, or escape `<`. So the words are
 rendered without marks too, and that render is used if its control tokens are those of the marked
@@ -62,6 +62,8 @@ from pipegen.stages.parts.harmless import ALLOW, chosen_render, is_structure, ma
 from pipegen.stages.parts.images import Prepared, image_tokens, images_of, prepare_images
 from pipegen.stages.parts.reasoning import thinking_beside_form
 from pipegen.stages.parts.template import (
+    PromptFunction,
+    author,
     call_template,
     composes,
     decoded_by,
@@ -89,11 +91,10 @@ _ADVICE = 'take it out, or set control_tokens="text" to keep it as plain text'
 
 @record
 class Rendered:
-    """A request with its prompt as text, and what the tokenizer has to know about it; or with the
+    """A request with its prompt as text, and what the tokenizer has to know about it. Or it has the
     token ids that the caller gave instead.
 
-    A stage of your own may change `text` where nothing is `hidden`; where something is, `rewritten`
-    changes both.
+    A stage of your own changes the prompt by `rewritten`, which keeps `text` and `hidden` together.
     """
 
     request: GenerationRequest
@@ -103,9 +104,7 @@ class Rendered:
     text: str | None = None
     """What the template wrote, or the plain prompt, as it is."""
     hidden: str | None = None
-    """The same with look-alikes of control tokens hidden behind `marks`; None where there are
-    none.
-    """
+    """The same with look-alikes of control tokens hidden behind `marks`; None without any."""
     marks: Marks = Marks()
     """What stands for what in `hidden`."""
     control: ControlTokens | None = None
@@ -119,7 +118,7 @@ class Rendered:
     thinking: Thinking | None = None
     """As in `GenerationResult`."""
     images: tuple[PreparedImage, ...] = ()
-    """The prepared images, in message order."""
+    """The prepared images and videos, in message order."""
     before: Before | None = None
     """The ids of the turns before, where the text is what follows them (see
     `pipegen.stages.parts.bridge`).
@@ -165,24 +164,6 @@ class Rendered:
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Written:
-    """A renderer that is a function of the messages."""
-
-    write: Callable[[Sequence[Mapping[str, Any]]], str]
-    template: str | None = ""  # its source is not known
-
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]],
-        template: str | None,
-        variables: Mapping[str, Any],
-    ) -> str:
-        return self.write(messages)
-
-
 def render(
     engine: TokenEngine, write: Callable[[Sequence[Mapping[str, Any]]], str] | None = None
 ) -> Pipe[ResolvedRequest, Rendered]:
@@ -191,15 +172,17 @@ def render(
 
     write: a function from messages (as plain data) to the prompt's text, in the place of the chat
         template. Words of users stay text, and images are prepared. Tools fail the row, because the
-        function does not get them. It is called several times for a request, to find out which
-        characters of the text are whose; so it is to be a function of its messages alone.
+        function does not get them. It is called several times for a request, so its result must
+        depend on its messages alone.
 
     Requests of a batch with equal prompts and equal settings are rendered once, and equal images
     are prepared once. The whole batch is rendered before any of it is tokenised: in turn, templates
     and tokenizers would push each other out of the processor's caches. Fails as `render_row` does,
-    and with `BadImage`.
+    and with `BadImage` or `BadVideo`.
     """
     require_token_engine("render", engine)
+    if write is not None and not callable(write):
+        raise TypeError(f"write is a function from messages to text, not {type(write).__name__}")
     read = reader_of(engine)
 
     def prepare(
@@ -209,7 +192,7 @@ def render(
             return lambda job: known
         model: TokenModel = known.unwrap()
         if write is not None:
-            model = dataclasses.replace(model, renderer=_Written(write))
+            model = dataclasses.replace(model, renderer=PromptFunction(write))
         images = prepare_images(jobs, model)
         prompts: dict[Hashable, Slot[Rendered]] = {}
 
@@ -251,7 +234,9 @@ def _rendered(job: ResolvedRequest, model: TokenModel, prepared: Prepared) -> Sl
     images = images_of(job, prepared)
     if not is_ok(images):
         return Failure(images.failure())
-    written = image_tokens(images.unwrap(), model.tokenizer, model.image_placeholder)
+    written = image_tokens(
+        images.unwrap(), model.tokenizer, model.image_placeholder, model.video_placeholder
+    )
     prompt = render_row(
         job, model.tokenizer, model.renderer, bos_token=model.bos_token, written=written
     )
@@ -272,30 +257,31 @@ def render_row(
 
     Messages go through the chat template; `written` holds the added tokens that stand for the
     request's images, which are control tokens too. A plain prompt is taken as it is written, with
-    `bos_token` in front unless it is there already; its control tokens count, unless
+    `bos_token` in front unless it is there already. Its control tokens count, unless
     `control_tokens` asks for "text" or "reject". Token ids are taken as they are.
-    `UnsupportedOption` for `max_thinking_tokens` where there is no thought to bound, for
+    `UnsupportedOption` for `max_thinking_tokens` where there is no thought to bound, and for
+    `tool_choice` where the template's form of calls cannot be forced. So it is for
     `enable_thinking=True` beside a form where the template has a switch and no thought that a form
-    can come after, and for `tool_choice` where the template's form of calls cannot be forced.
+    can come after.
     """
-    prompt = _prompt(job, tokenizer, renderer, bos_token, written)
-    if not is_ok(prompt):
-        return prompt
-    if tool_choice(job.options) is not None:
-        call = call_form(job.request, job.options, tokenizer, renderer)
-        prompt = call.bind(lambda form: prompt.map(lambda one: altered(one, call=form)))
-    if not thinks_apart(job.options):
+    prompt, options = _prompt(job, tokenizer, renderer, bos_token, written), job.options
+    apart, calls = thinks_apart(options), tool_choice(options) is not None
+    if not is_ok(prompt) or not (apart or calls):
         return prompt
     control = functools.partial(
-        _control, job.options.chat or ChatTemplateOptions(), tokenizer, renderer, written
+        _control, options.chat or ChatTemplateOptions(), tokenizer, renderer, written
     )
-    thought = thought_form(job.request, job.options, tokenizer, renderer, control)
-    if not is_ok(thought) or not is_ok(prompt):
-        return thought.bind(lambda _: prompt)
-    rendered, form = prompt.unwrap(), thought.unwrap()
-    thinks = form is None and rendered.thinking == "honoured"
-    refused = thinking_beside_form(job.options) if thinks else None
-    return Success(altered(rendered, thought=form)) if refused is None else Failure(refused)
+    call: Slot[CallForm | None] = Success(None)
+    thought = thought_form(job.request, options, tokenizer, renderer, control)
+    if calls:
+        thinks = is_ok(thought) and thought.unwrap() is not None
+        call = call_form(job.request, options, tokenizer, renderer, control() if thinks else None)
+    if not is_ok(call) or not is_ok(thought):
+        return call.bind(lambda _: thought).bind(lambda _: prompt)
+    rendered = altered(prompt.unwrap(), thought=thought.unwrap(), call=call.unwrap())
+    silent = apart and rendered.thought is None and rendered.thinking == "honoured"
+    refused = thinking_beside_form(options) if silent else None
+    return Success(rendered) if refused is None else Failure(refused)
 
 
 def _control(
@@ -468,7 +454,7 @@ def _render_messages(
         if marks.left_in(text):
             return Failure(
                 InvalidRequest(
-                    "the chat template encodes characters of the content so that they cannot be"
+                    f"{author(renderer)} encodes characters of the content so that they cannot be"
                     " found again",
                     hint=ALLOW,
                 )
@@ -513,11 +499,11 @@ def _render_messages(
             _refused(*found)
             if found
             else InvalidRequest(
-                "the chat template makes a control token of the content's words", hint=_ADVICE
+                f"{author(renderer)} makes a control token of the content's words", hint=_ADVICE
             )
         )
     message = (
-        "the chat template writes other control tokens where the content holds"
+        f"{author(renderer)} writes other control tokens where the content holds"
         f" {', '.join(map(repr, sorted(sought)))}"
     )
     return Failure(InvalidRequest(message, hint=f'{_ADVICE}, or "allow" to let it count'))

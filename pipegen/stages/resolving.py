@@ -13,7 +13,6 @@ from returns.result import Failure, Result, Success
 
 from pipegen.core.backend import require_backend
 from pipegen.core.errors import (
-    BadImage,
     InvalidRequest,
     PluginFailed,
     UnsupportedMultimodal,
@@ -26,9 +25,11 @@ from pipegen.engines.capabilities import ENGINES, Capabilities, missing
 from pipegen.engines.model import Model, TokenModel, reader_of
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import Engine, takes_tokens
+from pipegen.media.source import bad_source
 from pipegen.records.engine_list import shown
 from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import NOTHING
+from pipegen.records.messages import VideoSource, numbered
 from pipegen.records.options import (
     ChatTemplateOptions,
     GenerationOptions,
@@ -153,8 +154,8 @@ def check_support(
 ) -> Slot[ResolvedRequest]:
     """Whether the engine takes this request at all; needs no prompt.
 
-    - Images must be among the engine's capabilities, and not too many (`UnsupportedMultimodal`).
-      They must be read (`BadImage`).
+    - Images and videos must be among the engine's capabilities, and not too many
+      (`UnsupportedMultimodal`). They must be read (`BadImage`, `BadVideo`).
     - Every option whose value differs from the neutral default must be one that the engine honours
       (`UnsupportedOption`).
     - Every plugin must take the request (`UnsupportedPlugin`). One that raises, or gives no reason
@@ -170,7 +171,23 @@ def check_support(
     'no_repeat_ngram_size'
     """
     sources = job.request.sources
-    images = len(sources)
+    videos = sum(isinstance(source, VideoSource) for source in sources)
+    images = len(sources) - videos
+    if videos and "videos" not in capabilities.honours:
+        because = capabilities.no_videos_because or capabilities.reason
+        if not because and capabilities.engine in ENGINES:
+            because = "chosen frames and their times cannot be sent to it"
+        return Failure(
+            UnsupportedMultimodal(
+                f"{shown(capabilities.engine)} takes no videos{f': {because}' if because else ''}"
+            )
+        )
+    if videos and capabilities.max_videos is not None and videos > capabilities.max_videos:
+        words = (
+            f"{shown(capabilities.engine)} takes at most {capabilities.max_videos} videos in a"
+            f" request, and this one has {videos}"
+        )
+        return Failure(UnsupportedMultimodal(words))
     if images and "images" not in capabilities.honours:
         because = f": {capabilities.reason}" if capabilities.reason else ""
         return Failure(
@@ -182,22 +199,18 @@ def check_support(
             f" request, and this one has {images}"
         )
         return Failure(UnsupportedMultimodal(words))
-    for index, source in enumerate(sources):
-        if source.data is None:
+    for index, source in numbered(sources):
+        frames = source.frames if isinstance(source, VideoSource) else ()
+        if any(one.data is None for one in frames or (source,)):
             words = (
-                f"image {index}: {source!r} was not read: only images of the requests handed to a"
-                " run are, before the first stage"
+                f": {source!r} was not read: only images and videos of the requests handed to a run"
+                " are, before the first stage"
             )
-            return Failure(
-                BadImage(
-                    index,
-                    message=words,
-                    hint=(
-                        "give the bytes of the image to a request that a stage makes:"
-                        " Path(name).read_bytes()"
-                    ),
-                )
+            hint = (
+                "give the bytes of the file to a request that a stage makes:"
+                " Path(name).read_bytes()"
             )
+            return Failure(bad_source(source, index, words, hint=hint))
     supported = _supported(job.options, capabilities)
     if not is_ok(supported):
         return Failure(supported.failure())

@@ -1,7 +1,7 @@
 """Tokenise: prompt text to token ids, once, and the record that every engine gets.
 
 If no foreign text of a prompt looks like a control token, the prompt is encoded by one plain call
-of the tokenizer. Otherwise it is split at its control tokens: stretches without such look-alikes
+of the tokenizer. Otherwise it is split at its control tokens. Stretches without such look-alikes
 keep their plain ids, and the others are encoded by a tokenizer that knows no control tokens.
 
 >>> from pipegen.records.options import resolve
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from returns.result import Failure, Success
@@ -35,6 +35,7 @@ from pipegen.stages.parts.control_tokens import ControlTokens
 from pipegen.stages.parts.foreign_text import Marks
 from pipegen.stages.parts.harmless import hides_nothing
 from pipegen.stages.parts.length import check_length
+from pipegen.stages.parts.placeholders import Placeholders, kind_of
 from pipegen.stages.rendering import Rendered
 
 __all__ = ["tokenize", "tokenize_row"]
@@ -113,7 +114,13 @@ def _prompt(rendered: Rendered, model: TokenModel, limit: int | None) -> Slot[Pr
     refusal = check_length(rendered.to_tokenize, model.tokenizer, limit)
     if refusal is not None:
         return Failure(refusal)
-    prompt = tokenize_row(rendered, rendered.images, model.tokenizer, model.image_placeholder)
+    prompt = tokenize_row(
+        rendered,
+        rendered.images,
+        model.tokenizer,
+        model.image_placeholder,
+        model.video_placeholder,
+    )
     if rendered.thought is None and rendered.call is None:
         return prompt
     return prompt.map(lambda one: altered(one, thought=rendered.thought, call=rendered.call))
@@ -124,20 +131,22 @@ def tokenize_row(
     images: tuple[PreparedImage, ...],
     tokenizer: Tokenizer,
     image_placeholder: str | None,
+    video_placeholder: str | None = None,
 ) -> Slot[Prompt]:
-    """The prompt's ids, in two forms: with one `image_placeholder` for each image, and with each
-    image's expansion in its place.
+    """The prompt's ids, in two forms: with one `image_placeholder` for each image and one
+    `video_placeholder` for each video, and with the expansion of each in its place.
 
     An expansion that is more than copies of the placeholder is put into the text before it is
-    tokenised, since its ends may merge with the text around it (Gemma's line ends do). If the
-    caller gave ids, it is put into these. `InvalidRequest` where a given id is outside the
-    vocabulary, or where there are not as many placeholders as images; `UnsupportedMultimodal` for
-    images without a placeholder token.
+    tokenised. Its ends may merge with the text around it (Gemma's line ends do). If the caller gave
+    ids, it is put into these. `InvalidRequest` where a given id is outside the vocabulary, or where
+    the placeholders are not those of the images and videos in their order. `UnsupportedMultimodal`
+    for some without a placeholder token.
     """
+    placeholders = Placeholders(image_placeholder or "", video_placeholder or "")
     if rendered.before is not None:
-        return _continued(rendered, rendered.before, images, tokenizer, image_placeholder)
+        return _continued(rendered, rendered.before, images, tokenizer, placeholders)
     return _compact_ids(rendered, tokenizer).bind(
-        lambda ids: _with_images(rendered, ids, images, tokenizer, image_placeholder)
+        lambda ids: _with_images(rendered, ids, images, tokenizer, placeholders)
     )
 
 
@@ -146,13 +155,13 @@ def _continued(
     before: Before,
     images: tuple[PreparedImage, ...],
     tokenizer: Tokenizer,
-    image_placeholder: str | None,
+    placeholders: Placeholders,
 ) -> Slot[Prompt]:
     """The ids of the turns before, and those of the text that follows them; the images of earlier
     turns are in the ids already, and have to be the same.
     """
     count = len(before.image_digests)
-    refusal = check_earlier_images(before, images[:count], tokenizer, image_placeholder)
+    refusal = check_earlier_images(before, images[:count], tokenizer, placeholders)
     if refusal is not None:
         return Failure(refusal)
     lead = _lead_ids(rendered, before, tokenizer)
@@ -178,7 +187,7 @@ def _continued(
             )
         )
 
-    return tokenize_row(own, images[count:], tokenizer, image_placeholder).bind(joined)
+    return tokenize_row(own, images[count:], tokenizer, *placeholders).bind(joined)
 
 
 def _lead_ids(rendered: Rendered, before: Before, tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -207,57 +216,47 @@ def _with_images(
     ids: tuple[int, ...],
     images: tuple[PreparedImage, ...],
     tokenizer: Tokenizer,
-    image_placeholder: str | None,
+    placeholders: Placeholders,
 ) -> Slot[Prompt]:
-    if not image_placeholder and images:
-        return Failure(
-            UnsupportedMultimodal(
-                f"{len(images)} images, and the model has no token that stands for one"
+    for kind, count in placeholders.counts(images):
+        if count and not placeholders.of(kind):
+            return Failure(
+                UnsupportedMultimodal(
+                    f"{count} {kind}s, and the model has no token that stands for one"
+                )
             )
-        )
-    if not image_placeholder or not (images or tokenizer.control_tokens[image_placeholder] in ids):
+    tokens = placeholders.ids(tokenizer)
+    marks = {*tokens.values()}
+    found = [number for number in ids if number in marks] if marks else []
+    if not images and not found:
         return Success(
             Prompt(
                 token_ids=ids, compact_token_ids=ids, text=rendered.text, thinking=rendered.thinking
             )
         )
-    placeholder = tokenizer.control_tokens[image_placeholder]
     text = (
         rendered.to_tokenize
         if rendered.text is not None and any(image.expansion is not None for image in images)
         else None
     )
-    places = (
-        ids.count(placeholder)
-        if text is None or ids.count(placeholder) != len(images)
-        else text.count(image_placeholder)
-    )
-    if places != len(images):
-        words = (
-            f"the prompt holds {places} image placeholders {image_placeholder!r} for {len(images)}"
-            " images"
-        )
-        return Failure(
-            InvalidRequest(
-                words,
-                hint=(
-                    "give one image for each placeholder; the chat template writes one for each"
-                    " image in the messages"
-                ),
-            )
-        )
+    refusal = _misplaced(found, images, tokens, placeholders, text)
+    if refusal is not None:
+        return Failure(refusal)
     if text is None:
-        left = (_expansion_ids(image, placeholder, tokenizer) for image in images)
+        left = iter(images)
+        placed = frozenset(found)
         expanded: Slot[tuple[int, ...]] = Success(
             tuple(
                 own
                 for number in ids
-                for own in (next(left) if number == placeholder else (number,))
+                for own in (
+                    _expansion_ids(next(left), number, tokenizer) if number in placed else (number,)
+                )
             )
         )
     else:
         expanded = _compact_ids(
-            rendered.rewritten(lambda text: _expanded_text(text, images, image_placeholder)),
+            rendered.rewritten(lambda text: _expanded_text(text, images, placeholders)),
             tokenizer,
         )
     return expanded.map(
@@ -271,6 +270,35 @@ def _with_images(
     )
 
 
+def _misplaced(
+    found: Sequence[int],
+    images: Sequence[PreparedImage],
+    tokens: Mapping[str, int],
+    placeholders: Placeholders,
+    text: str | None,
+) -> InvalidRequest | None:
+    """What is wrong where the placeholders of a prompt are not those of its images and videos."""
+    for kind, count in placeholders.counts(images):
+        token = placeholders.of(kind)
+        places = found.count(tokens[kind]) if kind in tokens else 0
+        if places == count and text is not None and token:
+            places = text.count(token)
+        if places != count:
+            return InvalidRequest(
+                f"the prompt holds {places} {kind} placeholders {token!r} for {count} {kind}s",
+                hint=(
+                    f"give one {kind} for each placeholder; the chat template writes one for each"
+                    f" {kind} in the messages"
+                ),
+            )
+    if list(found) != [tokens[kind_of(image)] for image in images]:
+        return InvalidRequest(
+            "the chat template writes the placeholders of images and videos in another order than"
+            " the messages have them"
+        )
+    return None
+
+
 def _expansion_ids(image: PreparedImage, placeholder: int, tokenizer: Tokenizer) -> tuple[int, ...]:
     return (
         (placeholder,) * image.tokens
@@ -279,16 +307,20 @@ def _expansion_ids(image: PreparedImage, placeholder: int, tokenizer: Tokenizer)
     )
 
 
-def _expanded_text(text: str, images: tuple[PreparedImage, ...], placeholder: str) -> str:
-    """The text with each image's expansion in the place of its placeholder; text that only looks
-    like a placeholder is hidden first, and so stays as it is.
+def _expanded_text(text: str, images: tuple[PreparedImage, ...], placeholders: Placeholders) -> str:
+    """The text with the expansion of each image and video in the place of its placeholder; text
+    that only looks like a placeholder is hidden first, and so stays as it is.
     """
-    pieces = text.split(placeholder)
-    written = [
-        placeholder * image.tokens if image.expansion is None else image.expansion
-        for image in images
-    ]
-    return pieces[0] + "".join(own + piece for own, piece in zip(written, pieces[1:], strict=True))
+    out, start = [], 0
+    for image in images:
+        token = placeholders.of(kind_of(image))
+        at = text.index(token, start)
+        out += [
+            text[start:at],
+            token * image.tokens if image.expansion is None else image.expansion,
+        ]
+        start = at + len(token)
+    return "".join(out) + text[start:]
 
 
 def _compact_ids(rendered: Rendered, tokenizer: Tokenizer) -> Slot[tuple[int, ...]]:

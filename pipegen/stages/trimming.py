@@ -21,24 +21,25 @@ from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import Engine, TextEngine, TokenEngine, takes_tokens
 from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records.fields import altered
-from pipegen.records.frozen import thaw
+from pipegen.records.frozen import freeze, thaw
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions
-from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import (
     Decoded,
     Encoded,
     Finish,
     GenerationResult,
+    Raw,
     Thought,
     Turn,
     closest_choice,
 )
 from pipegen.stages.parts.answer_check import WORDS, Answer, disobeyed
+from pipegen.stages.parts.call_syntax import FIRST_ID, loads, openai_call, writer_of
 from pipegen.stages.parts.detokenize import spell
 from pipegen.stages.parts.plugin_state import ask_plugin
 from pipegen.stages.parts.reasoning import thinking_unfinished
 from pipegen.stages.parts.samples import SAMPLING
-from pipegen.stages.parts.tool_calls import read_calls, writer_of
+from pipegen.stages.parts.tool_calls import read_calls
 
 __all__ = ["trim", "trim_row", "trimmed", "trimmers", "with_tool_calls"]
 
@@ -113,7 +114,7 @@ def _finished(route_name: str, decoded: Decoded, model: TokenModel) -> Slot[Gene
     request, thought = decoded.raw.encoded.request, decoded.raw.thought
     if request.tools and request.messages is not None:
         result = result.map(
-            lambda one: with_tool_calls(one, request, model.tokenizer, model.renderer)
+            lambda one: with_tool_calls(one, decoded.raw, model.tokenizer, model.renderer)
         )
     if thought is None:
         return result
@@ -151,9 +152,16 @@ def with_thought(
 
 
 def with_tool_calls(
-    result: GenerationResult, request: GenerationRequest, tokenizer: Tokenizer, renderer: Renderer
+    result: GenerationResult, raw: Raw, tokenizer: Tokenizer, renderer: Renderer
 ) -> GenerationResult:
-    """The result with the tool calls of its answer; see `pipegen.stages.parts.tool_calls`."""
+    """The result with the tool calls of its answer: the one that was forced, or those that are read
+    (see `pipegen.stages.parts.tool_calls`).
+    """
+    if raw.call is not None and result.finish is Finish.EOS:
+        name, arguments = raw.call
+        function = {"name": name, "arguments": loads(arguments)}
+        forced = freeze(openai_call({"id": FIRST_ID, "type": "function", "function": function}))
+        return dataclasses.replace(result, tool_calls=(forced,), content="")
     ended = result.finish in (Finish.EOS, Finish.STOP_TOKEN)
     count = len(result.token_ids) - 1 if ended else len(result.token_ids)
     answer, ending = (
@@ -161,9 +169,8 @@ def with_tool_calls(
         for ids in (result.token_ids[:count], result.token_ids[count:])
     )
     chat = result.options.chat or ChatTemplateOptions()
-    form = result.options.structured
-    forced = form is not None and form.tool_choice is not None and result.finish is Finish.EOS
-    read = read_calls(answer, ending, thaw(request.tools), writer_of(renderer, chat), forced=forced)
+    tools = thaw(raw.encoded.request.tools)
+    read = read_calls(answer, ending, tools, writer_of(renderer, chat))
     return dataclasses.replace(
         result, tool_calls=read.calls, content=read.content, tool_calls_unread=read.unread
     )
@@ -210,6 +217,7 @@ def trim_row(
             ),
             image_grid_thw=tuple([image.grid for image in prompt.images]),
             image_digests=tuple([image.digest for image in prompt.images]),
+            video_times=tuple([image.times for image in prompt.images if image.is_video]),
             options=options,
             clipped_from=encoded.clipped_from,
             trimmed_by=(

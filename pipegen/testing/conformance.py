@@ -1,6 +1,6 @@
 """One suite for every backend: what a route owes its callers, whatever engine and model it has.
 
-Each check takes a route and derives its stops and limits from what the model generates, so it runs
+Each check takes a route and derives its stops and limits from what the model generates. So it runs
 on any model that generates at least a dozen tokens greedily. Use it from pytest:
 
     @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from pipegen.core.errors import BadImage, InvalidRequest
+from pipegen.core.errors import BadImage, BadVideo, InvalidRequest, UnsupportedMultimodal
 from pipegen.core.slots import is_ok
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.drivers.scoring import scoring
+from pipegen.records.fields import altered
 from pipegen.records.options import (
     ChatTemplateOptions,
     GenerationOptions,
@@ -31,6 +32,7 @@ from pipegen.testing.ask import (
     answers,
     chat,
     drawn_image,
+    error_of,
     expect,
     greedy,
     honours,
@@ -196,6 +198,46 @@ def answers_depend_on_the_images(route: Route) -> None:
         for result in results
     }
     expect(len(distinct) > 1, f"images: {len(images)} different images get the same answer")
+
+
+def videos_are_frames_with_times(route: Route) -> None:
+    """A video has the frames and the times that the options choose, and a broken one fails alone.
+    If the engine takes no videos, such a request is `UnsupportedMultimodal`.
+    """
+    frames = [drawn_image(64, 64, number % 3) for number in range(5)]
+    video = {"frames": frames, "times": [0, 0.5, 1, 1.5, 4]}
+    ask = VlmGenerationRequest(prompt="What happens?", videos=[video])
+    if not (honours(route, "videos") and honours(route, "images")):
+        (slot,) = run(route, [ask])
+        seen = isinstance(error_of(slot), UnsupportedMultimodal)
+        expect(seen, f"videos are UnsupportedMultimodal, not {slot}")
+        return
+
+    def chosen(**options: Any) -> GenerationResult:
+        preprocess = VlmPreprocessOptions(**options)
+        asked = altered(ask, options=greedy(max_new_tokens=1, preprocess=preprocess))
+        return answers(run(route, [asked]))[0]
+
+    whole = chosen()
+    expect(
+        [*dict.fromkeys(sum(whole.video_times, ()))] == [0, 0.5, 1, 1.5, 4],
+        f"videos: all frames that are given are taken, not those at {whole.video_times}",
+    )
+    pair = chosen(max_frames=2).video_times
+    expect(pair == ((0, 4),), f"max_frames: two frames are the first and the last, not {pair}")
+    slow = chosen(fps=0.5).video_times
+    expect(len(slow[0]) < len(whole.video_times[0]), f"fps: every other second is not {slow}")
+    patches = [
+        math.prod(one.image_grid_thw[0] or ())
+        for one in (whole, chosen(max_video_pixels=2 * 64 * 64))
+    ]
+    expect(patches[1] < patches[0], f"max_video_pixels: {patches[1]} patches of {patches[0]}")
+    broken = VlmGenerationRequest(prompt="What happens?", videos=[b"no video"])
+    first, other = run(route, [ask, broken], greedy(max_new_tokens=1))
+    expect(
+        is_ok(first) and isinstance(error_of(other), (BadVideo, UnsupportedMultimodal)),
+        f"videos: a broken one fails alone, not {other}",
+    )
 
 
 def images_keep_to_the_budget(route: Route) -> None:
@@ -367,6 +409,7 @@ CHECKS = (
     control_tokens_are_rejected_or_allowed_where_asked,
     answers_depend_on_the_images,
     images_keep_to_the_budget,
+    videos_are_frames_with_times,
     what_does_not_fit_is_clipped_where_asked,
     the_checkpoints_own_settings_are_taken_where_asked,
     prompts_have_the_log_probabilities_of_their_scores,

@@ -102,7 +102,7 @@ class FakeEngine:
         name: str = "fake",
         tokenizer: ToyTokenizer | None = None,
         renderer: ToyRenderer | None = None,
-        honours: frozenset[Capability] = ENGINES["hf"],
+        honours: frozenset[Capability] = ENGINES["hf"] - {"videos"},
         context_length: int | None = None,
         max_images: int | None = None,
         eos_tokens: Sequence[str] = ("<|im_end|>", "<|endoftext|>"),
@@ -111,6 +111,11 @@ class FakeEngine:
         fault: BaseException | None = None,
         answers: int | None = None,
     ) -> None:
+        if not (isinstance(script, str) or callable(script)):
+            raise TypeError(
+                "a FakeEngine takes the text of every row, or a function from the encoded prompt to"
+                f" a text, not {type(script).__name__}"
+            )
         self.identity = f"fake {name}"
         self.name, self.script, self.server_side_stops, self.fault, self.answers = (
             name,
@@ -138,6 +143,11 @@ class FakeEngine:
         output = self.script if isinstance(self.script, str) else self.script(encoded)
         if isinstance(output, GenerationError):
             return Failure(output)
+        if not isinstance(output, Sequence):
+            raise TypeError(
+                "the function of a FakeEngine returns a text, token ids or an error, not"
+                f" {type(output).__name__}"
+            )
         ids = (self.tokenizer.encode(output) if isinstance(output, str) else tuple(output))[
             : encoded.options.max_new_tokens
         ]
@@ -191,8 +201,8 @@ class FakeEngine:
         return self.capabilities.context_length
 
     def score(self, inputs: Sequence[Continued]) -> Sequence[Slot[TokenScores]]:
-        """Each token has the log probability -1 - id / 1000, and is greedy where its id is even;
-        else the id before is likelier, with -0.5.
+        """Each token has the log probability -1 - id / 1000, and is greedy where its id is even.
+        Else the id before is likelier, with -0.5.
 
         Logs the call in `scored`, and fails as `generate` does.
         """

@@ -266,8 +266,8 @@ def encoded(engine: TokenEngine | None = None) -> st.SearchStrategy[Encoded]:
 
 
 def raws(engine: TokenEngine | None = None) -> st.SearchStrategy[Raw]:
-    """What an engine may give back: any ids of the tokenizer, some of words and some that end rows;
-    it may have gone on too long, or given up.
+    """What an engine may give back: any ids of the tokenizer, some of words and some that end rows.
+    It may have gone on too long, or given up.
     """
     engine = engine or toy_engine()
     require_token_engine("raws", engine)

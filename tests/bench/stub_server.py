@@ -24,6 +24,7 @@ _LOGPROBS = {
         for token in TOKENS
     ]
 }
+# of answers to token ids it is left out: prompts have different lengths, and pipegen counts them
 _USAGE = {"prompt_tokens": 100, "completion_tokens": len(TOKENS), "total_tokens": 132}
 _CHAT = {
     "index": 0,
@@ -54,11 +55,10 @@ ANSWERS = {
         "choices": [_CHAT],
         "usage": _USAGE,
     },
-    "/inference/v1/generate": {"request_id": "1", "choices": [_IDS], "usage": _USAGE},
+    "/inference/v1/generate": {"request_id": "1", "choices": [_IDS]},
     "/logprobs/inference/v1/generate": {
         "request_id": "1",
         "choices": [{**_IDS, "logprobs": _LOGPROBS}],
-        "usage": _USAGE,
     },
 }
 

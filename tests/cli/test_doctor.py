@@ -212,3 +212,27 @@ def test_it_is_said_whether_vllm_gives_the_text_of_transformers(
         False: "another text",
         None: "not checked against",
     }[same] in shown
+
+
+def test_a_length_beyond_which_vllm_is_not_compared_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    from support.models import write_model
+
+    from pipegen.backends.vllm import self_check
+
+    folder = write_model(tmp_path / "llama", "llama")
+    config = json.loads((folder / "config.json").read_text())
+    scaled = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    (folder / "config.json").write_text(json.dumps(config | {"rope_parameters": scaled}))
+    monkeypatch.setattr("pipegen.cli.doctor.need", lambda *_: None)
+    monkeypatch.setattr(self_check, "check_lengths", lambda checkpoint: None)
+    asked = ("--model", str(folder), "--engine", "vllm")
+    seen = json.loads(doctor(capsys, "--json", *asked)[1])["model"]["same_text"]
+    assert seen["lengths"] == {}
+    assert "max_position_embeddings" in seen["not_judged"][0]
+    assert "use hf for such rows" in seen["not_judged"][0]
+    _, shown = doctor(capsys, *asked)
+    assert "not judged: beyond" in shown
+    assert "also beyond" not in shown

@@ -196,14 +196,18 @@ def test_a_grace_that_is_none_is_bad_usage(
 
 
 def test_a_bug_fails_its_line_alone_and_the_exit_code_says_so(
-    generate: Command, engine: FakeEngine, jsonl: Any
+    generate: Command, jsonl: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def script(encoded: Any) -> str:
-        if "bad" in (encoded.request.prompt or ""):
-            raise KeyError("a bug")
-        return "good"
+    from pipegen.stages import ending
 
-    engine.script = script
+    whole = ending.stop_row
+
+    def buggy(decoded: Any, *more: Any) -> Any:
+        if "bad" in (decoded.raw.encoded.request.prompt or ""):
+            raise KeyError("a bug")
+        return whole(decoded, *more)
+
+    monkeypatch.setattr(ending, "stop_row", buggy)
     ran = generate(jsonl(*({"prompt": "bad" if n in (3, 70) else "Hi"} for n in range(100))))
     failed = [line for line in ran.out if not line["ok"]]
     assert [line["id"] for line in ran.out] == [str(n + 1) for n in range(100)]
@@ -231,12 +235,24 @@ def test_a_result_that_cannot_be_written_fails_its_line_alone(
 
 
 def test_with_bugs_everywhere_every_line_is_answered(
+    generate: Command, jsonl: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pipegen.stages import ending
+
+    monkeypatch.setattr(ending, "stop_row", lambda *given: 1 // 0)
+    ran = generate(jsonl(HI, HI))
+    assert [line["error"]["type"] for line in ran.out] == ["InternalError"] * 2
+    assert ran.code == 3
+
+
+def test_an_engine_that_breaks_its_contract_fails_its_lines(
     generate: Command, engine: FakeEngine, jsonl: Any
 ) -> None:
     engine.answers = 3
     ran = generate(jsonl(HI, HI))
-    assert [line["error"]["type"] for line in ran.out] == ["InternalError"] * 2
-    assert ran.code == 3
+    assert [line["error"]["type"] for line in ran.out] == ["BackendFailed"] * 2
+    assert "the engine 'fake' raised ContractError" in ran.out[0]["error"]["message"]
+    assert ran.code == 1
 
 
 def test_a_failed_call_fails_its_lines(generate: Command, engine: FakeEngine, jsonl: Any) -> None:

@@ -15,6 +15,7 @@ import pipegen as pg
 from pipegen.cli.verify import in_words, of_file_in_words
 from pipegen.core.errors import CallFailed, Timeout
 from pipegen.io.jsonl import to_plain
+from pipegen.io.openai_batch import batch_line
 from pipegen.records.fields import InvalidField
 from pipegen.report.causes import judge
 from pipegen.report.recorded import Recorded, RowVerdict
@@ -158,9 +159,9 @@ def test_bad_usage_that_the_settings_find_and_a_server_that_is_down(
     assert command("verify", "http://h").code == 2
     assert command("verify", "http://h", tmp_path / "missing.jsonl", "--model", "m").code == 2
     given[0] = InvalidField("base_url takes an address")
-    assert command("verify", "h", "--model", "m").code == 2
+    assert command("verify", "http://h", "--model", "m").code == 2
     given[0] = ImportError("no torch")
-    assert "cannot be used" in command("verify", "h", "--model", "m").err
+    assert "cannot be used" in command("verify", "http://h", "--model", "m").err
     given[0] = CallFailed(Timeout("it is down"))
     ran = command("verify", "http://h", "--model", "m")
     assert ran.code == 1
@@ -205,6 +206,46 @@ def test_rows_of_a_file_that_the_model_did_not_make_are_named(
     )
     assert (ran.code, [row["verdict"] for row in ran.out[0]["rows"]]) == (1, ["weights", "right"])
     assert json.loads((tmp_path / "s.json").read_text())["exit_code"] == 1
+
+
+def test_flags_of_servers_and_requests_of_other_rows_are_refused_with_a_file(
+    command: Command, made: tuple[Path, Path], jsonl: Any
+) -> None:
+    results, requests = made
+    for flags in (("--chat-only",), ("--timeout", "3"), ("--max-new-tokens", "8")):
+        ran = command("verify", results, "--model", "embedded", *flags)
+        assert (ran.code, "is for servers" in " ".join(ran.err.split())) == (2, True)
+    lines = [json.loads(line) for line in requests.read_text().splitlines()]
+    others = jsonl(*[{**line, "id": f"other {line['id']}"} for line in lines], name="others.jsonl")
+    assert command("verify", results, others, "--model", "embedded").code == 2
+    first = jsonl(lines[0], name="first.jsonl")
+    assert command("verify", results, first, "--model", "embedded").code == 0
+
+
+def test_a_file_of_the_batch_form_is_not_judged_and_is_compared(
+    command: Command, jsonl: Any
+) -> None:
+    pytest.importorskip("torch")
+    result = pg.GenerationResult(
+        text="Hi", raw_text="Hi", finish=pg.Finish.EOS, options=pg.GenerationOptions()
+    )
+    batch = jsonl(batch_line(pg.Success(result), "a", "m"), name="batch.jsonl")
+    ran = command("verify", batch, "--model", "embedded", "--json", "--quiet")
+    assert (ran.code, ran.out[0]["counts"]) == (1, {"not judged": 1})
+    assert "options" in ran.out[0]["rows"][0]["evidence"]
+    assert command("diff", batch, batch).code == 0
+
+
+def test_requests_in_place_of_results_are_named(command: Command, jsonl: Any) -> None:
+    for line, words in (
+        ({"id": "a", "prompt": "Hi"}, "is a request"),
+        ({"id": "a"}, "no field ok"),
+    ):
+        ran = command("verify", jsonl(line), "--model", "embedded")
+        assert (ran.code, words in " ".join(ran.err.split())) == (2, True)
+    assert "there is no file missing" in " ".join(
+        command("verify", "missing", "--model", "embedded").err.split()
+    )
 
 
 def test_files_that_are_no_results_are_bad_usage(command: Command, tmp_path: Path) -> None:

@@ -381,6 +381,7 @@ def test_what_is_no_result_is_bad_usage(
         (tmp_path / "r.jsonl").write_bytes(data)
     ran = command("view", tmp_path / "r.jsonl")
     assert ran.code == 2
+    assert "PosixPath" not in ran.err
     assert words in " ".join(ran.err.split())
     assert not (tmp_path / "r.html").exists()
 

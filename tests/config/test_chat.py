@@ -181,7 +181,7 @@ def test_thinking_may_be_said_in_three_places_that_agree() -> None:
             "backend: {type: sglnag, model: m}",
             r"backend\.type: takes one of .*did you mean 'sglang'\?",
         ),
-        ("backend: {type: hf}", "backend: takes model too"),
+        ("backend: {type: hf}", "backend: the key model is missing"),
         (
             "backend: {type: hf, model: m, max_tokens: 1, max_new_tokens: 2}",
             "means the same as max_new_tokens",

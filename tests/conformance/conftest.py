@@ -23,6 +23,10 @@ from pipegen.testing.fake import FakeEngine
 # Its renderer knows no templates, its images have one size, and it writes few forms.
 HONEST: frozenset[Capability] = (ENGINES["vllm"] | {"no_repeat_ngram_size"}) - {
     "template",
+    "videos",
+    "fps",
+    "max_frames",
+    "max_video_pixels",
     "template_kwargs",
     "min_pixels",
     "max_pixels",

@@ -30,11 +30,13 @@ TEMPLATES, BUDGETS = (
     conformance_prompts.the_template_is_used_with_its_variables,
     conformance_prompts.images_keep_to_the_budget,
 )
+VIDEOS = conformance_prompts.videos_are_frames_with_times
 REAL_ONLY: dict[str, conformance.Check] = {
     **dict.fromkeys(
         ("template", "template_kwargs", "enable_thinking", "add_generation_prompt"), TEMPLATES
     ),
     **dict.fromkeys(("min_pixels", "max_pixels", "do_resize"), BUDGETS),
+    **dict.fromkeys(("fps", "max_frames", "max_video_pixels"), VIDEOS),
     "tool_choice": conformance.a_tool_is_called_where_asked,
 }
 """Options that take a real template, image processor or grammar, and their checks."""
@@ -213,7 +215,17 @@ def test_a_hook_that_is_not_called_is_found_out(name: str, embedded: pg.Route) -
 
 
 def test_every_feature_has_its_double() -> None:
-    assert {*DOUBLES, "stopping_criteria", "logits_processor"} == set(FEATURES)
+    assert {*DOUBLES, "stopping_criteria", "logits_processor", "videos"} == set(FEATURES)
+
+
+def test_videos_that_are_not_taken_are_found_out(model: Any) -> None:
+    route = blind(model)
+    capabilities = route.engine.capabilities
+    route.engine.capabilities = dataclasses.replace(
+        capabilities, honours=capabilities.honours | {"videos"}
+    )
+    with pytest.raises(AssertionError):
+        VIDEOS(route)
 
 
 def test_an_engine_that_mixes_up_the_rows_that_it_is_fed_is_found_out(model: Any) -> None:

@@ -78,7 +78,7 @@ class Formal(TalkingEngine):
     """Says that it gives answers of every form, and does."""
 
     def __init__(self, script: Any) -> None:
-        super().__init__(script, honours=pg.ENGINES["vllm"])
+        super().__init__(script, honours=pg.ENGINES["vllm"] - {"videos"})
 
     def _made(self, encoded: Encoded) -> Any:
         form = encoded.options.structured
@@ -208,3 +208,15 @@ def test_an_engine_that_breaks_a_promise_is_found_out(
         engine._made = lambda encoded: FakeEngine._made(engine, encoded)  # type: ignore[method-assign]
     with pytest.raises((AssertionError, pg.ContractError)):
         check(pg.route(engine))
+
+
+@pytest.mark.parametrize("script", [None, ["one", "two"], 3])
+def test_a_script_that_is_neither_a_text_nor_a_function_is_refused(script: Any) -> None:
+    with pytest.raises(TypeError, match="takes the text of every row, or a function"):
+        FakeEngine(script)
+
+
+def test_a_script_that_gives_neither_a_text_nor_ids_says_what_it_may_give() -> None:
+    engine = FakeEngine(lambda _: 3)  # type: ignore[arg-type, return-value]
+    with pytest.raises(TypeError, match="returns a text, token ids or an error, not int"):
+        pg.run(pg.route(engine), [{"prompt": "Hi"}])

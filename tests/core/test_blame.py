@@ -8,7 +8,7 @@ import pytest
 from returns.result import Failure, Success
 
 import pipegen as pg
-from pipegen.core.blame import StageNote, blamed, named, note_of
+from pipegen.core.blame import StageNote, blamed, blamed_on, engine_of, named, note_of
 from pipegen.core.border import attempt
 from pipegen.core.pipe import batch_stage, call
 from pipegen.testing.fake import FakeEngine
@@ -228,3 +228,13 @@ def test_a_row_that_is_too_much_for_a_stage_names_the_stage(kind: type[Exception
     assert slot.failure().message == f"the stage 'boxes' raised {kind.__name__}"
     (slot,) = pg.each("boxes", fail, catch=(kind,)).apply((pg.Success(1),))
     assert slot.failure().message == kind.__name__
+
+
+def test_the_note_on_an_engine_is_put_once_and_travels() -> None:
+    bug = KeyError("logits")
+    for name in ("mine", "other"):
+        blamed_on(bug, name)
+    assert bug.__notes__ == ["raised by the engine 'mine'"]
+    again = pickle.loads(pickle.dumps(bug.__notes__[0]))
+    assert (again, again.engine) == (bug.__notes__[0], "mine")
+    assert engine_of(ValueError()) == ""

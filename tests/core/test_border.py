@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 
 import pytest
-from returns.result import Success
+from returns.primitives.exceptions import UnwrapFailedError
+from returns.result import Failure, Success
 
 from pipegen.core.border import EXHAUSTED, guard, of_tokenizer, report
-from pipegen.core.errors import PluginFailed
+from pipegen.core.errors import PluginFailed, Timeout
 
 
 def fails(raised: BaseException, **how: object) -> PluginFailed:
@@ -107,3 +108,11 @@ def test_what_ends_the_program_comes_through_a_tokenizer() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         of_tokenizer(interrupted)
+
+
+def test_an_exception_without_a_message_is_told_by_its_cause() -> None:
+    with pytest.raises(UnwrapFailedError) as caught:
+        Failure(Timeout("slow")).unwrap()
+    assert str(caught.value) == ""
+    assert report(caught.value, traced=False).words.startswith("UnwrapFailedError: Timeout: slow")
+    assert report(KeyError(), traced=False).words == "KeyError"

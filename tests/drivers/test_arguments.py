@@ -411,36 +411,3 @@ def test_records_are_drawn_for_an_engine_not_for_its_route() -> None:
     ):
         with pytest.raises(TypeError, match=r"route\.engine is the engine of a route"):
             strategy(ROUTE)  # type: ignore[arg-type]  # that is the mistake
-
-
-def test_an_engine_without_what_every_run_asks_of_it_is_refused_by_name() -> None:
-    class Half:
-        name = "half"
-        plugins = ()
-
-        def generate(self, inputs: Any) -> Any:
-            return inputs
-
-    words = "the engine 'half' has no capabilities, tokenizer, renderer, eos_token_ids, bos_token"
-    with pytest.raises(TypeError, match=words):
-        pg.route(Half())  # type: ignore[arg-type]  # that is the mistake
-
-
-def test_an_engine_that_only_generates_runs() -> None:
-    """What streams, jobs, plugins and images need beyond that, only they ask for."""
-    fake = FakeEngine("ok")
-
-    class Small:
-        name, capabilities, plugins = "small", fake.capabilities, ()
-        tokenizer, renderer, eos_token_ids = fake.tokenizer, fake.renderer, fake.eos_token_ids
-        bos_token, image_placeholder, generation_config = (
-            fake.bos_token,
-            fake.image_placeholder,
-            fake.generation_config,
-        )
-
-        def generate(self, inputs: Any) -> Any:
-            return fake.generate(inputs)
-
-    # it is no whole engine
-    assert pg.run(pg.route(Small()), [{"prompt": "Hi"}])[0].unwrap().text == "ok"  # type: ignore[arg-type]

@@ -177,7 +177,7 @@ BUGS: dict[str, tuple[Any, str, str, str]] = {
             ),
         ),
         "own",
-        "the stage 'own' raised UnwrapFailedError",
+        "the stage 'own' raised UnwrapFailedError: InvalidRequest: none",
         "correct the stage, or list what it raises on bad data",
     ),
     "no Result": (
@@ -304,3 +304,38 @@ def test_a_bug_in_when_fails_its_own_request_where_bugs_are_isolated() -> None:
     good, bad = pg.imap(both, [{"prompt": "1"}, {"prompt": "x"}], isolate_bugs=True)
     assert good.unwrap() == "1"
     assert bad.failure().stage == "when of fallback(fails, other)"
+
+
+def buggy(encoded: Any) -> str:
+    if encoded.prompt.text == "bad":
+        raise KeyError("logits")
+    return "a"
+
+
+@driver
+def test_a_bug_in_an_engine_raises_with_the_engines_name(driver: Callable[..., Any]) -> None:
+    with pytest.raises(KeyError) as caught:
+        driver(pg.route(FakeEngine(buggy, name="mine")), [{"prompt": "bad"}])
+    assert caught.value.__notes__ == ["raised by the engine 'mine'"]
+
+
+def test_where_bugs_are_isolated_a_bug_in_an_engine_is_the_engines(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    route = pg.route(FakeEngine(buggy, name="mine"))
+    with caplog.at_level(logging.ERROR, "pipegen"):
+        slots = list(pg.imap(route, [GOOD, {"prompt": "bad"}, GOOD], isolate_bugs=True))
+    assert [pg.is_ok(slot) for slot in slots] == [True, False, True]
+    error = slots[1].failure()
+    assert isinstance(error, pg.BackendFailed)
+    assert error.message == "the engine 'mine' raised KeyError: 'logits'"
+    assert (error.backend, error.scope, error.retryable) == ("mine", "row", False)
+    assert error.hint.startswith("correct the engine")
+    assert error.incident in caplog.text
+
+
+def test_a_call_that_fails_as_a_whole_is_no_bug_of_the_engine() -> None:
+    failed = pg.CallFailed(pg.BackendFailed("no memory", backend="mine"))
+    (slot,) = pg.run(pg.route(FakeEngine("a", fault=failed)), [GOOD])
+    assert slot.failure().message == "no memory"
+    assert not hasattr(failed, "__notes__")

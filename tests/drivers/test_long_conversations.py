@@ -62,12 +62,13 @@ def check(talks: list[Talk], tokenizer: Any) -> None:
     """Each prompt begins with the ids before it, and new words make no control token: which there
     are depends on the form of the messages alone.
     """
-    image = tokenizer.control_tokens["<|image_pad|>"]
-    for talk in talks:  # no conversation goes on after an answer that has drawn an image
-        assert talk.failure is None or image in talk.results[-1].token_ids, talk.failure
+    control = tokenizer.control_tokens
+    media = {control["<|image_pad|>"], control["<|video_pad|>"]}
+    for talk in talks:  # no conversation goes on after an answer that has drawn an image or a video
+        assert talk.failure is None or media & {*talk.results[-1].token_ids}, talk.failure
     assert broken_prefixes(talks) == []
     made = defaultdict(set)
-    known = {*tokenizer.control_tokens.values()} - {image}
+    known = {*control.values()} - media
     for talk in talks:
         for one, two in itertools.pairwise(talk.results):
             before = (*one.prompt_token_ids, *one.token_ids)

@@ -12,6 +12,7 @@ import pytest
 
 import pipegen as pg
 from pipegen.core.pipe import identity
+from pipegen.engines.protocol import TextEngine, TokenEngine
 from pipegen.records.results import Decoded, Encoded
 from pipegen.testing.fake import FakeEngine, ToyRenderer
 
@@ -558,3 +559,35 @@ def test_a_plugin_is_not_attached_to_a_model_that_cannot_be_read() -> None:
 
     with pytest.raises(pg.BackendFailed, match="no such model"):
         pg.attach(pg.route(Blind("")), pg.plugins.balanced_json())
+
+
+MEMBERS = [
+    *("bos_token", "capabilities", "close", "eos_token_ids", "generation_config", "identity"),
+    *("image_placeholder", "plugins", "prepare_image", "renderer", "tokenizer", "with_plugin"),
+]
+
+
+def without(name: str) -> Any:
+    """An engine that has everything but that."""
+    members = {one: None for one in MEMBERS if one != name}
+    return type("Own", (), {"name": "own", "generate": lambda self, inputs: [], **members})()
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_an_engine_that_has_not_all_of_its_protocol_is_refused_by_the_name(name: str) -> None:
+    words = rf"the engine 'own' \(Own\) has no {name}: .*TokenEngine"
+    for bind in (pg.route, pg.stages.render, pg.stages.decode):
+        with pytest.raises(TypeError, match=words):
+            bind(without(name))
+
+
+def test_all_that_the_protocol_of_engines_lists_is_asked_for() -> None:
+    listed = {name for name in dir(TokenEngine) if not name.startswith("_")}
+    assert listed == {*MEMBERS, "name", "generate"}
+    text = {name for name in dir(TextEngine) if not name.startswith("_")}
+    own = {"name", "generate", "resolve", "result"}
+    for name in sorted(text - own):
+        members = dict.fromkeys(text - {name})
+        engine: Any = type("Own", (), {**members, "name": "own", "generate": print})()
+        with pytest.raises(TypeError, match=f"has no {name}: .*TextEngine"):
+            pg.route(engine)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import enum
 import json
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import pytest
 from support.rowwise import Fuse, Rowwise
@@ -229,15 +231,50 @@ def test_what_a_tool_raises_is_its_answer_or_fails_the_row() -> None:
     def broken() -> str:
         raise ValueError("no")
 
-    def leaves() -> str:
-        raise SystemExit(3)
-
     assert one_call(broken) == "error: ValueError: no"
-    assert one_call(leaves) == "error: it ended its thread, as sys.exit() does"
     error = one_call(broken, raised="fail")
     assert isinstance(error, pg.StageFailed) and error.stage == "broken" and error.incident
     assert error.message == "the tool 'broken' failed: ValueError: no"
     assert one_call(lambda_of(object())).startswith("error: TypeError: Object of type object")
+
+
+@pytest.mark.parametrize("ends", [SystemExit(3), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("raised", ["message", "fail"])
+def test_a_tool_that_ends_its_thread_fails_its_row_alone(
+    ends: BaseException, raised: Literal["message", "fail"]
+) -> None:
+    def leaves(city: str) -> str:
+        if city == "Rome1":
+            raise ends
+        return city
+
+    def script(row: Any) -> str:
+        count = len(replies(row))
+        city = "Rome" if row.request.id == "a" else f"Rome{count}"
+        return "Sunny.<|im_end|>" if count == 2 else calls(call("leaves", city=city))
+
+    pipe = agent(pg.tools([leaves], raised=raised), script)
+    for drive in (pg.run, pg.imap):
+        first, second = drive(pipe, [asked(id="a"), asked(id="b")])
+        assert first.unwrap().text == "Sunny."
+        error = second.failure()
+        assert isinstance(error, pg.StageFailed) and error.stage == "leaves"
+        assert error.message == "the tool 'leaves' failed: it ended its thread, as sys.exit() does"
+
+
+@pytest.mark.parametrize("drive", [pg.run, pg.imap, lambda *given: asyncio.run(pg.arun(*given))])
+def test_ctrl_c_ends_a_run_whose_tools_are_running(drive: Any) -> None:
+    go_on = threading.Event()
+
+    def interrupts() -> str:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        go_on.wait(60)
+        return ""
+
+    pipe = agent(pg.tools([interrupts]), lambda row: calls(call("interrupts")), limit=2)
+    with pytest.raises(KeyboardInterrupt):
+        list(drive(pipe, [asked()]))
+    go_on.set()
 
 
 def lambda_of(value: Any) -> Callable[[], Any]:
@@ -286,7 +323,18 @@ class Search:
         return f"found {len(words)}"
 
 
+class Found:
+    """As the tools of MCP name their schema."""
+
+    name, description, inputSchema = Search.name, Search.description, Search.parameters
+
+    def __call__(self, words: Any = ()) -> str:
+        return f"found {len(words)}"
+
+
 def test_an_object_with_a_schema_is_a_tool() -> None:
+    assert pg.tools([Found()]).schemas == pg.tools([Search()]).schemas
+    assert one_call(Found(), {"words": ["a"]}) == "found 1"
     toolbox = pg.tools([Search()])
     assert toolbox.schemas[0]["function"]["description"] == "Searches."
     assert one_call(Search(), {"words": ["a", "b"]}) == "found 2"
@@ -402,6 +450,12 @@ def test_what_is_no_conversation_is_refused() -> None:
     with pytest.raises(TypeError, match="no async function"):
         pg.turns(route, step)
     more: Any
+    for more in ({"catch": ValueError}, {"catch": 3}, {"catch": (3,)}):
+        with pytest.raises(TypeError, match="catch takes a tuple of exceptions"):
+            pg.turns(route, lambda result: None, **more)
+    for step in (None, pg.tools([weather])):
+        with pytest.raises(TypeError, match="catch is about a step of your own"):
+            pg.turns(route, step, catch=(ValueError,))
     for more in ({"limit": 0}, {"limit": True}, {"max_tokens": 0.5}):
         with pytest.raises(TypeError, match="takes a whole number"):
             pg.turns(route, pg.tools([weather]), **more)
@@ -409,6 +463,12 @@ def test_what_is_no_conversation_is_refused() -> None:
 
 def test_what_is_no_tool_is_refused() -> None:
     def many(*names: str) -> str:
+        return ""
+
+    def unknown(city: Unheard) -> str:  # type: ignore[name-defined]  # noqa: F821
+        return ""
+
+    def sized(size: Size) -> str:
         return ""
 
     class Strange:
@@ -424,6 +484,9 @@ def test_what_is_no_tool_is_refused() -> None:
         ([7], "a function or can be called"),
         ([Strange()], "a JSON Schema"),
         ([many], "takes named arguments"),
+        ([int], "the signature of <class 'int'> cannot be read"),
+        ([unknown], "a type hint is not known there, name 'Unheard' is not defined"),
+        ([sized], "Size has members whose values JSON does not have"),
         ([weather, weather], "two tools have the name 'weather'"),
     ):
         with pytest.raises(TypeError, match=words):
@@ -467,6 +530,105 @@ def test_the_schema_comes_from_the_signature() -> None:
         "required": ["city"],
         "additionalProperties": False,
     }
+
+
+class Unit(enum.Enum):
+    CELSIUS = "C"
+    FAHRENHEIT = "F"
+
+
+class Size(enum.Enum):
+    SMALL = (1, 2)
+
+
+@dataclasses.dataclass
+class Place:
+    name: str
+    unit: Unit = Unit.CELSIUS
+    inner: list[Place] = dataclasses.field(default_factory=list)
+    hidden: int = dataclasses.field(default=0, init=False)
+
+
+class Span(TypedDict):
+    first: Annotated[int, "the first day"]
+    last: NotRequired[int]
+
+
+def travel(
+    place: Place,
+    at: tuple[float, str],
+    span: Span,
+    others: dict[str, Unit] | None = None,
+    days: tuple[int, ...] = (),
+    seen: set[str] = frozenset(),  # type: ignore[assignment]
+    bare: tuple = (),  # type: ignore[type-arg]
+    more: Any = None,
+) -> str:
+    """Travels."""
+    return repr([place, at, span, others, days, seen, bare, more])
+
+
+def test_schemas_of_tuples_enums_dataclasses_and_typed_dicts() -> None:
+    unit = {"enum": ["C", "F"]}
+    properties = schema_of(travel)["properties"]
+    assert properties["place"] == {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string"},
+            "unit": unit,
+            "inner": {"type": "array", "items": {"type": "object"}},
+        },
+        "required": ["name"],
+        "additionalProperties": False,
+    }
+    each = [{"type": "number"}, {"type": "string"}]
+    assert properties["at"] == {
+        "type": "array",
+        "prefixItems": each,
+        "minItems": 2,
+        "maxItems": 2,
+    }
+    span = {
+        "first": {"type": "integer", "description": "the first day"},
+        "last": {"type": "integer"},
+    }
+    assert properties["span"] == {
+        "type": "object",
+        "properties": span,
+        "required": ["first"],
+        "additionalProperties": False,
+    }
+    assert properties["days"] == {"type": "array", "items": {"type": "integer"}}
+    assert properties["bare"] == {"type": "array"}
+
+
+def test_a_tool_gets_its_arguments_as_its_types_say() -> None:
+    given = {
+        "place": {"name": "Rome", "unit": "F", "inner": [{"name": "Forum"}]},
+        "at": [1.5, "noon"],
+        "span": {"first": 2},
+        "others": {"a": "C"},
+        "days": [1, 2],
+        "seen": ["b"],
+        "bare": [1, "a"],
+        "more": {"any": [1]},
+    }
+    inner = [Place("Forum")]
+    assert one_call(travel, given) == repr(
+        [
+            Place("Rome", Unit.FAHRENHEIT, inner),
+            (1.5, "noon"),
+            {"first": 2},
+            {"a": Unit.CELSIUS},
+            (1, 2),
+            {"b"},
+            (1, "a"),
+            {"any": [1]},
+        ]
+    )
+    assert one_call(travel, {**given, "others": None}).count("None") == 1
+    wrong = one_call(travel, {**given, "at": [1.5]})
+    assert wrong.startswith("error: wrong arguments: at $.at")
 
 
 def test_calls_that_are_no_calls_are_answered_in_words() -> None:

@@ -16,7 +16,8 @@ from pipegen import embedded
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from training import conversations, model as shape  # noqa: E402
+from training import conversations, model as shape, tool_tasks  # noqa: E402
+from training.conversations import Conversation, Turn  # noqa: E402
 from training.inference import Case, Embedded  # noqa: E402
 from training.language_stage import positions  # noqa: E402
 from training.scenes import draw, sample_scene  # noqa: E402
@@ -112,6 +113,51 @@ def test_training_text_is_what_the_template_writes(loaded: Embedded, seed: int) 
         i for piece, _ in pieces for i in loaded.tokenizer.encode(piece, add_special_tokens=False)
     ]
     assert ids == loaded.tokenizer.encode(text, add_special_tokens=False)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_training_text_with_tools_is_what_the_template_writes(loaded: Embedded, seed: int) -> None:
+    rng = random.Random(seed)
+    tools = tool_tasks.tools(rng)
+    kinds = rng.choices(tool_tasks.KINDS, k=2)
+    queries = [tool_tasks.query(rng, tools, kind) for kind in kinds]
+    turns = tuple(Turn(one, (), n > 0) for query in queries for n, one in enumerate(query))
+    system = (None, "You are a helpful assistant.")[seed % 2]
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    thinking = seed % 4 > 1
+    for number, turn in enumerate(turns):
+        messages += tool_tasks.messages(turn.exchange.question)
+        said = {"role": "assistant", "content": turn.exchange.answer}
+        thought = {"reasoning_content": turn.exchange.thought}
+        last = number >= len(turns) - len(queries[-1])
+        messages.append(said | (thought if thinking and last else {}))
+    chat = Conversation(tool_tasks.system_text(system, tools), turns, thinking)
+    pieces = conversations.render(chat, (), every_turn_marked=False)
+    text = "".join(piece for piece, _ in pieces)
+    wanted = loaded.tokenizer.apply_chat_template(messages, tools=list(tools), tokenize=False)
+    assert text == wanted
+    ids = [
+        i for piece, _ in pieces for i in loaded.tokenizer.encode(piece, add_special_tokens=False)
+    ]
+    assert ids == loaded.tokenizer.encode(text, add_special_tokens=False)
+
+
+def test_training_calls_are_what_the_template_writes(loaded: Embedded) -> None:
+    functions = [
+        {"name": "price", "arguments": {"item": "lamp"}},
+        {"name": "add", "arguments": {"a": 3, "b": 14}},
+    ]
+    called = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "function": one} for one in functions],
+    }
+    text = loaded.tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hi"}, called, {"role": "user", "content": "Hi"}],
+        tokenize=False,
+    )
+    calls = [tool_tasks.call(one["name"], **one["arguments"]) for one in functions]
+    assert "<|im_start|>assistant\n" + "\n".join(calls) + "<|im_end|>" in text
 
 
 def test_training_patches_are_the_image_processors(loaded: Embedded) -> None:

@@ -324,6 +324,7 @@ def test_the_features_of_the_table_are_those_that_are_tested() -> None:
         "repeatable",
         "stream",
         "token_ids",
+        "videos",
         "watch",
     }
 

@@ -4,8 +4,11 @@ known.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import random
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -36,11 +39,22 @@ def program() -> Callable[[str], ModuleType]:
 
 @pytest.fixture(scope="session")
 def shell() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run an example program as a reader does."""
+    """Run an example program as a reader does, but in this process, which has loaded torch."""
 
     def run(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(EXAMPLES / f"{name}.py"), *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+        command = [str(EXAMPLES / f"{name}.py"), *map(str, arguments)]
+        out, err, code = io.StringIO(), io.StringIO(), 0
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            patch.setattr(sys, "argv", command)
+            try:
+                runpy.run_path(command[0], run_name="__main__")
+            except SystemExit as left:
+                code = int(left.code or 0)
+        return subprocess.CompletedProcess(command, code, out.getvalue(), err.getvalue())
 
     return run
 

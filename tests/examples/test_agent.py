@@ -33,29 +33,30 @@ def call(name: str, **arguments: Any) -> str:
 
 
 def script(row: Any) -> str:
-    """Looks up the order that the question names, counts its days, and says what it was told."""
+    """Looks up the items that the question names, adds what they cost, and says what it was
+    told.
+    """
     told = [one.content for one in row.request.messages if one.role == "tool"]
-    number = int(row.request.messages[1].content.split()[-1])
-    if not told:
-        return call("order_state", number=number)
-    if len(told) == 1 and told[0].startswith("{"):
-        order = json.loads(told[0])
-        return call("days_between", start=order["ordered"], end=order["sent"] or "never")
+    items = row.request.messages[1].content.split()
+    if len(told) < len(items):
+        return call("price", item=items[len(told)])
+    if len(told) == 2 and all(map(str.isdigit, told)):
+        return call("add", a=int(told[0]), b=int(told[1]))
     return f"{told[-1]}<|im_end|>"
 
 
-def question(number: int, expected: str = "") -> dict[str, Any]:
-    return {"id": f"Q-{number}", "question": f"Order {number}", "expected": expected}
+def question(items: str, expected: str = "") -> dict[str, Any]:
+    return {"id": f"Q-{items}", "question": items, "expected": expected}
 
 
 def test_it_calls_its_tools_and_is_told_what_they_raise(agent: Any) -> None:
-    lines = [question(17, "3"), question(18, "3"), question(99, "no order 99")]
+    lines = [question("lamp chair", "42"), question("lamp moon", "42"), question("moon", "no moon")]
     made = list(agent.answers(agent.agent(pg.route(FakeEngine(script))), lines))
     records = [agent.record_of(*one) for one in made]
-    assert records[0]["text"] == "3" and records[0]["end"] == "done"
-    assert [one.partition("(")[0] for one in records[0]["calls"]] == ["order_state", "days_between"]
-    assert "ValueError: Invalid isoformat string: 'never'" in records[1]["text"]
-    assert records[2]["text"] == "error: LookupError: there is no order 99"
+    assert records[0]["text"] == "42" and records[0]["end"] == "done"
+    assert [one.partition("(")[0] for one in records[0]["calls"]] == ["price", "price", "add"]
+    assert records[1]["text"] == "error: LookupError: there is no moon"
+    assert records[2]["text"] == "error: LookupError: there is no moon"
     assert [agent.reward_of(*one) for one in made] == [1.0, 0.0, 1.0]
     failed = ({"id": "Q-1"}, pg.Failure(pg.Timeout("slow")))
     assert agent.record_of(*failed)["error"]["type"] == "Timeout" and not agent.reward_of(*failed)
@@ -64,7 +65,7 @@ def test_it_calls_its_tools_and_is_told_what_they_raise(agent: Any) -> None:
 def test_200_conversations_killed_twice_ask_nothing_that_was_answered_again(
     agent: Any, tmp_path: Path
 ) -> None:
-    lines = [question((17, 18, 99)[row % 3]) for row in range(ROWS)]
+    lines = [question(("lamp chair", "lamp moon", "moon")[row % 3]) for row in range(ROWS)]
 
     def run(folder: Path, fuse: Fuse) -> list[Any]:
         made: list[Any] = []
@@ -93,16 +94,25 @@ def test_200_conversations_killed_twice_ask_nothing_that_was_answered_again(
 def test_the_program_runs_and_writes_rollouts(agent: Any, tmp_path: Path, shell: Shell) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("pyarrow")
-    questions = Path(agent.__file__).parent / "orders.jsonl"
+    questions = Path(agent.__file__).parent / "prices.jsonl"
     out = tmp_path / "rollouts.parquet"
     done = shell(
-        *("agent", "--model", "embedded", "--max-new-tokens", 12),
-        *("--rollouts", out, "--job", tmp_path / "job", questions),
+        *("agent", "--model", "embedded", "--rollouts", out, "--job", tmp_path / "job", questions),
     )
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [(line["id"], line["ok"]) for line in lines] == [(f"Q-{n}", True) for n in (1, 2, 3)]
+    assert [(line["text"], line["end"]) for line in lines] == [
+        ("The lamp costs 12.", "done"),
+        ("The lamp and the chair cost 42.", "done"),
+        ("I do not know what the moon costs.", "done"),
+    ]
+    assert lines[1]["calls"] == [
+        'price({"item": "lamp"})',
+        'price({"item": "chair"})',
+        'add({"a": 12, "b": 30})',
+    ]
+    assert lines[2]["calls"] == ['price({"item": "moon"})']
     assert "3 questions, 3 answered" in done.stderr
     rows = list(pg.read_table(out))
-    assert [row["id"] for row in rows] == ["Q-1", "Q-2", "Q-3"]
+    assert [(row["id"], row["reward"]) for row in rows] == [(f"Q-{n}", 1.0) for n in (1, 2, 3)]
     assert all(len(row["mask"]) == len(row["logprobs"]) == len(row["token_ids"]) for row in rows)

@@ -256,3 +256,45 @@ def test_an_engine_counts_that_only_a_stage_is_bound_to(tmp_path: Path) -> None:
                 seen.append((next(running).unwrap().text, running.reused, running.changed))
         changed = "engine 2: the model is another"
         assert seen == [("a", 0, ()), ("b", 0, (changed,)), ("a", 1, (changed,))]
+
+
+class TestRowsWithoutTurns:
+    """`pg.turns(route)` adds nothing to the key of a row that has no turns."""
+
+    def asked(self, route: Any, folder: Path, requests: Any) -> list[bool]:
+        with pg.job(route, requests, folder) as running:
+            return [pg.is_ok(slot) for slot in running]
+
+    def test_they_are_reused_from_a_folder_of_the_plain_pipeline_and_there(
+        self, tmp_path: Path
+    ) -> None:
+        engine = FakeEngine("fine<|im_end|>")
+        for wrapped in (pg.route(engine), pg.turns(pg.route(engine)), pg.route(engine)):
+            assert self.asked(wrapped, tmp_path, [{"prompt": "a"}, {"prompt": "b"}]) == [True, True]
+        assert len(engine.calls) == 1
+        again = pg.turns(pg.fallback(pg.route(engine), pg.route(engine), when=pg.Timeout))
+        self.asked(again, tmp_path, [{"prompt": "a"}])
+        assert len(engine.calls) == 2
+
+    def test_what_a_plain_pipeline_refuses_is_asked_in_turns(self, tmp_path: Path) -> None:
+        engine = FakeEngine("fine<|im_end|>")
+        requests: list[Any] = [{"prompt": "a"}, {"turns": ["a", "b"]}]
+        assert self.asked(pg.route(engine), tmp_path, requests) == [True, False]
+        assert self.asked(pg.turns(pg.route(engine)), tmp_path, requests) == [True, True]
+        assert [len(call) for call in engine.calls] == [1, 1, 1]
+
+    def test_another_limit_asks_only_rows_with_turns_again(self, tmp_path: Path) -> None:
+        engine = FakeEngine("fine<|im_end|>")
+        requests: list[Any] = [{"prompt": "a"}, {"turns": ["a", "b"]}]
+        self.asked(pg.turns(pg.route(engine)), tmp_path, requests)
+        engine.calls.clear()
+        self.asked(pg.turns(pg.route(engine), limit=1), tmp_path, requests)
+        assert len(engine.calls) == 1
+        exported = [slot for _, slot in pg.finished_rows(tmp_path, enumerate(requests))]
+        assert [slot is not None and slot.unwrap().rounds_end for slot in exported] == [
+            None,
+            "limit",
+        ]
+        nested = pg.repeat(pg.turns(pg.route(engine)), lambda result: None, limit=1)
+        assert "turns(" in nested.leads_on
+        assert pg.turns(pg.route(engine), lambda result: None).leads_on == ""

@@ -21,7 +21,7 @@ from pipegen.testing.fake import FakeEngine
 ROWS: list[dict[str, Any]] = [
     {"id": f"row {number}", "prompt": f"prompt {number % 30}"} for number in range(40)
 ]
-ENTRY = 36
+ENTRY = 44
 
 
 def echo(encoded: Encoded) -> str:
@@ -163,9 +163,9 @@ def test_a_full_disk_ends_the_map_and_not_the_job(
 
 def test_a_map_of_which_another_process_writes_is_read(tmp_path: Path) -> None:
     with KeyMap(tmp_path, "a") as writer:
-        writer.keep(entry_of(writer.digest({"prompt": "a"}) or b"", b"k" * 16))
+        writer.keep(entry_of(writer.digest({"prompt": "a"}) or b"", b"k" * 16, 1))
         with KeyMap(tmp_path, "a") as other:
-            other.keep(entry_of(other.digest({"prompt": "b"}) or b"", b"l" * 16))
+            other.keep(entry_of(other.digest({"prompt": "b"}) or b"", b"l" * 16, 2))
     assert len(entries(tmp_path)) == 1
 
 

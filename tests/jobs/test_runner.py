@@ -280,7 +280,7 @@ def test_a_bug_fails_its_row_and_is_asked_again(tmp_path: Path) -> None:
 
     engine = FakeEngine(script)
     texts, _ = run(engine, tmp_path, PROMPTS[:3])
-    assert texts == ["re: prompt 0", "InternalError", "re: prompt 2"]
+    assert texts == ["re: prompt 0", "BackendFailed", "re: prompt 2"]
     broken[0] = False
     texts, running = run(engine, tmp_path, PROMPTS[:3])
     assert (texts, running.reused) == ([f"re: {prompt}" for prompt in PROMPTS[:3]], 2)
@@ -297,6 +297,20 @@ def test_restart_begins_anew(tmp_path: Path) -> None:
         with pytest.raises(JournalError, match=r"no job|last line"):
             run(engine, tmp_path / "notes", PROMPTS, restart=restart)
     assert (tmp_path / "notes" / "results-0001.jsonl").read_text() == "mine"
+
+
+def test_an_interrupt_while_a_job_opens_leaves_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    engine = FakeEngine(echo)
+    with monkeypatch.context() as patch:
+        patch.setattr("pipegen.jobs.runner.KeyMap", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(engine, tmp_path, PROMPTS)
+    assert run(engine, tmp_path, PROMPTS, restart=True)[1].finished == len(PROMPTS)
 
 
 @pytest.mark.parametrize("writer", [0, 1])

@@ -139,10 +139,23 @@ def test_thirty_two_bit_levels_are_taken_from_0_to_255_and_refused_beyond() -> N
     )
 
 
-@pytest.mark.parametrize("level", [0.0, 0.5, 1.0, 200.0])
-def test_levels_that_are_floats_are_refused_whatever_they_are(level: float) -> None:
+@pytest.mark.parametrize(
+    ("level", "advice"),
+    [
+        (0.0, "multiply them by 255, round, and save"),
+        (0.5, "multiply them by 255, round, and save"),
+        (1.0, "multiply them by 255, round, and save"),
+        (200.0, "scale them, and save"),
+        (-0.5, "scale them, and save"),
+        (float("nan"), "scale them, and save"),
+    ],
+)
+def test_levels_that_are_floats_are_refused_with_what_to_do(level: float, advice: str) -> None:
     error = open_image(saved(Image.new("F", (2, 2), level), "TIFF"), POLICY).failure()
-    assert "floats, whose range is not known: save it with levels of 8 or 16" in error.message
+    assert error.message.startswith(
+        f"image 0 has levels that are floats, from {level:g} to {level:g}"
+    )
+    assert error.hint == f"{advice} it with levels of 8 bits, from 0 to 255"
 
 
 @pytest.mark.parametrize("file_format", ["GIF", "WEBP", "PNG", "TIFF"])

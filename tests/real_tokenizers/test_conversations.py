@@ -5,17 +5,19 @@ what follows comes from the template alone, and foreign words make no control to
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hostile import control, control_ids
 from pairs import FOLDER, PAIRS, Pair, loaded, tokenizer_of
 
-from pipegen.backends.checkpoint.tokenizers import HFRenderer
+from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
 from pipegen.core.errors import TemplateFailed
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.continues import Continues
-from pipegen.records.options import GenerationOptions, resolve
+from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Prompt, ResolvedRequest
 from pipegen.stages.rendering import render_row
@@ -115,40 +117,81 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
     },
 }
-FOLLOWING = {  # what follows which answer, and of how many templates there must be a bridge
-    "user turn": ({"role": "assistant", "content": "Yes."}, NEXT, 170),
+# what follows which answer; of how many templates there must be a bridge, and how many of those
+# must only add to what they wrote before
+FOLLOWING = {
+    "user turn": ({"role": "assistant", "content": "Yes."}, NEXT, 170, 129),
     "result of a tool": (
         {"role": "assistant", "content": "", "tool_calls": [CALL]},
         {"role": "tool", "tool_call_id": "call00000", "name": "get", "content": "sunny words"},
         102,
+        81,
     ),
 }
 
 
-@pytest.mark.parametrize("what", FOLLOWING)
-def test_most_templates_have_a_bridge_and_the_others_say_so(what: str) -> None:
-    answer, new, least = FOLLOWING[what]
+def templates() -> Iterator[tuple[Path, HFRenderer, HFTokenizer]]:
+    """All templates, with a tokenizer that has the tokens which they name."""
     tokenizer = tokenizer_of("qwen3", False)
     raw = tokenizer.raw
     raw.bos_token, raw.eos_token, raw.pad_token, raw.unk_token = "<s>", "</s>", "<pad>", "<unk>"
-    counts: Counter[str] = Counter()
     for path in sorted((FOLDER / "templates").glob("*/*.jinja")):
-        renderer = HFRenderer(raw, path.read_text(encoding="utf-8"))
-        request = TextGenerationRequest(
-            messages=[USER, answer, new],
-            tools=[TOOL] if new["role"] == "tool" else [],
+        yield path, HFRenderer(raw, path.read_text(encoding="utf-8")), tokenizer
+
+
+def rendered(
+    renderer: HFRenderer, tokenizer: HFTokenizer, opens: bool | None = None, **asked: Any
+) -> Slot[Prompt]:
+    chat = ChatTemplateOptions(add_generation_prompt=opens)
+    job = ResolvedRequest(
+        request=TextGenerationRequest(**asked), options=resolve(GenerationOptions(chat=chat))
+    )
+    words = render_row(job, tokenizer, renderer)
+    return words.bind(lambda one: tokenize_row(one, (), tokenizer, None))
+
+
+@pytest.mark.parametrize("what", FOLLOWING)
+def test_most_templates_have_a_bridge_and_the_others_say_so(what: str) -> None:
+    """Where a render of all messages begins with the prompt and the answer, it ends with the
+    bridge.
+    """
+    answer, new, least, append_only = FOLLOWING[what]
+    counts: Counter[str] = Counter()
+    for path, renderer, tokenizer in templates():
+        messages = [USER, answer, new]
+        tools = [TOOL] if new["role"] == "tool" else []
+        slot = rendered(
+            renderer,
+            tokenizer,
+            messages=messages,
+            tools=tools,
             continues=Continues(messages=2, prompt_token_ids=(1, 2), token_ids=(3,)),
         )
-        job = ResolvedRequest(request=request, options=resolve(GenerationOptions()))
-        rendered = render_row(job, tokenizer, renderer)
-        slot = rendered.bind(lambda one: tokenize_row(one, (), tokenizer, None))
         if not is_ok(slot):
             assert isinstance(slot.failure(), TemplateFailed), path
             counts["no bridge"] += 1
             continue
         ids = slot.unwrap().token_ids
         assert ids[:3] == (1, 2, 3), path
-        assert tokenizer.decode(ids[3:]).count(str(new["content"])) == 1, path
+        bridge = tokenizer.decode(ids[3:])
+        assert bridge.count(str(new["content"])) == 1, path
         counts["bridge"] += 1
+        texts = [
+            rendered(renderer, tokenizer, opens, messages=part, tools=tools).map(
+                lambda prompt: prompt.text
+            )
+            for part, opens in (([USER], True), ([USER, answer], False), (messages, True))
+        ]
+        if not all(map(is_ok, texts)):
+            counts["no render of all messages"] += 1
+            continue
+        first, ended, whole = (text.unwrap() for text in texts)
+        if whole.startswith(first) and whole.startswith(ended.rstrip()):
+            counts["append-only"] += 1
+            same = whole.endswith(bridge) and len(first) + len(bridge) <= len(whole)
+            counts["append-only, and ends with the bridge"] += same
+            if not same:
+                print(f"{path.parent.name}/{path.name}: {whole[-120:]!r}, {bridge[-120:]!r}")
     print(what, dict(counts))
     assert counts["bridge"] >= least, counts
+    assert counts["append-only, and ends with the bridge"] == counts["append-only"] >= append_only

@@ -11,8 +11,19 @@ import pytest
 from pairs import FOLDER, tokenizer_of
 
 from pipegen.backends.checkpoint.tokenizers import HFRenderer
+from pipegen.core.slots import is_ok
 from pipegen.records.options import ChatTemplateOptions
-from pipegen.stages.parts.tool_calls import Writer, read_calls, writer_of
+from pipegen.stages.parts.call_syntax import (
+    ARGUMENTS,
+    NAME,
+    TOOLS as TOOLS_TRIED,
+    Writer,
+    syntax_of,
+    thought_before_call,
+    writer_of,
+)
+from pipegen.stages.parts.forced_calls import call_texts
+from pipegen.stages.parts.tool_calls import read_calls
 
 USER = {"role": "user", "content": "Hello there"}
 WORDS = "Qzwords"
@@ -96,3 +107,28 @@ def test_calls_of_most_templates_are_read_back_and_none_wrongly(case: str) -> No
         counts["read" if read else "unread"] += 1
     print(case, dict(counts))
     assert counts["read"] >= least, counts
+
+
+def test_calls_are_forced_and_read_behind_thoughts_as_most_templates_write_them() -> None:
+    raw = tokenizer_of("qwen3", False).raw
+    raw.bos_token, raw.eos_token, raw.pad_token, raw.unk_token = "<s>", "</s>", "<pad>", "<unk>"
+    counts: Counter[str] = Counter()
+    for path in sorted((FOLDER / "templates").glob("*/*.jinja")):
+        renderer = HFRenderer(raw, path.read_text(encoding="utf-8"))
+        writer = writer_of(renderer, ChatTemplateOptions(enable_thinking=True))
+        counts["forced" if is_ok(call_texts(writer)) else "not forced"] += 1
+        thought = thought_before_call(writer)
+        syntax = syntax_of(writer)
+        if thought is None or not is_ok(syntax):
+            counts["no thought beside a call"] += 1
+            continue
+        behind = thought.behind.removesuffix(syntax.unwrap().end)
+        answer = f"{thought.opens}So be it.{thought.closing}{NAME}{behind}"
+        found = read_calls(answer, syntax.unwrap().end.strip(), TOOLS_TRIED, writer)
+        read = [json.loads(one["function"]["arguments"]) for one in found.calls]
+        assert read in ([], [ARGUMENTS]), path
+        assert read or found.unread, path
+        counts["read behind a thought" if read else "unread"] += 1
+    print(dict(counts))
+    assert counts["forced"] >= 57, counts
+    assert counts["read behind a thought"] >= 50, counts

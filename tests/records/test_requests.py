@@ -468,7 +468,7 @@ def test_a_continuation_is_a_text_or_token_ids_and_not_empty(continuation: Any) 
                 images=[b"one"],
                 turns=[{"role": "user", "content": [{"type": "image"}]}],
             ),
-            "turns name their images themselves",
+            "turns name their images and videos themselves",
         ),
         (
             lambda: cast(Any, pg.ScoringRequest)(

@@ -114,7 +114,9 @@ def test_rows_with_tokens_that_their_filters_leave_out_differ_in_sampling(
 
 def test_rows_of_other_weights_differ_in_weights(embedded: pg.Route, tmp_path: Path) -> None:
     with pg.backends.hf(write_other("noise 0.5", tmp_path / "other"), dtype="float32") as other:
-        assert kinds(judged(results(other, logprobs=True), embedded)) == {"weights"}
+        found = kinds(judged(results(other, logprobs=True), embedded))
+        assert "weights" in found
+        assert found <= {"weights", "unknown"}
         assert kinds(judged(results(other), embedded)) <= {"right", "weights", "unknown"}
         assert "weights" in judged(results(other, temperature=1.0, seed=1), embedded).counts
 
@@ -132,6 +134,7 @@ def test_rows_of_another_template_differ_in_the_template(
     assert judged(rows, embedded).right  # without the requests nothing is known of the template
     text = changed(results(embedded), prompt_text="another prompt")
     assert kinds(judged(text, embedded)) == {"template"}
+    assert kinds(judged(text, embedded, asked=True)) == {"template"}
 
 
 def test_what_is_not_known_is_not_judged(embedded: pg.Route) -> None:
@@ -151,6 +154,12 @@ def test_what_is_not_known_is_not_judged(embedded: pg.Route) -> None:
     ]
     # its log probabilities tell the weights
     assert judged(results(embedded, repetition_penalty=1.4, logprobs=True), embedded).right
+
+
+def test_an_id_that_the_model_does_not_have_is_a_fault(embedded: pg.Route) -> None:
+    found = judged(changed(results(embedded), token_ids=(5, 10**6)), embedded)
+    assert found.counts == {"unknown": 6}
+    assert "1000000" in found.rows[0].evidence
 
 
 def test_rows_without_ids_are_read_from_their_text(embedded: pg.Route) -> None:
@@ -208,6 +217,30 @@ def test_each_sample_of_a_row_is_judged(embedded: pg.Route) -> None:
     found = judged(results(embedded, temperature=1.0, seed=1, samples=2), embedded)
     assert [row.id for row in found.rows][:3] == ["0#0", "0#1", "1#0"]
     assert found.right
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 1, "samples": 2}], ids=str)
+def test_an_id_with_a_number_sign_is_that_of_its_request(
+    options: dict[str, Any], embedded: pg.Route
+) -> None:
+    request = request_from({**REQUESTS[0], "id": "a#1"})
+    rows = changed(results(embedded, **options)[:1], prompt_token_ids=())
+    rows = [
+        (
+            "a#1",
+            slot.map(
+                lambda one: dataclasses.replace(
+                    one,
+                    samples=tuple(
+                        dataclasses.replace(each, prompt_token_ids=()) for each in one.samples
+                    ),
+                )
+            ),
+        )
+        for _, slot in rows
+    ]
+    found = verify_results(rows, "embedded", embedded, requests={"a#1": request}.get)
+    assert set(found.counts) == {"right"}, found.rows
 
 
 def test_tokens_drawn_at_another_temperature_show_in_all_rows_together(embedded: pg.Route) -> None:

@@ -1,11 +1,15 @@
 """`pg.verify` against servers that are wrong in one way each: a real model on loopback, with a
-fault put in. Each fault that changes an answer is found, and is named rightly or "unknown"; a right
+fault put in, and what is asked where no file is given. Each fault that changes an answer is found, and is named rightly or "unknown"; a right
 server has no fault."""
 
 from __future__ import annotations
 
 import functools
+import itertools
+import json
+import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,26 +21,8 @@ from support.faults import FAULTS, MODELS, write_other
 from support.wrong_server import RIGHT, Fault, ModelServer
 
 import pipegen as pg
-from pipegen.report.questions import long_prompt, prompts, with_images
-
-TOKENS = 16
-
-
-def asked() -> list[dict[str, Any]]:
-    """Short and long prompts, with and without a system turn and images, and answers of several
-    lengths.
-    """
-    names = {f"question-{number}" for number in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 13, 14, 16)} | {
-        "system-1",
-        "system-3",
-        "system-5",
-        "turns-3",
-    }
-    return [
-        *(one for one in prompts() if one["id"] in names),
-        long_prompt("long-40", 40),
-        *with_images(),
-    ]
+from pipegen import embedded
+from pipegen.report.questions import long_prompt, prompts
 
 
 @pytest.fixture(scope="module")
@@ -68,17 +54,15 @@ def serving(route_of: Callable[[str], pg.Route]) -> Iterator[Callable[[str], Mod
 
 
 def verified(server: ModelServer, route_of: Callable[[str], pg.Route], fault: Fault) -> Any:
+    """The verdict on what is asked where no file is given."""
     server.fault, server.route = fault, route_of(fault.model or "right")
     try:
-        # a Precision
         return pg.verify(
             server.url,
             "embedded",
-            asked(),
             reference=route_of("right"),
-            precision=fault.precision,
-            max_new_tokens=TOKENS,
-        )  # type: ignore[arg-type]
+            precision=fault.precision,  # type: ignore[arg-type]  # a Precision
+        )
     finally:
         server.fault = RIGHT
 
@@ -88,26 +72,82 @@ def verified(server: ModelServer, route_of: Callable[[str], pg.Route], fault: Fa
 def test_a_right_server_has_no_fault(
     dialect: str, precision: str, serving: Any, route_of: Any
 ) -> None:
-    found = verified(serving(dialect), route_of, Fault("right", (), precision=precision))
+    server = serving(dialect)
+    server.sent.clear()
+    found = verified(server, route_of, Fault("right", (), precision=precision))
     assert found.plain()["faults"] == []
     assert found.right
-    assert found.asked_again > 40
+    assert found.too_long == 2  # of the long prompts
+    sent = server.sent
+    assert "image_url" in str(sent)
+    assert ("'name': 'weather'" in str(sent)) is (dialect == "vllm")
+    # to a plain server no stop strings go: pipegen ends its answers at them
+    for name in ("seed", "n", "stream", *(("stop",) if dialect == "vllm" else ())):
+        assert any(body.get(name) for body in sent), name
+
+
+def test_lengths_that_no_answer_reaches_are_not_judged(
+    serving: Any, route_of: Any, tmp_path: Path
+) -> None:
+    folder = tmp_path / "windowed"
+    shutil.copytree(embedded.path(), folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"] |= {"other_window": [300, 900], "max_position_embeddings": 4096}
+    (folder / "config.json").write_text(json.dumps(config))
+    found = pg.verify(
+        serving("vllm").url,
+        str(folder),
+        [*itertools.islice(prompts(), 3), long_prompt("long-40", 40)],
+        reference=route_of("right"),
+        precision="float32",
+    )
+    assert found.right
+    assert [words.partition(":")[0] for words in found.plain()["not_judged"]] == [
+        "beyond 900 tokens (other_window)"
+    ]
+
+
+def test_a_server_that_refuses_several_choices_is_right_and_they_are_not_judged(
+    serving: Any, route_of: Any
+) -> None:
+    found = verified(serving("plain"), route_of, Fault("refused", (), choices=refused))
+    assert found.right
+    assert found.not_judged == ("several samples: the server refuses n=4: one at a time",)
+
+
+def refused(rows: list[Any]) -> list[Any]:
+    raise ValueError("one at a time")
 
 
 CASES = [(fault, dialect) for fault in FAULTS for dialect in fault.dialects]
+QUICK = [
+    *(("without system", "vllm"), ("ids cut on the left", "vllm"), ("images left out", "plain")),
+    *(("answers of two swapped by ids", "vllm"), ("cut at 8 tokens", "plain")),
+    *(("n is ignored", "vllm"), ("all choices are equal", "plain"), ("upper case", "vllm")),
+    *(("ends at commas", "vllm"), ("repetition penalty", "plain"), ("fp8", "plain")),
+]
+"""What is tried each time: a case for most names of faults."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fault", "dialect"), CASES, ids=[f"{fault.name} ({dialect})" for fault, dialect in CASES]
-)
+def slow_unless_quick(fault: Fault, dialect: str) -> Any:
+    marks = () if (fault.name, dialect) in QUICK else (pytest.mark.slow,)
+    return pytest.param(fault, dialect, marks=marks, id=f"{fault.name} ({dialect})")
+
+
+@pytest.mark.parametrize(("fault", "dialect"), [slow_unless_quick(*case) for case in CASES])
 def test_each_fault_is_found_and_named_rightly_or_not_known(
     fault: Fault, dialect: str, serving: Any, route_of: Any
 ) -> None:
     found = verified(serving(dialect), route_of, fault)
-    kinds = {one.kind for one in found.faults}
+    refused = {"failed"} if found.failed else set()
+    kinds = {one.kind for one in found.faults} or refused
     assert kinds <= {*fault.kinds, *(("unknown",) if fault.kinds else ())}, [
         (one.kind, one.evidence, one.example) for one in found.faults
     ]
+    assert bool(kinds) == bool(fault.kinds)
     assert found.right != bool(fault.kinds)
     assert all(one.evidence and one.example for one in found.faults)
+
+
+def test_each_quick_case_is_one_of_the_faults() -> None:
+    assert {*QUICK} <= {(fault.name, dialect) for fault, dialect in CASES}

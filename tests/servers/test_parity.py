@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,7 +64,11 @@ def test_thoughts_and_the_forms_after_them_are_equal(
         found = pg.run(route, requests)
     for request, here, there in zip(requests, wanted("embedded", requests), found, strict=True):
         one, other = here.unwrap(), there.unwrap()
-        for name in ("token_ids", "text", "reasoning", "raw_text", "forced", "finish", "stop"):
+        names = ["text", "reasoning", "raw_text", "finish", "stop"]
+        # of a text that the form leaves no choice in, llguidance allows the tokenizer's own tokens
+        # alone, and xgrammar any that spell it
+        names += [] if request.options.structured else ["token_ids", "forced"]
+        for name in names:
             assert getattr(one, name) == getattr(other, name), (request.options, name)
 
 
@@ -82,8 +89,9 @@ def test_by_token_ids_everything_is_equal(
 
 @pytest.mark.parametrize("served", ["vllm-embedded", "sglang-embedded"], indirect=True)
 def test_an_early_exit_of_a_real_server_changes_nothing_in_an_edited_route(served: Any) -> None:
-    with served.opened() as route:
-        assert disagreements(route) == []
+    for open_route in (served.opened, served.chat):
+        with open_route() as route:
+            assert disagreements(route) == []
 
 
 @pytest.mark.parametrize("served", ["vllm-embedded", "sglang-embedded"], indirect=True)
@@ -127,8 +135,14 @@ def test_by_chat_the_texts_are_equal(
     theirs = wanted(served.model, requests)
     with served.chat() as route:
         found = pg.run(route, requests)
+    # vLLM's parsers leave control tokens that are sampled in the text
+    controls = json.loads(Path(served.folder, "tokenizer.json").read_text("utf-8"))["added_tokens"]
+    special = "|".join(re.escape(token["content"]) for token in controls if token["special"])
     texts = [
-        (one.unwrap().text, two.unwrap().text if is_ok(two) else two.failure())
+        (
+            one.unwrap().text,
+            re.sub(special, "", two.unwrap().text) if is_ok(two) else two.failure(),
+        )
         for one, two in zip(theirs, found, strict=True)
     ]
     parted = [

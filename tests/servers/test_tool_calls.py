@@ -19,7 +19,8 @@ import pytest
 
 import pipegen as pg
 from pipegen.records.options import ChatTemplateOptions
-from pipegen.stages.parts.tool_calls import read_calls, writer_of
+from pipegen.stages.parts.call_syntax import writer_of
+from pipegen.stages.parts.tool_calls import read_calls
 
 COUNT = 500
 TOOLS = [

@@ -7,10 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from returns.result import Success
 
-from pipegen.core.errors import PluginFailed
+import pipegen as pg
+from pipegen.core.errors import MalformedResponse, PluginFailed
 from pipegen.core.slots import Slot
 from pipegen.engines.plugin import Plugin
+from pipegen.engines.protocol import RowDone, TokensMade
 from pipegen.records.fields import altered
 from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
@@ -18,6 +21,7 @@ from pipegen.records.results import Decoded, Encoded, Finish, Prompt, Raw, Token
 from pipegen.stages.ending import decode_row, end_row, stop_row
 from pipegen.stages.parts.folds import TokenFold, ending_ids, plan_of, text_offset
 from pipegen.stages.parts.stop_scan import Cut, StopScanner, cut
+from pipegen.testing.fake import FakeEngine
 from pipegen.testing.toy import ToyTokenizer
 
 TOY = ToyTokenizer(merges=("a\n\nb", "ST", "OP", "xSTOP", "}STOP"))
@@ -656,3 +660,49 @@ def test_a_stage_that_keeps_the_length_of_the_text_has_its_ids_cut() -> None:
     row = decoded("abcd stop efgh", GenerationOptions(stop=("STOP",)))
     other = stop_row(altered(row, text=row.text.upper()), PLAIN).unwrap()
     assert (other.text, other.raw_text) == ("ABCD ", "abcd stop")
+
+
+class Giving(FakeEngine):
+    """An engine that gives these ids, whatever they are, also while it streams."""
+
+    ids: Any = ()
+
+    def generate(self, inputs: Sequence[Encoded]) -> Any:
+        return [Success(Raw(encoded=one, token_ids=self.ids)) for one in inputs]
+
+    def stream(self, inputs: Sequence[Encoded]) -> Any:
+        for row, slot in enumerate(self.generate(inputs)):
+            for one in self.ids if isinstance(self.ids, tuple) else ():
+                yield TokensMade(row=row, token_ids=(one,))
+            yield RowDone(row=row, slot=slot)
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        ([1, 2], "token_ids of type list, not a tuple"),
+        (None, "token_ids of type NoneType, not a tuple"),
+        ((65, "a"), "str among its token_ids, not int"),
+        ((True,), "bool among its token_ids, not int"),
+        ((65, -1), "the token id -1, and the model has 262 ids"),
+        ((65, 262), "the token id 262, and the model has 262 ids"),
+    ],
+)
+def test_ids_that_no_model_has_are_a_malformed_answer(ids: Any, words: str) -> None:
+    engine = Giving("a", name="mine")
+    engine.capabilities = altered(engine.capabilities, vocab_size=262)
+    engine.ids = ids
+    route, asked = pg.route(engine), [{"prompt": "a"}]
+    (slot,) = pg.run(route, asked)
+    error = slot.failure()
+    assert isinstance(error, MalformedResponse)
+    assert error.message == f"the answer of mine has {words}"
+    assert error.hint.startswith("correct the engine")
+    assert list(pg.stream(route, asked))[-1] == pg.Done(index=0, slot=slot)
+
+
+def test_where_the_number_of_ids_is_not_known_none_is_below_zero() -> None:
+    engine = Giving("a", name="mine")
+    engine.ids = (-7,)
+    (slot,) = pg.run(pg.route(engine), [{"prompt": "a"}])
+    assert slot.failure().message == "the answer of mine has the token id -7"

@@ -62,12 +62,61 @@ def test_the_answer_is_a_call(choice: str, calls: int) -> None:
     assert pg.run(pg.route(of), [ASKED], result.options)[0].unwrap() == result
 
 
-def test_a_call_after_a_thought() -> None:
-    result = asked(engine(), tool_choice="required", max_thinking_tokens=20).unwrap()
+class Thoughts(ToyRenderer):
+    """Writes thoughts, and in a further turn what follows them; an answer of words says so."""
+
+    def render(self, messages: Any, **more: Any) -> str:
+        def written(message: Any) -> Any:
+            if message["role"] != "assistant":
+                return message
+            thought = message.get("thinking")
+            before = f"<think>{thought}</think><|im_start|>assistant\n" if thought else ""
+            final = "" if message.get("tool_calls") else "final: "
+            return {**message, "content": before + final + (message["content"] or "")}
+
+        return super().render([*map(written, messages)], **more)
+
+
+@pytest.mark.parametrize("choice", ["add", "required"])
+@pytest.mark.parametrize("asks", [{"max_thinking_tokens": 20}, {"enable_thinking": True}])
+def test_a_call_after_a_thought(choice: str, asks: dict[str, Any]) -> None:
+    of = engine(renderer=Thoughts())
+    result = asked(of, tool_choice=choice, **asks).unwrap()
     assert (result.reasoning, called(result)) == ("I add.", [("add", {"a": 3, "b": 4})])
-    assert result.raw_text.startswith("<think>I add.</think>" + OPENS)
+    opens = "<think>I add.</think><|im_start|>assistant\n" + OPENS
+    assert result.raw_text.startswith(opens + 'add", "arguments": {"a":3,"b":4}')
+    assert result.token_ids == of.tokenizer.encode(result.raw_text)
     assert result.forced[:2] == (0, 8)
-    assert 'add", "arguments": ' in result.text
+    assert (result.content, result.tool_calls_unread) == ("", None)
+
+
+def test_a_thought_is_closed_before_its_call() -> None:
+    result = asked(engine(renderer=Thoughts()), tool_choice="add", max_thinking_tokens=2).unwrap()
+    assert result.raw_text.startswith("<think>I </think><|im_start|>assistant\n" + OPENS)
+    assert called(result) == [("add", {"a": 3, "b": 4})]
+
+
+class PlainThoughts(ToyRenderer):
+    """A template with a switch, whose thought no control token ends."""
+
+    def render(self, messages: Any, *, tools: Any, template: Any, variables: Any) -> str:
+        switch = f"thinking {'on' if variables.get('enable_thinking') else 'off'}\n"
+        kept = {**variables, "enable_thinking": True}
+        return switch + super().render(messages, tools=tools, template=template, variables=kept)
+
+
+def test_a_call_is_not_forced_where_nothing_says_what_is_between_it_and_its_thought() -> None:
+    of = engine()  # its template writes no thought of a message
+    for choice in ("add", "required"):
+        error = asked(of, tool_choice=choice, enable_thinking=True).failure()
+        assert isinstance(error, pg.UnsupportedOption) and error.option == "tool_choice"
+        assert "cannot be forced after a thought" in error.message
+    assert called(asked(of, tool_choice="add", enable_thinking=False).unwrap())
+    of = engine(renderer=PlainThoughts())
+    error = asked(of, tool_choice="add", enable_thinking=True).failure()
+    assert "enable_thinking=True is not honoured with tool_choice" in error.message
+    error = asked(of, tool_choice="fly", enable_thinking=True).failure()
+    assert isinstance(error, pg.InvalidRequest)
 
 
 def test_the_length_may_end_a_call_anywhere() -> None:
@@ -97,6 +146,25 @@ def test_log_probabilities_of_what_stands_around_a_call_are_scored() -> None:
     assert row.continuation == result.token_ids[: result.forced[-1] + 1]
 
 
+class Marked(ToyRenderer):
+    """Begins an answer that is a call with words of its own, as Llama 4's templates do."""
+
+    before = " <begins>"
+
+    def render(self, messages: Any, **more: Any) -> str:
+        def written(message: Any) -> Any:
+            more = self.before if message.get("tool_calls") else ""
+            return {**message, "content": more + (message["content"] or "")}
+
+        return super().render([*map(written, messages)], **more)
+
+
+def test_a_call_begins_as_the_template_begins_an_answer_that_is_one() -> None:
+    result = asked(engine(renderer=Marked()), tool_choice="add").unwrap()
+    assert result.text.lstrip().startswith("<begins>" + OPENS)
+    assert (called(result), result.content) == ([("add", {"a": 3, "b": 4})], "")
+
+
 class Tagged(ToyRenderer):
     """Writes arguments as tagged values."""
 
@@ -118,6 +186,8 @@ class Tagged(ToyRenderer):
     ("of", "request_", "choice", "kind", "words"),
     [
         (engine(), {**ASKED, "tools": []}, "required", pg.InvalidRequest, "this request has none"),
+        (engine(), ASKED, "auto", pg.InvalidRequest, "is what holds without the option"),
+        (engine(), ASKED, "none", pg.InvalidRequest, "is not honoured"),
         (engine(), ASKED, "fly", pg.InvalidRequest, "takes its tool, and this request has none"),
         (
             engine(renderer=Tagged()),

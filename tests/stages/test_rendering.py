@@ -480,3 +480,37 @@ def test_a_function_in_the_place_of_the_template_that_raises_fails_its_row() -> 
     own = plain.replace("render", render(plain.engine, broken))
     (slot,) = run(own, [{"messages": [{"role": "user", "content": "Hi"}]}])
     assert isinstance(slot.failure(), TemplateFailed)
+
+
+def given(write: Any) -> Any:
+    """The error of a request whose prompt that function writes."""
+    engine = FakeEngine("a")
+    own = route(engine).replace("render", render(engine, write))
+    (slot,) = run(own, [{"messages": [USER]}])
+    return slot.failure()
+
+
+def no_prompt(messages: Any) -> str:
+    raise KeyError("content")
+
+
+def test_a_function_that_writes_the_prompt_is_named_for_its_bugs() -> None:
+    error = given(no_prompt)
+    assert isinstance(error, TemplateFailed)
+    assert (
+        error.message == "the function 'no_prompt' of pg.stages.render raised KeyError: 'content'"
+    )
+    assert error.hint.startswith("correct the function")
+    error = given(lambda messages: None)
+    assert "'<lambda>' of pg.stages.render raised TypeError: it gave NoneType" in error.message
+
+
+def test_a_function_that_leaves_words_out_is_named_too() -> None:
+    error = given(lambda messages: "always the same")
+    assert error.message.startswith("the function '<lambda>' of pg.stages.render writes nothing of")
+    assert error.hint.startswith("let the function write them")
+
+
+def test_what_writes_the_prompt_is_a_function() -> None:
+    with pytest.raises(TypeError, match="write is a function from messages to text, not str"):
+        render(FakeEngine("a"), "{{ messages }}")  # type: ignore[arg-type]

@@ -57,7 +57,15 @@ def ids(change: Callable[[list[int]], list[int]]) -> Callable[[Asked], Asked]:
 
 
 def silent(row: Row, asked: Asked, tokenizer: Any) -> Row:
-    """The prompt as it was sent is what the server names."""
+    """The ids of a prompt as they were sent are what the server names and counts."""
+    if not asked.sent:
+        return row
+    counts = {**row.usage, "prompt_tokens": len(asked.sent)}
+    return dataclasses.replace(row, prompt_ids=asked.sent, usage=counts)
+
+
+def unnamed(row: Row, asked: Asked, tokenizer: Any) -> Row:
+    """The server counts the prompt that it ran, and does not name it."""
     return dataclasses.replace(row, prompt_ids=[])
 
 
@@ -233,6 +241,11 @@ def turned(events: list[Any]) -> list[Any]:
     return [events[1], events[0], *events[2:]] if len(events) > 3 else events
 
 
+def seeded(asked: Asked) -> Asked:
+    """A seed of the server's own, where none is asked."""
+    return dataclasses.replace(asked, options={"seed": 7, **asked.options})
+
+
 COMPUTED = ("precision", "weights", "unknown")
 FAULTS = [
     Fault("cut at 8 tokens", ("length",), ask=cut_at(8)),
@@ -249,11 +262,13 @@ FAULTS = [
     Fault("lower case", ("text",), row=text(str.lower)),
     Fault("without its first letter", ("text",), row=text(lambda words: words[1:])),
     Fault("without its last letter", ("text",), row=text(lambda words: words[:-1])),
+    Fault("white space squeezed", ("text",), row=text(lambda words: " ".join(words.split()))),
+    Fault("stripped", ("text",), row=text(str.strip), dialects=("vllm",)),
     Fault("with special tokens", ("text",), row=special_left),
     Fault("with a greeting", ("text",), row=text(lambda words: "Sure! " + words)),
     Fault("finish always length", ("length",), row=field(finish="length")),
     Fault("finish always stop", ("length",), row=field(finish="stop"), ways=("chat",)),
-    Fault("finish missing", ("length", "unknown"), row=field(finish=None), ways=("chat",)),
+    Fault("finish missing", ("failed",), row=field(finish=None), ways=("chat",)),
     Fault("more tokens counted", ("length",), row=usage(completion_tokens=7), dialects=("vllm",)),
     Fault(
         "more tokens of the prompt counted",
@@ -274,6 +289,9 @@ FAULTS = [
     Fault("the likeliest token alone", ("sampling",), ask=drawn(top_k=1)),
     Fault("seed ignored", ("sampling",), ask=without("seed"), dialects=("vllm",)),
     Fault("always one seed", ("sampling",), ask=drawn(seed=7), dialects=("plain",)),
+    Fault("one seed where none is asked", ("sampling",), ask=seeded),
+    Fault("n is ignored", ("length",), choices=lambda rows: rows[:1]),
+    Fault("all choices are equal", ("sampling",), choices=lambda rows: rows[:1] * len(rows)),
     Fault(
         "ids cut on the left",
         ("context",),
@@ -286,6 +304,13 @@ FAULTS = [
         ("context",),
         ask=ids(lambda one: one[:256]),
         row=silent,
+        dialects=("vllm",),
+    ),
+    Fault(
+        "ids cut, and counted as they were run",
+        ("context", "failed"),
+        ask=ids(lambda one: one[-256:]),
+        row=unnamed,
         dialects=("vllm",),
     ),
     Fault(
@@ -375,6 +400,14 @@ FAULTS = [
         "answers of two swapped by ids",
         ("order",),
         batch=pairs_swapped,
+        row=silent,
+        ways=("ids",),
+        dialects=("vllm",),
+    ),
+    Fault(
+        "answers of two swapped by ids, with their prompts",
+        ("failed",),
+        batch=pairs_swapped,
         ways=("ids",),
         dialects=("vllm",),
     ),
@@ -395,7 +428,7 @@ FAULTS = [
     Fault("stream without its first piece", ("text", "length"), events=dropped(0)),
     Fault("stream with a piece twice", ("text", "length"), events=repeated),
     Fault("stream in another order", ("text", "length"), events=turned),
-    Fault("nothing but spaces", ("text", "unknown", "weights"), row=text(lambda words: " ")),
+    Fault("nothing but spaces", ("text",), row=text(lambda words: " ")),
     Fault("large noise", ("weights",), model="noise 0.5"),
     Fault("noise", COMPUTED, model="noise 0.1"),
     Fault("int8", ("unknown", "precision"), model="int8", dialects=("vllm",)),

@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from support.small_tokenizers import chatml_tokenizer, instruct_tokenizer
+from support.small_tokenizers import chatml_tokenizer, instruct_tokenizer, video_tokenizer
 from support.vision_models import IMAGE_FAMILIES
 
 from pipegen.records.options import GenerationOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Encoded, PreparedImage, Prompt
 
-__all__ = ["FAMILIES", "HYBRIDS", "VARIANTS", "encoded", "write_model"]
+__all__ = ["FAMILIES", "HYBRIDS", "VARIANTS", "encoded", "video_settings", "write_model"]
 
 
 def _hf() -> Any:
@@ -197,7 +197,7 @@ def _llama_scaled(rope: Mapping[str, Any]) -> Callable[[int], tuple[Any, Any]]:
 
 
 def _qwen3_vl(head_dim: int) -> tuple[Any, Any]:
-    tokenizer = chatml_tokenizer()
+    tokenizer = video_tokenizer()
     ids = tokenizer.get_vocab()
     rope = {
         "rope_type": "default",
@@ -222,7 +222,7 @@ def _qwen3_vl(head_dim: int) -> tuple[Any, Any]:
         text_config={**_text_sizes(tokenizer, head_dim), "rope_parameters": rope},
         vision_config=vision,
         image_token_id=ids["<|image_pad|>"],
-        video_token_id=ids["<|fim_prefix|>"],  # there are no videos
+        video_token_id=ids["<|video_pad|>"],
         vision_start_token_id=ids["<|vision_start|>"],
         vision_end_token_id=ids["<|vision_end|>"],
     )
@@ -244,6 +244,26 @@ _IMAGE_PROCESSOR: Mapping[str, Any] = {
     "temporal_patch_size": 2,
     "merge_size": 2,
 }
+
+
+def video_settings(images: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """The settings of a processor of videos whose processor of images has these; `kind` is
+    `Qwen2VL` or `Qwen3VL`, of which the second has one budget of pixels for all frames.
+    """
+    low, high = images["size"]["shortest_edge"], images["size"]["longest_edge"]
+    shared = {"shortest_edge": 2 * low, "longest_edge": 4 * high}
+    videos = {
+        **images,
+        "video_processor_type": f"{kind}VideoProcessor",
+        "size": shared if kind == "Qwen3VL" else images["size"],
+        "fps": 2,
+        "min_frames": 4,
+        "max_frames": 8,
+        "do_sample_frames": False,
+    }
+    del videos["image_processor_type"]
+    return videos
+
 
 _ATTENTION: Mapping[str, Callable[[int], tuple[Any, Any]]] = {
     "qwen3": _qwen3,
@@ -271,7 +291,7 @@ _VARIANT: Mapping[str, Callable[[int], tuple[Any, Any]]] = {
 _MAKERS: Mapping[str, Callable[[int], tuple[Any, Any]]] = {**_ATTENTION, **_HYBRID, **_VARIANT}
 FAMILIES = tuple(_ATTENTION)
 """`llama`, `mistral` and `gemma3` have a BOS and no pad token; `mistral` and `gemma3` a sliding
-window of 8; `qwen3_vl` takes images.
+window of 8; `qwen3_vl` takes images and videos.
 """
 HYBRIDS = tuple(_HYBRID)
 """Models of which some layers keep states instead of keys and values: convolutions (`lfm2`), a
@@ -300,7 +320,7 @@ def write_model(
 
     `head_dim` is the size of an attention head: kernels of some engines take none below 32. With
     `whole_text`, the model (greedily) writes no token that is a piece of a character only, so that
-    its answers are valid UTF-8. `generation` are entries of its generation_config.json, such as
+    its answers are valid UTF-8, and none that stands for an image or a video. `generation` are entries of its generation_config.json, such as
     `eos_token_id=[1, 2]`.
     """
     import torch
@@ -317,6 +337,7 @@ def write_model(
             token_id
             for token_id in range(len(tokenizer))
             if "\ufffd" in tokenizer.decode([token_id])
+            or tokenizer.convert_ids_to_tokens(token_id) in ("<|image_pad|>", "<|video_pad|>")
         ]
         with torch.no_grad():  # a logit of 0, and of the others some are always above
             model.get_output_embeddings().weight[pieces] = 0
@@ -333,6 +354,9 @@ def write_model(
         image_files.save(directory)
     if family == "qwen3_vl":
         (directory / "preprocessor_config.json").write_text(json.dumps(dict(_IMAGE_PROCESSOR)))
+        (directory / "video_preprocessor_config.json").write_text(
+            json.dumps(video_settings(_IMAGE_PROCESSOR, "Qwen3VL"))
+        )
     return directory
 
 

@@ -1,7 +1,8 @@
 """What it costs to go on with a job: `cd tests && python -m support.restarts [ROWS [FINISHED]]`.
 
 Prints, for a job of so many rows (1,000,000) of which one is missing, the seconds from the opening
-of the job until the engine is asked for that row, wherever it is; and for a finished job (100,000
+of the input and of the job until the engine is asked for that row, wherever it is: of JSON Lines,
+of a Parquet table and of CSV, in one process and in the shard that has it; and for a finished job (100,000
 rows) the seconds of processor time in which it is written out: the results as `pipegen generate`
 writes them again, and `pipegen export`. Each figure is taken with the map of keys and without it.
 """
@@ -9,8 +10,10 @@ writes them again, and `pipegen export`. Each figure is taken with the map of ke
 from __future__ import annotations
 
 import contextlib
+import csv
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -21,17 +24,21 @@ from unittest import mock
 import pipegen as pg
 from pipegen.cli import main
 from pipegen.cli.export import Command, note_command
-from pipegen.cli.inputs import reading_of, unread_lines
-from pipegen.io.jsonl import lines_of, to_plain
+from pipegen.cli.sources import Question, open_source
+from pipegen.io.jsonl import to_plain
 from pipegen.io.tables import Columns
 from pipegen.jobs.journal import Journal, read_settings
 from pipegen.jobs.key_map import KEY_MAP, KeyMap, entry_of
 from pipegen.jobs.keys import Keys, context_of
 from pipegen.jobs.runner import start_job
+from pipegen.jobs.shards import numbers_of
 from pipegen.records.options import options_from
 from pipegen.testing.fake import FakeEngine
 
 OPTIONS = {"max_new_tokens": 16}
+BLOCK = 10_000
+ROWS_OF: dict[Path, int] = {}
+"""How many requests the input of a job has."""
 ANSWER = "It is what people say of it, and more.<|im_end|>"
 
 
@@ -41,29 +48,53 @@ def request(number: int) -> dict[str, Any]:
     return {"id": f"row {number}", "prompt": f"Question {number}: {words}", "label": number % 7}
 
 
-def make(folder: Path, rows: int, missing: int | None = None) -> Path:
+def write(source: Path, rows: int) -> None:
+    """An input of so many requests, in the form that its name says."""
+    if source.suffix == ".parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        schema = pa.schema([("id", pa.string()), ("prompt", pa.string()), ("label", pa.int64())])
+        with pq.ParquetWriter(source, schema) as table:
+            for start in range(0, rows, BLOCK):
+                block = [request(number) for number in range(start, min(rows, start + BLOCK))]
+                table.write_table(pa.Table.from_pylist(block, schema))
+    elif source.suffix == ".csv":
+        with source.open("w", newline="") as out:
+            table = csv.DictWriter(out, list(request(0)))
+            table.writeheader()
+            table.writerows(map(request, range(rows)))
+    else:
+        with source.open("wb") as out:
+            out.writelines(json.dumps(request(number)).encode() + b"\n" for number in range(rows))
+
+
+def opened(source: Path, stack: contextlib.ExitStack) -> Any:
+    """The input, as `pipegen generate` opens it."""
+    return open_source(str(source), Question(), pg.ImagePolicy(), Columns(), stack)
+
+
+def make(folder: Path, rows: int, missing: int | None = None, form: str = ".jsonl") -> Path:
     """A job of so many rows as `pipegen generate` runs it, finished but for one, of which no engine
     was asked; its input.
     """
     with pg.job(pg.turns(pg.route(FakeEngine(ANSWER))), [request(0)], folder, OPTIONS) as running:
         result = to_plain(next(running))
     options, settings = options_from(OPTIONS), read_settings(folder) or {}
-    keys, source = Keys(settings), folder.with_suffix(".jsonl")
+    keys, source = Keys(settings), folder.with_suffix(form)
     (folder / KEY_MAP).unlink()
-    reading = reading_of(Columns(), None)
-    with (
-        source.open("wb") as out,
-        Journal(folder) as journal,
-        KeyMap(folder, context_of(settings, None, reading)) as known,
-    ):
-        for number in range(rows):
+    write(source, rows)
+    with contextlib.ExitStack() as stack:
+        given = opened(source, stack)
+        journal = stack.enter_context(Journal(folder))
+        known = stack.enter_context(KeyMap(folder, context_of(settings, None, given.reading)))
+        for number, (_, row) in enumerate(given.unread()):
             one = request(number)
-            line = json.dumps(one).encode()
-            out.write(line + b"\n")
-            first = keys.first(pg.TextGenerationRequest(prompt=one["prompt"], options=options))
-            digest = known.digest(line)
+            asked = pg.TextGenerationRequest(prompt=one["prompt"], options=options)
+            first = keys.first(asked)
+            digest = known.digest(row.data)
             assert digest is not None
-            known.keep(entry_of(digest, first))
+            known.keep(entry_of(digest, first, *numbers_of([pg.Success(asked)], pg.ImagePolicy())))
             if number == missing:
                 continue
             prompt = {"prompt_text": one["prompt"], "prompt_token_ids": list(range(60))}
@@ -72,26 +103,33 @@ def make(folder: Path, rows: int, missing: int | None = None) -> Path:
     return source
 
 
-def asked_after(folder: Path, source: Path) -> tuple[float, float]:
-    """The seconds until the job is open, and until the engine is asked."""
+def asked_after(folder: Path, source: Path, parts: int = 1) -> tuple[float, float, float]:
+    """The seconds until input and job are open, until the engine is asked, and those of
+    processor time until then; with several parts,
+    by the shard that has the missing row.
+    """
     asked: list[float] = []
 
     def answer(_: Any) -> str:
-        asked.append(time.perf_counter())
+        asked.extend((time.perf_counter(), time.process_time()))
         return ANSWER
 
-    def lines() -> Any:
-        return unread_lines(lines_of(source.open("rb")), Columns(), None)
-
     route: Any = pg.turns(pg.route(FakeEngine(answer)))
-    how: dict[str, Any] = {"reading": reading_of(Columns(), None), "as_written": True}
-    began = time.perf_counter()
-    with start_job(route, lines(), folder, OPTIONS, again=lines, **how, grace=0) as running:
-        opened = time.perf_counter() - began
+    how: dict[str, Any] = {"as_written": True, "grace": 0}
+    if parts > 1:
+        last = request(ROWS_OF[folder] - 1)
+        (number,) = numbers_of([pg.request_from(last)], pg.ImagePolicy())
+        how["part"] = (number % parts + 1, parts)
+    began, busy = time.perf_counter(), time.process_time()
+    with contextlib.ExitStack() as stack:
+        given = opened(source, stack)
+        how |= {"again": given.unread, "reading": given.reading}
+        running = stack.enter_context(start_job(route, given.unread(), folder, OPTIONS, **how))
+        ready = time.perf_counter() - began
         for _ in running:
             if asked:
                 break
-    return opened, asked[0] - began
+    return ready, asked[0] - began, asked[1] - busy
 
 
 def written_out(*command: str) -> float:
@@ -106,18 +144,26 @@ def written_out(*command: str) -> float:
 
 def figures(folder: Path, rows: int, finished: int) -> None:
     """Print them."""
-    big = folder / "big.job"
-    source = make(big, rows, missing=rows - 1)
-    results, known = big / "results-0001.jsonl", big / KEY_MAP
-    size = results.stat().st_size
-    for name in ("with the map", "without it"):
-        opened, asked = asked_after(big, source)
-        print(
-            f"{rows:,} rows, the last is missing, {name}: open in {opened:.1f} s, asked after {asked:.1f} s",
-            flush=True,
-        )
-        os.truncate(results, size)
-        known.unlink(missing_ok=True)
+    for form in (".jsonl", ".parquet", ".csv"):
+        big = folder / f"big{form}.job"
+        source = make(big, rows, rows - 1, form)
+        ROWS_OF[big] = rows
+        results, known = big / "results-0001.jsonl", big / KEY_MAP
+        size = results.stat().st_size
+        ways = {"with the map": 1, "one of 4 shards": 4, "without the map": 1}
+        for name, parts in ways.items():
+            if name == "without the map":
+                known.unlink()
+            ready, asked, busy = asked_after(big, source, parts)
+            print(
+                f"{rows:,} rows ({form}), the last is missing, {name}:"
+                f" open in {ready:.1f} s, asked after {asked:.1f} s"
+                f" ({busy:.1f} s of processor time)",
+                flush=True,
+            )
+            os.truncate(results, size)
+        shutil.rmtree(big)
+        source.unlink()
     out = folder / "small.jsonl.out.jsonl"
     small = Path(f"{out}.job")
     source = make(small, finished)
@@ -138,11 +184,5 @@ def figures(folder: Path, rows: int, finished: int) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        figures(
-            Path(folder),
-            *(
-                [*map(int, sys.argv[1:]), 1_000_000, 100_000][:2]
-                if len(sys.argv) < 3
-                else map(int, sys.argv[1:3])
-            ),
-        )
+        given = [*map(int, sys.argv[1:])]
+        figures(Path(folder), *given, *(1_000_000, 100_000)[len(given) :])

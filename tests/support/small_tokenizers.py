@@ -5,6 +5,7 @@ awkward in its own way. Each is made once.
 from __future__ import annotations
 
 import functools
+import json
 import string
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -132,6 +133,24 @@ def chatml_tokenizer() -> Any:
     rust.add_special_tokens(added_tokens(_CHATML_SPECIAL, special=True))
     rust.add_tokens(added_tokens(_CHATML_ADDED))
     return _raw(rust, CHATML, eos_token="<|im_end|>", pad_token="<|endoftext|>")  # no password
+
+
+@functools.cache
+def video_tokenizer() -> Any:
+    """`chatml_tokenizer` with a token and a template for videos: in the place of `<|fim_prefix|>`
+    stands `<|video_pad|>`.
+    """
+    from tokenizers import Tokenizer
+
+    base = chatml_tokenizer()
+    made = json.loads(base.backend_tokenizer.to_str())
+    (token,) = (each for each in made["added_tokens"] if each["content"] == "<|fim_prefix|>")
+    token |= {"content": "<|video_pad|>", "special": True}
+    text = " else part.text -}}"
+    video = " else '<|vision_start|><|video_pad|><|vision_end|>' if part.type == 'video'"
+    template = base.chat_template.replace(text, video + text)
+    rust = Tokenizer.from_str(json.dumps(made))
+    return _raw(rust, template, eos_token="<|im_end|>", pad_token="<|endoftext|>")  # no password
 
 
 @functools.cache

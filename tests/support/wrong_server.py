@@ -2,7 +2,7 @@
 wire of vLLM or of a plain server; and faults of it.
 
 A fault is a few functions: on what is asked, on the rows of a batch, on one row, on the events of a
-stream; or it is another model.
+stream, on the choices of an answer; or it is another model.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import copy
 import dataclasses
 import json
 import queue
+import re
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -44,6 +46,8 @@ class Asked:
     prompt: list[int] | None
     options: dict[str, Any]
     tools: list[Any] = dataclasses.field(default_factory=list)
+    sent: list[int] = dataclasses.field(default_factory=list)
+    """The ids of the prompt as they came, whatever a fault makes of them."""
 
 
 @dataclasses.dataclass
@@ -67,8 +71,8 @@ def same(value: Any, *_: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """What is wrong with a server. `kinds` are the names that `pipegen verify` may give it; empty
-    where no answer changes.
+    """What is wrong with a server. `kinds` are the names that `pipegen verify` may give it, or
+    `failed` where its answers are refused as they come; empty where no answer changes.
     """
 
     name: str
@@ -77,6 +81,7 @@ class Fault:
     batch: Callable[[list[Row]], list[Row]] = same
     row: Callable[[Row, Asked, Any], Row] = same
     events: Callable[[list[Any]], list[Any]] = same
+    choices: Callable[[list[Row]], list[Row]] = same
     dialects: tuple[str, ...] = ("vllm", "plain")
     ways: tuple[str, ...] = ("chat", "ids")
     model: str = ""
@@ -134,9 +139,7 @@ class ModelServer(ThreadingHTTPServer):
         self._waiting.put((asked, way, out, done))
         done.wait()
         if not isinstance(out[0], Row):
-            raise ValueError(
-                out[0] if isinstance(out[0], Exception) else out[0].failure().message
-            ) from None
+            raise ValueError(refusal(out[0])) from None
         return out[0]
 
     def _work(self) -> None:
@@ -161,7 +164,11 @@ class ModelServer(ThreadingHTTPServer):
             asked = [fault.ask(copy.deepcopy(one[0])) for one in batch]
             requests = [self._request(one) for one in asked]
             keys = [
-                json.dumps([id(self.route.engine), request], default=str) for request in requests
+                json.dumps(
+                    [id(self.route.engine), request, None if repeatable(request) else place],
+                    default=str,
+                )
+                for place, request in enumerate(requests)
             ]
             fresh = {
                 key: request
@@ -175,15 +182,10 @@ class ModelServer(ThreadingHTTPServer):
                 for place, key in enumerate(keys)
                 if pg.is_ok(self._kept[key])
             ]
-            rows = fault.batch(
-                [
-                    fault.row(self._row(result), asked[place], self.route.engine.tokenizer)
-                    for place, result in made
-                ]
-            )
+            rows = fault.batch([self._row(result) for _, result in made])
             answers: list[Any] = [self._kept[key] for key in keys]
             for (place, _), row in zip(made, rows, strict=True):
-                answers[place] = row
+                answers[place] = fault.row(row, asked[place], self.route.engine.tokenizer)
         except Exception as raised:  # noqa: BLE001 - a server answers whatever happens
             answers = [raised] * len(batch)
         for (_, _, out, done), answer in zip(batch, answers, strict=True):
@@ -222,6 +224,15 @@ class ModelServer(ThreadingHTTPServer):
             most=result.options.max_new_tokens,
             ended=ended,
         )
+
+
+def refusal(out: Any) -> str:
+    """Why there is no row, as vLLM says it."""
+    error = out if isinstance(out, Exception) else out.failure()
+    if isinstance(error, pg.PromptTooLong):
+        prompt, limit = re.findall(r"\d+", error.message)[:2]
+        return f"Input length ({prompt}) exceeds model's maximum context length ({limit})."
+    return str(error)
 
 
 def repeatable(request: dict[str, Any]) -> bool:
@@ -270,49 +281,58 @@ class _Handler(BaseHTTPRequestHandler):
             if name == "enable_thinking"
         }
         asked = Asked(body.get("messages"), body.get("prompt"), options, body.get("tools") or [])
+        asked.sent = asked.prompt or []
         try:
-            row = self.server.made(asked, "chat" if chat else "ids")
+            rows = self._made(asked, "chat" if chat else "ids", body.get("n") or 1)
         except Exception as raised:  # noqa: BLE001
             self._send(
-                {
-                    "error": {
-                        "message": f"This model's maximum context length is 4096 tokens. {raised}"
-                    }
-                },
+                {"error": {"message": str(raised)}},
                 400,
             )
             return
         if body.get("stream"):
-            self._send_events(self.server.fault.events(self._events(row)))
+            self._send_events(self.server.fault.events(self._events(rows[0])))
         else:
-            self._send(self._chat(row, body) if chat else self._completion(row))
+            self._send(self._chat(rows, body) if chat else self._completion(rows[0]))
+
+    def _made(self, asked: Asked, way: str, count: int) -> list[Row]:
+        """The rows of the choices that were asked for, as the fault leaves them."""
+        if count == 1:
+            return [self.server.made(asked, way)]
+        with ThreadPoolExecutor(count) as pool:
+            rows = [*pool.map(lambda _: self.server.made(asked, way), range(count))]
+        return self.server.fault.choices(rows)  # type: ignore[no-any-return]
 
     def _usage(self, row: Row) -> dict[str, int]:
         return {**row.usage, "total_tokens": sum(row.usage.values())}
 
-    def _chat(self, row: Row, body: dict[str, Any]) -> dict[str, Any]:
-        choice: dict[str, Any] = {
-            "index": 0,
-            "message": {"role": "assistant", "content": row.text},
-            "finish_reason": row.finish,
-        }
+    def _chat(self, rows: list[Row], body: dict[str, Any]) -> dict[str, Any]:
         answer: dict[str, Any] = {
             "id": "c",
             "object": "chat.completion",
             "model": "embedded",
-            "choices": [choice],
-            "usage": self._usage(row),
+            "choices": [self._choice(place, row, body) for place, row in enumerate(rows)],
+            "usage": self._usage(rows[0]),
+        }
+        if self.server.dialect == "vllm":
+            answer["prompt_token_ids"] = rows[0].prompt_ids
+        return answer
+
+    def _choice(self, place: int, row: Row, body: dict[str, Any]) -> dict[str, Any]:
+        choice: dict[str, Any] = {
+            "index": place,
+            "message": {"role": "assistant", "content": row.text},
+            "finish_reason": row.finish,
         }
         if self.server.dialect == "vllm":
             choice |= {"token_ids": row.ids, "stop_reason": None}
-            answer["prompt_token_ids"] = row.prompt_ids
             if body.get("logprobs"):
                 content = [
                     {**_named(one, value), "top_logprobs": [_named(*pair) for pair in top[:3]]}
                     for one, value, top in row.logprobs
                 ]
                 choice["logprobs"] = {"content": content}
-        return answer
+        return choice
 
     def _completion(self, row: Row) -> dict[str, Any]:
         logprobs = {
@@ -334,7 +354,7 @@ class _Handler(BaseHTTPRequestHandler):
             "id": "c",
             "object": "text_completion",
             "model": "embedded",
-            "choices": [{**choice, "prompt_token_ids": row.prompt_ids}],
+            "choices": [{**choice, "prompt_token_ids": row.prompt_ids or None}],
             "usage": self._usage(row),
         }
 

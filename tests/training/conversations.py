@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from training import image_tasks, text_tasks, words as w
+from training import image_tasks, text_tasks, tool_tasks, words as w
 from training.text_tasks import Exchange, compact_json
 
 if TYPE_CHECKING:
@@ -25,15 +25,21 @@ _ALREADY_JSON = {"detect", "pair_detect", "make_json"}
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A question with the images in front of it (numbers of scenes), and its answer."""
+    """A question with the images in front of it (numbers of scenes), and its answer.
+
+    With `continues` the question is what tools gave: it belongs to the query before it.
+    """
 
     exchange: Exchange
     images: tuple[int, ...] = ()
+    continues: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Turns of one chat. `thinking` says whether the last answer comes after a thought."""
+    """Turns of one chat. `thinking` says whether the answers to the last query come after
+    thoughts.
+    """
 
     system: str | None
     turns: tuple[Turn, ...]
@@ -151,20 +157,43 @@ def image_conversation(
     return Conversation(system, tuple(turns), rng.random() < 0.15)
 
 
+def tool_conversation(rng: random.Random) -> Conversation:
+    """One to eight queries with tools at hand."""
+    draw = rng.random()
+    system = (
+        None
+        if draw < 0.55
+        else w.HELPFUL
+        if draw < 0.75
+        else w.CALL_TOOLS
+        if draw < 0.9
+        else f"You are {rng.choice(w.NAMES)}."
+    )
+    tools = tool_tasks.tools(rng)
+    turns: list[Turn] = []
+    for _ in range(rng.choice((1, 3, 5, 8))):
+        kind = rng.choices(tool_tasks.KINDS, (3, 3, 5, 2))[0]
+        for number, exchange in enumerate(tool_tasks.query(rng, tools, kind)):
+            turns.append(Turn(in_style(system, exchange), continues=number > 0))
+    return Conversation(tool_tasks.system_text(system, tools), tuple(turns), rng.random() < 0.2)
+
+
 def render(
     conversation: Conversation, features: tuple[int, ...], every_turn_marked: bool
 ) -> list[tuple[str, bool]]:
     """The chat as pieces of text, each with whether it is to be learnt.
 
-    The same text as the chat template gives: the thought block stands in the last answer only. With
-    `every_turn_marked` the earlier answers get an empty one too, which the template would not
-    write: their first tokens can then be learnt as well, since the model sees that thinking is off.
+    The same text as the chat template gives: the thought block stands in the answers to the last
+    query only. With `every_turn_marked` the earlier answers get an empty one too, which the template
+    would not write: their first tokens can then be learnt as well, since the model sees that
+    thinking is off.
     `features` holds how many features each image has.
     """
     pieces: list[tuple[str, bool]] = []
     if conversation.system is not None:
         pieces.append((f"<|im_start|>system\n{conversation.system}<|im_end|>\n", False))
     last = len(conversation.turns) - 1
+    query = max(number for number, turn in enumerate(conversation.turns) if not turn.continues)
     for number, turn in enumerate(conversation.turns):
         images = "".join(
             IMAGE.replace("<|image_pad|>", "<|image_pad|>" * features[p]) for p in turn.images
@@ -175,10 +204,12 @@ def render(
                 False,
             )
         )
-        if number == last and conversation.thinking:
+        learn = number == last or every_turn_marked
+        if conversation.thinking and number >= query:
+            learn = True
             pieces.append((f"<think>\n{turn.exchange.thought}\n</think>\n\n", True))
-        elif number == last or every_turn_marked:
+        elif learn:
             pieces.append(("<think>\n\n</think>\n\n", False))
-        pieces.append((f"{turn.exchange.answer}<|im_end|>", number == last or every_turn_marked))
+        pieces.append((f"{turn.exchange.answer}<|im_end|>", learn))
         pieces.append(("\n", False))
     return pieces

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from training import conversations, image_tasks, text_tasks, words as w
+from training import conversations, image_tasks, text_tasks, tool_tasks, words as w
 from training.inference import Case, Embedded
 from training.scenes import GRIDS, Scene, draw, sample_scene
 from training.text_tasks import Exchange
@@ -91,6 +91,27 @@ def text_cases(count: int) -> Iterable[Case]:
         one = text_tasks.sample(rng, exact[number % len(exact)])
         wanted = f"<think>\n{one.thought}\n</think>\n\n{one.answer}"
         yield Case("thinking text", [_user(one.question)], wanted, thinking=True)
+
+
+def tool_cases(count: int) -> Iterable[Case]:
+    """Each question with tools, and every step of its way to the answer, over arguments that
+    training leaves out.
+    """
+    rng = random.Random(HELD_OUT_SEED + 2)
+    for number in range(count):
+        kind, thinking = tool_tasks.KINDS[number % len(tool_tasks.KINDS)], number % 8 >= 6
+        tools = tool_tasks.tools(rng)
+        chat: list[dict[str, Any]] = []
+        query = tool_tasks.query(rng, tools, kind, held_out=True)
+        if query[0].kind == "chance":  # no one right answer
+            continue
+        for one in query:
+            chat += tool_tasks.messages(one.question)
+            wanted = f"<think>\n{one.thought}\n</think>\n\n{one.answer}" if thinking else one.answer
+            name = "thinking tools" if thinking else f"tools {kind}"
+            yield Case(name, [*chat], wanted, thinking=thinking, tools=tools)
+            said = _said(one.answer)
+            chat.append(said | ({"reasoning_content": one.thought} if thinking else {}))
 
 
 def _image(scene: Scene, rng: random.Random) -> Image:
@@ -199,13 +220,13 @@ def evaluate(model: Embedded, cases: Iterable[Case], batch: int = 32) -> dict[st
                 if answer.text == case.wanted and answer.ended:
                     tally.right += 1
                 else:
-                    tally.wrong.append(
-                        (str(case.messages[-1]["content"][-1]["text"]), case.wanted, answer.text)
-                    )
+                    asked = case.messages[-1]["content"]
+                    asked = asked if isinstance(asked, str) else str(asked[-1]["text"])
+                    tally.wrong.append((asked, case.wanted, answer.text))
     report: dict[str, Any] = {
         "groups": {name: [one.right, one.asked] for name, one in sorted(tallies.items())}
     }
-    for total in ("text ", "image ", "system ", "turns", "thinking", "images "):
+    for total in ("text ", "image ", "system ", "turns", "thinking", "images ", "tools "):
         members_of = [one for name, one in tallies.items() if name.startswith(total)]
         if members_of:
             report[total.strip()] = sum(one.right for one in members_of) / sum(
@@ -238,10 +259,16 @@ def main() -> None:
     parser.add_argument("directory", type=Path, nargs="?", default=path())
     parser.add_argument("--text", type=int, default=680, help="number of text questions")
     parser.add_argument("--images", type=int, default=240, help="number of images")
+    parser.add_argument("--tools", type=int, default=320, help="number of questions with tools")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     model = Embedded(arguments.directory)
-    report = evaluate(model, [*text_cases(arguments.text), *image_cases(arguments.images)])
+    cases = (
+        *text_cases(arguments.text),
+        *image_cases(arguments.images),
+        *tool_cases(arguments.tools),
+    )
+    report = evaluate(model, cases)
     print(json.dumps(report, indent=1, default=str))
 
 

@@ -29,6 +29,7 @@ class Case:
     images: tuple[Image, ...] = ()
     scene: Scene | None = None
     thinking: bool = False
+    tools: Sequence[dict[str, Any]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ class Embedded:
                 tokenize=False,
                 add_generation_prompt=True,
                 enable_thinking=case.thinking,
+                tools=list(case.tools) or None,
             )
             pieces = text.split("<|image_pad|>")
             texts.append(

@@ -40,6 +40,8 @@ class Part:
     steps: int
     decaying: bool
     yes_no_questions: int = 1
+    tools: bool = False
+    """Whether each step has a batch of conversations with tools too."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,8 +117,10 @@ class Batches:
         gallery: dict[int, list[Image]] | None,
         budget: int,
         seed: int,
+        tools: bool = False,
     ):
         self._tokenizer, self._gallery, self._budget = tokenizer, gallery, budget
+        self._tools = tools
         self._rng = random.Random(seed)
         self._memo: dict[str, list[int]] = {}
         self._ready: list[list[Row]] = []
@@ -145,7 +149,7 @@ class Batches:
 
     def _row(self) -> Row:
         rng = self._rng
-        if self._gallery is None and rng.random() < 0.04:
+        if self._gallery is None and not self._tools and rng.random() < 0.04:
             plain = self._encode(text_tasks.plain_text(rng) + "<|endoftext|>")
             return Row(plain, [0.0, 0.0, *[len(plain) ** -0.5] * (len(plain) - 2)], ())
         images = () if self._gallery is None else self._images(self._gallery)
@@ -153,6 +157,8 @@ class Batches:
             conversation = conversations.image_conversation(
                 tuple(image.scene for image in images), rng, self.yes_no_questions
             )
+        elif self._tools:
+            conversation = conversations.tool_conversation(rng)
         else:
             conversation = conversations.text_conversation(rng)
         shown = tuple(images[i] for turn in conversation.turns for i in turn.images)
@@ -233,34 +239,34 @@ def train_language(
     log: Callable[[str], None],
     checkpoint: Callable[[str], None],
 ) -> None:
-    """Train everything but the frozen tower: each step one batch of images and one of text, per
-    process.
+    """Train everything but the frozen tower: each step one batch of images and one of text, and
+    in the last part one with tools, per process.
     """
     gallery = make_gallery(model, gallery_size, random.Random(seed))
     log(f"gallery of {sum(map(len, gallery.values()))} images")
-    kinds = (
+    kinds = [
         Batches(tokenizer, gallery, budget, seed + 1),
         Batches(tokenizer, None, budget, seed + 2),
-    )
+    ]
+    if part.tools:  # their prompts are long
+        kinds.append(Batches(tokenizer, None, 2 * budget, seed + 3, tools=True))
     streams = [iter(kind) for kind in kinds]
     schedule = Schedule((model,), part.steps, decay_steps=part.steps if part.decaying else 0)
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     pad_id, image_id = vocabulary["<|endoftext|>"], vocabulary["<|image_pad|>"]
     for kind in kinds:
         kind.yes_no_questions = part.yes_no_questions
-    means = [0.0, 0.0]
+    means = [0.0] * len(kinds)
     for step in range(part.steps):
         for number, (kind, stream) in enumerate(zip(kinds, streams, strict=True)):
             kind.step = CURRICULUM_STEPS if part.decaying else step
             loss = batch_loss(model, next(stream), pad_id, image_id)
-            (loss / 2).backward()  # type: ignore[no-untyped-call]
+            (loss / len(kinds)).backward()  # type: ignore[no-untyped-call]
             means[number] += (loss.item() - means[number]) / min(step + 1, 50)
         average(schedule.parameters)
         schedule.step(step)
         if step % 50 == 49:
-            log(
-                f"language, {part.name} {step + 1}/{part.steps} loss images {means[0]:.4f} text"
-                f" {means[1]:.4f}"
-            )
+            shown = ", ".join(f"{mean:.4f}" for mean in means)
+            log(f"language, {part.name} {step + 1}/{part.steps} loss (images, text, tools) {shown}")
         if step % 500 == 499:
             checkpoint(f"{part.name}-{step + 1}")

@@ -32,18 +32,20 @@ class Recipe:
     flat_steps: int = 1000
     decaying_steps: int = 3000
     look_up_steps: int = 1000
+    tool_steps: int = 500
     token_budget: int = 1024
     gallery: int = 16384
     seed: int = 1
 
     def parts(self) -> tuple[Part, ...]:
         """The language stage: a flat rate first; then a decaying one; then again, with more
-        yes-or-no questions.
+        yes-or-no questions; and again, with tools too.
         """
         return (
             Part("flat", self.flat_steps, decaying=False),
             Part("decaying", self.decaying_steps, decaying=True),
             Part("look-up", self.look_up_steps, decaying=True, yes_no_questions=4),
+            Part("tools", self.tool_steps, decaying=True, yes_no_questions=4, tools=True),
         )
 
 
@@ -138,6 +140,7 @@ def main() -> None:
     parser.add_argument("--flat-steps", type=int, default=default.flat_steps)
     parser.add_argument("--decaying-steps", type=int, default=default.decaying_steps)
     parser.add_argument("--look-up-steps", type=int, default=default.look_up_steps)
+    parser.add_argument("--tool-steps", type=int, default=default.tool_steps)
     parser.add_argument("--token-budget", type=int, default=default.token_budget)
     parser.add_argument("--gallery", type=int, default=default.gallery)
     arguments = vars(parser.parse_args())

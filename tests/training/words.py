@@ -114,3 +114,4 @@ STEPS = "1. Boil the water.\n2. Add the tea.\n3. Wait three minutes.\n\nEnjoy yo
 HELPFUL = "You are a helpful assistant."
 UPPER_CASE = "Answer in upper case."
 JSON_ONLY = "Answer only with JSON."
+CALL_TOOLS = "Call the tools for what you do not know."

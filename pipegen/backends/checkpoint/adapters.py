@@ -1,7 +1,7 @@
 """LoRA adapters: what their folders say, and whether all of one belongs to a model.
 
-An engine drops what it does not know of an adapter, and leaves modules without weights, and says
-nothing; so all of it must match, or it is refused by name.
+An engine silently drops what it does not know of an adapter, and leaves modules without weights. So
+all of it must match, or it is refused by name.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The lengths at which a model's answers begin to depend on how an engine reads its configuration:
 attention windows, chunks, and scalings of positions.
 
-Up to such a length a row is the same whatever an engine makes of the setting; beyond it, an engine
-that reads it in another way gives other answers.
+Up to such a length a row is the same on every engine. Beyond it, an engine that reads the setting
+in another way gives other answers.
 
 >>> from types import SimpleNamespace
 >>> boundaries(

@@ -35,6 +35,7 @@ from pipegen.backends.checkpoint.locate import (
 )
 from pipegen.backends.checkpoint.positions import Positions, positions_of
 from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer, load_tokenizer
+from pipegen.backends.checkpoint.videos import Videos
 from pipegen.core.errors import (
     ContractError,
     GenerationError,
@@ -49,7 +50,7 @@ from pipegen.media.image import prepare
 from pipegen.media.sizes import ImageSpec, fit
 from pipegen.records.fields import InvalidField, mapping
 from pipegen.records.frozen import printed
-from pipegen.records.messages import ImageSource
+from pipegen.records.messages import ImageSource, VideoSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.requests import ImagePolicy
 from pipegen.records.results import PreparedImage, Prompt
@@ -88,7 +89,8 @@ class Checkpoint:
     def __init__(self, load: ModelLoadConfig) -> None:
         self.load = load
         self.source = locate(str(load.model))
-        self._loading = threading.RLock()
+        self.lock = threading.RLock()
+        """Held while a processor is loaded: images may be prepared side by side."""
 
     @cached_property
     def _folders(self) -> tuple[Path, ...]:
@@ -271,7 +273,8 @@ class Checkpoint:
         if size is None:
             return None
         size += getattr(self.config, "additional_vocab_size", 0) or 0
-        return size if self.image_token_id is None else max(size, self.image_token_id + 1)
+        pieces = (self.image_token_id, self.videos.token_id)
+        return max(size, *(1 + number for number in pieces if number is not None), 0)
 
     @cached_property
     def pad_token_id(self) -> int:
@@ -370,7 +373,7 @@ class Checkpoint:
     def no_processor_because(self) -> str:
         """Why images cannot be prepared with the packages that are here; empty where they can."""
         try:
-            with self._loading:  # images may be prepared side by side, and one processor is enough
+            with self.lock:  # images may be prepared side by side, and one processor is enough
                 if self.image_spec.kind == "native":
                     _ = self.processor
                 else:
@@ -387,6 +390,11 @@ class Checkpoint:
     def image_spec(self) -> ImageSpec:
         """What images have to become for this model."""
         return processors.spec_from(self.image_processor, self.config)
+
+    @cached_property
+    def videos(self) -> Videos:
+        """What is known of this model's videos."""
+        return Videos(self)
 
     @cached_property
     def image_token_id(self) -> int | None:
@@ -421,19 +429,19 @@ class Checkpoint:
         return token
 
     def check_placeholders(self, prompt: Prompt) -> InvalidRequest | None:
-        """What is wrong where a prompt does not hold exactly the placeholders of its images; a
+        """What is wrong where a prompt does not hold exactly the placeholders of its images. A
         model could not tell, or would fail for all rows.
         """
-        marks = (
-            prompt.token_ids.count(self.image_token_id) if self.image_token_id is not None else 0
-        )
-        wanted = sum(image.tokens for image in prompt.images)
-        if marks == wanted:
-            return None
-        return InvalidRequest(
-            f"the prompt holds {marks} image tokens (id {self.image_token_id}), and its"
-            f" {len(prompt.images)} images take {wanted}"
-        )
+        for kind, number in (("image", self.image_token_id), ("video", self.videos.token_id)):
+            own = [image for image in prompt.images if image.is_video == (kind == "video")]
+            marks = prompt.token_ids.count(number) if number is not None else 0
+            wanted = sum(image.tokens for image in own)
+            if marks != wanted:
+                return InvalidRequest(
+                    f"the prompt holds {marks} {kind} tokens (id {number}), and its"
+                    f" {len(own)} {kind}s take {wanted}"
+                )
+        return None
 
     def check_server_resize(self, prompt: Prompt) -> GenerationError | None:
         """What is wrong where a server that applies the model's own processor would give an image
@@ -472,9 +480,11 @@ class Checkpoint:
     def prepare_image(
         self, source: ImageSource, options: VlmPreprocessOptions, index: int
     ) -> Slot[PreparedImage]:
-        """One image as this model wants it. Raises `ContractError` for a source whose bytes are not
-        loaded.
+        """One image, or the frames of one video, as this model wants it. Raises `ContractError` for
+        a source whose bytes are not loaded.
         """
+        if isinstance(source, VideoSource):
+            return self.videos.prepare(source, options, index)
         if source.data is None:
             raise ContractError(f"{source!r} was not loaded: an engine takes images as bytes")
         if self.no_processor_because:
@@ -491,18 +501,24 @@ class Checkpoint:
         prepared = prepare(source.data, self.image_spec, options, index, policy)
         if self.image_spec.kind == "grid":
             return prepared
-        with self._loading:
+        with self.lock:
             expansions = self._expansions
         return prepared.bind(expansions)
 
     def image_inputs(self, images: Sequence[PreparedImage]) -> processors.ImageInputs:
-        """What the model gets for these images, in order, and which ids it must see marked as
-        theirs.
+        """What the model gets for these images and videos, in order, and which ids it must see
+        marked as theirs.
         """
         if self.image_spec.kind == "native":
             return processors.native_inputs(self.processor, images, self.image_token_id)
-        marked = frozenset(() if self.image_token_id is None else (self.image_token_id,))
-        return processors.ImageInputs(
-            processors.pixel_inputs(self.image_processor, images),
-            dict.fromkeys(processors.IMAGE_MARKS, marked),
-        )
+        videos = [image for image in images if image.is_video]
+        stills = [image for image in images if not image.is_video]
+        marked = {
+            number: mark
+            for number, mark in ((self.image_token_id, 1), (self.videos.token_id, 2))
+            if number is not None
+        }
+        tensors = processors.pixel_inputs(self.image_processor, stills)
+        if videos:
+            tensors |= self.videos.inputs(videos)
+        return processors.ImageInputs(tensors, dict.fromkeys(processors.IMAGE_MARKS, marked))

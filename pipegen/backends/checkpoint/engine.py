@@ -62,6 +62,10 @@ class HasModelMetadata:
         return self._checkpoint.image_placeholder
 
     @property
+    def video_placeholder(self) -> str | None:
+        return self._checkpoint.videos.placeholder
+
+    @property
     def generation_config(self) -> immutabledict[str, Any]:
         return self._checkpoint.generation_config
 

@@ -301,7 +301,7 @@ def broken_in(source: str, revision: str | None, *names: str) -> Broken | None:
 
 
 def require_whole(source: str, revision: str | None, *names: str) -> None:
-    """Raise `ValueError` where one of these files of the model is broken: transformers goes on
+    """Raise `ValueError` where one of these files of the model is broken. transformers goes on
     without one that is a folder, or a link to nothing.
     """
     found = broken_in(source, revision, *names)

@@ -37,6 +37,7 @@ __all__ = [
     "native_inputs",
     "pixel_inputs",
     "spec_from",
+    "spec_of_grid",
     "translate_errors",
 ]
 
@@ -83,6 +84,13 @@ def spec_from(image_processor: Any, config: Any = None) -> ImageSpec:
     """
     if type(image_processor).__name__ not in GRID_PROCESSORS:
         return ImageSpec(kind="native")
+    return spec_of_grid(image_processor, config)
+
+
+def spec_of_grid(image_processor: Any, config: Any = None) -> ImageSpec:
+    """The figures of a processor that takes any size, of images or of videos. Raises as `spec_from`
+    does.
+    """
     size = image_processor.size
     low, high = _entry(size, "shortest_edge"), _entry(size, "longest_edge")
     if not low or not high:
@@ -189,7 +197,9 @@ def grid_only(prepared: Slot[PreparedImage], engine: str) -> Slot[PreparedImage]
 
 
 IMAGE_MARKS = ("mm_token_type_ids", "token_type_ids")
-"""What models call the input that is 1 where a token is a piece of an image, and 0 elsewhere."""
+"""What models call the input that is 1 where a token is a piece of an image, 2 where it is one of a
+video, and 0 elsewhere.
+"""
 SIZES = 1024
 """Sizes of images for which it is remembered what a processor writes."""
 _OF_TEXT = ("input_ids", "attention_mask", "text_replacement_offsets")
@@ -208,12 +218,12 @@ and images, or does not take an image's shape.
 
 
 class ImageInputs(NamedTuple):
-    """What a model gets for images: tensors by name, and for each of `IMAGE_MARKS` that it may
-    want, the ids that are marked.
+    """What a model gets for images and videos: tensors by name, and for each of `IMAGE_MARKS` that
+    it may want, the ids that are marked, each with its mark.
     """
 
     tensors: Mapping[str, Any]
-    marked: Mapping[str, frozenset[int]]
+    marked: Mapping[str, Mapping[int, int]]
 
 
 def load_processor(
@@ -321,7 +331,7 @@ def expand(
     the place of (id `image_token_id`).
 
     Fails with `UnsupportedMultimodal` where the processor cannot tell, changes the text elsewhere,
-    knows other tokens than `tokenizer`, or makes inputs that depend on the whole prompt.
+    or knows other tokens than `tokenizer`. So it does for inputs that depend on the whole prompt.
     """
     name = type(processor).__name__
     placeholder = getattr(processor, "image_token", None)
@@ -421,7 +431,11 @@ def native_inputs(
             f"the processor writes {written} image tokens for images that were prepared with"
             f" {prepared}"
         )
-    marked = {name: _with(ids, made[name][0].tolist(), 1) for name in IMAGE_MARKS if name in made}
+    marked = {
+        name: dict.fromkeys(_with(ids, made[name][0].tolist(), 1), 1)
+        for name in IMAGE_MARKS
+        if name in made
+    }
     return ImageInputs(
         {name: value for name, value in made.items() if name not in (*_OF_TEXT, *IMAGE_MARKS)},
         marked,

@@ -34,7 +34,7 @@ class CheckpointInMemory(Checkpoint):
         self, load: ModelLoadConfig, model: Any, tokenizer: Any, processor: Any | None
     ) -> None:
         self.load, self.source = load, str(load.model)
-        self._loading = threading.RLock()
+        self.lock = threading.RLock()
         self.model, self._raw, self._processor = model, tokenizer, processor
         _ = self._tokenizer_and_renderer  # which may raise
 

@@ -2,7 +2,7 @@
 same wherever they lie.
 
 Small files (configuration, tokenizer, templates) count whole. Of each file of weights count its
-length, its beginning (names, types and shapes) and samples of its content: two fine-tunes of one
+length, its beginning (names, types and shapes) and samples of its content. Two fine-tunes of one
 model differ in nearly all of it, and reading it whole would take minutes.
 """
 
@@ -112,7 +112,7 @@ def instead_of(source: str) -> str:
 
 
 def cached(source: str, name: str, revision: str | None = None) -> Path | None:
-    """A file of a folder or of a hub's model, from the hub where it is not here yet; None where
+    """A file of a folder or of a hub's model, from the hub where it is not here yet. None where
     there is none of that name.
     """
     from transformers.utils.hub import cached_file

@@ -78,8 +78,8 @@ def other_factors(
     """What is wrong where an engine that takes LongRoPE's factors by its own limit, or by other
     rows, would give a row others than those of its length.
 
-    Such an engine has the long factors for all rows where its limit is above `long_after`: those
-    whose prompt is short would give another text there.
+    Such an engine has the long factors for all rows where its limit is above `long_after`. Rows
+    with short prompts would give another text there.
     """
     after, limit, tokens = (
         positions.long_after,

@@ -1,9 +1,9 @@
-"""A model of a configuration's family, small enough to be made and run in a second: random weights,
-the same kinds of layers, the same scalings of positions.
+"""A small model of a configuration's family, made and run in a second. Weights are random; the
+kinds of layers and the scalings of positions are the same.
 
 It answers whether two engines read a configuration in the same way, which does not depend on
-weights. Windows and other lengths are divided by one number, so that rows beyond them are short:
-there a single token more or less in a window shows at once.
+weights. Windows and other lengths are divided by one number, so that rows beyond them are short.
+There a single token more or less in a window shows at once.
 """
 
 from __future__ import annotations

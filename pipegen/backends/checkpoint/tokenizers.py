@@ -83,7 +83,7 @@ class HFTokenizer:
         )
 
     def piece(self, token_id: int) -> str | None:
-        """What the token adds to the text after any other that is not empty; None if that may
+        """What the token adds to the text after any other that is not empty. None if that may
         depend on its neighbours, as with parts of characters.
         """
         if self._anchor is None or _BYTE.fullmatch(self._backend.id_to_token(token_id) or "<0x00>"):
@@ -282,8 +282,8 @@ def load_tokenizer(
     """The tokenizer of a checkpoint (a folder or a hub name), and the chat template: the
     processor's where it has one, else the tokenizer's.
 
-    Raises `OSError` where there is no such checkpoint, `ValueError` for a tokenizer in pure Python,
-    and `InvalidField` for one that splits text otherwise than its own `tokenizer.json` does (see
+    Raises `OSError` where there is no such checkpoint, and `ValueError` for a tokenizer in pure
+    Python. `InvalidField` is for one that splits text otherwise than its own `tokenizer.json` (see
     `pipegen.backends.checkpoint.tokenizer_file`). Loads no processor, so it needs no torchvision.
     """
     from transformers import AutoTokenizer

@@ -2,8 +2,8 @@
 copies of keys and values.
 
 transformers' `sdpa` repeats keys and values for every query head as soon as there is a mask, at
-every step. The query heads that share a key head can stand beside each other as if they were that
-many queries of one head: the same sums, over keys and values as they lie in the cache.
+every step. The query heads that share a key head stand beside each other as if they were that many
+queries of one head. The sums are the same, over keys and values as they lie in the cache.
 """
 
 from __future__ import annotations

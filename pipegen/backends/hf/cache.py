@@ -1,10 +1,10 @@
 """Rows of a cache: kept, dropped, put into the place of others, joined. The cache is transformers'
 own; here is only how its layers hold rows.
 
-All rows of a cache have one width, and each row ends at its last column: what stands to the left of
+All rows of a cache have one width, and each row ends at its last column. What stands to the left of
 a shorter row is padding, which the mask hides. An attention layer holds keys and values of shape
-(rows, heads, columns, size), one with a sliding window only its last columns; a layer of linear
-attention holds states that have no columns, and so takes no padding.
+(rows, heads, columns, size), one with a sliding window only its last columns. A layer of linear
+attention holds states without columns, and takes no padding.
 """
 
 from __future__ import annotations
@@ -391,8 +391,8 @@ def _first(held: torch.Tensor, whole: torch.Tensor, more: int) -> int | None:
 
 
 def max_cached_tokens(cache: Any, tokens: int, device: torch.device) -> int | None:
-    """How many tokens the caches of a model may hold together, from one that holds `tokens`: half
-    of the free memory is left for the passes themselves.
+    """How many tokens the caches of a model may hold together, from one that holds `tokens`. Half
+    of the free memory is left for the passes.
 
     None where the device does not tell what is free.
     """

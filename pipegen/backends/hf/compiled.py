@@ -1,9 +1,9 @@
 """Steps by a compiled forward: `torch.compile` of the pass that brings rows one token further.
 
-A cache that grows has other shapes at every step, and where its new columns go is found out in
-Python: compiled as it is, such a pass is slower. So the compiled pass gets the whole room of each
-layer, which stays as it is for many steps, the column to write to as a tensor, and a mask over all
-columns. Rows may come and go: their number is no constant of what is compiled.
+A cache that grows has other shapes at every step, and Python finds out where its new columns go.
+Compiled as it is, such a pass is slower. So the compiled pass gets the whole room of each layer,
+which stays as it is for many steps. It also gets the column to write to as a tensor, and a mask
+over all columns. Rows may come and go: their number is no constant of what is compiled.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ def _of_its_own(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class StaticCacheView:
-    """All the room of a cache, as the compiled pass sees it: the columns that are not in sight, the
-    padding of each row among them, are masked.
+    """All the room of a cache, as the compiled pass sees it. Columns that are not in sight are
+    masked, the padding of each row too.
     """
 
     def __init__(self, cache: Any, pads: Sequence[int]) -> None:

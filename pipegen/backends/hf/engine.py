@@ -64,8 +64,8 @@ class HFEngine(CheckpointEngine):
     """An engine on one checkpoint. Tokenizer, template, limits and images work at once; weights
     load with the first call.
 
-    Raises `NoSuchModel` where the checkpoint is a folder that is not there, `MissingExtra` where a
-    package is missing, and `InvalidField` for a setting that cannot be kept on this machine (see
+    Raises `NoSuchModel` where the checkpoint's folder is not there, and `MissingExtra` where a
+    package is missing. `InvalidField` is for a setting that cannot be kept on this machine (see
     `check_settings`).
 
     >>> engine = HFEngine(ModelLoadConfig(model="embedded"))
@@ -102,13 +102,19 @@ class HFEngine(CheckpointEngine):
     @functools.cached_property
     def _capabilities(self) -> Capabilities:
         checkpoint = self._checkpoint
+        no_videos = checkpoint.videos.unsupported_reason
         honours = ENGINES["hf"] if checkpoint.takes_images else ENGINES["hf"] - {"images"}
+        honours -= {"videos"} if no_videos else frozenset()
         limits: dict[str, Any] = {
             "context_length": checkpoint.context_length,
             "vocab_size": checkpoint.vocab_size,
         }
         return Capabilities(
-            engine=self.name, honours=honours, reason=checkpoint.images_unsupported_reason, **limits
+            engine=self.name,
+            honours=honours,
+            reason=checkpoint.images_unsupported_reason,
+            no_videos_because=no_videos,
+            **limits,
         )
 
     @property
@@ -153,8 +159,8 @@ class HFEngine(CheckpointEngine):
         """A call to which rows may be added while it runs. Rows of calls at one time advance
         together.
 
-        Where the memory runs out, half as many rows go on from where they were, down to single
-        rows; a row that does not fit alone fails.
+        Where the memory runs out, half as many rows go on, down to single rows. A row that does not
+        fit alone fails.
         """
         return HFSession(self, Mailbox(None if loop is None else wake), text=tokens)
 

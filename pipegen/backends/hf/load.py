@@ -24,6 +24,7 @@ from pipegen.backends.checkpoint.in_memory import CheckpointInMemory
 from pipegen.backends.checkpoint.locate import check_adapter_folder
 from pipegen.backends.hf.attention import fitting_attention, use_grouped
 from pipegen.backends.hf.compiled import Compiled, check_compilable
+from pipegen.backends.hf.video_positions import correct_positions
 from pipegen.core.errors import CallFailed
 from pipegen.engines.extras import need
 from pipegen.engines.settings import ModelLoadConfig
@@ -62,9 +63,8 @@ def load_model(checkpoint: Checkpoint) -> Any:
     """The checkpoint's model with its weights, or the caller's, ready to generate. Its dtype is
     `Checkpoint.dtype`.
 
-    Raises `ValueError` where weights are missing from the checkpoint, the model is an
-    encoder-decoder, its steps are to be compiled and cannot be, or the tokenizer has nothing to pad
-    with; what transformers raises comes through.
+    Raises `ValueError` where weights are missing, the model is an encoder-decoder, its steps cannot
+    be compiled, or the tokenizer has nothing to pad with. What transformers raises comes through.
     """
     load = checkpoint.load
     if getattr(checkpoint.config, "is_encoder_decoder", False):
@@ -82,6 +82,7 @@ def load_model(checkpoint: Checkpoint) -> Any:
         model = _read_model(checkpoint)
     if checkpoint.positions.long_after is not None:
         use_own_factors(model, checkpoint.positions.long_after)
+    correct_positions(model)
     if load.compile:
         check_compilable(model)
     return model.eval()

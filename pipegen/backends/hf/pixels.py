@@ -1,4 +1,4 @@
-"""Images that need not be worked on twice: as they were prepared, and as the model's inputs, which
+"""Images that need not be worked on twice: as they were prepared, and as the model's inputs. Both
 are also made ahead of need while the model computes.
 """
 
@@ -17,6 +17,7 @@ from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.image_processors import ImageInputs
 from pipegen.core.parallel import WORKERS
 from pipegen.core.slots import Slot
+from pipegen.records.fields import altered
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.results import PreparedImage
@@ -100,7 +101,8 @@ class Prepared:
         """As the checkpoint prepares it. Raises as `Checkpoint.prepare_image` does."""
         if source.data is None or not self._kept.limit:
             return self._checkpoint.prepare_image(source, options, index)
-        key = hashlib.sha256(source.data).digest(), source.max_pixels, options
+        # the bounds under which it was read count too
+        key = altered(source, data=hashlib.sha256(source.data).digest()), options
         with self._lock:
             known = self._kept.get(key)
         return (
@@ -138,7 +140,7 @@ class Pixels:
         self._pool: ThreadPoolExecutor | None = None
 
     def ahead(self, images: Iterable[PreparedImage]) -> None:
-        """Begin to work on images that will be asked for soon, in this order, as many as may be
+        """Begin to work on images that will be asked for soon, in this order. As many as may be
         kept together; others make room for them.
         """
         wanted: set[Hashable] = set()
@@ -168,9 +170,11 @@ class Pixels:
         parts = [inputs.result() for inputs in begun]
         with self._lock:
             self._kept.make_room(0)
+        names = dict.fromkeys(name for part in parts for name in part.tensors)
         return parts[0]._replace(
             tensors={
-                name: torch.cat([part.tensors[name] for part in parts]) for name in parts[0].tensors
+                name: torch.cat([part.tensors[name] for part in parts if name in part.tensors])
+                for name in names
             }
         )
 
@@ -192,10 +196,11 @@ class Pixels:
         return inputs
 
     def _size(self, image: PreparedImage) -> int:
-        """The bytes of its inputs: the image as often as a still has frames, in float32, and the
-        three numbers of its grid.
+        """The bytes of its inputs: the image as often as a still has frames, or the frames of a
+        video, in float32, and the three numbers of its grid.
         """
-        return 4 * self._checkpoint.image_spec.temporal_patch_size * len(image.rgb) + 3 * 8
+        times = 1 if image.is_video else self._checkpoint.image_spec.temporal_patch_size
+        return 4 * times * len(image.rgb) + 3 * 8
 
 
 def _key(image: PreparedImage) -> Hashable:

@@ -3,14 +3,13 @@ prompt that begins with it, such as the next turn of a conversation, reads only 
 
 What is there is in a tree (see `PrefixTree`), by ids and images. Of rows that wait, several are
 read in one pass, each behind a beginning of its own (see `read_behind`). They are read from so many
-tokens before their ends as the one with the most new tokens has: where others have fewer, some that
-are there are read again, which costs what padding would. A beginning that several rows share, and
-that is not there, is read first, by itself; of prompts that share in a tree (a system prompt, then
-examples, then a question), each branch is read once.
+tokens before their ends as the one with the most new tokens has. Where others have fewer, some are
+read again, which costs what padding would. A beginning that several rows share, and that is not
+there, is read first, by itself. Of prompts that share in a tree, each branch is read once.
 
-The keys and values of a token depend on the tokens before it and on its position, not on its
-column or on what follows. So a row may be continued at any of its tokens, but not within an image,
-or where the positions behind an image are not known. In a layer with a sliding window only rows
+The keys and values of a token depend on the tokens before it and on its position, not on its column
+or on what follows. So a row may be continued at any of its tokens. Exceptions are places within an
+image, and images behind which positions are not known. In a layer with a sliding window only rows
 that are shorter than the window have all their columns: longer ones do not stay.
 """
 
@@ -378,12 +377,18 @@ class Prefixes:
         images = row.encoded.prompt.images
         if not images:
             return Marked(row.sequence)
-        piece, ids = self._checkpoint.image_token_id, list(row.sequence)
-        places = iter([place for place, token in enumerate(ids) if token == piece])
+        ids = list(row.sequence)
+        places = {
+            is_video: iter([place for place, token in enumerate(row.sequence) if token == piece])
+            for is_video, piece in (
+                (False, self._checkpoint.image_token_id),
+                (True, self._checkpoint.videos.token_id),
+            )
+        }
         names = [(image.digest, image.grid, image.width, image.height) for image in images]
         runs = []
         for number, image in enumerate(images):
-            taken = [*islice(places, image.tokens)]
+            taken = [*islice(places[image.is_video], image.tokens)]
             name = number, names[number] if self._reads_images else tuple(names)
             for place in taken:
                 ids[place] = name
@@ -394,8 +399,8 @@ class Prefixes:
         return Marked(tuple(ids), tuple(runs))
 
     def shrink(self) -> bool:
-        """Where the memory ran out: let all go, and keep half as much from then on, but at least as
-        much as a beginning takes that was read for several rows; whether that frees anything.
+        """Where the memory ran out: let all go, and keep half as much from then on. At least a
+        beginning that was read for several rows still fits. Gives whether that frees anything.
         """
         there = self._tree.bytes
         self.clear()

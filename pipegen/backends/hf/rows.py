@@ -76,7 +76,7 @@ class HFRow(RowState):
                 (plugin.stopping_criteria, self._criteria),
             ):
                 if make is not None:
-                    made.append((plugin, self._ask(plugin, partial(_made, make, context))))
+                    made.append((plugin, self._ask(plugin, partial(_made, plugin, make, context))))
         self.has_processors = bool(self._processors)
 
     @property
@@ -98,9 +98,9 @@ class HFRow(RowState):
     def order(self) -> tuple[int, int]:
         """By what rows are sorted, smallest first.
 
-        The longest answer is first, since a long row that starts last would end alone; of equal
-        answers the longest prompt with its images, so that what is too large for the memory shows
-        at once, and neighbours are alike.
+        The longest answer is first, since a long row that starts last would end alone. Of equal
+        answers the longest prompt with its images is first: what is too large for the memory shows
+        at once.
         """
         patches = sum(
             math.prod(image.grid) if image.grid is not None else image.tokens
@@ -185,8 +185,18 @@ class HFRow(RowState):
         return answer.unwrap()
 
 
-def _made(make: Callable[[RowContext], Any], context: RowContext) -> Result[Any, PluginFailed]:
-    return Success(make(context))
+def _made(
+    plugin: Plugin, make: Callable[[RowContext], Any], context: RowContext
+) -> Result[Any, PluginFailed]:
+    """The hook that a plugin makes for a row."""
+    hook = make(context)
+    if callable(hook):
+        return Success(hook)
+    words = (
+        f"plugin {plugin.name!r}: the function that makes a row's hook must return a LogitsProcessor"
+        f" or StoppingCriteria, not {type(hook).__name__}"
+    )
+    return Failure(PluginFailed(words, plugin=plugin.name))
 
 
 def _processed(
@@ -248,7 +258,7 @@ def group_size(prompts: Sequence[int], rows: int, tokens: int | None = None) -> 
     """How many of these prompts, from the first on, are read in one pass: at least one, and at most
     `rows`.
 
-    Padded to the longest of them they hold at most `tokens` tokens, and the padding is at most a
+    Padded to the longest of them they hold at most `tokens` tokens. The padding is at most a
     quarter of the prompts, or `SPARE` tokens.
 
     >>> (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -428,14 +428,22 @@ def image_inputs(
     """What the model takes of these inputs of images, beside these ids."""
     takes = inspect.signature(model.forward).parameters
     tensors, marked = made
-    marks = {
-        name: (torch.isin(ids, torch.tensor(sorted(of), device=ids.device)) & mask.bool()).long()
-        for name, of in marked.items()
-        if name in takes
+    marks = {name: _marks(ids, of) * mask for name, of in marked.items() if name in takes}
+    return marks | {
+        name: _placed(name, value, model) for name, value in tensors.items() if name in takes
     }
-    return marks | {name: _placed(value, model) for name, value in tensors.items() if name in takes}
 
 
-def _placed(value: Any, model: Any) -> Any:
+def _marks(ids: torch.Tensor, of: Mapping[int, int]) -> torch.Tensor:
+    """The mark of each id; 0 where it has none."""
+    marks = torch.zeros_like(ids)
+    for token_id, mark in of.items():
+        marks[ids == token_id] = mark
+    return marks
+
+
+def _placed(name: str, value: Any, model: Any) -> Any:
     tensor = torch.as_tensor(value).to(model.device)
-    return tensor.to(model.dtype) if tensor.is_floating_point() else tensor
+    # seconds are no pixels: in half precision they would be other positions
+    pixels = tensor.is_floating_point() and name != "second_per_grid_ts"
+    return tensor.to(model.dtype) if pixels else tensor

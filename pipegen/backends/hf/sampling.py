@@ -1,10 +1,10 @@
 """Choosing the next token of each row, every row by its own options, in one batch.
 
 The order is vLLM's: penalties, the mask of ending tokens, the plugins' processors, temperature,
-min_p, top_k, top_p; the form of the answer is the last mask before temperature. The formulas are
-those of transformers' logits processors and warpers (and, for presence and frequency, of the OpenAI
-API): repetition counts prompt and answer, the other two the answer alone. Logprobs come from the
-logits as the model gave them.
+min_p, top_k, top_p. The form of the answer is the last mask before temperature. The formulas are
+those of transformers' logits processors and warpers, and of the OpenAI API for presence and
+frequency. Repetition counts prompt and answer, the other two the answer alone. Logprobs come from
+the logits as the model gave them.
 """
 
 from __future__ import annotations

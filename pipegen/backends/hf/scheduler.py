@@ -6,7 +6,7 @@
 - waiting: its prompt is not in any cache. Rows with equal prompts and images wait together, since
   one prefill serves all of them (see `Waiting`).
 - prefilled: its sequence is in the cache of `_prefilled`, and the logits of its next token are
-  known; it waits for a free slot of the running batch.
+  known. It waits for a free slot of the running batch.
 - running: it is in the running batch, and each decode step brings it one token.
 - done: it has ended or failed, or its call has left it. Its slot is free at once, and is reused or
   dropped by a later step.
@@ -14,9 +14,9 @@
 **Transitions.** `step` does one of two things, and each of them brings at least one row one token
 further:
 
-- Where a slot is free and a row waits: `_prefill` moves waiting rows to prefilled (ahead of need,
-  since one pass for several costs less), then `_insert` chooses the first token of as many
-  prefilled rows as there are free slots, and moves those that are not done to running.
+- Where a slot is free and a row waits, `_prefill` moves waiting rows to prefilled, ahead of need,
+  since one pass for several costs less. Then `_insert` chooses the first token of as many prefilled
+  rows as there are free slots. It moves those that are not done to running.
 - Otherwise `_decode` runs one pass for all running rows; for one that runs alone, the pass also
   checks a guess at what follows. Before the pass, `_requeue_long` moves rows that have just become
   long for LongRoPE back to waiting, and `_evict_finished` drops done rows.
@@ -24,8 +24,8 @@ further:
 Of rows that end in either, `_keep` lets what was read and generated stay, for prompts that begin
 with it (see `pipegen.backends.hf.prefixes`).
 
-`requeue` moves every row that is not done back to waiting, with the tokens it has;
-`requeue_after_oom` also lets go of what stays of earlier rows, or, where there is nothing, halves
+`requeue` moves every row that is not done back to waiting, with the tokens it has.
+`requeue_after_oom` also lets go of what stays of earlier rows. Where there is nothing, it halves
 the number of tokens that may be cached.
 
 **Invariants.**
@@ -488,13 +488,12 @@ class Lookup:
     """Guesses for a row that runs alone: text that repeats itself, or its prompt, is checked
     several tokens at a time.
 
-    What followed a row's last tokens where these stood before is likely to follow again: in JSON
-    about a text, in quotes, in lists (prompt lookup, Saxena 2023,
-    https://github.com/apoorvumang/prompt-lookup-decoding). One pass reads the guess, which is the
-    longer the more of the last ones were right, and each token is chosen from its logits as without
-    a guess; where one is another than was guessed, the rest is thrown away. So a guess changes no
-    token, and costs little: a pass that reads a few tokens of one row takes hardly longer than one
-    that reads a single token.
+    What followed a row's last tokens before is likely to follow again: in JSON about a text, in
+    quotes, in lists. (Prompt lookup, Saxena 2023,
+    https://github.com/apoorvumang/prompt-lookup-decoding.) One pass reads the guess, which is
+    longer the more of the last ones were right. Each token is chosen from its logits as without a
+    guess. From the first wrong one on, the rest is thrown away. So a guess changes no token, and
+    costs little: a pass that reads a few tokens of one row takes hardly longer than a single token.
 
     >>> lookup = Lookup()
     >>> lookup.guess([7, 8, 9, 5, 7, 8], 9)

@@ -170,8 +170,8 @@ class CachedRows:
 
 
 def common_prefixes(contexts: Iterable[Context]) -> list[tuple[int, list[Context]]]:
-    """Contexts in groups that begin with the same tokens, each with how many: at least `LEAST`, and
-    less than any of them has; 0 where nothing is shared.
+    """Contexts in groups that begin with the same tokens, each with how many. That is at least
+    `LEAST`, and less than any of them has; 0 where nothing is shared.
 
     Neighbours in sorted order are joined as long as that does not make fewer tokens shared.
     Contexts with images share nothing.

@@ -5,18 +5,17 @@ context ends and after every token of the continuation but the last; nowhere els
 
 - Rows with equal contexts are one *context* with several *tails*: it is read once, and its cache is
   copied for each tail.
-- Contexts that begin alike (few-shot examples, a system prompt) share that *prefix*: it is read
-  once, and its cache is copied for each context, as that of prompts is (see
-  `pipegen.backends.hf.prefixes`).
-- A text row that shares its context with none is read in one pass, without a cache and without a
-  mask, padded on the right, if its logits are few enough.
-- Tails are read in pieces, so many columns at a time as keep the logits of a pass below `LOGITS`
-  bytes; of each row `logsumexp` is taken alone.
+- Contexts that begin alike (few-shot examples, a system prompt) share that *prefix*. It is read
+  once, and its cache is copied for each context, as in `pipegen.backends.hf.prefixes`.
+- A text row that shares its context with none is read in one pass, if its logits are few enough.
+  That pass has no cache and no mask, and pads on the right.
+- Tails are read in pieces. A piece has as many columns as keep the logits of a pass below `LOGITS`
+  bytes, and of each row `logsumexp` is taken alone.
 
-**Exceptions.** What a model's cache can do is found out from its first passes and remembered: some
-share no prefixes (`Prefixes.off`), and with states, or a cache that is not known, each row goes by
-itself, in passes without a cache (`ModelTraits.scored_alone`). A row whose rotary factors change
-with its length (LongRoPE) goes by itself too.
+**Exceptions.** What a model's cache can do is found out from its first passes and remembered. Some
+share no prefixes (`Prefixes.off`). With states, or an unknown cache, each row goes by itself, in
+passes without a cache (`ModelTraits.scored_alone`). A row whose rotary factors change with its
+length (LongRoPE) goes by itself too.
 
 **Invariants.** Every row gets its numbers from its own tokens alone: padding is hidden by the mask,
 and positions count a row's own tokens. A window that does not fit the memory is run again in

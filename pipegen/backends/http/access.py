@@ -73,7 +73,7 @@ class Access:
 
 
 def addresses_of(base_url: str | None, default: str) -> tuple[str, str]:
-    """The root of a server, and where its `/v1` is, whether its address is given with `/v1`, with a
+    """The root of a server, and where its `/v1` is. Its address may be given with `/v1`, with a
     slash at the end, or not at all (the local default).
 
     An address that names a version of its own (`.../v4`, `.../v1beta/openai`) is where its paths

@@ -78,8 +78,8 @@ class Room:
 class Gate(Room):
     """Room for requests, `most` at a time at best.
 
-    A refusal for want of room takes three tenths of the width away (once for all requests that were
-    sent before it took effect), and closes the gate for as long as the server says; a full round of
+    A refusal for want of room takes three tenths of the width away, once for all requests that were
+    sent before it took effect. It closes the gate for as long as the server says. A full round of
     answers gives a sixteenth of `most` back (additive increase, multiplicative decrease: Chiu and
     Jain 1989). So a refusal now and then leaves most of the width, and a server that is full is
     soon asked no more than it takes.

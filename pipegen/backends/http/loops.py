@@ -12,12 +12,12 @@ import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
-__all__ = ["LoopThread", "PerLoop", "Work"]
+__all__ = ["LoopThread", "PerLoop"]
 
 T = TypeVar("T")
 
 
-class Work(Generic[T]):
+class _Work(Generic[T]):
     """A coroutine that runs on the loop of another thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
@@ -37,10 +37,6 @@ class Work(Generic[T]):
         else:
             self.done.set_result(task.result())
 
-    def call(self, do: Callable[[], object]) -> None:
-        """Have this done on its loop."""
-        self._loop.call_soon_threadsafe(do)
-
     def cancel(self) -> None:
         """Cancel it where it still runs, and wait until it has ended."""
         if self.done.done():
@@ -50,8 +46,8 @@ class Work(Generic[T]):
 
 
 class LoopThread:
-    """An event loop in a thread of its own, started when it is first needed: so synchronous calls
-    work where a loop is running already, too.
+    """An event loop in a thread of its own, started when it is first needed. So synchronous calls
+    work where a loop is running already.
 
     A process that was forked has the loop and not the thread; it starts its own.
     """
@@ -73,7 +69,8 @@ class LoopThread:
             _left.append(self._loop)
         self._lock, self._loop, self._stop = threading.Lock(), None, None
 
-    def _running(self) -> asyncio.AbstractEventLoop:
+    def running(self) -> asyncio.AbstractEventLoop:
+        """The loop, which is started where that is needed."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -88,15 +85,11 @@ class LoopThread:
         """Await it on that loop; where the caller is interrupted, it is cancelled, and has ended
         before the interruption goes on.
         """
-        started = self.begin(work)
+        started = _Work(self.running(), work)
         try:
             return started.done.result()
         finally:
             started.cancel()
-
-    def begin(self, work: Coroutine[Any, Any, T]) -> Work[T]:
-        """Begin to await it on that loop."""
-        return Work(self._running(), work)
 
     def close(self) -> None:
         """End the loop and its thread; it starts again when it is needed again."""

@@ -11,20 +11,20 @@ after the other.
   room.
 - answered to ended: the whole body has come, or a stream's `[DONE]`. A body that is complete
   counts, however its connection ends.
-- any state to ended: the connection breaks (`Broken`), the deadline passes (`Late`), the answer is
-  larger than it may be (`TooLong`), or the caller is cancelled or leaves the stream. The connection
-  is then closed, and the place at the gate given back.
+- any state to ended: the connection breaks (`Broken`), the deadline passes (`Late`), or the answer
+  is too large (`TooLong`). Or the caller is cancelled or leaves the stream. The connection is then
+  closed, and the place at the gate given back.
 
-**Attempts.** `retry` starts another attempt after one that failed with `AttemptFailed(again=True)`:
-the server had no room (429, 503), a gateway lost the request (502, 504), the connection broke, or
+**Attempts.** `retry` starts another attempt after one that failed with `AttemptFailed(again=True)`.
+The server had no room (429, 503), a gateway lost the request (502, 504), the connection broke, or
 the answer was cut off. A generation changes nothing on the server, so asking twice is safe as long
 as nobody has seen a part of the first answer. A status of 500 is not sent again: the request itself
 may bring the server down.
 
 **Invariants.**
 
-- A row has one deadline for everything that is done for it (the gate, the connection, the answer,
-  pauses, further attempts); nothing that a server sends moves it.
+- A row has one deadline for everything: the gate, the connection, the answer, pauses, further
+  attempts. Nothing that a server sends moves it.
 - Every attempt that entered the gate leaves it exactly once, and closes what it opened.
 - No answer takes more memory than was allowed for what was asked (see `bounds`).
 - What belongs to an event loop (connections, gate, deadlines) is used on that loop alone, and is

@@ -31,7 +31,7 @@ from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import TextMade
 from pipegen.engines.settings import ChatServerSettings
 from pipegen.records.engine_list import shown
-from pipegen.records.fields import InvalidField, altered
+from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import freeze
 from pipegen.records.options import GenerationOptions, resolve
 from pipegen.records.requests import GenerationRequest
@@ -52,6 +52,7 @@ from pipegen.stages.trimming import trimmed, trimmers
 __all__ = ["ChatEngine", "ChatRow", "result_of"]
 
 UNSET = GenerationOptions()
+_CUT = (Finish.STOP_STRING, Finish.PLUGIN)
 ENDED = ("stop", "eos", "tool_calls", "function_call")
 """What servers call a row that ended by itself, at its end token, a stop, or the end of a tool
 call.
@@ -105,7 +106,8 @@ class ChatRow:
         """Whether nothing more is wanted: a stop completed in the text, a plugin halted the row, or
         a piece was malformed.
         """
-        return self._wrong is not None or self._fold.finish in (Finish.STOP_STRING, Finish.PLUGIN)
+        fold = self._fold
+        return self._error is not None or fold.failure is not None or fold.finish in _CUT
 
     @property
     def ended(self) -> bool:
@@ -113,13 +115,25 @@ class ChatRow:
         return self.cut_short or self._finish is not None
 
     @property
+    def left(self) -> bool:
+        """Whether the row is over before the server has ended it. A row that the server ended at a
+        stop is read on: its counts come last.
+        """
+        return self._finish is None and self.cut_short
+
+    @property
     def _wrong(self) -> GenerationError | None:
         return self._error or self._fold.failure
 
     def take(self, piece: Completion) -> ChatDelta:
-        """Take a piece; what of it is final."""
+        """Take a piece; what of it is final. Of what comes after a row that is over, only the counts
+        are of it.
+        """
+        self._usage = piece.usage or self._usage
+        if self.cut_short:
+            return ChatDelta("", "")
         goes_on = piece.text or piece.reasoning or piece.tool_calls
-        if goes_on and self._finish is not None and not self.cut_short:
+        if goes_on and self._finish is not None:
             self._error = MalformedResponse(
                 f"the stream goes on after finish_reason {self._finish!r:.40}"
             )
@@ -138,7 +152,6 @@ class ChatRow:
         self._ids += piece.token_ids or ()
         self._logprobs += piece.logprobs or ()
         self._prompt_ids = piece.prompt_token_ids or self._prompt_ids
-        self._usage = piece.usage or self._usage
         return ChatDelta(final, piece.reasoning or "")
 
     def _read(self, text: str) -> str:
@@ -146,7 +159,7 @@ class ChatRow:
         before a stop that completes later in the piece.
         """
         self._text.append(text)
-        if self._fold.plugins:
+        if self._fold.watched:
             return "".join(map(self._fold.feed_text, text))
         return self._fold.feed_text(text)
 
@@ -192,8 +205,10 @@ class ChatRow:
         if value.get("arguments") is not None:
             before["arguments"] = before.get("arguments", "") + value["arguments"]
 
-    def slot(self) -> Slot[ChatOutput]:
-        """The finished row's answer. What a server writes behind its end is no part of the row."""
+    def slot(self, limit: int | None = None) -> Slot[ChatOutput]:
+        """The finished row's answer, with the limit that the server names for it. What a server
+        writes behind its end is no part of the row.
+        """
         if self._wrong is not None:
             return Failure(self._wrong)
         fold, text = self._fold, "".join(self._text)
@@ -209,6 +224,7 @@ class ChatRow:
             logprobs=tuple(self._logprobs) if self._job.options.logprobs else None,
             prompt_token_ids=self._prompt_ids,
             usage=freeze(self._usage),
+            limit=limit,
         )
         return Success(output)
 
@@ -216,7 +232,7 @@ class ChatRow:
 def result_of(output: ChatOutput, route: str, plugins: Sequence[Plugin]) -> Slot[GenerationResult]:
     """The result: stripped and trimmed as on every route, with the counts that the server reports.
 
-    A server that ends a row for its length before `max_new_tokens` has clipped it: the options then
+    A server that ends a row for its length before `max_new_tokens` has clipped it. The options then
     say what was really allowed, and `clipped_from` what was asked. Where the server had room for
     more, by its limit of a row, that is no answer to the request.
     """
@@ -431,7 +447,7 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
             made = row.take(piece)
             if tell is not None and (made.text or made.reasoning):
                 tell(TextMade(row=position, text=made.text, reasoning=made.reasoning))
-            return row.cut_short
+            return row.left
 
         make = functools.partial(self.ask, asked, True)
         error = await self.sender.pieces(
@@ -483,7 +499,7 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
     def _ended(self, row: ChatRow) -> Slot[ChatOutput]:
         """The finished row's answer, with the limit that vLLM names for it."""
         limit = self.limit_of(self.sender.directory.known) if self.name == "vllm_chat" else None
-        return row.slot().map(lambda output: altered(output, limit=limit))
+        return row.slot(limit)
 
 
 def _no_images(facts: Facts) -> str:

@@ -134,7 +134,7 @@ def classified(
 
 def lengths_in(message: str, wordings: Sequence[re.Pattern[str]]) -> tuple[int, int] | None:
     """The prompt's length and the limit that a refusal names, by the first of these wordings that
-    it has; None where it is about something else.
+    it has. None where it is about something else.
 
     >>> lengths_in("300 of 256", (re.compile(r"(?P<prompt>[0-9]+) of (?P<limit>[0-9]+)"),))
     (300, 256)

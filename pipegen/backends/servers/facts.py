@@ -1,5 +1,5 @@
-"""What a server offers: found out by asking it, kept for a while, and asked again when it is stale
-or could not be found out.
+"""What a server offers. It is found out by asking, kept for a while, and asked again when it is
+stale or could not be found out.
 """
 
 from __future__ import annotations

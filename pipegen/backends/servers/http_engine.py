@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import dataclasses
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 from pipegen.backends.http.access import Access
 from pipegen.backends.http.last_call import LastCallCache
-from pipegen.backends.http.loops import LoopThread, Work
+from pipegen.backends.http.loops import LoopThread
 from pipegen.backends.servers.reading import malformed
 from pipegen.backends.servers.sending import Sender
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireRequest
 from pipegen.backends.waiting import Waiting, beginning
+from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import Capabilities
 from pipegen.engines.model import Model
@@ -61,7 +62,7 @@ class HttpEngine(ABC, Generic[A, R]):
         is really asked for the model.
 
         A server is asked for the name, and for the limit that holds by `server_limit`, where no
-        setting says them; where it does not list its models, they are None.
+        setting says them. Where it does not list its models, they are None.
         """
         settings = self.sender.settings
         values = that_change_answers(settings)
@@ -146,9 +147,7 @@ class HttpEngine(ABC, Generic[A, R]):
             lambda model: self.ask(encoded, stream, facts, model, "")
         )
         made = asked.bind(lambda ask: self.sender.request(ask, facts))
-        return made.map(
-            lambda request: dataclasses.replace(request, body=copy.deepcopy(request.body))
-        )
+        return made.map(lambda request: request._replace(body=copy.deepcopy(request.body)))
 
     def generate(self, inputs: Sequence[A]) -> list[Slot[R]]:
         """One slot for each input, in order; a row that fails fails alone."""
@@ -178,8 +177,8 @@ class HttpEngine(ABC, Generic[A, R]):
 class ServerSession(Generic[A, R]):
     """An open call of a server: at most `max_in_flight` of its rows are asked for at a time.
 
-    Rows that wait are put in order in rounds, so that prompts that begin alike are asked for one
-    after another: the server's prefix cache serves them.
+    Rows that wait are put in order in rounds: prompts that begin alike are asked for one after
+    another, and the server's prefix cache serves them.
     """
 
     side_by_side = 0
@@ -194,67 +193,103 @@ class ServerSession(Generic[A, R]):
         fed: bool,
     ) -> None:
         self._engine, self._wake, self._tokens, self._fed = engine, wake, tokens, fed
+        self._loop = engine.loop.running() if loop is None else loop
+        self._events = deque[Any]()
+        self._woken = False
+        """Whether the caller has been woken since its last step."""
+        self._bug: Exception | None = None
+        self._added = 0
+        """How many rows it was given; the caller's thread counts them, and the loop those that
+        have ended.
+        """
         # used on the loop alone
+        self._ended = 0
         self._waiting = Waiting[tuple[int, A, Any]](1, 1, key=lambda row: row[2])
         self._call_ends: float | None = None
-        self._events = deque[Any]()
-        self._bug: BaseException | None = None
-        self._ready = asyncio.Queue[None]()
-        """An entry for each row that waits."""
-        self._work = engine.loop.begin(self._serve()) if loop is None else Work(loop, self._serve())
+        self._room = engine.sender.settings.max_in_flight
+        """How many more rows may be asked for."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed: Future[None] | None = None
+        """Set once no row runs any more."""
 
     def add(self, inputs: Sequence[tuple[int, A]]) -> None:
+        self._added += len(inputs)
         rows = [(number, asked, beginning(cast(Any, asked))) for number, asked in inputs]
-        self._work.call(lambda: self._came(rows))
+        self._loop.call_soon_threadsafe(self._came, rows)
 
     def step(self) -> list[Any]:
-        """What has come; it never waits. A bug raises."""
+        """What has come; it never waits. A bug raises, and `CallFailed` where the engine was
+        closed.
+        """
+        self._woken = False  # before it looks: what comes meanwhile wakes again
         if self._bug is not None:
             raise self._bug
         return [self._events.popleft() for _ in range(len(self._events))]
 
     def close(self) -> None:
         """Cancel the rows that still run, and wait until they have ended."""
-        self._work.cancel()
+        if self._ended < self._added and not isinstance(self._bug, CallFailed):
+            closed = Future[None]()
+            self._loop.call_soon_threadsafe(self._cancel, closed)
+            closed.result()
 
     def _came(self, rows: Sequence[tuple[int, A, Any]]) -> None:
+        """Ask for the rows that have come, as far as there is room."""
+        if self._call_ends is None and not self._fed:
+            self._call_ends = self._engine.sender.transport.call_ends()
         self._waiting.add(rows)
-        for _ in rows:
-            self._ready.put_nowait(None)
+        for _ in range(min(len(rows), self._room)):
+            self._room -= 1
+            task = self._loop.create_task(self._rows())
+            self._tasks.add(task)
+            task.add_done_callback(self._finished)
 
-    async def _serve(self) -> None:
-        sender = self._engine.sender
-        self._call_ends = None if self._fed else sender.transport.call_ends()
-        room = asyncio.Semaphore(sender.settings.max_in_flight)
-        try:
-            async with asyncio.TaskGroup() as group:
-                while True:
-                    await self._ready.get()
-                    await room.acquire()
-                    ((number, asked, _),) = self._waiting.pop()
-                    task = group.create_task(self._row(number, asked))
-                    task.add_done_callback(lambda _: room.release())
-        except BaseExceptionGroup as raised:
-            self._bug = raised.exceptions[0]
-            self._wake()
-
-    async def _row(self, number: int, asked: A) -> None:
-        transport = self._engine.sender.transport
-        deadline = transport.ends(transport.call_ends() if self._fed else self._call_ends)
-        self._tell(
-            RowDone(
-                row=number,
-                slot=await (
-                    self._engine.followed(number, asked, deadline, self._tell)
-                    if self._tokens
-                    else self._engine.row(asked, deadline)
-                ),
+    async def _rows(self) -> None:
+        """One row after the other, as long as some wait."""
+        engine, transport = self._engine, self._engine.sender.transport
+        while self._waiting:
+            ((number, asked, _),) = self._waiting.pop()
+            deadline = transport.ends(transport.call_ends() if self._fed else self._call_ends)
+            slot = await (
+                engine.followed(number, asked, deadline, self._tell)
+                if self._tokens
+                else engine.row(asked, deadline)
             )
-        )
+            self._ended += 1
+            self._tell(RowDone(row=number, slot=slot))
+        self._room += 1
 
     def _tell(self, event: Any) -> None:
+        """Tell the caller, and wake it where it can do anything with that: rows that are one call
+        go on together, once all have ended.
+        """
         self._events.append(event)
-        self._wake()
+        if not self._woken and (self._fed or self._tokens or self._ended == self._added):
+            self._woken = True
+            self._wake()
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if self._closed is not None:
+            if not self._tasks:
+                self._closed.set_result(None)
+        elif task.cancelled():
+            words = "the engine was closed while the call ran"
+            self._bug = CallFailed(BackendFailed(words, backend=self._engine.name))
+            self._wake()
+        elif (bug := task.exception()) is not None:
+            if not isinstance(bug, Exception):
+                raise bug
+            self._bug = self._bug or bug
+            self._wake()
+
+    def _cancel(self, closed: Future[None]) -> None:
+        self._closed = closed
+        self._waiting.clear()
+        for task in self._tasks:
+            task.cancel()
+        if not self._tasks:
+            closed.set_result(None)
 
 
 @dataclass(slots=True)

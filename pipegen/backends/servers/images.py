@@ -14,10 +14,10 @@ from typing import Any
 from returns.result import Failure, Success
 
 from pipegen.backends.http.plain_json import encoded
-from pipegen.core.errors import InvalidRequest
+from pipegen.core.errors import InvalidRequest, UnsupportedMultimodal
 from pipegen.core.slots import Slot, is_ok
 from pipegen.media.image import file_to_send
-from pipegen.records.messages import ImagePart, Message, plain_messages
+from pipegen.records.messages import ImagePart, Message, VideoSource, plain_messages
 from pipegen.records.requests import GenerationRequest, ImagePolicy
 from pipegen.records.results import PreparedImage, Prompt
 
@@ -81,7 +81,7 @@ def places(prompt: Prompt, image_token_id: int | None) -> tuple[tuple[int, int],
 def messages_of(request: GenerationRequest) -> Slot[tuple[Mapping[str, Any], ...]]:
     """The messages as the server takes them; a plain prompt is one user turn.
 
-    Images go as data URLs: the file itself where its pixels are taken as they are (see
+    Images go as data URLs. That is the file itself where its pixels are taken as they are (see
     `file_to_send`), else the upright RGB image as a PNG.
     """
     if request.prompt_token_ids is not None:
@@ -118,6 +118,12 @@ def messages_of(request: GenerationRequest) -> Slot[tuple[Mapping[str, Any], ...
 
 def _file_url(part: ImagePart, index: int) -> Slot[str]:
     source = part.source
+    if isinstance(source, VideoSource):
+        return Failure(
+            UnsupportedMultimodal(
+                "a chat server takes no frames with their times: it would choose other frames"
+            )
+        )
     if source is None or source.data is None:
         return Failure(InvalidRequest("an image of the messages was not loaded"))
     policy = (

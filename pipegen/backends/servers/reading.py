@@ -219,9 +219,12 @@ def pieces(answer: Any, read: Read) -> Slot[tuple[Completion, ...]]:
     if not isinstance(choices[0], dict):
         return malformed(f"choices[0] is {type(choices[0]).__name__}, not an object")
     made = read(choices[0], "choices[0]")
-    if is_ok(made) and made.unwrap().index:
-        return malformed(f"choices[0].index is {made.unwrap().index!r:.40}, and 1 was asked")
-    return made.map(lambda completion: (completion,))
+    if not is_ok(made):
+        return Failure(made.failure())
+    completion = made.unwrap()
+    if completion.index:
+        return malformed(f"choices[0].index is {completion.index!r:.40}, and 1 was asked")
+    return Success((completion,))
 
 
 def whole(answer: Any, read: Read) -> Slot[tuple[Completion, ...]]:
@@ -229,8 +232,9 @@ def whole(answer: Any, read: Read) -> Slot[tuple[Completion, ...]]:
     found = pieces(answer, read)
     if not is_ok(found):
         return found
-    if not found.unwrap():
+    completions = found.unwrap()
+    if not completions:
         return malformed("the answer holds choices [], and 1 were asked")
-    if found.unwrap()[0].finish is None:
+    if completions[0].finish is None:
         return malformed("a choice of the answer has no finish_reason")
     return found

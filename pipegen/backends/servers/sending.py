@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import json
 import uuid
@@ -325,10 +324,8 @@ class Sender:
                         if isinstance(made.body, bytes)
                         else Upload(b"", here.uploads.leave)
                     )
-                    made = made._replace(
-                        body=upload, ask=dataclasses.replace(made.ask, messages=(), images=())
-                    )
-                    made = made._replace(request=dataclasses.replace(made.request, body=None))
+                    made = made._replace(body=upload, ask=made.ask._replace(messages=(), images=()))
+                    made = made._replace(request=made.request._replace(body=None))
                     await here.uploads.enter(upload.size)
         except Late as late:
             raise AttemptFailed(
@@ -377,8 +374,8 @@ class Sender:
 
         def classified() -> GenerationError:
             return self.wire.classify(
-                dataclasses.replace(
-                    reply, body=self.access.scrub(reply.body.decode(errors="replace")).encode()
+                reply._replace(
+                    body=self.access.scrub(reply.body.decode(errors="replace")).encode()
                 ),
                 ask,
             )

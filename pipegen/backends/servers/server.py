@@ -399,7 +399,7 @@ class _Scored(_Whole):
 
     def ask(self, facts: Facts, model: str | None, rid: str) -> Slot[ServerRequest]:
         return _Whole.ask(self, facts, model, rid).map(
-            lambda request: dataclasses.replace(request, scored=len(self.continued.continuation))
+            lambda request: request._replace(scored=len(self.continued.continuation))
         )
 
     def read(self, completions: tuple[Completion, ...]) -> Slot[Any]:
@@ -489,7 +489,7 @@ class ServerRow(RowState):
     def slot(self) -> Slot[Raw]:
         """The finished row's answer.
 
-        A server that ends a row for its length before `max_new_tokens` has clipped it: the options
+        A server that ends a row for its length before `max_new_tokens` has clipped it. The options
         then say what was really allowed, and `clipped_from` what was asked.
         """
         if self.error is None and self.fold.finish is None:

@@ -79,7 +79,7 @@ def _ignores_eos(options: GenerationOptions) -> bool:
 
 
 def server_side_stops(options: GenerationOptions) -> frozenset[str]:
-    """What SGLang may end a row at: not at ids where it ignores the end token, and not at stop
+    """What SGLang may end a row at. Not at ids where it ignores the end token, and not at stop
     strings where they must not count at first.
     """
     many = options.stop is not None and len(options.stop.stop or ()) > MOST_STOPS

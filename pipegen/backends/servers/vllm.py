@@ -144,8 +144,8 @@ def unsupported(
 
 
 def server_side_stops(options: GenerationOptions) -> frozenset[str]:
-    """What vLLM may end a row at: ids; and stop strings, but where it would hold the end token back
-    for `min_new_tokens` though `ignore_eos` is asked.
+    """What vLLM may end a row at: ids and stop strings. Not at stop strings where it would hold the
+    end token back for `min_new_tokens` though `ignore_eos` is asked.
     """
     holds_back = options.min_new_tokens and options.stop is not None and options.stop.ignore_eos
     return frozenset({"ids"} if holds_back else {"ids", "stops"})

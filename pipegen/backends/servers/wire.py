@@ -12,30 +12,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipegen.core.errors import GenerationError
 from pipegen.core.slots import Slot
 from pipegen.engines.capabilities import Capability
+from pipegen.records.frozen import NOTHING
 from pipegen.records.options import GenerationOptions
 from pipegen.records.results import PreparedImage, TokenLogprob
 
 __all__ = ["Completion", "Facts", "ServerRequest", "Wire", "WireReply", "WireRequest"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerRequest:
+class ServerRequest(NamedTuple):
     """One generation as a server is asked for it, whatever the engine: everything set, nothing of
     the wire's own words yet.
     """
 
+    options: GenerationOptions
+    """Resolved: a value for everything."""
     token_ids: tuple[int, ...] = ()
     """The prompt, with one placeholder for each image; empty where the server renders."""
     messages: tuple[Mapping[str, Any], ...] = ()
     """The prompt in the OpenAI chat form, where the server renders."""
     tools: tuple[Mapping[str, Any], ...] = ()
-    options: GenerationOptions
-    """Resolved: a value for everything."""
     ending_ids: tuple[int, ...] = ()
     """All ids that end the row, the model's own end tokens among them."""
     stops: tuple[str, ...] = ()
@@ -66,12 +66,11 @@ class ServerRequest:
     """
     params: Mapping[str, Any] | None = None
     """Sampling parameters in the server's own words, in place of those of the options."""
-    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    extra_body: Mapping[str, Any] = NOTHING
     """Merged into the body last, deeply."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WireRequest:
+class WireRequest(NamedTuple):
     """One HTTP request; the body is plain data, sent as JSON."""
 
     path: str
@@ -85,13 +84,12 @@ class WireRequest:
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WireReply:
+class WireReply(NamedTuple):
     """One HTTP answer, with its whole body."""
 
     status: int
     body: bytes = b""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = NOTHING
     """Looked up by names in lower case."""
 
 
@@ -114,7 +112,7 @@ class Completion:
     reasoning: str | None = None
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     """In an event, pieces of calls; each names the `index` of its call."""
-    usage: Mapping[str, int] = field(default_factory=dict)
+    usage: Mapping[str, int] = NOTHING
     index: int = 0
     features: Any = None
     """What the server made of the images, where that was all that it was asked."""

@@ -28,7 +28,13 @@ from pipegen.backends.vllm.sampling import (
     scoring_params,
     unsupported,
 )
-from pipegen.backends.vllm.start import check_arguments, image_limit, refusals, takes_grammars
+from pipegen.backends.vllm.start import (
+    check_arguments,
+    image_limit,
+    leaves_out_times,
+    refusals,
+    takes_grammars,
+)
 from pipegen.backends.waiting import Waiting, beginning
 from pipegen.core.border import attempt
 from pipegen.core.errors import CallFailed, GenerationError, InvalidRequest, UnsupportedOption
@@ -59,9 +65,9 @@ class VLLMEngine(CheckpointEngine):
     """An engine on one checkpoint. Tokenizer, template, limits and images work at once; vLLM is
     imported and starts with the first call.
 
-    Raises `NoSuchModel` where the checkpoint is a folder that is not there, `MissingExtra` where
-    vLLM is not installed, and `InvalidField` (`UnknownField` with the nearest one, for an argument)
-    where the settings are not for vLLM.
+    Raises `NoSuchModel` where the checkpoint's folder is not there, and `MissingExtra` where vLLM
+    is not installed. `InvalidField` is for settings that are not for vLLM (`UnknownField` with the
+    nearest one, for an argument).
     """
 
     name = "vllm"
@@ -80,10 +86,14 @@ class VLLMEngine(CheckpointEngine):
     def _capabilities(self) -> Capabilities:
         """Asked for several times for each row."""
         reason, limit = self._no_images_because, image_limit(self._checkpoint)
+        no_videos = reason or self._no_videos_because
         honours = ENGINES["vllm"] - {"images"} if reason else ENGINES["vllm"]
+        honours -= {"videos"} if no_videos else frozenset()
         limits: dict[str, Any] = {
             "context_length": self._context_length,
             "max_images": limit,
+            "max_videos": image_limit(self._checkpoint, "video"),
+            "no_videos_because": no_videos,
             "vocab_size": self._checkpoint.vocab_size,
         }
         return Capabilities(engine=self.name, honours=honours, reason=reason, **limits)
@@ -102,6 +112,16 @@ class VLLMEngine(CheckpointEngine):
         import vllm
 
         return f"vLLM {vllm.__version__} runs {self._checkpoint.config.model_type} as a text model"
+
+    @property
+    def _no_videos_because(self) -> str:
+        """Why a model that takes images takes no videos; empty where it does."""
+        checkpoint = self._checkpoint
+        if checkpoint.videos.unsupported_reason:
+            return checkpoint.videos.unsupported_reason
+        if image_limit(checkpoint, "video") == 0:
+            return "limit_mm_per_prompt allows none"
+        return leaves_out_times(checkpoint.config.model_type)
 
     @cached_property
     def _context_length(self) -> int | None:
@@ -132,8 +152,8 @@ class VLLMEngine(CheckpointEngine):
 
     @property
     def in_flight(self) -> int:
-        """How many requests are kept in flight for it: twice as many as vLLM runs side by side, so
-        that there are some to put in order.
+        """How many requests are kept in flight for it: twice as many as vLLM runs side by side. So
+        there are some to put in order.
         """
         return 2 * self._side_by_side
 

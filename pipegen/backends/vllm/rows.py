@@ -8,6 +8,7 @@ from typing import Any
 from returns.result import Failure, Success
 
 from pipegen.backends.checkpoint.foreign import engine_failed
+from pipegen.backends.checkpoint.video_processors import as_array, metadata_of_video
 from pipegen.backends.grammar import form_of, has_form
 from pipegen.backends.rows import RowState, other_prompt
 from pipegen.backends.vllm.sampling import MOST_LOGPROBS, logprob_of
@@ -25,19 +26,27 @@ __all__ = ["VLLMRow", "differs", "scores_of", "vllm_prompt"]
 
 
 def vllm_prompt(prompt: Prompt, *, resized: bool) -> dict[str, Any]:
-    """The prompt as vLLM takes it: token ids with one placeholder for each image (vLLM expands
-    them, also those already expanded), and the images.
+    """The prompt as vLLM takes it: token ids with one placeholder for each image and video (vLLM
+    expands them, also those already expanded), the images, and the frames with their times.
 
     `resized` says that the images have the size that the model works on, so that vLLM's processor
     is to leave it alone.
     """
     if not prompt.images:
         return {"prompt_token_ids": list(prompt.token_ids)}
-    kwargs = {"mm_processor_kwargs": {"do_resize": False}} if resized else {}
+    data: dict[str, list[Any]] = {}
+    for image in prompt.images:
+        if image.is_video:
+            data.setdefault("video", []).append((as_array(image), metadata_of_video(image)))
+        else:
+            data.setdefault("image", []).append(as_pil(image))
+    kwargs = {"do_resize": False} if resized else {}
+    if "video" in data:
+        kwargs |= {"do_sample_frames": False}
     return {
         "prompt_token_ids": list(prompt.compact_token_ids),
-        "multi_modal_data": {"image": [as_pil(image) for image in prompt.images]},
-        **kwargs,
+        "multi_modal_data": data,
+        **({"mm_processor_kwargs": kwargs} if kwargs else {}),
     }
 
 
@@ -47,21 +56,24 @@ def differs(rendered: Any, prompt: Prompt) -> MalformedResponse | None:
     """
     ids = rendered.get("prompt_token_ids") if isinstance(rendered, dict) else None
     if ids is not None and "mm_kwargs" in rendered:
-        grids = [_grid(item) for item in rendered["mm_kwargs"].get("image", ())]
-        for index, (seen, image) in enumerate(zip(grids, prompt.images, strict=False)):
-            if seen is not None and image.grid is not None and seen != image.grid:
-                return MalformedResponse(
-                    f"vLLM made grid {seen} of image {index}, which is {image.grid} for pipegen"
-                )
+        for kind in ("image", "video"):
+            grids = [_grid(item, kind) for item in rendered["mm_kwargs"].get(kind, ())]
+            own = [image for image in prompt.images if image.is_video == (kind == "video")]
+            for index, (seen, image) in enumerate(zip(grids, own, strict=False)):
+                if seen is not None and image.grid is not None and seen != image.grid:
+                    return MalformedResponse(
+                        f"vLLM made grid {seen} of {kind} {index}, which is {image.grid} for"
+                        " pipegen"
+                    )
     if ids is None or (not isinstance(rendered.get("type"), str) and prompt.images):
         return None
     return other_prompt(ids, prompt, "vLLM", "report it with the model and vLLM's version")
 
 
-def _grid(item: Any) -> tuple[int, ...] | None:
-    """The grid of one processed image, where the model has one."""
+def _grid(item: Any, kind: str) -> tuple[int, ...] | None:
+    """The grid of one processed image or video, where the model has one."""
     data = item.get_data() if hasattr(item, "get_data") else {}
-    grid = data.get("image_grid_thw")
+    grid = data.get(f"{kind}_grid_thw")
     return None if grid is None else tuple(int(side) for side in grid.flatten().tolist())
 
 

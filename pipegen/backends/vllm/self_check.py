@@ -3,9 +3,9 @@ in the same way?
 
 A small model of the same family, with random weights, is scored by both (see
 `pipegen.backends.checkpoint.same_text`). That starts vLLM once more, without loading the model's
-weights. In this process it takes about a second once vLLM is imported, so it is done by default
-there; where vLLM runs in a process of its own, that has to be started too, so it is done where
-`check_lengths` asks for it. One answer is enough for a process and a configuration.
+weights. In this process it takes about a second once vLLM is imported, so it is done by default. A
+process of vLLM's own has to be started too, so there it is done where `check_lengths` asks for it.
+One answer is enough for a process and a configuration.
 """
 
 # vLLM need not be installed where types are checked.

@@ -39,6 +39,7 @@ __all__ = [
     "engine_arguments",
     "image_limit",
     "installed_version",
+    "leaves_out_times",
     "refusals",
     "starting",
     "takes_grammars",
@@ -49,6 +50,8 @@ LOWEST, HIGHEST = (0, 27), (0, 32)
 """The versions of vLLM on which the tests of the real engine were run, the lowest and the newest,
 and what lies between them.
 """
+TIMES_OF_FRAMES = (0, 32)
+"""The lowest vLLM that was seen to tell Qwen2.5-VL the times of frames; 0.27 does not."""
 ADAPTER_SETTINGS = (
     "rank_pattern",
     "alpha_pattern",
@@ -103,6 +106,22 @@ def check_version() -> None:
             f'install one of these: pip install "vllm>={low},<{HIGHEST[0]}.{HIGHEST[1] + 1}"; or'
             " ask a server of yours with vllm_server",
         )
+
+
+def leaves_out_times(model_type: str) -> str:
+    """That the installed vLLM does not tell a model of this type the times of frames; empty where
+    it does. Positions of Qwen2.5-VL depend on them, and vLLM 0.27 takes a fixed rate.
+    """
+    import vllm
+
+    installed = installed_version()
+    if model_type != "qwen2_5_vl" or installed is None or installed >= TIMES_OF_FRAMES:
+        return ""
+    needed = ".".join(map(str, TIMES_OF_FRAMES))
+    return (
+        f"vLLM {vllm.__version__} leaves out the times of frames for {model_type}: install vLLM"
+        f" {needed}"
+    )
 
 
 def check_files(load: ModelLoadConfig, source: str) -> None:
@@ -215,8 +234,8 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 def argument_names() -> frozenset[str]:
     """The engine arguments of the installed vLLM.
 
-    They are read from the source of `EngineArgs`, which takes no time; importing vLLM takes many
-    seconds, and is done only where that source is not where it was looked for.
+    They are read from the source of `EngineArgs`, which takes no time. Importing vLLM takes many
+    seconds, and is done only where that source is elsewhere.
     """
     package = importlib.util.find_spec("vllm")
     for folder in (package.submodule_search_locations if package is not None else None) or ():
@@ -260,11 +279,11 @@ def check_arguments(checkpoint: Checkpoint) -> None:
             )
 
 
-def image_limit(checkpoint: Checkpoint) -> int | None:
-    """How many images a request may hold, as `limit_mm_per_prompt` says; None where it does not
-    say.
+def image_limit(checkpoint: Checkpoint, kind: str = "image") -> int | None:
+    """How many images, or videos, a request may hold, as `limit_mm_per_prompt` says; None where it
+    does not say.
     """
-    limit = (checkpoint.load.engine_kwargs.get("limit_mm_per_prompt") or {}).get("image")
+    limit = (checkpoint.load.engine_kwargs.get("limit_mm_per_prompt") or {}).get(kind)
     if isinstance(limit, Mapping):
         limit = limit.get("count")
     return limit if isinstance(limit, int) else None
@@ -314,8 +333,8 @@ all which library has the forms of answers.
 
 
 def takes_grammars(load: ModelLoadConfig) -> bool:
-    """Whether vLLM is given the form of an answer as the grammar that pipegen makes of it: not
-    where a setting names another library than llguidance.
+    """Whether vLLM is given the form of an answer as pipegen's grammar. Not where a setting names
+    another library than llguidance.
     """
     chosen = load.engine_kwargs.get("structured_outputs_config", {})
     return isinstance(chosen, Mapping) and chosen.get("backend", "guidance") == "guidance"

@@ -108,9 +108,10 @@ class RendererBackend(Protocol):
 
 
 class KeywordBackend(Protocol):
-    """An engine whose `generate` takes arguments by name: `client`, `token_ids`, `sampling_params`
-    (with the stop token ids), `multi_modal_data`, and any other fields of `TokenPrompt` that it
-    names."""
+    """An engine whose `generate` takes arguments by name. These are `client`, `token_ids`,
+    `sampling_params` (with the stop token ids), `multi_modal_data`, and other fields of
+    `TokenPrompt` that it names.
+    """
 
     async def generate(
         self,

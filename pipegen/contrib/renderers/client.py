@@ -65,8 +65,8 @@ async def generate(
     above 1 the result has all answers in `completions`.
 
     Rendering and parsing run in a thread. Raises `PromptTooLongError` also if only the server finds
-    the prompt too long (with its limit, or 0), `MalformedGenerateResponseError` for a bad answer,
-    and whatever the client raises.
+    the prompt too long (with its limit, or 0). A bad answer is `MalformedGenerateResponseError`.
+    Whatever the client raises comes through.
     """
     if tools and not getattr(renderer, "supports_tools", True):
         raise ValueError(

@@ -29,6 +29,7 @@ from pipegen.stages.parts.regex_check import matches
 from pipegen.stages.parts.stop_scan import cut
 
 __all__ = [
+    "CUT_PROMPT",
     "WORDS",
     "Answer",
     "Finding",
@@ -56,6 +57,8 @@ HINTS: Mapping[FindingKind, str] = {
     "stop": "see that the server was sent the stop strings",
 }
 """What to do, by what is wrong."""
+CUT_PROMPT = "see that the server has the context length of the model, and does not cut prompts"
+"""What to do where a server ran fewer tokens than it was sent."""
 
 
 class Finding(NamedTuple):
@@ -68,8 +71,7 @@ class Finding(NamedTuple):
     """What to do, where that is more than `HINTS` says."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(NamedTuple):
     """One answer as it came, before white space is stripped and plugins trim it. None stands for
     what is not known.
     """
@@ -187,10 +189,13 @@ def _prompt(answer: Answer, options: GenerationOptions) -> Finding | None:
             "prompt",
             f"the server ran a prompt of {len(ran)} tokens that differs from the {len(sent)} sent"
             f" at token {place}",
+            CUT_PROMPT if len(ran) < len(sent) else "",
         )
     if count is not None and count != len(sent):
         return Finding(
-            "prompt", f"the server counts {count} tokens in the prompt, and {len(sent)} were sent"
+            "prompt",
+            f"the server counts {count} tokens in the prompt, and {len(sent)} were sent",
+            CUT_PROMPT if count < len(sent) else "",
         )
     return None
 

@@ -1,7 +1,7 @@
 """The bridge: what a chat template writes between the end of one answer and the next answer.
 
 The next prompt of a conversation is the ids of the last prompt, the ids of the answer, and the
-bridge. What was sampled is never encoded again. The bridge comes from the template alone: a short
+bridge. What was sampled is never encoded again. The bridge comes from the template alone. A short
 conversation is rendered with a sentinel in the place of the answer, and the bridge is what follows
 the sentinel. So it costs as much as the new messages, however long the conversation is.
 
@@ -38,6 +38,7 @@ from pipegen.records.results import PreparedImage
 from pipegen.stages.parts.control_tokens import ControlTokens
 from pipegen.stages.parts.detokenize import spell
 from pipegen.stages.parts.foreign_text import Marks
+from pipegen.stages.parts.placeholders import Placeholders, kind_of
 from pipegen.stages.parts.template import (
     call_template,
     honours_thinking,
@@ -461,24 +462,25 @@ def check_earlier_images(
     before: Before,
     images: Sequence[PreparedImage],
     tokenizer: Tokenizer,
-    image_placeholder: str | None,
+    placeholders: Placeholders,
 ) -> InvalidRequest | None:
     """Why the images are not those that the ids before the bridge are of; None if they are."""
     for index, (image, digest) in enumerate(zip(images, before.image_digests, strict=False)):
         if image.digest != digest:
             return InvalidRequest(
-                f"image {index} has other pixels than in the earlier turn",
+                f"{kind_of(image)} {index} has other pixels than in the earlier turn",
                 hint="keep the files of a conversation's images as they are, or give their bytes",
             )
-    placeholder = tokenizer.control_tokens.get(image_placeholder or "")
-    places = 0 if placeholder is None else before.compact_token_ids.count(placeholder)
-    if places != len(before.image_digests):
-        return InvalidRequest(
-            f"the turns so far hold {places} image placeholders {image_placeholder!r} for"
-            f" {len(before.image_digests)} images: the answer wrote some",
-            hint="leave this answer out of the conversation",
-        )
-    if placeholder is None or any(image.expansion is not None for image in images):
+    tokens = placeholders.ids(tokenizer)
+    for kind, count in placeholders.counts(images):
+        places = before.compact_token_ids.count(tokens[kind]) if kind in tokens else 0
+        if places != count:
+            return InvalidRequest(
+                f"the turns so far hold {places} {kind} placeholders {placeholders.of(kind)!r} for"
+                f" {count} {kind}s: the answer wrote some",
+                hint="leave this answer out of the conversation",
+            )
+    if not tokens or any(image.expansion is not None for image in images):
         return None
     longer = sum(image.tokens - 1 for image in images)
     if len(before.token_ids) - len(before.compact_token_ids) != longer:

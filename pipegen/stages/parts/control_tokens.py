@@ -1,10 +1,10 @@
 """Control tokens: the tokens of a tokenizer that steer a model, and the characters that they are
 made of.
 
-They are the tokenizer's special tokens, the other added tokens that the chat template writes (such
-as `<think>`), and added tokens of a form that steers some family of models: `<|...|>`, `<｜...｜>`,
-`[|...|]`, `[INST]`, `</s>`. Other added tokens, such as Gemma's newlines and HTML tags, are
-ordinary text.
+They are the tokenizer's special tokens, and the other added tokens that the chat template writes
+(such as `<think>`). Added tokens of a form that steers some family of models are too: `<|...|>`,
+`<｜...｜>`, `[|...|]`, `[INST]`, `</s>`. Other added tokens, such as Gemma's newlines and HTML tags,
+are ordinary text.
 
 >>> control = ControlTokens(ids={"<s>": 1, "[INST]": 2})
 >>> control.pieces("<s>[INST] hi")

@@ -34,7 +34,7 @@ each byte.
 class Detokenizer:
     """Ids in, text out: the joined pieces are `tokenizer.decode` of all the ids.
 
-    Each id is decoded within a short window of its neighbours, so the cost is linear, and spaces
+    Each id is decoded within a short window of its neighbours. So the cost is linear, and spaces
     between words are as in the whole text. U+FFFD at the end may be an incomplete character: it is
     held back until a character follows, the output ends, or 16 tokens have waited. Byte-fallback
     tokenizers may decode good characters as U+FFFD once invalid bytes follow; here they stay.

@@ -184,7 +184,7 @@ class Stripper:
 
 class TextFold:
     """Where the text of a row ends, piece by piece: at the first stop string to complete, or where
-    a plugin halts it; if both come in the same piece, at the stop string.
+    a plugin halts it. If both come in the same piece, the stop string wins.
 
     The joined pieces that `feed_text` and `end` return are the text, stripped with `strip`. What
     may still become part of a stop is held back.
@@ -216,6 +216,8 @@ class TextFold:
         self.seen = 0
         """How many characters were judged, the stop included; none behind it."""
         self.plugins = PluginStates(plugins)
+        self.watched = bool(self.plugins)
+        """Whether a plugin watches the row."""
         self._stops = StopScanner(stops) if stops else None
         self._raw_stops = StopScanner(raw_stops) if raw_stops else None
         self._text_ends, self._raw_ends = [0], [0]  # after each piece, where stops are in raw text
@@ -242,7 +244,7 @@ class TextFold:
             stop, length = self._earlier(self._raw_stops, place, raw, counts=counts)
         if stop is not None:
             self.finish, self.stop = Finish.STOP_STRING, stop
-        elif self.plugins:
+        elif self.watched:
             halt = self.plugins.feed(text)
             if isinstance(halt, PluginFailed):
                 self.finish, self.failure, length = Finish.ABORTED, halt, self.length
@@ -289,7 +291,7 @@ class TokenFold(TextFold):
     """Where a row ends, token by token, and its text.
 
     With `text=False` no text is returned, and ids become text only where a stop string or a plugin
-    needs it: tokens that can complete no stop are only stored (see `stop_safe`) and read later, as
+    needs it. Tokens that can complete no stop are only stored (see `stop_safe`) and read later, as
     far as a stop may reach back. A tokenizer or a plugin that raises fails the row: see `failure`.
     Raises `ValueError` for options that are not resolved.
 

@@ -1,4 +1,4 @@
-"""The images of requests, made ready for the model: equal ones of a batch once, and on a few
+"""The images and videos of requests, made ready for the model: equal ones of a batch once, and on a few
 threads.
 """
 
@@ -11,12 +11,12 @@ from typing import TypeAlias
 from returns.result import Failure, Success
 
 from pipegen.core.border import EXHAUSTED, guard_slot, of_tokenizer
-from pipegen.core.errors import BadImage, InvalidRequest
+from pipegen.core.errors import BadImage, BadVideo, InvalidRequest
 from pipegen.core.parallel import parallel
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.model import TokenModel
 from pipegen.engines.tokenizer import Tokenizer
-from pipegen.records.messages import ImageSource
+from pipegen.records.messages import ImageSource, VideoSource, numbered
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.results import PreparedImage, ResolvedRequest
 
@@ -24,24 +24,25 @@ __all__ = ["Prepared", "image_tokens", "images_of", "prepare_images"]
 
 _Image: TypeAlias = tuple[ImageSource, VlmPreprocessOptions]
 Prepared: TypeAlias = Mapping[_Image, Slot[PreparedImage]]
-"""Every image of a batch, once for each of the settings that are asked for."""
+"""Every image and video of a batch, once for each of the settings that are asked for."""
 
 
 def prepare_images(jobs: Sequence[ResolvedRequest], model: TokenModel) -> Prepared:
-    """Every image of the jobs, prepared once for each of the settings that are asked for."""
+    """Every image and video of the jobs, prepared once for each of the settings that are asked for."""
     wanted: dict[_Image, int] = {}
     for job in jobs:
-        for index, source in enumerate(job.request.sources):
+        for index, source in numbered(job.request.sources):
             wanted.setdefault((source, _preprocess(job)), index)
     if not wanted:
         return {}
 
     def prepared(item: tuple[_Image, int]) -> Slot[PreparedImage]:
         (source, options), index = item
+        kind = "video" if isinstance(source, VideoSource) else "image"
         return guard_slot(
             lambda: model.prepare_image(source, options, index),
             lambda raised: InvalidRequest(
-                f"image {index} cannot be made ready: {raised.words}", incident=raised.incident
+                f"{kind} {index} cannot be made ready: {raised.words}", incident=raised.incident
             ),
             only=EXHAUSTED,
         )
@@ -50,14 +51,16 @@ def prepare_images(jobs: Sequence[ResolvedRequest], model: TokenModel) -> Prepar
 
 
 def images_of(job: ResolvedRequest, prepared: Prepared) -> Slot[tuple[PreparedImage, ...]]:
-    """The job's images, in order; the error of the first that could not be prepared."""
+    """The job's images and videos, in order; the error of the first that could not be prepared."""
     images: list[PreparedImage] = []
-    for index, source in enumerate(job.request.sources):
+    for index, source in numbered(job.request.sources):
         image = prepared[source, _preprocess(job)]
         if not is_ok(image):
             error = image.failure()
             return Failure(
-                dataclasses.replace(error, index=index) if isinstance(error, BadImage) else error
+                dataclasses.replace(error, index=index)
+                if isinstance(error, (BadImage, BadVideo))
+                else error
             )
         images.append(image.unwrap())
     return Success(tuple(images))
@@ -68,17 +71,21 @@ def _preprocess(job: ResolvedRequest) -> VlmPreprocessOptions:
 
 
 def image_tokens(
-    images: tuple[PreparedImage, ...], tokenizer: Tokenizer, image_placeholder: str | None
+    images: tuple[PreparedImage, ...],
+    tokenizer: Tokenizer,
+    image_placeholder: str | None,
+    video_placeholder: str | None = None,
 ) -> str:
-    """The added tokens that stand in a prompt for images, one after another: they steer, and so
-    text that looks like them has to stay text.
+    """The added tokens that stand in a prompt for images and videos, one after another: they steer,
+    and so text that looks like them has to stay text.
 
     >>> from pipegen.testing.toy import ToyTokenizer
     >>> image_tokens((), ToyTokenizer(), "<|image_pad|>")
     '<|image_pad|>'
     """
-    if not image_placeholder or not images:
-        return image_placeholder or ""
+    placeholders = [one for one in (image_placeholder, video_placeholder) if one]
+    if not placeholders or not images:
+        return "\0".join(placeholders)
     ids = {
         number
         for image in images
@@ -90,4 +97,4 @@ def image_tokens(
         if ids
         else []
     )
-    return "\0".join(dict.fromkeys([image_placeholder, *tokens]))
+    return "\0".join(dict.fromkeys([*placeholders, *tokens]))

@@ -81,7 +81,7 @@ def thinking_beside_form(options: GenerationOptions) -> UnsupportedOption | None
         else next(
             (
                 name
-                for name in ("json_schema", "regex", "choice")
+                for name in ("json_schema", "regex", "choice", "tool_choice")
                 if getattr(form, name) is not None
             ),
             None,

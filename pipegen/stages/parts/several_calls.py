@@ -1,8 +1,8 @@
 """An answer that takes more than one call of its row: a thought and then the answer, or the parts
 of a tool call. What the calls generate is put together by its ids.
 
-The first call gets the prompt, with the opening of the thought where the prompt does not hold it,
-and ends at the thought's end token. The second gets the ids so far, and what the template writes
+The first call gets the prompt, with the opening of the thought where the prompt does not hold it.
+It ends at the thought's end token. The second gets the ids so far, and what the template writes
 between thought and answer.
 
 - **Written, and not sampled**: the opening; where the thought is cut, what closes it; and what
@@ -241,28 +241,28 @@ def _called(
     written: _Written, form: CallForm, sent: Encoded, engine: Any, model: TokenModel
 ) -> Generator[Wanted, Slot[Any], Slot[Raw]]:
     """The call: its name, if there is a choice, and its arguments. What is returned says how it
-    ended; its ids are in `written`.
+    ended, and which call it is where that is complete; its ids are in `written`.
     """
     unstopped = StopOptions(stop=(), stop_token_ids=(), ignore_eos=False)
     written.write(form.opens)
-    schema, ended = form.schemas[0], Raw(encoded=written.asked, token_ids=())
-    name, *others = form.names
-    forms = [StructuredOptions(choice=form.names)] if others else []
+    ended, text = Raw(encoded=written.asked, token_ids=()), ""
+    names = tuple(name + form.between for name in form.names)
+    chosen, forms = 0, [StructuredOptions(choice=names)] if len(form.names) > 1 else []
     if not forms:
-        written.write(ids_behind(model.tokenizer, name))
+        written.write(ids_behind(model.tokenizer, names[0]))
     for number, part in enumerate((*forms, None), start=1):
         if written.room <= 0:
             return Success(ended)
-        structured = part or StructuredOptions(json_schema=schema)
+        structured = part or StructuredOptions(json_schema=form.schemas[chosen])
         asks = written.row(sent, number, structured=structured, stop=unstopped)
         answered = yield Wanted(engine, altered(asks, watched=False), shown=False)
         judged = answered.bind(lambda one: decode_row(one, model.tokenizer, model.eos_token_ids))
         if not is_ok(judged):
             return Failure(judged.failure())
         row, ended = judged.unwrap(), judged.unwrap().raw
-        complete = row.finish is Finish.EOS
+        complete, text = row.finish is Finish.EOS, row.text
         wrong = disobeyed(
-            Answer(text=row.text, finish=WORDS[row.finish]), asks.options, shown(engine.name)
+            Answer(text=text, finish=WORDS[row.finish]), asks.options, shown(engine.name)
         )
         if wrong is not None:
             return Failure(wrong)
@@ -270,16 +270,15 @@ def _called(
         if not complete:
             return Success(ended)
         if part is not None:
-            schema = form.schemas[form.names.index(row.text)]
+            chosen = names.index(text)
     written.write(form.closes)
-    if written.room > 0:
-        written.take(
-            altered(
-                ended, token_ids=ended.token_ids[-1:], logprobs=(ended.logprobs or ())[-1:] or None
-            ),
-            1,
-        )
-    return Success(ended)
+    if written.room <= 0:
+        return Success(ended)
+    last = altered(
+        ended, token_ids=ended.token_ids[-1:], logprobs=(ended.logprobs or ())[-1:] or None
+    )
+    written.take(last, 1)
+    return Success(altered(ended, call=(form.names[chosen], text)))
 
 
 def _fill(written: _Written, scores: Any, *, top: bool) -> None:

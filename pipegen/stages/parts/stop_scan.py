@@ -1,8 +1,8 @@
 """Find stop strings in a text, also in one that comes in pieces.
 
-The stop that completes first wins, whatever the engine, its version, or how characters were
-grouped into tokens; of stops that complete at the same character, the longest. The text ends
-before it.
+The stop that completes first wins, whatever the engine, its version, or how characters were grouped
+into tokens. Of stops that complete at the same character, the longest wins. The text ends before
+it.
 
 >>> cut("abcSTOPdEND", ("END", "STOP"))
 Cut(text='abc', stop='STOP', end=7)

@@ -13,6 +13,7 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pipegen.core.border import guard
@@ -25,6 +26,8 @@ from pipegen.stages.parts.control_tokens import ControlTokens
 from pipegen.stages.parts.foreign_text import Conversation
 
 __all__ = [
+    "PromptFunction",
+    "author",
     "call_template",
     "composes",
     "decoded_by",
@@ -43,6 +46,39 @@ _PARTS_SHOWN = ("'type': 'text'", '"type": "text"')
 """How a list of parts is rendered by a template that takes strings only."""
 
 
+@dataclass(frozen=True, slots=True)
+class PromptFunction:
+    """A renderer that is a user's function of the messages."""
+
+    write: Callable[[Sequence[Mapping[str, Any]]], str]
+    template: str | None = ""  # its source is not known
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]],
+        template: str | None,
+        variables: Mapping[str, Any],
+    ) -> str:
+        text: object = self.write(messages)
+        if not isinstance(text, str):
+            raise TypeError(f"it gave {type(text).__name__}, not the text of the prompt")
+        return text
+
+
+def author(renderer: Renderer) -> str:
+    """Who writes the prompt, in words.
+
+    >>> author(PromptFunction(print))
+    "the function 'print' of pg.stages.render"
+    """
+    if not isinstance(renderer, PromptFunction):
+        return "the chat template"
+    write = renderer.write
+    return f"the function {getattr(write, '__name__', type(write).__name__)!r} of pg.stages.render"
+
+
 @functools.cache
 def _refusals() -> tuple[type[Exception], ...]:
     """The errors with which a template rejects messages."""
@@ -53,10 +89,12 @@ def _refusals() -> tuple[type[Exception], ...]:
     return (TemplateError,)
 
 
-def _advice(words: str) -> str:
+def _advice(renderer: Renderer, words: str) -> str:
     """What to do where the template is broken, whatever the messages; empty where that is not
     known.
     """
+    if isinstance(renderer, PromptFunction):
+        return "correct the function: it gets messages as plain data, and gives the prompt's text"
     broken = words.startswith(("TemplateSyntaxError", "TemplateAssertionError"))
     return (
         "correct options.chat.template, or the model's chat_template.jinja: no message can be"
@@ -87,9 +125,9 @@ def call_template(
     return guard(
         lambda: renderer.render(messages, tools=tools, template=template, variables=variables),
         lambda raised: TemplateFailed(
-            f"the chat template raised {raised.words}",
+            f"{author(renderer)} raised {raised.words}",
             incident=raised.incident,
-            hint=_advice(raised.words),
+            hint=_advice(renderer, raised.words),
         ),
         known=(Exception,) if probes else _refusals(),
     )
@@ -320,12 +358,14 @@ def unwritten_words(
             one, other = write(shaped), write(_with_other_words(shaped, kind))
             if is_ok(one) and is_ok(other) and one.unwrap() == other.unwrap():
                 what = f"turns of role {kind!r}" if kind in ROLES else kind
-                words = f"the chat template writes nothing of {place}: it has no place for {what}"
+                words = f"{author(renderer)} writes nothing of {place}: it has no place for {what}"
+                lets = "let the function write them"
+                sets = "set options.chat.template to a template that has"
                 return TemplateFailed(
                     words,
                     hint=(
-                        "set options.chat.template to a template that has, or put the words into a"
-                        " turn of a role that it writes"
+                        f"{lets if isinstance(renderer, PromptFunction) else sets}, or put the"
+                        " words into a turn of a role that it writes"
                     ),
                 )
     return None
@@ -538,7 +578,7 @@ _ROLE = re.compile(r"""[\s+~\-{}(]*(?:\w+(?:\.role|\[['"]role['"]\])|role\b)""")
 @functools.lru_cache(maxsize=32)
 def composes(source: str, tokens: Collection[str]) -> bool:
     """Whether the template may compose a control token from parts, as in `'<' + key + '>'` or
-    `'<%s>' % key`: some text in it ends with the start of one, or holds the start of one and is
+    `'<%s>' % key`. Some text in it ends with the start of one, or holds the start of one and is
     cut, as in `'<|end|>'[:2]`.
 
     The role may follow: it is not foreign text.

@@ -1,10 +1,12 @@
 r"""How a chat template writes a thought before an answer, read without code for any family of
 models; and whether a row thinks in a call of its own.
 
-The first of these that says it counts: an answer with a thought, as the template writes it (in
-`reasoning_content`, `reasoning` or `thinking`); the empty thought that it writes where thinking is
-off; an opening token at the end of the prompt, which `</think>` closes as `<think>`. What ends a
-thought is a control token.
+The first of these that says it counts. One is an answer with a thought, as the template writes it
+(in `reasoning_content`, `reasoning` or `thinking`), of words or of a tool call. Then comes the empty
+thought that it writes where thinking is off. Last is an opening token at the end of the prompt,
+which `</think>` closes as `<think>`. What ends a thought is a control token.
+
+Before a tool call that is forced, only an answer of a thought and a call says it.
 
 >>> from pipegen.stages.parts.control_tokens import control_tokens
 >>> from pipegen.testing.fake import ToyRenderer
@@ -23,21 +25,26 @@ from typing import NamedTuple
 from returns.result import Failure, Success
 
 from pipegen.core.errors import UnsupportedOption
-from pipegen.core.slots import Slot
+from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records.frozen import freeze, thaw
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import ThoughtForm
+from pipegen.stages.parts.call_syntax import (
+    USER,
+    WORDS,
+    Writer,
+    said,
+    syntax_of,
+    thought_before_call,
+    thoughts_in,
+    writer_of,
+)
 from pipegen.stages.parts.control_tokens import ControlTokens
 from pipegen.stages.parts.detokenize import ids_behind
-from pipegen.stages.parts.tool_calls import Writer, writer_of
 
-__all__ = ["ThoughtTexts", "thinks_apart", "thought_form", "thought_texts"]
-
-_THOUGHT, _WORDS = "Qzthought", "Qzwords"
-_FIELDS = ("reasoning_content", "reasoning", "thinking")
-_USER = {"role": "user", "content": "Hello there"}
+__all__ = ["ThoughtTexts", "call_after_thought", "thinks_apart", "thought_form", "thought_texts"]
 
 
 class ThoughtTexts(NamedTuple):
@@ -71,7 +78,8 @@ def thought_form(
 ) -> Slot[ThoughtForm | None]:
     """The ids around the row's thought; None where it does not think in a call of its own.
 
-    `UnsupportedOption` where `max_thinking_tokens` is asked and there is no thought to bound.
+    `UnsupportedOption` where `max_thinking_tokens` is asked and there is no thought to bound, and
+    for `tool_choice` where the template writes no thought before a call.
     """
     chat = options.chat or ChatTemplateOptions()
     if not thinks_apart(options):
@@ -86,10 +94,19 @@ def thought_form(
     elif not chat.enable_thinking:
         words = "max_thinking_tokens takes enable_thinking=True, and it is False"
     else:
-        texts = thought_texts(writer_of(renderer, chat), control())
+        writer = writer_of(renderer, chat)
+        texts = thought_texts(writer, control())
         if texts is None:
             words = "max_thinking_tokens takes a chat template that writes a thought with an end"
             words += " token, and this one does not"
+        elif options.structured is not None and options.structured.tool_choice is not None:
+            called = call_after_thought(writer, control())
+            if called is None:
+                words = "a tool call cannot be forced after a thought: the chat template does not"
+                words += " write a thought before a call, with an end token"
+                hint = "leave out tool_choice, or set enable_thinking=False"
+                return Failure(UnsupportedOption(words, option="tool_choice", hint=hint))
+            texts = called[0]._replace(bridge="")  # what follows is a part of the call
     if texts is not None:
         return Success(_encoded(texts, tokenizer))
     if options.max_thinking_tokens is None:  # the form holds from the first token
@@ -111,41 +128,55 @@ def thought_texts(writer: Writer, control: ControlTokens) -> ThoughtTexts | None
     """What the template writes around a thought; None where it writes none, or no control token
     ends it.
     """
-    prompt = writer.write([_USER], (), opens=True) or ""
+    prompt = writer.write([USER], (), opens=True) or ""
     pieces = control.pieces(prompt)
     for opens, closing in (
-        *_written(writer, prompt),
+        *_written(writer),
         *_left_empty(writer, prompt, control),
         *_opened(pieces),
     ):
-        parts = control.pieces(closing, at_most=1)
-        if len(parts) == 3 and not parts[0].strip():
-            return ThoughtTexts(opens, *parts)
+        texts = _texts(opens, closing, control)
+        if texts is not None:
+            return texts
     return None
 
 
-def _written(writer: Writer, prompt: str) -> Iterator[tuple[str, str]]:
-    """What is before and behind the thought of an answer."""
-    for field in _FIELDS:
-        answer = {"role": "assistant", "content": _WORDS, field: _THOUGHT}
-        whole = writer.write([_USER, answer], (), opens=False) or ""
-        head, thought, rest = whole.partition(_THOUGHT)
-        closing, words, _ = rest.partition(_WORDS)
-        if not thought or not words:
-            continue
-        if head.startswith(prompt):
-            yield head.removeprefix(prompt), closing
-        elif prompt.startswith(head) and not prompt.removeprefix(head).strip():
-            yield "", closing
+def call_after_thought(writer: Writer, control: ControlTokens) -> tuple[ThoughtTexts, str] | None:
+    """What the template writes around a thought before a tool call, up to the call's name, and what
+    it writes behind the name; None where it writes no such answer, or no control token ends the
+    thought.
+    """
+    thought = thought_before_call(writer)
+    texts = None if thought is None else _texts(thought.opens, thought.closing, control)
+    return None if thought is None or texts is None else (texts, thought.behind)
+
+
+def _texts(opens: str, closing: str, control: ControlTokens) -> ThoughtTexts | None:
+    parts = control.pieces(closing, at_most=1)
+    return ThoughtTexts(opens, *parts) if len(parts) == 3 and not parts[0].strip() else None
+
+
+def _written(writer: Writer) -> Iterator[tuple[str, str]]:
+    """What is before and behind the thought of an answer. Some templates write one before a call
+    alone.
+    """
+    for thought in thoughts_in(writer, said(WORDS), WORDS):
+        yield thought.opens, thought.closing
+    called, syntax = thought_before_call(writer), syntax_of(writer)
+    opening = syntax.unwrap().open if is_ok(syntax) else ""
+    if called is not None and opening and opening in called.closing:
+        yield called.opens, called.closing.rpartition(opening)[0]
 
 
 def _left_empty(writer: Writer, prompt: str, control: ControlTokens) -> Iterator[tuple[str, str]]:
     """The empty thought at the end of a prompt where thinking is off."""
     off = freeze({**thaw(writer.variables), "enable_thinking": False})
-    other = writer._replace(variables=off).write([_USER], (), opens=True) or ""
-    if not other.startswith(prompt):
+    other = writer._replace(variables=off).write([USER], (), opens=True) or ""
+    # thinking may be switched in the system's turn too
+    opened, closed = (text.rpartition(USER["content"])[2] for text in (prompt, other))
+    if not closed.startswith(opened):
         return
-    pieces = control.pieces(other.removeprefix(prompt))
+    pieces = control.pieces(closed.removeprefix(opened))
     if len(pieces) == 3:  # the prompt opens the thought
         yield "", "".join(pieces)
     if len(pieces) == 5 and not pieces[0].strip() and not pieces[2].strip():

@@ -261,7 +261,7 @@ def test_the_places_are_the_processors_and_the_features_the_models(gemma: Path) 
     )
     tensors, marked = native_inputs(checkpoint.processor, [image, image], checkpoint.image_token_id)
     assert tuple(tensors["pixel_values"].shape) == (2, 3, 32, 32)
-    assert dict(marked) == {"token_type_ids": frozenset({checkpoint.image_token_id})}
+    assert dict(marked) == {"token_type_ids": {checkpoint.image_token_id: 1}}
 
 
 def test_a_processor_that_cannot_be_had_says_why_and_text_goes_on(

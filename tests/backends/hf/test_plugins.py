@@ -213,3 +213,13 @@ def test_plugins_work_one_after_another_and_share_the_weights(engine: Any) -> No
     assert all(row == (300,) * 8 for row in ids(first, rows()))
     assert all(row[0] == 300 and row.count(300) == 1 for row in ids(both, rows()))
     assert both._weights is engine._weights
+
+
+@pytest.mark.parametrize("hook", ["logits_processor", "stopping_criteria"])
+def test_a_function_that_makes_no_hook_says_what_it_must_make(engine: Any, hook: str) -> None:
+    plugin: Plugin = Plugin(name="none", **{hook: lambda _: None})  # type: ignore[arg-type]
+    (slot,) = engine.with_plugin(plugin).generate(rows()[:1])
+    assert isinstance(slot.failure(), PluginFailed)
+    assert (
+        "must return a LogitsProcessor or StoppingCriteria, not NoneType" in slot.failure().message
+    )

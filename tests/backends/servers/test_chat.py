@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.stopping_server import StoppingServer
 
 import pipegen as pg
 from pipegen.backends.servers import openai
@@ -240,6 +241,23 @@ def test_a_plain_server_is_followed_and_left_where_the_stop_completes(server: Fa
     assert (result.text, result.finish, result.stop) == ("ab", pg.Finish.STOP_STRING, "cd")
     assert server.bodies[0]["stream"] is True
     assert "stop" not in server.bodies[0]
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+def test_a_row_that_the_server_ends_at_a_stop_has_its_counts_in_a_stream_too(dialect: str) -> None:
+    requests, options = [{"prompt": "one STOP two"}], {"stop": ["STOP"]}
+    with StoppingServer() as server:
+        server.dialect, server.width = dialect, 3
+        with pg.backends.openai_server("toy", base_url=server.url, dialect=dialect) as route:
+            whole = pg.run(route, requests, options)
+            (streamed,) = [
+                event.slot
+                for event in pg.stream(route, requests, options)
+                if isinstance(event, pg.Done)
+            ]
+    assert (streamed,) == whole
+    result = streamed.unwrap()
+    assert (result.text, result.prompt_tokens, result.completion_tokens) == ("one ", 12, 3)
 
 
 @pytest.mark.parametrize(

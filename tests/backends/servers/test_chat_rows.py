@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -252,14 +251,14 @@ def test_the_logprobs_of_a_stream_are_joined(ask: Any) -> None:
         (answer(logprobs=named(7), token_ids=[7]), 2),
     ):
         (piece,) = openai.from_event(
-            said, dataclasses.replace(ask(stream=True), options=options), seen
+            said, ask(stream=True)._replace(options=options), seen
         ).unwrap()
         collected.take(piece)
     said = collected.slot().unwrap()
     assert [entry.token_id for entry in said.logprobs or ()] == [5, 6, 7] == list(said.token_ids)
     bad = openai.from_event(
         answer(logprobs=named(9), token_ids=[7]),
-        dataclasses.replace(ask(stream=True), options=options),
+        ask(stream=True)._replace(options=options),
         2,
     ).failure()
     assert "token 2" in bad.message

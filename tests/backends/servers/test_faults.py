@@ -81,13 +81,13 @@ def test_every_request_keeps_its_slot(wire: str) -> None:
 def test_a_request_that_is_never_answered_ends_with_its_time_and_costs_the_others_nothing() -> None:
     with (
         FaultyServer(share=0.2, seed=7, kinds=("stall",)) as server,
-        route_to(server, timeout=5.0, max_in_flight=50) as route,
+        route_to(server, timeout=2.0, max_in_flight=50) as route,
     ):
         slots = pg.run(route, prompts(50), OPTIONS)
     assert check(slots, server, 50) == 50 - server.failed["stall"]
     late = [slot.failure() for slot in slots if not pg.is_ok(slot)]
     assert all(
-        isinstance(error, pg.Timeout) and "5 s for a request" in error.message for error in late
+        isinstance(error, pg.Timeout) and "2 s for a request" in error.message for error in late
     )
 
 

@@ -67,7 +67,7 @@ def test_vllm_is_asked_for_the_prompt_s_log_probabilities() -> None:
     assert (other["prompt_logprobs"], other["max_tokens"]) == (1, 1)
     assert (
         "prompt_logprobs"
-        not in (vllm.to_wire(dataclasses.replace(ASK, scored=0), Facts()).unwrap().body or {})[
+        not in (vllm.to_wire(ASK._replace(scored=0), Facts()).unwrap().body or {})[
             "sampling_params"
         ]
     )
@@ -79,7 +79,7 @@ def test_sglang_is_asked_from_the_last_token_of_the_context_on() -> None:
     seen = (body["return_logprob"], body["logprob_start_len"], body["top_logprobs_num"])
     assert seen == (True, 1, 1)
     assert "return_logprob" not in (
-        sglang.to_wire(dataclasses.replace(ASK, scored=0), Facts()).unwrap().body or {}
+        sglang.to_wire(ASK._replace(scored=0), Facts()).unwrap().body or {}
     )
 
 
@@ -142,8 +142,8 @@ def test_a_malformed_answer_of_sglang_is_refused(meta: Any) -> None:
 
 
 def test_a_long_prompt_may_have_a_long_answer() -> None:
-    long = dataclasses.replace(ASK, prompt_tokens=100_000)
-    assert most_bytes(long) - most_bytes(dataclasses.replace(long, scored=0)) >= 100_000 * 300
+    long = ASK._replace(prompt_tokens=100_000)
+    assert most_bytes(long) - most_bytes(long._replace(scored=0)) >= 100_000 * 300
 
 
 REQUESTS: list[dict[str, Any]] = [

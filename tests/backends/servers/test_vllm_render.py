@@ -4,7 +4,6 @@ is done where it does not keep them.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -30,8 +29,8 @@ def image(width: int, height: int) -> PreparedImage:
 
 
 def test_the_server_is_told_a_budget_that_leaves_every_image_alone(ask: Any) -> None:
-    asked = dataclasses.replace(
-        ask(images=(image(2, 2), image(4, 6)), model="m"), resized=True, places=((1, 3), (6, 3))
+    asked = ask(images=(image(2, 2), image(4, 6)), model="m")._replace(
+        resized=True, places=((1, 3), (6, 3))
     )
     request = vllm.to_wire(asked, Facts()).unwrap()
     assert (request.path, request.stream) == (RENDER, False)
@@ -57,9 +56,9 @@ def rendered(*lengths: int, **more: Any) -> Any:
 
 
 def test_what_the_server_made_is_put_where_the_images_lie_in_the_prompt(ask: Any) -> None:
-    asked = dataclasses.replace(ask(images=(image(2, 2),)), resized=True, places=((1, 3),))
+    asked = ask(images=(image(2, 2),))._replace(resized=True, places=((1, 3),))
     (made,) = vllm.from_wire(rendered(3), asked).unwrap()
-    ready = dataclasses.replace(asked, features=made.features, token_ids=(5, 9, 9, 9, 6))
+    ready = asked._replace(features=made.features, token_ids=(5, 9, 9, 9, 6))
     body = vllm.to_wire(ready, Facts()).unwrap().body
     assert body is not None
     assert body["features"]["mm_placeholders"] == {"image": [{"offset": 1, "length": 3}]}
@@ -85,7 +84,7 @@ def test_what_the_server_made_is_put_where_the_images_lie_in_the_prompt(ask: Any
     ],
 )
 def test_an_answer_without_the_images_is_malformed(ask: Any, answer: Any) -> None:
-    asked = dataclasses.replace(ask(images=(image(2, 2),)), resized=True, places=((1, 3),))
+    asked = ask(images=(image(2, 2),))._replace(resized=True, places=((1, 3),))
     assert isinstance(vllm.from_wire(answer, asked).failure(), pg.MalformedResponse)
 
 
@@ -104,9 +103,7 @@ def test_an_answer_without_the_images_is_malformed(ask: Any, answer: Any) -> Non
 def test_a_refusal_tells_whether_the_server_keeps_sizes_at_all(
     ask: Any, status: int, message: str, lacks: str
 ) -> None:
-    request = vllm.to_wire(
-        dataclasses.replace(ask(images=(image(2, 2),)), resized=True), Facts()
-    ).unwrap()
+    request = vllm.to_wire(ask(images=(image(2, 2),))._replace(resized=True), Facts()).unwrap()
     assert vllm.lacking(WireReply(status=status, body=message.encode()), request) == lacks
 
 

@@ -79,6 +79,7 @@ def kinds(answer: dict[str, Any], options: dict[str, Any]) -> list[str]:
         ({"prompt": (1, 2), "prompt_ran": (1, 3)}, {}, ["prompt"]),
         ({"prompt": (1, 2), "prompt_ran": (1,)}, {}, ["prompt"]),
         ({"prompt": (1, 2), "prompt_count": 3}, {}, ["prompt"]),
+        ({"prompt": (1, 2), "prompt_count": 1}, {}, ["prompt"]),
         ({"prompt_ran": (1, 2), "prompt_count": 3}, {}, []),
         # How many.
         ({"choices": 1}, {}, []),

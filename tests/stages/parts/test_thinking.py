@@ -12,9 +12,9 @@ from support.small_tokenizers import chatml_tokenizer
 
 from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
 from pipegen.records.options import ChatTemplateOptions
+from pipegen.stages.parts.call_syntax import writer_of
 from pipegen.stages.parts.control_tokens import control_tokens
 from pipegen.stages.parts.thinking import ThoughtTexts, thought_texts
-from pipegen.stages.parts.tool_calls import writer_of
 
 TURNS = "{% for m in messages %}<|im_start|>{{ m.role }}\n"
 FOOT = "{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -41,6 +41,24 @@ TEMPLATES = {
         + OPENS
         + "<think>\n{% if not enable_thinking %}{{ '\\n' }}</think>\n\n{% endif %}{% endif %}",
         ("", "\n", "\n\n"),
+    ),
+    "switched in the system's turn too": (
+        "{% if enable_thinking %}<|im_start|>system\non<|im_end|>\n{% endif %}"
+        + TURNS
+        + FOOT
+        + OPENS
+        + "{% if not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}",
+        ("<think>\n", "\n", "\n\n"),
+    ),
+    "written beside calls alone": (
+        TURNS
+        + "{% if m.thinking is defined and m.tool_calls %}<think>{{ m.thinking }}</think>\n"
+        + "{% endif %}{% for c in m.tool_calls or [] %}[CALL]{{ c.function.name }}: "
+        + "{{ c.function.arguments | tojson }}{% endfor %}"
+        + FOOT
+        + OPENS
+        + "{% endif %}",
+        ("<think>", "", "\n"),
     ),
     "opened": (
         TURNS

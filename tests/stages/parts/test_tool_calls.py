@@ -13,7 +13,9 @@ from support.small_tokenizers import chatml_tokenizer
 
 from pipegen.backends.checkpoint.tokenizers import HFRenderer
 from pipegen.records.options import ChatTemplateOptions
-from pipegen.stages.parts.tool_calls import ToolCalls, read_calls, writer_of
+from pipegen.stages.parts.call_syntax import writer_of
+from pipegen.stages.parts.forced_calls import call_texts
+from pipegen.stages.parts.tool_calls import ToolCalls, read_calls
 
 HEAD = """{% for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content }}"""
@@ -134,6 +136,43 @@ def test_an_answer_that_the_template_would_write_otherwise_stays_text(answer: st
     assert found.unread is not None
 
 
+THINKS = {  # how a thought is written before calls
+    "in a field": (
+        HERMES.replace("{{ m.content }}", "[THINK]{{ m.thinking or '' }}[/THINK]{{ m.content }}"),
+        "[THINK]I look.[/THINK]",
+    ),
+    "in a field beside calls": (
+        HERMES.replace(
+            "{{ m.content }}",
+            "{{ m.content }}{% if m.tool_calls and m.reasoning %}thought {{ m.reasoning }}. {% endif %}",
+        ),
+        "thought I look.. ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", THINKS)
+def test_calls_are_read_behind_a_thought(name: str) -> None:
+    template, thought = THINKS[name]
+    call = '<tool_call>\n{"name": "get", "arguments": {"city": "Rome"}}\n</tool_call>'
+    found = read(template, thought + call)
+    assert (len(found.calls), found.content, found.unread) == (1, thought, None)
+
+
+def test_a_thought_that_is_always_written_is_no_part_of_the_content() -> None:
+    empty = HERMES.replace(
+        "{{ m.content }}", "<think>\n\n</think>\n\n{{ m.content.split('</think>')[-1].lstrip() }}"
+    )
+    empty = "{% set think = true %}" + empty.replace(
+        "<think>", "{% if m.role == 'assistant' %}<think>"
+    ).replace("</think>\n\n", "</think>\n\n{% endif %}")
+    call = '<tool_call>\n{"name": "get", "arguments": {"city": "Rome"}}\n</tool_call>'
+    found = read(empty, "<think>\n\n</think>\n\n" + call)
+    assert (len(found.calls), found.content, found.unread) == (1, "", None)
+    writer = writer_of(renderer(empty), ChatTemplateOptions())
+    assert call_texts(writer).unwrap().opens == '<think>\n\n</think>\n\n<tool_call>\n{"name": "'
+
+
 def test_a_template_without_calls_says_so() -> None:
     found = read(HEAD + FOOT, "It is sunny.")
     assert found.unread == "the chat template does not write the name of a call"
@@ -152,3 +191,34 @@ def test_the_checkpoints_own_reader_comes_first_and_is_checked_too() -> None:
     Reads.city = "Paris"  # which is not in the answer: the form of the template is tried then
     found = read_calls(answer, "", TOOLS, writer_of(own, ChatTemplateOptions()))
     assert '"Rome"' in found.calls[0]["function"]["arguments"]
+
+
+CALLED = "{% if m.tool_calls %}"
+ENDS = {
+    "another token": ("<|call|>", "<|return|>", "}\n</tool_call>"),
+    "more, and the same token": ("<|im_end|>\n<|again|>", "<|im_end|>\n", "}\n</tool_call>"),
+    "none": ("", "<|im_end|>\n", "}\n</tool_call>"),
+    "no end": ("", "", "}\n</tool_call>"),
+    "the same last tag": ("<|act|><|im_end|>\n", "<|say|><|im_end|>\n", "}\n</tool_call><|act|>"),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_the_end_of_a_call_is_what_is_behind_the_answer(name: str) -> None:
+    call, text, closes = ENDS[name]
+    foot = f"{CALLED}{call}{{% else %}}{text}{{% endif %}}"
+    template = HERMES.replace("<|im_end|>\n{% endfor %}", foot + "{% endfor %}")
+    writer = writer_of(renderer(template), ChatTemplateOptions())
+    assert call_texts(writer).unwrap().closes == closes
+
+
+def test_a_call_is_not_forced_where_it_begins_otherwise_than_prompts_end() -> None:
+    role = "{{ 'caller' if m.tool_calls else m.role }}"
+    writer = writer_of(renderer(HERMES.replace("{{ m.role }}", role)), ChatTemplateOptions())
+    assert "begins an answer that is a call otherwise" in call_texts(writer).failure().message
+
+
+def test_a_call_is_not_forced_where_it_is_not_read_back() -> None:
+    numbered = HERMES.replace("<tool_call>\n{", "<tool_call>\n{{ c.id[-1] }}{")
+    writer = writer_of(renderer(numbered), ChatTemplateOptions())
+    assert "is not read back from its text" in call_texts(writer).failure().message

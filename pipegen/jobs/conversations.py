@@ -1,0 +1,169 @@
+"""Conversations in a job: a result that is read back is continued as the live one is.
+
+A result on disk has no messages: the row has its request. What else `result.then` needs stands
+beside it, as `turn` in its line of the journal, where there is more:
+
+    compact   for each turn, the ids of its prompt with one placeholder for each image
+    replies   the messages between the turns
+    messages, tools   those of the first turn, where they are others than the row's
+    samples   the same for each sample
+    unknown   true where the turns do not follow from the request, as those of `pg.repeat`
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pipegen.core.slots import Slot, is_ok
+from pipegen.drivers.turns import next_request
+from pipegen.io.jsonl import image_to_plain, to_plain
+from pipegen.records import strict_json
+from pipegen.records.fields import InvalidField
+from pipegen.records.frozen import freeze, thaw
+from pipegen.records.messages import ImagePart, Message, TextPart, message_from, plain_messages
+from pipegen.records.next_turn import as_given
+from pipegen.records.requests import GenerationRequest
+from pipegen.records.results import GenerationResult, Turn
+
+__all__ = ["row_to_plain", "with_turn"]
+
+
+def row_to_plain(slot: Slot[Any], request: Slot[GenerationRequest]) -> dict[str, Any]:
+    """A row that has ended, as its line holds it."""
+    values = to_plain(slot)
+    if is_ok(slot) and isinstance(slot.unwrap(), GenerationResult) and is_ok(request):
+        turn = _turn_to_plain(slot.unwrap(), request.unwrap())
+        if turn:
+            values["turn"] = turn
+    return values
+
+
+def _turn_to_plain(result: GenerationResult, request: GenerationRequest) -> dict[str, Any]:
+    turns = [one.turn for one in result.rounds or (result,) if one.turn is not None]
+    if len(turns) != len(result.rounds or (result,)):
+        return {"unknown": True}
+    first, later = turns[0].request, [turn.request for turn in turns[1:]]
+    if first.continues != request.continues or any(one.continues is None for one in later):
+        return {"unknown": True}
+    values: dict[str, Any] = {}
+    if any(turn.compact_token_ids is not None for turn in turns):
+        values["compact"] = [turn.compact_token_ids for turn in turns]
+    if later:
+        values["replies"] = [
+            _plain((one.messages or ())[one.continues.messages :])
+            for one in later
+            if one.continues is not None
+        ]
+    own, given = ([*map(as_given, one.messages or ())] for one in (first, request))
+    if own != given:
+        values["messages"] = _plain(own)
+    if first.tools != request.tools:
+        values["tools"] = thaw(first.tools)
+    samples = [_turn_to_plain(sample, request) for sample in result.samples]
+    if any(samples):
+        values["samples"] = samples
+    plain: dict[str, Any] = strict_json.plain(values)
+    return plain
+
+
+def _plain(messages: Any) -> list[dict[str, Any]]:
+    """Messages as data that is read as the same ones, images too."""
+    given = [*map(as_given, messages)]
+    return [
+        plain | {"content": [_part(part) for part in message.content]}
+        if isinstance(message.content, tuple)
+        else plain
+        for message, plain in zip(given, plain_messages(given), strict=True)
+    ]
+
+
+def _part(part: TextPart | ImagePart) -> dict[str, str]:
+    if isinstance(part, TextPart):
+        return {"type": "text", "text": part.text}
+    source = part.source  # which a request that was asked has
+    return {"type": "image"} | ({} if source is None else {"image": image_to_plain(source)})
+
+
+def with_turn(
+    result: GenerationResult,
+    request: Callable[[], Slot[GenerationRequest]],
+    held: Mapping[str, Any],
+) -> GenerationResult:
+    """A result that was read back, with what `then` needs. It has none where that is not known.
+
+    request: reads the row's request, where it is needed. held: what its line says of it.
+    """
+    if result.samples:
+        own = held.get("samples") or [{}] * len(result.samples)
+        samples = [
+            with_turn(*one) for one in zip(result.samples, [request] * len(own), own, strict=True)
+        ]
+        result = dataclasses.replace(result, samples=tuple(samples))
+    compact = held.get("compact") or [None] * len(result.rounds or (result,))
+    if held.get("unknown") or (result.previous is not None and "messages" not in held):
+        return result
+    if result.image_digests and compact[-1] is None and result.prompt_token_ids:
+        return result  # an earlier version wrote it
+    if not held and not result.rounds:
+        return dataclasses.replace(result, turn=_LaterTurn(request))
+    first = _first(request, held)
+    rounds: list[GenerationResult] = []
+    replies = held.get("replies") or [[one] for one in _asked(request).turns]
+    if len(replies) != len(compact) - 1:
+        return result
+    for place, one in enumerate(result.rounds or (result,)):
+        ids = compact[place]
+        turn = Turn(request=first, compact_token_ids=None if ids is None else tuple(ids))
+        rounds.append(dataclasses.replace(one, turn=turn))
+        if place < len(replies):
+            first = next_request(rounds[-1], replies[place])
+    turns = tuple(rounds) if result.rounds else ()
+    return dataclasses.replace(result, rounds=turns, turn=rounds[-1].turn)
+
+
+def _asked(request: Callable[[], Slot[GenerationRequest]]) -> GenerationRequest:
+    slot = request()
+    if not is_ok(slot):
+        raise InvalidField(f"the request of this result cannot be read: {slot.failure().message}")
+    return slot.unwrap()
+
+
+def _first(
+    request: Callable[[], Slot[GenerationRequest]], held: Mapping[str, Any]
+) -> GenerationRequest:
+    """The request of the first turn."""
+    changes: dict[str, Any] = {"turns": ()}
+    if "messages" in held:
+        changes["messages"] = _messages(held["messages"])
+    if "tools" in held:
+        changes["tools"] = freeze(held["tools"])
+    return dataclasses.replace(_asked(request), **changes)
+
+
+def _messages(values: Any) -> tuple[Message, ...]:
+    return tuple([message_from(one, f"messages[{place}]") for place, one in enumerate(values)])
+
+
+class _LaterTurn(Turn):
+    """The turn of a result whose request is read where it is needed."""
+
+    __slots__ = ("_read",)
+    _read: Callable[[], Slot[GenerationRequest]]
+
+    def __init__(self, read: Callable[[], Slot[GenerationRequest]]) -> None:
+        object.__setattr__(self, "_read", read)
+        object.__setattr__(self, "compact_token_ids", None)
+
+    @property
+    def request(self) -> GenerationRequest:  # pyright: ignore[reportIncompatibleVariableOverride]
+        asked = _asked(self._read)
+        return dataclasses.replace(asked, turns=()) if asked.turns else asked
+
+    def __reduce__(self) -> Any:
+        return _turn_of, (self.request,)
+
+
+def _turn_of(request: GenerationRequest) -> Turn:
+    return Turn(request=request)

@@ -1,0 +1,423 @@
+"""Videos: bytes of a video file, or images with times, to the frames that every engine gets.
+
+PyAV reads the file. Its packets are read first, which tells the time of each frame and decodes
+nothing: so a video that is too long, too large or cut off is refused before any frame is decoded.
+Then the frames are chosen (see `pipegen.media.frames`), decoded once, turned upright, and resized
+like images. Times count from the first frame. Sound is not read. Pixels are taken as square, and
+the alpha channel is left out.
+
+A file is read by a demuxer of `FORMATS` alone: others, such as that of playlists, read further
+files and addresses that the file names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from returns.result import Failure, Success
+
+from pipegen.core.border import Raised, guard_slot
+from pipegen.core.errors import BadVideo
+from pipegen.core.slots import Slot, is_ok
+from pipegen.media.frames import VideoSpec, choose_frames, frame_spec, most_frames
+from pipegen.media.image import open_image, sized
+from pipegen.records.messages import VideoSource
+from pipegen.records.options import VlmPreprocessOptions
+from pipegen.records.requests import ImagePolicy
+from pipegen.records.results import PreparedImage
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+__all__ = ["FORMATS", "frames_of", "prepare_video"]
+
+FORMATS = ("mov", "mp4", "matroska", "webm", "avi", "flv", "mpegts", "mpeg", "ogg", "asf", "gif")
+"""The containers that are read, in the names of FFmpeg's demuxers."""
+MOST_FRAMES = 2**18
+"""The most frames of a file: two and a half hours at 30 a second."""
+_KNOWN = (
+    OSError,  # av.FFmpegError is one, or a ValueError
+    ValueError,
+    EOFError,
+    IndexError,
+    OverflowError,
+    MemoryError,
+    RuntimeError,
+)
+"""What PyAV raises on a broken file; anything else is logged with its traceback."""
+_TURNS = {90: 2, 180: 3, 270: 4}
+"""Degrees against the clock -> the `PIL.Image.Transpose` that turns a frame by them."""
+_LOWER = "make it shorter or smaller, or raise ImagePolicy.{} if you trust the source"
+
+
+class _Frame(NamedTuple):
+    """A chosen frame: its time in seconds, and its upright RGB pixels."""
+
+    time: float
+    image: Image.Image
+
+
+class _Refused(Exception):
+    """Why a video is not used, and what to do."""
+
+    def __init__(self, why: str, hint: str = "") -> None:
+        super().__init__(why)
+        self.hint = hint
+
+
+def prepare_video(
+    source: VideoSource, spec: VideoSpec, options: VlmPreprocessOptions, index: int
+) -> Slot[PreparedImage]:
+    """The chosen frames of a video with their times, each resized once as an image is.
+
+    Fails with `BadVideo(index)` for what is not a complete video in one of `FORMATS`; before
+    anything is decoded, for one beyond the bounds of the policy under which it was read; for frames
+    of different sizes; and where the options leave no room for frames. A file takes PyAV, of the
+    extra `video`.
+    """
+    most = most_frames(spec, options)
+    if not most:
+        least = spec.frame.temporal_patch_size * spec.frame.factor**2
+        return Failure(
+            BadVideo(
+                index,
+                message=(
+                    f"video {index}: max_video_pixels={options.max_video_pixels} has no room for"
+                    f" {spec.frame.temporal_patch_size} frames of one token each: {least} pixels"
+                ),
+                hint="raise max_video_pixels, or leave it out",
+            )
+        )
+
+    def chosen(times: Sequence[float], *, whole: bool) -> tuple[int, ...]:
+        fps = options.fps if options.fps is not None or whole else spec.fps
+        return choose_frames(
+            times,
+            fps=fps,
+            least=1 if options.fps is not None else spec.min_frames,
+            most=most,
+            multiple=spec.frame.temporal_patch_size,
+        )
+
+    return frames_of(source, index, chosen).bind(
+        lambda frames: _joined(frames, spec, options, index)
+    )
+
+
+def frames_of(source: VideoSource, index: int, chosen: Any) -> Slot[list[_Frame]]:
+    """The upright RGB frames that `chosen` takes, with their times.
+
+    `chosen(times, whole=...)` gives the places of those to take; `whole` says that the caller gave
+    the frames himself.
+    """
+    if source.frames:
+        return _given(source, index, chosen)
+
+    def unknown(raised: Raised) -> BadVideo:
+        return BadVideo(
+            index,
+            message=f"video {index} cannot be decoded: {raised.words}"[:300],
+            incident=raised.incident,
+        )
+
+    def work() -> Slot[list[_Frame]]:
+        try:
+            return Success(_decoded(source, partial(chosen, whole=False)))
+        except _Refused as refused:
+            return Failure(BadVideo(index, message=f"video {index} {refused}", hint=refused.hint))
+
+    return guard_slot(work, unknown, known=_KNOWN)
+
+
+def _given(source: VideoSource, index: int, chosen: Any) -> Slot[list[_Frame]]:
+    """The images of a list, with their times."""
+    policy = ImagePolicy()
+    frames: list[_Frame] = []
+    opened: dict[int, Image.Image] = {}
+    for place in chosen(source.times, whole=True):
+        one = source.frames[place]
+        if one.max_pixels is not None:
+            policy = ImagePolicy(max_source_pixels=one.max_pixels)
+        if place not in opened:
+            image = open_image(one.data or b"", policy, place)
+            if not is_ok(image):
+                error = image.failure()
+                words = error.message.removeprefix("image ")
+                return Failure(
+                    BadVideo(index, message=f"video {index}: frame {words}", hint=error.hint)
+                )
+            opened[place] = image.unwrap()
+        if opened[place].size != next(iter(opened.values())).size:
+            first, other = next(iter(opened.values())).size, opened[place].size
+            return Failure(
+                BadVideo(
+                    index,
+                    message=(
+                        f"video {index}: frame {place} has {other[0]}x{other[1]} pixels, and the"
+                        f" first {first[0]}x{first[1]}"
+                    ),
+                    hint="give frames of one size",
+                )
+            )
+        frames.append(_Frame(source.times[place], opened[place]))
+    return Success(frames)
+
+
+def _joined(
+    frames: Sequence[_Frame], spec: VideoSpec, options: VlmPreprocessOptions, index: int
+) -> Slot[PreparedImage]:
+    """The frames, each resized, as one record."""
+    budget = frame_spec(spec, options, len(frames))
+    own = (
+        dataclasses.replace(
+            options,
+            min_pixels=options.min_pixels,
+            max_pixels=budget.max_pixels
+            if options.max_video_pixels is not None
+            else options.max_pixels,
+        )
+        if (options.min_pixels or 0) <= budget.max_pixels
+        else None
+    )
+    if own is None:
+        return Failure(
+            BadVideo(
+                index,
+                message=(
+                    f"video {index}: min_pixels={options.min_pixels} for each of {len(frames)}"
+                    f" frames is more than max_video_pixels={options.max_video_pixels} allows"
+                ),
+                hint="lower min_pixels, or raise max_video_pixels",
+            )
+        )
+    made: list[PreparedImage] = []
+    last: tuple[Any, PreparedImage] | None = None
+    for time, image in frames:
+        if last is None or last[0] is not image:
+            one = sized(image, budget, own, 0)
+            if not is_ok(one):
+                error = one.failure()
+                words = error.message.removeprefix("image 0 ")
+                return Failure(
+                    BadVideo(
+                        index,
+                        message=f"video {index}: the frame at {time:g} s {words}",
+                        hint=error.hint.replace("the image", "the video"),
+                    )
+                )
+            last = image, one.unwrap()
+        made.append(last[1])
+    times = tuple(time for time, _ in frames)
+    first = made[0]
+    (_, high, wide) = first.grid or (1, 1, 1)
+    grid = (len(made) // spec.frame.temporal_patch_size, high, wide)
+    sha = hashlib.sha256(repr(times).encode())
+    for one_frame in made:
+        sha.update(one_frame.digest.encode())
+    return Success(
+        PreparedImage(
+            width=first.width,
+            height=first.height,
+            rgb=b"".join(frame.rgb for frame in made),
+            digest=sha.hexdigest(),
+            grid=grid,
+            tokens=grid[0] * high * wide // spec.frame.merge_size**2,
+            times=times,
+        )
+    )
+
+
+def _decoded(source: VideoSource, chosen: Any) -> list[_Frame]:
+    """The chosen frames of a file. Raises `_Refused` and what `_KNOWN` lists."""
+    data = source.data or b""
+    if not data:
+        raise _Refused("is empty: 0 bytes")
+    moments = _moments(source, data)
+    places = chosen(_times(moments))
+    shown = _shown(source, data, [moments[place] for place in places])
+    if shown.moments != moments:  # packets that show nothing, or several frames
+        if not shown.moments:
+            raise _Refused("has no frame that can be decoded")
+        moments = shown.moments
+        places = chosen(_times(moments))
+        shown = _shown(source, data, [moments[place] for place in places])
+    times = _times(moments)
+    missing = [place for place in places if moments[place] not in shown.images]
+    if missing:
+        raise _Refused(f"has no frame at {times[missing[0]]:g} s that can be decoded")
+    return [_Frame(times[place], shown.images[moments[place]]) for place in places]
+
+
+def _times(moments: Sequence[Fraction]) -> list[float]:
+    """Seconds from the first frame on."""
+    return [float(moment - moments[0]) for moment in moments]
+
+
+def _open(data: bytes) -> Any:
+    import av
+    from av.error import FFmpegError
+
+    options = {"format_whitelist": ",".join(FORMATS)}
+    try:
+        return av.open(io.BytesIO(data), "r", options=options, metadata_errors="replace")
+    except (FFmpegError, OSError, ValueError) as raised:
+        raise _Refused(
+            f"({len(data)} bytes) is not a video in a known container ({', '.join(FORMATS)})",
+            "check that it is a complete video; convert others to MP4 or WebM",
+        ) from raised
+
+
+def _stream(container: Any, source: VideoSource) -> Any:
+    """The stream of frames, with the bound of their size set."""
+    streams = [one for one in container.streams.video if not _is_cover(one)]
+    if not streams:
+        sound = " but sound" if container.streams.audio else ""
+        raise _Refused(
+            f"holds no frames{sound}",
+            "give a file with a video stream; pipegen takes no sound",
+        )
+    stream = streams[0]
+    if stream.codec_context is None:
+        raise _Refused("has a codec that is not known", "convert it to H.264 in MP4, or to WebM")
+    most = source.max_pixels or ImagePolicy().max_source_pixels
+    width, height = stream.codec_context.width, stream.codec_context.height
+    if width * height > most:
+        raise _Refused(
+            f"announces frames of {width}x{height} pixels; the limit is {most} in all",
+            _LOWER.format("max_source_pixels"),
+        )
+    # where a later frame is larger, and where the stream is damaged
+    stream.codec_context.options = {"max_pixels": str(most), "err_detect": "explode"}
+    return stream
+
+
+def _is_cover(stream: Any) -> bool:
+    """Whether the stream is a still picture beside sound."""
+    return bool(stream.disposition & stream.disposition.__class__.attached_pic)
+
+
+def _moments(source: VideoSource, data: bytes) -> list[Fraction]:
+    """The time of each frame, in order, by the packets alone: nothing is decoded."""
+    policy = ImagePolicy()
+    with _open(data) as container:
+        stream = _stream(container, source)
+        found: set[Fraction] = set()
+        packets = 0
+        for packet in container.demux(stream):
+            at = packet.pts if packet.pts is not None else packet.dts
+            packets += 1 if packet.size else 0
+            if not packet.size or at is None or packet.is_discard:
+                continue
+            if packet.is_corrupt:
+                raise _Refused("is cut off", "get the whole file")
+            found.add(at * packet.time_base)
+            if len(found) > MOST_FRAMES:
+                raise _Refused(f"has more than {MOST_FRAMES} frames", "cut it into pieces")
+        moments = sorted(found)
+        if not moments:
+            raise _Refused("has no frames")
+        cut = _cut_off(container, stream, packets, moments)
+        if cut:
+            raise _Refused(f"{cut}: it is cut off", "get the whole file")
+        longest = source.max_seconds or policy.max_video_seconds
+        seconds = float(moments[-1] - moments[0])
+        if seconds > longest:
+            raise _Refused(
+                f"is {seconds:g} seconds long; the limit is {longest:g}",
+                _LOWER.format("max_video_seconds"),
+            )
+        pixels = stream.codec_context.width * stream.codec_context.height * len(moments)
+        most = source.max_decoded_pixels or policy.max_decoded_pixels
+        if pixels > most:
+            raise _Refused(
+                f"has {len(moments)} frames of {stream.codec_context.width}x"
+                f"{stream.codec_context.height} pixels, {pixels} in all; the limit is {most}",
+                _LOWER.format("max_decoded_pixels"),
+            )
+        return moments
+
+
+def _cut_off(container: Any, stream: Any, packets: int, moments: Sequence[Fraction]) -> str:
+    """What the file's head announces and the file does not hold; empty where it holds all, or the
+    head does not tell.
+    """
+    name = container.format.name
+    if "mp4" in name and stream.frames > packets:
+        return f"announces {stream.frames} frames, and holds {packets}"
+    if not any(kind in name for kind in ("matroska", "avi", "flv")):
+        return ""
+    told = _seconds(stream.metadata.get("DURATION", ""))
+    if not told and len(container.streams) == 1:
+        told = (container.duration or 0) / 1e6
+    step = max((float(later - earlier) for earlier, later in pairwise(moments)), default=told)
+    end = float(moments[-1] - min(moments[0], Fraction(0))) + 2 * step
+    return f"announces {told:g} seconds, and ends at {float(moments[-1]):g}" if end < told else ""
+
+
+def _seconds(clock: str) -> float:
+    """Seconds of a time such as 00:01:02.5; 0 where it is none.
+
+    >>> _seconds("00:01:02.500000000"), _seconds("")
+    (62.5, 0.0)
+    """
+    try:
+        hours, minutes, seconds = map(float, clock.split(":"))
+    except ValueError:
+        return 0.0
+    return 3600 * hours + 60 * minutes + seconds
+
+
+class _Shown(NamedTuple):
+    """What decoding showed: the time of each frame up to the last that was wanted, and those that
+    were.
+    """
+
+    moments: list[Fraction]
+    images: dict[Fraction, Image.Image]
+
+
+def _shown(source: VideoSource, data: bytes, wanted: Sequence[Fraction]) -> _Shown:
+    """Decode the file once, and keep the wanted frames."""
+    from av.error import FFmpegError
+
+    kept, images, moments = frozenset(wanted), dict[Fraction, Any](), list[Fraction]()
+    with _open(data) as container:
+        stream = _stream(container, source)
+        try:
+            for frame in _frames(container, stream):
+                if frame.is_corrupt:
+                    raise _Refused(f"is damaged at frame {len(moments)}", "get the whole file")
+                if frame.pts is None:
+                    raise _Refused(
+                        "does not tell the times of its frames",
+                        "put it into a container such as MP4",
+                    )
+                moment = frame.pts * frame.time_base
+                moments.append(moment)
+                if moment in kept and moment not in images:
+                    images[moment] = _upright(frame)
+        except FFmpegError as raised:
+            raise _Refused(
+                f"is damaged at frame {len(moments)}: {raised.strerror or raised}",
+                "get the whole file",
+            ) from raised
+    return _Shown(sorted(moments), images)
+
+
+def _frames(container: Any, stream: Any) -> Iterator[Any]:
+    yield from container.decode(stream)
+
+
+def _upright(frame: Any) -> Image.Image:
+    from PIL import Image
+
+    image: Image.Image = frame.to_image()
+    turn = _TURNS.get(round(frame.rotation) % 360)
+    return image if turn is None else image.transpose(Image.Transpose(turn))

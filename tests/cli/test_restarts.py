@@ -1,0 +1,208 @@
+"""A job that goes on reads the requests of finished rows no more, whatever the form of its input,
+and a shard none of those of the others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import pipegen as pg
+from pipegen.drivers.arguments import record_of
+from pipegen.jobs import key_map, rows
+from pipegen.records.results import Encoded
+from pipegen.testing.fake import FakeEngine
+
+Command = Callable[..., Any]
+COUNT = 60
+ROWS: list[dict[str, Any]] = [
+    {"id": f"row {number}", "prompt": f"say {number}", "label": str(number % 7)}
+    for number in range(COUNT)
+]
+
+
+@pytest.fixture
+def asked() -> list[str]:
+    """The ids of the rows that were asked."""
+    return []
+
+
+@pytest.fixture
+def engine(asked: list[str]) -> FakeEngine:
+    def answer(encoded: Encoded) -> str:
+        asked.append(str(encoded.request.id))
+        return f"re: {encoded.request.prompt}<|im_end|>"
+
+    return FakeEngine(answer)
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The requests that jobs have made records of."""
+    seen: list[Any] = []
+
+    def noted(one: Any) -> Any:
+        seen.append(one)
+        return record_of(one)
+
+    monkeypatch.setattr(rows, "record_of", noted)
+    return seen
+
+
+def write(folder: Path, form: str, given: list[dict[str, Any]]) -> Path:
+    """An input of these rows."""
+    file = folder / f"in.{form}"
+    if form in ("csv", "tsv"):
+        tab = "," if form == "csv" else "\t"
+        cells = [list(ROWS[0]), *(list(row.values()) for row in given)]
+        file.write_text("".join(tab.join(line) + "\n" for line in cells))
+    elif form in ("parquet", "arrow"):
+        pa = pytest.importorskip("pyarrow")
+        import pyarrow.feather
+        import pyarrow.parquet
+
+        table = pa.table(
+            {
+                "id": [row["id"] for row in given],
+                "messages": [[{"role": "user", "content": row["prompt"]}] for row in given],
+                "label": [row["label"] for row in given],
+            }
+        )
+        if form == "parquet":
+            pyarrow.parquet.write_table(table, file, row_group_size=7)
+        else:
+            pyarrow.feather.write_feather(table, str(file))
+    elif form == "txt":
+        file.write_text("".join(row["prompt"] + "\n" for row in given))
+    else:
+        file.write_text("".join(json.dumps(row) + "\n" for row in given))
+    return file
+
+
+FORMS = ("parquet", "arrow", "csv", "tsv", "jsonl", "txt")
+
+
+@pytest.fixture
+def generate(command: Command, tmp_path: Path) -> Command:
+    out = tmp_path / "out.jsonl"
+    return lambda source, *flags: command("generate", source, "-o", out, "--model", "fake", *flags)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_finished_rows_of_a_table_are_written_again_and_not_read_as_requests(
+    form: str, generate: Command, asked: list[str], read: list[Any], tmp_path: Path
+) -> None:
+    source = write(tmp_path, form, ROWS)
+    assert generate(source).code == 0
+    first = (tmp_path / "out.jsonl").read_bytes()
+    asked.clear()
+    read.clear()
+    assert generate(source).code == 0
+    assert (tmp_path / "out.jsonl").read_bytes() == first
+    assert (asked, read) == ([], [])
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv", "txt", "jsonl"])
+@pytest.mark.parametrize("shard", [None, 3])
+def test_a_missing_row_of_a_table_is_asked_before_others_are_read(
+    form: str,
+    shard: int | None,
+    generate: Command,
+    asked: list[str],
+    read: list[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = write(tmp_path, form, ROWS)
+    generate(source)
+    job = tmp_path / "out.jsonl.job"
+    (results,) = job.glob("results-*.jsonl")
+    lines = results.read_bytes().splitlines(keepends=True)
+    results.write_bytes(b"".join(lines[:-1]))
+    monkeypatch.setattr("pipegen.jobs.turns.WAITING", 4)
+    read.clear()
+    asked.clear()
+    for number in range(1, (shard or 1) + 1):
+        flags = () if shard is None else ("--shard", f"{number}/{shard}")
+        assert generate(source, *flags).code == 0
+    last = str(COUNT) if form == "txt" else f"row {COUNT - 1}"
+    assert asked == [last]
+    assert len(read) <= 2 * (shard or 1)
+
+
+def test_shards_read_no_request_of_a_finished_job_again(
+    generate: Command, command: Command, asked: list[str], read: list[Any], tmp_path: Path
+) -> None:
+    source = write(tmp_path, "jsonl", [*ROWS, *ROWS[:10]])
+    for number in (1, 2, 3):
+        assert generate(source, "--shard", f"{number}/3").code == 0
+    assert len(asked) == COUNT + 10
+    read.clear()
+    for shards in (3, 2):
+        done = [generate(source, "--shard", f"{n}/{shards}") for n in range(1, shards + 1)]
+        reused = [int(ran.err.split(" succeeded")[0].split()[-1]) for ran in done]
+        assert sum(reused) == COUNT + 10
+        assert min(reused) > 0
+    assert len(asked) == COUNT + 10
+    # the second of two equal requests is read: its key is not the one that the map has
+    assert len(read) == 20
+    job = tmp_path / "out.jsonl.job"
+    assert command("export", job, "-o", tmp_path / "out.jsonl").code == 0
+    assert len((tmp_path / "out.jsonl").read_bytes().splitlines()) == COUNT + 10
+
+
+def test_the_map_tells_the_shard_that_the_request_tells(generate: Command, tmp_path: Path) -> None:
+    source = write(tmp_path, "csv", ROWS)
+    generate(source, "--shard", "2/2")
+    data = (tmp_path / "out.jsonl.job" / key_map.KEY_MAP).read_bytes()
+    entries = [data[at : at + 44] for at in range(0, len(data), 44)]
+    shards = [key_map.number_in(entry) % 4 + 1 for entry in entries]
+    given = [{"id": row["id"], "prompt": row["prompt"]} for row in ROWS]
+    for number in range(1, 5):
+        wanted = [
+            name for name, _ in pg.shard_keyed([(row["id"], row) for row in given], number, 4)
+        ]
+        assert [
+            row["id"] for row, shard in zip(ROWS, shards, strict=True) if shard == number
+        ] == wanted
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_rows_of_a_table_with_images_are_read_again_and_reused(
+    form: str, command: Command, asked: list[str], read: list[Any], tmp_path: Path
+) -> None:
+    Image.new("RGB", (32, 32)).save(tmp_path / "a.png")
+    file = tmp_path / f"in.{form}"
+    if form == "csv":
+        file.write_text("id,prompt,image\n1,What is it?,a.png\n2,Say hi.,\n")
+    else:
+        pa = pytest.importorskip("pyarrow")
+        import pyarrow.parquet
+
+        values = {"id": ["1", "2"], "prompt": ["What is it?", "Say hi."], "image": ["a.png", None]}
+        pyarrow.parquet.write_table(pa.table(values), file)
+    out = tmp_path / "out.jsonl"
+    for _ in range(2):
+        read.clear()
+        ran = command("generate", file, "-o", out, "--model", "fake")
+        assert ran.code == 0, ran.err
+    assert sorted(asked) == ["1", "2"]
+    assert len(read) > 0
+
+
+def test_a_folder_of_the_plain_pipeline_is_gone_on_with(
+    generate: Command, engine: FakeEngine, asked: list[str], tmp_path: Path
+) -> None:
+    given = [{"id": row["id"], "prompt": row["prompt"]} for row in ROWS]
+    options = {"max_new_tokens": 16}
+    with pg.job(pg.route(engine), given[:-1], tmp_path / "out.jsonl.job", options) as running:
+        assert len(list(running)) == COUNT - 1
+    asked.clear()
+    ran = generate(write(tmp_path, "jsonl", ROWS), "--max-new-tokens", "16")
+    assert (ran.code, asked) == (0, [f"row {COUNT - 1}"])
+    assert f"{COUNT - 1} finished before" in ran.err
