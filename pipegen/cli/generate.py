@@ -189,7 +189,9 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
         if not files.quiet or files.summary is not None:
             route = watched(route, tells(moved, meter))
 
-        def again() -> Iterator[tuple[Origin, Slot[GenerationRequest]]]:
+        def again() -> Iterator[tuple[Origin, Any]]:
+            if source.unread is not None:  # which need not be parsed again
+                return source.unread()
             return open_source(files.source, question, given.images, given.columns, stack).items
 
         settings: dict[str, Any] = {
@@ -211,15 +213,12 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
                 if files.part is None and not (files.restart or files.overwrite):
                     say_shared(files.job or Path())
                 if files.on_ray is not None:
-                    rows = ray_slots(
-                        files, files.on_ray, route, again, meter, moved, ending.stops, _begun
-                    )
+                    how = (meter, moved, ending.stops, _begun, source.reading)
+                    rows = ray_slots(files, files.on_ray, route, again, *how)
                 else:
-                    asked: Any = source.items
                     settings |= {"as_written": True, "part": files.part}
-                    if source.unread is not None:  # which need not be parsed again
-                        asked = source.unread()
-                        settings |= {"again": source.unread, "reading": source.reading}
+                    settings |= {"again": source.unread, "reading": source.reading}
+                    asked = source.items if source.unread is None else source.unread()
                     rows = _job_slots(route, asked, files, settings, ending, tally)
                 slots = stack.enter_context(contextlib.closing(rows))
                 remove_stale(Path(files.out or "").absolute().parent)
@@ -271,7 +270,7 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
 
 def _job_slots(
     route: Any,
-    asked: Iterator[tuple[Origin, Slot[GenerationRequest]]],
+    asked: Iterator[tuple[Origin, Any]],
     files: Files,
     settings: dict[str, Any],
     ending: _Ending,

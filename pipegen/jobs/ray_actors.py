@@ -22,22 +22,31 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from returns.result import Success
+
 from pipegen.engines.extras import need
 from pipegen.jobs.ray import Counts, Keeper, Make
 from pipegen.jobs.rows import Row
 from pipegen.jobs.runner import GRACE
+from pipegen.jobs.shards import numbers_of
 from pipegen.records.options import GenerationOptions
-from pipegen.records.requests import GenerationRequest
+from pipegen.records.requests import GenerationRequest, ImagePolicy
 
 __all__ = ["Actors", "Block", "blocks_of", "connect", "itself"]
 
 Block = list[tuple[str, GenerationRequest]]
 """Rows that are handed over together, with their keys."""
+Placed = tuple[int | None, Block]
+"""A block, and the number of the replica that it is for: that of its rows' conversations. None is
+any replica.
+"""
 BLOCK_ROWS, BLOCK_BYTES = 16, 4 * 2**20
 MORE_ROWS = 1024
 """Rows that an actor holds at most beyond those that are to be in flight there: blocks come back
 whole, and most rows of one end before its slowest.
 """
+PLACED_BLOCKS = 256
+"""Blocks that wait for their own replica at most."""
 HELD_BYTES = 256 * 2**20
 """Bytes of images that an actor is handed at a time, about."""
 _LOOK = 1.0
@@ -89,20 +98,29 @@ def _signals_kept() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def blocks_of(rows: Iterator[Row[Any]], most: int = BLOCK_ROWS) -> Iterator[Block]:
-    """The rows that are to be asked, in blocks: those that have a key and are not finished."""
-    block: Block = []
-    held = 0
+def blocks_of(
+    rows: Iterator[Row[Any]],
+    most: int = BLOCK_ROWS,
+    replicas: int = 1,
+    images: ImagePolicy | None = None,
+) -> Iterator[Placed]:
+    """The rows that are to be asked, in blocks: those that have a key and are not finished.
+
+    A row that continues a conversation is for the replica that all of this conversation's rows are
+    for, as with shards: that replica has their earlier turns in its cache.
+    """
+    blocks: dict[int | None, Block] = {}
     for row in rows:
         if row.key is None or row.kept is not None:
             continue
-        block.append((row.key, row.unmerged.unwrap()))
-        held += _bytes([block[-1]])
-        if len(block) >= most or held >= BLOCK_BYTES:
-            yield block
-            block, held = [], 0
-    if block:
-        yield block
+        request, place = row.unmerged.unwrap(), None
+        if request.continues is not None:
+            place = numbers_of([Success(request)], images or ImagePolicy())[0] % replicas + 1
+        block = blocks.setdefault(place, [])
+        block.append((row.key, request))
+        if len(block) >= most or _bytes(block) >= BLOCK_BYTES:
+            yield place, blocks.pop(place)
+    yield from blocks.items()
 
 
 def _bytes(block: Block) -> int:
@@ -161,6 +179,8 @@ class Actors:
         self._tell, self._pending = tell, dict[Any, tuple[_Actor, Block | None]]()
         self._back = deque[Block]()
         """Blocks of actors that could not go on."""
+        self._placed: dict[int, deque[Block]] = {actor.number: deque() for actor in self._actors}
+        """Blocks for an actor that had no room when they came."""
         self._failure: Exception | None = None
         self._end: float | None = None
         """When rows in flight are given up, where the run is to end early."""
@@ -178,7 +198,7 @@ class Actors:
         """Whether it is to stop."""
         return self._end is not None
 
-    def counts(self, blocks: Iterator[Block]) -> Iterator[Counts]:
+    def counts(self, blocks: Iterator[Placed]) -> Iterator[Counts]:
         """Hand out the blocks, and give the counts of each as soon as it is answered. Raises what
         an actor raised where no other can go on.
         """
@@ -202,21 +222,41 @@ class Actors:
                 if counted is not None:
                     yield counted
 
-    def _hand_out(self, blocks: Iterator[Block]) -> bool:
+    def _hand_out(self, blocks: Iterator[Placed]) -> bool:
         """Give each actor blocks until it is full, one at a time in turn; whether there may be
         more.
         """
         free = [actor for actor in self._actors if actor.has_room]
         while free:
+            handed = False
             for actor in free:
-                block = self._back.popleft() if self._back else next(blocks, None)
+                block = self._next_for(actor, blocks)
                 if block is None:
-                    return False
+                    continue
                 self._pending[actor.handle.answer.remote(block)] = actor, block
                 actor.rows += len(block)
                 actor.bytes += _bytes(block)
+                handed = True
+            if not handed:
+                return any(self._placed.values())
             free = [actor for actor in free if actor.has_room]
         return True
+
+    def _next_for(self, actor: _Actor, blocks: Iterator[Placed]) -> Block | None:
+        """The next block for an actor; None where there is none for it now."""
+        if self._back:
+            return self._back.popleft()
+        if self._placed[actor.number]:
+            return self._placed[actor.number].popleft()
+        while sum(map(len, self._placed.values())) < PLACED_BLOCKS:
+            placed = next(blocks, None)
+            if placed is None:
+                return None
+            place, block = placed
+            if place in (None, actor.number) or place not in self._placed:
+                return block
+            self._placed[place].append(block)
+        return max(self._placed.values(), key=len).popleft()  # rather than to let it wait
 
     def _taken(self, ref: Any, actor: _Actor, block: Block | None) -> Counts | None:
         """What a call gave. Where it raised, its actor is left out, and its rows go to the
@@ -229,6 +269,7 @@ class Actors:
                 self._back.append(block)
             if actor in self._actors:
                 self._actors.remove(actor)
+                self._back.extend(self._placed.pop(actor.number))
                 self._failure = failure
                 self._ray.kill(actor.handle)
                 _log.error("replica %s: %s", actor.number, failure)
