@@ -79,7 +79,7 @@ class _Node:
         return self.positions - (self.end - length)
 
     def _images(self, length: int) -> bool:
-        """Whether an image is among so many tokens, or begins there."""
+        """Whether an image begins among so many tokens."""
         return any(first < length for first, _ in self.runs)
 
     @property
