@@ -82,6 +82,12 @@ def new_turns(choose: st.DrawFn, *, with_images: bool) -> Turn:
     return (*ids[:2], *[mark] * image.tokens, *ids), (image,)
 
 
+def media(family: str) -> set[int | None]:
+    """The placeholders of images and videos."""
+    checkpoint = engine(family, 0)._checkpoint
+    return {checkpoint.image_token_id, checkpoint.videos.token_id}
+
+
 def cut(ids: tuple[int, ...], of: tuple[PreparedImage, ...], length: int) -> Turn:
     """The beginning of a turn, and the images in it; an image that is not whole is left out."""
     begun = ids[:length]
@@ -127,7 +133,8 @@ def check(data: st.DataObject, family: str, limit: float) -> None:
             assert answer.token_ids == expected.token_ids
             numbers = [[one.logprob for one in raw.logprobs] for raw in (answer, expected)]
             assert numbers[0] == pytest.approx(numbers[1], abs=1e-3)
-            ended.append(((*given_.prompt.token_ids, *answer.token_ids), given_.prompt.images))
+            if not media(family) & {*answer.token_ids}:  # a sampled image has no pixels
+                ended.append(((*given_.prompt.token_ids, *answer.token_ids), given_.prompt.images))
         work = own.work
         different = {(one.prompt.token_ids, one.prompt.images) for one in inputs}
         read = work.prompt_tokens - before.prompt_tokens
