@@ -268,8 +268,8 @@ def docs(session: nox.Session) -> None:
 
 @shared()
 def property_tests(session: nox.Session) -> None:
-    """Try every law on 60 repeatable examples, but for the slow ones; `slow` tries 200, and `--
-    --hypothesis-profile=nightly` 5,000.
+    """Try every law on 60 repeatable examples, but for the slow ones. `-- --hypothesis-profile=ci`
+    tries every law on 200, and `nightly` on 5,000 new ones.
     """
     install(session, groups=("tests",))
     run(session, "pytest", *WORKERS, "property_tests", *(session.posargs or FAST))
@@ -397,14 +397,11 @@ def release(session: nox.Session) -> None:
 
 @shared(default=False)
 def slow(session: nox.Session) -> None:
-    """Run the tests that take long: memory, kills, forks, compiled steps, training, whole examples;
-    and every law on 200 repeatable examples. Some minutes.
+    """Run the tests that take long: memory, kills, forks, compiled steps, training, whole examples.
+    Some minutes.
     """
     install(session, groups=("tests", "contrib", "tables"))
-    # arguments of one's own may choose among the tests alone, or among the laws
-    codes = (0, 5) if session.posargs else (0,)
-    for chosen in (("-m", "slow", "tests"), ("--hypothesis-profile=ci", "property_tests")):
-        run(session, "pytest", *WORKERS, *chosen, *session.posargs, codes=codes)
+    run(session, "pytest", *WORKERS, "-m", "slow", "tests", *session.posargs)
 
 
 @shared(default=False)
