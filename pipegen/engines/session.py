@@ -68,7 +68,7 @@ def answers(backend: Any, inputs: Sequence[Any]) -> list[Slot[Any]]:
             slots.update((event.row, event.slot) for event in events if isinstance(event, RowDone))
             if not events and not session.side_by_side:
                 woken.acquire()
-    return [slots[number] for number in range(len(inputs))]
+    return [slots[index] for index in range(len(inputs))]
 
 
 class BatchSession:
@@ -139,9 +139,9 @@ class BatchSession:
                 if scores or not self._streams:
                     return self._answers(numbers, inputs, scores=scores)
                 self._events = self._told(numbers, inputs)
-            told = next(self._events, None)
-            if told is not None:
-                return told
+            events = next(self._events, None)
+            if events is not None:
+                return events
             self._events = None
         return ()
 
