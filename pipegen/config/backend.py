@@ -156,13 +156,11 @@ def backend_from(values: Any, place: Place) -> BackendConfig:
         for name, value in entries.items()
         if name in keys and value is not None
     }
-    server_fields = (
-        () if backend != "openai_server" else ("tool_choice",)
-    )  # a field of chat servers
+    fields = () if backend != "openai_server" else ("tool_choice",)  # a field of chat servers
     beside = {
         name: value
         for name, value in entries.items()
-        if name not in keys and is_option(name) and name not in server_fields
+        if name not in keys and is_option(name) and name not in fields
     }
     others = {
         name: value for name, value in entries.items() if name not in keys and name not in beside
@@ -174,9 +172,7 @@ def backend_from(values: Any, place: Place) -> BackendConfig:
         _settle_dialect(kind, settings, place)
     for name in others:
         reason = (
-            ""
-            if name in server_fields
-            else _unknown(name, kind, settings.get("dialect"), keys, values)
+            "" if name in fields else _unknown(name, kind, settings.get("dialect"), keys, values)
         )
         if reason:
             raise UnknownField(f"{place.at(name)}: {reason}")
