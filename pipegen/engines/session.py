@@ -138,7 +138,7 @@ class BatchSession:
                 numbers, inputs = [number for number, _ in rows], [row for _, row in rows]
                 if scores or not self._streams:
                     return self._answers(numbers, inputs, scores=scores)
-                self._events = self._told(numbers, inputs)
+                self._events = self._streamed(numbers, inputs)
             events = next(self._events, None)
             if events is not None:
                 return events
@@ -155,7 +155,7 @@ class BatchSession:
             )
         return [RowDone(row=number, slot=slot) for number, slot in zip(numbers, slots, strict=True)]
 
-    def _told(
+    def _streamed(
         self, numbers: Sequence[int], inputs: Sequence[Any]
     ) -> Generator[Sequence[Event], None, None]:
         left = {*numbers}

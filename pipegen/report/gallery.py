@@ -269,12 +269,12 @@ def card(
     return (
         f'<article data-id="{safe(entry.id)}" data-kind="{safe(entry.kind)}"'
         f' data-other="{safe(MISSING if other is None else other.kind)}"'
-        f' data-same="{int(same)}"><h2>{safe(entry.id)}</h2>{about}{images}{_asked(prompt)}'
+        f' data-same="{int(same)}"><h2>{safe(entry.id)}</h2>{about}{images}{_prompt_of(prompt)}'
         f'<div class="sides">{"".join(sides)}</div>{_facts(facts)}</article>\n'
     )
 
 
-def _asked(prompt: str) -> str:
+def _prompt_of(prompt: str) -> str:
     """The prompt: one short line, or folded behind its beginning."""
     line = " ".join(prompt.split())
     if line == prompt.strip() and len(line) <= _LINE:

@@ -176,7 +176,7 @@ def join_row(
         pair = _context(rendered, engine, prompts).map(lambda prompt: _Pair(prompt, tuple(ids)))
     else:
         pair = _text_pair(rendered, continuation, engine, prompts)
-    return pair.bind(lambda joined: _begun(joined, engine, empty_context)).bind(
+    return pair.bind(lambda joined: _with_first_token(joined, engine, empty_context)).bind(
         lambda joined: _checked(rendered, joined, engine, limit)
     )
 
@@ -271,7 +271,7 @@ def _looks_like_control(bare: Rendered, moved: str) -> bool:
     return len(before) != len(after) or bare.marks.in_text(moved)
 
 
-def _begun(pair: _Pair, engine: TokenModel, empty_context: EmptyContext) -> Slot[_Pair]:
+def _with_first_token(pair: _Pair, engine: TokenModel, empty_context: EmptyContext) -> Slot[_Pair]:
     """The pair with a context that is not empty."""
     prompt, continuation, _ = pair
     if prompt.token_ids:

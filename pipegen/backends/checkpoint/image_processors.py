@@ -190,10 +190,10 @@ def grid_only(prepared: Slot[PreparedImage], engine: str) -> Slot[PreparedImage]
         " model's processor tiles or has a size of its own"
     )
 
-    def taken(image: PreparedImage) -> Slot[PreparedImage]:
+    def checked(image: PreparedImage) -> Slot[PreparedImage]:
         return Success(image) if image.grid is not None else Failure(UnsupportedMultimodal(message))
 
-    return prepared.bind(taken)
+    return prepared.bind(checked)
 
 
 IMAGE_MARKS = ("mm_token_type_ids", "token_type_ids")

@@ -167,10 +167,12 @@ def _bare(head: Mapping[str, Any]) -> Any:
 def _parts(tokenizer: Any) -> Any:
     """The normaliser and the pre-tokeniser as plain data, without what bears on offsets only."""
 
-    def kept(entry: Mapping[str, Any]) -> dict[str, Any]:
+    def without_offsets(entry: Mapping[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in entry.items() if key != "trim_offsets"}
 
-    parts = json.loads(parts_alone(tokenizer, "normalizer", "pre_tokenizer"), object_hook=kept)
+    parts = json.loads(
+        parts_alone(tokenizer, "normalizer", "pre_tokenizer"), object_hook=without_offsets
+    )
     return parts["normalizer"], parts["pre_tokenizer"]
 
 

@@ -353,7 +353,7 @@ class VLLMSession:
         events: list[Event] = [*self._refused]
         self._refused.clear()
         if not events and self._call is not None:
-            events = list(_taken(self.rows, self._call, self._call.step()))
+            events = list(_events_of(self.rows, self._call, self._call.step()))
         for event in events:
             if isinstance(event, RowDone):
                 del self.rows[event.row]
@@ -370,7 +370,7 @@ def _beginning(waiting: tuple[int, VLLMRow | Continued]) -> tuple[Any, ...]:
     return beginning(row if isinstance(row, Continued) else row.encoded)
 
 
-def _taken(
+def _events_of(
     rows: Mapping[int, VLLMRow | Continued], call: Requests, outputs: Sequence[tuple[int, Any]]
 ) -> Iterator[TokensMade | RowDone]:
     """What the outputs bring to their rows; vLLM is told which end by stop strings and
