@@ -153,7 +153,7 @@ def options_from(values: Mapping[str, Any], where: str = "options") -> Generatio
     ...     {"temperature": 0.2, "stop": ["END"], "enable_thinking": True}
     ... ).chat.enable_thinking
     True
-    >>> options_from({"temprature": 0.2}, place="line 3")
+    >>> options_from({"temprature": 0.2}, where="line 3")
     Traceback (most recent call last):
     ...
     pipegen.records.fields.UnknownField: line 3: there is no option 'temprature'; did you mean 'temperature'?

@@ -171,8 +171,8 @@ def check_fit(encoded: Encoded, capabilities: Capabilities) -> Slot[Encoded]:
             )
         )
     message = (
-        f"the prompt has {prompt_tokens} tokens and up to {max_new_tokens} more are to be generated;"
-        f" the limit for both is {limit}"
+        f"the prompt has {prompt_tokens} tokens and up to {max_new_tokens} more are to be"
+        f" generated; the limit for both is {limit}"
     )
     return Failure(PromptTooLong(prompt_tokens, limit, message=message))
 

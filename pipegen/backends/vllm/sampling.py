@@ -83,7 +83,7 @@ def sampling_params(
     grammar: str | None = None,
 ) -> Any:
     """The parameters of one row. `ending_ids` are all the ids that end it, the checkpoint's end
-    tokens too. `whole` asks for one output, at its end. `most_logprobs` is vLLM's own
+    tokens too. `final_only` asks for one output, at its end. `most_logprobs` is vLLM's own
     `max_logprobs`. `grammar` is the form of the answer, where vLLM is to take it from pipegen.
 
     vLLM halts at those ids. Stop strings and plugins are followed by pipegen, token by token, as
