@@ -142,7 +142,7 @@ def backend_from(values: Any, place: Place) -> BackendConfig:
     )
     model = _expanded("model", _checked("model", values["model"], non_empty_string, place), place)
     backend = _backend_of(kind, values)
-    known = keys_of(backend)
+    keys = keys_of(backend)
     takes_over = {
         name: _checked(name, values[name], check, place)
         for name, check in _FALLBACK.items()
@@ -152,40 +152,42 @@ def backend_from(values: Any, place: Place) -> BackendConfig:
         name: value for name, value in values.items() if name not in ("type", "model", *_FALLBACK)
     }
     settings = {
-        name: _checked(name, value, known[name].check, place)
+        name: _checked(name, value, keys[name].check, place)
         for name, value in entries.items()
-        if name in known and value is not None
+        if name in keys and value is not None
     }
-    own = () if backend != "openai_server" else ("tool_choice",)  # a field of chat servers
+    fields = () if backend != "openai_server" else ("tool_choice",)  # a field of chat servers
     beside = {
         name: value
         for name, value in entries.items()
-        if name not in known and is_option(name) and name not in own
+        if name not in keys and is_option(name) and name not in fields
     }
     others = {
-        name: value for name, value in entries.items() if name not in known and name not in beside
+        name: value for name, value in entries.items() if name not in keys and name not in beside
     }
-    if "base_url" in known:
+    if "base_url" in keys:
         _settle_access(settings, entries, place)
         settings.setdefault("server_limit", True)
     if backend == "openai_server":
         _settle_dialect(kind, settings, place)
     for name in others:
-        words = "" if name in own else _unknown(name, kind, settings.get("dialect"), known, values)
-        if words:
-            raise UnknownField(f"{place.at(name)}: {words}")
+        reason = (
+            "" if name in fields else _unknown(name, kind, settings.get("dialect"), keys, values)
+        )
+        if reason:
+            raise UnknownField(f"{place.at(name)}: {reason}")
     extra = with_fields(others, entries.get("extra_body") or {}, place)
     options, extra = options_beside(beside, extra, place, settings.get("dialect"))
-    if "extra_body" in known:
+    if "extra_body" in keys:
         settings["extra_body"] = extra
-    made = SETTINGS[backend](model=model, **settings)
+    engine_settings = SETTINGS[backend](model=model, **settings)
     try:
         return BackendConfig(
-            type=kind, backend=backend, settings=made, options=options, **takes_over
+            type=kind, backend=backend, settings=engine_settings, options=options, **takes_over
         )
     except InvalidField as refusal:
-        name, _, words = str(refusal).removeprefix("BackendConfig.").partition(" ")
-        raise InvalidField(f"{place.at(name)}: {words}") from None
+        name, _, reason = str(refusal).removeprefix("BackendConfig.").partition(" ")
+        raise InvalidField(f"{place.at(name)}: {reason}") from None
 
 
 def _backend_of(kind: str, entries: Mapping[str, Any]) -> str:
@@ -227,13 +229,13 @@ def _checked(name: str, value: Any, check: Any, place: Place, more: str = "") ->
 
 
 def _unknown(
-    name: str, kind: str, dialect: str | None, known: Mapping[str, Any], beside: Mapping[str, Any]
+    name: str, kind: str, dialect: str | None, keys: Mapping[str, Any], beside: Mapping[str, Any]
 ) -> str:
     """Why a key is not taken; empty for a field that a chat server is passed as it is."""
     if name in KEYS and kind == "vllm":
         return "type 'vllm' takes this key " + (
             "only without base_url"
-            if "base_url" in known
+            if "base_url" in keys
             else "only with base_url (null is the port on this machine)"
         )
     if name in KEYS:
@@ -250,13 +252,13 @@ def _unknown(
     why = legacy_key_hint(name, beside) or ("" if dialect is None else field_refusal(name, dialect))
     if why:
         return why
-    names = ("type", "model", *_FALLBACK, *known, *option_names(), *SERVER_NAMES)
+    names = ("type", "model", *_FALLBACK, *keys, *option_names(), *SERVER_NAMES)
     if dialect is None:
         near = nearest_setting(name, names) or "; chat servers alone are passed other fields"
         return f"type {kind!r} takes no such key{near}"
     near = nearest_setting(name, names, CLOSE)
-    words = f"type {kind!r} takes no such key{near}"
-    return f"{words}; a field that only the server knows goes into extra_body" if near else ""
+    reason = f"type {kind!r} takes no such key{near}"
+    return f"{reason}; a field that only the server knows goes into extra_body" if near else ""
 
 
 def _settle_access(settings: dict[str, Any], entries: Mapping[str, Any], place: Place) -> None:

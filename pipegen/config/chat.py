@@ -157,17 +157,17 @@ def chat_from(values: Any, place: Place | None = None) -> ChatConfig:
     """
     place = place or Place("chat")
     entries = _mapping(values, place, ("agents", "agent", "backend", "id", "system_message", "ui"))
-    given = [name for name in ("agents", "agent", "backend") if name in entries]
-    if len(given) != 1:
+    forms = [name for name in ("agents", "agent", "backend") if name in entries]
+    if len(forms) != 1:
         raise InvalidField(
             f"{place}: takes one of agents, agent and backend,"
-            f" {'not ' + ' and '.join(given) if given else 'and holds none of them'}"
+            f" {'not ' + ' and '.join(forms) if forms else 'and holds none of them'}"
         )
-    if given != ["backend"] and ("system_message" in entries or "id" in entries):
-        raise InvalidField(f"{place}: id and system_message go with each of the {given[0]}")
-    if given == ["agents"]:
+    if forms != ["backend"] and ("system_message" in entries or "id" in entries):
+        raise InvalidField(f"{place}: id and system_message go with each of the {forms[0]}")
+    if forms == ["agents"]:
         agents = _agents(entries["agents"], place.at("agents"))
-    elif given == ["agent"]:
+    elif forms == ["agent"]:
         agents = (_agent(entries["agent"], place.at("agent")),)
     else:
         agents = (_agent({name: value for name, value in entries.items() if name != "ui"}, place),)
@@ -177,10 +177,10 @@ def chat_from(values: Any, place: Place | None = None) -> ChatConfig:
 def _agents(values: Any, place: Place) -> tuple[Agent, ...]:
     if not isinstance(values, (list, tuple)) or not values:
         raise InvalidField(f"{place}: takes a list of at least one agent")
-    agents = [_agent(one, place.at(position)) for position, one in enumerate(values)]
+    agents = [_agent(entry, place.at(position)) for position, entry in enumerate(values)]
     named = [
-        agent.id if one.get("id") is not None else None
-        for agent, one in zip(agents, values, strict=True)
+        agent.id if entry.get("id") is not None else None
+        for agent, entry in zip(agents, values, strict=True)
     ]
     for position, name in enumerate(named):
         if name is not None and name in named[:position]:
@@ -188,23 +188,23 @@ def _agents(values: Any, place: Place) -> tuple[Agent, ...]:
                 f"{place.at(position)}: the id {name!r} is that of agents[{named.index(name)}]"
                 " already"
             )
-    taken = {name for name in named if name is not None}
+    used_names = {name for name in named if name is not None}
     for position, agent in enumerate(agents):
         if named[position] is None:  # the type is its name; the next of the type is its second
             free = next(
                 name
-                for number in count(1)
-                if (name := agent.id if number == 1 else f"{agent.id}-{number}") not in taken
+                for index in count(1)
+                if (name := agent.id if index == 1 else f"{agent.id}-{index}") not in used_names
             )
             agents[position] = dataclasses.replace(agent, id=free)
-            taken.add(free)
+            used_names.add(free)
     return tuple(agents)
 
 
 def _agent(values: Any, place: Place) -> Agent:
     entries = _mapping(values, place, ("id", "backend", "system_message"))
     backend = backend_from(entries.get("backend"), place.at("backend"))
-    return _made(Agent, {"id": backend.type, **without_none(entries), "backend": backend}, place)
+    return _record(Agent, {"id": backend.type, **without_none(entries), "backend": backend}, place)
 
 
 def _ui(values: Any, place: Place) -> ChatUi:
@@ -215,10 +215,10 @@ def _ui(values: Any, place: Place) -> ChatUi:
                 f"{place.at('type')}: means the same as display_type, which is set too"
             )
         entries["display_type"] = entries.pop("type")
-    return _made(ChatUi, without_none(entries), place)
+    return _record(ChatUi, without_none(entries), place)
 
 
-def _made(kind: type[R], entries: Mapping[str, Any], place: Place) -> R:
+def _record(kind: type[R], entries: Mapping[str, Any], place: Place) -> R:
     checks = checks_of(kind)
     for name, value in entries.items():
         if name in checks:
@@ -236,15 +236,15 @@ def _made(kind: type[R], entries: Mapping[str, Any], place: Place) -> R:
     return kind(**entries)
 
 
-def _mapping(values: Any, place: Place, known: Iterable[str]) -> Mapping[str, Any]:
+def _mapping(values: Any, place: Place, keys: Iterable[str]) -> Mapping[str, Any]:
     if not isinstance(values, Mapping):
         raise InvalidField(
-            f"{place}: takes a mapping with {', '.join(known)}, not {type(values).__name__}"
+            f"{place}: takes a mapping with {', '.join(keys)}, not {type(values).__name__}"
         )
     for name in values:
-        if name not in known:
+        if name not in keys:
             raise UnknownField(
                 f"{place.at(name)}:"
-                f" {legacy_key_hint(name, values) or f'there is no such key here{nearest(str(name), known)}'}"
+                f" {legacy_key_hint(name, values) or f'there is no such key here{nearest(str(name), keys)}'}"
             )
     return values

@@ -50,7 +50,7 @@ class Place(NamedTuple):
         """The file, and the line where it is known: the entry's own, or that of the nearest entry
         around it.
         """
-        known = next(
+        number = next(
             (
                 self.lines[self.path[:end]]
                 for end in range(len(self.path), 0, -1)
@@ -58,7 +58,7 @@ class Place(NamedTuple):
             ),
             None,
         )
-        return self.file if known is None else f"{self.file} line {known}"
+        return self.file if number is None else f"{self.file} line {number}"
 
     def __str__(self) -> str:
         way = "".join(
@@ -147,11 +147,11 @@ def _lines(file: Path, root: yaml.Node, what: str) -> Mapping[Path_, int]:
         if isinstance(node, yaml.MappingNode):
             keys = set[Hashable]()
             for key, value in node.value:
-                place = f"{file} line {key.start_mark.line + 1}"
+                where = f"{file} line {key.start_mark.line + 1}"
                 if key.tag != "tag:yaml.org,2002:str":
-                    raise InvalidField(f"{place}: a key takes a string, not {key.value!r:.200}")
+                    raise InvalidField(f"{where}: a key takes a string, not {key.value!r:.200}")
                 if key.value in keys:
-                    raise InvalidField(f"{place}: the key {key.value!r:.200} occurs twice")
+                    raise InvalidField(f"{where}: the key {key.value!r:.200} occurs twice")
                 keys.add(key.value)
                 lines[*path, key.value] = key.start_mark.line + 1
                 left.append((value, (*path, key.value)))

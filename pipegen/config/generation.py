@@ -98,9 +98,9 @@ def options_beside(
         values["template_kwargs"] = {
             name: value for name, value in variables.items() if name != "enable_thinking"
         }
-    for given in entries:  # one by one: so each refusal has its place
-        name = SERVER_NAMES.get(given, given)
-        options_from({name: values[name]}, str(place.at(given)))
+    for key in entries:  # one by one: so each refusal has its place
+        name = SERVER_NAMES.get(key, key)
+        options_from({name: values[name]}, str(place.at(key)))
     options = options_from(values, str(place))
     options = _with(
         options,
@@ -110,11 +110,11 @@ def options_beside(
     )
     # what it would do is not known: silence is no answer
     if dialect == "plain" and options.chat is not None and options.chat.enable_thinking is False:
-        words = (
+        message = (
             "a plain server has no switch for thinking: set its dialect (vllm or sglang), or put"
             " into extra_body what it takes"
         )
-        raise InvalidField(f"{place.at('enable_thinking')}: {words}")
+        raise InvalidField(f"{place.at('enable_thinking')}: {message}")
     if dialect is not None:
         return _lifted(options, extra, place.at("extra_body"), dialect)
     for field in extra:
@@ -128,10 +128,10 @@ def options_beside(
 
 def _renamed(entries: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
     values: dict[str, Any] = {}
-    for given, value in entries.items():
-        name = SERVER_NAMES.get(given, given)
+    for key, value in entries.items():
+        name = SERVER_NAMES.get(key, key)
         if name in values:
-            raise InvalidField(f"{place.at(given)}: means the same as {name}, which is set too")
+            raise InvalidField(f"{place.at(key)}: means the same as {name}, which is set too")
         values[name] = in_our_words(name, value)
     return values
 

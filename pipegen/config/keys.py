@@ -87,10 +87,12 @@ def keys_of(backend: str) -> Mapping[str, Key]:
 def _keys() -> Mapping[str, Key]:
     keys: dict[str, Key] = {}
     for backend in BACKENDS:
-        checks, words = checks_of(SETTINGS[backend]), help_of(SETTINGS[backend])
+        checks, help_texts = checks_of(SETTINGS[backend]), help_of(SETTINGS[backend])
         for name in fields_of(backend):
             keys[name] = Key(
-                checks[name], words[name], (*(keys[name].takers if name in keys else ()), backend)
+                checks[name],
+                help_texts[name],
+                (*(keys[name].takers if name in keys else ()), backend),
             )
     return keys
 

@@ -29,7 +29,7 @@ __all__ = ["schema"]
 _NAMED: Mapping[str, Any] = {
     "type": {
         "enum": list(TYPES),
-        "description": "; ".join(f"{name}: {words}" for name, words in TYPES.items()),
+        "description": "; ".join(f"{name}: {text}" for name, text in TYPES.items()),
     },
     "model": {
         "type": "string",
@@ -56,7 +56,7 @@ def schema() -> dict[str, Any]:
         "system_message": _fields(Agent)["system_message"],
     }
     backend = {"$ref": "#/$defs/backend"}
-    own = [{"required": ["id"]}, {"required": ["system_message"]}]
+    agent_keys = [{"required": ["id"]}, {"required": ["system_message"]}]
     agents = {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/agent"}}
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
@@ -75,7 +75,7 @@ def schema() -> dict[str, Any]:
         ),
         "oneOf": [
             {"required": ["backend"]},
-            *({"required": [name], "not": {"anyOf": own}} for name in ("agents", "agent")),
+            *({"required": [name], "not": {"anyOf": agent_keys}} for name in ("agents", "agent")),
         ],
         "$defs": {
             "agent": {**_object({**agent, "backend": backend}), "required": ["backend"]},
@@ -102,16 +102,16 @@ def _backend() -> dict[str, Any]:
         for kind in TYPES
         if kind != "vllm"
     ]
-    own = [
+    by_dialect = [
         _of(name, {"properties": {"dialect": {"enum": [name, None]}}})
         for name in ("vllm", "sglang")
     ]
-    own.append(_of("sglang", {"propertyNames": {"not": {"enum": [*VLLM_ALONE]}}}))
+    by_dialect.append(_of("sglang", {"propertyNames": {"not": {"enum": [*VLLM_ALONE]}}}))
     return {
         "type": "object",
         "properties": _NAMED,
         "required": ["type", "model"],
-        "allOf": [*by_type, _of("vllm", served), *own],
+        "allOf": [*by_type, _of("vllm", served), *by_dialect],
     }
 
 
@@ -119,10 +119,10 @@ def _chat_server() -> dict[str, Any]:
     """The keys of a chat server: any other key is a field of its requests."""
     keys = _backend_keys("openai_server")
     refused = {*KEYS, *LEGACY, *never_passed_on(), "id", "system_message"} - keys.keys()
-    words = "A field of the server's chat requests, which is passed on as it is."
+    description = "A field of the server's chat requests, which is passed on as it is."
     return {
         **_object(keys),
-        "additionalProperties": _described(_ANY, words),
+        "additionalProperties": _described(_ANY, description),
         "propertyNames": {"not": {"enum": sorted(refused)}},
         **_TAKES_OVER,
     }
@@ -134,27 +134,27 @@ def _of(kind: str, rule: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _backend_keys(backend: str) -> dict[str, Any]:
-    own = {
+    fields = {
         name: _optional(_described(schema_of(key.check), key.words))
         for name, key in keys_of(backend).items()
     }
-    own |= _fields(FallbackSettings)
-    own["fallback_backend"] = {
-        **own["fallback_backend"],
-        "enum": [name for name in own["fallback_backend"]["enum"] if name != backend],
+    fields |= _fields(FallbackSettings)
+    fields["fallback_backend"] = {
+        **fields["fallback_backend"],
+        "enum": [name for name in fields["fallback_backend"]["enum"] if name != backend],
     }
-    if "extra_body" in own:
-        own["extra_body"] |= {
+    if "extra_body" in fields:
+        fields["extra_body"] |= {
             "propertyNames": {
                 "not": {"enum": list(not_in_extra_body(chat=backend == "openai_server"))}
             }
         }
     if backend != "openai_server":
-        return {**_NAMED, **own, **_options()}
+        return {**_NAMED, **fields, **_options()}
     options = _options()
     options["tool_choice"] = _described({}, "The server's own field, passed on as it is.")
     options["stop"]["anyOf"].append({"type": "string", "minLength": 1})
-    return {**_NAMED, **own, **options}
+    return {**_NAMED, **fields, **options}
 
 
 def _options() -> dict[str, Any]:
@@ -177,9 +177,9 @@ def _options() -> dict[str, Any]:
 
 def _fields(kind: type[Any]) -> dict[str, Any]:
     """The fields of a record that have a check with a schema."""
-    words, checks = help_of(kind), checks_of(kind)
+    help_texts, checks = help_of(kind), checks_of(kind)
     return {
-        f.name: _optional(_described(schema_of(checks[f.name]), words[f.name]))
+        f.name: _optional(_described(schema_of(checks[f.name]), help_texts[f.name]))
         for f in dataclasses.fields(kind)
         if schema_of(checks.get(f.name) or int)
     }
@@ -189,13 +189,13 @@ def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": dict(properties), "additionalProperties": False}
 
 
-def _described(taken: Mapping[str, Any], words: str) -> dict[str, Any]:
-    return {**taken, **({"description": words} if words else {})}
+def _described(subschema: Mapping[str, Any], description: str) -> dict[str, Any]:
+    return {**subschema, **({"description": description} if description else {})}
 
 
-def _optional(taken: Mapping[str, Any]) -> dict[str, Any]:
+def _optional(subschema: Mapping[str, Any]) -> dict[str, Any]:
     """What is taken, or `null`, which says nothing."""
-    if "enum" in taken:
-        return {**taken, "enum": [*taken["enum"], None]}
-    kinds = taken["type"]
-    return {**taken, "type": [*(kinds if isinstance(kinds, list) else [kinds]), "null"]}
+    if "enum" in subschema:
+        return {**subschema, "enum": [*subschema["enum"], None]}
+    kinds = subschema["type"]
+    return {**subschema, "type": [*(kinds if isinstance(kinds, list) else [kinds]), "null"]}

@@ -63,8 +63,8 @@ def expanded(text: str) -> str:
     ValueError: the environment variable NO_SUCH_VARIABLE is not set
     """
 
-    def value(found: re.Match[str]) -> str:
-        name = found.group(1)
+    def value(match: re.Match[str]) -> str:
+        name = match.group(1)
         if name not in os.environ and name not in KEY_VARIABLES:
             raise ValueError(f"the environment variable {name} is not set")
         return os.environ.get(name, "")

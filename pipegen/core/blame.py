@@ -115,7 +115,7 @@ def note_of(raised: BaseException) -> StageNote | None:
 
 def blamed(raised: Exception, note: StageNote) -> None:
     """Put the note on an exception. A note whose request no driver has named gives way to it."""
-    notes = [one for one in _notes(raised) if not _pending(one)]
+    notes = [previous for previous in _notes(raised) if not _pending(previous)]
     # Not `add_note`: an exception that is a frozen dataclass refuses it.
     BaseException.__setattr__(raised, "__notes__", [*notes, note])
 

@@ -76,10 +76,10 @@ def report(raised: BaseException, *, traced: bool = True) -> Raised:
         message = "(its message cannot be read)"
     if not message and raised.__cause__ is not None:  # as of a Failure that was unwrapped
         message = report(raised.__cause__, traced=False).words
-    words = f"{type(raised).__name__}: {message}" if message else type(raised).__name__
+    text = f"{type(raised).__name__}: {message}" if message else type(raised).__name__
     if not traced:
-        return Raised(words, "")
-    seen = Raised(words, os.urandom(6).hex())
+        return Raised(text, "")
+    seen = Raised(text, os.urandom(6).hex())
     logging.getLogger("pipegen").error(
         "incident %s: %s",
         seen.incident,
@@ -124,7 +124,7 @@ def attempt(work: Callable[[], T]) -> Result[T, Exception]:
         return Failure(raised)
 
 
-def of_tokenizer(call: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
+def of_tokenizer(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """What a tokenizer's method gives. Whatever it raises is `TokenizerFailed`, one of `EXHAUSTED`,
     which fails the current row.
 
@@ -134,7 +134,7 @@ def of_tokenizer(call: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
     pipegen.core.border.TokenizerFailed: UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte
     """
     try:
-        return call(*given, **named)
+        return call(*args, **kwargs)
     except BaseException as raised:
         if not isinstance(raised, Exception) and type(raised).__name__ != _PANIC:
             raise

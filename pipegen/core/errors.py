@@ -53,7 +53,7 @@ def _error(cls: type[E]) -> type[E]:
     """A frozen dataclass that can be raised: its fields never change, what Python keeps on
     exceptions may.
     """
-    made = dataclass(frozen=True, slots=True)(cls)
+    error_class = dataclass(frozen=True, slots=True)(cls)
 
     def set_attribute(self: Any, name: str, value: Any) -> None:
         if name not in _OF_EXCEPTIONS:
@@ -61,8 +61,8 @@ def _error(cls: type[E]) -> type[E]:
         RuntimeError.__setattr__(self, name, value)
 
     # type checkers take no assignment to it
-    setattr(made, "__setattr__", set_attribute)  # noqa: B010
-    return made
+    setattr(error_class, "__setattr__", set_attribute)  # noqa: B010
+    return error_class
 
 
 @_error
@@ -123,10 +123,10 @@ class GenerationError(RuntimeError):
 
 def _made_again(kind: type[E], values: dict[str, Any]) -> E:
     """An error of these values. Its class may have arguments of its own, so it is not called."""
-    made = kind.__new__(kind)
+    error = kind.__new__(kind)
     for name, value in values.items():
-        object.__setattr__(made, name, value)
-    return made
+        object.__setattr__(error, name, value)
+    return error
 
 
 @_error

@@ -100,15 +100,15 @@ def fallback(first: Pipe[A, B], second: Pipe[A, B], *, when: When) -> Pipe[A, B]
     return pipe_of(nest)
 
 
-def _another_name(taken: set[str]) -> Callable[[str], str]:
+def _another_name(used_names: set[str]) -> Callable[[str], str]:
     """Names a route that nothing is called yet: `hf`, `hf-2`, `hf-3`."""
 
     def another(name: str) -> str:
-        stem, dash, number = name.rpartition("-")
-        base = stem if dash and stem in taken and number.isdecimal() else name
-        candidates = (name, *(f"{base}-{count}" for count in range(2, len(taken) + 3)))
-        free = next(candidate for candidate in candidates if candidate not in taken)
-        taken.add(free)
+        stem, dash, suffix = name.rpartition("-")
+        base = stem if dash and stem in used_names and suffix.isdecimal() else name
+        candidates = (name, *(f"{base}-{count}" for count in range(2, len(used_names) + 3)))
+        free = next(candidate for candidate in candidates if candidate not in used_names)
+        used_names.add(free)
         return free
 
     return another

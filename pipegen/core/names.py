@@ -22,7 +22,7 @@ class InvalidField(ValueError):
     """
 
 
-def nearest(word: str, known: Iterable[str], alike: float = 0.6) -> str:
+def nearest(word: str, names: Iterable[str], alike: float = 0.6) -> str:
     """`; did you mean 'x'?` for the nearest known word, or nothing.
 
     alike: how alike the two have to be, as `difflib` counts it: 1 is equal.
@@ -36,5 +36,5 @@ def nearest(word: str, known: Iterable[str], alike: float = 0.6) -> str:
         return ""
     import difflib
 
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=alike)
-    return f"; did you mean {found[0]!r}?" if found else ""
+    matches = difflib.get_close_matches(word, list(names), n=1, cutoff=alike)
+    return f"; did you mean {matches[0]!r}?" if matches else ""

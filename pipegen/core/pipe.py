@@ -124,8 +124,8 @@ class Pipe(Generic[A_contra, B_co]):
     def leads_on(self) -> str:
         """What leads rows with `turns` on, which is not in `stages`; empty where nothing does."""
         nests = [step for step in self.steps if isinstance(step, Nest)]
-        words = [f"{nest.name} {nest.version}" for nest in nests if nest.plain is not None]
-        return " ".join([*words, *(way.leads_on for nest in nests for way in nest.ways)]).strip()
+        names = [f"{nest.name} {nest.version}" for nest in nests if nest.plain is not None]
+        return " ".join([*names, *(way.leads_on for nest in nests for way in nest.ways)]).strip()
 
     @property
     def keeps_text(self) -> bool:
@@ -178,29 +178,29 @@ class Pipe(Generic[A_contra, B_co]):
         """
         if (after is None) == (before is None):
             raise TypeError("a stage is inserted after another or before it: give one of the two")
-        place = self._place(before if after is None else after) + (after is not None)
-        return self._edited(place, place, stage, _pipe(stage).steps)
+        index = self._index_of(before if after is None else after) + (after is not None)
+        return self._edited(index, index, stage, _pipe(stage).steps)
 
     def replace(self, name: str, stage: Pipe[Any, Any]) -> Self:
         """The pipe with another stage in the place of the one of that name; what the old one did
         about samples is done there. Raises as `insert` does.
         """
-        place = self._place(name)
-        old, new = self.steps[place], _pipe(stage).steps
+        index = self._index_of(name)
+        old, new = self.steps[index], _pipe(stage).steps
         if old.sampling is not None and new:
             opens = old.opens or new[0].opens
             new = (replace(new[0], sampling=old.sampling, opens=opens), *new[1:])
             closes = old.closes or new[-1].closes
             new = (*new[:-1], replace(new[-1], sampling=old.sampling, closes=closes))
         new = tuple(replace(step, stands_for=old.stands_for or old.name) for step in new)
-        return self._edited(place, place + 1, stage, new)
+        return self._edited(index, index + 1, stage, new)
 
     def remove(self, name: str) -> Self:
         """The pipe without the stage of that name. Raises as `insert` does."""
-        place = self._place(name)
-        return self._edited(place, place + 1, None, ())
+        index = self._index_of(name)
+        return self._edited(index, index + 1, None, ())
 
-    def _place(self, name: Any) -> int:
+    def _index_of(self, name: Any) -> int:
         if not isinstance(name, str):
             raise TypeError(f"a stage is found by its name, not by {name!r:.80}")
         names = [step.name for step in self.steps]
@@ -255,13 +255,13 @@ class Pipe(Generic[A_contra, B_co]):
                 f"a batch is a tuple of slots, such as (pg.Success(value),), not {batch!r:.80}"
             )
         try:
-            done = advance(self, [Row(number, slot) for number, slot in enumerate(batch)])
+            done = advance(self, [Row(index, slot) for index, slot in enumerate(batch)])
         except Exception as raised:
             named(raised, lambda row: "the batch" if row is None else f"slot {row} of the batch")
             raise
-        for _, wanted in done.calls:
+        for _, call in done.calls:
             raise ContractError(
-                f"{self.name} calls the engine {wanted.backend.name}: use run, arun or stream"
+                f"{self.name} calls the engine {call.backend.name}: use run, arun or stream"
             )
         slots: list[Any] = [*batch]
         for row in done.ended:
@@ -288,8 +288,8 @@ def placed(steps: Steps, before: Steps = (), after: Steps = ()) -> Steps:
     return tuple(
         step
         if step.among is None
-        else step.among((*before, *steps[:place]), (*steps[place + 1 :], *after))
-        for place, step in enumerate(steps)
+        else step.among((*before, *steps[:index]), (*steps[index + 1 :], *after))
+        for index, step in enumerate(steps)
     )
 
 

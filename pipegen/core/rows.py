@@ -246,8 +246,8 @@ def _failed(name: str, raised: Exception, catch: tuple[type[Exception], ...]) ->
     if isinstance(raised, GenerationError):
         return Failure(raised.with_traceback(None))
     seen = report(raised, traced=not isinstance(raised, catch))
-    words = f"the stage {name!r} raised {seen.words}" if seen.incident else seen.words
-    return Failure(StageFailed(words, stage=name, incident=seen.incident))
+    message = f"the stage {name!r} raised {seen.words}" if seen.incident else seen.words
+    return Failure(StageFailed(message, stage=name, incident=seen.incident))
 
 
 def _check_failure(name: str, slot: Any) -> None:
@@ -391,7 +391,7 @@ def _spread(row: Row, count: int) -> list[Row]:
     """A row as several samples of it."""
     if count == 1:
         return [row]
-    return [row._replace(samples=(*row.samples, (number, count))) for number in range(count)]
+    return [row._replace(samples=(*row.samples, (sample, count))) for sample in range(count)]
 
 
 def _closed(step: Close, going: Going) -> Going:
@@ -404,10 +404,10 @@ def _closed(step: Close, going: Going) -> Going:
     slots: list[Slot[Any]] = []
     for row, slot in zip(*going, strict=True):
         linked = slot if row.before is None else step.sampling.link(slot, row.before)
-        whole = step.whole and (row.samples or not step.last)
-        parts = step.sampling.completions(linked) if whole else (linked,)
-        for one, part in zip(_spread(row, len(parts)), parts, strict=True):
-            rows.append(one._replace(before=None if step.last else part))
+        splits = step.whole and (row.samples or not step.last)
+        parts = step.sampling.completions(linked) if splits else (linked,)
+        for sample_row, part in zip(_spread(row, len(parts)), parts, strict=True):
+            rows.append(sample_row._replace(before=None if step.last else part))
             slots.append(part)
     return rows, slots
 
@@ -423,24 +423,24 @@ def _gathered(sampling: Sampling, at: int, going: Going, done: Advanced) -> Goin
     rows: list[Row] = []
     slots: list[Slot[Any]] = []
     for family in families.values():
-        if not _is_whole([row.samples for row, _ in family]):
+        if not _is_complete([row.samples for row, _ in family]):
             done.waiting.extend([_moved(row, slot, at) for row, slot in family])
             continue
-        family.sort(key=lambda one: one[0].samples)
+        family.sort(key=lambda member: member[0].samples)
         (row, slot), *others = family
         if others:
-            live = [one for one, part in family if isinstance(part, Success)]
+            live = [sample_row for sample_row, part in family if isinstance(part, Success)]
             slot = sampling.gather([part for _, part in family], live[0].request if live else None)
         rows.append(row._replace(samples=(), request=None, before=None))
         slots.append(slot)
     return rows, slots
 
 
-def _is_whole(paths: Sequence[tuple[tuple[int, int], ...]]) -> bool:
+def _is_complete(paths: Sequence[tuple[tuple[int, int], ...]]) -> bool:
     """Whether these are all samples of a request."""
     if paths == [()]:
         return True
     groups: dict[int, list[tuple[tuple[int, int], ...]]] = {}
-    for (number, _), *rest in paths:
-        groups.setdefault(number, []).append(tuple(rest))
-    return len(groups) == paths[0][0][1] and all(map(_is_whole, groups.values()))
+    for (sample, _), *rest in paths:
+        groups.setdefault(sample, []).append(tuple(rest))
+    return len(groups) == paths[0][0][1] and all(map(_is_complete, groups.values()))

@@ -235,11 +235,11 @@ def program(steps: Steps) -> Program:
     """The program of a pipe of these steps."""
     does: list[Any] = []
     laters: list[Steps] = []
-    for place, step in enumerate(steps):
-        later, rule = steps[place + 1 :], step.sampling
+    for index, step in enumerate(steps):
+        later, rule = steps[index + 1 :], step.sampling
         splits = not step.closes or (isinstance(step, Nest) and step.splits)
         if step.opens and rule is not None:
-            closes = any(other.closes for other in (later if not step.closes else steps[place:]))
+            closes = any(other.closes for other in (later if not step.closes else steps[index:]))
             does.append(Open(rule.expand if splits and closes else None))
         if not isinstance(step, Stage):
             does.append(step)

@@ -43,7 +43,7 @@ _FEATURES: Mapping[Capability, tuple[str, frozenset[str]]] = {
     "stopping_criteria": ("takes Hugging Face StoppingCriteria", frozenset({"hf"})),
     "logits_processor": ("takes Hugging Face LogitsProcessors", frozenset({"hf"})),
 }
-FEATURES: Mapping[Capability, str] = {name: words for name, (words, _) in _FEATURES.items()}
+FEATURES: Mapping[Capability, str] = {name: text for name, (text, _) in _FEATURES.items()}
 """The capabilities that are not options."""
 _HONOURED = {name: engines for name, (_, engines) in _FEATURES.items()} | {
     name: entry.row.engines for name, entry in OPTIONS.items()

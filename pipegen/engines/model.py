@@ -109,8 +109,8 @@ def token_model(engine: Any, capabilities: Capabilities) -> TokenModel:
 def read_model(engine: Any) -> Model:
     """What is known of an engine's model now. Raises as reading its attributes does."""
     if hasattr(engine, "read_model"):
-        known: Model = engine.read_model()
-        return known
+        engine_model: Model = engine.read_model()
+        return engine_model
     if not takes_tokens(engine):
         return Model(name=engine.name, capabilities=engine.capabilities, plugins=engine.plugins)
     model = token_model(engine, engine.capabilities)
@@ -130,8 +130,8 @@ class ModelReader:
 
     def __call__(self) -> Slot[Any]:
         """The model, or why it cannot be read; needs no weights."""
-        known = self.known.get("model")
-        return self._read() if known is None else Success(known)
+        model = self.known.get("model")
+        return self._read() if model is None else Success(model)
 
     def _read(self) -> Slot[Any]:
         try:

@@ -265,11 +265,11 @@ def require_members(engine: Any) -> None:
     """Raise `TypeError`, with the names, unless the engine has all that its protocol lists. Nothing
     is read: that may load a model's configuration.
     """
-    kind, own = type(engine), getattr(engine, "__dict__", {})
+    kind, attributes = type(engine), getattr(engine, "__dict__", {})
     if hasattr(kind, "__getattr__"):
         return
     names = (*_ALL, *_TOKENS) if takes_tokens(engine) else _ALL
-    absent = [name for name in names if name not in own and not hasattr(kind, name)]
+    absent = [name for name in names if name not in attributes and not hasattr(kind, name)]
     if absent:
         protocol = "TokenEngine" if takes_tokens(engine) else "TextEngine"
         raise TypeError(

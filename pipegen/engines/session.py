@@ -68,7 +68,7 @@ def answers(backend: Any, inputs: Sequence[Any]) -> list[Slot[Any]]:
             slots.update((event.row, event.slot) for event in events if isinstance(event, RowDone))
             if not events and not session.side_by_side:
                 woken.acquire()
-    return [slots[number] for number in range(len(inputs))]
+    return [slots[index] for index in range(len(inputs))]
 
 
 class BatchSession:
@@ -138,10 +138,10 @@ class BatchSession:
                 numbers, inputs = [number for number, _ in rows], [row for _, row in rows]
                 if scores or not self._streams:
                     return self._answers(numbers, inputs, scores=scores)
-                self._events = self._told(numbers, inputs)
-            told = next(self._events, None)
-            if told is not None:
-                return told
+                self._events = self._streamed(numbers, inputs)
+            events = next(self._events, None)
+            if events is not None:
+                return events
             self._events = None
         return ()
 
@@ -155,7 +155,7 @@ class BatchSession:
             )
         return [RowDone(row=number, slot=slot) for number, slot in zip(numbers, slots, strict=True)]
 
-    def _told(
+    def _streamed(
         self, numbers: Sequence[int], inputs: Sequence[Any]
     ) -> Generator[Sequence[Event], None, None]:
         left = {*numbers}

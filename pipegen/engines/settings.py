@@ -97,7 +97,7 @@ def _key(value: Any) -> Any:
 
 def _headers(value: Any) -> Any:
     if not isinstance(value, Mapping) or not all(
-        isinstance(one, (str, Secret)) for one in value.values()
+        isinstance(entry, (str, Secret)) for entry in value.values()
     ):
         raise ValueError("a mapping of strings")
     return secretive({"headers": value})["headers"]
@@ -119,14 +119,14 @@ with_schema(_headers, {"type": "object", "additionalProperties": {"type": "strin
 with_schema(_error, {"enum": list(_ERRORS)})
 
 
-def nearest_setting(name: str, known: Collection[str], alike: float = 0.6) -> str:
+def nearest_setting(name: str, names: Collection[str], alike: float = 0.6) -> str:
     """`; did you mean 'dtype'?` for a name that others have for a setting, else for the nearest of
     the known ones (see `nearest`); or nothing.
     """
     return (
         f"; did you mean {_ELSEWHERE[name]!r}?"
-        if _ELSEWHERE.get(name, "") in known
-        else nearest(name, known, alike)
+        if _ELSEWHERE.get(name, "") in names
+        else nearest(name, names, alike)
     )
 
 
@@ -164,10 +164,10 @@ class EngineSettings:
 
     @classmethod
     def _hint_for(cls, name: str) -> str:
-        known = help_of(cls)
-        return nearest_setting(name, known) or (
+        settings = help_of(cls)
+        return nearest_setting(name, settings) or (
             "; arguments of the engine itself go to engine_kwargs"
-            if "engine_kwargs" in known
+            if "engine_kwargs" in settings
             else ""
         )
 
@@ -517,9 +517,9 @@ def settings_of(config: ModelLoadConfig) -> Any:
             f"ModelLoadConfig.backend takes one of {', '.join(BACKENDS)}, not"
             f" {config.backend!r}{nearest(config.backend, BACKENDS)}"
         )
-    kind, known = SETTINGS[config.backend], fields_of(config.backend)
+    kind, names = SETTINGS[config.backend], fields_of(config.backend)
     values: dict[str, Any] = {"model": config.model}
-    if "engine_kwargs" in known:
+    if "engine_kwargs" in names:
         values["engine_kwargs"] = config.engine_kwargs
     else:
         for name, value in config.engine_kwargs.items():
@@ -528,10 +528,10 @@ def settings_of(config: ModelLoadConfig) -> Any:
                     f"ModelLoadConfig.engine_kwargs takes no {name}: set the environment variable,"
                     f" or call {config.backend}"
                 )
-            if name not in known:
+            if name not in names:
                 raise UnknownField(
                     f"ModelLoadConfig.engine_kwargs: {config.backend} takes no"
-                    f" {name!r}{nearest(name, known)}"
+                    f" {name!r}{nearest(name, names)}"
                 )
             values[name] = revealed(value)
     if config.batch_size is not None:
@@ -540,7 +540,7 @@ def settings_of(config: ModelLoadConfig) -> Any:
         value = getattr(config, field.name)
         if field.name in _ROUTING or value == field.default:
             continue
-        if field.name not in known and field.name != "model":
+        if field.name not in names and field.name != "model":
             takers = ", ".join(backend for backend in BACKENDS if field.name in fields_of(backend))
             raise InvalidField(
                 f"ModelLoadConfig.{field.name} is not for backend {config.backend!r}, but for"
@@ -632,12 +632,12 @@ def config_of(settings: EngineSettings, backend: str) -> ModelLoadConfig:
     """
     shared = {field.name for field in dataclasses.fields(ModelLoadConfig)}
     values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
-    kept = {name: value for name, value in values.items() if name in shared}
+    fields = {name: value for name, value in values.items() if name in shared}
     if backend in IN_PROCESS:
-        own = {
+        engine_kwargs = {
             name: value
             for name, value in values.items()
             if name not in shared and value is not None
         }
-        kept["engine_kwargs"] = {**own, **kept["engine_kwargs"]}
-    return ModelLoadConfig(backend=backend, **kept)
+        fields["engine_kwargs"] = {**engine_kwargs, **fields["engine_kwargs"]}
+    return ModelLoadConfig(backend=backend, **fields)

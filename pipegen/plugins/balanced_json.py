@@ -47,7 +47,7 @@ def balanced_json(max_objects: int | None = None) -> Plugin:
             "balanced_json takes a whole number of at least 1 as max_objects, or None for 1, not"
             f" {max_objects!r}"
         )
-    wanted = 1 if max_objects is None else max_objects
+    limit = 1 if max_objects is None else max_objects
 
     def feed(state: ScanState, new_text: str) -> tuple[ScanState, int | None]:
         depth, in_string, escaped, closed = state
@@ -63,7 +63,7 @@ def balanced_json(max_objects: int | None = None) -> Plugin:
             elif depth and char in "}]":
                 depth -= 1
                 closed += not depth
-                if not depth and closed >= wanted and halt is None:
+                if not depth and closed >= limit and halt is None:
                     halt = end
         return ScanState(depth, in_string, escaped, closed), halt
 

@@ -100,8 +100,8 @@ def read(reading: Reading, char: str, keys: Sequence[int] | None = None, min_siz
     if char in " \t\r\n":
         return reading, mark
     if char in "}]":
-        closed, found = _close(top, char, size + 1, keys, min_size)
-        return closed, mark if found is None else found
+        closed, digest = _close(top, char, size + 1, keys, min_size)
+        return closed, mark if digest is None else digest
     return _structure(top, char, size), mark
 
 
@@ -149,8 +149,8 @@ def _close(top: Open, char: str, size: int, keys: Sequence[int] | None, min_size
     )
     if top.outer is None:
         return Reading(), mark
-    outer, known = _put(top.outer, value, size, keys, min_size)
-    return Reading(outer, size=size), known if mark is None else mark
+    outer, outer_mark = _put(top.outer, value, size, keys, min_size)
+    return Reading(outer, size=size), outer_mark if mark is None else mark
 
 
 def _put(
@@ -160,7 +160,7 @@ def _put(
     if top.is_list:
         return top._replace(expected=COMMA_OR_CLOSE, items=hash((top.items, value))), None
     members = {**top.members, top.name: value}
-    known = (
+    is_complete = (
         keys is not None
         and top.counts
         and top.name in keys
@@ -168,7 +168,7 @@ def _put(
         and all(key in members for key in keys)
     )
     return top._replace(expected=COMMA_OR_CLOSE, members=members), (
-        hash(tuple(members[key] for key in keys)) if known and keys is not None else None
+        hash(tuple(members[key] for key in keys)) if is_complete and keys is not None else None
     )
 
 
@@ -223,10 +223,10 @@ def _scalar(text: str) -> int | None:
     # str(exponent): hash(-1) is hash(-2), so numbers must not be digested as such
     if text in LITERALS:
         return hash(("literal", text))
-    found = NUMBER.fullmatch(text)
-    if found is None:
+    match = NUMBER.fullmatch(text)
+    if match is None:
         return None
-    sign, whole, fraction, power = found.groups(default="")
+    sign, whole, fraction, power = match.groups(default="")
     digits = (whole + fraction).strip("0")
     exponent = (
         int(power or "0")

@@ -38,8 +38,8 @@ def strip_prefix(markers: Sequence[str]) -> Plugin:
     longest_first = sorted((marker.lstrip() for marker in markers), key=len, reverse=True)
 
     def trim(text: str) -> str:
-        begun = text.lstrip()
-        marker = next((marker for marker in longest_first if begun.startswith(marker)), None)
-        return text if marker is None else begun[len(marker) :].lstrip()
+        stripped = text.lstrip()
+        marker = next((marker for marker in longest_first if stripped.startswith(marker)), None)
+        return text if marker is None else stripped[len(marker) :].lstrip()
 
     return Plugin(name="strip_prefix", version=repr(sorted(markers)), trim=trim)

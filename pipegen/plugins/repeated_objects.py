@@ -64,13 +64,13 @@ def forbid_repeated_objects(
     last_read: list[Vocabulary] = []  # at most one: a plugin rarely sees two models
 
     def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
-        known = next(
+        vocabulary = next(
             (vocabulary for vocabulary in last_read if vocabulary.tokenizer is tokenizer), None
         )
-        if known is None:
-            known = Vocabulary(tokenizer, "}" if names is None else ENDERS)
-            last_read[:] = [known]
-        return known
+        if vocabulary is None:
+            vocabulary = Vocabulary(tokenizer, "}" if names is None else ENDERS)
+            last_read[:] = [vocabulary]
+        return vocabulary
 
     return Plugin(
         name="forbid_repeated_objects",
@@ -112,11 +112,11 @@ class Branch:
         """The longer branches that may complete an object after `reading`; others are ruled out
         without reading them.
         """
-        wanted = following(reading), needed(reading, keys), "}" if keys is None else ":"
-        chosen = self._chosen.get(wanted)
+        key = following(reading), needed(reading, keys), "}" if keys is None else ":"
+        chosen = self._chosen.get(key)
         if chosen is None:
-            chosen = self._chosen[wanted] = tuple(
-                (char, branch) for char, branch in self._longer if branch.fits(char, *wanted)
+            chosen = self._chosen[key] = tuple(
+                (char, branch) for char, branch in self._longer if branch.fits(char, *key)
             )
         return chosen
 
@@ -124,11 +124,11 @@ class Branch:
         """Whether this branch, which begins with `char`, may end an open object, or contain a whole
         one, with `inner` after the brace.
         """
-        whole = (char == "{" or "{" in self.ahead) and inner in self.ahead
+        holds_object = (char == "{" or "{" in self.ahead) and inner in self.ahead
         if goes_on_with is QUOTE and char != '"' and '"' not in self.ahead:
             return False  # the string does not end
         goes_on = goes_on_with is QUOTE or char in goes_on_with
-        return whole or (goes_on and (char in needs or not self.ahead.isdisjoint(needs)))
+        return holds_object or (goes_on and (char in needs or not self.ahead.isdisjoint(needs)))
 
 
 class Vocabulary:
@@ -218,9 +218,9 @@ class RepeatedObjects:
             reading, _ = read(reading, char, self._keys, self._min_size)
         forbidden = set(self._search(vocabulary, reading))
         if waiting:
-            whole = len(shown) - len(waiting)
+            settled = len(shown) - len(waiting)
             texts = {
-                token_id: self._tokenizer.decode([*self._recent, token_id])[whole:]
+                token_id: self._tokenizer.decode([*self._recent, token_id])[settled:]
                 for token_id in vocabulary.partial
             }
             forbidden = forbidden - vocabulary.partial | {

@@ -57,13 +57,13 @@ def halt_on_repetition(*, ngram: int = 400, count: int = 4, min_length: int = 20
         if len(last) < echo or last[-1].isspace() or not last.strip(PLAIN):
             return 0
         first = max(0, end - echo - ngram)
-        found = text.rfind(last, first, end - 1)
-        while found >= 0:
-            length = end - echo - found
+        position = text.rfind(last, first, end - 1)
+        while position >= 0:
+            length = end - echo - position
             start = end - max(count * length, min_length)
             if start >= 0 and text[start : end - length] == text[start + length : end]:
                 return length
-            found = text.rfind(last, first, found + echo - 1)
+            position = text.rfind(last, first, position + echo - 1)
         return 0
 
     def feed(seen: str, new_text: str) -> tuple[str, int | None]:

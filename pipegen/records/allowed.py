@@ -86,22 +86,24 @@ def _check_options(options: GenerationOptions | None, policy: RequestPolicy) -> 
     the policy, allow.
     """
     values = {} if options is None else flat_values(options)
-    given = {name: value for name, value in values.items() if value is not None}
-    for name in _limited("integer", given):
-        value = given[name]
-        one = type(value) is int
-        what, number = (name, value) if one else (f"the largest of {name}", max(value, default=0))
+    set_values = {name: value for name, value in values.items() if value is not None}
+    for name in _limited("integer", set_values):
+        value = set_values[name]
+        is_integer = type(value) is int
+        what, number = (
+            (name, value) if is_integer else (f"the largest of {name}", max(value, default=0))
+        )
         if number > INTEGER:
             raise InvalidRequest(f"{what} is {_shown(number)}; the limit is {INTEGER}")
     for limit, what in _LIMITS.items():
-        held = [given[name] for name in _limited(limit, given)]
-        amount = _bytes(held) if limit == "max_option_bytes" else _count(held)
+        limited_values = [set_values[name] for name in _limited(limit, set_values)]
+        amount = _bytes(limited_values) if limit == "max_option_bytes" else _count(limited_values)
         if amount > (most := getattr(policy, limit)):
             raise _too_much(what, amount, limit, most)
 
 
-def _limited(limit: str, given: Mapping[str, Any]) -> list[str]:
-    return [name for name in given if limit in OPTIONS[name].row.limits.split()]
+def _limited(limit: str, set_values: Mapping[str, Any]) -> list[str]:
+    return [name for name in set_values if limit in OPTIONS[name].row.limits.split()]
 
 
 def _amounts(request: GenerationRequest) -> Iterator[tuple[str, str, int]]:

@@ -325,7 +325,7 @@ def _names(cls: Any) -> tuple[str, ...]:
     return tuple(f.name for f in dataclasses.fields(cls))
 
 
-def names_of(held: object) -> tuple[str, ...]:
+def names_of(record: object) -> tuple[str, ...]:
     """The names of a record's fields.
 
     >>> @record
@@ -334,5 +334,5 @@ def names_of(held: object) -> tuple[str, ...]:
     >>> names_of(Room())
     ('seats',)
     """
-    kind: Any = type(held)
+    kind: Any = type(record)
     return _names(kind)

@@ -105,9 +105,9 @@ class ImageSource:
         >>> ImageSource.of("images/a.png").path
         'images/a.png'
         """
-        found = cls._found(value, where)
-        if found is not None:
-            return found
+        source = cls._of_file(value, where)
+        if source is not None:
+            return source
         if hasattr(value, "getexif") and hasattr(value, "save"):  # a PIL image
             return cls(data=_losslessly(value, where))
         raise InvalidField(
@@ -116,7 +116,7 @@ class ImageSource:
         )
 
     @classmethod
-    def _found(cls, value: Any, where: str) -> Self | None:
+    def _of_file(cls, value: Any, where: str) -> Self | None:
         """The source of a file; None for what names none."""
         if type(value) is cls:
             return value
@@ -130,11 +130,11 @@ class ImageSource:
             )
             return cls(url=value) if is_url else cls(path=value)
         if isinstance(value, Mapping) and value.keys() <= {"bytes", "path"}:
-            given = value.get("bytes") if value.get("bytes") is not None else value.get("path")
-            if isinstance(given, (str, bytes)):
-                return cls._found(given, where)
+            file = value.get("bytes") if value.get("bytes") is not None else value.get("path")
+            if isinstance(file, (str, bytes)):
+                return cls._of_file(file, where)
             raise InvalidField(
-                f"{where} takes bytes or a path in its mapping, not {type(given).__name__}"
+                f"{where} takes bytes or a path in its mapping, not {type(file).__name__}"
             )
         return None
 
@@ -153,7 +153,7 @@ class ImageSource:
 def _frames(value: Any) -> Any:
     if not isinstance(value, (list, tuple)):
         raise ValueError("a list of images")
-    return tuple(ImageSource.of(image, f"frames[{place}]") for place, image in enumerate(value))
+    return tuple(ImageSource.of(image, f"frames[{index}]") for index, image in enumerate(value))
 
 
 @record
@@ -175,8 +175,8 @@ class VideoSource(ImageSource):
     """The most pixels that are decoded for it, of all frames together, from that policy."""
 
     def check_all(self) -> None:
-        given = (self.path, self.url, self.data, self.frames or None)
-        if sum(value is not None for value in given) != 1:
+        sources = (self.path, self.url, self.data, self.frames or None)
+        if sum(value is not None for value in sources) != 1:
             raise InvalidField(
                 "VideoSource takes exactly one of path, url, data, and frames with times"
             )
@@ -207,9 +207,9 @@ class VideoSource(ImageSource):
         >>> VideoSource.of("https://example.org/a.mp4").url
         'https://example.org/a.mp4'
         """
-        found = cls._found(value, where)
-        if found is not None:
-            return found
+        source = cls._of_file(value, where)
+        if source is not None:
+            return source
         if isinstance(value, Mapping) and value.keys() == {"frames", "times"}:
             return cls(frames=value["frames"], times=value["times"])
         hint = (
@@ -382,26 +382,28 @@ def _part_from(value: Any, where: str) -> TextPart | ImagePart:
         return TextPart(text=value["text"])
     if kind == "image":
         _refuse_sizes(value, where)
-        given = next(
+        source = next(
             (value[key] for key in ("image", "url", "path", "data") if value.get(key) is not None),
             None,
         )
         others = [key for key, entry in value.items() if key != "type" and entry is not None]
-        if given is None and others:
+        if source is None and others:
             raise InvalidField(
                 f"{where} takes its image as image, url, path or data, not as {', '.join(map(str, others))}"[
                     :300
                 ]
             )
-        return ImagePart(source=None if given is None else ImageSource.of(given, f"{where}.image"))
+        return ImagePart(
+            source=None if source is None else ImageSource.of(source, f"{where}.image")
+        )
     if kind == "video":
         return _video_from(value, where)
     if kind in ("image_url", "video_url"):
-        given = value.get(kind)
+        source = value.get(kind)
         names = _SIZES if kind == "image_url" else _FRAMES
         _refuse_sizes(value, where, names)
-        _refuse_sizes(given if isinstance(given, Mapping) else {}, f"{where}.{kind}", names)
-        url = given.get("url") if isinstance(given, Mapping) else given
+        _refuse_sizes(source if isinstance(source, Mapping) else {}, f"{where}.{kind}", names)
+        url = source.get("url") if isinstance(source, Mapping) else source
         if not isinstance(url, str) or not url:
             raise InvalidField(
                 f"{where}.{kind}.url takes a string that is not empty, not {type(url).__name__}"
@@ -421,19 +423,19 @@ def _part_from(value: Any, where: str) -> TextPart | ImagePart:
 
 def _video_from(part: Mapping[str, Any], where: str) -> VideoPart:
     _refuse_sizes(part, where, _FRAMES)
-    given = {name: entry for name, entry in part.items() if name != "type" and entry is not None}
-    if isinstance(given.get("video"), (list, tuple)):
-        given["frames"] = given.pop("video")
-    if given.keys() & {"frames", "times"}:
-        return VideoPart(source=VideoSource.of(given, f"{where}.video"))
-    named = [name for name in ("video", "url", "path", "data") if name in given]
-    if given and not named:
-        names = ", ".join(map(str, given))
+    fields = {name: entry for name, entry in part.items() if name != "type" and entry is not None}
+    if isinstance(fields.get("video"), (list, tuple)):
+        fields["frames"] = fields.pop("video")
+    if fields.keys() & {"frames", "times"}:
+        return VideoPart(source=VideoSource.of(fields, f"{where}.video"))
+    named = [name for name in ("video", "url", "path", "data") if name in fields]
+    if fields and not named:
+        names = ", ".join(map(str, fields))
         raise InvalidField(
             f"{where} takes its video as video, url, path, data, or frames and times, not as"
             f" {names}"[:300]
         )
-    return VideoPart(source=VideoSource.of(given[named[0]], f"{where}.video") if named else None)
+    return VideoPart(source=VideoSource.of(fields[named[0]], f"{where}.video") if named else None)
 
 
 def _refuse_sizes(part: Mapping[str, Any], where: str, names: tuple[str, ...] = _SIZES) -> None:

@@ -47,7 +47,7 @@ Words = str | Mapping[str, Any] | Message | Sequence[Mapping[str, Any] | Message
 
 def next_turn(
     result: GenerationResult,
-    words: Words,
+    new_messages: Words,
     *,
     images: Sequence[Any] = (),
     history: History = "kept",
@@ -68,8 +68,8 @@ def next_turn(
             " one placeholder for each image: continue it in the program that made it, or from its"
             " job (pg.job), or give all of its conversation as messages in a new request"
         )
-    own = None if result.turn is None else result.turn.request
-    first = own if request is None else _record(request)
+    last_request = None if result.turn is None else result.turn.request
+    first = last_request if request is None else _record(request)
     if first is None:
         raise InvalidField(
             "this result does not hold its conversation, as one read from a file does not: give"
@@ -84,7 +84,7 @@ def next_turn(
     if isinstance(images, (str, bytes)) or not isinstance(images, Sequence):
         raise InvalidField(f"images takes a list of images, not {type(images).__name__}")
     before = _with_answer(first.messages, result)
-    new = _placed(_messages(words), images)
+    new = _placed(_messages(new_messages), images)
     answers = answers_before(result, first)
     sampled = None if isinstance(answers, str) else answers.then(result)
     continues = Continues(
@@ -141,9 +141,9 @@ def _with_answer(messages: Sequence[Message], result: GenerationResult) -> tuple
     answer = message_from(result.message, "the answer")
     chat, last = result.options.chat, messages[-1]
     if chat is not None and chat.continue_final_message and last.role == "assistant":
-        begun = last.content if isinstance(last.content, str) else ""
+        prefix = last.content if isinstance(last.content, str) else ""
         parts = last.content if isinstance(last.content, tuple) else ()
-        content = (*parts, TextPart(text=result.text)) if parts else begun + result.text
+        content = (*parts, TextPart(text=result.text)) if parts else prefix + result.text
         answer = dataclasses.replace(
             answer, content=content, extras={**last.extras, **answer.extras}
         )
@@ -166,22 +166,22 @@ def as_given(message: Message) -> Message:
     return dataclasses.replace(message, content=tuple(parts))  # type: ignore[arg-type]  # has parts
 
 
-def _messages(words: Words) -> tuple[Message, ...]:
-    if isinstance(words, str):
-        return (Message(role="user", content=words),)
-    given = (words,) if isinstance(words, (Mapping, Message)) else words
-    if not isinstance(given, Sequence) or isinstance(given, bytes) or not given:
+def _messages(value: Words) -> tuple[Message, ...]:
+    if isinstance(value, str):
+        return (Message(role="user", content=value),)
+    entries = (value,) if isinstance(value, (Mapping, Message)) else value
+    if not isinstance(entries, Sequence) or isinstance(entries, bytes) or not entries:
         raise InvalidField(
-            f"then takes the words of a user, a message or a list of messages, not {printed(words)}"
+            f"then takes the words of a user, a message or a list of messages, not {printed(value)}"
         )
-    return tuple(message_from(one, f"messages[{place}]") for place, one in enumerate(given))
+    return tuple(message_from(entry, f"messages[{index}]") for index, entry in enumerate(entries))
 
 
 def _placed(messages: tuple[Message, ...], images: Sequence[Any]) -> tuple[Message, ...]:
     """The new messages with their images, by the rule of a `VlmGenerationRequest`."""
     if isinstance(images, (str, bytes, Mapping)):
         raise InvalidField("images takes a list of images")
-    sources = [ImageSource.of(one, f"images[{place}]") for place, one in enumerate(images)]
+    sources = [ImageSource.of(image, f"images[{index}]") for index, image in enumerate(images)]
     if not sources and not any(message.sources for message in messages):
         return messages
     return VlmGenerationRequest(messages=messages, images=sources).messages or ()

@@ -276,10 +276,10 @@ def _jsonable(value: Any) -> Any:
 
 
 def _choices(value: Any) -> Any:
-    kept = tuple_of(non_empty_string)(value)
-    if not kept:
+    choices = tuple_of(non_empty_string)(value)
+    if not choices:
         raise ValueError("at least one text to choose")
-    return kept
+    return choices
 
 
 def _allowed(value: Any) -> Any:
@@ -340,11 +340,11 @@ class StructuredOptions:
 
     def check_all(self) -> None:
         names = ("json_schema", "regex", "choice", "tool_choice")
-        given = [name for name in names if getattr(self, name) is not None]
-        if len(given) > 1:
+        forms = [name for name in names if getattr(self, name) is not None]
+        if len(forms) > 1:
             raise InvalidField(
                 "StructuredOptions takes one of json_schema, regex, choice and tool_choice, not"
-                f" {' and '.join(given)}"
+                f" {' and '.join(forms)}"
             )
 
 

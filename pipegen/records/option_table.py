@@ -48,13 +48,13 @@ def server_fields(row: OptionRow) -> list[str]:
 def _entries() -> Mapping[str, OptionEntry]:
     entries: dict[str, OptionEntry] = {}
     for group, kind in ("", GenerationOptions), *GROUPS.items():
-        words, extras = help_of(kind), metadata_of(kind)
+        help_texts, extras = help_of(kind), metadata_of(kind)
         rows = {
             name: next((extra for extra in extras[name] if isinstance(extra, OptionRow)), None)
             for name in extras
         }
         entries |= {
-            name: OptionEntry(group, words[name], row)
+            name: OptionEntry(group, help_texts[name], row)
             for name, row in rows.items()
             if row is not None
         }
@@ -90,13 +90,13 @@ without `seed` a row is unseeded, without `max_prompt_tokens` only the model's o
 without `structured` the form of the answer is free."""
 
 
-def nearest_option(name: str, known: Iterable[str]) -> str:
+def nearest_option(name: str, names: Iterable[str]) -> str:
     """As `nearest`, which knows how names are spelt; this also knows what others call an option.
 
     >>> nearest_option("max_length", OPTIONS)
     "; did you mean 'max_new_tokens'?"
     """
-    return f"; did you mean {OTHER_NAMES[name]!r}?" if name in OTHER_NAMES else nearest(name, known)
+    return f"; did you mean {OTHER_NAMES[name]!r}?" if name in OTHER_NAMES else nearest(name, names)
 
 
 def unknown_hint(name: str) -> str:
@@ -108,12 +108,12 @@ def unknown_hint(name: str) -> str:
     }
     if name in groups:
         return f"; it is a field of {groups[name]}"
-    words = nearest_option(name, (*OPTIONS, *GROUPS))
-    return words + next(
+    hint = nearest_option(name, (*OPTIONS, *GROUPS))
+    return hint + next(
         (
             f" It is a field of {where}"
             for option, where in groups.items()
-            if f" {option!r}?" in words and option not in GROUPS
+            if f" {option!r}?" in hint and option not in GROUPS
         ),
         "",
     )

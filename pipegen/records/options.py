@@ -132,8 +132,8 @@ def resolve(
         options = merge(options, GenerationOptions(**from_checkpoint))
     full = merge(options, DEFAULTS) or DEFAULTS
     chat = full.chat or ChatTemplateOptions()
-    said = None if options is None or options.chat is None else options.chat.enable_thinking
-    if full.max_thinking_tokens is not None and said is None:
+    thinking = None if options is None or options.chat is None else options.chat.enable_thinking
+    if full.max_thinking_tokens is not None and thinking is None:
         chat = dataclasses.replace(chat, enable_thinking=True)
     continues = bool(chat.continue_final_message)
     adds = not continues if chat.add_generation_prompt is None else chat.add_generation_prompt
@@ -142,7 +142,7 @@ def resolve(
     return dataclasses.replace(full, chat=chat, structured=structured, use_generation_config=False)
 
 
-def options_from(values: Mapping[str, Any], place: str = "options") -> GenerationOptions:
+def options_from(values: Mapping[str, Any], where: str = "options") -> GenerationOptions:
     """Options from plain data (JSON, YAML, flags): nested as the records are, or flat, such as
     `{"stop": ["END"], "strip_whitespace": true}`.
 
@@ -153,7 +153,7 @@ def options_from(values: Mapping[str, Any], place: str = "options") -> Generatio
     ...     {"temperature": 0.2, "stop": ["END"], "enable_thinking": True}
     ... ).chat.enable_thinking
     True
-    >>> options_from({"temprature": 0.2}, place="line 3")
+    >>> options_from({"temprature": 0.2}, where="line 3")
     Traceback (most recent call last):
     ...
     pipegen.records.fields.UnknownField: line 3: there is no option 'temprature'; did you mean 'temperature'?
@@ -165,7 +165,7 @@ def options_from(values: Mapping[str, Any], place: str = "options") -> Generatio
             unnamed = next((key for key in value if not isinstance(key, str)), None)
             if unnamed is not None:
                 raise InvalidField(
-                    f"{place}: {name} takes a mapping with names as keys, not {printed(unnamed)}"
+                    f"{where}: {name} takes a mapping with names as keys, not {printed(unnamed)}"
                 )
             groups.setdefault(name, {}).update(value)
         elif name in OPTIONS:
@@ -173,10 +173,10 @@ def options_from(values: Mapping[str, Any], place: str = "options") -> Generatio
                 value
             )
         elif name in GROUPS:
-            raise InvalidField(f"{place}: {name} takes a mapping, not {printed(value)}")
+            raise InvalidField(f"{where}: {name} takes a mapping, not {printed(value)}")
         else:
             raise UnknownField(
-                f"{place}: there is no option"
+                f"{where}: there is no option"
                 f" {printed(name)}{nearest_option(str(name), option_names())}"
             )
     try:
@@ -184,7 +184,7 @@ def options_from(values: Mapping[str, Any], place: str = "options") -> Generatio
             **plain, **{group: GROUPS[group](**fields) for group, fields in groups.items()}
         )
     except InvalidField as refusal:
-        raise type(refusal)(f"{place}: {refusal}") from None
+        raise type(refusal)(f"{where}: {refusal}") from None
 
 
 def option_names() -> Iterable[str]:
@@ -202,8 +202,8 @@ def flat_values(options: GenerationOptions) -> dict[str, Any]:
     >>> flat_values(DEFAULTS)["strip_whitespace"]
     False
     """
-    held = {group: getattr(options, group) for group in GROUPS} | {"": options}
-    return {name: getattr(held[entry.group], name, None) for name, entry in OPTIONS.items()}
+    records = {group: getattr(options, group) for group in GROUPS} | {"": options}
+    return {name: getattr(records[entry.group], name, None) for name, entry in OPTIONS.items()}
 
 
 def in_our_words(name: str, value: Any) -> Any:

@@ -117,14 +117,14 @@ def carried(values: Mapping[str, Any]) -> dict[str, Any]:
     >>> carried({"prompt": "Is it so?", "label": True, "metadata": {"page": 7}})
     {'label': True, 'page': 7}
     """
-    own = values.get("metadata")
+    metadata = values.get("metadata")
     others = {
         name: value for name, value in values.items() if name not in _FIELDS and value is not None
     }
     return (
         others
-        if own is None
-        else {**others, **(own if isinstance(own, Mapping) else {"metadata": own})}
+        if metadata is None
+        else {**others, **(metadata if isinstance(metadata, Mapping) else {"metadata": metadata})}
     )
 
 
@@ -146,11 +146,11 @@ def _fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
         fields["metadata"] = metadata
     if type(fields.get("id")) is int:
         fields["id"] = str(fields["id"])
-    for one, many in (("image", "images"), ("video", "videos")):
-        if one in fields:
-            if many in fields:
-                raise InvalidField(f"a request takes {one} or {many}, not both")
-            fields[many] = [fields.pop(one)]
+    for singular, plural in (("image", "images"), ("video", "videos")):
+        if singular in fields:
+            if plural in fields:
+                raise InvalidField(f"a request takes {singular} or {plural}, not both")
+            fields[plural] = [fields.pop(singular)]
     for name, value in fields.items():
         if name in _JSON and isinstance(value, str):
             fields[name] = _from_text(name, value)

@@ -425,14 +425,14 @@ def _place(
     """Put `images` into the empty image parts, and `videos` into the empty video parts; or before
     the text of the first user turn where there are none.
     """
-    given: dict[type[ImagePart], tuple[ImageSource, ...]] = {ImagePart: images, VideoPart: videos}
+    media: dict[type[ImagePart], tuple[ImageSource, ...]] = {ImagePart: images, VideoPart: videos}
     empty = Counter(
         type(part)
         for message in messages
         for part in (message.content if isinstance(message.content, tuple) else ())
         if isinstance(part, ImagePart) and part.source is None
     )
-    ahead = [kind() for kind, sources in given.items() if not empty[kind] for _ in sources]
+    ahead = [kind() for kind, sources in media.items() if not empty[kind] for _ in sources]
     if ahead:
         first = next(
             (position for position, message in enumerate(messages) if message.role == "user"), None
@@ -447,12 +447,12 @@ def _place(
         messages = (*messages[:first], holder, *messages[first + 1 :])
         empty.update(map(type, ahead))
     for kind, name in ((ImagePart, "image"), (VideoPart, "video")):
-        if empty[kind] != len(given[kind]):
+        if empty[kind] != len(media[kind]):
             raise InvalidField(
                 f"the messages leave {empty[kind]} {name} parts open, and {name}s holds"
-                f" {len(given[kind])} {name}s"
+                f" {len(media[kind])} {name}s"
             )
-    left = {kind: iter(sources) for kind, sources in given.items()}
+    left = {kind: iter(sources) for kind, sources in media.items()}
     placed = (
         iter(
             [

@@ -253,11 +253,11 @@ def closest_choice(logprobs: Sequence[TokenLogprob] | None) -> float | None:
     0.25
     """
     margins = [
-        one.margin if one.margin is not None else margin_of(value for _, value in one.top)
-        for one in logprobs or ()
+        token.margin if token.margin is not None else margin_of(value for _, value in token.top)
+        for token in logprobs or ()
     ]
-    known = [margin for margin in margins if margin is not None]
-    return min(known) if known and len(known) == len(margins) else None
+    known_margins = [margin for margin in margins if margin is not None]
+    return min(known_margins) if known_margins and len(known_margins) == len(margins) else None
 
 
 @record

@@ -77,10 +77,12 @@ class Answers(NamedTuple):
 
     def then(self, result: GenerationResult) -> Answers:
         """With the answer of the next turn, but for what was forced in it."""
-        own, forced = result.logprobs, {*result.forced}
+        new_logprobs, forced = result.logprobs, {*result.forced}
         logprobs = None
-        if self.logprobs is not None and own is not None:
-            sampled = [one.logprob for place, one in enumerate(own) if place not in forced]
+        if self.logprobs is not None and new_logprobs is not None:
+            sampled = [
+                token.logprob for index, token in enumerate(new_logprobs) if index not in forced
+            ]
             logprobs = (*self.logprobs, *sampled)
         return Answers((*self.places, *_sampled(result)), logprobs)
 
@@ -103,25 +105,25 @@ def answers_before(
     tells it; where there is none, as in a file of results, the rounds do.
     """
     turns = result.rounds or (result,)
-    held = result.turn.request if request is None and result.turn is not None else request
-    for place in reversed(range(len(turns))):
-        turn = turns[place]
+    last_request = result.turn.request if request is None and result.turn is not None else request
+    for index in reversed(range(len(turns))):
+        turn = turns[index]
         if turn.exact is None:
             answers = Answers()
             break
         if not turn.exact:
             return "a prompt of it does not begin with the ids of the turns before"
-        continues = None if held is None else held.continues
+        continues = None if last_request is None else last_request.continues
         if continues is not None:
             if continues.sampled is None:
                 return "a prompt of it does not begin with the ids of the turns before"
             answers = Answers(continues.sampled, continues.logprobs)
             break
-        earlier = turns[place - 1].turn  # of the last turn where this is the first: no matter
-        held = None if earlier is None else earlier.request
+        earlier = turns[index - 1].turn  # of the last turn where this is the first: no matter
+        last_request = None if earlier is None else earlier.request
     else:
         return "it was read from a file, which does not hold the turns before it"
-    for turn, after in pairwise(turns[place:]):
+    for turn, after in pairwise(turns[index:]):
         before = turn.prompt_token_ids + turn.token_ids
         if after.prompt_token_ids[: len(before)] != before:
             return "its rounds are several conversations"
@@ -148,8 +150,8 @@ def rollout_of(result: GenerationResult) -> Rollout:
     values = [0.0] * len(mask)
     sampled = iter(logprobs or ())
     for first, end in places:
-        for place in range(first - start, end - start):
-            mask[place], values[place] = True, next(sampled, 0.0)
+        for index in range(first - start, end - start):
+            mask[index], values[index] = True, next(sampled, 0.0)
     ids = result.prompt_token_ids + result.token_ids
     return Rollout(
         id=result.id,

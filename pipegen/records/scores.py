@@ -73,8 +73,8 @@ class TokenScores:
         """For each, whether no other token is likelier there."""
         return tuple(
             [
-                likeliest == own
-                for (likeliest, _), own in zip(
+                likeliest == token
+                for (likeliest, _), token in zip(
                     self.likeliest, self.continued.continuation, strict=True
                 )
             ]

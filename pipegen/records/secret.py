@@ -143,8 +143,8 @@ def _hidden(value: Any, *, hides: bool) -> Any:
         )
     if isinstance(value, (list, tuple)):
         return tuple(_hidden(entry, hides=hides) for entry in value)
-    kept = freeze(value)
-    return Secret(kept) if isinstance(kept, str) and (hides or _LOGIN.match(kept)) else kept
+    frozen = freeze(value)
+    return Secret(frozen) if isinstance(frozen, str) and (hides or _LOGIN.match(frozen)) else frozen
 
 
 def _holds(name: object) -> bool:

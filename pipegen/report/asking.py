@@ -94,7 +94,7 @@ def answers_of(
     for way, route in (("chat", routes.chat), ("ids", routes.by_ids)):
         if route is not None:
             chosen: Any = way
-            wanted = [
+            batch = [
                 slot
                 for slot in plain
                 if (
@@ -103,12 +103,12 @@ def answers_of(
                     else way == "chat"
                 )
             ]
-            out += ask(routes, chosen, Asked(wanted, options, image_policy), tell)
+            out += ask(routes, chosen, Asked(batch, options, image_policy), tell)
     return out
 
 
 def ask(
-    routes: Routes, way: Way, asked: Asked, tell: Callable[[str], object] = lambda words: None
+    routes: Routes, way: Way, asked: Asked, tell: Callable[[str], object] = lambda text: None
 ) -> list[Answer | Failed]:
     """The answers one way. What this way does not honour is left out where the other way was asked
     too.
@@ -117,39 +117,39 @@ def ask(
     tell(f"asking by {way}")
     honoured = "logprobs" in route.engine.capabilities.honours and not asked.streamed
     options = merge(asked.options, GenerationOptions(temperature=0.0, logprobs=honoured or None))
-    made = [*_run(route, asked, options)]
+    slots = [*_run(route, asked, options)]
     unread = [
-        place
-        for place, slot in enumerate(made)
+        index
+        for index, slot in enumerate(slots)
         if honoured and not is_ok(slot) and isinstance(slot.failure(), MalformedResponse)
     ]
     notes: dict[int, str] = {}
     if unread:  # perhaps its log probabilities alone cannot be read
         without = merge(asked.options, GenerationOptions(temperature=0.0))
         fewer = asked._replace(
-            requests=[asked.requests[place] for place in unread],
-            own=[asked.own[place] for place in unread] if asked.own else (),
+            requests=[asked.requests[index] for index in unread],
+            own=[asked.own[index] for index in unread] if asked.own else (),
         )
-        for place, slot in zip(unread, _run(route, fewer, without), strict=True):
-            if is_ok(slot) and "logprob" in made[place].failure().message:
-                notes[place] = made[place].failure().message
-                made[place] = slot
-    rows = [_row(slot, routes.reference, routes.names_ends) for slot in made]
+        for index, slot in zip(unread, _run(route, fewer, without), strict=True):
+            if is_ok(slot) and "logprob" in slots[index].failure().message:
+                notes[index] = slots[index].failure().message
+                slots[index] = slot
+    rows = [_row(slot, routes.reference, routes.names_ends) for slot in slots]
     tell(f"scoring the answers by {way}")
     continued = [
-        slot.bind(lambda row, own=own: continued_by(own, row.ids))  # type: ignore[misc]
-        for slot, own in zip(rows, asked.requests, strict=True)
+        slot.bind(lambda row, request=request: continued_by(request, row.ids))  # type: ignore[misc]
+        for slot, request in zip(rows, asked.requests, strict=True)
     ]
     scored = run(
         rendered_by(routes) >> scoring(routes.reference), continued, image_policy=asked.image_policy
     )
     out: list[Answer | Failed] = []
-    for place, (own, row, score) in enumerate(zip(asked.requests, rows, scored, strict=True)):
-        name = (own.unwrap().id if is_ok(own) else None) or "?"
+    for index, (request, row, score) in enumerate(zip(asked.requests, rows, scored, strict=True)):
+        name = (request.unwrap().id if is_ok(request) else None) or "?"
         if is_ok(score):
-            images = len(own.unwrap().sources)
+            images = len(request.unwrap().sources)
             made_of = _answer(
-                name, way, row.unwrap(), score.unwrap(), routes, images, notes.get(place)
+                name, way, row.unwrap(), score.unwrap(), routes, images, notes.get(index)
             )
             out.append(made_of if row.unwrap().apart else _judged(made_of))
         elif way == "chat" or not isinstance(
@@ -162,14 +162,14 @@ def ask(
 def _run(
     route: Route, asked: Asked, options: GenerationOptions | None
 ) -> Sequence[Slot[GenerationResult]]:
-    own: Sequence[GenerationOptions | None] = asked.own or [options] * len(asked.requests)
+    row_options: Sequence[GenerationOptions | None] = asked.own or [options] * len(asked.requests)
     requests = [
         slot.map(
-            lambda one, more=more: dataclasses.replace(  # type: ignore[misc]
-                one, options=merge(one.options, merge(more, options))
+            lambda request, more=more: dataclasses.replace(  # type: ignore[misc]
+                request, options=merge(request.options, merge(more, options))
             )
         )
-        for slot, more in zip(asked.requests, own, strict=True)
+        for slot, more in zip(asked.requests, row_options, strict=True)
     ]
     if not asked.streamed:
         return run(route, requests, image_policy=asked.image_policy)
@@ -178,7 +178,7 @@ def _run(
         for event in stream(route, requests, image_policy=asked.image_policy)
         if isinstance(event, Done)
     }
-    return [done[place] for place in range(len(requests))]
+    return [done[index] for index in range(len(requests))]
 
 
 _TAKEN = ("max_new_tokens", "chat", "preprocess")
@@ -189,38 +189,38 @@ def plain_requests(
 ) -> list[Slot[GenerationRequest]]:
     """The requests with ids, and without options that would change what is greedy."""
     return [
-        _plain(slot, number)
-        for number, slot in enumerate(prepare_batch(requests, None, image_policy, None), 1)
+        _plain(slot, index)
+        for index, slot in enumerate(prepare_batch(requests, None, image_policy, None), 1)
     ]
 
 
-def _plain(slot: Slot[GenerationRequest], number: int) -> Slot[GenerationRequest]:
+def _plain(slot: Slot[GenerationRequest], index: int) -> Slot[GenerationRequest]:
     if not is_ok(slot):
         return slot
     request = slot.unwrap()
-    given = request.options
+    options = request.options
     set_too = (
         [
             field.name
-            for field in dataclasses.fields(given)
-            if getattr(given, field.name) is not None
+            for field in dataclasses.fields(options)
+            if getattr(options, field.name) is not None
         ]
-        if given is not None
+        if options is not None
         else []
     )
     more = [name for name in set_too if name not in _TAKEN]
     if more:
-        words = f"a server is asked greedily, without the option {more[0]}"
+        message = f"a server is asked greedily, without the option {more[0]}"
         return Failure(
             InvalidRequest(
-                words,
+                message,
                 hint=(
                     "leave it out: of the options those of the prompt are taken, and max_new_tokens"
                 ),
             )
         )
     return Success(
-        request if request.id is not None else dataclasses.replace(request, id=str(number))
+        request if request.id is not None else dataclasses.replace(request, id=str(index))
     )
 
 
@@ -311,8 +311,8 @@ def _answer(
 ) -> Answer:
     result = row.result
     by_ids = way == "ids"  # which are those that were sent
-    made = 0 if row.empty else len(row.ids)
-    asked = result.clipped_from or result.options.max_new_tokens or 0
+    count = 0 if row.empty else len(row.ids)
+    limit = result.clipped_from or result.options.max_new_tokens or 0
     noted: tuple[Any, ...] = () if note is None else (("logprobs", note),)
     answer = Answer(
         id=name,
@@ -320,18 +320,18 @@ def _answer(
         expected=scored.prompt_token_ids,
         prompt_token_ids=() if by_ids else result.prompt_token_ids,
         prompt_tokens=0 if by_ids else result.prompt_tokens,
-        token_ids=row.ids[:made],
-        logprobs=scored.token_logprobs[:made],
-        likeliest=scored.likeliest[:made],
-        server_logprobs=tuple([one.logprob for one in result.logprobs or ()]),
-        gaps=tuple([one.margin for one in result.logprobs or ()]),
+        token_ids=row.ids[:count],
+        logprobs=scored.token_logprobs[:count],
+        likeliest=scored.likeliest[:count],
+        server_logprobs=tuple([token.logprob for token in result.logprobs or ()]),
+        gaps=tuple([token.margin for token in result.logprobs or ()]),
         ends=frozenset(routes.reference.engine.eos_token_ids),
         images=images,
         text=result.text,
         by_text=row.by_text,
         finish=result.finish.value,
         count=result.completion_tokens,
-        limit=asked,
+        limit=limit,
         wrong=noted if by_ids else _wrong(result, routes) + noted,
     )
     return _read_as_written(answer, routes.reference) if row.by_text else answer
@@ -350,19 +350,19 @@ def _wrong(result: GenerationResult, routes: Routes) -> tuple[Any, ...]:
     ends = frozenset(engine.eos_token_ids) if routes.names_ends else None
     answer, options = answer_of(result, spelled=spelled, ending_ids=ends, room=room)
     names = {"length": "length", "count": "length", "finish": "finish", "text": "text"}
-    found: list[Any] = [
+    findings: list[Any] = [
         (names[finding.kind], finding.words)
         for finding in check_answer(answer, options)
         if finding.kind in names
     ]
     blank = not ids and not result.text.strip()
     if blank and len(result.text) < result.completion_tokens - 1:  # one may be the end
-        words = f"{result.completion_tokens} tokens are counted, and the text is {result.text!r}"
-        found.append(("text", words))
+        message = f"{result.completion_tokens} tokens are counted, and the text is {result.text!r}"
+        findings.append(("text", message))
     left = next((token for token in engine.tokenizer.special_tokens if token in result.text), None)
     if left is not None and not ids:
-        found.append(("text", f"the text holds the special token {left!r}"))
-    return tuple(found)
+        findings.append(("text", f"the text holds the special token {left!r}"))
+    return tuple(findings)
 
 
 def _read_as_written(answer: Answer, reference: Route) -> Answer:
@@ -378,8 +378,8 @@ def _read_as_written(answer: Answer, reference: Route) -> Answer:
     )
     if not (left.startswith(choice) or choice.startswith(left)):
         return answer
-    kept = {
+    fields = {
         name: getattr(answer, name)[: parting.place]
         for name in ("token_ids", "logprobs", "likeliest", "server_logprobs")
     }
-    return dataclasses.replace(answer, **kept)
+    return dataclasses.replace(answer, **fields)

@@ -36,10 +36,10 @@ class Box(NamedTuple):
 
 def boxes_in(text: str, size: tuple[int, int], scale: Scale = "auto") -> tuple[Box, ...]:
     """The boxes of an answer about an image of that width and height."""
-    found = [pair for value in _values(text) for pair in _boxes(value, 0)][:_MOST]
-    if not found:
+    pairs = [pair for value in _values(text) for pair in _boxes(value, 0)][:_MOST]
+    if not pairs:
         return ()
-    greatest = max(number for _, corners in found for number in corners)
+    greatest = max(coordinate for _, corners in pairs for coordinate in corners)
     chosen = (
         scale
         if scale != "auto"
@@ -54,15 +54,15 @@ def boxes_in(text: str, size: tuple[int, int], scale: Scale = "auto") -> tuple[B
         "thousandths": (1000.0, 1000.0),
         "pixels": (float(size[0]), float(size[1])),
     }[chosen]
-    return tuple(_box(label, corners, across, down) for label, corners in found)
+    return tuple(_box(label, corners, across, down) for label, corners in pairs)
 
 
 def _values(text: str) -> Iterator[Any]:
     """The JSON values of the text: the whole of it, or what stands between its first bracket and
     the last.
     """
-    found = re.search(r"[\[{].*[\]}]", text[:200_000], re.DOTALL)
-    for candidate in (text, found[0] if found else ""):
+    match = re.search(r"[\[{].*[\]}]", text[:200_000], re.DOTALL)
+    for candidate in (text, match[0] if match else ""):
         try:
             yield strict_json.load(candidate)
         except strict_json.NotStrict:

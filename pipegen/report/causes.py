@@ -196,11 +196,11 @@ def judge(
             default = None
     else:
         default = case.cause(same, few=_FEW)
-    found = [fault for fault in (prompt, *forms, default, computed) if fault is not None]
+    faults = [fault for fault in (prompt, *forms, default, computed) if fault is not None]
     if prompt is not None and prompt.kind == "order":
         # what is asked again gets the answers of other requests than before
-        found = [fault for fault in found if fault.kind != "sampling"]
-    return tuple(one_each(found))
+        faults = [fault for fault in faults if fault.kind != "sampling"]
+    return tuple(one_each(faults))
 
 
 def one_each(faults: Iterable[Fault]) -> list[Fault]:
@@ -213,10 +213,10 @@ def one_each(faults: Iterable[Fault]) -> list[Fault]:
 
 def partings(answers: Iterable[Answer], margin: float) -> list[tuple[Answer, Parting]]:
     """The partings that arithmetic does not explain."""
-    found = [(answer, answer.parting) for answer in answers]
+    pairs = [(answer, answer.parting) for answer in answers]
     return [
         (answer, parting)
-        for answer, parting in found
+        for answer, parting in pairs
         if parting is not None and parting.margin > margin
     ]
 
@@ -225,14 +225,14 @@ def _differs(answer: Answer, twin: Answer, margin: float) -> bool:
     """Whether the request has another answer the other time, and not by a near tie of the server's
     own.
     """
-    place = common_prefix(answer.token_ids, twin.token_ids)
-    if place == len(answer.token_ids) == len(twin.token_ids):
-        own = rms(distances(answer.server_logprobs, twin.server_logprobs))
-        return own is not None and own > max(margin, SPREAD["bfloat16"])
-    if place in (len(answer.token_ids), len(twin.token_ids)):
+    index = common_prefix(answer.token_ids, twin.token_ids)
+    if index == len(answer.token_ids) == len(twin.token_ids):
+        distance = rms(distances(answer.server_logprobs, twin.server_logprobs))
+        return distance is not None and distance > max(margin, SPREAD["bfloat16"])
+    if index in (len(answer.token_ids), len(twin.token_ids)):
         return True
-    if place < min(len(answer.server_logprobs), len(twin.server_logprobs)):
-        return abs(answer.server_logprobs[place] - twin.server_logprobs[place]) > margin
+    if index < min(len(answer.server_logprobs), len(twin.server_logprobs)):
+        return abs(answer.server_logprobs[index] - twin.server_logprobs[index]) > margin
     return True
 
 
@@ -240,43 +240,45 @@ def _swapped(chat: Sequence[Answer]) -> Fault | None:
     """Answers whose prompt is that of another request."""
     others = [answer for answer in chat if answer.other_prompt]
     prompts = {answer.expected: answer.id for answer in chat}
-    found = [answer for answer in others if answer.prompt_token_ids in prompts]
+    swapped = [answer for answer in others if answer.prompt_token_ids in prompts]
     if all(answer.prompt_token_ids for answer in others):
         if len(others) < _FEW or Counter(answer.prompt_token_ids for answer in others) != Counter(
             answer.expected for answer in others
         ):
             return None
-        words, evidence = (
-            f"it has the prompt of the request {prompts[found[0].prompt_token_ids]}",
+        example, evidence = (
+            f"it has the prompt of the request {prompts[swapped[0].prompt_token_ids]}",
             "the prompts that the server names are those of other requests",
         )
     else:
-        found = others
-        if len(found) < 2 * _FEW or Counter(answer.counted for answer in others) != Counter(
+        swapped = others
+        if len(swapped) < 2 * _FEW or Counter(answer.counted for answer in others) != Counter(
             len(answer.expected) for answer in others
         ):
             return None
-        words = (
-            f"{len(found[0].expected)} tokens of the prompt are expected, and the server counts"
-            f" {found[0].counted}"
+        example = (
+            f"{len(swapped[0].expected)} tokens of the prompt are expected, and the server counts"
+            f" {swapped[0].counted}"
         )
         evidence = "the counts of the prompts' tokens are those that are expected, in another order"
     return Fault(
         kind="order",
-        answers=len(found),
+        answers=len(swapped),
         of=len(chat),
-        first=found[0],
-        example=words,
+        first=swapped[0],
+        example=example,
         evidence=evidence,
     )
 
 
 def _of_forms(chat: Sequence[Answer]) -> Iterable[Fault]:
     """What does not obey its request, whatever the weights."""
-    ended = [answer for answer in chat if any(kind == "finish" for kind, _ in answer.wrong)]
-    last = {answer.token_ids[-1:] for answer in ended}
+    stopped = [answer for answer in chat if any(kind == "finish" for kind, _ in answer.wrong)]
+    last = {answer.token_ids[-1:] for answer in stopped}
     elsewhere = (
-        len(ended) >= _FEW and len(last) == 1 and all(answer.finish != "length" for answer in ended)
+        len(stopped) >= _FEW
+        and len(last) == 1
+        and all(answer.finish != "length" for answer in stopped)
     )
     names = (
         ("length", ("length",) if elsewhere else ("length", "finish")),
@@ -285,9 +287,9 @@ def _of_forms(chat: Sequence[Answer]) -> Iterable[Fault]:
         ("logprobs", ("logprobs",)),
     )
     for kind, seen in names:
-        wrong = [answer for answer in chat if any(one in seen for one, _ in answer.wrong)]
+        wrong = [answer for answer in chat if any(name in seen for name, _ in answer.wrong)]
         if wrong:
-            words = next(words for one, words in wrong[0].wrong if one in seen)
+            example = next(example for name, example in wrong[0].wrong if name in seen)
             evidence = {
                 "length": "finish and counts, beside what was asked",
                 "text": "the text, beside the text of the ids that came with it",
@@ -303,7 +305,7 @@ def _of_forms(chat: Sequence[Answer]) -> Iterable[Fault]:
                 answers=len(wrong),
                 of=len(chat),
                 first=wrong[0],
-                example=words,
+                example=example,
                 evidence=evidence,
             )
 
@@ -341,13 +343,13 @@ class _Case(NamedTuple):
             f" {first.counted}"
         )
         if first.prompt_token_ids and kind != "context":
-            place = common_prefix(first.expected, first.prompt_token_ids)
-            expected, made = (
-                self.decode(ids[max(0, place - _SHOWN) : place + _SHOWN])
+            index = common_prefix(first.expected, first.prompt_token_ids)
+            expected, at_server = (
+                self.decode(ids[max(0, index - _SHOWN) : index + _SHOWN])
                 for ids in (first.expected, first.prompt_token_ids)
             )
             example += (
-                f"; about token {place} {expected!r} is expected, and the server has {made!r}"
+                f"; about token {index} {expected!r} is expected, and the server has {at_server!r}"
             )
         return Fault(
             kind=kind,
@@ -378,7 +380,7 @@ class _Case(NamedTuple):
             self,
             answers,
             odd,
-            [answer for answer in answers if not any(answer is one for one in odd)],
+            [answer for answer in answers if not any(answer is other for other in odd)],
             parted,
             few,
             of or len(answers),
@@ -386,8 +388,8 @@ class _Case(NamedTuple):
         return look.named(default=default)
 
     def _is_far(self, answer: Answer) -> bool:
-        own = spread([answer])
-        return own is not None and own > 2 * self.limits.spread
+        distance = spread([answer])
+        return distance is not None and distance > 2 * self.limits.spread
 
 
 class _Look(NamedTuple):
@@ -412,9 +414,9 @@ class _Look(NamedTuple):
             self._sampling,
             self._prompts,
         )
-        found = next((fault for fault in (look() for look in tries) if fault is not None), None)
-        if found is not None:
-            return found
+        fault = next((fault for fault in (look() for look in tries) if fault is not None), None)
+        if fault is not None:
+            return fault
         if default:
             return self._fault(
                 "chat",
@@ -498,7 +500,7 @@ class _Look(NamedTuple):
             return None
         enough = 0.0 if self.parted else min(2 * self.case.limits.spread, far / 5)
         worst = max(self.answers, key=lambda answer: max(answer.far, default=0.0))
-        for words, read in _READINGS:
+        for reading, read in _READINGS:
             values = [value for answer in self.answers for value in distances(*read(answer))]
             left = rms(values)
             if (
@@ -509,7 +511,7 @@ class _Look(NamedTuple):
                 return self._fault(
                     "logprobs",
                     self.odd,
-                    f"read as {words}, they are the reference's",
+                    f"read as {reading}, they are the reference's",
                     self._shown_logprob(worst),
                 )
         numbers = [value for answer in self.answers for value in answer.server_logprobs]
@@ -529,10 +531,10 @@ class _Look(NamedTuple):
         return None
 
     def _shown_logprob(self, answer: Answer) -> str:
-        place = max(range(len(answer.far)), key=answer.far.__getitem__, default=0)
+        index = max(range(len(answer.far)), key=answer.far.__getitem__, default=0)
         return (
-            f"token {place} has the log probability {answer.server_logprobs[place]:.3g}, and"
-            f" {answer.logprobs[place]:.3g} by the reference"
+            f"token {index} has the log probability {answer.server_logprobs[index]:.3g}, and"
+            f" {answer.logprobs[index]:.3g} by the reference"
         )
 
     def _group(self) -> Fault | None:
@@ -636,13 +638,13 @@ class _Look(NamedTuple):
             )
             if text is not None
         ]
-        for kind, words, relation in _RELATIONS:
+        for kind, relation_text, relation in _RELATIONS:
             alike = [answer for answer, text in pairs if relation(answer.text, text)]
             if pairs and len(alike) >= max(1, 0.6 * len(pairs)):
-                wanted = next(text for answer, text in pairs if answer is alike[0])
-                example = f"it is {alike[0].text!r:.60}, and the reference writes {wanted!r:.60}"
+                expected = next(text for answer, text in pairs if answer is alike[0])
+                example = f"it is {alike[0].text!r:.60}, and the reference writes {expected!r:.60}"
                 return self._fault(
-                    kind, alike, f"the reference writes the same, but {words}", example
+                    kind, alike, f"the reference writes the same, but {relation_text}", example
                 )
         return None
 
@@ -692,26 +694,27 @@ class _Look(NamedTuple):
             return self._fault(
                 "order", self.odd, "the answers are the reference's to other requests"
             )
-        for kind, words, made in _CHANGES:
-            if all(self._fits(answer, made(answer.expected)) is not None for answer in tried):
-                return self._fault(kind, self.odd, f"the answers are the reference's to {words}")
+        for kind, change, changed in _CHANGES:
+            if all(self._fits(answer, changed(answer.expected)) is not None for answer in tried):
+                return self._fault(kind, self.odd, f"the answers are the reference's to {change}")
         return None
 
     def _fits(self, answer: Answer, prompts: Sequence[tuple[int, ...]]) -> int | None:
         """The first of these prompts after which the answer is the reference's."""
         limits, ids = self.case.limits, answer.token_ids
-        for start, some in enumerate(partition_all(16, [one for one in prompts if one])):
-            for place, made in enumerate(
+        for start, some in enumerate(partition_all(16, [prompt for prompt in prompts if prompt])):
+            for index, rescored in enumerate(
                 self.case.trials.rescore([(prompt, ids) for prompt in some])
             ):
-                if made is None:
+                if rescored is None:
                     continue
-                again = altered(answer, logprobs=made[0], likeliest=made[1])
-                own = spread([again])
+                again = altered(answer, logprobs=rescored[0], likeliest=rescored[1])
+                distance = spread([again])
                 if not partings([again], limits.margin) and (
-                    own is None or own <= min(2 * limits.spread, (spread([answer]) or 0.0) / 3)
+                    distance is None
+                    or distance <= min(2 * limits.spread, (spread([answer]) or 0.0) / 3)
                 ):
-                    return 16 * start + place
+                    return 16 * start + index
         return None
 
     def _computing(self) -> Fault:
@@ -746,24 +749,27 @@ class _Look(NamedTuple):
 
 _LN2, _LN10 = math.log(2), math.log(10)
 _READINGS: tuple[tuple[str, Callable[[Answer], tuple[Sequence[float], Sequence[float]]]], ...] = (
-    ("those of the next token", lambda one: (one.server_logprobs, one.logprobs[1:])),
-    ("those of the token before", lambda one: (one.server_logprobs[1:], one.logprobs)),
+    ("those of the next token", lambda answer: (answer.server_logprobs, answer.logprobs[1:])),
+    ("those of the token before", lambda answer: (answer.server_logprobs[1:], answer.logprobs)),
     (
         "logarithms to the base 2",
-        lambda one: ([value * _LN2 for value in one.server_logprobs], one.logprobs),
+        lambda answer: ([value * _LN2 for value in answer.server_logprobs], answer.logprobs),
     ),
     (
         "logarithms to the base 10",
-        lambda one: ([value * _LN10 for value in one.server_logprobs], one.logprobs),
+        lambda answer: ([value * _LN10 for value in answer.server_logprobs], answer.logprobs),
     ),
     (
         "probabilities",
-        lambda one: (
-            [math.log(value) if value > 0 else -20.0 for value in one.server_logprobs],
-            one.logprobs,
+        lambda answer: (
+            [math.log(value) if value > 0 else -20.0 for value in answer.server_logprobs],
+            answer.logprobs,
         ),
     ),
-    ("their negatives", lambda one: ([-value for value in one.server_logprobs], one.logprobs)),
+    (
+        "their negatives",
+        lambda answer: ([-value for value in answer.server_logprobs], answer.logprobs),
+    ),
 )
 """Other readings of log probabilities: what is read, and beside what of the reference's."""
 
@@ -776,12 +782,12 @@ def _expected_partings(answers: Sequence[Answer], far: float) -> float:
     return math.fsum(0.5 * math.erfc(gap / (2 * max(far, 1e-9))) for gap in gaps)
 
 
-def _without(words: str, whole: str) -> bool:
+def _without(part: str, text: str) -> bool:
     return (
-        len(words) > 0
-        and whole != words
-        and (whole.startswith(words) or whole.endswith(words))
-        and len(whole) - len(words) <= 2
+        len(part) > 0
+        and text != part
+        and (text.startswith(part) or text.endswith(part))
+        and len(text) - len(part) <= 2
     )
 
 
@@ -789,27 +795,29 @@ _RELATIONS: tuple[tuple[Kind, str, Callable[[str, str], bool]], ...] = (
     (
         "text",
         "in other cases of letters",
-        lambda text, wanted: text != wanted and text.casefold() == wanted.casefold(),
+        lambda text, expected: text != expected and text.casefold() == expected.casefold(),
     ),
     (
         "text",
         "with other white space",
-        lambda text, wanted: text != wanted and "".join(text.split()) == "".join(wanted.split()),
+        lambda text, expected: (
+            text != expected and "".join(text.split()) == "".join(expected.split())
+        ),
     ),
     ("text", "without its first or last letters", _without),
     (
         "text",
         "with more about it",
-        lambda text, wanted: (
-            len(wanted) > 2
-            and text != wanted
-            and (text.startswith(wanted) or text.endswith(wanted))
+        lambda text, expected: (
+            len(expected) > 2
+            and text != expected
+            and (text.startswith(expected) or text.endswith(expected))
         ),
     ),
     (
         "length",
         "more of it",
-        lambda text, wanted: len(text) > 2 and text != wanted and wanted.startswith(text),
+        lambda text, expected: len(text) > 2 and text != expected and expected.startswith(text),
     ),
 )
 """How a text may differ from what the reference writes."""

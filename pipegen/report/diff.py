@@ -72,8 +72,8 @@ def common_prefix(first: Sequence[Any], second: Sequence[Any]) -> int:
     return next(
         (
             index
-            for index, (one, other) in enumerate(zip(first, second, strict=False))
-            if one != other
+            for index, (left, right) in enumerate(zip(first, second, strict=False))
+            if left != right
         ),
         min(len(first), len(second)),
     )
@@ -107,11 +107,11 @@ def _texts(first: str, second: str) -> tuple[str, str] | None:
     at = common_prefix(first, second)
     start = max(0, at - BEFORE)
     before = ("..." if start else "") + first[start:at]
-    one, other = (
+    left, right = (
         f"at {at}: {before + text[at : at + WIDTH] + ('...' if len(text) > at + WIDTH else '')!r}"
         for text in (first, second)
     )
-    return one, other
+    return left, right
 
 
 def _values(first: Any, second: Any) -> tuple[str, str] | None:
@@ -125,12 +125,12 @@ _UNKNOWN = GenerationOptions()
 def _options(first: GenerationResult, second: GenerationResult) -> tuple[str, str] | None:
     if _UNKNOWN in (first.options, second.options):
         return None
-    one, other = flat_values(first.options), flat_values(second.options)
-    name = next((name for name in one if one[name] != other[name]), None)
+    left, right = flat_values(first.options), flat_values(second.options)
+    name = next((name for name in left if left[name] != right[name]), None)
     return (
         None
         if name is None
-        else (f"{name}={one[name]!r}"[:WIDTH], f"{name}={other[name]!r}"[:WIDTH])
+        else (f"{name}={left[name]!r}"[:WIDTH], f"{name}={right[name]!r}"[:WIDTH])
     )
 
 
@@ -143,25 +143,25 @@ def _raw_texts(first: GenerationResult, second: GenerationResult) -> tuple[str, 
 def _endings(first: GenerationResult, second: GenerationResult) -> tuple[str, str] | None:
     """Counts are compared where both sides have them."""
     counted = first.prompt_tokens and second.prompt_tokens
-    one, other = (
+    left, right = (
         (result.finish.value, result.stop)
         + ((result.prompt_tokens, result.completion_tokens) if counted else ())
         for result in (first, second)
     )
-    return _values(one, other)
+    return _values(left, right)
 
 
 STAGES: Mapping[str, Callable[[GenerationResult, GenerationResult], tuple[str, str] | None]] = {
-    "prompt ids": lambda one, other: _ids(one.prompt_token_ids, other.prompt_token_ids),
-    "grid": lambda one, other: (
-        _values(one.image_grid_thw, other.image_grid_thw)
-        if one.image_grid_thw and other.image_grid_thw
+    "prompt ids": lambda left, right: _ids(left.prompt_token_ids, right.prompt_token_ids),
+    "grid": lambda left, right: (
+        _values(left.image_grid_thw, right.image_grid_thw)
+        if left.image_grid_thw and right.image_grid_thw
         else None
     ),
     "options": _options,
     "ids": _ids_in_context,
     "raw text": _raw_texts,
-    "text": lambda one, other: _texts(one.text, other.text),
+    "text": lambda left, right: _texts(left.text, right.text),
     "finish": _endings,
 }
 """In the order in which a result is made; `finish` also compares the stop and the token counts.
@@ -179,16 +179,16 @@ def first_difference(
     if not (is_ok(first) and is_ok(second)):
         outcomes = _outcome(first), _outcome(second)
         return None if outcomes[0] == outcomes[1] else Difference("outcome", *outcomes)
-    one, other = first.unwrap(), second.unwrap()
+    left, right = first.unwrap(), second.unwrap()
     for stage, differs in STAGES.items():
-        difference = None if stage in ignore else differs(one, other)
+        difference = None if stage in ignore else differs(left, right)
         if difference is not None:
             return Difference(stage, *difference)
-    if len(one.samples) != len(other.samples):
-        return Difference("samples", str(len(one.samples)), str(len(other.samples)))
+    if len(left.samples) != len(right.samples):
+        return Difference("samples", str(len(left.samples)), str(len(right.samples)))
     pairs = (
         first_difference(Success(a), Success(b), ignore=ignore)
-        for a, b in zip(one.samples, other.samples, strict=True)
+        for a, b in zip(left.samples, right.samples, strict=True)
     )
     return next((difference for difference in pairs if difference is not None), None)
 
@@ -228,7 +228,9 @@ def summary(compared: Sequence[Compared]) -> dict[str, int]:
     ... )
     {'requests': 3, 'equal': 2, 'ids': 1}
     """
-    parted = Counter(one.difference.stage for one in compared if one.difference is not None)
+    parted = Counter(
+        comparison.difference.stage for comparison in compared if comparison.difference is not None
+    )
     order = [stage for stage in ("outcome", *STAGES, "samples") if stage in parted]
     return {
         "requests": len(compared),

@@ -51,9 +51,9 @@ def prepared(route: Route, batch: Batch[GenerationRequest]) -> list[tuple[Slot[E
     start: Pipe[Any, Any] = identity()
     before = start.with_parts(itertools.takewhile(lambda part: part.backend is None, route.parts))
     rows = [slot.map(expand) for slot in batch]
-    made = before.apply(tuple([slot.map(lambda samples: samples[0]) for slot in rows]))
+    prompts = before.apply(tuple([slot.map(lambda samples: samples[0]) for slot in rows]))
     counts = [len(slot.unwrap()) if is_ok(slot) else 1 for slot in rows]
-    return list(zip(made, counts, strict=True))
+    return list(zip(prompts, counts, strict=True))
 
 
 @dataclass
@@ -101,7 +101,7 @@ class Estimate:
         self.image_tokens += sum(image.tokens for image in prompt.images)
         self.completion_tokens += (options.max_new_tokens or 0) * samples * (1 + turns)
         self.later_turns += turns
-        self.longest = max(self.longest, (name, tokens), key=lambda one: one[1])
+        self.longest = max(self.longest, (name, tokens), key=lambda pair: pair[1])
         before = (
             common_prefix(prompt.token_ids, prompt.compact_token_ids) if prompt.images else tokens
         )
@@ -115,12 +115,12 @@ class Estimate:
         """How many of the ids an earlier prompt begins with. Past `before_images` also the images
         must be the same.
         """
-        shared, known, digest = 0, True, 0
+        shared, is_shared, digest = 0, True, 0
         for start in range(0, len(ids) - BLOCK + 1, BLOCK):
             seen = images if before_images is not None and start + BLOCK > before_images else ()
             digest = hash((digest, *ids[start : start + BLOCK], *seen)) & (1 << 63) - 1
-            known = bool(self._blocks.next(digest)) and known
-            shared += BLOCK if known else 0
+            is_shared = bool(self._blocks.next(digest)) and is_shared
+            shared += BLOCK if is_shared else 0
         return shared
 
     def plain(

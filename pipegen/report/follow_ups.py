@@ -70,7 +70,7 @@ class FollowUps(NamedTuple):
     not_judged: list[str]
     """What the server cannot be asked is put here."""
     image_policy: ImagePolicy | None = None
-    tell: Callable[[str], object] = lambda words: None
+    tell: Callable[[str], object] = lambda text: None
 
     @property
     def longest(self) -> list[Base]:
@@ -82,7 +82,9 @@ class FollowUps(NamedTuple):
         """The requests whose answers are least sure."""
         return sorted(
             self.bases,
-            key=lambda base: -math.fsum(1 - math.exp(one) for _, one in base.answer.likeliest),
+            key=lambda base: (
+                -math.fsum(1 - math.exp(logprob) for _, logprob in base.answer.likeliest)
+            ),
         )[:DRAWN]
 
     @property
@@ -102,7 +104,7 @@ class FollowUps(NamedTuple):
     def _ask(
         self,
         bases: Sequence[Base],
-        own: Sequence[GenerationOptions],
+        row_options: Sequence[GenerationOptions],
         *,
         streamed: bool = False,
         whole: bool = False,
@@ -110,30 +112,36 @@ class FollowUps(NamedTuple):
         """The answers; an answer that cannot be read is `Failed`, and None stands for any other
         failure.
         """
-        asked = Asked(
-            [base.request for base in bases], GenerationOptions(), self.image_policy, streamed, own
+        batch = Asked(
+            [base.request for base in bases],
+            GenerationOptions(),
+            self.image_policy,
+            streamed,
+            row_options,
         )
-        made = ask(
+        answers = ask(
             self.whole if whole else self.streams if streamed else self.routes,
             "chat",
-            asked,
+            batch,
             self.tell,
         )
         other = [
-            one
-            for one in made
-            if isinstance(one, Failed) and not isinstance(one.error, MalformedResponse)
+            answer
+            for answer in answers
+            if isinstance(answer, Failed) and not isinstance(answer.error, MalformedResponse)
         ]
-        self.failed.extend(one for one in other if not isinstance(one.error, UnsupportedOption))
-        return [None if any(one is failed for failed in other) else one for one in made]
+        self.failed.extend(
+            answer for answer in other if not isinstance(answer.error, UnsupportedOption)
+        )
+        return [None if any(answer is failed for failed in other) else answer for answer in answers]
 
     def _short(self) -> Fault | None:
         """Half of an answer's tokens: so many have to come, and the finish has to say it."""
         bases = self.longest
         limits = [max(1, base.answer.count // 2) for base in bases]
-        made = self._ask(bases, [GenerationOptions(max_new_tokens=limit) for limit in limits])
+        answers = self._ask(bases, [GenerationOptions(max_new_tokens=limit) for limit in limits])
         wrong: list[tuple[Answer, str]] = []
-        for base, limit, answer in zip(bases, limits, made, strict=True):
+        for base, limit, answer in zip(bases, limits, answers, strict=True):
             if answer is None:
                 continue
             if isinstance(answer, Failed):
@@ -142,7 +150,11 @@ class FollowUps(NamedTuple):
                 wrong.append(
                     (
                         answer,
-                        next(words for kind, words in answer.wrong if kind in ("length", "finish")),
+                        next(
+                            message
+                            for kind, message in answer.wrong
+                            if kind in ("length", "finish")
+                        ),
                     )
                 )
             elif (
@@ -179,31 +191,31 @@ class FollowUps(NamedTuple):
         there.
         """
         pairs = [(base, stop) for base in self.longest if (stop := _stop_in(base.answer.text))]
-        made = self._ask(
+        answers = self._ask(
             [base for base, _ in pairs],
             [GenerationOptions(stop=StopOptions(stop=(stop,))) for _, stop in pairs],
         )
         wrong: list[tuple[Answer, str]] = []
-        for (base, stop), answer in zip(pairs, made, strict=True):
-            wanted = base.answer.text[: base.answer.text.index(stop)]
+        for (base, stop), answer in zip(pairs, answers, strict=True):
+            expected = base.answer.text[: base.answer.text.index(stop)]
             if answer is None:
                 continue
             if isinstance(answer, Failed):
                 wrong.append((base.answer, answer.error.message))
-            elif answer.text != wanted and (
-                wanted.startswith(answer.text) or answer.text.startswith(wanted)
+            elif answer.text != expected and (
+                expected.startswith(answer.text) or answer.text.startswith(expected)
             ):
                 wrong.append(
                     (
                         answer,
                         (
-                            f"before the stop string {stop!r} the text is {wanted!r:.60}, and"
+                            f"before the stop string {stop!r} the text is {expected!r:.60}, and"
                             f" {answer.text!r:.60} came"
                         ),
                     )
                 )
             elif (
-                answer.text == wanted
+                answer.text == expected
                 and not base.answer.by_text
                 and answer.count >= base.answer.count > 8
             ):
@@ -228,13 +240,13 @@ class FollowUps(NamedTuple):
         if "stream" not in self.routes.chat.engine.capabilities.honours:
             return None
         bases = self.longest
-        made = self._ask(
+        answers = self._ask(
             bases,
             [GenerationOptions(max_new_tokens=base.answer.limit) for base in bases],
             streamed=True,
         )
         wrong: list[tuple[Answer, str]] = []
-        for base, answer in zip(bases, made, strict=True):
+        for base, answer in zip(bases, answers, strict=True):
             if answer is None:
                 continue
             if isinstance(answer, Failed):
@@ -255,56 +267,56 @@ class FollowUps(NamedTuple):
 
     def _is_far(self, answer: Answer, base: Answer) -> bool:
         """Whether the two part at a place that is no near tie of the reference."""
-        place = common_prefix(answer.token_ids, base.token_ids)
-        if place >= len(answer.token_ids):
+        index = common_prefix(answer.token_ids, base.token_ids)
+        if index >= len(answer.token_ids):
             return True
-        return answer.likeliest[place][1] - answer.logprobs[place] > self.margin
+        return answer.likeliest[index][1] - answer.logprobs[index] > self.margin
 
     def _drawn(self) -> Fault | None:
         """Tokens drawn at temperature 1, twice with one seed and once with another."""
         bases = self.widest
-        made = [self._ask(bases, [_drawing(seed)] * len(bases), whole=True) for seed in (1, 1, 2)]
+        rows = [self._ask(bases, [_drawing(seed)] * len(bases), whole=True) for seed in (1, 1, 2)]
         answers = [
-            [answer if isinstance(answer, Answer) else None for answer in row] for row in made
+            [answer if isinstance(answer, Answer) else None for answer in row] for row in rows
         ]
-        known = [answer for row in answers for answer in row if answer is not None]
-        if not known:
+        drawn = [answer for row in answers for answer in row if answer is not None]
+        if not drawn:
             return None
-        found = drawn_otherwise(known, filtered=self.filtered)
-        if found is not None:
+        reason = drawn_otherwise(drawn, filtered=self.filtered)
+        if reason is not None:
             return _fault(
                 "sampling",
-                [(known[0], found)],
-                len(known),
+                [(drawn[0], reason)],
+                len(drawn),
                 "tokens drawn at temperature 1, beside how likely they are to the reference",
             )
         pairs = [
-            (one, other)
-            for one, other in zip(answers[0], answers[1], strict=True)
-            if one is not None and other is not None
+            (first, second)
+            for first, second in zip(answers[0], answers[1], strict=True)
+            if first is not None and second is not None
         ]
-        apart = [one for one, other in pairs if self._far_apart(one, other)]
-        chance = math.fsum(1 - math.exp(_likeliest_all(one)) for one, _ in pairs)
+        apart = [first for first, second in pairs if self._far_apart(first, second)]
+        chance = math.fsum(1 - math.exp(_likeliest_all(first)) for first, _ in pairs)
         if self.seeded and len(apart) >= 3 and 2 * len(apart) >= chance:
-            words = "the same request with the same seed has two answers"
+            example = "the same request with the same seed has two answers"
             return _fault(
                 "sampling",
-                [(one, words) for one in apart],
+                [(first, example) for first in apart],
                 len(pairs),
                 "requests drawn twice with one seed",
             )
         others = [
-            (one, other)
-            for one, other in zip(answers[0], answers[2], strict=True)
-            if one is not None and other is not None
+            (first, second)
+            for first, second in zip(answers[0], answers[2], strict=True)
+            if first is not None and second is not None
         ]
         if (
-            all(one.text == other.text for one, other in others)
-            and math.fsum(_likeliest_all(one) for one, _ in others) < _IMPOSSIBLE
+            all(first.text == second.text for first, second in others)
+            and math.fsum(_likeliest_all(first) for first, _ in others) < _IMPOSSIBLE
         ):
             return _fault(
                 "sampling",
-                [(known[0], "another seed gives the same answers")],
+                [(drawn[0], "another seed gives the same answers")],
                 len(others),
                 "requests drawn with two seeds",
             )
@@ -327,24 +339,26 @@ class FollowUps(NamedTuple):
             (f"requests for {SAMPLES} choices at once", at_once),
             (f"requests for {SAMPLES} samples, without a seed", one_by_one),
         ):
-            made = [
+            sampled = [
                 (base.answer, texts)
                 for base, slot in zip(bases, slots, strict=True)
                 if (texts := self._texts(base, slot)) is not None
             ]
             few = [
                 (answer, f"{len(texts)} of {SAMPLES} choices came")
-                for answer, texts in made
+                for answer, texts in sampled
                 if len(texts) != SAMPLES
             ]
             if few:
-                return _fault("length", few, len(made), evidence)
-            if len(made) == len(bases) and chance < _IMPOSSIBLE:
+                return _fault("length", few, len(sampled), evidence)
+            if len(sampled) == len(bases) and chance < _IMPOSSIBLE:
                 alike = [
-                    (one, f"all are {texts[0]:.60}") for one, texts in made if len({*texts}) == 1
+                    (answer, f"all are {texts[0]:.60}")
+                    for answer, texts in sampled
+                    if len({*texts}) == 1
                 ]
-                if len(alike) == len(made):
-                    return _fault("sampling", alike, len(made), evidence)
+                if len(alike) == len(sampled):
+                    return _fault("sampling", alike, len(sampled), evidence)
         return None
 
     def _texts(self, base: Base, slot: Slot[list[str]]) -> list[str] | None:
@@ -353,14 +367,14 @@ class FollowUps(NamedTuple):
             return slot.unwrap()
         error = slot.failure()
         if isinstance(error, UnsupportedOption):
-            words = f"several samples: {error.message}"
-            self.not_judged.extend([words] if words not in self.not_judged else [])
+            reason = f"several samples: {error.message}"
+            self.not_judged.extend([reason] if reason not in self.not_judged else [])
         else:
             self.failed.append(Failed(base.answer.id, "chat", error))
         return None
 
-    def _far_apart(self, one: Answer, other: Answer) -> bool:
-        return one.text != other.text
+    def _far_apart(self, first: Answer, second: Answer) -> bool:
+        return first.text != second.text
 
 
 def _drawing(seed: int) -> GenerationOptions:
@@ -389,36 +403,36 @@ def _choices(
         try:
             reply = await transport.once(request._replace(body=body), transport.ends())
         except HttpStatusError as refusal:
-            words = f"the server refuses n={SAMPLES}: {error_message(refusal.reply)[0]}"
-            return Failure(UnsupportedOption(words, option="samples"))
+            message = f"the server refuses n={SAMPLES}: {error_message(refusal.reply)[0]}"
+            return Failure(UnsupportedOption(message, option="samples"))
         except AttemptFailed as failed:
             return Failure(failed.error)
         return json_of(reply.body).map(_messages)
 
     async def each() -> list[Slot[list[str]]]:
-        wanted = wire_requests(route, requests, options)
-        sent = await asyncio.gather(*[one(slot.unwrap()) for slot in wanted if is_ok(slot)])
-        made = iter(sent)
-        return [next(made) if is_ok(slot) else Failure(slot.failure()) for slot in wanted]
+        wires = wire_requests(route, requests, options)
+        sent = await asyncio.gather(*[one(slot.unwrap()) for slot in wires if is_ok(slot)])
+        replies = iter(sent)
+        return [next(replies) if is_ok(slot) else Failure(slot.failure()) for slot in wires]
 
-    made: list[Slot[list[str]]] = engine.loop.run(each())
-    return made
+    slots: list[Slot[list[str]]] = engine.loop.run(each())
+    return slots
 
 
 def _drawn_texts(result: GenerationResult) -> Slot[list[str]]:
     """The samples of a result, none of which may have failed."""
     for _, error in result.failed_samples:
         return Failure(error)
-    return Success([str((one.text, one.reasoning)) for one in result.samples])
+    return Success([str((sample.text, sample.reasoning)) for sample in result.samples])
 
 
 def _messages(answer: Any) -> list[str]:
     """The message of each choice: text, reasoning and calls."""
     choices = answer.get("choices") if isinstance(answer, Mapping) else None
     return [
-        strict_json.dump(one.get("message"))
-        for one in (choices if isinstance(choices, list) else ())
-        if isinstance(one, Mapping)
+        strict_json.dump(choice.get("message"))
+        for choice in (choices if isinstance(choices, list) else ())
+        if isinstance(choice, Mapping)
     ]
 
 
@@ -426,7 +440,7 @@ def _likeliest_all(answer: Answer, most: int | None = None) -> float:
     """The log probability that the likeliest token is drawn in each place, up to `most`: no answer
     has a higher one.
     """
-    return math.fsum(one for _, one in answer.likeliest[:most])
+    return math.fsum(logprob for _, logprob in answer.likeliest[:most])
 
 
 def drawn_otherwise(answers: Sequence[Answer], *, filtered: bool = False) -> str | None:
@@ -447,30 +461,30 @@ def drawn_otherwise(answers: Sequence[Answer], *, filtered: bool = False) -> str
     'the likeliest token came 100 times of 100, and 60 are expected'
     """
     places = [
-        (token == choice, math.exp(one))
+        (token == choice, math.exp(logprob))
         for answer in answers
-        for token, (choice, one) in zip(answer.token_ids, answer.likeliest, strict=True)
+        for token, (choice, logprob) in zip(answer.token_ids, answer.likeliest, strict=True)
     ]
     variance = math.fsum(share * (1 - share) for _, share in places)
     came, expected = sum(hit for hit, _ in places), math.fsum(share for _, share in places)
-    words = (
+    reason = (
         f"the likeliest token came {came} times of {len(places)}, and {expected:.0f} are expected"
     )
     if came == len(places):
-        return words if math.fsum(math.log(share) for _, share in places) < _IMPOSSIBLE else None
+        return reason if math.fsum(math.log(share) for _, share in places) < _IMPOSSIBLE else None
     if variance < _LEAST_VARIANCE:
         return None
     sure = (came - expected) / math.sqrt(variance)
-    return words if sure < -_SURE or (sure > _SURE and not filtered) else None
+    return reason if sure < -_SURE or (sure > _SURE and not filtered) else None
 
 
 def _stop_in(text: str) -> str:
     """A piece of the text from its middle that does not come earlier, and is no white space."""
-    for place in range(len(text) // 3 + 1, len(text) - 3):
-        piece = text[place : place + 3]
+    for index in range(len(text) // 3 + 1, len(text) - 3):
+        piece = text[index : index + 3]
         if (
             piece.strip() == piece
-            and text.index(piece) == place
+            and text.index(piece) == index
             and piece.isascii()
             and piece.isalnum()
         ):
@@ -481,12 +495,12 @@ def _stop_in(text: str) -> str:
 def _fault(kind: str, wrong: Sequence[tuple[Answer, str]], of: int, evidence: str) -> Fault | None:
     if not wrong:
         return None
-    first, words = wrong[0]
+    first, example = wrong[0]
     return Fault(
         kind=kind,  # type: ignore[arg-type]  # a Kind
         answers=len(wrong),
         of=of,
         first=first,
-        example=words,
+        example=example,
         evidence=evidence,
     )

@@ -133,13 +133,13 @@ class Overview(NamedTuple):
     differing: int = 0
 
 
-def counted(number: int, word: str) -> str:
+def counted(count: int, word: str) -> str:
     """A number of things.
 
     >>> counted(1, "result"), counted(2000, "result")
     ('1 result', '2,000 results')
     """
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 def printable(text: str) -> str:
@@ -151,7 +151,7 @@ def printable(text: str) -> str:
     """
     return re.sub(
         r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]",
-        lambda found: found[0].encode("unicode_escape").decode(),
+        lambda match: match[0].encode("unicode_escape").decode(),
         text,
     )
 
@@ -182,8 +182,8 @@ def opening(
     other = overview.other
     chips = _chips(overview, "kind", named=other is not None)
     links = [
-        f'<a href="{safe(name)}"{" aria-current=page" if number == page else ""}>{number + 1}</a>'
-        for number, name in enumerate(names)
+        f'<a href="{safe(name)}"{" aria-current=page" if index == page else ""}>{index + 1}</a>'
+        for index, name in enumerate(names)
     ]
     compared = (
         '<label>text <select id="same"><option value="">all</option><option'
@@ -269,12 +269,12 @@ def card(
     return (
         f'<article data-id="{safe(entry.id)}" data-kind="{safe(entry.kind)}"'
         f' data-other="{safe(MISSING if other is None else other.kind)}"'
-        f' data-same="{int(same)}"><h2>{safe(entry.id)}</h2>{about}{images}{_asked(prompt)}'
+        f' data-same="{int(same)}"><h2>{safe(entry.id)}</h2>{about}{images}{_prompt_of(prompt)}'
         f'<div class="sides">{"".join(sides)}</div>{_facts(facts)}</article>\n'
     )
 
 
-def _asked(prompt: str) -> str:
+def _prompt_of(prompt: str) -> str:
     """The prompt: one short line, or folded behind its beginning."""
     line = " ".join(prompt.split())
     if line == prompt.strip() and len(line) <= _LINE:
@@ -299,8 +299,8 @@ def _side(entry: Entry | None, other: Entry | None, name: str = "") -> str:
     texts = list(entry.texts)
     against = list(other.texts) if other is not None and other.ok else []
     shown = [
-        marked(text, against[place])[0] if place < len(against) else safe(text)
-        for place, text in enumerate(texts)
+        marked(text, against[index])[0] if index < len(against) else safe(text)
+        for index, text in enumerate(texts)
     ]
     answers = "".join(map(_exchange, entry.turns))
     answers += "".join(f'<pre class="text">{text}</pre>' for text in shown)
@@ -343,8 +343,8 @@ def _figure(figure: Figure) -> str:
         f'<span class="box{"" if box.top * down > _LABEL else " high"}"'
         f' style="left:{box.left:.2f}%;top:{box.top:.2f}%;'
         f'width:{box.width:.2f}%;height:{box.height:.2f}%"'
-        f' title="{safe(box.label)}"><span>{_label(number, box, len(figure.boxes))}</span></span>'
-        for number, box in enumerate(figure.boxes, 1)
+        f' title="{safe(box.label)}"><span>{_label(index, box, len(figure.boxes))}</span></span>'
+        for index, box in enumerate(figure.boxes, 1)
     )
     labels = "".join(f"<li>{safe(box.label)}</li>" for box in figure.boxes)
     image = (
@@ -360,16 +360,16 @@ def _figure(figure: Figure) -> str:
     )
 
 
-def _label(number: int, box: Box, boxes: int) -> str:
-    return safe(box.label) if boxes == 1 else f"{number} {safe(box.label)}"
+def _label(index: int, box: Box, boxes: int) -> str:
+    return safe(box.label) if boxes == 1 else f"{index} {safe(box.label)}"
 
 
 def marked(first: str, second: str) -> tuple[str, str]:
     """Two texts for a page, with the words marked that differ."""
-    one, other = (re.findall(r"\s+|\w+|[^\w\s]", text) for text in (first, second))
-    start = common_prefix(one, other)
-    end = common_prefix(one[start:][::-1], other[start:][::-1])
-    pieces = (one[start : len(one) - end], other[start : len(other) - end])
+    left, right = (re.findall(r"\s+|\w+|[^\w\s]", text) for text in (first, second))
+    start = common_prefix(left, right)
+    end = common_prefix(left[start:][::-1], right[start:][::-1])
+    pieces = (left[start : len(left) - end], right[start : len(right) - end])
     codes = (
         SequenceMatcher(None, *pieces, autojunk=False).get_opcodes()
         if max(map(len, pieces)) <= _WORDS
@@ -379,13 +379,13 @@ def marked(first: str, second: str) -> tuple[str, str]:
         (tag != "equal", "".join(pieces[0][a:b]), "".join(pieces[1][c:d]))
         for tag, a, b, c, d in codes
     ]
-    whole = [
-        (False, "".join(one[:start]), "".join(one[:start])),
+    pairs = [
+        (False, "".join(left[:start]), "".join(left[:start])),
         *middle,
-        (False, "".join(one[len(one) - end :]), "".join(one[len(one) - end :])),
+        (False, "".join(left[len(left) - end :]), "".join(left[len(left) - end :])),
     ]
-    return "".join(_mark(differs, text) for differs, text, _ in whole), "".join(
-        _mark(differs, text) for differs, _, text in whole
+    return "".join(_mark(differs, text) for differs, text, _ in pairs), "".join(
+        _mark(differs, text) for differs, _, text in pairs
     )
 
 

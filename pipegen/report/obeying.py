@@ -69,7 +69,7 @@ def disobedience(
     """
     texts = _texts(result, tokenizer, eos_token_ids)
     images = bool(result.image_grid_thw or result.image_digests)
-    known: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "token_count": result.completion_tokens or (0 if result.token_ids else None),
         "ending_ids": _endings(result, tokenizer, eos_token_ids, here=texts.here),
         "room": room,
@@ -77,17 +77,21 @@ def disobedience(
     }
     stop = result.options.stop
     if stop is not None and stop.stop and not texts.here:  # servers need not name the stop string
-        known["stops"] = True
+        facts["stops"] = True
     if not result.trimmed_by:
-        known |= {"text": result.text, "spelled": _shown(result, texts.written), "exact": True}
+        facts |= {"text": result.text, "spelled": _shown(result, texts.written), "exact": True}
     else:  # its form was judged before it was trimmed, unless a stage had changed it
-        known["text"] = None if "a stage" in result.trimmed_by else texts.written
-    answer, options = answer_of(result, **known)
-    whole = Answer(text=result.raw_text, spelled=texts.raw, exact=texts.here, stops=answer.stops)
-    found = [*check_answer(answer, options), *check_answer(whole, GenerationOptions())]
-    if not found:
+        facts["text"] = None if "a stage" in result.trimmed_by else texts.written
+    answer, options = answer_of(result, **facts)
+    raw_answer = Answer(
+        text=result.raw_text, spelled=texts.raw, exact=texts.here, stops=answer.stops
+    )
+    findings = [*check_answer(answer, options), *check_answer(raw_answer, GenerationOptions())]
+    if not findings:
         return None
-    return kind_of(found[0].kind), "; ".join(dict.fromkeys(one.words for one in found))
+    return kind_of(findings[0].kind), "; ".join(
+        dict.fromkeys(finding.words for finding in findings)
+    )
 
 
 def room_in(results: Iterable[GenerationResult]) -> Callable[[GenerationResult], int | None]:
@@ -100,16 +104,19 @@ def room_in(results: Iterable[GenerationResult]) -> Callable[[GenerationResult],
     longest: dict[str, int] = defaultdict(int)
     cuts: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for result in results:
-        prompt, made = result.prompt_tokens, result.completion_tokens
-        longest[result.route] = max(longest[result.route], prompt + made)
+        prompt, completion = result.prompt_tokens, result.completion_tokens
+        longest[result.route] = max(longest[result.route], prompt + completion)
         if result.clipped_from is not None and result.finish is Finish.LENGTH:
-            cuts[result.route].append((prompt, made))
+            cuts[result.route].append((prompt, completion))
 
     def room(result: GenerationResult) -> int | None:
-        most, prompts = result.options.max_new_tokens, {one for one, _ in cuts[result.route]}
+        most, prompts = (
+            result.options.max_new_tokens,
+            {prompt_length for prompt_length, _ in cuts[result.route]},
+        )
         if result.clipped_from is None or most is None or not result.prompt_tokens:
             return most
-        counts = [made for _, made in cuts[result.route]]
+        counts = [completion for _, completion in cuts[result.route]]
         if len(counts) >= _GOOD and len({*counts}) == 1 and len(prompts) > 1:
             return result.clipped_from
         return max(most, longest[result.route] - result.prompt_tokens - SLACK)
@@ -127,14 +134,14 @@ def spelled_by_server(result: GenerationResult, text: str, tokenizer: Tokenizer)
     if not result.token_ids or result.reasoning is not None or result.tool_calls:
         return None
     special = frozenset(tokenizer.special_tokens.values())
-    whole, before = (
-        tokenizer.decode([one for one in ids if one not in special])
+    full_text, before = (
+        tokenizer.decode([token_id for token_id in ids if token_id not in special])
         for ids in (result.token_ids, result.token_ids[:-1])
     )
     # the server leaves out the token that ended the answer
     if result.finish is not Finish.LENGTH and before == text:
         return before
-    return None if "\ufffd" in whole else whole
+    return None if "\ufffd" in full_text else full_text
 
 
 class _Texts(NamedTuple):
@@ -151,7 +158,7 @@ def _texts(result: GenerationResult, tokenizer: Tokenizer, ends: Sequence[int]) 
     ids = result.token_ids
     if not ids:
         return _Texts(None, _cut_here(result, tokenizer), here=False)
-    if not all(0 <= one < tokenizer.vocab_size for one in ids):
+    if not all(0 <= token_id < tokenizer.vocab_size for token_id in ids):
         return _Texts(None, None, here=False)
     raw, _ = spell(tokenizer, ids)
     if result.route in TOKEN_ENGINES or result.raw_text == raw:
@@ -166,13 +173,13 @@ def _decoded(result: GenerationResult, tokenizer: Tokenizer, ends: Sequence[int]
     if options.decode is None or options.stop is None:
         return None
     least = options.min_new_tokens or 0
-    whole = dataclasses.replace(
+    uncut = dataclasses.replace(
         options,
         max_new_tokens=max(least, len(ids)),
         min_new_tokens=least,
         decode=dataclasses.replace(options.decode, strip_whitespace=False),
     )
-    row = TokenFold(whole, tokenizer, ends)
+    row = TokenFold(uncut, tokenizer, ends)
     text = row.take(ids) + row.close()
     return text if row.failure is None else None
 
@@ -199,12 +206,12 @@ def _shown(result: GenerationResult, written: str | None) -> str | None:
         return None
     decode, text = result.options.decode, result.text
     strips = decode is not None and decode.strip_whitespace
-    whole = written.strip() if strips else written
-    if result.finish is Finish.PLUGIN and whole.startswith(text):
+    shown = written.strip() if strips else written
+    if result.finish is Finish.PLUGIN and shown.startswith(text):
         return text  # where the plugin ended it
-    if result.trimmed_by is None and text.strip() in whole:
+    if result.trimmed_by is None and text.strip() in shown:
         return text  # a plugin may have trimmed it
-    return whole
+    return shown
 
 
 def _endings(

@@ -44,22 +44,22 @@ def prompts() -> Iterator[dict[str, Any]]:
     >>> len(list(prompts())), next(prompts())["id"]
     (44, 'question-1')
     """
-    for number, question in enumerate(_QUESTIONS, 1):
-        yield {"id": f"question-{number}", "messages": [{"role": "user", "content": question}]}
-    for number, question in enumerate(_QUESTIONS, 1):
-        system = {"role": "system", "content": _SYSTEMS[number % len(_SYSTEMS)]}
+    for index, question in enumerate(_QUESTIONS, 1):
+        yield {"id": f"question-{index}", "messages": [{"role": "user", "content": question}]}
+    for index, question in enumerate(_QUESTIONS, 1):
+        system = {"role": "system", "content": _SYSTEMS[index % len(_SYSTEMS)]}
         yield {
-            "id": f"system-{number}",
+            "id": f"system-{index}",
             "messages": [system, {"role": "user", "content": question}],
         }
-    for number, question in enumerate(_QUESTIONS[:5], 1):
+    for index, question in enumerate(_QUESTIONS[:5], 1):
         turns = [
             ("user", "Hello!"),
             ("assistant", "Hello! How can I help you?"),
             ("user", question),
         ]
         yield {
-            "id": f"turns-{number}",
+            "id": f"turns-{index}",
             "messages": [{"role": role, "content": text} for role, text in turns],
         }
     for sentences in _LONG:
@@ -88,7 +88,7 @@ def beyond(
     ... ]
     ['beyond sliding_window=100']
     """
-    for name, tokens in ((one.name, one.tokens) for one in lengths):
+    for name, tokens in ((length.name, length.tokens) for length in lengths):
         size = tokens + _FEW
         if size > _MOST or (room is not None and size > room):
             continue
@@ -109,7 +109,7 @@ def not_reached(lengths: Iterable[Boundary], longest: int, limit: int | None) ->
     >>> [*not_reached(lengths, 4000, 32768)]
     []
     """
-    for name, tokens in ((one.name, one.tokens) for one in lengths):
+    for name, tokens in ((length.name, length.tokens) for length in lengths):
         if longest <= tokens and (limit is None or tokens < limit):
             most = f", and without a file prompts have at most {_MOST:,} tokens"
             yield (
@@ -121,7 +121,7 @@ def not_reached(lengths: Iterable[Boundary], longest: int, limit: int | None) ->
 def long_prompt(name: str, sentences: int) -> dict[str, Any]:
     """A request of about ten tokens for each of these sentences."""
     text = " ".join(
-        f"Item number {number} costs {number * 7 % 101} coins." for number in range(sentences)
+        f"Item number {index} costs {index * 7 % 101} coins." for index in range(sentences)
     )
     return {
         "id": name,
@@ -143,16 +143,16 @@ def with_images() -> Iterator[dict[str, Any]]:
     >>> [request["id"] for request in with_images()]
     ['image-1', 'image-2', 'image-3', 'image-4']
     """
-    for number, words in enumerate(_LOOKS, 1):
-        url = "data:image/png;base64," + base64.b64encode(_png(64 * number, 96, number)).decode()
+    for index, question in enumerate(_LOOKS, 1):
+        url = "data:image/png;base64," + base64.b64encode(_png(64 * index, 96, index)).decode()
         content = [
             {"type": "image_url", "image_url": {"url": url}},
-            {"type": "text", "text": words},
+            {"type": "text", "text": question},
         ]
-        yield {"id": f"image-{number}", "messages": [{"role": "user", "content": content}]}
+        yield {"id": f"image-{index}", "messages": [{"role": "user", "content": content}]}
 
 
-def _png(width: int, height: int, number: int) -> bytes:
+def _png(width: int, height: int, stripe: int) -> bytes:
     """An image file: a red square and a blue bar on a ground that grows brighter; no colour is
     another one's mirror.
     """
@@ -160,7 +160,7 @@ def _png(width: int, height: int, number: int) -> bytes:
     def pixel(x: int, y: int) -> bytes:
         if abs(x - width // 3) < 18 and abs(y - height // 3) < 18:
             return bytes((214, 40, 30))
-        if y > height * 3 // 4 and x % 64 < 16 * number:
+        if y > height * 3 // 4 and x % 64 < 16 * stripe:
             return bytes((20, 60, 200))
         return bytes((250 - x * 60 // width, 236, 170 + y * 60 // height))
 
@@ -187,9 +187,9 @@ def with_tools() -> Iterator[dict[str, Any]]:
     >>> [request["id"] for request in with_tools()]
     ['tools-1', 'tools-2']
     """
-    for number, question in enumerate(("What will the weather be in Oslo?", "Say hello."), 1):
+    for index, question in enumerate(("What will the weather be in Oslo?", "Say hello."), 1):
         yield {
-            "id": f"tools-{number}",
+            "id": f"tools-{index}",
             "messages": [{"role": "user", "content": question}],
             "tools": [_TOOL],
         }

@@ -166,14 +166,15 @@ def verify_results(
         wrong += [_disobedience(result, reference, room) for _, _, result in flat]
         rows += _scored_rows(flat, reference, requests, image_policy)
         tell(len(rows))
-    known = [row for row in rows if isinstance(row, _Row)]
-    far = rms([value for row in known for value in row.far])
+    scored_rows = [row for row in rows if isinstance(row, _Row)]
+    far = rms([value for row in scored_rows for value in row.far])
     near = (far or 0.0) <= SPREAD[precision] / 10
     measured = (
         None
         if near or precision == "float32"
         else noise(
-            precision, [(row.prompt, row.ids, row.scored.token_logprobs) for row in known[:WINDOW]]
+            precision,
+            [(row.prompt, row.ids, row.scored.token_logprobs) for row in scored_rows[:WINDOW]],
         )
     )
     limits = limits_of(precision, measured)
@@ -183,21 +184,21 @@ def verify_results(
                 row
                 if isinstance(row, RowVerdict)
                 else _Judge(row, reference, limits, image_policy).verdict(),
-                found,
+                disobedience,
             )
-            for row, found in zip(rows, wrong, strict=True)
+            for row, disobedience in zip(rows, wrong, strict=True)
         ]
     )
-    whole = ""
+    overall = ""
     if all(row.verdict in ("right", "not judged") for row in verdicts):
-        whole = _of_all(known, far, limits)
+        overall = _of_all(scored_rows, far, limits)
     return Recorded(
         model=model,
         precision=precision,
         rows=verdicts,
         spread=far,
         most_spread=limits.spread,
-        whole=whole,
+        whole=overall,
     )
 
 
@@ -213,8 +214,8 @@ def _of_all(rows: Sequence[_Row], far: float | None, limits: Limits) -> str:
         and not _filters(row.result.options)
         and not _unknown_options(row.result.options)
     ]
-    found = drawn_otherwise([_as_answer(row) for row in free])
-    return "" if found is None else f"sampling: {found}"
+    reason = drawn_otherwise([_as_answer(row) for row in free])
+    return "" if reason is None else f"sampling: {reason}"
 
 
 def _as_answer(row: _Row) -> Answer:
@@ -230,41 +231,45 @@ def _as_answer(row: _Row) -> Answer:
 
 
 def _scored_rows(
-    given: Sequence[tuple[str, str, GenerationResult | RowVerdict]],
+    named_results: Sequence[tuple[str, str, GenerationResult | RowVerdict]],
     reference: Route,
     requests: Callable[[str], Slot[GenerationRequest] | None],
     policy: ImagePolicy | None,
 ) -> list[_Row | RowVerdict]:
     prepared = [
-        one if isinstance(one, RowVerdict) else _prepared(name, one, requests(request), reference)
-        for name, request, one in given
+        result
+        if isinstance(result, RowVerdict)
+        else _prepared(name, result, requests(request), reference)
+        for name, request, result in named_results
     ]
-    asked = [one for one in prepared if isinstance(one, _Asked)]
-    scores = iter(_scores([slot for one in asked for slot in one.slots], reference, policy))
+    unscored = [entry for entry in prepared if isinstance(entry, _Asked)]
+    scores = iter(_scores([slot for entry in unscored for slot in entry.slots], reference, policy))
     out: list[_Row | RowVerdict] = []
-    for one in prepared:
-        if isinstance(one, RowVerdict):
-            out.append(one)
+    for entry in prepared:
+        if isinstance(entry, RowVerdict):
+            out.append(entry)
             continue
-        found = [next(scores) for _ in one.slots]
-        own, rendered = found[0], found[-1]
-        if not is_ok(own):
+        slots = [next(scores) for _ in entry.slots]
+        of_ids, rendered = slots[0], slots[-1]
+        if not is_ok(of_ids):
             out.append(
                 RowVerdict(
-                    id=one.id,
+                    id=entry.id,
                     verdict="not judged",
-                    evidence=f"the reference does not score it: {own.failure().message}",
+                    evidence=f"the reference does not score it: {of_ids.failure().message}",
                 )
             )
             continue
-        scored = own.unwrap()
-        expected = rendered.unwrap().prompt_token_ids if one.rendered and is_ok(rendered) else None
-        recorded = [each.logprob for each in one.result.logprobs or ()]
+        scored = of_ids.unwrap()
+        expected = (
+            rendered.unwrap().prompt_token_ids if entry.rendered and is_ok(rendered) else None
+        )
+        recorded = [each.logprob for each in entry.result.logprobs or ()]
         out.append(
             _Row(
-                one.id,
-                one.result,
-                one.ids,
+                entry.id,
+                entry.result,
+                entry.ids,
                 scored,
                 expected,
                 tuple(distances(recorded, scored.token_logprobs)),
@@ -274,17 +279,17 @@ def _scored_rows(
 
 
 def _scores(
-    asked: Sequence[Slot[GenerationRequest]], reference: Route, policy: ImagePolicy | None
+    requests: Sequence[Slot[GenerationRequest]], reference: Route, policy: ImagePolicy | None
 ) -> list[Slot[Scored]]:
     """The scores, in order. A recorded template was that of the run: rows with equal ones are
     scored together, with it in the run's options.
     """
     by_template: dict[str | None, list[int]] = {}
-    for place, slot in enumerate(asked):
+    for index, slot in enumerate(requests):
         options = slot.unwrap().options if is_ok(slot) else None
         by_template.setdefault(
             options.chat.template if options is not None and options.chat is not None else None, []
-        ).append(place)
+        ).append(index)
     scores: dict[int, Slot[Scored]] = {}
     for template, places in by_template.items():
         options = (
@@ -297,14 +302,14 @@ def _scores(
                 places,
                 score(
                     reference,
-                    [asked[place].map(_without_template) for place in places],
+                    [requests[index].map(_without_template) for index in places],
                     options,
                     image_policy=policy,
                 ),
                 strict=True,
             )
         )
-    return [scores[place] for place in range(len(asked))]
+    return [scores[index] for index in range(len(requests))]
 
 
 def _without_template(request: GenerationRequest) -> GenerationRequest:
@@ -322,8 +327,8 @@ def _samples(
 ) -> list[tuple[str, str, GenerationResult | RowVerdict]]:
     """The completions of a result, each with an id of its own, and with that of its request."""
     if not is_ok(slot):
-        words = f"the row failed: {type(slot.failure()).__name__}: {slot.failure().message}"
-        return [(name, name, RowVerdict(id=name, verdict="not judged", evidence=words))]
+        reason = f"the row failed: {type(slot.failure()).__name__}: {slot.failure().message}"
+        return [(name, name, RowVerdict(id=name, verdict="not judged", evidence=reason))]
     result = slot.unwrap()
     if len(result.samples) < 2:
         return [(name, name, result)]
@@ -331,11 +336,11 @@ def _samples(
     for finding in answer_check.check_answer(count, result.options):
         kind = kind_of(finding.kind)
         return [(name, name, RowVerdict(id=name, verdict=kind, evidence=finding.words))]
-    own = [
-        dataclasses.replace(one, options=dataclasses.replace(one.options, samples=1))
-        for one in result.samples
+    samples = [
+        dataclasses.replace(sample, options=dataclasses.replace(sample.options, samples=1))
+        for sample in result.samples
     ]
-    return [(f"{name}#{number}", name, one) for number, one in enumerate(own)]
+    return [(f"{name}#{index}", name, sample) for index, sample in enumerate(samples)]
 
 
 def _disobedience(
@@ -350,13 +355,13 @@ def _disobedience(
     return disobedience(result, engine.tokenizer, engine.eos_token_ids, room=room(result))
 
 
-def _unless(verdict: RowVerdict, found: tuple[FaultName, str] | None) -> RowVerdict:
+def _unless(verdict: RowVerdict, disobedience: tuple[FaultName, str] | None) -> RowVerdict:
     """The verdict by the ids, unless these are right, or not judged, and the rest of the row is
     wrong.
     """
-    if found is None or verdict.verdict not in ("right", "not judged"):
+    if disobedience is None or verdict.verdict not in ("right", "not judged"):
         return verdict
-    return RowVerdict(id=verdict.id, verdict=found[0], evidence=found[1])
+    return RowVerdict(id=verdict.id, verdict=disobedience[0], evidence=disobedience[1])
 
 
 class _Asked(NamedTuple):
@@ -374,16 +379,18 @@ def _prepared(
     request: Slot[GenerationRequest] | None,
     reference: Route,
 ) -> _Asked | RowVerdict:
-    def not_judged(words: str) -> RowVerdict:
-        return RowVerdict(id=name, verdict="not judged", evidence=words)
+    def not_judged(reason: str) -> RowVerdict:
+        return RowVerdict(id=name, verdict="not judged", evidence=reason)
 
     engine = reference.engine
     if result.options == GenerationOptions():
         return not_judged("the file does not tell with which options it was made")
-    strange = next((one for one in result.token_ids if one >= engine.tokenizer.vocab_size), None)
+    strange = next(
+        (token_id for token_id in result.token_ids if token_id >= engine.tokenizer.vocab_size), None
+    )
     if strange is not None:
-        words = f"it has the id {strange}, and the model has {engine.tokenizer.vocab_size} ids"
-        return RowVerdict(id=name, verdict="unknown", evidence=words)
+        reason = f"it has the id {strange}, and the model has {engine.tokenizer.vocab_size} ids"
+        return RowVerdict(id=name, verdict="unknown", evidence=reason)
     if not result.token_ids and (result.reasoning is not None or result.tool_calls):
         return not_judged(
             "it has no ids, and the server took its reasoning or its tool calls out of its text"
@@ -429,10 +436,10 @@ def _rendered(
     A row without a thinking switch is that of a server that was not sent it, so it is rendered
     without one.
     """
-    kept = dataclasses.replace(
+    bare = dataclasses.replace(
         request, options=GenerationOptions(chat=options.chat, preprocess=options.preprocess)
     )
-    return continued_by(unswitched(kept, reference), ids)
+    return continued_by(unswitched(bare, reference), ids)
 
 
 def _filters(options: GenerationOptions) -> list[str]:
@@ -453,8 +460,8 @@ def _unknown_options(options: GenerationOptions) -> list[str]:
         "frequency_penalty": (None, 0.0),
         "no_repeat_ngram_size": (None, 0),
     }
-    found = [name for name, values in neutral.items() if getattr(options, name, None) not in values]
-    return [*found, *(["a form"] if options.structured is not None else [])]
+    names = [name for name, values in neutral.items() if getattr(options, name, None) not in values]
+    return [*names, *(["a form"] if options.structured is not None else [])]
 
 
 class _Judge(NamedTuple):
@@ -466,7 +473,7 @@ class _Judge(NamedTuple):
     def verdict(self) -> RowVerdict:
         tries = (self._template, self._logprobs, self._not_judged, self._chosen)
         kind, evidence = next(
-            (found for found in (look() for look in tries) if found is not None),
+            (result for result in (look() for look in tries) if result is not None),
             ("right", self._agreement),
         )
         return RowVerdict(id=self.row.id, verdict=kind, evidence=evidence)
@@ -492,15 +499,15 @@ class _Judge(NamedTuple):
             row.expected,
         )
         if expected is not None and prompt and prompt != expected:
-            decode, place = self.reference.engine.tokenizer.decode, common_prefix(expected, prompt)
-            wanted, seen = (
-                decode(ids[max(0, place - 5) : place + 5]) for ids in (expected, prompt)
+            decode, index = self.reference.engine.tokenizer.decode, common_prefix(expected, prompt)
+            expected_text, seen = (
+                decode(ids[max(0, index - 5) : index + 5]) for ids in (expected, prompt)
             )
             return (
                 "template",
                 (
-                    f"about token {place} of the prompt {wanted!r} is expected, and {seen!r} was"
-                    " recorded"
+                    f"about token {index} of the prompt {expected_text!r} is expected, and"
+                    f" {seen!r} was recorded"
                 ),
             )
         if expected is not None and not prompt and count and count != len(expected):
@@ -549,9 +556,9 @@ class _Judge(NamedTuple):
         odd = self._impossible() if self.row.result.options.temperature else self._parted()
         if odd is None:
             return None
-        place, words = odd
-        own = self.row.scored.token_logprobs[place]
-        evidence = f"{words}; to the reference its log probability is {own:.2g}"
+        index, reason = odd
+        logprob = self.row.scored.token_logprobs[index]
+        evidence = f"{reason}; to the reference its log probability is {logprob:.2g}"
         if self.row.far:
             return "sampling", f"{evidence}; the recorded log probabilities are the reference's"
         if min(self.row.scored.token_logprobs) < _NEVER:
@@ -566,41 +573,41 @@ class _Judge(NamedTuple):
         """The places where the likeliest token may have been one that the options hold back."""
         options, ends = self.row.result.options, frozenset(self.reference.engine.eos_token_ids)
         stop = options.stop
-        held = (
+        count = (
             len(self.row.ids)
             if stop is not None and stop.ignore_eos
             else options.min_new_tokens or 0
         )
         return frozenset(
-            place
-            for place, (choice, _) in enumerate(self.row.scored.likeliest[:held])
+            index
+            for index, (choice, _) in enumerate(self.row.scored.likeliest[:count])
             if choice in ends
         )
 
     def _parted(self) -> tuple[int, str] | None:
         """The first token that greedy decoding would not have chosen."""
         scored, free = self.row.scored, self._free
-        for place, (token, (choice, highest), own) in enumerate(
+        for index, (token, (choice, highest), logprob) in enumerate(
             zip(self.row.ids, scored.likeliest, scored.token_logprobs, strict=True)
         ):
-            if token != choice and place not in free and highest - own > self.limits.margin:
-                if self._read_otherwise(place, choice):
+            if token != choice and index not in free and highest - logprob > self.limits.margin:
+                if self._read_otherwise(index, choice):
                     return None
                 return (
-                    place,
+                    index,
                     (
-                        f"it was greedy, and at token {place} it has {self._word(token)}, and the"
+                        f"it was greedy, and at token {index} it has {self._word(token)}, and the"
                         f" reference {self._word(choice)}"
                     ),
                 )
         return None
 
-    def _read_otherwise(self, place: int, choice: int) -> bool:
+    def _read_otherwise(self, index: int, choice: int) -> bool:
         """Whether the rest of a row without ids is the text that the reference goes on with, in
         other tokens: a stop string may end within a token.
         """
         left, word = (
-            self.reference.engine.tokenizer.decode(ids) for ids in (self.row.ids[place:], (choice,))
+            self.reference.engine.tokenizer.decode(ids) for ids in (self.row.ids[index:], (choice,))
         )
         return not self.row.result.token_ids and (left.startswith(word) or word.startswith(left))
 
@@ -611,29 +618,29 @@ class _Judge(NamedTuple):
         """The first token that the row's temperature and filters would not have left."""
         row, options, free = self.row, self.row.result.options, self._free
         unsure: list[int] = []
-        for place, (token, (choice, highest), own) in enumerate(
+        for index, (token, (choice, highest), logprob) in enumerate(
             zip(row.ids, row.scored.likeliest, row.scored.token_logprobs, strict=True)
         ):
-            if place in free or token == choice or self._read_otherwise(place, choice):
+            if index in free or token == choice or self._read_otherwise(index, choice):
                 continue
-            if own < _NEVER * max(1.0, options.temperature or 1.0):
-                return place, f"at token {place} it has {self._word(token)}, which is not drawn"
+            if logprob < _NEVER * max(1.0, options.temperature or 1.0):
+                return index, f"at token {index} it has {self._word(token)}, which is not drawn"
             if (
                 options.min_p
-                and (own - highest) / (options.temperature or 1.0)
+                and (logprob - highest) / (options.temperature or 1.0)
                 < math.log(options.min_p) - self.limits.margin
             ):
                 return (
-                    place,
+                    index,
                     (
-                        f"at token {place} it has {self._word(token)}, which"
+                        f"at token {index} it has {self._word(token)}, which"
                         f" min_p={options.min_p:g} leaves out"
                     ),
                 )
-            if _filters(options) and not _surely_left(own, options):
-                unsure.append(place)
+            if _filters(options) and not _surely_left(logprob, options):
+                unsure.append(index)
         return self._looked_at(
-            sorted(unsure, key=lambda place: row.scored.token_logprobs[place])[:_LOOKED]
+            sorted(unsure, key=lambda index: row.scored.token_logprobs[index])[:_LOOKED]
         )
 
     def _looked_at(self, places: Sequence[int]) -> tuple[int, str] | None:
@@ -641,53 +648,54 @@ class _Judge(NamedTuple):
         row, options = self.row, self.row.result.options
         if not places or row.result.image_grid_thw or row.result.image_digests:
             return None
-        rows = [{"prompt_token_ids": [*row.prompt, *row.ids[:place]]} for place in places]
-        asked = {
+        rows = [{"prompt_token_ids": [*row.prompt, *row.ids[:index]]} for index in places]
+        greedy = {
             "temperature": 0.0,
             "max_new_tokens": 1,
             "logprobs": True,
             "top_logprobs": _TOP,
             "ignore_eos": True,
         }
-        for place, slot in sorted(
-            zip(places, run(self.reference, rows, asked), strict=True), key=lambda pair: pair[0]
+        for index, slot in sorted(
+            zip(places, run(self.reference, rows, greedy), strict=True),
+            key=lambda pair: pair[0],
         ):
             drawn = slot.unwrap().logprobs if is_ok(slot) else None
             if not drawn:
                 continue
             tokens = [*drawn[0].top]
-            words = _left_out(
-                row.scored.token_logprobs[place],
+            filter_name = _left_out(
+                row.scored.token_logprobs[index],
                 tokens,
                 options,
                 self.limits.margin,
                 self.reference.engine.tokenizer.vocab_size,
             )
-            if words:
+            if filter_name:
                 return (
-                    place,
+                    index,
                     (
-                        f"at token {place} it has {self._word(row.ids[place])}, which {words}"
+                        f"at token {index} it has {self._word(row.ids[index])}, which {filter_name}"
                         " leaves out"
                     ),
                 )
         return None
 
 
-def _surely_left(own: float, options: GenerationOptions) -> bool:
+def _surely_left(logprob: float, options: GenerationOptions) -> bool:
     """Whether a token so likely is within top_k and top_p, whatever the others are: at most 1/p
     tokens are as likely, and those above have at most 1-p.
     """
     if options.temperature != 1.0:
         return False
-    share = math.exp(own)
+    share = math.exp(logprob)
     return (not options.top_k or 1 / share <= options.top_k) and (
         options.top_p in (None, 1.0) or 1 - share < (options.top_p or 1.0)
     )
 
 
 def _left_out(
-    own: float,
+    logprob: float,
     top: Sequence[tuple[int, float]],
     options: GenerationOptions,
     margin: float,
@@ -710,7 +718,7 @@ def _left_out(
     ... ]
     ['', 'top_p=0.8']
     """
-    likelier = [value for _, value in top if value > own + margin]
+    likelier = [value for _, value in top if value > logprob + margin]
     if options.top_k and len(likelier) >= options.top_k:
         return f"top_k={options.top_k}"
     if options.top_p in (None, 1.0) or not top:

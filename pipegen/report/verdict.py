@@ -190,11 +190,11 @@ class Answer:
         """Where the reference would have chosen another token first; None where it agrees with the
         whole answer.
         """
-        for place, (token, (choice, highest), own) in enumerate(
+        for index, (token, (choice, highest), logprob) in enumerate(
             zip(self.token_ids, self.likeliest, self.logprobs, strict=True)
         ):
             if token != choice:
-                return Parting(place, token, choice, min(highest - own, _FARTHEST))
+                return Parting(index, token, choice, min(highest - logprob, _FARTHEST))
         return None
 
     @property
@@ -206,7 +206,7 @@ class Answer:
     def runs_on(self) -> int | None:
         """The place of an end token that the answer goes on after."""
         return next(
-            (place for place, token in enumerate(self.token_ids[:-1]) if token in self.ends), None
+            (index for index, token in enumerate(self.token_ids[:-1]) if token in self.ends), None
         )
 
     def ends_otherwise(self, parting: Parting) -> bool:
@@ -230,21 +230,21 @@ class Answer:
         higher.
         """
         before = {*self.expected} if of_prompt else set[int]()
-        found: list[tuple[bool, bool]] = []
-        for token, given, own in zip(
+        moves: list[tuple[bool, bool]] = []
+        for token, at_server, logprob in zip(
             self.token_ids, self.server_logprobs, self.logprobs, strict=False
         ):
-            if abs(given - own) > least:
-                found.append((token in before, given > own))
+            if abs(at_server - logprob) > least:
+                moves.append((token in before, at_server > logprob))
             before.add(token)
-        return found
+        return moves
 
 
 def distances(some: Sequence[float], others: Sequence[float]) -> list[float]:
     """How far numbers are apart, pair by pair."""
     return [
-        min(abs(one - other), _FARTHEST) if one != other else 0.0
-        for one, other in zip(some, others, strict=False)
+        min(abs(left - right), _FARTHEST) if left != right else 0.0
+        for left, right in zip(some, others, strict=False)
     ]
 
 
@@ -340,13 +340,13 @@ class Verdict:
         faults = [
             {
                 **{
-                    name: getattr(one, name)
+                    name: getattr(fault, name)
                     for name in ("kind", "words", "evidence", "answers", "of", "example")
                 },
-                "way": one.first.way,
-                "first": one.first.id,
+                "way": fault.first.way,
+                "first": fault.first.id,
             }
-            for one in self.faults
+            for fault in self.faults
         ]
         failed = [
             {"id": name, "way": way, "error": error_to_plain(error)}

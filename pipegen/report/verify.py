@@ -92,7 +92,7 @@ def verify(
     device: str | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
-    tell: Tell = lambda done, words: None,
+    tell: Tell = lambda done, text: None,
     **settings: Any,
 ) -> Verdict:
     """Whether the server at this address serves this model right.
@@ -137,13 +137,13 @@ def verify(
             chat, by_ids, reference, names_ends=spoken == "vllm", switched=spoken != "plain"
         )
         facts = Checkpoint(ModelLoadConfig(model=model, **checkpoint))
-        wanted: Any = precision or facts.dtype
+        computes_in: Any = precision or facts.dtype
         server = _Server(
             routes,
             routes._replace(chat=whole, by_ids=None),
             spoken,
             model,
-            wanted,
+            computes_in,
             image_policy,
             max_new_tokens,
             tell,
@@ -221,16 +221,16 @@ class _Server:
         """Ask these requests, each way."""
         named = plain_requests(requests, self.image_policy)
         self.requests.update({slot.unwrap().id or "": slot for slot in named if is_ok(slot)})
-        for one in answers_of(
+        for row in answers_of(
             routes or self.routes, named, self.most, self.image_policy, self.tell
         ):
             # mypy joins the two lists
-            (self.answers if isinstance(one, Answer) else self.failed).append(one)  # type: ignore[arg-type]
+            (self.answers if isinstance(row, Answer) else self.failed).append(row)  # type: ignore[arg-type]
         self.count += len(requests)
         self.tell("")
 
-    def tell(self, words: str) -> None:
-        self._tell(self.count, words)
+    def tell(self, text: str) -> None:
+        self._tell(self.count, text)
 
     def verdict(self, url: str) -> Verdict:
         expected = [answer for answer in self.answers if not answer.other_prompt]
@@ -254,11 +254,11 @@ class _Server:
         # what ends elsewhere has another length, finish and text too
         if any(fault.kind == "end tokens" for fault in faults):
             faults = [fault for fault in faults if fault.kind not in ("length", "text")]
-        asked, not_judged = 0, [*self._not_reached(expected)]
+        asked_again, not_judged = 0, [*self._not_reached(expected)]
         if {fault.kind for fault in faults} <= _FOLLOWED:
             follow = self._follow_ups(expected, limits.margin, not_judged)
             faults = one_each([*faults, *follow.faults()])
-            asked = follow.asked
+            asked_again = follow.asked
         apart = sum(not answer.token_ids and answer.by_text for answer in expected)
         if apart:
             not_judged.append(
@@ -284,7 +284,7 @@ class _Server:
             failed=tuple(wrong),
             too_long=len({failure.id for failure in self.failed})
             - len({failure.id for failure in wrong}),
-            asked_again=asked,
+            asked_again=asked_again,
             most_spread=limits.spread,
             most_margin=limits.margin,
             not_judged=tuple(not_judged),
@@ -292,11 +292,11 @@ class _Server:
 
     def _not_reached(self, expected: Sequence[Answer]) -> Iterator[str]:
         """The lengths of the configuration beyond which no answer is judged."""
-        longest = [len(one.expected) + len(one.token_ids) for one in expected]
+        longest = [len(answer.expected) + len(answer.token_ids) for answer in expected]
         engines = (self.routes.reference.engine, self.routes.chat.engine)
-        limits = [one.capabilities.context_length for one in engines]
-        known = [limit for limit in limits if limit is not None]
-        return not_reached(self.lengths, max(longest, default=0), min(known, default=None))
+        limits = [engine.capabilities.context_length for engine in engines]
+        known_limits = [limit for limit in limits if limit is not None]
+        return not_reached(self.lengths, max(longest, default=0), min(known_limits, default=None))
 
     def _follow_ups(
         self, expected: Sequence[Answer], margin: float, not_judged: list[str]
@@ -342,7 +342,7 @@ class _Server:
             first = Answer(
                 id=failure.id, way=failure.way, expected=(), token_ids=(), logprobs=(), likeliest=()
             )
-            count = sum(by_hint[one.error.hint] == kind for one in refused)
+            count = sum(by_hint[other.error.hint] == kind for other in refused)
             evidence = "the answer does not obey its request"
             yield Fault(
                 kind=kind,
@@ -366,12 +366,16 @@ class _Server:
         ]
 
     def again(self, names: Sequence[str], way: Way) -> list[Answer]:
-        asked = Asked(
+        batch = Asked(
             [self.requests[name] for name in names if name in self.requests] * 2,
             GenerationOptions(max_new_tokens=self.most),
             self.image_policy,
         )
-        return [one for one in ask(self.routes, way, asked, self.tell) if isinstance(one, Answer)]
+        return [
+            answer
+            for answer in ask(self.routes, way, batch, self.tell)
+            if isinstance(answer, Answer)
+        ]
 
     def written(self, names: Sequence[str]) -> list[str | None]:
         options = {"temperature": 0.0, "max_new_tokens": self.most}
@@ -430,4 +434,4 @@ def noise_of(
         for (_, _, logprobs), slot in zip(rows, scored, strict=True)
         if is_ok(slot)
     ]
-    return rms([one for own, other in pairs for one in distances(own, other)]) or None
+    return rms([distance for left, right in pairs for distance in distances(left, right)]) or None

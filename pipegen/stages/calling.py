@@ -89,30 +89,30 @@ def _call(backend: Backend[Any, Any], before: Steps, after: Steps) -> Call:
     )
 
 
-def _asking(engine: Any, asked: Encoded, sent: Encoded) -> Asking:
+def _asking(engine: Any, encoded: Encoded, sent: Encoded) -> Asking:
     """What a row wants that takes more than one answer, or none: the scores of its prompt, which
     equal prompts share, and then its answer, perhaps after a thought.
     """
     scores: PromptLogprobs | None = None
-    if asked.options.prompt_logprobs:
-        refused, ids = _unsupported(asked, engine), asked.prompt.token_ids
+    if encoded.options.prompt_logprobs:
+        refused, ids = _unsupported(encoded, engine), encoded.prompt.token_ids
         if refused is not None:
             return Failure(refused)
         scores = (None,)
         if len(ids) > 1:
-            slot = yield Wanted(engine, _continued(asked), shown=False, same=ids)
+            slot = yield Wanted(engine, _continued(encoded), shown=False, same=ids)
             if not is_ok(slot):
                 return slot
             scores = _logprobs(slot.unwrap())
-    if asked.options.max_new_tokens == 0:
-        raw: Slot[Raw] = Success(Raw(encoded=asked, token_ids=()))
-    elif asked.prompt.thought is not None or asked.prompt.call is not None:
+    if encoded.options.max_new_tokens == 0:
+        raw: Slot[Raw] = Success(Raw(encoded=encoded, token_ids=()))
+    elif encoded.prompt.thought is not None or encoded.prompt.call is not None:
         model = reader_of(engine)()
         if not is_ok(model):
             return Failure(model.failure())
-        raw = yield from answer_in_parts(asked, sent, engine, model.unwrap())
+        raw = yield from answer_in_parts(encoded, sent, engine, model.unwrap())
     else:
-        raw = (yield Wanted(engine, sent)).map(partial(_to, asked))
+        raw = (yield Wanted(engine, sent)).map(partial(_to, encoded))
     return raw if scores is None else raw.map(partial(altered, prompt_logprobs=scores))
 
 
@@ -148,25 +148,25 @@ class _Pipeline:
         )
         """Whether there is nothing to refuse and nothing to change, whatever a request asks for."""
 
-    def admit(self, asked: Any) -> Slot[Any]:
+    def admit(self, value: Any) -> Slot[Any]:
         """What the engine is to get of one row. Where a stage of one's own comes before the one
         that cuts, the engine is not to end the row for that one.
 
         `UnsupportedOption` for an option whose stage is not in the pipe, `UnsupportedPlugin` for a
         plugin.
         """
-        if not isinstance(asked, (Encoded, ResolvedRequest)):
-            return Success(asked)
-        absent = next((stage for stage in self._absent if _asks(asked.options, stage)), None)
+        if not isinstance(value, (Encoded, ResolvedRequest)):
+            return Success(value)
+        absent = next((stage for stage in self._absent if _asks(value.options, stage)), None)
         if absent is not None:
-            option = _asks(asked.options, absent)
-            words = (
-                f"{option}={flat_values(asked.options)[option]!r:.80} is what the stage {absent}"
+            option = _asks(value.options, absent)
+            message = (
+                f"{option}={flat_values(value.options)[option]!r:.80} is what the stage {absent}"
                 " does, and the pipe has no such stage"
             )
             return Failure(
                 UnsupportedOption(
-                    words,
+                    message,
                     option=option,
                     hint=(
                         f"put pg.stages.{absent}(engine), or a stage of your own of that name, into"
@@ -190,17 +190,17 @@ class _Pipeline:
                         hint=hint,
                     )
                 )
-        stop = asked.options.stop
+        stop = value.options.stop
         if (
             self._halts
-            or isinstance(asked, ResolvedRequest)
+            or isinstance(value, ResolvedRequest)
             or not (self._watches or (stop is not None and stop.stop))
         ):
-            return Success(asked)
+            return Success(value)
         unstopped = (
-            asked.options if stop is None else altered(asked.options, stop=altered(stop, stop=()))
+            value.options if stop is None else altered(value.options, stop=altered(stop, stop=()))
         )
-        return Success(altered(asked, options=unstopped, watched=False))
+        return Success(altered(value, options=unstopped, watched=False))
 
 
 def _halts(after: Steps) -> bool:
@@ -227,24 +227,24 @@ def _asks(options: GenerationOptions, stage: str) -> str:
     )
 
 
-def _to(asked: Any, answer: Any) -> Any:
+def _to(value: Any, answer: Any) -> Any:
     """The answer to what was asked of the call, whatever of it the engine got."""
     return (
-        altered(answer, encoded=asked)
-        if isinstance(answer, Raw) and isinstance(asked, Encoded)
+        altered(answer, encoded=value)
+        if isinstance(answer, Raw) and isinstance(value, Encoded)
         else answer
     )
 
 
-def _takes_several(asked: Any) -> bool:
+def _takes_several(value: Any) -> bool:
     """Whether the row takes more than one answer, or none: its prompt is to be scored, nothing is
     to be generated after it, or it thinks before it answers, or calls a tool.
     """
-    return isinstance(asked, Encoded) and (
-        bool(asked.options.prompt_logprobs)
-        or asked.options.max_new_tokens == 0
-        or asked.prompt.thought is not None
-        or asked.prompt.call is not None
+    return isinstance(value, Encoded) and (
+        bool(value.options.prompt_logprobs)
+        or value.options.max_new_tokens == 0
+        or value.prompt.thought is not None
+        or value.prompt.call is not None
     )
 
 
@@ -259,9 +259,9 @@ def _unsupported(encoded: Encoded, engine: Any) -> UnsupportedOption | None:
             option="prompt_logprobs",
         )
     if encoded.prompt.images:
-        words = "the log probabilities of a prompt with images are not given"
+        message = "the log probabilities of a prompt with images are not given"
         return UnsupportedOption(
-            words,
+            message,
             option="prompt_logprobs",
             hint="leave it out, and score the text after the images with pg.score",
         )
@@ -283,7 +283,7 @@ def _logprobs(scores: TokenScores) -> PromptLogprobs:
     return (
         None,
         *(
-            TokenLogprob(token_id=token, logprob=own, top=(likeliest,))
-            for token, own, likeliest in each
+            TokenLogprob(token_id=token, logprob=logprob, top=(likeliest,))
+            for token, logprob, likeliest in each
         ),
     )

@@ -57,17 +57,17 @@ def decode(engine: TokenEngine) -> Pipe[Raw, Decoded]:
     read = reader_of(engine)
 
     def follow(encoded: Encoded) -> TokenFold:
-        known = read()
-        if not is_ok(known):
-            raise CallFailed(known.failure())
-        model: TokenModel = known.unwrap()
+        slot = read()
+        if not is_ok(slot):
+            raise CallFailed(slot.failure())
+        model: TokenModel = slot.unwrap()
         return TokenFold(encoded.options, model.tokenizer, model.eos_token_ids, model.plugins)
 
     def decoded(raw: Raw, model: TokenModel) -> Slot[Decoded]:
         wrong = _wrong_ids(raw.token_ids, model)
         if wrong:
-            words = f"the answer of {model.name} has {wrong}"
-            return Failure(MalformedResponse(words, hint=_IDS))
+            message = f"the answer of {model.name} has {wrong}"
+            return Failure(MalformedResponse(message, hint=_IDS))
         return decode_row(raw, model.tokenizer, model.eos_token_ids)
 
     return row_stage(
@@ -91,7 +91,10 @@ def _wrong_ids(ids: Any, model: TokenModel) -> str:
     if kinds:
         return f"{min(kind.__name__ for kind in kinds)} among its token_ids, not int"
     size = model.capabilities.vocab_size
-    wrong = next((one for one in ids if one < 0 or (size is not None and one >= size)), None)
+    wrong = next(
+        (token_id for token_id in ids if token_id < 0 or (size is not None and token_id >= size)),
+        None,
+    )
     if wrong is None:
         return ""
     return f"the token id {wrong}" + ("" if size is None else f", and the model has {size} ids")
@@ -150,25 +153,25 @@ def decode_row(raw: Raw, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()
     """
     options = raw.encoded.options
     if options.prompt_logprobs and raw.prompt_logprobs is None:
-        words = "prompt_logprobs takes a pipe that asks for them: none of its stages does"
+        message = "prompt_logprobs takes a pipe that asks for them: none of its stages does"
         hint = "pg.call(engine) asks for them; a stage of your own in its place sets"
         hint += " Raw.prompt_logprobs"
-        return Failure(UnsupportedOption(words, option="prompt_logprobs", hint=hint))
+        return Failure(UnsupportedOption(message, option="prompt_logprobs", hint=hint))
     if options.max_new_tokens is None or options.min_new_tokens is None:
         raise ValueError(UNRESOLVED)
     plan, limit = plan_of(options, tokenizer, eos_token_ids), options.max_new_tokens
     count, hidden = len(raw.token_ids), plan.hidden
-    place = plan.first_end(raw.token_ids, options.min_new_tokens, min(count, limit))
-    by_id = place is not None
-    raw = with_texts(_first_ids(raw, limit if place is None else place + 1), tokenizer)
+    index = plan.first_end(raw.token_ids, options.min_new_tokens, min(count, limit))
+    by_id = index is not None
+    raw = with_texts(_first_ids(raw, limit if index is None else index + 1), tokenizer)
     ids = shown = raw.token_ids
     last: str | None = ""
     if by_id:
         finish, stop = plan.ids[ids[-1]]
         shown, last = ids[:-1], added(tokenizer, ids[-1])
     else:
-        whole = count == len(ids)  # how the engine ended the row, it says of its last token
-        aborted, halted = whole and raw.aborted, raw.halted if whole else None
+        complete = count == len(ids)  # how the engine ended the row, it says of its last token
+        aborted, halted = complete and raw.aborted, raw.halted if complete else None
         finish, stop = not_ended(len(ids) >= limit, aborted=aborted, halted=halted)
     raw_text, raw_ends = spell(tokenizer, ids)
     if hidden.isdisjoint(shown) and last is not None and len(last) < len(raw_text):
@@ -290,12 +293,12 @@ def _tokens_until_end(decoded: Decoded, fold: TextFold, *, each: bool) -> int:
     count, text_start, raw_start = len(decoded.text_ends), 0, 0
     # What was held back of the last character comes with the id that ends the row.
     places = range(count - 1 if decoded.finish in BY_ID else count)
-    for place in places if each else places[max(first - 1, 0) : first]:
-        text_end, raw_end = decoded.text_ends[place], decoded.raw_ends[place]
+    for index in places if each else places[max(first - 1, 0) : first]:
+        text_end, raw_end = decoded.text_ends[index], decoded.raw_ends[index]
         text, raw = decoded.text[text_start:text_end], decoded.raw_text[raw_start:raw_end]
-        fold.feed_text(text, raw, counts=place + 1 > first)
+        fold.feed_text(text, raw, counts=index + 1 > first)
         if fold.finish is not None:
-            return place + 1
+            return index + 1
         text_start, raw_start = text_end, raw_end
     raw = "" if decoded.finish is Finish.STOP_TOKEN else decoded.raw_text[raw_start:]
     fold.feed_text(decoded.text[text_start:], raw, counts=count > first)

@@ -42,7 +42,7 @@ def _fitted(encoded: Encoded, model: TokenModel) -> Slot[Encoded]:
     if size is None:
         return row
     return row.map(
-        lambda one: altered(one, checked=CheckedIds(one.prompt, one.options, size)),
+        lambda fitting: altered(fitting, checked=CheckedIds(fitting.prompt, fitting.options, size)),
     )
 
 
@@ -70,21 +70,21 @@ def check_ids(encoded: Encoded, vocab_size: int | None) -> InvalidRequest | None
     prompt = encoded.prompt
     # they differ where there are images
     compact = () if prompt.compact_token_ids is prompt.token_ids else prompt.compact_token_ids
-    for place, ids in (
+    for holder, ids in (
         ("the prompt holds", prompt.token_ids),
         ("the prompt holds", compact),
         *_option_ids(encoded.options),
     ):
         if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
             position = next(
-                position for position, number in enumerate(ids) if not 0 <= number < vocab_size
+                position for position, token_id in enumerate(ids) if not 0 <= token_id < vocab_size
             )
-            words = (
-                f"{place} id {ids[position]} at position {position}, and the model has ids from 0"
+            message = (
+                f"{holder} id {ids[position]} at position {position}, and the model has ids from 0"
                 f" to {vocab_size - 1}"
             )
             return InvalidRequest(
-                words,
+                message,
                 hint=(
                     "leave the token out; where the tokenizer has more tokens than the model,"
                     " resize the model's embedding"
@@ -122,21 +122,23 @@ def check_fit(encoded: Encoded, capabilities: Capabilities) -> Slot[Encoded]:
     unknown = check_ids(encoded, capabilities.vocab_size)
     if unknown is not None:
         return Failure(unknown)
-    asked = encoded.options.max_prompt_tokens
+    max_prompt_tokens = encoded.options.max_prompt_tokens
     if (
-        asked is not None
-        and prompt_tokens > asked
-        and asked <= (capabilities.context_length or asked)
+        max_prompt_tokens is not None
+        and prompt_tokens > max_prompt_tokens
+        and max_prompt_tokens <= (capabilities.context_length or max_prompt_tokens)
     ):
         return Failure(
             PromptTooLong(
-                prompt_tokens, asked, hint="shorten the prompt, or raise max_prompt_tokens"
+                prompt_tokens,
+                max_prompt_tokens,
+                hint="shorten the prompt, or raise max_prompt_tokens",
             )
         )
     left = remaining_tokens(prompt_tokens, capabilities)
-    wanted, least = encoded.options.max_new_tokens or 0, encoded.options.min_new_tokens or 0
+    max_new_tokens, least = encoded.options.max_new_tokens or 0, encoded.options.min_new_tokens or 0
     fills = capabilities.fills_context and _sets_no_length(encoded)
-    if left is None or (wanted <= left and not fills):
+    if left is None or (max_new_tokens <= left and not fills):
         return Success(encoded)
     limit = capabilities.context_length or 0
     if fills and left >= max(1, least):
@@ -150,7 +152,7 @@ def check_fit(encoded: Encoded, capabilities: Capabilities) -> Slot[Encoded]:
             dataclasses.replace(
                 encoded,
                 options=dataclasses.replace(encoded.options, max_new_tokens=left),
-                clipped_from=wanted,
+                clipped_from=max_new_tokens,
             )
         )
     if left < 1:
@@ -169,8 +171,8 @@ def check_fit(encoded: Encoded, capabilities: Capabilities) -> Slot[Encoded]:
             )
         )
     message = (
-        f"the prompt has {prompt_tokens} tokens and up to {wanted} more are to be generated; the"
-        f" limit for both is {limit}"
+        f"the prompt has {prompt_tokens} tokens and up to {max_new_tokens} more are to be"
+        f" generated; the limit for both is {limit}"
     )
     return Failure(PromptTooLong(prompt_tokens, limit, message=message))
 
@@ -179,7 +181,7 @@ def _sets_no_length(encoded: Encoded) -> bool:
     """Whether the length of the answer is pipegen's default: neither the request nor the
     checkpoint's settings name one.
     """
-    given = encoded.request.options
+    options = encoded.request.options
     return (
-        given is None or given.max_new_tokens is None
+        options is None or options.max_new_tokens is None
     ) and encoded.options.max_new_tokens == DEFAULTS.max_new_tokens

@@ -85,8 +85,8 @@ def resolve_scoring(engine: Any) -> Pipe[GenerationRequest, ResolvedRequest]:
                     "a request that is scored takes a continuation: a text, or token ids"
                 )
             )
-        asked = flat_values(request.options) if request.options is not None else {}
-        for name, value in asked.items():
+        options = flat_values(request.options) if request.options is not None else {}
+        for name, value in options.items():
             if value is not None and value != _NEUTRAL[name] and name not in _OF_PROMPTS:
                 hint = (
                     "leave it out: log probabilities are the model's own, and the continuation is"
@@ -117,9 +117,9 @@ def scores_none(engine: Engine) -> GenerationError | None:
     if takes_tokens(engine) and not is_ok(model := reader_of(engine)()):
         return model.failure()
     if not scores_tokens(engine):
-        words = f"{shown(engine.name)} does not give the log probabilities of given continuations"
+        message = f"{shown(engine.name)} does not give the log probabilities of given continuations"
         return UnsupportedOption(
-            words, option="continuation", hint="score with hf, vllm, vllm_server or sglang_server"
+            message, option="continuation", hint="score with hf, vllm, vllm_server or sglang_server"
         )
     return None
 
@@ -134,11 +134,11 @@ def join(engine: TokenEngine, empty_context: EmptyContext = "refuse") -> Pipe[Re
     read = reader_of(engine)
 
     def prepare(_: Sequence[Rendered]) -> Callable[[Rendered], Slot[Continued]]:
-        known = read()
-        if not is_ok(known):
-            return lambda rendered: known
+        slot = read()
+        if not is_ok(slot):
+            return lambda rendered: slot
         contexts: dict[Hashable, Slot[Prompt]] = {}
-        return lambda rendered: join_row(rendered, known.unwrap(), empty_context, contexts)
+        return lambda rendered: join_row(rendered, slot.unwrap(), empty_context, contexts)
 
     name = "join" if empty_context == "refuse" else f"join after {empty_context}"
     return batch_stage(name, prepare, rebind=lambda new: join(new.engine(engine), empty_context))
@@ -157,25 +157,27 @@ def join_row(
     these are refused, and for ids that the model does not have. `PromptTooLong` where both together
     are longer than the engine takes.
     """
-    kept = {} if contexts is None else contexts
-    asked = cast(ScoringRequest, rendered.request).continuation
+    prompts = {} if contexts is None else contexts
+    continuation = cast(ScoringRequest, rendered.request).continuation
     limit = engine.longest_scored
     refusal = check_length(
-        rendered.to_tokenize + (asked if isinstance(asked, str) else ""), engine.tokenizer, limit
+        rendered.to_tokenize + (continuation if isinstance(continuation, str) else ""),
+        engine.tokenizer,
+        limit,
     )
     if refusal is not None:
         return Failure(refusal)
-    if not isinstance(asked, str) or rendered.text is None:
-        own = (
-            asked
-            if not isinstance(asked, str)
-            else of_tokenizer(engine.tokenizer.encode_plain, asked, first=False)
+    if not isinstance(continuation, str) or rendered.text is None:
+        ids = (
+            continuation
+            if not isinstance(continuation, str)
+            else of_tokenizer(engine.tokenizer.encode_plain, continuation, first=False)
         )
-        pair = _context(rendered, engine, kept).map(lambda prompt: _Pair(prompt, tuple(own)))
+        pair = _context(rendered, engine, prompts).map(lambda prompt: _Pair(prompt, tuple(ids)))
     else:
-        pair = _text_pair(rendered, asked, engine, kept)
-    return pair.bind(lambda made: _begun(made, engine, empty_context)).bind(
-        lambda made: _checked(rendered, made, engine, limit)
+        pair = _text_pair(rendered, continuation, engine, prompts)
+    return pair.bind(lambda joined: _with_first_token(joined, engine, empty_context)).bind(
+        lambda joined: _checked(rendered, joined, engine, limit)
     )
 
 
@@ -189,7 +191,7 @@ class _Pair(NamedTuple):
 
 
 def _context(
-    rendered: Rendered, engine: TokenModel, kept: dict[Hashable, Slot[Prompt]]
+    rendered: Rendered, engine: TokenModel, prompts: dict[Hashable, Slot[Prompt]]
 ) -> Slot[Prompt]:
     """The ids of a prompt, encoded once."""
     key = (
@@ -200,27 +202,27 @@ def _context(
         rendered.bos,
         rendered.token_ids,
         rendered.before,
-        tuple([id(one) for one in rendered.images]),
+        tuple([id(image) for image in rendered.images]),
     )
-    if key not in kept:
-        kept[key] = tokenize_row(
+    if key not in prompts:
+        prompts[key] = tokenize_row(
             rendered,
             rendered.images,
             engine.tokenizer,
             engine.image_placeholder,
             engine.video_placeholder,
         )
-    return kept[key]
+    return prompts[key]
 
 
 def _text_pair(
-    rendered: Rendered, continuation: str, engine: TokenModel, kept: dict[Hashable, Slot[Prompt]]
+    rendered: Rendered, continuation: str, engine: TokenModel, prompts: dict[Hashable, Slot[Prompt]]
 ) -> Slot[_Pair]:
     """Context and continuation of texts, by the rule of this module."""
     spaces = len(rendered.to_tokenize) - len(rendered.to_tokenize.rstrip())
     bare = rendered.rewritten(str.rstrip) if spaces else rendered
     moved = rendered.to_tokenize[len(rendered.to_tokenize) - spaces :] + continuation
-    context = _context(bare, engine, kept)
+    context = _context(bare, engine, prompts)
     if not is_ok(context):
         return Failure(context.failure())
     if _looks_like_control(bare, moved):
@@ -237,22 +239,22 @@ def _text_pair(
                 tuple(of_tokenizer(engine.tokenizer.encode_plain, moved, first=False)),
             )
         )
-    whole = tokenize_row(
+    joined = tokenize_row(
         bare.rewritten(lambda text: text + moved),
         bare.images,
         engine.tokenizer,
         engine.image_placeholder,
         engine.video_placeholder,
     )
-    return whole.map(lambda both: _split(context.unwrap(), both.token_ids, engine))
+    return joined.map(lambda both: _split(context.unwrap(), both.token_ids, engine))
 
 
-def _split(prompt: Prompt, whole: tuple[int, ...], engine: TokenModel) -> _Pair:
+def _split(prompt: Prompt, joined: tuple[int, ...], engine: TokenModel) -> _Pair:
     """The continuation: what comes behind as many ids as the context has by itself."""
-    before, continuation = prompt.token_ids, whole[len(prompt.token_ids) :]
-    other = whole[: len(before)] != before and engine.tokenizer.decode(
+    before, continuation = prompt.token_ids, joined[len(prompt.token_ids) :]
+    other = joined[: len(before)] != before and engine.tokenizer.decode(
         before + continuation
-    ) != engine.tokenizer.decode(whole)
+    ) != engine.tokenizer.decode(joined)
     return _Pair(prompt, continuation, other)
 
 
@@ -269,16 +271,16 @@ def _looks_like_control(bare: Rendered, moved: str) -> bool:
     return len(before) != len(after) or bare.marks.in_text(moved)
 
 
-def _begun(pair: _Pair, engine: TokenModel, empty_context: EmptyContext) -> Slot[_Pair]:
+def _with_first_token(pair: _Pair, engine: TokenModel, empty_context: EmptyContext) -> Slot[_Pair]:
     """The pair with a context that is not empty."""
     prompt, continuation, _ = pair
     if prompt.token_ids:
         return Success(pair)
     if empty_context == "refuse":
-        words = "the context is empty, and the first token of a sequence has no log probability"
+        message = "the context is empty, and the first token of a sequence has no log probability"
         return Failure(
             InvalidRequest(
-                words,
+                message,
                 hint=(
                     'set empty_context="bos" to score it after the model\'s BOS (its end token'
                     " where it has none)"
@@ -293,8 +295,10 @@ def _begun(pair: _Pair, engine: TokenModel, empty_context: EmptyContext) -> Slot
                 hint="set empty_context to a token id",
             )
         )
-    begun = dataclasses.replace(prompt, token_ids=(first,), compact_token_ids=(first,))
-    return Success(_Pair(begun, continuation[1:] if continuation[:1] == (first,) else continuation))
+    nonempty = dataclasses.replace(prompt, token_ids=(first,), compact_token_ids=(first,))
+    return Success(
+        _Pair(nonempty, continuation[1:] if continuation[:1] == (first,) else continuation)
+    )
 
 
 def first_token(engine: TokenModel) -> int | None:
@@ -310,30 +314,32 @@ def _checked(
 ) -> Slot[Continued]:
     prompt, continuation, joined = pair
     if not continuation:
-        words = (
+        reason = (
             "the continuation has no token of its own: the tokenizer joins it with the end of the"
             " context"
         )
         return Failure(
             InvalidRequest(
-                words, hint="give the continuation as ids, or begin it where a token begins"
+                reason, hint="give the continuation as ids, or begin it where a token begins"
             )
         )
     encoded = Encoded(request=rendered.request, options=rendered.options, prompt=prompt)
-    known: Any = engine.capabilities.vocab_size
-    size = min(engine.tokenizer.vocab_size, known or engine.tokenizer.vocab_size)
-    unknown = check_ids(encoded, known)
+    vocab_size: Any = engine.capabilities.vocab_size
+    size = min(engine.tokenizer.vocab_size, vocab_size or engine.tokenizer.vocab_size)
+    unknown = check_ids(encoded, vocab_size)
     if unknown is None and max(continuation) >= size:
-        number = next(number for number in continuation if number >= size)
+        token_id = next(token_id for token_id in continuation if token_id >= size)
         unknown = InvalidRequest(
-            f"the continuation holds id {number}, and the model has ids from 0 to {size - 1}"
+            f"the continuation holds id {token_id}, and the model has ids from 0 to {size - 1}"
         )
     if unknown is not None:
         return Failure(unknown)
-    tokens, asked = len(prompt.token_ids), rendered.options.max_prompt_tokens
-    if asked is not None and tokens > asked:
+    tokens, max_prompt_tokens = len(prompt.token_ids), rendered.options.max_prompt_tokens
+    if max_prompt_tokens is not None and tokens > max_prompt_tokens:
         return Failure(
-            PromptTooLong(tokens, asked, hint="shorten the context, or raise max_prompt_tokens")
+            PromptTooLong(
+                tokens, max_prompt_tokens, hint="shorten the context, or raise max_prompt_tokens"
+            )
         )
     if limit is not None and tokens + len(continuation) > limit:
         message = (

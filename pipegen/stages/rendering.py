@@ -188,9 +188,9 @@ def render(
     def prepare(
         jobs: Sequence[ResolvedRequest],
     ) -> Callable[[ResolvedRequest], Slot[Rendered]]:
-        if not is_ok(known := read()):
-            return lambda job: known
-        model: TokenModel = known.unwrap()
+        if not is_ok(slot := read()):
+            return lambda job: slot
+        model: TokenModel = slot.unwrap()
         if write is not None:
             model = dataclasses.replace(model, renderer=PromptFunction(write))
         images = prepare_images(jobs, model)
@@ -202,7 +202,7 @@ def render(
             if first is None:
                 first = prompts[key] = _rendered(job, model, images)
                 return first
-            return first.map(lambda one: altered(one, request=job.request, options=job.options))
+            return first.map(lambda row: altered(row, request=job.request, options=job.options))
 
         return rendered
 
@@ -241,7 +241,7 @@ def _rendered(job: ResolvedRequest, model: TokenModel, prepared: Prepared) -> Sl
         job, model.tokenizer, model.renderer, bos_token=model.bos_token, written=written
     )
     return (
-        prompt.map(lambda one: altered(one, images=images.unwrap())) if images.unwrap() else prompt
+        prompt.map(lambda row: altered(row, images=images.unwrap())) if images.unwrap() else prompt
     )
 
 
@@ -341,28 +341,28 @@ def is_guarded(request: GenerationRequest, chat: ChatTemplateOptions) -> bool:
     return chat.control_tokens in ("reject", "text")
 
 
-def is_guarded_prompt(asked: GenerationOptions | None, chat: ChatTemplateOptions) -> bool:
+def is_guarded_prompt(requested: GenerationOptions | None, chat: ChatTemplateOptions) -> bool:
     """As `is_guarded`, for a plain prompt: its control tokens are text only where the request's own
     options say so.
     """
-    own = asked.chat if asked is not None else None
+    requested_chat = requested.chat if requested is not None else None
     if chat.control_tokens == "text":
-        return own is not None and own.control_tokens == "text"
+        return requested_chat is not None and requested_chat.control_tokens == "text"
     return chat.control_tokens == "reject"
 
 
 def _guarded_prompt(
     job: ResolvedRequest, prompt: str, chat: ChatTemplateOptions, control: ControlTokens, bos: str
 ) -> Slot[Rendered]:
-    found = control.found_in(prompt)
+    match = control.found_in(prompt)
     refuses = chat.control_tokens == "reject"
-    if found and refuses:
-        return Failure(_refused("prompt", found[1]))
-    marks = choose_marks(control.edges.intersection(prompt), avoid=[prompt]) if found else Marks()
+    if match and refuses:
+        return Failure(_refused("prompt", match[1]))
+    marks = choose_marks(control.edges.intersection(prompt), avoid=[prompt]) if match else Marks()
     if marks is None:
         return Failure(_no_marks())
-    hidden = bos + marks.mark(prompt) if found else None
-    made = Rendered(
+    hidden = bos + marks.mark(prompt) if match else None
+    rendered = Rendered(
         request=job.request,
         options=job.options,
         text=bos + prompt,
@@ -372,7 +372,7 @@ def _guarded_prompt(
         control=control,
         refuses=refuses,
     )
-    return Success(made)
+    return Success(rendered)
 
 
 def _render_messages(
@@ -386,18 +386,18 @@ def _render_messages(
     messages = job.request.messages or ()
     if job.request.continues is not None:
         messages = tuple(map(read_arguments, messages))
-    given = Conversation(
+    plain = Conversation(
         plain_messages(messages),
         [thaw(tool) for tool in job.request.tools],
         thaw(more),
     )
-    refusal = _refusal(given.messages, chat, more, renderer)
+    refusal = _refusal(plain.messages, chat, more, renderer)
     if refusal is not None:
         return Failure(refusal)
     probed = probe_variables(more)
-    shaped = given._replace(
+    shaped = plain._replace(
         messages=[
-            shape_content(message, renderer, chat.template, probed) for message in given.messages
+            shape_content(message, renderer, chat.template, probed) for message in plain.messages
         ]
     )
     honoured = honours_thinking(renderer, chat.template, probed)
@@ -408,13 +408,13 @@ def _render_messages(
         **({"enable_thinking": bool(chat.enable_thinking)} if honoured else {}),
     }
 
-    def write(one: Conversation) -> Slot[str]:
+    def write(conversation: Conversation) -> Slot[str]:
         return call_template(
             renderer,
-            one.messages,
-            tools=one.tools,
+            conversation.messages,
+            tools=conversation.tools,
             template=chat.template,
-            variables={**switches, **one.variables},
+            variables={**switches, **conversation.variables},
         )
 
     unwritten = unwritten_words(write, shaped, renderer, chat.template, probed)
@@ -430,19 +430,19 @@ def _render_messages(
     control = control_tokens(tokenizer, written_by(renderer, chat.template, probed), written)
     source = "\n".join(text for text in (chat.template, renderer.template) if text)
     trust, refuses = OWN.union(chat.trust or ()), chat.control_tokens == "reject"
-    words = foreign_strings(shaped, trust)
-    own = [text for _, text in foreign_strings(trusted_part(shaped, trust), ())]
+    texts = foreign_strings(shaped, trust)
+    trusted = [text for _, text in foreign_strings(trusted_part(shaped, trust), ())]
     decoded = decoded_by(source)
-    whole = bool(decoded) or composes(source, control.ids) or _may_complete(own, words, control)
-    guarded = control.letters | decoded if whole else control.edges
+    wide = bool(decoded) or composes(source, control.ids) or _may_complete(trusted, texts, control)
+    guarded = control.letters | decoded if wide else control.edges
     known = known_words(source)
-    compared = _compared(words, source, guarded, known)
+    compared = _compared(texts, source, guarded, known)
     sought = (
         frozenset(text for text in compared if not is_inert(text, renderer, chat.template, control))
         if compared
         else compared
     )
-    joined = "\0".join(text for _, text in words)
+    joined = "\0".join(text for _, text in texts)
     present = {
         character
         for character in guarded.union(*({*text, *text.upper()} for text in sought))
@@ -477,15 +477,15 @@ def _render_messages(
 
     if not present:
         return write(shaped).bind(lambda text: rendered(text, Marks()))
-    found = _look_alike(foreign_strings(given, trust | {"assistant"}), control) if refuses else None
-    if found:
-        return Failure(_refused(*found))
-    marks = choose_marks(present, avoid=[source, joined, *own])
+    match = _look_alike(foreign_strings(plain, trust | {"assistant"}), control) if refuses else None
+    if match:
+        return Failure(_refused(*match))
+    marks = choose_marks(present, avoid=[source, joined, *trusted])
     if marks is None:
         return Failure(_no_marks())
     every = frozenset(
         text
-        for text in _compared(words, source, frozenset(), known)
+        for text in _compared(texts, source, frozenset(), known)
         if not is_inert(text, renderer, chat.template, control)
     )
     chosen = chosen_render(
@@ -493,11 +493,11 @@ def _render_messages(
     )
     if not refuses or not is_ok(chosen) or chosen.unwrap()[1] == Marks():
         return chosen.bind(lambda pair: rendered(*pair))
-    found = _look_alike(foreign_strings(given, trust), control)
-    if found or not sought:
+    match = _look_alike(foreign_strings(plain, trust), control)
+    if match or not sought:
         return Failure(
-            _refused(*found)
-            if found
+            _refused(*match)
+            if match
             else InvalidRequest(
                 f"{author(renderer)} makes a control token of the content's words", hint=_ADVICE
             )
@@ -510,30 +510,30 @@ def _render_messages(
 
 
 def _compared(
-    words: Collection[tuple[str, str]], source: str, guarded: frozenset[str], known: frozenset[str]
+    texts: Collection[tuple[str, str]], source: str, guarded: frozenset[str], known: frozenset[str]
 ) -> frozenset[str]:
     """The text of the template's comparisons that the words hold, as far as no guarded character is
     in it.
     """
     compared = compared_beyond(source, guarded)
     return (
-        compared.found_in([text for place, text in words if not is_structure(text, place, known)])
+        compared.found_in([text for path, text in texts if not is_structure(text, path, known)])
         if any(compared)
         else frozenset()
     )
 
 
 def _may_complete(
-    own: Collection[str], words: Collection[tuple[str, str]], control: ControlTokens
+    trusted: Collection[str], texts: Collection[tuple[str, str]], control: ControlTokens
 ) -> bool:
     """Whether foreign words may complete a control token that the trusted text begins: it holds a
     character of an edge, and they are a part of one.
     """
-    if not any(not control.edges.isdisjoint(text) for text in own):
+    if not any(not control.edges.isdisjoint(text) for text in trusted):
         return False
     return any(
-        stripped and control.has_part(stripped) and not is_structure(text, place, frozenset())
-        for place, text in words
+        stripped and control.has_part(stripped) and not is_structure(text, path, frozenset())
+        for path, text in texts
         for stripped in (text.strip(),)
     )
 
@@ -556,34 +556,34 @@ def _refusal(
                 hint="set it there, and take it out of template_kwargs",
             )
     if chat.continue_final_message and messages[-1]["role"] != "assistant":
-        place = f"messages[{len(messages) - 1}]"
+        path = f"messages[{len(messages) - 1}]"
         return InvalidRequest(
-            f"continue_final_message continues an assistant turn, and {place} is of role"
+            f"continue_final_message continues an assistant turn, and {path} is of role"
             f" {messages[-1]['role']!r}"
         )
     return None
 
 
-def _refused(place: str, token: str) -> InvalidRequest:
-    return InvalidRequest(f"{place} holds the control token {token!r}", hint=_ADVICE)
+def _refused(path: str, token: str) -> InvalidRequest:
+    return InvalidRequest(f"{path} holds the control token {token!r}", hint=_ADVICE)
 
 
 def _no_marks() -> InvalidRequest:
-    words = (
+    message = (
         "the request holds text that looks like control tokens, and so many private-use characters"
         " that none is left to mark it with"
     )
-    return InvalidRequest(words, hint="take either of them out")
+    return InvalidRequest(message, hint="take either of them out")
 
 
 def _look_alike(
-    words: Collection[tuple[str, str]], control: ControlTokens
+    strings: Collection[tuple[str, str]], control: ControlTokens
 ) -> tuple[str, str] | None:
     """The place of the first text that looks like a control token, and the token; text parts of one
     message may make it together.
     """
     for _, group in groupby(
-        words,
+        strings,
         key=lambda entry: (
             entry[0].partition(".content[")[0] if ".content[" in entry[0] else entry[0]
         ),
@@ -591,10 +591,10 @@ def _look_alike(
         parts = list(group)
         for form in (str, str.strip):
             written = [form(text) for _, text in parts]
-            found = control.found_in("".join(written))
-            if found:
+            match = control.found_in("".join(written))
+            if match:
                 return (
-                    parts[bisect_right(list(accumulate(map(len, written))), found[0])][0],
-                    found[1],
+                    parts[bisect_right(list(accumulate(map(len, written))), match[0])][0],
+                    match[1],
                 )
     return None

@@ -56,24 +56,24 @@ def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
     """
     require_backend("resolve", engine)
     read = reader_of(engine)
-    own = None if takes_tokens(engine) else engine.resolve
+    engine_resolve = None if takes_tokens(engine) else engine.resolve
 
     def resolved(request: GenerationRequest, model: Model) -> Slot[ResolvedRequest]:
         if isinstance(request, ScoringRequest):
             hint = "hand it to pg.score, or leave the continuation out"
-            words = "a request with a continuation is scored, not answered"
-            return Failure(InvalidRequest(words, hint=hint))
+            message = "a request with a continuation is scored, not answered"
+            return Failure(InvalidRequest(message, hint=hint))
         if request.turns:
             hint = "ask with pg.turns(route), as pipegen generate does"
-            words = f"a route asks one turn, and this request has {len(request.turns)} more"
-            return Failure(InvalidRequest(words, hint=hint))
-        return _resolved(request, model, own)
+            message = f"a route asks one turn, and this request has {len(request.turns)} more"
+            return Failure(InvalidRequest(message, hint=hint))
+        return _resolved(request, model, engine_resolve)
 
     def prepare(_: Sequence[GenerationRequest]) -> Callable[[Any], Slot[ResolvedRequest]]:
-        known = read()
-        if not is_ok(known):
-            return lambda request: known
-        return lambda request: resolved(request, known.unwrap())
+        slot = read()
+        if not is_ok(slot):
+            return lambda request: slot
+        return lambda request: resolved(request, slot.unwrap())
 
     return batch_stage(
         "resolve",
@@ -89,26 +89,30 @@ def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
 def _resolved(
     request: GenerationRequest,
     model: Model,
-    own: Callable[[GenerationRequest], Slot[ResolvedRequest]] | None,
+    engine_resolve: Callable[[GenerationRequest], Slot[ResolvedRequest]] | None,
 ) -> Slot[ResolvedRequest]:
-    """A request as the engine may be asked it; `own` is what an engine that renders by itself does
-    with its options.
+    """A request as the engine may be asked it; `engine_resolve` is what an engine that renders by
+    itself does with its options.
     """
-    job = resolve_row(request, cast(TokenModel, model)) if own is None else own(request)
+    job = (
+        resolve_row(request, cast(TokenModel, model))
+        if engine_resolve is None
+        else engine_resolve(request)
+    )
     if not is_ok(job):
         return job
     options = job.unwrap().options
     if (options.samples or 1) > 1:
-        words = f"samples={options.samples} takes a pipe that puts them together"
-        words += ": none of its stages does"
+        message = f"samples={options.samples} takes a pipe that puts them together"
+        message += ": none of its stages does"
         hint = "end it with pg.stages.trim(engine), or put it into pg.samples(...)"
-        return Failure(UnsupportedOption(words, option="samples", hint=hint))
-    if options.max_new_tokens == 0 and own is not None:
-        words = (
+        return Failure(UnsupportedOption(message, option="samples", hint=hint))
+    if options.max_new_tokens == 0 and engine_resolve is not None:
+        message = (
             f"{shown(model.name)} generates at least one token: max_new_tokens=0 takes an engine"
             " that takes token ids"
         )
-        return Failure(UnsupportedOption(words, option="max_new_tokens"))
+        return Failure(UnsupportedOption(message, option="max_new_tokens"))
     return check_support(job.unwrap(), model.capabilities, model.plugins)
 
 
@@ -116,9 +120,11 @@ def resolve_row(request: GenerationRequest, engine: TokenModel) -> Slot[Resolved
     """The request with its effective options: what it says, then (only if asked) the checkpoint's
     settings, then pipegen's defaults.
     """
-    asked = request.options is not None and request.options.use_generation_config
+    uses_checkpoint = request.options is not None and request.options.use_generation_config
     try:
-        effective = _effective(request.options, engine.generation_config if asked else NOTHING)
+        effective = _effective(
+            request.options, engine.generation_config if uses_checkpoint else NOTHING
+        )
     except InvalidField as refusal:
         return Failure(InvalidRequest(f"options: {refusal}"))
     options = effective.options if request.prompt is None else effective.of_prompt
@@ -136,11 +142,11 @@ class _Effective(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def _effective(asked: GenerationOptions | None, checkpoint: Any) -> _Effective:
+def _effective(requested: GenerationOptions | None, checkpoint: Any) -> _Effective:
     """Raises `InvalidField` where the options contradict each other."""
-    options = resolve_options(asked, checkpoint=checkpoint)
+    options = resolve_options(requested, checkpoint=checkpoint)
     chat = options.chat or ChatTemplateOptions()
-    if chat.control_tokens != "text" or is_guarded_prompt(asked, chat):
+    if chat.control_tokens != "text" or is_guarded_prompt(requested, chat):
         return _Effective(options, options)
     unguarded = dataclasses.replace(chat, control_tokens=None)
     return _Effective(options, dataclasses.replace(options, chat=unguarded))
@@ -183,26 +189,26 @@ def check_support(
             )
         )
     if videos and capabilities.max_videos is not None and videos > capabilities.max_videos:
-        words = (
+        message = (
             f"{shown(capabilities.engine)} takes at most {capabilities.max_videos} videos in a"
             f" request, and this one has {videos}"
         )
-        return Failure(UnsupportedMultimodal(words))
+        return Failure(UnsupportedMultimodal(message))
     if images and "images" not in capabilities.honours:
         because = f": {capabilities.reason}" if capabilities.reason else ""
         return Failure(
             UnsupportedMultimodal(f"{shown(capabilities.engine)} takes no images{because}")
         )
     if images and capabilities.max_images is not None and images > capabilities.max_images:
-        words = (
+        message = (
             f"{shown(capabilities.engine)} takes at most {capabilities.max_images} images in a"
             f" request, and this one has {images}"
         )
-        return Failure(UnsupportedMultimodal(words))
+        return Failure(UnsupportedMultimodal(message))
     for index, source in numbered(sources):
         frames = source.frames if isinstance(source, VideoSource) else ()
-        if any(one.data is None for one in frames or (source,)):
-            words = (
+        if any(frame.data is None for frame in frames or (source,)):
+            message = (
                 f": {source!r} was not read: only images and videos of the requests handed to a run"
                 " are, before the first stage"
             )
@@ -210,18 +216,18 @@ def check_support(
                 "give the bytes of the file to a request that a stage makes:"
                 " Path(name).read_bytes()"
             )
-            return Failure(bad_source(source, index, words, hint=hint))
+            return Failure(bad_source(source, index, message, hint=hint))
     supported = _supported(job.options, capabilities)
     if not is_ok(supported):
         return Failure(supported.failure())
     for plugin in plugins:
-        asked = ask_plugin(plugin, functools.partial(_reason, plugin, job.request))
-        if not is_ok(asked):
-            return Failure(asked.failure())
-        if asked.unwrap() is not None:
+        answer = ask_plugin(plugin, functools.partial(_reason, plugin, job.request))
+        if not is_ok(answer):
+            return Failure(answer.failure())
+        if answer.unwrap() is not None:
             return Failure(
                 UnsupportedPlugin(
-                    f"plugin {plugin.name!r} does not fit this request: {asked.unwrap()}",
+                    f"plugin {plugin.name!r} does not fit this request: {answer.unwrap()}",
                     plugin=plugin.name,
                 )
             )
@@ -262,10 +268,10 @@ def _supported(options: GenerationOptions, capabilities: Capabilities) -> Slot[N
     default.
     """
     values = flat_values(options)
-    asked = [
+    names = [
         name for name, value in values.items() if value is not None and value != _NEUTRAL[name]
     ]
-    absent = missing((name for name in asked if name not in _EVERYWHERE), capabilities)
+    absent = missing((name for name in names if name not in _EVERYWHERE), capabilities)
     if not absent:
         return Success(None)
     # which turns enable_thinking on
@@ -280,5 +286,5 @@ def _supported(options: GenerationOptions, capabilities: Capabilities) -> Slot[N
             "set the dialect (vllm or sglang) where the server is one, put the field into"
             " extra_body as the server has it, or leave it out"
         )
-    words = f"{shown(engine)} does not honour {name}={values[name]!r:.80}"
-    return Failure(UnsupportedOption(words, option=name, hint=hint))
+    message = f"{shown(engine)} does not honour {name}={values[name]!r:.80}"
+    return Failure(UnsupportedOption(message, option=name, hint=hint))

@@ -60,15 +60,21 @@ def tokenize(engine: TokenEngine) -> Pipe[Rendered, Encoded]:
     read = reader_of(engine)
 
     def prepare(_: Sequence[Rendered]) -> Callable[[Rendered], Slot[Encoded]]:
-        if not is_ok(known := read()):
-            return lambda rendered: known
-        model: TokenModel = known.unwrap()
+        if not is_ok(slot := read()):
+            return lambda rendered: slot
+        model: TokenModel = slot.unwrap()
         longest = model.capabilities.context_length
         prompts: dict[Hashable, Slot[Prompt]] = {}
 
         def encoded(rendered: Rendered) -> Slot[Encoded]:
-            asked = rendered.options.max_prompt_tokens
-            limit = longest if asked is None else asked if longest is None else min(asked, longest)
+            requested = rendered.options.max_prompt_tokens
+            limit = (
+                longest
+                if requested is None
+                else requested
+                if longest is None
+                else min(requested, longest)
+            )
             key = _key(rendered), limit
             prompt = prompts.get(key)
             if prompt is None:
@@ -123,7 +129,9 @@ def _prompt(rendered: Rendered, model: TokenModel, limit: int | None) -> Slot[Pr
     )
     if rendered.thought is None and rendered.call is None:
         return prompt
-    return prompt.map(lambda one: altered(one, thought=rendered.thought, call=rendered.call))
+    return prompt.map(
+        lambda encoded: altered(encoded, thought=rendered.thought, call=rendered.call)
+    )
 
 
 def tokenize_row(
@@ -165,7 +173,7 @@ def _continued(
     if refusal is not None:
         return Failure(refusal)
     lead = _lead_ids(rendered, before, tokenizer)
-    own = altered(rendered, before=None).rewritten(lambda text: text[before.lead :])
+    following = altered(rendered, before=None).rewritten(lambda text: text[before.lead :])
 
     def joined(new: Prompt) -> Slot[Prompt]:
         skipped = 0 if before.anchor_id is None else 1
@@ -187,7 +195,7 @@ def _continued(
             )
         )
 
-    return tokenize_row(own, images[count:], tokenizer, *placeholders).bind(joined)
+    return tokenize_row(following, images[count:], tokenizer, *placeholders).bind(joined)
 
 
 def _lead_ids(rendered: Rendered, before: Before, tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -199,10 +207,10 @@ def _lead_ids(rendered: Rendered, before: Before, tokenizer: Tokenizer) -> tuple
         return ()
     text = rendered.marks.put_back(rendered.to_tokenize[: before.lead])
 
-    def ids(words: str) -> list[int]:
+    def ids(string: str) -> list[int]:
         if rendered.control is None:
-            return list(of_tokenizer(tokenizer.encode_plain, words, first=False))
-        return _plain_ids(words, "", "", rendered.control, tokenizer, first=False)
+            return list(of_tokenizer(tokenizer.encode_plain, string, first=False))
+        return _plain_ids(string, "", "", rendered.control, tokenizer, first=False)
 
     for word in ("x", ".", "1"):
         alone, both = ids(word), ids(word + text)
@@ -227,8 +235,8 @@ def _with_images(
             )
     tokens = placeholders.ids(tokenizer)
     marks = {*tokens.values()}
-    found = [number for number in ids if number in marks] if marks else []
-    if not images and not found:
+    placed_ids = [token_id for token_id in ids if token_id in marks] if marks else []
+    if not images and not placed_ids:
         return Success(
             Prompt(
                 token_ids=ids, compact_token_ids=ids, text=rendered.text, thinking=rendered.thinking
@@ -239,18 +247,20 @@ def _with_images(
         if rendered.text is not None and any(image.expansion is not None for image in images)
         else None
     )
-    refusal = _misplaced(found, images, tokens, placeholders, text)
+    refusal = _misplaced(placed_ids, images, tokens, placeholders, text)
     if refusal is not None:
         return Failure(refusal)
     if text is None:
         left = iter(images)
-        placed = frozenset(found)
+        placed = frozenset(placed_ids)
         expanded: Slot[tuple[int, ...]] = Success(
             tuple(
-                own
-                for number in ids
-                for own in (
-                    _expansion_ids(next(left), number, tokenizer) if number in placed else (number,)
+                expanded_id
+                for token_id in ids
+                for expanded_id in (
+                    _expansion_ids(next(left), token_id, tokenizer)
+                    if token_id in placed
+                    else (token_id,)
                 )
             )
         )
@@ -260,8 +270,8 @@ def _with_images(
             tokenizer,
         )
     return expanded.map(
-        lambda whole: Prompt(
-            token_ids=whole,
+        lambda all_ids: Prompt(
+            token_ids=all_ids,
             compact_token_ids=ids,
             text=rendered.text,
             images=images,
@@ -271,7 +281,7 @@ def _with_images(
 
 
 def _misplaced(
-    found: Sequence[int],
+    placed_ids: Sequence[int],
     images: Sequence[PreparedImage],
     tokens: Mapping[str, int],
     placeholders: Placeholders,
@@ -280,7 +290,7 @@ def _misplaced(
     """What is wrong where the placeholders of a prompt are not those of its images and videos."""
     for kind, count in placeholders.counts(images):
         token = placeholders.of(kind)
-        places = found.count(tokens[kind]) if kind in tokens else 0
+        places = placed_ids.count(tokens[kind]) if kind in tokens else 0
         if places == count and text is not None and token:
             places = text.count(token)
         if places != count:
@@ -291,7 +301,7 @@ def _misplaced(
                     f" {kind} in the messages"
                 ),
             )
-    if list(found) != [tokens[kind_of(image)] for image in images]:
+    if list(placed_ids) != [tokens[kind_of(image)] for image in images]:
         return InvalidRequest(
             "the chat template writes the placeholders of images and videos in another order than"
             " the messages have them"
@@ -339,10 +349,11 @@ def _compact_ids(rendered: Rendered, tokenizer: Tokenizer) -> Slot[tuple[int, ..
     try:
         text.encode()
     except UnicodeEncodeError as refusal:
-        words = f"the prompt holds half a surrogate pair at character {refusal.start}"
+        message = f"the prompt holds half a surrogate pair at character {refusal.start}"
         return Failure(
             InvalidRequest(
-                words, hint="send whole characters: the text was cut inside one, or decoded wrongly"
+                message,
+                hint="send whole characters: the text was cut inside one, or decoded wrongly",
             )
         )
     first = rendered.bos if hidden.startswith(rendered.bos) else ""
@@ -368,8 +379,8 @@ def _guarded_ids(
     pieces = control.pieces(hidden)
     if hides_nothing(hidden, marks, control):
         plain = of_tokenizer(tokenizer.encode, marks.put_back(hidden))
-        known = control.known
-        seen = [number for number in plain if number in known]
+        control_ids = control.known
+        seen = [token_id for token_id in plain if token_id in control_ids]
         written = [control.ids[token] for token in pieces[1::2]]
         if seen == written or seen == [
             control.ids[token] for token in pieces[1::2] if _is_seen(tokenizer, token)
@@ -383,14 +394,16 @@ def _guarded_ids(
             )
         )
     out: list[int] = []
-    made: dict[_Run, list[int] | None] = {}  # many turns have the same template text between them
+    runs: dict[_Run, list[int] | None] = {}  # many turns have the same template text between them
     for run in _runs(pieces, marks, control):
         ids = (
-            made[run] if run in made else made.setdefault(run, _ids_of_run(run, control, tokenizer))
+            runs[run] if run in runs else runs.setdefault(run, _ids_of_run(run, control, tokenizer))
         )
         if ids is None:
-            words = "the content holds text that the tokenizer can only write as a control token"
-            return Failure(InvalidRequest(words, hint='take it out, or set control_tokens="allow"'))
+            message = "the content holds text that the tokenizer can only write as a control token"
+            return Failure(
+                InvalidRequest(message, hint='take it out, or set control_tokens="allow"')
+            )
         out += ids
     return Success(tuple(out))
 
@@ -430,7 +443,7 @@ def _ids_of_run(run: _Run, control: ControlTokens, tokenizer: Tokenizer) -> list
     """The ids of the run's texts and of the tokens between and after them; None where a text can
     only be written with control ids.
     """
-    written, known = [control.ids[token] for token in run.tokens if token], control.known
+    written, control_ids = [control.ids[token] for token in run.tokens if token], control.known
     if not any(run.texts):
         return written[1:] if run.tokens[0] else written
     if run.plain:
@@ -439,7 +452,7 @@ def _ids_of_run(run: _Run, control: ControlTokens, tokenizer: Tokenizer) -> list
             run.tokens[0]
             + "".join(text + token for text, token in zip(run.texts, run.tokens[1:], strict=True)),
         )
-        if [number for number in ids if number in known] == written and _holds_ends(
+        if [token_id for token_id in ids if token_id in control_ids] == written and _holds_ends(
             ids, run, control
         ):
             return list(ids[1:] if run.tokens[0] else ids)
@@ -447,7 +460,7 @@ def _ids_of_run(run: _Run, control: ControlTokens, tokenizer: Tokenizer) -> list
     for row, text in enumerate(run.texts):
         before, after = run.tokens[row], run.tokens[row + 1]
         ids_of_text = _plain_ids(text, before, after, control, tokenizer, first=not before)
-        if not known.isdisjoint(ids_of_text):
+        if not control_ids.isdisjoint(ids_of_text):
             return None
         out += [*ids_of_text, *([control.ids[after]] if after else [])]
     return out
@@ -476,15 +489,15 @@ def _plain_ids(
     beside = [before, *pieces[1::2], after]
     out: list[int] = []
     for row, text in enumerate(pieces[0::2]):
-        kept = (
+        bare = (
             text.lstrip(_SPACE) if beside[row] and _takes_space(tokenizer, beside[row])[1] else text
         )
-        kept = (
-            kept.rstrip(_SPACE)
+        bare = (
+            bare.rstrip(_SPACE)
             if beside[row + 1] and _takes_space(tokenizer, beside[row + 1])[0]
-            else kept
+            else bare
         )
-        out += of_tokenizer(tokenizer.encode_plain, kept, first=first and not row) if kept else ()
+        out += of_tokenizer(tokenizer.encode_plain, bare, first=first and not row) if bare else ()
         out += [control.ordinary[pieces[2 * row + 1]]] if 2 * row + 1 < len(pieces) else []
     return out
 

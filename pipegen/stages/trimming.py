@@ -114,11 +114,11 @@ def _finished(route_name: str, decoded: Decoded, model: TokenModel) -> Slot[Gene
     request, thought = decoded.raw.encoded.request, decoded.raw.thought
     if request.tools and request.messages is not None:
         result = result.map(
-            lambda one: with_tool_calls(one, decoded.raw, model.tokenizer, model.renderer)
+            lambda finished: with_tool_calls(finished, decoded.raw, model.tokenizer, model.renderer)
         )
     if thought is None:
         return result
-    return result.map(lambda one: with_thought(one, thought, model.tokenizer))
+    return result.map(lambda finished: with_thought(finished, thought, model.tokenizer))
 
 
 def with_thought(
@@ -127,26 +127,26 @@ def with_thought(
     """The result of an answer with what came before it: all as of one answer, but `text`, which is
     the answer alone.
     """
-    asked, token_ids = thought.asked, thought.token_ids + result.token_ids
+    encoded, token_ids = thought.asked, thought.token_ids + result.token_ids
     both = thought.logprobs is not None and result.logprobs is not None
     logprobs = (*(thought.logprobs or ()), *(result.logprobs or ())) if both else None
     turn = result.turn
     if turn is not None and turn.compact_token_ids is not None:
-        turn = altered(turn, compact_token_ids=asked.prompt.compact_token_ids)
+        turn = altered(turn, compact_token_ids=encoded.prompt.compact_token_ids)
     return dataclasses.replace(
         result,
         raw_text=spell(tokenizer, token_ids)[0],
-        prompt_token_ids=asked.prompt.token_ids,
-        prompt_tokens=len(asked.prompt.token_ids),
+        prompt_token_ids=encoded.prompt.token_ids,
+        prompt_tokens=len(encoded.prompt.token_ids),
         token_ids=token_ids,
         completion_tokens=len(token_ids),
         logprobs=logprobs,
         margin=closest_choice(logprobs),
         reasoning=thought.text,
-        forced=(*thought.forced, *(len(thought.token_ids) + place for place in result.forced)),
+        forced=(*thought.forced, *(len(thought.token_ids) + index for index in result.forced)),
         thinking_unfinished=result.finish is Finish.LENGTH and not thought.closed,
-        options=asked.options,
-        clipped_from=asked.clipped_from,
+        options=encoded.options,
+        clipped_from=encoded.clipped_from,
         turn=turn,
     )
 
@@ -162,8 +162,8 @@ def with_tool_calls(
         function = {"name": name, "arguments": loads(arguments)}
         forced = freeze(openai_call({"id": FIRST_ID, "type": "function", "function": function}))
         return dataclasses.replace(result, tool_calls=(forced,), content="")
-    ended = result.finish in (Finish.EOS, Finish.STOP_TOKEN)
-    count = len(result.token_ids) - 1 if ended else len(result.token_ids)
+    ends_by_token = result.finish in (Finish.EOS, Finish.STOP_TOKEN)
+    count = len(result.token_ids) - 1 if ends_by_token else len(result.token_ids)
     answer, ending = (
         of_tokenizer(tokenizer.decode, ids) if ids else ""
         for ids in (result.token_ids[:count], result.token_ids[count:])
@@ -210,7 +210,7 @@ def trim_row(
             margin=closest_choice(raw.logprobs),
             prompt_logprobs=raw.prompt_logprobs,
             route=route_name,
-            forced=tuple([place for place in raw.forced if place < len(raw.token_ids)]),
+            forced=tuple([index for index in raw.forced if index < len(raw.token_ids)]),
             thinking=prompt.thinking,
             thinking_unfinished=thinking_unfinished(
                 decoded.finish, decoded.raw_text, prompt=prompt.text

@@ -139,8 +139,8 @@ def engine_output(route: Route, request: GenerationRequest, options: GenerationO
     done = advance(route, [Row(0, slot) for slot in prepare_batch([request], options)])
     if not done.calls:
         raise AssertionError(f"the request does not reach the engine: {done.ended}")
-    _, wanted = done.calls[0]
-    slot: Slot[Raw] = wanted.backend.generate([wanted.input])[0]
+    _, call = done.calls[0]
+    slot: Slot[Raw] = call.backend.generate([call.input])[0]
     expect(is_ok(slot), f"the row failed: {slot}")
     return slot.unwrap()
 

@@ -139,7 +139,7 @@ def effective_options_sent_again_give_the_same(route: Route) -> None:
 def rows_do_not_depend_on_their_batch(route: Route) -> None:
     """Greedy rows give the same alone and in a batch, whatever their lengths and limits."""
     options = [greedy(max_new_tokens=limit) for limit in (3, LENGTH, 7, 12)]
-    requests = [chat(text, own) for text, own in zip(PROMPTS, options, strict=True)]
+    requests = [chat(text, row_options) for text, row_options in zip(PROMPTS, options, strict=True)]
     together = answers(run(route, requests))
     for request, row in zip(requests, together, strict=True):
         expect(
@@ -155,11 +155,11 @@ def what_is_fed_gives_what_one_batch_gives(route: Route) -> None:
     requests = [
         chat(text, greedy(max_new_tokens=limit)) for limit in (3, LENGTH, 7, 1) for text in PROMPTS
     ]
-    whole = answers(run(route, requests))
+    in_one_batch = answers(run(route, requests))
     for in_flight in (1, 3, None):
         fed = answers(list(imap(route, requests, in_flight=in_flight)))
         expect(
-            len(fed) == len(whole) and all(map(same, fed, whole)),
+            len(fed) == len(in_one_batch) and all(map(same, fed, in_one_batch)),
             f"imap with in_flight={in_flight}: a row gives another answer than in one batch",
         )
 
@@ -355,14 +355,14 @@ def images_are_taken_or_refused(route: Route) -> None:
         isinstance(error, BadImage) and error.index == 1,
         f"a broken image is BadImage with its index, not {slots[2]}",
     )
-    one, two = answers([slots[0], slots[3]])
+    first, second = answers([slots[0], slots[3]])
     if honours(route, "token_ids"):
         expect(
-            len(one.image_grid_thw) == 1 and len(two.image_grid_thw) == 2,
+            len(first.image_grid_thw) == 1 and len(second.image_grid_thw) == 2,
             "images: each one's grid is reported",
         )
     expect(
-        same(one, answer(route, requests[0], greedy(max_new_tokens=4))),
+        same(first, answer(route, requests[0], greedy(max_new_tokens=4))),
         "an image row does not depend on its batch",
     )
 
@@ -439,7 +439,7 @@ def a_thought_is_no_longer_than_asked(route: Route) -> None:
         (result,) = answers([slot])
         expect(result.reasoning is not None, "max_thinking_tokens: there is no thought")
         last = max(result.forced, default=0)
-        sampled = [place for place in range(last) if place not in result.forced]
+        sampled = [index for index in range(last) if index not in result.forced]
         expect(len(sampled) <= 2, f"max_thinking_tokens: {len(sampled)} are thought, and 2 asked")
 
 

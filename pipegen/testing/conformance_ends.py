@@ -43,10 +43,10 @@ def a_stop_string_cuts_and_halts(route: Route) -> None:
             stop = free.text[start : start + length]
             stops = StopOptions(stop=(stop, "\u0007 never"), ignore_eos=runs_on(free))
             result = answer(route, request, greedy(stop=stops))
-            wanted = cut(free.text, (stop,))
+            expected = cut(free.text, (stop,))
             expect(
-                result.text == wanted.text,
-                f"stop: with {stop!r} the text is {result.text!r}, not {wanted.text!r}",
+                result.text == expected.text,
+                f"stop: with {stop!r} the text is {result.text!r}, not {expected.text!r}",
             )
             expect(
                 (result.finish, result.stop) == (Finish.STOP_STRING, stop),
@@ -104,11 +104,11 @@ def a_prompt_that_does_not_fit_is_refused_or_clipped(route: Route) -> None:
             )
         return
     tokens = counted.unwrap()
-    kept, broken = (
+    within, broken = (
         run(route, [chat("Hi")], greedy(max_new_tokens=1, max_prompt_tokens=most))[0]
         for most in (tokens, tokens - 1)
     )
-    expect(is_ok(kept), f"max_prompt_tokens: a prompt of {tokens} tokens keeps to {tokens}")
+    expect(is_ok(within), f"max_prompt_tokens: a prompt of {tokens} tokens keeps to {tokens}")
     seen = error_of(broken)
     expect(
         isinstance(seen, PromptTooLong)
@@ -178,7 +178,7 @@ def end_tokens_are_ignored_where_asked(route: Route) -> None:
     if not honours(route, "ignore_eos"):
         return
     free = answers(run(route, [chat(text) for text in PROMPTS], greedy()))
-    ended = [
+    requests = [
         chat(text)
         for text, result in zip(PROMPTS, free, strict=True)
         if result.finish is Finish.EOS and result.completion_tokens < LENGTH
@@ -188,22 +188,22 @@ def end_tokens_are_ignored_where_asked(route: Route) -> None:
         options = greedy(
             stop=StopOptions(ignore_eos=True), decode=DecodeOptions(skip_special_tokens=skips)
         )
-        return answers(run(route, ended, options))
+        return answers(run(route, requests, options))
 
     hidden = without_special_tokens(True)
-    for one in hidden:
-        seen = (one.finish, one.completion_tokens)
+    for result in hidden:
+        seen = (result.finish, result.completion_tokens)
         expect(
             seen == (Finish.LENGTH, LENGTH),
-            f"ignore_eos: the row ends as {one.finish} after {one.completion_tokens} tokens, not"
-            f" {LENGTH}",
+            f"ignore_eos: the row ends as {result.finish} after {result.completion_tokens} tokens,"
+            f" not {LENGTH}",
         )
     # a server's parsers may drop the text at an end token
-    if ended and honours(route, "skip_special_tokens"):
+    if requests and honours(route, "skip_special_tokens"):
         shown = without_special_tokens(False)
         changed = any(
-            (one.reasoning, one.text) != (other.reasoning, other.text)
-            for one, other in zip(hidden, shown, strict=True)
+            (first.reasoning, first.text) != (second.reasoning, second.text)
+            for first, second in zip(hidden, shown, strict=True)
         )
         expect(
             changed,
@@ -228,16 +228,16 @@ def whitespace_is_stripped_where_asked(route: Route) -> None:
     ):
         for index in range(1, len(free.text) - 1):
             stop = free.text[index + 1 : index + 4]
-            wanted = cut(free.text, (stop,)).text
-            if wanted != wanted.strip() and wanted.strip():
+            expected = cut(free.text, (stop,)).text
+            if expected != expected.strip() and expected.strip():
                 options = greedy(
                     stop=StopOptions(stop=(stop,), ignore_eos=ignores),
                     decode=DecodeOptions(strip_whitespace=True),
                 )
                 seen = answer(route, chat(text), options).text
                 expect(
-                    seen == wanted.strip(),
-                    f"strip_whitespace: the text is {seen!r}, not {wanted.strip()!r}",
+                    seen == expected.strip(),
+                    f"strip_whitespace: the text is {seen!r}, not {expected.strip()!r}",
                 )
                 return
 
@@ -327,9 +327,9 @@ def plugins_act_on_the_row(route: Route) -> None:
                 " holds it",
             )
             continue
-        ended = (result.finish, result.stop, result.completion_tokens < free.completion_tokens)
+        ending = (result.finish, result.stop, result.completion_tokens < free.completion_tokens)
         expect(
-            ended == (Finish.PLUGIN, plugin.name, True),
+            ending == (Finish.PLUGIN, plugin.name, True),
             f"{plugin.name}: the plugin halts the row, which ends as {result.finish}"
             f" ({result.stop!r})",
         )

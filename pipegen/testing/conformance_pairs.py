@@ -44,14 +44,14 @@ def each_of_several_stops_halts(route: Route) -> None:
         return
     request, free = longest(route)
     ignore, length = runs_on(free), 4 * LENGTH
-    whole = engine_output(
+    all_ids = engine_output(
         route, request, greedy(max_new_tokens=length, stop=StopOptions(ignore_eos=ignore))
     ).token_ids
-    if len(whole) <= LENGTH:
+    if len(all_ids) <= LENGTH:
         return
     token, text = free.token_ids[len(free.token_ids) // 2], free.text[1:4]
     absent = next(
-        number for number in range(route.engine.tokenizer.vocab_size) if number not in whole
+        token_id for token_id in range(route.engine.tokenizer.vocab_size) if token_id not in all_ids
     )
     ways: list[tuple[str, dict[str, Any]]] = []
     if honours(route, "stop_token_ids"):
@@ -77,7 +77,7 @@ def each_of_several_stops_halts(route: Route) -> None:
             ).token_ids
         )
         expect(
-            count < len(whole),
+            count < len(all_ids),
             f"{name}: the engine does not halt at one of several stops ({stops}), and generates"
             f" {count} tokens",
         )
@@ -87,7 +87,7 @@ def filters_hold_beside_each_other(route: Route) -> None:
     """A narrow filter leaves the greedy token only, whatever wide one is beside it."""
     if not honours(route, "temperature"):
         return
-    wanted = [output(result) for result in to_all(route, full(route))]
+    greedy_outputs = [output(result) for result in to_all(route, full(route))]
     for name, other in (
         (name, other)
         for name in NARROW
@@ -95,9 +95,9 @@ def filters_hold_beside_each_other(route: Route) -> None:
         if name != other and honours(route, name) and honours(route, other)
     ):
         options = full(route, temperature=HOT, **{name: NARROW[name], other: WIDE[other]})
-        found = [output(result) for result in to_all(route, options)]
+        outputs = [output(result) for result in to_all(route, options)]
         expect(
-            found == wanted,
+            outputs == greedy_outputs,
             f"{name}: {name}={NARROW[name]} is ignored beside {other}={WIDE[other]}",
         )
 
@@ -174,18 +174,18 @@ def rows_get_the_logprobs_that_they_ask_for(route: Route) -> None:
     """Beside rows that ask for none, or for another number."""
     if not honours(route, "logprobs"):
         return
-    asked: Sequence[dict[str, Any]] = (
+    options: Sequence[dict[str, Any]] = (
         {},
         {"logprobs": True},
         {"logprobs": True, "top_logprobs": 2},
         {},
     )
     slots = run(
-        route, [chat(text, greedy(**more)) for text, more in zip(PROMPTS, asked, strict=True)]
+        route, [chat(text, greedy(**more)) for text, more in zip(PROMPTS, options, strict=True)]
     )
     if any(refused(slot, "logprobs") or refused(slot, "top_logprobs") for slot in slots):
         return
-    for result, more in zip(answers(slots), asked, strict=True):
+    for result, more in zip(answers(slots), options, strict=True):
         has = result.logprobs is not None
         expect(
             has == bool(more),

@@ -73,7 +73,7 @@ def answers_depend_on_the_prompt(route: Route) -> None:
             )
         )
         expect(
-            all(same(one, other) for one, other in zip(results, by_ids, strict=True)),
+            all(same(first, second) for first, second in zip(results, by_ids, strict=True)),
             "token_ids: a prompt's ids give something else than its messages",
         )
 
@@ -100,41 +100,41 @@ def the_template_is_used_with_its_variables(route: Route) -> None:
             "[user]Hi[end]",
         ),
     )
-    for name, options, wanted in tries:
+    for name, options, expected in tries:
         if honours(route, name):
             prompt = answer(route, chat("Hi"), greedy(max_new_tokens=1, chat=options)).prompt_text
-            expect(prompt == wanted, f"{name}: the prompt is {prompt!r}, not {wanted!r}")
+            expect(prompt == expected, f"{name}: the prompt is {prompt!r}, not {expected!r}")
 
 
 def a_final_message_is_continued(route: Route) -> None:
     """The assistant's last turn is not closed."""
     if not honours(route, "continue_final_message"):
         return
-    begun = TextGenerationRequest(
+    request = TextGenerationRequest(
         messages=[
             {"role": "user", "content": "Count."},
             {"role": "assistant", "content": "One, two"},
         ]
     )
-    kept, closed = (
+    open_turn, closed = (
         answer(
             route,
-            begun,
+            request,
             greedy(max_new_tokens=1, chat=ChatTemplateOptions(continue_final_message=continued)),
         )
         for continued in (True, False)
     )
     if honours(route, "token_ids"):
         expect(
-            (kept.prompt_text or "").endswith("One, two"),
-            f"continue_final_message: the prompt ends with {(kept.prompt_text or '')[-20:]!r}",
+            (open_turn.prompt_text or "").endswith("One, two"),
+            f"continue_final_message: the prompt ends with {(open_turn.prompt_text or '')[-20:]!r}",
         )
     else:
         message = (
             "continue_final_message: the prompt of a turn that goes on has as many tokens as that"
             " of one that is closed"
         )
-        expect(kept.prompt_tokens < closed.prompt_tokens, message)
+        expect(open_turn.prompt_tokens < closed.prompt_tokens, message)
 
 
 def control_tokens_are_rejected_or_allowed_where_asked(route: Route) -> None:
@@ -204,7 +204,7 @@ def videos_are_frames_with_times(route: Route) -> None:
     """A video has the frames and the times that the options choose, and a broken one fails alone.
     If the engine takes no videos, such a request is `UnsupportedMultimodal`.
     """
-    frames = [drawn_image(64, 64, number % 3) for number in range(5)]
+    frames = [drawn_image(64, 64, index % 3) for index in range(5)]
     video = {"frames": frames, "times": [0, 0.5, 1, 1.5, 4]}
     ask = VlmGenerationRequest(prompt="What happens?", videos=[video])
     if not (honours(route, "videos") and honours(route, "images")):
@@ -215,21 +215,21 @@ def videos_are_frames_with_times(route: Route) -> None:
 
     def chosen(**options: Any) -> GenerationResult:
         preprocess = VlmPreprocessOptions(**options)
-        asked = altered(ask, options=greedy(max_new_tokens=1, preprocess=preprocess))
-        return answers(run(route, [asked]))[0]
+        request = altered(ask, options=greedy(max_new_tokens=1, preprocess=preprocess))
+        return answers(run(route, [request]))[0]
 
-    whole = chosen()
+    all_frames = chosen()
     expect(
-        [*dict.fromkeys(sum(whole.video_times, ()))] == [0, 0.5, 1, 1.5, 4],
-        f"videos: all frames that are given are taken, not those at {whole.video_times}",
+        [*dict.fromkeys(sum(all_frames.video_times, ()))] == [0, 0.5, 1, 1.5, 4],
+        f"videos: all frames that are given are taken, not those at {all_frames.video_times}",
     )
     pair = chosen(max_frames=2).video_times
     expect(pair == ((0, 4),), f"max_frames: two frames are the first and the last, not {pair}")
     slow = chosen(fps=0.5).video_times
-    expect(len(slow[0]) < len(whole.video_times[0]), f"fps: every other second is not {slow}")
+    expect(len(slow[0]) < len(all_frames.video_times[0]), f"fps: every other second is not {slow}")
     patches = [
-        math.prod(one.image_grid_thw[0] or ())
-        for one in (whole, chosen(max_video_pixels=2 * 64 * 64))
+        math.prod(result.image_grid_thw[0] or ())
+        for result in (all_frames, chosen(max_video_pixels=2 * 64 * 64))
     ]
     expect(patches[1] < patches[0], f"max_video_pixels: {patches[1]} patches of {patches[0]}")
     broken = VlmGenerationRequest(prompt="What happens?", videos=[b"no video"])
@@ -320,9 +320,9 @@ def the_checkpoints_own_settings_are_taken_where_asked(route: Route) -> None:
     options = GenerationOptions(use_generation_config=True, max_new_tokens=1)
     slot = run(route, [chat("Hi")], options)[0]
     if is_ok(slot):
-        wanted = resolve(options, checkpoint=route.engine.generation_config)
+        expected = resolve(options, checkpoint=route.engine.generation_config)
         expect(
-            _chosen(slot.unwrap()) == _chosen(wanted),
+            _chosen(slot.unwrap()) == _chosen(expected),
             "use_generation_config: the result's options are not those of the checkpoint",
         )
 
@@ -348,35 +348,40 @@ def prompts_have_the_log_probabilities_of_their_scores(route: Route) -> None:
     )
     ids = [result.prompt_token_ids for result in plain]
     scored = run(
-        scoring(route), [{"prompt_token_ids": own[:1], "continuation": own[1:]} for own in ids]
+        scoring(route),
+        [
+            {"prompt_token_ids": prompt_ids[:1], "continuation": prompt_ids[1:]}
+            for prompt_ids in ids
+        ],
     )
-    for own, slot, *results in zip(ids, scored, noted, read, strict=True):
+    for prompt_ids, slot, *results in zip(ids, scored, noted, read, strict=True):
         expect(is_ok(slot), f"{name}: the prompt cannot be scored: {slot}")
         for result in results:
             first, *others = result.prompt_logprobs or (None,)
             expect(
-                first is None and [one.token_id for one in others if one] == [*own[1:]],
+                first is None
+                and [token.token_id for token in others if token] == [*prompt_ids[1:]],
                 f"{name}: one for each token of the prompt but the first, in order",
             )
             pairs = [
-                (one.logprob, value)
-                for one, value in zip(others, slot.unwrap().token_logprobs, strict=True)
-                if one
+                (token.logprob, value)
+                for token, value in zip(others, slot.unwrap().token_logprobs, strict=True)
+                if token
             ]
             expect(
-                all(value <= 0 and abs(value - wanted) < 1e-3 for value, wanted in pairs),
+                all(value <= 0 and abs(value - score) < 1e-3 for value, score in pairs),
                 f"{name}: they are not the scores of the prompt's tokens",
             )
             expect(
-                all(one.top and one.top[0][1] >= one.logprob for one in others if one),
+                all(token.top and token.top[0][1] >= token.logprob for token in others if token),
                 f"{name}: the likeliest token of each place is missing",
             )
     expect(
-        all(same(one, other) for one, other in zip(plain, noted, strict=True)),
+        all(same(first, second) for first, second in zip(plain, noted, strict=True)),
         f"{name}: the answers change where they are asked for",
     )
     for result in [*read, *answers(run(route, requests, greedy(max_new_tokens=0)))]:
-        made = (
+        generated = (
             result.text,
             result.raw_text,
             result.token_ids,
@@ -384,9 +389,9 @@ def prompts_have_the_log_probabilities_of_their_scores(route: Route) -> None:
             result.completion_tokens,
         )
         expect(
-            made == ("", "", (), Finish.LENGTH, 0),
+            generated == ("", "", (), Finish.LENGTH, 0),
             "max_new_tokens: with 0 nothing is generated, and the row ends with LENGTH, not"
-            f" {made}",
+            f" {generated}",
         )
 
 

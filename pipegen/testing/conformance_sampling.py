@@ -49,22 +49,24 @@ def _drawn(route: Route, temperature: float = HOT, **more: Any) -> list[Generati
 
 def _as_greedy(route: Route, drawn: Sequence[GenerationResult]) -> int:
     """How many of the drawn answers are the greedy ones."""
-    wanted = [output(result) for result in _greedy(route) for _ in SEEDS]
-    return sum(output(result) == expected for result, expected in zip(drawn, wanted, strict=True))
+    greedy_outputs = [output(result) for result in _greedy(route) for _ in SEEDS]
+    return sum(
+        output(result) == expected for result, expected in zip(drawn, greedy_outputs, strict=True)
+    )
 
 
 def _followed(route: Route, drawn: Sequence[GenerationResult]) -> float:
     """The share of the greedy answers that the drawn ones begin with, from 0 to 1; they may part at
     a near tie.
     """
-    wanted = [output(result) for result in _greedy(route) for _ in SEEDS]
-    pairs = list(zip(wanted, map(output, drawn), strict=True))
+    greedy_outputs = [output(result) for result in _greedy(route) for _ in SEEDS]
+    pairs = list(zip(greedy_outputs, map(output, drawn), strict=True))
     shared = sum(
         1
-        for one, other in pairs
-        for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+        for expected, seen in pairs
+        for _ in takewhile(lambda pair: pair[0] == pair[1], zip(expected, seen, strict=False))
     )
-    return shared / max(1, sum(len(one) for one in wanted))
+    return shared / max(1, sum(len(expected) for expected in greedy_outputs))
 
 
 def temperature_is_honoured(route: Route) -> None:
@@ -202,12 +204,12 @@ def no_sequence_of_tokens_comes_twice(route: Route) -> None:
         return
     for size in (1, 2):
         for result in _greedy(route, **{name: size}):
-            found = [
+            sequences = [
                 result.token_ids[start : start + size]
                 for start in range(len(result.token_ids) + 1 - size)
             ]
             expect(
-                len(set(found)) == len(found),
+                len(set(sequences)) == len(sequences),
                 f"{name}: a sequence of {size} comes twice within {LENGTH} tokens",
             )
 

@@ -43,11 +43,11 @@ def turns_go_on_with_the_ids_before(route: Route) -> None:
             return
         turns.append(after)
     exact = honours(route, "token_ids")
-    for one, two in (pair for both in pairwise(turns) for pair in zip(*both, strict=True)):
-        expect(two.exact is exact, f"exact: the result of a next turn says {two.exact}")
-        before = (*one.prompt_token_ids, *one.token_ids)
+    for earlier, later in (pair for both in pairwise(turns) for pair in zip(*both, strict=True)):
+        expect(later.exact is exact, f"exact: the result of a next turn says {later.exact}")
+        before = (*earlier.prompt_token_ids, *earlier.token_ids)
         expect(
-            not exact or two.prompt_token_ids[: len(before)] == before,
+            not exact or later.prompt_token_ids[: len(before)] == before,
             "token_ids: a prompt does not begin with the ids of the turns before",
         )
     if exact:
@@ -76,15 +76,15 @@ def answers_of_earlier_turns_are_not_encoded_again(route: Route) -> None:
     token = next(
         (
             text
-            for text, number in tokenizer.special_tokens.items()
-            if text != image and number not in ends
+            for text, token_id in tokenizer.special_tokens.items()
+            if text != image and token_id not in ends
         ),
         "",
     )
     plain = [tokenizer.encode_plain(part, first=False) for part in (*ANSWER, *token)]
     ways = (
         (*tokenizer.encode_plain(ANSWER, first=False), *tokenizer.encode(token)),
-        tuple(number for ids in plain for number in ids),
+        tuple(token_id for ids in plain for token_id in ids),
     )
     texts = {tokenizer.decode(ids) for ids in ways}
     if len(texts) > 1 or ways[0] == ways[1]:  # this tokenizer has one way to write it
@@ -92,8 +92,8 @@ def answers_of_earlier_turns_are_not_encoded_again(route: Route) -> None:
     first, text = to_all(route, greedy(max_new_tokens=1)), texts.pop()
     seen = []
     for ids in ways:
-        said = [dataclasses.replace(result, token_ids=ids, raw_text=text) for result in first]
-        after = _after(route, said, **read)
+        results = [dataclasses.replace(result, token_ids=ids, raw_text=text) for result in first]
+        after = _after(route, results, **read)
         if after is None:
             return
         places = [result.prompt_tokens + len(ids) for result in first]
@@ -112,17 +112,20 @@ def images_of_earlier_turns_stay_in_sight(route: Route) -> None:
     if not honours(route, "images") or not honours(route, "token_ids"):
         return
     images = [red_square(), *(drawn_image(64, 64, pattern) for pattern in range(3))]
-    asked = [VlmGenerationRequest(prompt="Describe the image.", images=[one]) for one in images]
-    first = answers(run(route, asked, greedy(max_new_tokens=8)))
+    requests = [
+        VlmGenerationRequest(prompt="Describe the image.", images=[image]) for image in images
+    ]
+    first = answers(run(route, requests, greedy(max_new_tokens=8)))
     ids, text = first[0].token_ids, first[0].raw_text
-    said = [dataclasses.replace(result, token_ids=ids, raw_text=text) for result in first]
-    after = _after(route, said)
+    results = [dataclasses.replace(result, token_ids=ids, raw_text=text) for result in first]
+    after = _after(route, results)
     if after is None:
         return
     expect(
         all(
-            (one.image_grid_thw, one.image_digests) == (two.image_grid_thw, two.image_digests)
-            for one, two in zip(first, after, strict=True)
+            (earlier.image_grid_thw, earlier.image_digests)
+            == (later.image_grid_thw, later.image_digests)
+            for earlier, later in zip(first, after, strict=True)
         ),
         "images: a next turn has not the images of the turn before",
     )
@@ -144,10 +147,10 @@ def _after(
     return answers(slots)
 
 
-def _shown(result: GenerationResult, place: int = 0) -> tuple[Any, ...]:
+def _shown(result: GenerationResult, start: int = 0) -> tuple[Any, ...]:
     """What was generated, how likely it was, and how likely the prompt was from this place on."""
-    likely = (*(result.prompt_logprobs or ())[place:], *(result.logprobs or ()))
-    return result.text, result.token_ids, [round(one.logprob, 3) for one in likely if one]
+    likely = (*(result.prompt_logprobs or ())[start:], *(result.logprobs or ()))
+    return result.text, result.token_ids, [round(token.logprob, 3) for token in likely if token]
 
 
 CHECKS = (

@@ -209,17 +209,19 @@ class FakeEngine:
         self.scored.append(tuple(inputs))
         if self.fault is not None:
             raise self.fault
-        made: list[Slot[TokenScores]] = []
+        slots: list[Slot[TokenScores]] = []
         for row in inputs:
-            logprobs = tuple([-1 - number / 1000 for number in row.continuation])
+            logprobs = tuple([-1 - token_id / 1000 for token_id in row.continuation])
             likeliest = tuple(
                 [
-                    (number - 1, -0.5) if number % 2 else (number, own)
-                    for number, own in zip(row.continuation, logprobs, strict=True)
+                    (token_id - 1, -0.5) if token_id % 2 else (token_id, logprob)
+                    for token_id, logprob in zip(row.continuation, logprobs, strict=True)
                 ]
             )
-            made.append(Success(TokenScores(continued=row, logprobs=logprobs, likeliest=likeliest)))
-        return made if self.answers is None else (made * (self.answers + 1))[: self.answers]
+            slots.append(
+                Success(TokenScores(continued=row, logprobs=logprobs, likeliest=likeliest))
+            )
+        return slots if self.answers is None else (slots * (self.answers + 1))[: self.answers]
 
     def prepare_image(
         self, source: ImageSource, options: VlmPreprocessOptions, index: int

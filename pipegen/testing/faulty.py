@@ -107,7 +107,7 @@ class FaultyServer:
         self._thread.join()
 
     async def _serve(self, started: threading.Event) -> None:
-        ended, loop = asyncio.Event(), asyncio.get_running_loop()
+        closed, loop = asyncio.Event(), asyncio.get_running_loop()
         writers, tasks = set[asyncio.StreamWriter](), set[asyncio.Task[None]]()
 
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -124,9 +124,9 @@ class FaultyServer:
 
         server = await asyncio.start_server(accept, "127.0.0.1", 0, backlog=1024)
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        self._stop = lambda: loop.call_soon_threadsafe(ended.set)
+        self._stop = lambda: loop.call_soon_threadsafe(closed.set)
         started.set()
-        await ended.wait()
+        await closed.wait()
         server.close()
         while left := [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]:
             for task in left:
@@ -254,19 +254,19 @@ class FaultyServer:
             return False
         if body.get("stream"):
             return await self._stream(fault, path, ids, finish, prompt, writer)
-        whole = json.dumps(_answer(path, ids, finish, prompt, wrong=fault == "choices")).encode()
+        answer = json.dumps(_answer(path, ids, finish, prompt, wrong=fault == "choices")).encode()
         if fault == "garbage":
-            whole = b"<html>" + bytes(range(128, 200))
+            answer = b"<html>" + bytes(range(128, 200))
         if fault in ("cut", "short"):
             writer.write(
-                _http(200, whole, length=len(whole) if fault == "short" else len(whole) // 2)[
-                    : -len(whole) // 2
+                _http(200, answer, length=len(answer) if fault == "short" else len(answer) // 2)[
+                    : -len(answer) // 2
                 ]
             )
             return False
         if fault in ("", "slow"):
             self.answered[prompt] += 1
-        writer.write(_http(200, whole))
+        writer.write(_http(200, answer))
         return True
 
     async def _gone(self, reader: asyncio.StreamReader) -> bool:
@@ -329,7 +329,7 @@ def _text_of(content: Any) -> str:
 
 
 def _text(ids: Sequence[int]) -> str:
-    return "".join(chr(number) for number in ids if number != EOS)
+    return "".join(chr(token_id) for token_id in ids if token_id != EOS)
 
 
 def _answer(
@@ -337,8 +337,8 @@ def _answer(
 ) -> Any:
     """A whole answer; a wrong one has one completion too many."""
     if path == "/generate":
-        one = _event(path, ids, finish)
-        return [one, one] if wrong else one
+        event = _event(path, ids, finish)
+        return [event, event] if wrong else event
     message = (
         {"message": {"content": _text(ids)}}
         if path.endswith("chat/completions")

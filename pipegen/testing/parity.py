@@ -67,7 +67,7 @@ def mixed_requests(seed: str, count: int, *, images: bool = False) -> list[Gener
     """
     draw = random.Random(seed)  # noqa: S311  # for tests
     requests: list[GenerationRequest] = []
-    for number in range(count):
+    for index in range(count):
         text = " ".join(draw.choices(_WORDS, k=draw.choice((1, 2, 5, 20))))
         options = GenerationOptions(
             max_new_tokens=draw.choice((1, 2, 7, 24, 40)),
@@ -85,10 +85,10 @@ def mixed_requests(seed: str, count: int, *, images: bool = False) -> list[Gener
             ),
         )
         how_many = draw.choice((0, 1, 2)) if images else 0
-        if number % 7 == 6:
-            requests.append(TextGenerationRequest(id=str(number), prompt=text, options=options))
+        if index % 7 == 6:
+            requests.append(TextGenerationRequest(id=str(index), prompt=text, options=options))
         else:
-            requests.append(_request(str(number), text, how_many, options, draw))
+            requests.append(_request(str(index), text, how_many, options, draw))
     return requests
 
 
@@ -100,11 +100,11 @@ def chat_requests(
     """
     draw = random.Random(seed)  # noqa: S311  # for tests
     requests: list[GenerationRequest] = []
-    for number in range(count):
+    for index in range(count):
         text = " ".join(draw.choices(_PLAIN, k=draw.choice((1, 2, 5, 20))))
-        own = dataclasses.replace(options, max_new_tokens=draw.choice((1, 2, 7, 24, 40)))
+        row_options = dataclasses.replace(options, max_new_tokens=draw.choice((1, 2, 7, 24, 40)))
         requests.append(
-            _request(str(number), text, draw.choice((0, 1, 2)) if images else 0, own, draw)
+            _request(str(index), text, draw.choice((0, 1, 2)) if images else 0, row_options, draw)
         )
     return requests
 
@@ -137,7 +137,7 @@ def report(
     compared = list(
         compare(dict(zip(ids, wanted, strict=True)), dict(zip(ids, found, strict=True)))
     )
-    ended = sorted({slot.unwrap().finish.value for slot in wanted if is_ok(slot)})
+    finishes = sorted({slot.unwrap().finish.value for slot in wanted if is_ok(slot)})
     failed = sum(not is_ok(slot) for slot in wanted)
-    line = f"finishes: {', '.join(ended)}" + (f"; failed on both: {failed}" if failed else "")
-    return summary(compared), [one for one in compared if one.difference is not None], line
+    line = f"finishes: {', '.join(finishes)}" + (f"; failed on both: {failed}" if failed else "")
+    return summary(compared), [row for row in compared if row.difference is not None], line

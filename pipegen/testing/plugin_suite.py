@@ -65,17 +65,17 @@ def check_watch(plugin: Plugin, text: str) -> None:
     """
     if plugin.start is None or plugin.feed is None:
         return
-    whole = _halt(plugin, [text])
+    at_once = _halt(plugin, [text])
     for size in (1, 2, 3, 7, 50):
         seen = _halt(plugin, _pieces(text, size))
         message = (
-            f"plugin {plugin.name!r} halts {text!r} {_after(whole)} when it comes in one piece,"
+            f"plugin {plugin.name!r} halts {text!r} {_after(at_once)} when it comes in one piece,"
             f" {_after(seen)} when it comes in pieces of {size}"
         )
-        expect(seen == whole, message)
+        expect(seen == at_once, message)
     states = [plugin.start()]
     other = plugin.start()
-    end = len(text) if whole is None else whole
+    end = len(text) if at_once is None else at_once
     for char, reverse in zip(text[:end], text[::-1], strict=False):
         other, _ = _fed(plugin, other, reverse)
         states.append(_fed(plugin, states[-1], char)[0])
@@ -83,11 +83,11 @@ def check_watch(plugin: Plugin, text: str) -> None:
         seen = _halt(plugin, [text[index:]], state)
         seen = None if seen is None else index + seen
         message = (
-            f"plugin {plugin.name!r} halts {text!r} {_after(whole)} at first, {_after(seen)} when"
+            f"plugin {plugin.name!r} halts {text!r} {_after(at_once)} at first, {_after(seen)} when"
             " it is read again from an old state"
         )
         expect(
-            seen == whole,
+            seen == at_once,
             f"{message}: feed must not change the state that it is given, nor share it between"
             " rows",
         )
@@ -137,20 +137,20 @@ def _halt(plugin: Plugin, pieces: Iterable[str], *states: Any) -> int | None:
     """After how many characters the plugin halts."""
     if plugin.start is None or plugin.feed is None:
         raise AssertionError("called only for plugins that watch")
-    state, given = states[0] if states else plugin.start(), 0
+    state, count = states[0] if states else plugin.start(), 0
     for piece in pieces:
         if not piece:
             continue  # an engine does not pass empty text
-        state, kept = _fed(plugin, state, piece)
-        if kept is not None:
-            right = type(kept) is int and 0 <= kept <= len(piece)
+        state, length = _fed(plugin, state, piece)
+        if length is not None:
+            right = type(length) is int and 0 <= length <= len(piece)
             expect(
                 right,
-                f"plugin {plugin.name!r} keeps {kept!r} characters of {piece!r}; feed gives None,"
+                f"plugin {plugin.name!r} keeps {length!r} characters of {piece!r}; feed gives None,"
                 f" or a whole number from 0 to {len(piece)}",
             )
-            return given + kept
-        given += len(piece)
+            return count + length
+        count += len(piece)
     return None
 
 

@@ -42,10 +42,10 @@ def hostile_texts(control: tuple[str, ...]) -> st.SearchStrategy[str]:
     """
     token = st.sampled_from(control)
     halves = token.flatmap(
-        lambda whole: st.integers(1, max(1, len(whole) - 1)).map(lambda at: whole[:at])
+        lambda text: st.integers(1, max(1, len(text) - 1)).map(lambda at: text[:at])
     )
     rests = token.flatmap(
-        lambda whole: st.integers(1, max(1, len(whole) - 1)).map(lambda at: whole[at:])
+        lambda text: st.integers(1, max(1, len(text) - 1)).map(lambda at: text[at:])
     )
     nested = st.tuples(token, token, st.integers(1, 4)).map(
         lambda three: three[0][: three[2]] + three[1] + three[0][three[2] :]

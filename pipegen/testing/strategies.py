@@ -248,8 +248,8 @@ def resolved_requests(engine: TokenEngine | None = None) -> st.SearchStrategy[Re
     toy one, unless another is given).
     """
     of_one_row = requests().map(
-        lambda one: dataclasses.replace(
-            one, options=dataclasses.replace(one.options or GenerationOptions(), samples=1)
+        lambda request: dataclasses.replace(
+            request, options=dataclasses.replace(request.options or GenerationOptions(), samples=1)
         )
     )
     return _through(of_one_row, resolve_stage(engine or toy_engine()))
@@ -272,10 +272,10 @@ def raws(engine: TokenEngine | None = None) -> st.SearchStrategy[Raw]:
     engine = engine or toy_engine()
     require_token_engine("raws", engine)
     tokenizer = engine.tokenizer
-    words = _WORDS.map(lambda word: tuple(tokenizer.encode(word)))
-    piece = words | st.integers(0, tokenizer.vocab_size - 1).map(lambda token_id: (token_id,))
+    word_ids = _WORDS.map(lambda word: tuple(tokenizer.encode(word)))
+    piece = word_ids | st.integers(0, tokenizer.vocab_size - 1).map(lambda token_id: (token_id,))
     ids = st.lists(piece, max_size=8).map(
-        lambda pieces: tuple(token_id for one in pieces for token_id in one)
+        lambda pieces: tuple(token_id for piece_ids in pieces for token_id in piece_ids)
     )
     return st.builds(Raw, encoded=encoded(engine), token_ids=ids, aborted=st.booleans()).map(
         _with_prompt_logprobs

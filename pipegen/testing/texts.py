@@ -67,11 +67,13 @@ def planted_texts(draw: st.DrawFn, min_stops: int = 0) -> tuple[str, tuple[str, 
     stops = draw(stop_tuples(min_size=min_stops))
     pieces = [st.text("abc", max_size=5), st.sampled_from(AWKWARD)]
     if stops:
-        whole = st.sampled_from(stops)
+        any_stop = st.sampled_from(stops)
         pieces += [
-            whole,
+            any_stop,
             st.builds(
-                lambda stop, length: stop[: max(1, length % len(stop))], whole, st.integers(0, 40)
+                lambda stop, length: stop[: max(1, length % len(stop))],
+                any_stop,
+                st.integers(0, 40),
             ),
         ]
     return "".join(draw(st.lists(st.one_of(pieces), max_size=8))), stops

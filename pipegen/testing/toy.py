@@ -80,12 +80,12 @@ class ToyTokenizer:
         """Ids of the text; control tokens in it become their ids."""
         ids: list[int] = []
         start = 0
-        for found in self._controls.finditer(text):
+        for match in self._controls.finditer(text):
             ids += (
-                *self.encode_plain(text[start : found.start()], first=False),
-                self._control[found.group()],
+                *self.encode_plain(text[start : match.start()], first=False),
+                self._control[match.group()],
             )
-            start = found.end()
+            start = match.end()
         return (*ids, *self.encode_plain(text[start:], first=False))
 
     def encode_plain(self, text: str, *, first: bool) -> tuple[int, ...]:

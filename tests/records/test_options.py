@@ -295,13 +295,13 @@ def test_options_from_plain_data_may_be_nested_or_flat() -> None:
 
 def test_options_from_plain_data_name_the_place() -> None:
     with pytest.raises(InvalidField, match=r"line 3: GenerationOptions.seed takes .* not 'x'"):
-        options_from({"seed": "x"}, place="line 3")
+        options_from({"seed": "x"}, where="line 3")
     with pytest.raises(
         UnknownField, match="line 3: StopOptions has no field 'stopp'; did you mean 'stop'"
     ):
-        options_from({"stop": {"stopp": []}}, place="line 3")
+        options_from({"stop": {"stopp": []}}, where="line 3")
     with pytest.raises(InvalidField, match="line 3: decode takes a mapping, not True"):
-        options_from({"decode": True}, place="line 3")
+        options_from({"decode": True}, where="line 3")
 
 
 def test_every_option_has_a_flat_name_and_a_flat_value() -> None:

@@ -98,17 +98,17 @@ def check_adapter(checkpoint: Checkpoint, adapter: str) -> None:
     """
     config, names = adapter_config(adapter), weight_names(adapter)
     modules = _module_names(checkpoint)
-    known = modules | {
+    all_modules = modules | {
         name.rsplit(".", 1)[0] for name in stored_names(checkpoint.source, checkpoint.load.revision)
     }
     of = {name: _module_of(name) for name in names}
-    foreign = [name for name in names if of[name] not in known]
+    foreign = [name for name in names if of[name] not in all_modules]
     adapted = {module for name, module in of.items() if ".lora_" in name}
-    wanted = {module for module in modules if _targets(config, module)} | (adapted & known)
+    adaptable = {module for module in modules if _targets(config, module)} | (adapted & all_modules)
     has = {(of[name], _kind(name)) for name in names}
     missing = [
         f"{module}.lora_{half}"
-        for module in wanted
+        for module in adaptable
         for half in "AB"
         if not {(module, half), (module, f"embedding_{half}")} & has
     ]
@@ -169,8 +169,8 @@ def _module_of(name: str) -> str:
 
 def _kind(name: str) -> str:
     """Which half of a pair a weight is: `A`, `B`, `embedding_A`, ..."""
-    found = re.search(r"\.lora_(\w+)", name)
-    return found[1] if found else ""
+    match = re.search(r"\.lora_(\w+)", name)
+    return match[1] if match else ""
 
 
 def _targets(config: Mapping[str, Any], module: str) -> bool:

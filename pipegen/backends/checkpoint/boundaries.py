@@ -58,10 +58,10 @@ def boundaries(config: Any) -> tuple[Boundary, ...]:
     A window that the configuration switches off (`use_sliding_window`) is left out. One that no
     layer uses is listed: an engine may use it all the same.
     """
-    found: dict[int, str] = {}
-    for one in named_lengths(config):
-        found.setdefault(one.tokens, one.name)
-    return tuple(Boundary(name, tokens) for tokens, name in sorted(found.items()))
+    names: dict[int, str] = {}
+    for length in named_lengths(config):
+        names.setdefault(length.tokens, length.name)
+    return tuple(Boundary(name, tokens) for tokens, name in sorted(names.items()))
 
 
 def named_lengths(config: Any) -> tuple[Boundary, ...]:
@@ -82,12 +82,12 @@ def _of_attention(text: Any) -> Iterator[tuple[str, Any]]:
         if name in _LENGTHS or (
             windows and "window" in name and not any(part in name for part in _NO_LENGTHS)
         ):
-            for one in (
+            for length in (
                 {*value}
                 if isinstance(value, (list, tuple)) and all(isinstance(each, int) for each in value)
                 else (value,)
             ):
-                yield name, one
+                yield name, length
 
 
 def _of_positions(text: Any) -> Iterator[tuple[str, Any]]:
@@ -99,10 +99,12 @@ def _of_positions(text: Any) -> Iterator[tuple[str, Any]]:
         if not isinstance(settings, Mapping):
             continue
         layers = {
-            f"{name}.{layer}": one for layer, one in settings.items() if isinstance(one, Mapping)
+            f"{name}.{layer}": scaling
+            for layer, scaling in settings.items()
+            if isinstance(scaling, Mapping)
         } or {name: settings}
-        for path, one in layers.items():
+        for path, scaling in layers.items():
             for length in _LENGTHS_OF_SCALINGS:
-                yield f"{path}.{length}", one.get(length)
-            if one.get("rope_type", one.get("type")) == "dynamic":
+                yield f"{path}.{length}", scaling.get(length)
+            if scaling.get("rope_type", scaling.get("type")) == "dynamic":
                 yield "max_position_embeddings", getattr(text, "max_position_embeddings", None)

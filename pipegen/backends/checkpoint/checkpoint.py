@@ -124,14 +124,16 @@ class Checkpoint:
         """The settings that change answers, without those that say what holds for this checkpoint
         anyway.
         """
-        own: dict[str, Callable[[], Any]] = {
+        defaults: dict[str, Callable[[], Any]] = {
             "dtype": lambda: self.own_dtype,
             "variant": lambda: "vlm" if self.is_vision_model else "text",
             "attn_implementation": lambda: own_attention(self.config),
             "max_model_len": lambda: self.context_length,
         }
         return {
-            name: value for name, value in values.items() if name not in own or value != own[name]()
+            name: value
+            for name, value in values.items()
+            if name not in defaults or value != defaults[name]()
         }
 
     @property
@@ -227,10 +229,10 @@ class Checkpoint:
         need("transformers", "hf", "reading a checkpoint")
         with loading(self.load, "generation_config.json", self.source):
             require_whole(self.source, self.load.revision, "generation_config.json")
-            kept: immutabledict[str, Any] = mapping(
+            settings: immutabledict[str, Any] = mapping(
                 cached_json(self.source, "generation_config.json", self.load.revision)
             )
-        return kept
+        return settings
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -238,23 +240,23 @@ class Checkpoint:
         tokenizer. An id of 0 counts as any other.
         """
         text = self.config.get_text_config()
-        own = (
+        candidates = (
             self.generation_config.get("eos_token_id"),
             getattr(text, "eos_token_id", None),
             getattr(self.config, "eos_token_id", None),
         )
-        given = next(
-            (ids for ids in (*own, self.tokenizer.raw.eos_token_id) if ids is not None), ()
+        value = next(
+            (ids for ids in (*candidates, self.tokenizer.raw.eos_token_id) if ids is not None), ()
         )
-        ids = tuple(given) if isinstance(given, (list, tuple)) else (given,)
-        if not all(type(number) is int for number in ids):
+        ids = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+        if not all(type(token_id) is int for token_id in ids):
             with loading(
                 self.load,
                 "the end tokens",
                 self.source,
                 hint="correct eos_token_id in its generation_config.json, or in its config.json",
             ):
-                raise ValueError(f"eos_token_id takes an id or a list of ids, not {printed(given)}")
+                raise ValueError(f"eos_token_id takes an id or a list of ids, not {printed(value)}")
         return tuple(dict.fromkeys(ids))
 
     @cached_property
@@ -274,7 +276,7 @@ class Checkpoint:
             return None
         size += getattr(self.config, "additional_vocab_size", 0) or 0
         pieces = (self.image_token_id, self.videos.token_id)
-        return max(size, *(1 + number for number in pieces if number is not None), 0)
+        return max(size, *(1 + token_id for token_id in pieces if token_id is not None), 0)
 
     @cached_property
     def pad_token_id(self) -> int:
@@ -412,34 +414,36 @@ class Checkpoint:
         if self.image_token_id is None:
             return None
         native = not self.no_processor_because and self.image_spec.kind == "native"
-        own = getattr(self.processor, "image_token", None) if native else None
+        image_token = getattr(self.processor, "image_token", None) if native else None
         with loading(
             self.load,
             "the tokenizer",
             self.source,
             hint="put the tokenizer's files of this model into its folder",
         ):
-            token = str(own or self.tokenizer.raw.convert_ids_to_tokens(self.image_token_id))
+            token = str(
+                image_token or self.tokenizer.raw.convert_ids_to_tokens(self.image_token_id)
+            )
             if token not in self.tokenizer.control_tokens:
-                words = (
+                reason = (
                     f"config.json says that id {self.image_token_id} stands for an image, and to"
                     f" the tokenizer it is {token!r}"
                 )
-                raise ValueError(f"{words}: they belong to different models")
+                raise ValueError(f"{reason}: they belong to different models")
         return token
 
     def check_placeholders(self, prompt: Prompt) -> InvalidRequest | None:
         """What is wrong where a prompt does not hold exactly the placeholders of its images. A
         model could not tell, or would fail for all rows.
         """
-        for kind, number in (("image", self.image_token_id), ("video", self.videos.token_id)):
-            own = [image for image in prompt.images if image.is_video == (kind == "video")]
-            marks = prompt.token_ids.count(number) if number is not None else 0
-            wanted = sum(image.tokens for image in own)
-            if marks != wanted:
+        for kind, token_id in (("image", self.image_token_id), ("video", self.videos.token_id)):
+            images = [image for image in prompt.images if image.is_video == (kind == "video")]
+            marks = prompt.token_ids.count(token_id) if token_id is not None else 0
+            tokens = sum(image.tokens for image in images)
+            if marks != tokens:
                 return InvalidRequest(
-                    f"the prompt holds {marks} {kind} tokens (id {number}), and its"
-                    f" {len(own)} {kind}s take {wanted}"
+                    f"the prompt holds {marks} {kind} tokens (id {token_id}), and its"
+                    f" {len(images)} {kind}s take {tokens}"
                 )
         return None
 
@@ -461,13 +465,13 @@ class Checkpoint:
                 max_pixels=spec.max_pixels,
             )
             if size != (image.width, image.height):
-                words = (
+                message = (
                     f"image {position} was prepared to {image.width}x{image.height} pixels, and the"
                     f" server's processor would make it {size[0]}x{size[1]}"
                 )
                 least = image.width * image.height < spec.min_pixels
                 return UnsupportedOption(
-                    words,
+                    message,
                     option="max_pixels" if least else "min_pixels",
                     hint="keep within the checkpoint's own pixel budget",
                 )
@@ -514,9 +518,9 @@ class Checkpoint:
         videos = [image for image in images if image.is_video]
         stills = [image for image in images if not image.is_video]
         marked = {
-            number: mark
-            for number, mark in ((self.image_token_id, 1), (self.videos.token_id, 2))
-            if number is not None
+            token_id: mark
+            for token_id, mark in ((self.image_token_id, 1), (self.videos.token_id, 2))
+            if token_id is not None
         }
         tensors = processors.pixel_inputs(self.image_processor, stills)
         if videos:

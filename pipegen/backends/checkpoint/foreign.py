@@ -119,32 +119,32 @@ def load_failed(
         for folder in (_folder_of(source, load.revision), _folder_of(str(load.adapter or ""), None))
         if folder is not None
     ]
-    found = broken_file(
+    broken = broken_file(
         file
         for folder in folders
         for file in (
             *weight_files(folder),
-            *(one for one in sorted(folder.iterdir()) if one.suffix in _TEXTS),
+            *(file for file in sorted(folder.iterdir()) if file.suffix in _TEXTS),
         )
     )
     adapter = "" if load.adapter is None else f" with adapter {load.adapter!r}"
     because = (
         short(raised)
-        if found is None or found.words in str(raised)
-        else f"{found.words}; {short(raised)}"
+        if broken is None or broken.words in str(raised)
+        else f"{broken.words}; {short(raised)}"
     )
-    words = f"{load.backend} {what} {load.model!r}{adapter}: {because}"
+    message = f"{load.backend} {what} {load.model!r}{adapter}: {because}"
     advice = getattr(raised, "hint", "") or hint or _HINT
     return CallFailed(
         engine_failed(
-            load.backend, words, hint=advice if found is None else found.hint, raised=raised
+            load.backend, message, hint=advice if broken is None else broken.hint, raised=raised
         )
     )
 
 
 def engine_failed(
     backend: str,
-    words: str,
+    message: str,
     *,
     scope: str = "batch",
     hint: str = "",
@@ -154,8 +154,8 @@ def engine_failed(
     was raised.
     """
     incident = uuid.uuid4().hex[:12]
-    _log.error("incident %s: %s", incident, words, exc_info=raised)
-    return BackendFailed(words, backend=backend, scope=scope, incident=incident, hint=hint)
+    _log.error("incident %s: %s", incident, message, exc_info=raised)
+    return BackendFailed(message, backend=backend, scope=scope, incident=incident, hint=hint)
 
 
 def _folder_of(source: str, revision: str | None) -> Path | None:
@@ -168,9 +168,9 @@ def _folder_of(source: str, revision: str | None) -> Path | None:
         from huggingface_hub import try_to_load_from_cache
 
         for name in ("config.json", "adapter_config.json"):
-            found = try_to_load_from_cache(source, name, revision=revision)
-            if isinstance(found, str):
-                return Path(found).parent
+            path = try_to_load_from_cache(source, name, revision=revision)
+            if isinstance(path, str):
+                return Path(path).parent
     return None
 
 
@@ -180,11 +180,11 @@ def short(raised: BaseException) -> str:
     >>> short(ValueError("Could not load it.\\n\\n  Tried: a")), short(KeyError("x"))
     ('Could not load it. Tried: a', "KeyError: 'x'")
     """
-    words = " ".join(str(raised).split())
-    words = words if len(words) <= 600 else f"{words[:600]}..."
-    if words and isinstance(raised, (OSError, ValueError)):
-        return words
-    return f"{type(raised).__name__}: {words}" if words else type(raised).__name__
+    text = " ".join(str(raised).split())
+    text = text if len(text) <= 600 else f"{text[:600]}..."
+    if text and isinstance(raised, (OSError, ValueError)):
+        return text
+    return f"{type(raised).__name__}: {text}" if text else type(raised).__name__
 
 
 def weight_files(folder: str | os.PathLike[str]) -> list[Path]:
@@ -240,18 +240,22 @@ def broken_file(files: Iterable[Path]) -> Broken | None:
                     "fetch the files themselves: git lfs pull",
                 )
             stream.seek(0)
-            found = _header_in(stream) if file.suffix == ".safetensors" else ({}, size)
-            whole = None if found is None else found[1]
+            header_and_size = _header_in(stream) if file.suffix == ".safetensors" else ({}, size)
+            full_size = None if header_and_size is None else header_and_size[1]
         text = _broken_text(file, head)
         if text is not None:
             return text
         if (
-            whole is None
-            or size < whole
+            full_size is None
+            or size < full_size
             or (head.startswith(b"PK\x03\x04") and not zipfile.is_zipfile(file))
             or not size
         ):
-            seen = f"{size} bytes" if whole is None or whole == size else f"{size} of {whole} bytes"
+            seen = (
+                f"{size} bytes"
+                if full_size is None or full_size == size
+                else f"{size} of {full_size} bytes"
+            )
             return Broken(f"{file} is not whole: it has {seen}", "fetch the file again")
     return None
 
@@ -264,7 +268,7 @@ def _broken_text(file: Path, head: bytes) -> Broken | None:
             "save it as UTF-8 without one, or fetch it again",
         )
     try:
-        held: Any = (
+        content: Any = (
             json.loads(file.read_bytes())
             if file.suffix == ".json"
             else file.read_text("utf-8")
@@ -275,12 +279,14 @@ def _broken_text(file: Path, head: bytes) -> Broken | None:
         return Broken(f"{file} is no text in UTF-8", "fetch the file again")
     except (ValueError, RecursionError):
         return Broken(f"{file} is no JSON, or not whole", "fetch the file again")
-    if (file.name in _OBJECTS or file.name.endswith(".index.json")) and not isinstance(held, dict):
+    if (file.name in _OBJECTS or file.name.endswith(".index.json")) and not isinstance(
+        content, dict
+    ):
         return Broken(
-            f"{file} holds {printed(held)[:40]}, where a JSON object is expected",
+            f"{file} holds {printed(content)[:40]}, where a JSON object is expected",
             "fetch the file again",
         )
-    if file.name.endswith(".index.json") and not isinstance(held.get("weight_map"), dict):
+    if file.name.endswith(".index.json") and not isinstance(content.get("weight_map"), dict):
         return Broken(
             f"{file} has no weight_map, which says in which file each weight is",
             "fetch the file again",
@@ -304,9 +310,9 @@ def require_whole(source: str, revision: str | None, *names: str) -> None:
     """Raise `ValueError` where one of these files of the model is broken. transformers goes on
     without one that is a folder, or a link to nothing.
     """
-    found = broken_in(source, revision, *names)
-    if found is not None:
-        raise ValueError(found.words)
+    broken = broken_in(source, revision, *names)
+    if broken is not None:
+        raise ValueError(broken.words)
 
 
 def require_weights(source: str, revision: str | None) -> None:
@@ -314,9 +320,9 @@ def require_weights(source: str, revision: str | None) -> None:
     is nothing to say.
     """
     folder = _folder_of(source, revision)
-    found = None if folder is None else broken_file(weight_files(folder))
-    if found is not None:
-        raise ValueError(found.words)
+    broken = None if folder is None else broken_file(weight_files(folder))
+    if broken is not None:
+        raise ValueError(broken.words)
 
 
 _FLOATS = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
@@ -329,10 +335,10 @@ def header(file: Path) -> Mapping[str, Mapping[str, Any]]:
     `ValueError` where it is no such file, or ends too early.
     """
     with file.open("rb") as stream:
-        found = _header_in(stream)
-    if found is None:
+        parsed = _header_in(stream)
+    if parsed is None:
         raise ValueError(f"{file} is not a safetensors file")
-    tensors, size = found
+    tensors, size = parsed
     if file.stat().st_size < size:
         raise ValueError(f"{file} is not whole: it has {file.stat().st_size} of {size} bytes")
     return tensors

@@ -109,14 +109,14 @@ def spec_of_grid(image_processor: Any, config: Any = None) -> ImageSpec:
             resample=int(image_processor.resample),
         )
     vision = getattr(config, "vision_config", None)
-    for name, own, named in (
+    for name, key, named in (
         ("patch_size", "patch_size", spec.patch_size),
         ("merge_size", "spatial_merge_size", spec.merge_size),
     ):
-        wanted = getattr(vision, own, named)
-        if wanted != named:
+        value = getattr(vision, key, named)
+        if value != named:
             raise CannotProcess(
-                f"the checkpoint's image processor has {name} {named}, its model {own} {wanted}:"
+                f"the checkpoint's image processor has {name} {named}, its model {key} {value}:"
                 " they belong to different models"
             )
     return spec
@@ -129,12 +129,12 @@ def check_pixels(image_processor: Any, spec: ImageSpec) -> None:
     from PIL import Image
 
     with translate_errors():
-        made = image_processor(
+        outputs = image_processor(
             images=[Image.new("RGB", (spec.factor, spec.factor))],
             do_resize=False,
             return_tensors="pt",
         )
-        finite = bool(made["pixel_values"].isfinite().all())
+        finite = bool(outputs["pixel_values"].isfinite().all())
     if not finite:
         raise CannotProcess(
             "it makes pixels that are no finite numbers: see image_mean, image_std and"
@@ -185,15 +185,15 @@ def grid_only(prepared: Slot[PreparedImage], engine: str) -> Slot[PreparedImage]
     ... ).failure().message
     "vllm takes images of models that work on any size (the Qwen-VL families); this model's processor tiles or has a size of its own"
     """
-    words = (
+    message = (
         f"{engine} takes images of models that work on any size (the Qwen-VL families); this"
         " model's processor tiles or has a size of its own"
     )
 
-    def taken(image: PreparedImage) -> Slot[PreparedImage]:
-        return Success(image) if image.grid is not None else Failure(UnsupportedMultimodal(words))
+    def checked(image: PreparedImage) -> Slot[PreparedImage]:
+        return Success(image) if image.grid is not None else Failure(UnsupportedMultimodal(message))
 
-    return prepared.bind(taken)
+    return prepared.bind(checked)
 
 
 IMAGE_MARKS = ("mm_token_type_ids", "token_type_ids")
@@ -247,14 +247,14 @@ def load_processor(
     backend = {"tokenizer": {}, "image_processor": {"backend": "pil"}}
     bare = _for_images(kind)
     with translate_errors():
-        made = [
+        loaded_parts = [
             parts[name].from_pretrained(source, **backend[name], **where) if name in parts else None
             for name in kind.get_attributes()
         ]
         settings, _ = kind.get_processor_dict(
             source, **({} if revision is None else {"revision": revision})
         )
-        processor = bare.from_args_and_dict(made, settings)
+        processor = bare.from_args_and_dict(loaded_parts, settings)
     # a saved tokenizer may bring them along; nothing changes it from here on
     processor.tokenizer.backend_tokenizer.no_truncation()
     processor.tokenizer.backend_tokenizer.no_padding()
@@ -310,18 +310,18 @@ def _called(processor: Any, images: Sequence[PreparedImage], **more: Any) -> dic
     """
     text, pil_images = [processor.image_token * len(images)], [as_pil(image) for image in images]
     with translate_errors(_CALLING):
-        made = processor(text=text, images=pil_images, add_special_tokens=False, **more)
-    return dict(made)
+        outputs = processor(text=text, images=pil_images, add_special_tokens=False, **more)
+    return dict(outputs)
 
 
-def _written(made: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
+def _written(outputs: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
     """What the processor wrote for its one image, and the ids of the whole. Raises `CannotProcess`
     where it does not tell.
     """
-    offsets, ids = made.get("text_replacement_offsets"), made.get("input_ids")
+    offsets, ids = outputs.get("text_replacement_offsets"), outputs.get("input_ids")
     if not offsets or not offsets[0] or ids is None:
         raise CannotProcess("it does not say what it replaced")
-    return str(offsets[0][0]["replacement"]), tuple(int(number) for number in ids[0])
+    return str(offsets[0][0]["replacement"]), tuple(int(token_id) for token_id in ids[0])
 
 
 def expand(
@@ -343,15 +343,15 @@ def expand(
             )
         )
     try:
-        made = _called(processor, [image], return_text_replacement_offsets=True)
-        written, ids = _written(made)
+        outputs = _called(processor, [image], return_text_replacement_offsets=True)
+        written, ids = _written(outputs)
     except CannotProcess as raised:
-        words = (
+        message = (
             f"{name} does not tell what it writes for an image of {image.width}x{image.height}"
             f" pixels ({raised})"
         )
-        return Failure(UnsupportedMultimodal(words[:400]))
-    refusal = _refusal(processor, made, ids, of_tokenizer(tokenizer.encode, written))
+        return Failure(UnsupportedMultimodal(message[:400]))
+    refusal = _refusal(processor, outputs, ids, of_tokenizer(tokenizer.encode, written))
     tokens = ids.count(image_token_id) if image_token_id is not None else 0
     if refusal is None and not tokens:
         refusal = f"writes no token of the model's own (id {image_token_id}) for an image"
@@ -375,9 +375,9 @@ class Expansions:
         self._known: dict[tuple[int, int], tuple[int, str | None]] = {}
 
     def __call__(self, image: PreparedImage) -> Slot[PreparedImage]:
-        known = self._known.get((image.width, image.height))
-        if known is not None:
-            return Success(dataclasses.replace(image, tokens=known[0], expansion=known[1]))
+        cached = self._known.get((image.width, image.height))
+        if cached is not None:
+            return Success(dataclasses.replace(image, tokens=cached[0], expansion=cached[1]))
         return expand(self._processor, image, self._tokenizer, self._image_token_id).map(
             self._remembered
         )
@@ -390,19 +390,19 @@ class Expansions:
 
 
 def _refusal(
-    processor: Any, made: Mapping[str, Any], ids: tuple[int, ...], own: tuple[int, ...]
+    processor: Any, outputs: Mapping[str, Any], ids: tuple[int, ...], plain_ids: tuple[int, ...]
 ) -> str | None:
-    if ids != own:
+    if ids != plain_ids:
         return (
             "changes the text beside its images, or knows other tokens than the checkpoint's"
             " tokenizer"
         )
     unknown = sorted(
-        set(made) - {*_OF_TEXT, *IMAGE_MARKS, *processor.image_processor.model_input_names}
+        set(outputs) - {*_OF_TEXT, *IMAGE_MARKS, *processor.image_processor.model_input_names}
     )
     if unknown:
         return f"makes {', '.join(unknown)}, which depends on the whole prompt"
-    for name, rows in made.items():
+    for name, rows in outputs.items():
         if name in IMAGE_MARKS:
             marks = [int(mark) for mark in rows[0]]
             if not set(marks) <= {0, 1} or _with(ids, marks, 1) & _with(ids, marks, 0):
@@ -411,7 +411,9 @@ def _refusal(
 
 
 def _with(ids: Sequence[int], marks: Sequence[int], mark: int) -> frozenset[int]:
-    return frozenset(number for number, own in zip(ids, marks, strict=True) if own == mark)
+    return frozenset(
+        token_id for token_id, token_mark in zip(ids, marks, strict=True) if token_mark == mark
+    )
 
 
 def native_inputs(
@@ -423,8 +425,8 @@ def native_inputs(
     Raises `ContractError` where it writes more or fewer tokens of the model's own (id
     `image_token_id`) than the images were prepared with.
     """
-    made = _called(processor, images, return_tensors="pt")
-    ids = made["input_ids"][0].tolist()
+    outputs = _called(processor, images, return_tensors="pt")
+    ids = outputs["input_ids"][0].tolist()
     written, prepared = ids.count(image_token_id), sum(image.tokens for image in images)
     if written != prepared:
         raise ContractError(
@@ -432,11 +434,11 @@ def native_inputs(
             f" {prepared}"
         )
     marked = {
-        name: dict.fromkeys(_with(ids, made[name][0].tolist(), 1), 1)
+        name: dict.fromkeys(_with(ids, outputs[name][0].tolist(), 1), 1)
         for name in IMAGE_MARKS
-        if name in made
+        if name in outputs
     }
     return ImageInputs(
-        {name: value for name, value in made.items() if name not in (*_OF_TEXT, *IMAGE_MARKS)},
+        {name: value for name, value in outputs.items() if name not in (*_OF_TEXT, *IMAGE_MARKS)},
         marked,
     )

@@ -49,9 +49,9 @@ class CheckpointInMemory(Checkpoint):
 
     @cached_property
     def generation_config(self) -> immutabledict[str, Any]:
-        own = getattr(self.model, "generation_config", None)
-        kept: immutabledict[str, Any] = mapping({} if own is None else own.to_diff_dict())
-        return kept
+        config = getattr(self.model, "generation_config", None)
+        settings: immutabledict[str, Any] = mapping({} if config is None else config.to_diff_dict())
+        return settings
 
     @cached_property
     def own_dtype(self) -> str:

@@ -97,8 +97,10 @@ def check_adapter_folder(adapter: str) -> None:
         or folder.exists()
     )
     if is_path and not (folder / "adapter_config.json").is_file():
-        found = "it has no adapter_config.json" if folder.is_dir() else "there is no such folder"
-        raise InvalidField(f"ModelLoadConfig.adapter: {os.fspath(folder)!r} is no adapter: {found}")
+        reason = "it has no adapter_config.json" if folder.is_dir() else "there is no such folder"
+        raise InvalidField(
+            f"ModelLoadConfig.adapter: {os.fspath(folder)!r} is no adapter: {reason}"
+        )
 
 
 def instead_of(source: str) -> str:
@@ -117,16 +119,14 @@ def cached(source: str, name: str, revision: str | None = None) -> Path | None:
     """
     from transformers.utils.hub import cached_file
 
-    found = cached_file(
-        source, name, revision=revision, _raise_exceptions_for_missing_entries=False
-    )
-    return None if found is None else Path(found)
+    path = cached_file(source, name, revision=revision, _raise_exceptions_for_missing_entries=False)
+    return None if path is None else Path(path)
 
 
 def cached_json(source: str, name: str, revision: str | None = None) -> Any:
     """What such a file of JSON holds; an empty object where there is none of that name."""
-    found = cached(source, name, revision)
-    return {} if found is None else json.loads(found.read_text(encoding="utf-8"))
+    path = cached(source, name, revision)
+    return {} if path is None else json.loads(path.read_text(encoding="utf-8"))
 
 
 _WHOLE = frozenset({".json", ".jinja", ".txt", ".model", ".tiktoken", ".py"})

@@ -52,9 +52,9 @@ def positions_of(text: Any) -> Positions:
     )
     layers = [rope for rope in rope_settings.values() if isinstance(rope, Mapping)]
     ropes = [(rope.get("rope_type", rope.get("type")), rope) for rope in layers or [rope_settings]]
-    own = getattr(text, "original_max_position_embeddings", None)
+    original_length = getattr(text, "original_max_position_embeddings", None)
     after = {
-        int(rope.get("original_max_position_embeddings") or own or length or 0)
+        int(rope.get("original_max_position_embeddings") or original_length or length or 0)
         for kind, rope in ropes
         if kind in ("longrope", "su")
     }
@@ -89,7 +89,7 @@ def other_factors(
     # SGLang counts from the position after
     if after is None or limit is None or limit <= after or tokens > after + 1:
         return None
-    words = (
+    message = (
         f"{capabilities.engine} with a limit of {limit} tokens uses the long factors of LongRoPE,"
         f" and this prompt of {tokens} tokens is for the short ones"
     )
@@ -97,4 +97,4 @@ def other_factors(
         f"start the engine with a limit of {after} tokens (max_model_len) for such prompts, or use"
         " hf, which chooses for each row"
     )
-    return UnsupportedOption(words, option="max_model_len", hint=hint)
+    return UnsupportedOption(message, option="max_model_len", hint=hint)

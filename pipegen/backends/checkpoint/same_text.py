@@ -49,22 +49,24 @@ def compared(config: Any) -> list[Boundary]:
     """The lengths beyond which engines are compared. Where dynamic scaling begins is none: no row
     goes on behind it but on transformers (see `Positions`).
     """
-    return [one for one in boundaries(config) if one.name != "max_position_embeddings"]
+    return [
+        boundary for boundary in boundaries(config) if boundary.name != "max_position_embeddings"
+    ]
 
 
 def _trial_rows(config: Any) -> list[tuple[Boundary | None, Continued]]:
     """A row before all lengths of a configuration, and one that goes on behind each of them."""
     named = compared(config)
     return [
-        (None, _row(min(_SHORT, *(one.tokens - 2 for one in named), _SHORT))),
-        *((one, _row(one.tokens + BEYOND)) for one in named),
+        (None, _row(min(_SHORT, *(boundary.tokens - 2 for boundary in named), _SHORT))),
+        *((boundary, _row(boundary.tokens + BEYOND)) for boundary in named),
     ]
 
 
 def _row(length: int) -> Continued:
     ids = tuple(
-        (7 * place * place + 3 * place + place // 5) % (VOCABULARY - 3) + 3
-        for place in range(length)
+        (7 * index * index + 3 * index + index // 5) % (VOCABULARY - 3) + 3
+        for index in range(length)
     )
     encoded = Encoded(
         request=TextGenerationRequest(prompt_token_ids=ids[:1]),
@@ -74,17 +76,17 @@ def _row(length: int) -> Continued:
     return Continued(encoded=encoded, continuation=ids[1:])
 
 
-def _worst(one: Slot[TokenScores], other: Slot[TokenScores]) -> float | None:
+def _worst(first: Slot[TokenScores], second: Slot[TokenScores]) -> float | None:
     """The largest difference of two scores of a row; None where an engine refuses it."""
-    if not is_ok(one) or not is_ok(other):
+    if not is_ok(first) or not is_ok(second):
         return None
     return max(
         abs(mine - theirs)
-        for mine, theirs in zip(one.unwrap().logprobs, other.unwrap().logprobs, strict=True)
+        for mine, theirs in zip(first.unwrap().logprobs, second.unwrap().logprobs, strict=True)
     )
 
 
-def differs_beyond(text: Any, folder: Path, one: Score, other: Score) -> Differs | None:
+def differs_beyond(text: Any, folder: Path, first: Score, second: Score) -> Differs | None:
     """The shortest length beyond which two engines differ; None where they do not. The small model
     is written into the folder.
 
@@ -95,7 +97,7 @@ def differs_beyond(text: Any, folder: Path, one: Score, other: Score) -> Differs
     inputs = [row for _, row in rows]
     seen = [
         _worst(mine, theirs)
-        for mine, theirs in zip(one(folder, inputs), other(folder, inputs), strict=True)
+        for mine, theirs in zip(first(folder, inputs), second(folder, inputs), strict=True)
     ]
     allowed = (
         max(_TOLERANCE, _ROUNDING * (seen[0] or 0.0))

@@ -78,12 +78,12 @@ def shrunken(text: Any) -> Any:
         "vocab_size": VOCABULARY,
     }
     settings |= {names.get(name, name): size for name, size in sizes.items() if size is not None}
-    longest = max((one.tokens for one in named_lengths(text)), default=0)
+    longest = max((length.tokens for length in named_lengths(text)), default=0)
     limit = _BLOCK if settings.get("attention_chunk_size") else _LONGEST
     divisor = max(1, -(-longest // limit))
     if divisor > 1:
-        for one in named_lengths(text):
-            _divide(settings, one.name.split("."), divisor)
+        for length in named_lengths(text):
+            _divide(settings, length.name.split("."), divisor)
         positions //= divisor
     settings[names.get("max_position_embeddings", "max_position_embeddings")] = max(
         positions, min(longest, limit) + 2 * BEYOND
@@ -115,15 +115,17 @@ def _are_numbers(value: Any, layers: int) -> bool:
     """Whether a list holds the numbers of layers, and not a value for each layer."""
     return (
         len(value) > 2
-        and all(type(one) is int and one < layers for one in value)
-        and all(one < other for one, other in itertools.pairwise(value))
+        and all(type(entry) is int and entry < layers for entry in value)
+        and all(earlier < later for earlier, later in itertools.pairwise(value))
     )
 
 
 def _smaller(name: str, value: Any, layers: int, chosen: list[int]) -> Any:
     if isinstance(value, Mapping) and value and all(str(layer).isdigit() for layer in value):
         return {
-            chosen.index(int(layer)): one for layer, one in value.items() if int(layer) in chosen
+            chosen.index(int(layer)): setting
+            for layer, setting in value.items()
+            if int(layer) in chosen
         }
     if isinstance(value, (list, tuple)) and _are_numbers(value, layers):
         return [chosen.index(layer) for layer in value if layer in chosen]
@@ -159,7 +161,7 @@ def _divide(settings: dict[str, Any], path: list[str], divisor: int) -> None:
     if isinstance(value, int):
         settings[name] = max(_SHORTEST, value // divisor)
     elif isinstance(value, (list, tuple)):
-        settings[name] = [max(_SHORTEST, one // divisor) for one in value]
+        settings[name] = [max(_SHORTEST, length // divisor) for length in value]
 
 
 def write_shrunken(text: Any, folder: Path) -> Any:
@@ -198,7 +200,7 @@ def write_shrunken(text: Any, folder: Path) -> Any:
     finally:
         torch.random.set_rng_state(state)
     tokens = Tokenizer(
-        models.WordLevel({f"t{number}": number for number in range(VOCABULARY)}, unk_token="t0")
+        models.WordLevel({f"t{index}": index for index in range(VOCABULARY)}, unk_token="t0")
     )
     auto: Any = PreTrainedTokenizerFast
     auto(tokenizer_object=tokens, unk_token="t0", eos_token="t2").save_pretrained(folder)

@@ -61,11 +61,11 @@ def require_file_ids(raw: Any, file: Path, settings: Mapping[str, Any], model: s
         return
     reference = _reference(loaded, head, file)
     for text in _probes(reference, settings):
-        expected, found = (_tokens(tokenizer, text, settings) for tokenizer in (reference, loaded))
-        if expected != found:
+        expected, tokens = (_tokens(tokenizer, text, settings) for tokenizer in (reference, loaded))
+        if expected != tokens:
             raise InvalidField(
                 f"{model!r}: transformers loads its tokenizer as {type(raw).__name__}, which splits"
-                f" text otherwise than its tokenizer.json: {text!r} becomes {found[:8]}, by the"
+                f" text otherwise than its tokenizer.json: {text!r} becomes {tokens[:8]}, by the"
                 f" file {expected[:8]}; {_advice(raw, settings)}"
             )
 
@@ -114,8 +114,8 @@ def _same_parts(loaded: Any, head: Mapping[str, Any]) -> bool:
     whatever the class.
     """
     ids = {
-        str(token.content): int(number)
-        for number, token in loaded.get_added_tokens_decoder().items()
+        str(token.content): int(token_id)
+        for token_id, token in loaded.get_added_tokens_decoder().items()
     }
     return (
         all(ids.get(token["content"]) == token["id"] for token in head["added_tokens"])
@@ -137,15 +137,15 @@ def _reference(loaded: Any, head: Mapping[str, Any] | None, file: Path) -> Any:
 
     if head is None or not _same_model(loaded, head):
         return Tokenizer.from_file(str(file))
-    made = _bare(head)
-    made.model = loaded.model
-    made.add_tokens(
+    tokenizer = _bare(head)
+    tokenizer.model = loaded.model
+    tokenizer.add_tokens(
         [
             AddedToken(**{key: value for key, value in token.items() if key != "id"})
             for token in head["added_tokens"]
         ]
     )
-    return made
+    return tokenizer
 
 
 def _bare(head: Mapping[str, Any]) -> Any:
@@ -167,11 +167,13 @@ def _bare(head: Mapping[str, Any]) -> Any:
 def _parts(tokenizer: Any) -> Any:
     """The normaliser and the pre-tokeniser as plain data, without what bears on offsets only."""
 
-    def kept(entry: Mapping[str, Any]) -> dict[str, Any]:
+    def without_offsets(entry: Mapping[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in entry.items() if key != "trim_offsets"}
 
-    made = json.loads(parts_alone(tokenizer, "normalizer", "pre_tokenizer"), object_hook=kept)
-    return made["normalizer"], made["pre_tokenizer"]
+    parts = json.loads(
+        parts_alone(tokenizer, "normalizer", "pre_tokenizer"), object_hook=without_offsets
+    )
+    return parts["normalizer"], parts["pre_tokenizer"]
 
 
 def parts_alone(tokenizer: Any, *names: str) -> str:
@@ -207,14 +209,14 @@ def _read_head(text: str) -> dict[str, Any]:
         return at
 
     def entries(at: int, last: str) -> tuple[dict[str, Any], int]:
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         at = skip(at, " \t\r\n{")
         while True:
             key, at = decoder.raw_decode(text, at)
             at = skip(at, " \t\r\n:")
             if key == last:
-                return found, at
-            found[key], at = decoder.raw_decode(text, at)
+                return fields, at
+            fields[key], at = decoder.raw_decode(text, at)
             at = skip(at, " \t\r\n,")
 
     head, at = entries(0, "model")

@@ -50,10 +50,14 @@ class HFTokenizer:
         self._backend.no_padding()
         added = self._backend.get_added_tokens_decoder()
         self.control_tokens: Mapping[str, int] = immutabledict(
-            {str(token.content): int(number) for number, token in added.items()}
+            {str(token.content): int(token_id) for token_id, token in added.items()}
         )
         self.special_tokens: Mapping[str, int] = immutabledict(
-            {str(token.content): int(number) for number, token in added.items() if token.special}
+            {
+                str(token.content): int(token_id)
+                for token_id, token in added.items()
+                if token.special
+            }
         )
         self.vocab_size: int = max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
 
@@ -99,7 +103,8 @@ class HFTokenizer:
         if _shape(json.loads(parts_alone(self._backend, "decoder"))["decoder"]) not in _SPELL_ALONE:
             return None
         return next(
-            (number for number in range(self.vocab_size) if self.decode((number,)).isalpha()), None
+            (token_id for token_id in range(self.vocab_size) if self.decode((token_id,)).isalpha()),
+            None,
         )
 
     @functools.cached_property
@@ -116,20 +121,22 @@ class HFTokenizer:
         )
         for copy in copies:
             copy.model = self._backend.model
-        words = {
-            number
-            for token, number in self.control_tokens.items()
+        control_ids = {
+            token_id
+            for token, token_id in self.control_tokens.items()
             if token.strip(_BLANK)
             for copy in copies
-            if number in copy.encode(token).ids
+            if token_id in copy.encode(token).ids
         }
         # some models hold control tokens in their vocabulary as words that text can spell
-        if words:
+        if control_ids:
             model = Tokenizer.from_str(
                 json.dumps(
                     {
                         **settings,
-                        "model": _unspeakable(json.loads(self._backend.to_str())["model"], words),
+                        "model": _unspeakable(
+                            json.loads(self._backend.to_str())["model"], control_ids
+                        ),
                     }
                 )
             ).model
@@ -173,15 +180,15 @@ def _never_first(settings: Any) -> Any:
     return [_never_first(entry) for entry in settings] if isinstance(settings, list) else settings
 
 
-def _unspeakable(model: dict[str, Any], words: set[int]) -> dict[str, Any]:
+def _unspeakable(model: dict[str, Any], ids: set[int]) -> dict[str, Any]:
     """A tokenizer's model in which these ids have names that no text spells; the token for unknown
     words keeps its own.
     """
 
-    def name(token: str, number: int) -> str:
+    def name(token: str, token_id: int) -> str:
         return (
-            f"\U0010ffff{number}\U0010ffff"
-            if number in words and token != model.get("unk_token")
+            f"\U0010ffff{token_id}\U0010ffff"
+            if token_id in ids and token != model.get("unk_token")
             else token
         )
 
@@ -190,11 +197,14 @@ def _unspeakable(model: dict[str, Any], words: set[int]) -> dict[str, Any]:
         return {
             **model,
             "vocab": [
-                [name(token, number), score] for number, (token, score) in enumerate(model["vocab"])
+                [name(token, token_id), score]
+                for token_id, (token, score) in enumerate(model["vocab"])
             ],
         }
-    renamed = {token for token, number in model["vocab"].items() if name(token, number) != token}
-    vocab = {name(token, number): number for token, number in model["vocab"].items()}
+    renamed = {
+        token for token, token_id in model["vocab"].items() if name(token, token_id) != token
+    }
+    vocab = {name(token, token_id): token_id for token, token_id in model["vocab"].items()}
     if "merges" not in model:
         return {**model, "vocab": vocab}
     pairs = [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model["merges"]]
@@ -225,7 +235,7 @@ class HFRenderer:
         """The template's source; of several, all of them one after another."""
 
     @functools.cached_property
-    def _taken(self) -> frozenset[str]:
+    def _reserved(self) -> frozenset[str]:
         """The names that transformers uses itself."""
         return frozenset(inspect.signature(self.raw.apply_chat_template).parameters) - {
             "documents",
@@ -244,10 +254,10 @@ class HFRenderer:
         """Call the template once. Whatever it raises comes through; `ValueError` for a variable
         whose name transformers uses itself.
         """
-        taken = sorted(self._taken.intersection(variables))
-        if taken:
+        reserved = sorted(self._reserved.intersection(variables))
+        if reserved:
             raise ValueError(
-                f"{taken[0]!r} cannot be a template variable: transformers uses the name itself"
+                f"{reserved[0]!r} cannot be a template variable: transformers uses the name itself"
             )
         if template is None:
             template = "tool_use" if tools and "tool_use" in self._templates else "default"

@@ -65,10 +65,10 @@ def load_video_processor(source: str, model_type: str, revision: str | None = No
         named = settings.get("video_processor_type", name)
         if named != name:
             raise CannotProcess(f"its processor of videos is {named}, and not {name}")
-        own = _class_of(name)
-        kind: Any = type(name, (own,), {"rescale_and_normalize": _normalized})
+        base = _class_of(name)
+        kind: Any = type(name, (base,), {"rescale_and_normalize": _normalized})
         more = {} if revision is None else {"revision": revision}
-        if own.__name__ != name:
+        if base.__name__ != name:
             more |= _defaults_of_qwen2(settings)
         return kind.from_pretrained(source, **more)
 
@@ -98,7 +98,10 @@ def _defaults_of_qwen2(settings: Mapping[str, Any]) -> dict[str, Any]:
         "image_mean": clip.OPENAI_CLIP_MEAN,
         "image_std": clip.OPENAI_CLIP_STD,
     }
-    return {"size": size, **{name: settings.get(name) or own for name, own in others.items()}}
+    return {
+        "size": size,
+        **{name: settings.get(name) or default for name, default in others.items()},
+    }
 
 
 def _normalized(
@@ -177,12 +180,12 @@ def _called(processor: Any, videos: Sequence[PreparedImage], **more: Any) -> dic
 
     kind: Any = VideoMetadata
     arrays = [torch.tensor(as_array(video)).permute(0, 3, 1, 2) for video in videos]
-    told = [kind(**metadata_of_video(video)) for video in videos]
+    metadata = [kind(**metadata_of_video(video)) for video in videos]
     with translate_errors():
-        made = processor(
+        outputs = processor(
             text=[processor.video_token * len(videos)],
             videos=arrays,
-            video_metadata=told,
+            video_metadata=metadata,
             do_resize=False,
             do_sample_frames=False,
             do_convert_rgb=False,
@@ -190,7 +193,7 @@ def _called(processor: Any, videos: Sequence[PreparedImage], **more: Any) -> dic
             return_tensors="pt",
             **more,
         )
-    return dict(made)
+    return dict(outputs)
 
 
 def expand_video(
@@ -200,14 +203,14 @@ def expand_video(
     stamps where the family has some.
     """
     try:
-        made = _called(processor, [video], return_text_replacement_offsets=True)
+        outputs = _called(processor, [video], return_text_replacement_offsets=True)
     except CannotProcess as raised:
-        words = f"{type(processor).__name__} makes nothing of a video: {raised}"
-        return Failure(UnsupportedMultimodal(words[:400]))
-    written = str(made["text_replacement_offsets"][0][0]["replacement"])
+        message = f"{type(processor).__name__} makes nothing of a video: {raised}"
+        return Failure(UnsupportedMultimodal(message[:400]))
+    written = str(outputs["text_replacement_offsets"][0][0]["replacement"])
     ids = of_tokenizer(tokenizer.encode, written)
     tokens = ids.count(token_id)
-    if tuple(made["input_ids"][0].tolist()) != ids or tokens != video.tokens:
+    if tuple(outputs["input_ids"][0].tolist()) != ids or tokens != video.tokens:
         return Failure(
             UnsupportedMultimodal(
                 f"{type(processor).__name__} writes {tokens} tokens for a video of"
@@ -228,12 +231,12 @@ def video_inputs(processor: Any, videos: Sequence[PreparedImage]) -> dict[str, A
         return {}
     import torch
 
-    made = _called(processor, videos)
-    grids = tuple(tuple(grid) for grid in made["video_grid_thw"].tolist())
+    outputs = _called(processor, videos)
+    grids = tuple(tuple(grid) for grid in outputs["video_grid_thw"].tolist())
     if grids != tuple(video.grid for video in videos):
         raise ContractError(
             f"the processor's grids {grids} are not the prepared"
             f" {tuple(video.grid for video in videos)}: the videos were prepared for another model"
         )
     names = ("pixel_values_videos", "video_grid_thw", "second_per_grid_ts")
-    return {name: torch.as_tensor(made[name]) for name in names if name in made}
+    return {name: torch.as_tensor(outputs[name]) for name in names if name in outputs}

@@ -54,9 +54,9 @@ class Videos:
     def token_id(self) -> int | None:
         """The id that stands for a piece of a video in a prompt."""
         config = self._checkpoint.config
-        number = getattr(config, "video_token_id", None)
-        taken = self._checkpoint.takes_images and config.model_type in VIDEO_FAMILIES
-        return number if taken and isinstance(number, int) else None
+        token_id = getattr(config, "video_token_id", None)
+        takes_videos = self._checkpoint.takes_images and config.model_type in VIDEO_FAMILIES
+        return token_id if takes_videos and isinstance(token_id, int) else None
 
     @cached_property
     def placeholder(self) -> str | None:

@@ -53,7 +53,7 @@ def grouped_sdpa(
         or position_bias is not None
         or more.get("cache") is not None
     ):
-        whole: tuple[torch.Tensor, None] = sdpa_attention_forward(
+        result: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module,
             query,
             key,
@@ -64,7 +64,7 @@ def grouped_sdpa(
             position_bias=position_bias,
             **more,
         )
-        return whole
+        return result
     beside = query.reshape(rows, key.shape[1], heads // key.shape[1], size)
     out = torch.nn.functional.scaled_dot_product_attention(
         beside, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling
@@ -117,7 +117,7 @@ _hf.AttentionInterface.register(NAME, grouped_sdpa)
 _hf.AttentionMaskInterface.register(NAME, grouped_mask)
 
 
-def fitting_attention(config: Any, asked: str | None) -> str | dict[str, str] | None:
+def fitting_attention(config: Any, requested: str | None) -> str | dict[str, str] | None:
     """The `attn_implementation` that transformers gets: what is asked, or `eager` where the model
     caps its attention scores (Gemma 2), which `sdpa` does not.
 
@@ -126,17 +126,17 @@ def fitting_attention(config: Any, asked: str | None) -> str | dict[str, str] | 
     """
     text = config.get_text_config()
     if getattr(text, "attn_logit_softcapping", None) is None:
-        return asked
-    if asked == "sdpa":
-        words = (
+        return requested
+    if requested == "sdpa":
+        message = (
             "ModelLoadConfig.attn_implementation: 'sdpa' ignores the attn_logit_softcapping of"
             f" {config.model_type}"
         )
         raise InvalidField(
-            f"{words}; leave it out, or take 'eager', 'flex_attention' or 'flash_attention_2'"
+            f"{message}; leave it out, or take 'eager', 'flex_attention' or 'flash_attention_2'"
         )
-    if asked is not None:
-        return asked
+    if requested is not None:
+        return requested
     part = next((name for name in config.sub_configs if getattr(config, name, None) is text), None)
     return "eager" if part is None else {part: "eager"}
 

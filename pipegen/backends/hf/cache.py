@@ -100,7 +100,7 @@ def selected(cache: Any, rows: Sequence[int], width: int) -> Any:
                 dict(layer.recurrent_states),
             )
     index = _index(rows)
-    _each(other, lambda held, columns: _fit(held, columns)[index(held.device)], width)
+    _each(other, lambda tensor, columns: _fit(tensor, columns)[index(tensor.device)], width)
     return other
 
 
@@ -108,14 +108,14 @@ def put(cache: Any, places: Sequence[int], other: Any, width: int) -> None:
     """Put the rows of another cache of the same model into these places, or after the last row
     where the places are new; all are brought to `width`.
     """
-    rest, index = _held(other), _index(places)
+    rest, index = _tensors(other), _index(places)
 
-    def replaced(held: torch.Tensor, columns: int | None) -> torch.Tensor:
-        held, new = _fit(held, columns), _fit(next(rest), columns)
-        if places[0] == len(held):
-            return torch.cat([held, new])
-        held[index(held.device)] = new
-        return held
+    def replaced(tensor: torch.Tensor, columns: int | None) -> torch.Tensor:
+        tensor, new = _fit(tensor, columns), _fit(next(rest), columns)
+        if places[0] == len(tensor):
+            return torch.cat([tensor, new])
+        tensor[index(tensor.device)] = new
+        return tensor
 
     _each(cache, replaced, width)
 
@@ -146,10 +146,10 @@ def window_of(cache: Any) -> float:
 
 def columns_of(cache: Any, row: int, width: int, first: int, end: int) -> list[torch.Tensor]:
     """Copies of the columns between two places of a row that is so wide, of each of its tensors."""
-    before = [held.shape[-2] - width for held in _held(cache)]
+    before = [tensor.shape[-2] - width for tensor in _tensors(cache)]
     return [
-        held[row, :, begin + first : begin + end].clone()
-        for held, begin in zip(_held(cache), before, strict=True)
+        tensor[row, :, begin + first : begin + end].clone()
+        for tensor, begin in zip(_tensors(cache), before, strict=True)
     ]
 
 
@@ -157,7 +157,7 @@ def emptied(cache: Any) -> Any:
     """A cache of the same layers without rows."""
     other = copy.copy(cache)
     other.layers = [copy.copy(layer) for layer in cache.layers]
-    _each(other, lambda held, columns: held[:0, :, :0].clone(), 0)
+    _each(other, lambda tensor, columns: tensor[:0, :, :0].clone(), 0)
     for layer in other.layers:
         layer._whole = None
     return other
@@ -178,11 +178,11 @@ def joined(
         if not layer.is_initialized:
             continue
         columns, wholes = _widened(layer, width), []
-        for held in (layer.keys, layer.values):
+        for tensor in (layer.keys, layer.values):
             parts = [[(part[index], count) for part, count in row] for row in rows]
-            wholes.append(_written(held, parts, columns, room))
+            wholes.append(_written(tensor, parts, columns, room))
             index += 1
-        layer.keys, layer.values = (whole[..., :columns, :] for whole in wholes)
+        layer.keys, layer.values = (buffer[..., :columns, :] for buffer in wholes)
         layer._whole = tuple(wholes)
     return other
 
@@ -195,31 +195,35 @@ def _written(
 ) -> torch.Tensor:
     """The parts of each row beside each other, so that they end at the last of the columns."""
     spare = room + max(SPARE, columns // 4)
-    whole = like.new_empty(len(rows), like.shape[1], columns + spare, like.shape[-1])
+    buffer = like.new_empty(len(rows), like.shape[1], columns + spare, like.shape[-1])
     for index, parts in enumerate(rows):
         end = columns
         for part, meant in reversed(parts):
             count = min(meant, end)
-            whole[index, :, end - count : end] = part[:, meant - count : meant]
+            buffer[index, :, end - count : end] = part[:, meant - count : meant]
             end -= count
-        whole[index, :, :end] = 0
-    return whole
+        buffer[index, :, :end] = 0
+    return buffer
 
 
 def cut(cache: Any, columns: int) -> None:
     """Keep the first so many columns of a cache that `sees_all`."""
     for layer in cache.layers:
-        layer.keys, layer.values = (held[..., :columns, :] for held in (layer.keys, layer.values))
+        layer.keys, layer.values = (
+            tensor[..., :columns, :] for tensor in (layer.keys, layer.values)
+        )
 
 
 def size_of(cache: Any) -> int:
     """How many bytes the cache holds."""
-    return sum(held.numel() * held.element_size() for held in _held(cache))
+    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(cache))
 
 
 def token_bytes(cache: Any) -> int:
     """How many bytes a token of a row takes where every layer holds its column."""
-    return sum(held.shape[1] * held.shape[-1] * held.element_size() for held in _held(cache))
+    return sum(
+        tensor.shape[1] * tensor.shape[-1] * tensor.element_size() for tensor in _tensors(cache)
+    )
 
 
 def _index(rows: Sequence[int]) -> Callable[[torch.device], torch.Tensor]:
@@ -227,30 +231,30 @@ def _index(rows: Sequence[int]) -> Callable[[torch.device], torch.Tensor]:
     return functools.cache(lambda device: torch.tensor(rows, device=device))
 
 
-def _fit(held: torch.Tensor, columns: int | None) -> torch.Tensor:
+def _fit(tensor: torch.Tensor, columns: int | None) -> torch.Tensor:
     """Pad or cut on the left to so many columns; states have none."""
-    if columns is None or held.shape[-2] == columns:
-        return held
-    if held.shape[-2] > columns:
-        return held[..., held.shape[-2] - columns :, :]
-    return torch.nn.functional.pad(held, (0, 0, columns - held.shape[-2], 0))
+    if columns is None or tensor.shape[-2] == columns:
+        return tensor
+    if tensor.shape[-2] > columns:
+        return tensor[..., tensor.shape[-2] - columns :, :]
+    return torch.nn.functional.pad(tensor, (0, 0, columns - tensor.shape[-2], 0))
 
 
-def _held(cache: Any) -> Iterator[torch.Tensor]:
+def _tensors(cache: Any) -> Iterator[torch.Tensor]:
     """Every tensor of the cache that holds rows."""
     for layer in cache.layers:
         if isinstance(layer, DynamicLayer) and layer.is_initialized:
-            yield from (held for held in (layer.keys, layer.values) if held is not None)
+            yield from (tensor for tensor in (layer.keys, layer.values) if tensor is not None)
         if isinstance(layer, LinearAttentionLayer):
             for states in (layer.conv_states, layer.recurrent_states):
-                yield from (held for held in states.values() if held is not None)
+                yield from (tensor for tensor in states.values() if tensor is not None)
 
 
 def _each(
     cache: Any, change: Callable[[torch.Tensor, int | None], torch.Tensor], width: int
 ) -> None:
-    """Replace every tensor that `_held` gives, in the same order, by what `change` makes of it and
-    of the columns that its layer holds at `width`.
+    """Replace every tensor that `_tensors` gives, in the same order, by what `change` makes of it
+    and of the columns that its layer holds at `width`.
     """
     for layer in cache.layers:
         if isinstance(layer, DynamicLayer) and layer.is_initialized:
@@ -263,9 +267,9 @@ def _each(
         if isinstance(layer, LinearAttentionLayer):
             for states in (layer.conv_states, layer.recurrent_states):
                 states.update(
-                    (at, change(held, None))
-                    for at, held in list(states.items())
-                    if held is not None
+                    (at, change(tensor, None))
+                    for at, tensor in list(states.items())
+                    if tensor is not None
                 )
 
 
@@ -318,14 +322,15 @@ class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # its __init
         if first is None or self._whole is None or self._zeros is None:
             spare = 1 + max(SPARE, columns // 4)
             keys, values = (
-                torch.nn.functional.pad(held, (0, 0, 0, spare)) for held in (self.keys, self.values)
+                torch.nn.functional.pad(tensor, (0, 0, 0, spare))
+                for tensor in (self.keys, self.values)
             )
             self._whole, self._zeros, first = (keys, values), 0, 0
             self._see(0, columns)
-        for whole in self._whole if first > self._zeros else ():
+        for buffer in self._whole if first > self._zeros else ():
             # what is left of a row that has gone may be no numbers, and would spoil its successor's
             # sums
-            whole[..., self._zeros : first, :] = 0
+            buffer[..., self._zeros : first, :] = 0
         self._zeros = first
         return *self._whole, first
 
@@ -338,7 +343,7 @@ class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # its __init
 
     def _see(self, first: int, end: int) -> None:
         if self._whole is not None:
-            self.keys, self.values = (whole[..., first:end, :] for whole in self._whole)
+            self.keys, self.values = (buffer[..., first:end, :] for buffer in self._whole)
 
 
 class GrowingSlidingWindowLayer(DynamicSlidingWindowLayer):  # type: ignore[no-untyped-call]
@@ -354,9 +359,9 @@ class GrowingSlidingWindowLayer(DynamicSlidingWindowLayer):  # type: ignore[no-u
         if not self.is_initialized or self.keys is None or self.values is None or self.record_past:
             return super().update(key_states, value_states, *args, **kwargs)
         self.cumulative_length += key_states.shape[-2]
-        whole = self._whole or (self.keys, self.values)
-        whole_keys, keys = _behind(self.keys, whole[0], key_states)
-        whole_values, values = _behind(self.values, whole[1], value_states)
+        buffers = self._whole or (self.keys, self.values)
+        whole_keys, keys = _behind(self.keys, buffers[0], key_states)
+        whole_values, values = _behind(self.values, buffers[1], value_states)
         self._whole = whole_keys, whole_values
         self.keys, self.values = (
             keys[..., -self.sliding_window + 1 :, :],
@@ -366,28 +371,31 @@ class GrowingSlidingWindowLayer(DynamicSlidingWindowLayer):  # type: ignore[no-u
 
 
 def _behind(
-    held: torch.Tensor, whole: torch.Tensor, new: torch.Tensor
+    tensor: torch.Tensor, buffer: torch.Tensor, new: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`held`, with the new columns behind it: the tensor that has them all, `whole` where `held`
-    lies in it and there is room; and the columns in sight.
+    """The tensor with the new columns behind it: the buffer that has them all, which is `buffer`
+    where the tensor lies in it and there is room; and the columns in sight.
     """
-    columns, size = held.shape[-2], held.shape[-1]
+    columns, size = tensor.shape[-2], tensor.shape[-1]
     end = columns + new.shape[-2]
-    first = _first(held, whole, new.shape[-2])
+    first = _first(tensor, buffer, new.shape[-2])
     if first is None:
-        first, whole = 0, held.new_empty(*held.shape[:-2], end + max(SPARE, columns // 4), size)
-        whole[..., :columns, :] = held
-    whole[..., first + columns : first + end, :] = new
-    return whole, whole[..., first : first + end, :]
+        first, buffer = (
+            0,
+            tensor.new_empty(*tensor.shape[:-2], end + max(SPARE, columns // 4), size),
+        )
+        buffer[..., :columns, :] = tensor
+    buffer[..., first + columns : first + end, :] = new
+    return buffer, buffer[..., first : first + end, :]
 
 
-def _first(held: torch.Tensor, whole: torch.Tensor, more: int) -> int | None:
-    """Which column of `whole` is the first of `held`; None where `held` does not lie in it, or it
-    has no room for so many more columns.
+def _first(tensor: torch.Tensor, buffer: torch.Tensor, more: int) -> int | None:
+    """Which column of the buffer is the first of the tensor; None where the tensor does not lie in
+    it, or it has no room for so many more columns.
     """
-    first = int(held.storage_offset()) // held.shape[-1]
-    lies_there = held.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
-    return first if lies_there and first + held.shape[-2] + more <= whole.shape[-2] else None
+    first = int(tensor.storage_offset()) // tensor.shape[-1]
+    lies_there = tensor.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()
+    return first if lies_there and first + tensor.shape[-2] + more <= buffer.shape[-2] else None
 
 
 def max_cached_tokens(cache: Any, tokens: int, device: torch.device) -> int | None:

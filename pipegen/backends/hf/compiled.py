@@ -69,7 +69,7 @@ class Compiled:
         self._model = model
         self._forward: Callable[..., Any] | None = None
 
-    def step(self, tokens: torch.Tensor, whole: StaticCacheView, **inputs: Any) -> Any:
+    def step(self, tokens: torch.Tensor, view: StaticCacheView, **inputs: Any) -> Any:
         """What the model's own forward gives for these tokens, shape (rows, 1); the cache grows by
         their columns.
 
@@ -86,7 +86,7 @@ class Compiled:
             # of the rows read last: the positions hold what is needed, and each new shape would be
             # compiled for
             self._model.base_model.rope_deltas = None
-        cache, mask = whole.open()
+        cache, mask = view.open()
         prepared = self._model.prepare_inputs_for_generation(
             tokens, next_sequence_length=1, past_key_values=cache, attention_mask=mask, **inputs
         )
@@ -99,7 +99,7 @@ class Compiled:
                 "torch.compile: the steps need more compilations than"
                 " torch._dynamo.config.recompile_limit"
             ) from error
-        whole.close()
+        view.close()
         return outputs
 
 

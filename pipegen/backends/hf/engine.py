@@ -174,14 +174,14 @@ class HFEngine(CheckpointEngine):
     def _scores(self, rows: Sequence[tuple[int, Continued]]) -> dict[int, Slot[TokenScores]]:
         """The log probabilities of continuations; see `pipegen.backends.hf.scoring`."""
         slots: dict[int, Slot[TokenScores]] = {}
-        for position, asked in rows:
-            whole = asked.whole
+        for position, row in rows:
+            encoded = row.whole
             wrong = check_ids(
-                whole, self._checkpoint.vocab_size
-            ) or self._checkpoint.check_placeholders(whole.prompt)
+                encoded, self._checkpoint.vocab_size
+            ) or self._checkpoint.check_placeholders(encoded.prompt)
             if wrong is not None:
                 slots[position] = Failure(wrong)
-        right = [(position, asked) for position, asked in rows if position not in slots]
+        right = [(position, row) for position, row in rows if position not in slots]
         if right:
             check_process()
             self._loaded()
@@ -374,11 +374,11 @@ class HFSession:
         loaded.
         """
         rows: list[HFRow] = []
-        for position, asked in inputs:
-            if isinstance(asked, Continued):
-                self._scored.append((position, asked))
+        for position, entry in inputs:
+            if isinstance(entry, Continued):
+                self._scored.append((position, entry))
             else:
-                rows.append(self._engine._row(position, asked, text=self._text))
+                rows.append(self._engine._row(position, entry, text=self._text))
         for row in rows:
             self.rows[row.position], row.mailbox = row, self._mailbox
         _tell([row for row in rows if row.done])
@@ -393,7 +393,7 @@ class HFSession:
         if self._scored:
             scored, self._scored = self._scored, []
             slots = self._engine._scores(scored)
-            return [RowDone(row=number, slot=slot) for number, slot in slots.items()]
+            return [RowDone(row=position, slot=slot) for position, slot in slots.items()]
         events = self._shared.step(self._mailbox)
         for event in events:
             if isinstance(event, RowDone):
@@ -422,7 +422,7 @@ def check_process() -> None:
         _first.append(here)
     bad_fork = getattr(torch.cuda, "_is_in_bad_fork", bool)()
     if _first[0] != here and (bad_fork or torch.get_num_threads() > 1):
-        words = (
+        message = (
             f"process {here} was forked from process {_first[0]}, in which torch had computed"
             " already: here it would wait for ever for its threads"
         )
@@ -430,4 +430,4 @@ def check_process() -> None:
             "start processes with 'spawn' or 'forkserver', or fork before the first request; on a"
             " CPU, OMP_NUM_THREADS=1 works too"
         )
-        raise CallFailed(_failed(words, hint=hint))
+        raise CallFailed(_failed(message, hint=hint))

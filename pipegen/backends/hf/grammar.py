@@ -43,11 +43,11 @@ class RowGrammar:
         self.option, self.matcher, self.vocabulary = option, matcher, vocabulary
         self._read = 0
         # made once: numpy takes longer to make it than to work on it
-        words = np.empty((vocabulary + 31) // 32, dtype=np.int32)
+        mask = np.empty((vocabulary + 31) // 32, dtype=np.int32)
         self._packed, self._place, self._size = (
-            words.view(np.uint8),
-            words.ctypes.data,
-            words.nbytes,
+            mask.view(np.uint8),
+            mask.ctypes.data,
+            mask.nbytes,
         )
 
     def advance(self, token_ids: Sequence[int]) -> GenerationError | None:
@@ -65,7 +65,7 @@ class RowGrammar:
 
     def stuck(self) -> GenerationError:
         """The error of a row for which no next token is left."""
-        words = (
+        message = (
             f"no token is left that both {self.option} and the row's other options allow: its"
             " answer can neither end here nor go on"
         )
@@ -74,7 +74,7 @@ class RowGrammar:
             " allowed_token_ids"
         )
         return broken(self.option, self.matcher) or UnsupportedOption(
-            words, option=self.option, hint=hint
+            message, option=self.option, hint=hint
         )
 
 
@@ -117,12 +117,12 @@ class Grammars:
             )
 
         with self._lock:
-            made = guard(lambda: self._compiled(text.unwrap()).deep_copy(), unread)
-        if not is_ok(made):
-            return Failure(made.failure())
-        wrong = broken(name, made.unwrap())
+            matcher = guard(lambda: self._compiled(text.unwrap()).deep_copy(), unread)
+        if not is_ok(matcher):
+            return Failure(matcher.failure())
+        wrong = broken(name, matcher.unwrap())
         return (
-            Success(RowGrammar(name, made.unwrap(), self._tokenizer.vocab_size))
+            Success(RowGrammar(name, matcher.unwrap(), self._tokenizer.vocab_size))
             if wrong is None
             else Failure(wrong)
         )
@@ -137,9 +137,9 @@ class Grammars:
                 checkpoint.tokenizer.raw,
             )
             end = next(
-                number
-                for number in (raw.eos_token_id, *checkpoint.eos_token_ids, None)
-                if number is None or number < size
+                token_id
+                for token_id in (raw.eos_token_id, *checkpoint.eos_token_ids, None)
+                if token_id is None or token_id < size
             )
             self._tokenizer = LLTokenizer(
                 raw.backend_tokenizer.to_str(), n_vocab=size, eos_token=end
@@ -167,8 +167,8 @@ def constrain(rows: Mapping[int, HFRow], scores: torch.Tensor) -> None:
         forbidden = torch.from_numpy(
             _masks([rows[index].grammar for index in going], scores.shape[-1])
         ).to(scores.device)
-        for place, index in enumerate(going):
-            scores[index].masked_fill_(forbidden[place], -torch.inf)
+        for position, index in enumerate(going):
+            scores[index].masked_fill_(forbidden[position], -torch.inf)
 
 
 def _masks(grammars: Sequence[RowGrammar], width: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -181,12 +181,12 @@ def _masks(grammars: Sequence[RowGrammar], width: int) -> np.ndarray[Any, np.dty
     elif len(grammars) < MANY:
         packed = np.stack([grammar.packed() for grammar in grammars])
     else:
-        words = np.empty((len(grammars), (grammars[0].vocabulary + 31) // 32), dtype=np.int32)
-        matchers = [(grammar.matcher, place) for place, grammar in enumerate(grammars)]
+        masks = np.empty((len(grammars), (grammars[0].vocabulary + 31) // 32), dtype=np.int32)
+        matchers = [(grammar.matcher, index) for index, grammar in enumerate(grammars)]
         _threads(os.getpid()).unsafe_compute_mask_ptr(
-            matchers, words.ctypes.data, words.shape[1] * 4, len(grammars)
+            matchers, masks.ctypes.data, masks.shape[1] * 4, len(grammars)
         )
-        packed = words.view(np.uint8)
+        packed = masks.view(np.uint8)
     forbidden = np.unpackbits(~packed, axis=1, count=count, bitorder="little").view(np.bool_)
     return (
         forbidden

@@ -50,10 +50,10 @@ and another would come out with weights missing.
 """
 
 
-def pick_device(asked: str | None) -> torch.device:
+def pick_device(name: str | None) -> torch.device:
     """The device asked for, else CUDA, Apple's MPS or the CPU, whichever is there first."""
-    if asked is not None:
-        return torch.device(asked)
+    if name is not None:
+        return torch.device(name)
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
@@ -90,7 +90,7 @@ def load_model(checkpoint: Checkpoint) -> Any:
 
 def _read_model(checkpoint: Checkpoint) -> Any:
     load = checkpoint.load
-    asked: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "dtype": checkpoint.dtype,
         "device_map": load.device_map,
         "attn_implementation": fitting_attention(checkpoint.config, load.attn_implementation),
@@ -103,7 +103,10 @@ def _read_model(checkpoint: Checkpoint) -> Any:
     with _LOADING, _quietly():
         try:
             model, report = kind.from_pretrained(
-                checkpoint.source, output_loading_info=True, **asked, **revealed(load.engine_kwargs)
+                checkpoint.source,
+                output_loading_info=True,
+                **arguments,
+                **revealed(load.engine_kwargs),
             )
         except RuntimeError as raised:
             if "ignore_mismatched_sizes" not in str(raised):
@@ -238,19 +241,19 @@ def check_settings(load: ModelLoadConfig) -> None:
         check_adapter_folder(str(load.adapter))
 
 
-def _check_device(field: str, asked: str) -> None:
+def _check_device(field: str, name: str) -> None:
     try:
-        device = torch.device(asked)
+        device = torch.device(name)
         kind = torch.get_device_module(device)
     except RuntimeError:
         raise InvalidField(
-            f"ModelLoadConfig.{field} takes a device such as cpu, cuda or cuda:1, not {asked!r}"
+            f"ModelLoadConfig.{field} takes a device such as cpu, cuda or cuda:1, not {name!r}"
         ) from None
     count = kind.device_count() if kind.is_available() else 0
     if (device.index or 0) >= count:
         here = f"{count} of the kind" if count else "none of the kind"
         raise InvalidField(
-            f"ModelLoadConfig.{field}: there is no {asked!r} here; torch {torch.__version__} finds"
+            f"ModelLoadConfig.{field}: there is no {name!r} here; torch {torch.__version__} finds"
             f" {here}: leave {field} out to take what is here"
         )
 
@@ -334,7 +337,7 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     False
     """
     return isinstance(error, torch.OutOfMemoryError) or any(
-        words in str(error).lower() for words in _WORDS
+        text in str(error).lower() for text in _WORDS
     )
 
 

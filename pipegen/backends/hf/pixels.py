@@ -62,14 +62,14 @@ class ByteBoundedLRU(Generic[T]):
         self.bytes += size - (self._held[key][0] if key in self._held else 0)
         self._held[key] = (size, value)
 
-    def make_room(self, size: int, wanted: Collection[Hashable] = ()) -> bool:
+    def make_room(self, size: int, needed: Collection[Hashable] = ()) -> bool:
         """Let go of the oldest, but for what is wanted, until so many bytes more may be kept;
         whether they may. Where they may not, all stays.
         """
         over = self.bytes + size - self.limit
         if over <= 0:
             return True
-        spare = [key for key in self._held if key not in wanted]
+        spare = [key for key in self._held if key not in needed]
         if sum(self._held[key][0] for key in spare) < over:
             return False
         for key in spare:
@@ -104,10 +104,10 @@ class Prepared:
         # the bounds under which it was read count too
         key = altered(source, data=hashlib.sha256(source.data).digest()), options
         with self._lock:
-            known = self._kept.get(key)
+            cached = self._kept.get(key)
         return (
-            Success(known)
-            if known is not None
+            Success(cached)
+            if cached is not None
             else self._checkpoint.prepare_image(source, options, index).map(
                 lambda image: self._keep(key, image)
             )
@@ -143,17 +143,17 @@ class Pixels:
         """Begin to work on images that will be asked for soon, in this order. As many as may be
         kept together; others make room for them.
         """
-        wanted: set[Hashable] = set()
+        keys: set[Hashable] = set()
         for image in images:
             if self._checkpoint.image_spec.kind != "grid":
                 return
-            wanted.add(_key(image))
+            keys.add(_key(image))
             with self._lock:
                 if _key(image) not in self._kept and not self._kept.make_room(
-                    self._size(image), wanted
+                    self._size(image), keys
                 ):
                     return
-                self._begun(image)
+                self._future_of(image)
 
     def __call__(self, images: Sequence[PreparedImage]) -> ImageInputs:
         """The inputs of these images, in order; what working on one of them raised comes
@@ -166,8 +166,8 @@ class Pixels:
             self._kept.make_room(
                 sum(size for key, size in new.items() if key not in self._kept), new
             )
-            begun = [self._begun(image) for image in images]
-        parts = [inputs.result() for inputs in begun]
+            futures = [self._future_of(image) for image in images]
+        parts = [inputs.result() for inputs in futures]
         with self._lock:
             self._kept.make_room(0)
         names = dict.fromkeys(name for part in parts for name in part.tensors)
@@ -186,7 +186,7 @@ class Pixels:
         if pool is not None:
             pool.shutdown()
 
-    def _begun(self, image: PreparedImage) -> Future[ImageInputs]:
+    def _future_of(self, image: PreparedImage) -> Future[ImageInputs]:
         inputs = self._kept.get(_key(image))
         if inputs is None:
             if self._pool is None:

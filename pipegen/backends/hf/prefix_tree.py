@@ -84,7 +84,7 @@ class _Node:
 
     @property
     def bytes(self) -> int:
-        return sum(held.numel() * held.element_size() for held in self.columns)
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.columns)
 
 
 class PrefixTree:
@@ -230,30 +230,30 @@ class PrefixTree:
         upper = _Node(
             node.ids[:count],
             parent,
-            [held[:, :count].clone() for held in node.columns],
+            [tensor[:, :count].clone() for tensor in node.columns],
             node.positions_behind(length) if node.readable(length) else None,
             tuple(run for run in node.runs if run[0] < length),
         )
         parent.children[node.ids[0]] = upper
         upper.children[node.ids[count]] = node
         node.ids, node.parent = node.ids[count:], upper
-        node.columns = [held[:, count:].clone() for held in node.columns]
+        node.columns = [tensor[:, count:].clone() for tensor in node.columns]
         self._nodes[upper] = None
         return upper
 
 
-def common(one: Sequence[Hashable], other: Sequence[Hashable]) -> int:
+def common(first: Sequence[Hashable], second: Sequence[Hashable]) -> int:
     """How many tokens two sequences begin with alike.
 
     >>> common((1, 2, 3, 4), (1, 2, 4)), common((1, 2), (1, 2, 3))
     (2, 2)
     """
-    low, high = 0, min(len(one), len(other))
-    if one[:high] == other[:high]:
+    low, high = 0, min(len(first), len(second))
+    if first[:high] == second[:high]:
         return high
     while low < high:
         middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
+        if first[low:middle] == second[low:middle]:
             low = middle
         else:
             high = middle - 1

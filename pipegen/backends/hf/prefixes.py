@@ -136,26 +136,26 @@ class Prefixes:
         fits: whether rows of such lengths, with so many new tokens each, are read in one pass.
         """
         marked = [self._marked(source[0]) for source in sources]
-        begun = [0 if self.off else self._begun(mark) for mark in marked]
-        lengths, candidates = self._shared(marked, begun)
+        starts = [0 if self.off else self._cached_length(mark) for mark in marked]
+        lengths, candidates = self._shared(marked, starts)
         places: list[int] = []
-        whole: list[int] = []
+        totals: list[int] = []
         new: list[int] = []
-        for place in candidates:
-            length = len(marked[place].ids)
-            whole.append(length)
-            new.append(length - begun[place])
-            together = [marked[index] for index in (*places, place)]
-            if not places or (fits(whole, new) and self._go_together(together, new)):
-                places.append(place)
+        for candidate in candidates:
+            length = len(marked[candidate].ids)
+            totals.append(length)
+            new.append(length - starts[candidate])
+            together = [marked[index] for index in (*places, candidate)]
+            if not places or (fits(totals, new) and self._go_together(together, new)):
+                places.append(candidate)
             else:
-                whole.pop()
+                totals.pop()
                 new.pop()
             if len(places) == size:
                 break
         return Group(places, lengths)
 
-    def _begun(self, marked: Marked) -> int:
+    def _cached_length(self, marked: Marked) -> int:
         """How many of a row's tokens are there and need not be read."""
         length = self._tree.length_of(marked)
         images = any(length <= first for first, _ in marked.runs)
@@ -167,59 +167,59 @@ class Prefixes:
         return self._checkpoint.image_spec.kind == "grid"
 
     def _shared(
-        self, marked: Sequence[Marked], begun: list[int]
+        self, marked: Sequence[Marked], starts: list[int]
     ) -> tuple[tuple[int, ...], list[int]]:
         """The lengths of beginnings that the first of these shares with others, and that pay; and
-        which of them may be read with it. What is then there of each is added to `begun`.
+        which of them may be read with it. What is then there of each is added to `starts`.
         """
         everything = [*range(len(marked))]
         if self.off or len(marked) == 1:
             return (), everything
         with_first = [self._common(marked[0], other) for other in marked]
         lengths: list[int] = []
-        for length in sorted({length for length in with_first[1:] if length > begun[0]}):
-            more = length - (lengths[-1] if lengths else begun[0])
+        for length in sorted({length for length in with_first[1:] if length > starts[0]}):
+            more = length - (lengths[-1] if lengths else starts[0])
             rows = sum(
                 other >= length > there
-                for other, there in zip(with_first[1:], begun[1:], strict=True)
+                for other, there in zip(with_first[1:], starts[1:], strict=True)
             )
             if length >= LEAST <= more and more * rows >= SAVED and self.takes(length):
                 lengths.append(length)
-        later = self._read_later(marked, begun)
+        later = self._read_later(marked, starts)
         sharing = [bool(lengths) and other >= lengths[-1] for other in with_first]
         for length in lengths:
-            for place, other in enumerate(with_first):
-                if not place or other >= length:
-                    begun[place] = max(begun[place], length)
+            for index, other in enumerate(with_first):
+                if not index or other >= length:
+                    starts[index] = max(starts[index], length)
         return tuple(lengths), [
-            place for place in everything if not place or sharing[place] or place not in later
+            index for index in everything if not index or sharing[index] or index not in later
         ]
 
-    def _read_later(self, marked: Sequence[Marked], begun: Sequence[int]) -> set[int]:
+    def _read_later(self, marked: Sequence[Marked], starts: Sequence[int]) -> set[int]:
         """Those that share a beginning with others that pays to be read by itself: they are read
         when it is their turn.
         """
         # whose next tokens are alike have as much there as each other
         alike: dict[Any, list[int]] = {}
-        for place, (mark, there) in enumerate(zip(marked, begun, strict=True)):
-            alike.setdefault(mark.ids[: there + LEAST], []).append(place)
+        for index, (mark, there) in enumerate(zip(marked, starts, strict=True)):
+            alike.setdefault(mark.ids[: there + LEAST], []).append(index)
         later: set[int] = set()
         for places in alike.values():
             if len(places) > 1:
                 first = places[0]
-                length = min(self._common(marked[first], marked[place]) for place in places[1:])
-                more = length - begun[first]
+                length = min(self._common(marked[first], marked[index]) for index in places[1:])
+                more = length - starts[first]
                 if more >= LEAST and more * (len(places) - 1) >= SAVED and self.takes(length):
                     later.update(places)
         return later
 
-    def _common(self, one: Marked, other: Marked) -> int:
+    def _common(self, first: Marked, second: Marked) -> int:
         """How many tokens of both may be read once for both: all their images are among them, or
         none is.
         """
-        most = min(len(one.ids), len(other.ids)) - 1
-        length = min(common(one.ids, other.ids), most)
-        runs = (*one.runs, *other.runs)
+        most = min(len(first.ids), len(second.ids)) - 1
+        length = min(common(first.ids, second.ids), most)
+        runs = (*first.runs, *second.runs)
         if length >= max((end for _, end in runs), default=0):
             return length
         return min(length, *(first for first, _ in runs)) if self._reads_images else 0
@@ -260,14 +260,14 @@ class Prefixes:
         count = count or (lambda read, shared: None)
         if not self.off and all(map(self.takes, lengths)):
             self._read(model, rows[0], lengths, count)
-        begun = [0] * len(rows)
+        present = [0] * len(rows)
         marked = [self._marked(row) for row in rows]
         if not self.off and self._empty is not None:
-            begun = [self._begun(mark) for mark in marked]
-            new = [row.length - there for row, there in zip(rows, begun, strict=True)]
+            present = [self._cached_length(mark) for mark in marked]
+            new = [row.length - there for row, there in zip(rows, present, strict=True)]
             if not self._go_together(marked, new):
-                begun = [0] * len(rows)
-        read = [row.length - there for row, there in zip(rows, begun, strict=True)]
+                present = [0] * len(rows)
+        read = [row.length - there for row, there in zip(rows, present, strict=True)]
         longest = max(read)
         starts = [max(0, row.length - longest) for row in rows]
         if self._empty is None or not any(starts):
@@ -288,7 +288,7 @@ class Prefixes:
                 self._images(model, rows, images, longest) if images else None,
             )
         if result is not None:
-            count(read, begun)
+            count(read, present)
         return result
 
     def _images(
@@ -297,11 +297,11 @@ class Prefixes:
         """The positions of the last so many columns of the rows, and the inputs of the images that
         are among them.
         """
-        whole = batch_inputs(rows, model, self._checkpoint, self._pixels)
-        ids, mask = whole["input_ids"], whole["attention_mask"]
-        positions = model._prepare_position_ids_for_generation(ids, whole)
-        own = image_inputs(self._pixels(images), ids[:, -longest:], mask[:, -longest:], model)
-        return positions[..., -longest:], own
+        inputs = batch_inputs(rows, model, self._checkpoint, self._pixels)
+        ids, mask = inputs["input_ids"], inputs["attention_mask"]
+        positions = model._prepare_position_ids_for_generation(ids, inputs)
+        pixels = image_inputs(self._pixels(images), ids[:, -longest:], mask[:, -longest:], model)
+        return positions[..., -longest:], pixels
 
     def _read(self, model: Any, row: Any, lengths: Sequence[int], count: Count) -> None:
         """Read those of these beginnings of a row that are not there, each behind the one before
@@ -309,8 +309,8 @@ class Prefixes:
         """
         marked = self._marked(row)
         for length in lengths:
-            begun = Marked(marked.ids[: length + 1], marked.runs)
-            there = min(self._begun(begun), length)
+            beginning = Marked(marked.ids[: length + 1], marked.runs)
+            there = min(self._cached_length(beginning), length)
             if there == length or self.off:
                 continue
             images = any(first < length for first, _ in marked.runs)
@@ -379,7 +379,9 @@ class Prefixes:
             return Marked(row.sequence)
         ids = list(row.sequence)
         places = {
-            is_video: iter([place for place, token in enumerate(row.sequence) if token == piece])
+            is_video: iter(
+                [position for position, token in enumerate(row.sequence) if token == piece]
+            )
             for is_video, piece in (
                 (False, self._checkpoint.image_token_id),
                 (True, self._checkpoint.videos.token_id),
@@ -387,13 +389,13 @@ class Prefixes:
         }
         names = [(image.digest, image.grid, image.width, image.height) for image in images]
         runs = []
-        for number, image in enumerate(images):
-            taken = [*islice(places[image.is_video], image.tokens)]
-            name = number, names[number] if self._reads_images else tuple(names)
-            for place in taken:
-                ids[place] = name
-            if taken:
-                runs.append((taken[0], taken[-1] + 1))
+        for index, image in enumerate(images):
+            positions = [*islice(places[image.is_video], image.tokens)]
+            name = index, names[index] if self._reads_images else tuple(names)
+            for position in positions:
+                ids[position] = name
+            if positions:
+                runs.append((positions[0], positions[-1] + 1))
         if runs and not self._reads_images:
             runs = [(runs[0][0], runs[-1][1])]
         return Marked(tuple(ids), tuple(runs))

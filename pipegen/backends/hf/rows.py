@@ -71,12 +71,14 @@ class HFRow(RowState):
         self._criteria: list[tuple[Plugin, Any]] = []
         context = RowContext(prompt_length=len(self.prompt_ids), tokenizer=tokenizer)
         for plugin in plugins:
-            for make, made in (
+            for make, hooks in (
                 (plugin.logits_processor, self._processors),
                 (plugin.stopping_criteria, self._criteria),
             ):
                 if make is not None:
-                    made.append((plugin, self._ask(plugin, partial(_made, plugin, make, context))))
+                    hooks.append(
+                        (plugin, self._ask(plugin, partial(_hook_of, plugin, make, context)))
+                    )
         self.has_processors = bool(self._processors)
 
     @property
@@ -132,17 +134,17 @@ class HFRow(RowState):
         """Prompt and generated ids, shape (1, length). They are kept on the device, and only new
         ones are brought there.
         """
-        made, before = len(self.token_ids), len(self.prompt_ids)
+        generated, before = len(self.token_ids), len(self.prompt_ids)
         if self._ids is None or self._ids.device != device:
             self._ids = torch.zeros((1, self.length + self.left), dtype=torch.long, device=device)
             self._ids[0, :before] = torch.tensor(self.prompt_ids)
             self._there = 0
-        if self._there < made:
-            self._ids[0, before + self._there : before + made] = torch.tensor(
+        if self._there < generated:
+            self._ids[0, before + self._there : before + generated] = torch.tensor(
                 self.token_ids[self._there :]
             )
-            self._there = made
-        return self._ids[:, : before + made]
+            self._there = generated
+        return self._ids[:, : before + generated]
 
     def accept(self, logprob: TokenLogprob | None, device: torch.device) -> None:
         """Go on after the token that the row's fold has just taken. Hooks of plugins see the
@@ -155,12 +157,12 @@ class HFRow(RowState):
         if self._criteria and self.fold.finish in (None, Finish.LENGTH):
             self._halt(self.ids(device))
         if self._text:
-            made, text = (
+            token_ids, text = (
                 ((), "") if self.event is None else (self.event.token_ids, self.event.text or "")
             )
             self.event = TokensMade(
                 row=self.position,
-                token_ids=(*made, self.token_ids[-1]),
+                token_ids=(*token_ids, self.token_ids[-1]),
                 text=text + self.fold.shown,
             )
 
@@ -185,18 +187,18 @@ class HFRow(RowState):
         return answer.unwrap()
 
 
-def _made(
+def _hook_of(
     plugin: Plugin, make: Callable[[RowContext], Any], context: RowContext
 ) -> Result[Any, PluginFailed]:
     """The hook that a plugin makes for a row."""
     hook = make(context)
     if callable(hook):
         return Success(hook)
-    words = (
+    message = (
         f"plugin {plugin.name!r}: the function that makes a row's hook must return a LogitsProcessor"
         f" or StoppingCriteria, not {type(hook).__name__}"
     )
-    return Failure(PluginFailed(words, plugin=plugin.name))
+    return Failure(PluginFailed(message, plugin=plugin.name))
 
 
 def _processed(
@@ -210,20 +212,20 @@ def _processed(
             if isinstance(answer, torch.Tensor)
             else type(answer).__name__
         )
-        words = (
+        message = (
             f"plugin {plugin.name!r}: its logits processor must return scores of shape"
             f" {tuple(scores.shape)}, not {seen}"
         )
-        return Failure(PluginFailed(words, plugin=plugin.name))
-    made = answer.to(scores.dtype)
-    if not bool((made > -torch.inf).any()):
+        return Failure(PluginFailed(message, plugin=plugin.name))
+    processed = answer.to(scores.dtype)
+    if not bool((processed > -torch.inf).any()):
         return Failure(
             PluginFailed(
                 f"plugin {plugin.name!r}: its logits processor left no token to choose",
                 plugin=plugin.name,
             )
         )
-    return Success(made)
+    return Success(processed)
 
 
 def _halts(plugin: Plugin, criterion: Any, ids: torch.Tensor) -> Result[bool, PluginFailed]:
@@ -233,11 +235,11 @@ def _halts(plugin: Plugin, criterion: Any, ids: torch.Tensor) -> Result[bool, Pl
         verdict = torch.as_tensor(answer)
         if verdict.numel():
             return Success(bool(verdict.all()))
-    words = (
+    message = (
         f"plugin {plugin.name!r}: its stopping criterion must return True or False, or a tensor of"
         f" them, not {type(answer).__name__}"
     )
-    return Failure(PluginFailed(words, plugin=plugin.name))
+    return Failure(PluginFailed(message, plugin=plugin.name))
 
 
 def images_of(encoded: Encoded) -> Hashable:
@@ -268,10 +270,12 @@ def group_size(prompts: Sequence[int], rows: int, tokens: int | None = None) -> 
     ... )
     (2, 3, 2)
     """
-    longest, whole = prompts[0], prompts[0]
+    longest, tokens_read = prompts[0], prompts[0]
     for size, prompt in enumerate(prompts[1:rows], 1):
-        longest, whole = max(longest, prompt), whole + prompt
+        longest, tokens_read = max(longest, prompt), tokens_read + prompt
         padded = longest * (size + 1)
-        if (tokens is not None and padded > tokens) or padded - whole > max(SPARE, whole // 4):
+        if (tokens is not None and padded > tokens) or padded - tokens_read > max(
+            SPARE, tokens_read // 4
+        ):
             return size
     return min(len(prompts), rows)

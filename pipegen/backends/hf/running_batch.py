@@ -50,10 +50,10 @@ def prefill(
         name for name in inputs if name not in ("input_ids", "attention_mask", *IMAGE_MARKS)
     )
     lengths = [row.length for row in rows]
-    made: Prefilled | None = model.generate(
+    prefilled: Prefilled | None = model.generate(
         **inputs, generation_config=settings, custom_generate=_read, lengths=lengths, images=images
     )
-    return made
+    return prefilled
 
 
 def _read(
@@ -83,9 +83,9 @@ def can_drop_rows(state: dict[str, Any], rope: torch.Tensor | None) -> bool:
     """Whether all that the model keeps of a row is known. Rotary offsets, which it keeps on its
     module, must not be needed: they are part of the positions.
     """
-    known = {"past_key_values", "attention_mask", "position_ids", *IMAGE_MARKS}
+    names = {"past_key_values", "attention_mask", "position_ids", *IMAGE_MARKS}
     others = any(
-        isinstance(kept, torch.Tensor) for name, kept in state.items() if name not in known
+        isinstance(value, torch.Tensor) for name, value in state.items() if name not in names
     )
     return (
         caches.is_known(state.get("past_key_values"))
@@ -153,7 +153,7 @@ class RunningBatch:
             else positions[..., -1:].expand(*positions.shape[:-2], len(lengths), 1)
         )
         # no generated token is a piece of an image
-        self._shared = {name: kept for name, kept in state.items() if name not in IMAGE_MARKS}
+        self._shared = {name: value for name, value in state.items() if name not in IMAGE_MARKS}
         self._pads: torch.Tensor | None = None
         self._columns = torch.arange(0)
         self._whole: StaticCacheView | None = None
@@ -217,14 +217,14 @@ class RunningBatch:
                 **inputs,
                 "position_ids": self._positions + torch.arange(len(ids), device=model.device),
             }
-        given = {
+        arguments = {
             "next_sequence_length": len(ids),
             "past_key_values": self.cache,
             "attention_mask": None,
             "is_first_iteration": False,
         }
         outputs = model(
-            **model.prepare_inputs_for_generation(tokens, **given, **inputs), return_dict=True
+            **model.prepare_inputs_for_generation(tokens, **arguments, **inputs), return_dict=True
         )
         self._grow(len(ids))
         logits: torch.Tensor = outputs.logits[0]
@@ -307,8 +307,8 @@ class RunningBatch:
         of them new ones after its last.
         """
         lengths = self.lengths + [0] * (max(places) + 1 - len(self))
-        for place, length in zip(places, other.lengths, strict=True):
-            lengths[place] = length
+        for slot, length in zip(places, other.lengths, strict=True):
+            lengths[slot] = length
         caches.put(self.cache, places, other.cache, max(lengths))
         self._positions = _with_rows(self._positions, places, other._positions)
         self._pads, self.lengths = None, lengths
@@ -318,7 +318,7 @@ def read_behind(
     model: Any,
     empty: RunningBatch,
     beginnings: Sequence[Beginning],
-    own: Sequence[Sequence[int]],
+    new_ids: Sequence[Sequence[int]],
     pad: int,
     images: tuple[torch.Tensor, dict[str, Any]] | None = None,
 ) -> tuple[RunningBatch, torch.Tensor]:
@@ -330,18 +330,18 @@ def read_behind(
     images: the positions of the own tokens, and the model's inputs for the images among them; None
     where there are none.
     """
-    longest = max(map(len, own))
+    longest = max(map(len, new_ids))
     width = max(beginning.length for beginning in beginnings)
     cache = caches.joined(
         empty.cache, [beginning.parts for beginning in beginnings], width, longest
     )
     tokens = torch.tensor(
-        [(pad,) * (longest - len(ids)) + tuple(ids) for ids in own], device=model.device
+        [(pad,) * (longest - len(ids)) + tuple(ids) for ids in new_ids], device=model.device
     )
     batch = copy.copy(empty)
     batch.cache = cache
     batch.lengths = [
-        beginning.length + len(ids) for beginning, ids in zip(beginnings, own, strict=True)
+        beginning.length + len(ids) for beginning, ids in zip(beginnings, new_ids, strict=True)
     ]
     inputs, first = batch._shared, {"is_first_iteration": images is not None}
     if images is not None:
@@ -350,25 +350,25 @@ def read_behind(
         inputs = {**inputs, **more, "position_ids": positions}
     elif batch._positions is not None:
         like = batch._positions
-        begun = torch.cat([_positions_behind(beginning, like) for beginning in beginnings], dim=-2)
-        counts = torch.tensor([[len(ids)] for ids in own], device=begun.device)
-        steps = torch.arange(longest, device=begun.device) - (longest - counts)
-        inputs = {**inputs, "position_ids": begun + steps.clamp(min=0)}
-        batch._positions = begun + counts
+        starts = torch.cat([_positions_behind(beginning, like) for beginning in beginnings], dim=-2)
+        counts = torch.tensor([[len(ids)] for ids in new_ids], device=starts.device)
+        steps = torch.arange(longest, device=starts.device) - (longest - counts)
+        inputs = {**inputs, "position_ids": starts + steps.clamp(min=0)}
+        batch._positions = starts + counts
     pads = [width + longest - length for length in batch.lengths]
     mask = None
     if any(pads):
         mask = torch.tensor(
             [[0] * count + [1] * (width + longest - count) for count in pads], device=model.device
         )
-    given = {
+    arguments = {
         "next_sequence_length": longest,
         "past_key_values": cache,
         "attention_mask": mask,
         **first,
     }
     outputs = model(
-        **model.prepare_inputs_for_generation(tokens, **given, **inputs), return_dict=True
+        **model.prepare_inputs_for_generation(tokens, **arguments, **inputs), return_dict=True
     )
     return batch, _last(outputs, tokens)
 
@@ -423,11 +423,11 @@ def batch_inputs(
 
 
 def image_inputs(
-    made: ImageInputs, ids: torch.Tensor, mask: torch.Tensor, model: Any
+    inputs: ImageInputs, ids: torch.Tensor, mask: torch.Tensor, model: Any
 ) -> dict[str, Any]:
     """What the model takes of these inputs of images, beside these ids."""
     takes = inspect.signature(model.forward).parameters
-    tensors, marked = made
+    tensors, marked = inputs
     marks = {name: _marks(ids, of) * mask for name, of in marked.items() if name in takes}
     return marks | {
         name: _placed(name, value, model) for name, value in tensors.items() if name in takes

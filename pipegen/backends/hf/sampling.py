@@ -101,10 +101,10 @@ def draw(chances: torch.Tensor, uniforms: Sequence[float]) -> torch.Tensor:
     """
     summed = chances.to(_precise(chances.device)).cumsum(-1)
     total = summed[:, -1:]
-    wanted = torch.tensor(
+    thresholds = torch.tensor(
         [[uniform] for uniform in uniforms], dtype=summed.dtype, device=summed.device
     )
-    goal = torch.minimum(wanted * total, torch.nextafter(total, torch.zeros_like(total)))
+    goal = torch.minimum(thresholds * total, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(summed, goal, right=True)
 
 
@@ -114,7 +114,7 @@ def _constants(
     """A column that is the same at every step, as options are: it goes to the device once. It must
     not be written to.
     """
-    return _held(tuple(values), like.dtype if dtype is None else dtype, like.device)
+    return _tensor_of(tuple(values), like.dtype if dtype is None else dtype, like.device)
 
 
 def _factors(values: Sequence[float | None], like: torch.Tensor) -> torch.Tensor:
@@ -126,7 +126,7 @@ def _factors(values: Sequence[float | None], like: torch.Tensor) -> torch.Tensor
 
 
 @functools.lru_cache(maxsize=64)
-def _held(
+def _tensor_of(
     values: tuple[float | None, ...], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
     return torch.tensor([[value] for value in values], dtype=dtype, device=device)
@@ -162,9 +162,9 @@ class Sampler:
             or row.options.allowed_token_ids
         ]
         self._formed = [at for at, row in enumerate(rows) if row.grammar is not None]
-        asked = [option for option in self._options if option.logprobs]
-        self._top = max((option.top_logprobs or 0 for option in asked), default=0)
-        self._logprobs = bool(asked)
+        with_logprobs = [option for option in self._options if option.logprobs]
+        self._top = max((option.top_logprobs or 0 for option in with_logprobs), default=0)
+        self._logprobs = bool(with_logprobs)
         seen, counts, self._seen, self._counts = self._seen, self._counts, None, None
         if any(_penalised(option) for option in self._options):
             self._seen = torch.zeros(
@@ -226,15 +226,17 @@ class Sampler:
             at, token = torch.tensor(blocked, device=self._device).T
             scores[at, token] = -torch.inf
         for at in special:
-            row, own = self._rows[at], scores[at : at + 1]
+            row, row_scores = self._rows[at], scores[at : at + 1]
             if row.options.allowed_token_ids:
-                kept = torch.tensor([row.options.allowed_token_ids], device=self._device)
-                own = torch.full_like(own, -torch.inf).scatter(-1, kept, own.gather(-1, kept))
+                allowed = torch.tensor([row.options.allowed_token_ids], device=self._device)
+                row_scores = torch.full_like(row_scores, -torch.inf).scatter(
+                    -1, allowed, row_scores.gather(-1, allowed)
+                )
             if row.options.no_repeat_ngram_size:
                 # annotated for subclasses of Tensor that nothing makes
                 ban: Any = NoRepeatNGramLogitsProcessor(row.options.no_repeat_ngram_size)
-                own = ban(row.ids(self._device), own)
-            scores[at] = row.process(own)[0]
+                row_scores = ban(row.ids(self._device), row_scores)
+            scores[at] = row.process(row_scores)[0]
         if formed:
             constrain(formed, scores)
         return scores

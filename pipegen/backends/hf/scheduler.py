@@ -180,8 +180,8 @@ class Schedule:
         """All rows, those too that are done since the last step."""
         prefilled = [] if self._prefilled is None else [row for row, _ in self._prefilled.rows]
         # a step that broke off may have held rows that are nowhere else
-        known = (*self._running, *prefilled, *self._waiting.rows, *self._load[2])
-        return list({id(row): row for row in known}.values())
+        rows = (*self._running, *prefilled, *self._waiting.rows, *self._load[2])
+        return list({id(row): row for row in rows}.values())
 
     @property
     def finished(self) -> bool:
@@ -223,7 +223,7 @@ class Schedule:
             )
 
         places, prefixes = self._prefixes.group(near, self._size, fits)
-        chosen = [near[place] for place in places]
+        chosen = [near[index] for index in places]
         longest = max(width, *(source[0].length for source in chosen))
         if active and not self._fits(active + len(chosen), longest):
             return False
@@ -288,13 +288,13 @@ class Schedule:
         """Choose the first token of prefilled rows, and let those that are not done take free
         slots.
         """
-        taken = [prefilled.rows.popleft() for _ in range(min(free, len(prefilled.rows)))]
-        rows, sources = [row for row, _ in taken], [index for _, index in taken]
+        pairs = [prefilled.rows.popleft() for _ in range(min(free, len(prefilled.rows)))]
+        rows, sources = [row for row, _ in pairs], [index for _, index in pairs]
         self._load = (self._size - free + len(rows), prefilled.batch.width, rows)
-        whole = not prefilled.rows and sources == [*range(len(prefilled.batch))]
+        is_all = not prefilled.rows and sources == [*range(len(prefilled.batch))]
         logits = (
             prefilled.logits
-            if whole
+            if is_all
             else prefilled.logits[torch.tensor(sources, device=prefilled.logits.device)]
         )
         sampler = Sampler(rows, logits.shape[-1], logits.device)
@@ -313,7 +313,7 @@ class Schedule:
         elif left:
             batch = (
                 prefilled.batch
-                if whole and len(left) == len(rows)
+                if is_all and len(left) == len(rows)
                 else prefilled.batch.copies([sources[index] for index in left])
             )
             self._insert_rows(
@@ -403,18 +403,18 @@ class Schedule:
         """One pass over the row's last token and a guess: the row gets a token more than the guess
         has right ones, or fewer where it ends before.
         """
-        made, logits = 0, batch.read(self._model, [*self._tokens[0].tolist(), *guess])
-        for place, wanted in enumerate((*guess, None)):
-            self._tokens, made = self._accept([row], sampler, logits[place : place + 1]), place + 1
-            if row.done or row.token_ids[-1] != wanted:
+        count, logits = 0, batch.read(self._model, [*self._tokens[0].tolist(), *guess])
+        for index, guessed in enumerate((*guess, None)):
+            self._tokens, count = self._accept([row], sampler, logits[index : index + 1]), index + 1
+            if row.done or row.token_ids[-1] != guessed:
                 break
-        batch.cut(len(guess) + 1 - made)
-        self._lookup[1].right(made - 1)
+        batch.cut(len(guess) + 1 - count)
+        self._lookup[1].right(count - 1)
         work = self._traits.work
-        work.row_steps += made
-        work.needed_row_steps += made
+        work.row_steps += count
+        work.needed_row_steps += count
         work.guessed_tokens += len(guess)
-        work.right_guesses += made - 1
+        work.right_guesses += count - 1
 
     @staticmethod
     def _accept(rows: Sequence[HFRow], sampler: Sampler, logits: torch.Tensor) -> torch.Tensor:
@@ -429,19 +429,19 @@ class Schedule:
 
     def _evict_finished(self, left: Collection[int] = ()) -> None:
         """Drop the rows that are done, and those that wait again."""
-        kept = [
+        going = [
             index for index, row in enumerate(self._running) if not row.done and index not in left
         ]
-        if not kept:
+        if not going:
             self._running, self._batch, self._sampler = [], None, None
         elif (
-            len(kept) < len(self._running)
+            len(going) < len(self._running)
             and isinstance(self._batch, RunningBatch)
             and self._sampler is not None
         ):
-            self._batch.keep(kept)
-            self._running = [self._running[index] for index in kept]
-            self._tokens = self._tokens[torch.tensor(kept, device=self._tokens.device)]
+            self._batch.keep(going)
+            self._running = [self._running[index] for index in going]
+            self._tokens = self._tokens[torch.tensor(going, device=self._tokens.device)]
             self._sampler.use(self._running)
 
     def _requeue_long(self) -> Collection[int]:
@@ -516,10 +516,10 @@ class Lookup:
         for end in range(self._read, len(ids)):
             self._behind[tuple(ids[end - TOKENS : end])] = end
         self._read = max(self._read, len(ids))
-        place = self._behind.get(tuple(ids[-TOKENS:]))
-        if place is None:
+        position = self._behind.get(tuple(ids[-TOKENS:]))
+        if position is None:
             return ()
-        following = list(ids[place : place + self._size])
+        following = list(ids[position : position + self._size])
         while len(following) < self._size:  # what repeats goes on repeating
             following += following
         return tuple(following[: min(self._size, most)])

@@ -72,11 +72,11 @@ def columns_of(tail: Tail) -> range:
     return range(before - 1, before - 1 + len(tail.ids))
 
 
-def fed(asked: Continued) -> Encoded:
+def fed(row: Continued) -> Encoded:
     """The whole sequence but its last token, as a prompt."""
-    ids = asked.token_ids[:-1]
+    ids = row.token_ids[:-1]
     return altered(
-        asked.encoded, prompt=altered(asked.encoded.prompt, token_ids=ids, compact_token_ids=ids)
+        row.encoded, prompt=altered(row.encoded.prompt, token_ids=ids, compact_token_ids=ids)
     )
 
 
@@ -93,10 +93,10 @@ def note(logits: torch.Tensor, tails: Iterable[tuple[Tail, int]]) -> None:
     sums, (highest, best) = values.logsumexp(-1), values.max(-1)
     for tail, first in tails:
         targets = torch.tensor(tail.ids[first : first + len(values)], device=values.device)
-        own = values[: len(targets)].gather(1, targets[:, None])[:, 0]
+        chosen = values[: len(targets)].gather(1, targets[:, None])[:, 0]
         count = len(targets)
-        tail.logprobs += (own - sums[:count]).tolist()
-        likeliest = best[:count].where(own < highest[:count], targets)
+        tail.logprobs += (chosen - sums[:count]).tolist()
+        likeliest = best[:count].where(chosen < highest[:count], targets)
         tail.likeliest += zip(
             likeliest.tolist(), (highest[:count] - sums[:count]).tolist(), strict=True
         )
@@ -156,8 +156,8 @@ class CachedRows:
         length; the rows are then those that it will have read.
         """
         count, device = max(map(len, tokens)), self.present.device
-        ids = torch.tensor([(*own, *(pad,) * (count - len(own))) for own in tokens], device=device)
-        lengths = torch.tensor([[len(own)] for own in tokens], device=device)
+        ids = torch.tensor([(*row, *(pad,) * (count - len(row))) for row in tokens], device=device)
+        lengths = torch.tensor([[len(row)] for row in tokens], device=device)
         places = torch.arange(count, device=device)
         self.present = torch.cat([self.present, places < lengths], dim=1)
         inputs = {**self.shared, "past_key_values": self.cache, "next_sequence_length": count}
@@ -185,8 +185,10 @@ def common_prefixes(contexts: Iterable[Context]) -> list[tuple[int, list[Context
     for context in plain:
         if groups:
             prefix, group = groups[-1]
-            one, other = group[-1].sequence, context.sequence
-            joined = min(common(one, other), len(one) - 1, len(other) - 1, prefix or len(one))
+            previous, other = group[-1].sequence, context.sequence
+            joined = min(
+                common(previous, other), len(previous) - 1, len(other) - 1, prefix or len(previous)
+            )
             if joined >= LEAST and joined * len(group) >= prefix * (len(group) - 1):
                 groups[-1] = joined, [*group, context]
                 continue

@@ -99,9 +99,9 @@ class Scoring:
         contexts: dict[Any, Context] = {}
         alone: list[Tail] = []
         longest = self._checkpoint.positions.long_after
-        for position, asked in rows:
-            tail, context = Tail(position, asked), Context(asked.encoded)
-            if longest is not None and len(asked.token_ids) - 1 > longest:
+        for position, row in rows:
+            tail, context = Tail(position, row), Context(row.encoded)
+            if longest is not None and len(row.token_ids) - 1 > longest:
                 alone.append(tail)
                 continue
             # there is nothing to be read once
@@ -159,8 +159,8 @@ class Scoring:
         batch: list[Tail] = []
         columns: set[int] = set()
         for tail in sorted(tails, key=lambda tail: (-len(tail.asked.token_ids), tail.position)):
-            width, own = len((batch or [tail])[0].asked.token_ids), columns_of(tail)
-            together = len(columns.union(own)) if self._keeps else width
+            width, own_columns = len((batch or [tail])[0].asked.token_ids), columns_of(tail)
+            together = len(columns.union(own_columns)) if self._keeps else width
             count = len(batch) + 1
             if batch and (
                 count > self._size
@@ -170,7 +170,7 @@ class Scoring:
                 yield batch
                 batch, columns = [], set()
             batch.append(tail)
-            columns.update(own)
+            columns.update(own_columns)
         if batch:
             yield batch
 
@@ -179,7 +179,7 @@ class Scoring:
         nothing of it.
         """
         columns = sorted({column for tail in tails for column in columns_of(tail)})
-        place = {column: index for index, column in enumerate(columns)}
+        position = {column: index for index, column in enumerate(columns)}
         width, pad = (
             max(len(tail.asked.token_ids) for tail in tails) - 1,
             self._checkpoint.pad_token_id,
@@ -195,16 +195,18 @@ class Scoring:
             )
             logits = self._model(input_ids=ids, use_cache=False, return_dict=True, **more).logits
         for index, tail in enumerate(tails):
-            own = columns_of(tail)
-            begin = place[own[0]] if self._keeps else own[0]
-            note(logits[index, begin : begin + len(own)], [(tail, 0)])
+            tail_columns = columns_of(tail)
+            begin = position[tail_columns[0]] if self._keeps else tail_columns[0]
+            note(logits[index, begin : begin + len(tail_columns)], [(tail, 0)])
 
     def _windows(self, contexts: Sequence[Context], prefix: int) -> Iterator[list[Context]]:
         """The contexts, the longest first, as many together as one pass reads."""
         left = sorted(contexts, key=lambda context: -context.length)
         while left:
-            begun = prefix if self._prefixes.takes(prefix) else 0
-            size = group_size([context.length - begun for context in left], self._size, self._pass)
+            present = prefix if self._prefixes.takes(prefix) else 0
+            size = group_size(
+                [context.length - present for context in left], self._size, self._pass
+            )
             while (
                 size > 1
                 and self._max_tokens is not None
@@ -221,13 +223,13 @@ class Scoring:
 
         def work(some: list[Tail]) -> None:
             chosen = {tail.position for tail in some}
-            kept = [
+            remaining = [
                 Context(
                     context.encoded, [tail for tail in context.tails if tail.position in chosen]
                 )
                 for context in contexts
             ]
-            self._read([context for context in kept if context.tails], prefix)
+            self._read([context for context in remaining if context.tails], prefix)
 
         yield from self._guarded(tails, work)
 
@@ -235,13 +237,13 @@ class Scoring:
         self, tails: list[Tail], work: Callable[[list[Tail]], None]
     ) -> Iterator[tuple[int, Slot[TokenScores]]]:
         """The rows' answers after `work`; where the memory runs out, after each half of them."""
-        words = ""
+        message = ""
         try:
             work(tails)
         except RuntimeError as error:
             # torch's own errors for memory and for devices are RuntimeErrors
-            words = out_of_memory(error)
-        if not words:
+            message = out_of_memory(error)
+        if not message:
             yield from ((tail.position, Success(tail.scores)) for tail in tails)
             return
         self._let_go()
@@ -254,7 +256,7 @@ class Scoring:
                 Failure(
                     engine_failed(
                         "hf",
-                        words,
+                        message,
                         scope="row",
                         hint="free memory on the device, or shorten the context",
                     )
@@ -273,16 +275,16 @@ class Scoring:
         """Read contexts, all of which begin with the same `prefix` tokens, and score their
         tails.
         """
-        made = None if self._traits.scored_alone else self._prefilled(contexts, prefix)
-        if made is None:
+        prefilled = None if self._traits.scored_alone else self._prefilled(contexts, prefix)
+        if prefilled is None:
             for tail in [tail for context in contexts for tail in context.tails]:
                 self._by_itself(tail)
             return
-        held, logits = made
+        cached, logits = prefilled
         for index, context in enumerate(contexts):
             note(logits[index : index + 1], [(tail, 0) for tail in context.tails])
-        del logits, made
-        self._score_tails(held, contexts)
+        del logits, prefilled
+        self._score_tails(cached, contexts)
 
     def _prefilled(
         self, contexts: list[Context], prefix: int
@@ -291,10 +293,10 @@ class Scoring:
         rows have to be read by themselves.
         """
         with self._weights.lock, torch.no_grad():
-            made = self._prefixes.prefill(
+            prefilled = self._prefixes.prefill(
                 self._model, contexts, (prefix,) if prefix and self._prefixes.takes(prefix) else ()
             )
-        batch, logits = (None, torch.empty(0)) if made is None else made
+        batch, logits = (None, torch.empty(0)) if prefilled is None else prefilled
         if not isinstance(batch, RunningBatch) or caches.has_states(batch.cache):
             self._traits.scored_alone = True
             return None
@@ -304,7 +306,7 @@ class Scoring:
             )
         return CachedRows.of(batch, logits.device), logits
 
-    def _score_tails(self, held: CachedRows, contexts: Sequence[Context]) -> None:
+    def _score_tails(self, cached: CachedRows, contexts: Sequence[Context]) -> None:
         """Read the tails behind their contexts, those of about one length together: a pass has
         little more padding than another pass would cost.
         """
@@ -317,28 +319,30 @@ class Scoring:
         ]
         left.sort(key=lambda pair: -len(pair[1].ids))
         while left:
-            width = held.width + len(left[0][1].ids)
+            width = cached.width + len(left[0][1].ids)
             size = (
                 self._size
                 if self._max_tokens is None
-                else max(1, min(self._size, (self._max_tokens - held.rows * held.width) // width))
+                else max(
+                    1, min(self._size, (self._max_tokens - cached.rows * cached.width) // width)
+                )
             )
             padding = accumulate(len(left[0][1].ids) - len(tail.ids) for _, tail in left[:size])
             size = sum(1 for _ in takewhile(lambda columns: columns <= most, padding))
-            taken, left = left[:size], left[size:]
-            sources = [index for index, _ in taken]
-            if left or sources != [*range(held.rows)]:
-                self._score_rows(held.copies(sources), [tail for _, tail in taken])
+            chosen, left = left[:size], left[size:]
+            sources = [index for index, _ in chosen]
+            if left or sources != [*range(cached.rows)]:
+                self._score_rows(cached.copies(sources), [tail for _, tail in chosen])
             else:
-                self._score_rows(held, [tail for _, tail in taken])  # its last use
+                self._score_rows(cached, [tail for _, tail in chosen])  # its last use
 
-    def _score_rows(self, held: CachedRows, tails: list[Tail]) -> None:
+    def _score_rows(self, cached: CachedRows, tails: list[Tail]) -> None:
         """Read tails, each behind its row of the cache, a piece at a time."""
         done = 0
         while tails:
             columns = max(1, LOGITS // (4 * self._vocabulary * len(tails)))
             pieces = [tail.ids[done : min(done + columns, len(tail.ids) - 1)] for tail in tails]
-            logits = self._extend(held, pieces)
+            logits = self._extend(cached, pieces)
             for index, (tail, piece) in enumerate(zip(tails, pieces, strict=True)):
                 note(logits[index, : len(piece)], [(tail, done + 1)])
             del logits
@@ -347,14 +351,14 @@ class Scoring:
             if len(going) < len(tails):
                 tails = [tails[index] for index in going]
                 if going:
-                    held = held.copies(going)
+                    cached = cached.copies(going)
 
-    def _extend(self, held: CachedRows, tokens: Sequence[tuple[int, ...]]) -> torch.Tensor:
+    def _extend(self, cached: CachedRows, tokens: Sequence[tuple[int, ...]]) -> torch.Tensor:
         """One pass over new tokens of every row, padded on the right: the logits of all new
         columns.
         """
         with self._weights.lock, torch.no_grad():
-            inputs = held.append(tokens, self._checkpoint.pad_token_id)
+            inputs = cached.append(tokens, self._checkpoint.pad_token_id)
             if self._keeps:
                 inputs["logits_to_keep"] = 0
             logits: torch.Tensor = self._model(

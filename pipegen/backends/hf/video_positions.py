@@ -27,7 +27,7 @@ def correct_positions(model: Any) -> None:
 
 
 def _correct(module: Any, vision: Any) -> None:
-    own = module.get_rope_index
+    original = module.get_rope_index
 
     def get_rope_index(
         input_ids: torch.Tensor,
@@ -38,7 +38,7 @@ def _correct(module: Any, vision: Any) -> None:
         attention_mask: torch.Tensor | None = None,
         **more: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        given: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "mm_token_type_ids": mm_token_type_ids,
             "image_grid_thw": image_grid_thw,
             "video_grid_thw": video_grid_thw,
@@ -48,9 +48,11 @@ def _correct(module: Any, vision: Any) -> None:
             seconds = (
                 {} if second_per_grid_ts is None else {"second_per_grid_ts": second_per_grid_ts}
             )
-            result: tuple[torch.Tensor, torch.Tensor] = own(input_ids, **given, **seconds, **more)
+            result: tuple[torch.Tensor, torch.Tensor] = original(
+                input_ids, **arguments, **seconds, **more
+            )
             return result
-        return _positions(vision, input_ids, second_per_grid_ts, **given)
+        return _positions(vision, input_ids, second_per_grid_ts, **arguments)
 
     module.get_rope_index = get_rope_index
 
@@ -92,12 +94,12 @@ def _positions(
                 parts.append(part + start)
                 length -= part.shape[1]
                 start = int(parts[-1].max()) + 1
-        whole = torch.cat(parts, dim=1).to(positions.dtype)
+        row_positions = torch.cat(parts, dim=1).to(positions.dtype)
         if mask is None:
-            positions[:, row] = whole
+            positions[:, row] = row_positions
         else:
-            positions[:, row, mask.to(positions.device)] = whole
-        deltas.append(start - whole.shape[1])
+            positions[:, row, mask.to(positions.device)] = row_positions
+        deltas.append(start - row_positions.shape[1])
     return (
         positions.to(ids.device),
         torch.tensor(deltas, device=ids.device).unsqueeze(1),

@@ -45,8 +45,8 @@ def corrections(config: Any, version: tuple[int, int]) -> dict[str, Any]:
     # such models (DeepSeek) have a YaRN of their own in vLLM
     if version < _SCALE_SINCE and not hasattr(text, "qk_rope_head_dim"):
         scaled = (
-            {name: _scaled(one) for name, one in rope.items()}
-            if any(isinstance(one, Mapping) for one in rope.values())
+            {name: _scaled(settings) for name, settings in rope.items()}
+            if any(isinstance(settings, Mapping) for settings in rope.values())
             else _scaled(rope)
         )
         changed |= {} if scaled == rope else {"rope_parameters": scaled}
@@ -67,17 +67,21 @@ def _scaled(rope: Any) -> Any:
     if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type")) != "yarn":
         return rope
     factor, mscale, mscale_all = rope["factor"], rope.get("mscale"), rope.get("mscale_all_dim")
-    wanted = rope.get("attention_factor")
-    if wanted is None and mscale and mscale_all:
-        wanted = _scale(factor, mscale) / _scale(factor, mscale_all)
-    return rope if wanted is None else {**rope, "attn_factor": wanted / _scale(factor, 1.0)}
+    attention_factor = rope.get("attention_factor")
+    if attention_factor is None and mscale and mscale_all:
+        attention_factor = _scale(factor, mscale) / _scale(factor, mscale_all)
+    return (
+        rope
+        if attention_factor is None
+        else {**rope, "attn_factor": attention_factor / _scale(factor, 1.0)}
+    )
 
 
 def _scale(factor: float, mscale: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
-def with_corrections(changed: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def with_corrections(changed: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The corrections together with a user's own `hf_overrides`, whose values win.
 
     >>> with_corrections(
@@ -85,8 +89,8 @@ def with_corrections(changed: Mapping[str, Any], given: Mapping[str, Any]) -> di
     ... )
     {'text_config': {'sliding_window': 15, 'rope_theta': 10000.0}}
     """
-    together = {**changed, **given}
-    for name in changed.keys() & given.keys():
-        if isinstance(changed[name], Mapping) and isinstance(given[name], Mapping):
-            together[name] = {**changed[name], **given[name]}
+    together = {**changed, **overrides}
+    for name in changed.keys() & overrides.keys():
+        if isinstance(changed[name], Mapping) and isinstance(overrides[name], Mapping):
+            together[name] = {**changed[name], **overrides[name]}
     return together

@@ -185,10 +185,12 @@ class VLLMEngine(CheckpointEngine):
         limit = self.capabilities.context_length
         return None if limit is None else limit - 1
 
-    def _begin_score(self, position: int, asked: Continued, call: Requests) -> list[RowDone]:
+    def _begin_score(self, position: int, row: Continued, call: Requests) -> list[RowDone]:
         """Hand a row that is to be scored to vLLM; its end where it is refused."""
-        whole = asked.whole
-        refused = self._check(whole) or self._add(position, whole.prompt, scoring_params(), call)
+        encoded = row.whole
+        refused = self._check(encoded) or self._add(
+            position, encoded.prompt, scoring_params(), call
+        )
         return [] if refused is None else [RowDone(row=position, slot=Failure(refused))]
 
     def _rows(self, inputs: Sequence[tuple[int, Encoded]], *, text: bool) -> list[VLLMRow]:
@@ -198,8 +200,8 @@ class VLLMEngine(CheckpointEngine):
             "most_logprobs": self._most_logprobs,
         }
         rows = [
-            VLLMRow(number, encoded, self.tokenizer, self.eos_token_ids, self.plugins, **shared)
-            for number, encoded in inputs
+            VLLMRow(position, encoded, self.tokenizer, self.eos_token_ids, self.plugins, **shared)
+            for position, encoded in inputs
         ]
         for row in rows:
             row.fail(unsupported_with_form(row.options, self.name))
@@ -238,7 +240,7 @@ class VLLMEngine(CheckpointEngine):
             params = sampling_params(
                 row.encoded.options,
                 row.ending_ids,
-                whole=row.whole,
+                final_only=row.whole,
                 most_logprobs=self._most_logprobs,
                 grammar=row.grammar,
             )
@@ -320,10 +322,10 @@ class VLLMSession:
         died.
         """
         rows = self._engine._rows(
-            [(number, asked) for number, asked in inputs if not isinstance(asked, Continued)],
+            [(position, row) for position, row in inputs if not isinstance(row, Continued)],
             text=self._text,
         )
-        scored = {number: asked for number, asked in inputs if isinstance(asked, Continued)}
+        scored = {position: row for position, row in inputs if isinstance(row, Continued)}
         self.rows |= {row.position: row for row in rows}
         self.rows |= scored
         self._refused += newly_done(rows)
@@ -338,9 +340,9 @@ class VLLMSession:
                 self._call = Requests(self._engine._core.running(), self._wake)
             if self._call.in_flight >= self._call.running.side_by_side * 5 // 4:
                 return
-            ((number, row),) = self._waiting.pop()
+            ((position, row),) = self._waiting.pop()
             self._refused += (
-                self._engine._begin_score(number, row, self._call)
+                self._engine._begin_score(position, row, self._call)
                 if isinstance(row, Continued)
                 else self._engine._begin([row], self._call)
             )
@@ -351,7 +353,7 @@ class VLLMSession:
         events: list[Event] = [*self._refused]
         self._refused.clear()
         if not events and self._call is not None:
-            events = list(_taken(self.rows, self._call, self._call.step()))
+            events = list(_events_of(self.rows, self._call, self._call.step()))
         for event in events:
             if isinstance(event, RowDone):
                 del self.rows[event.row]
@@ -368,13 +370,13 @@ def _beginning(waiting: tuple[int, VLLMRow | Continued]) -> tuple[Any, ...]:
     return beginning(row if isinstance(row, Continued) else row.encoded)
 
 
-def _taken(
+def _events_of(
     rows: Mapping[int, VLLMRow | Continued], call: Requests, outputs: Sequence[tuple[int, Any]]
 ) -> Iterator[TokensMade | RowDone]:
     """What the outputs bring to their rows; vLLM is told which end by stop strings and
     plugins, of which it does not know.
     """
-    ended: list[int] = []
+    done: list[int] = []
     for position, output in outputs:
         row = rows.get(position)
         if isinstance(row, Continued):
@@ -387,6 +389,6 @@ def _taken(
         if event is not None:
             yield event
         if row.done:
-            ended.append(position)
+            done.append(position)
             yield RowDone(row=position, slot=row.slot())
-    call.drop(ended)
+    call.drop(done)

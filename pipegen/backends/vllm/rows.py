@@ -58,8 +58,8 @@ def differs(rendered: Any, prompt: Prompt) -> MalformedResponse | None:
     if ids is not None and "mm_kwargs" in rendered:
         for kind in ("image", "video"):
             grids = [_grid(item, kind) for item in rendered["mm_kwargs"].get(kind, ())]
-            own = [image for image in prompt.images if image.is_video == (kind == "video")]
-            for index, (seen, image) in enumerate(zip(grids, own, strict=False)):
+            images = [image for image in prompt.images if image.is_video == (kind == "video")]
+            for index, (seen, image) in enumerate(zip(grids, images, strict=False)):
                 if seen is not None and image.grid is not None and seen != image.grid:
                     return MalformedResponse(
                         f"vLLM made grid {seen} of {kind} {index}, which is {image.grid} for"
@@ -135,15 +135,15 @@ class VLLMRow(RowState):
         return event if self.error is None else None
 
     def _note(self, began: int, tables: Sequence[Any]) -> None:
-        for place, token_id in enumerate(self.token_ids[began:]):
-            table = tables[place] if place < len(tables) else None
+        for index, token_id in enumerate(self.token_ids[began:]):
+            table = tables[index] if index < len(tables) else None
             entry = logprob_of(
                 token_id, table, self.options.top_logprobs or 0, most_logprobs=self._most_logprobs
             )
             if entry is None:
                 self.fail(
                     MalformedResponse(
-                        f"vLLM gave no logprob for generated token {began + place} (id {token_id})"
+                        f"vLLM gave no logprob for generated token {began + index} (id {token_id})"
                     )
                 )
                 return
@@ -167,18 +167,18 @@ class VLLMRow(RowState):
         """The finished row's answer. Where a form is too large for vLLM's library, it lets the
         answer end anywhere, and says so in its log alone.
         """
-        made, ids = super().slot(), self.token_ids
+        slot, ids = super().slot(), self.token_ids
         if (
             self.grammar is None
-            or not is_ok(made)
+            or not is_ok(slot)
             or self.options.structured is None
             or self.fold.finish not in (Finish.EOS, Finish.STOP_TOKEN)
         ):
-            return made
+            return slot
         if ids[-1] not in self._ends or has_form(
             self.options.structured, self._tokenizer.decode(ids[:-1])
         ):
-            return made
+            return slot
         (name,) = form_of(self.options)
         return Failure(
             UnsupportedOption(
@@ -190,7 +190,7 @@ class VLLMRow(RowState):
 
 
 def scores_of(
-    asked: Continued, tables: Sequence[Mapping[int, Any] | None] | None
+    row: Continued, tables: Sequence[Mapping[int, Any] | None] | None
 ) -> Slot[TokenScores]:
     """The scores of a continuation from vLLM's tables of the log probabilities of its whole prompt
     (id -> entry); the first token has none.
@@ -199,33 +199,31 @@ def scores_of(
     engine: by its rank alone, vLLM would have neither of two equal tokens be the first. vLLM reads
     the contexts of such requests again, whatever its prefix cache holds.
     """
-    whole, ids = asked.token_ids, asked.continuation
-    if tables is None or len(tables) != len(whole):
+    all_ids, ids = row.token_ids, row.continuation
+    if tables is None or len(tables) != len(all_ids):
         seen = "no" if tables is None else len(tables)
         return Failure(
             MalformedResponse(
-                f"vLLM gave {seen} log probabilities of a prompt of {len(whole)} tokens"
+                f"vLLM gave {seen} log probabilities of a prompt of {len(all_ids)} tokens"
             )
         )
     logprobs: list[float] = []
     likeliest: list[tuple[int, float]] = []
-    for place, token in enumerate(ids):
-        table = tables[len(whole) - len(ids) + place] or {}
+    for index, token in enumerate(ids):
+        table = tables[len(all_ids) - len(ids) + index] or {}
         if token not in table:
             return Failure(
                 MalformedResponse(
-                    f"vLLM gave no log probability of token {place} of the continuation (id"
+                    f"vLLM gave no log probability of token {index} of the continuation (id"
                     f" {token})"
                 )
             )
-        own = float(table[token].logprob)
-        logprobs.append(own)
+        logprob = float(table[token].logprob)
+        logprobs.append(logprob)
         best = max(table, key=lambda other: float(table[other].logprob))
         likeliest.append(
-            (token, own)
-            if own >= float(table[best].logprob)
+            (token, logprob)
+            if logprob >= float(table[best].logprob)
             else (best, float(table[best].logprob))
         )
-    return Success(
-        TokenScores(continued=asked, logprobs=tuple(logprobs), likeliest=tuple(likeliest))
-    )
+    return Success(TokenScores(continued=row, logprobs=tuple(logprobs), likeliest=tuple(likeliest)))

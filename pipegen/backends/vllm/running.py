@@ -171,11 +171,11 @@ class Running(SharedSteps[Any]):
         """
         with self.lock:
             self._drop_left()
-            words = "the engine was closed while the call ran"
+            message = "the engine was closed while the call ran"
             self.stop(
-                engine_failed("vllm", words)
+                engine_failed("vllm", message)
                 if self._mailboxes
-                else BackendFailed(words, backend="vllm")
+                else BackendFailed(message, backend="vllm")
             )
 
 
@@ -326,10 +326,10 @@ class Requests:
     def drop(self, rows: Collection[int]) -> None:
         """End these rows where they still run."""
         if rows:
-            ended = [request_id for request_id, row in self._rows.items() if row in rows]
-            for request_id in ended:
+            request_ids = [request_id for request_id, row in self._rows.items() if row in rows]
+            for request_id in request_ids:
                 del self._rows[request_id]
-            self.running.drop(ended, self._mailbox)
+            self.running.drop(request_ids, self._mailbox)
 
     def leave(self) -> None:
         """End all rows that still run; none is queued from now on."""

@@ -45,12 +45,14 @@ def unsupported(options: GenerationOptions) -> UnsupportedOption | None:
 
     least = float(getattr(module, "_MAX_TEMP", 0.01))
     if options.temperature and options.temperature < least:
-        words = (
+        message = (
             f"vllm does not honour temperature={options.temperature:g}: it would take {least:g},"
             " the least above 0"
         )
         return UnsupportedOption(
-            words, option="temperature", hint=f"use temperature 0 (greedy), or {least:g} and above"
+            message,
+            option="temperature",
+            hint=f"use temperature 0 (greedy), or {least:g} and above",
         )
     return None
 
@@ -76,12 +78,12 @@ def sampling_params(
     options: GenerationOptions,
     ending_ids: tuple[int, ...],
     *,
-    whole: bool = False,
+    final_only: bool = False,
     most_logprobs: int = MOST_LOGPROBS,
     grammar: str | None = None,
 ) -> Any:
     """The parameters of one row. `ending_ids` are all the ids that end it, the checkpoint's end
-    tokens too. `whole` asks for one output, at its end. `most_logprobs` is vLLM's own
+    tokens too. `final_only` asks for one output, at its end. `most_logprobs` is vLLM's own
     `max_logprobs`. `grammar` is the form of the answer, where vLLM is to take it from pipegen.
 
     vLLM halts at those ids. Stop strings and plugins are followed by pipegen, token by token, as
@@ -100,7 +102,7 @@ def sampling_params(
         logprobs=_candidates(options, most_logprobs) if options.logprobs else None,
         detokenize=False,
         skip_special_tokens=False,
-        output_kind=RequestOutputKind.FINAL_ONLY if whole else RequestOutputKind.DELTA,
+        output_kind=RequestOutputKind.FINAL_ONLY if final_only else RequestOutputKind.DELTA,
         **_structured(options, grammar),
     )
 

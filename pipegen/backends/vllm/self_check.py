@@ -47,16 +47,20 @@ def checked_lengths(checkpoint: Checkpoint, limit: int | None) -> Differs | None
     """The length beyond which vLLM gives another text, where the settings ask for the check;
     `limit` is the longest row. None where it is not known.
     """
-    wanted = checkpoint.load.engine_kwargs.get("check_lengths")
-    names = [one for one in compared(checkpoint.config) if limit is None or one.tokens < limit]
-    if wanted is False or not names or not (wanted or _in_this_process()):
+    requested = checkpoint.load.engine_kwargs.get("check_lengths")
+    names = [
+        boundary
+        for boundary in compared(checkpoint.config)
+        if limit is None or boundary.tokens < limit
+    ]
+    if requested is False or not names or not (requested or _in_this_process()):
         return None
     try:
         return check_lengths(checkpoint)
     except CannotCheck as unknown:
         _log.info(
             "whether vLLM and transformers differ beyond %s is not checked: %s",
-            ", ".join(one.name for one in names),
+            ", ".join(boundary.name for boundary in names),
             unknown,
         )
         return None

@@ -75,8 +75,8 @@ _HINT = (
 class CannotStart(Exception):
     """vLLM is not started, for this reason; `hint` says what to do."""
 
-    def __init__(self, words: str, hint: str) -> None:
-        super().__init__(words, hint)
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message, hint)
         self.hint = hint
 
     def __str__(self) -> str:
@@ -87,8 +87,8 @@ def installed_version() -> tuple[int, int] | None:
     """The version of the installed vLLM; None where it names none."""
     import vllm
 
-    found = re.match(r"(\d+)\.(\d+)", str(vllm.__version__))
-    return None if found is None else (int(found[1]), int(found[2]))
+    match = re.match(r"(\d+)\.(\d+)", str(vllm.__version__))
+    return None if match is None else (int(match[1]), int(match[2]))
 
 
 def check_version() -> None:
@@ -100,9 +100,9 @@ def check_version() -> None:
     installed = installed_version()
     if installed is None or not LOWEST <= installed <= HIGHEST:
         low, high = (".".join(map(str, version)) for version in (LOWEST, HIGHEST))
-        words = f"vLLM {vllm.__version__} is installed, and pipegen runs on {low} to {high}"
+        message = f"vLLM {vllm.__version__} is installed, and pipegen runs on {low} to {high}"
         raise CannotStart(
-            words,
+            message,
             f'install one of these: pip install "vllm>={low},<{HIGHEST[0]}.{HIGHEST[1] + 1}"; or'
             " ask a server of yours with vllm_server",
         )
@@ -129,12 +129,12 @@ def check_files(load: ModelLoadConfig, source: str) -> None:
     What is no folder is left to vLLM.
     """
     for folder in (Path(source), Path(load.adapter or source).expanduser()):
-        found = broken_file(weight_files(folder)) if folder.is_dir() else None
-        if found is not None:
-            raise CannotStart(*found)
+        broken = broken_file(weight_files(folder)) if folder.is_dir() else None
+        if broken is not None:
+            raise CannotStart(*broken)
 
 
-def unread_settings(config: Mapping[str, Any], known: Collection[str]) -> list[str]:
+def unread_settings(config: Mapping[str, Any], read_names: Collection[str]) -> list[str]:
     """The settings of an adapter that change what it does, and are not among those that vLLM reads.
 
     >>> unread_settings(
@@ -142,16 +142,16 @@ def unread_settings(config: Mapping[str, Any], known: Collection[str]) -> list[s
     ... )
     ['rank_pattern']
     """
-    begun = config.get("init_lora_weights")
+    initial = config.get("init_lora_weights")
     changed = [
         *(name for name in ADAPTER_SETTINGS if config.get(name)),
         *(
             ["init_lora_weights"]
-            if isinstance(begun, str) and begun not in PLAIN_BEGINNINGS
+            if isinstance(initial, str) and initial not in PLAIN_BEGINNINGS
             else []
         ),
     ]
-    return [name for name in changed if name not in known]
+    return [name for name in changed if name not in read_names]
 
 
 def check_adapter_settings(load: ModelLoadConfig) -> None:
@@ -166,12 +166,12 @@ def check_adapter_settings(load: ModelLoadConfig) -> None:
         adapter_config(str(load.adapter)), {field.name for field in dataclasses.fields(PEFTHelper)}
     )
     if unread:
-        words = (
+        message = (
             f"this version of vLLM does not read {', '.join(unread)} of the adapter"
             f" {load.adapter!r}"
         )
         raise CannotStart(
-            words, "install a newer vLLM, or use the adapter with the Hugging Face engine"
+            message, "install a newer vLLM, or use the adapter with the Hugging Face engine"
         )
 
 
@@ -188,8 +188,10 @@ def refusals() -> tuple[type[Exception], ...]:
     """
     from vllm import exceptions  # the module: which classes it has depends on the version
 
-    own = (getattr(exceptions, name, None) for name in ("VLLMClientError", "VLLMValidationError"))
-    return (ValueError, *(kind for kind in own if kind is not None))
+    classes = (
+        getattr(exceptions, name, None) for name in ("VLLMClientError", "VLLMValidationError")
+    )
+    return (ValueError, *(kind for kind in classes if kind is not None))
 
 
 def deaths() -> tuple[type[Exception], ...]:
@@ -198,13 +200,13 @@ def deaths() -> tuple[type[Exception], ...]:
     from vllm import exceptions
     from vllm.v1.engine import exceptions as engine_exceptions
 
-    own = (
+    classes = (
         getattr(exceptions, "VLLMServerError", None),
         engine_exceptions.EngineDeadError,
         engine_exceptions.EngineGenerateError,
     )
     return (
-        *(kind for kind in own if kind is not None),
+        *(kind for kind in classes if kind is not None),
         torch.OutOfMemoryError,
         torch.AcceleratorError,
     )
@@ -315,15 +317,18 @@ def engine_arguments(checkpoint: Checkpoint) -> dict[str, Any]:
         arguments["disable_log_stats"] = True
     if checkpoint.is_vision_model and not checkpoint.takes_images:
         arguments["limit_mm_per_prompt"] = {"image": 0, "video": 0}
-    given = {
+    overrides = {
         name: value for name, value in revealed(load.engine_kwargs).items() if name not in SETTINGS
     }
-    if takes_grammars(load) and "structured_outputs_config" in given:
-        given["structured_outputs_config"] = {**GRAMMARS, **given["structured_outputs_config"]}
+    if takes_grammars(load) and "structured_outputs_config" in overrides:
+        overrides["structured_outputs_config"] = {
+            **GRAMMARS,
+            **overrides["structured_outputs_config"],
+        }
     changed = corrections(checkpoint.config, installed_version() or LOWEST)
     if changed:
-        given["hf_overrides"] = with_corrections(changed, given.get("hf_overrides") or {})
-    return {**arguments, **given}
+        overrides["hf_overrides"] = with_corrections(changed, overrides.get("hf_overrides") or {})
+    return {**arguments, **overrides}
 
 
 GRAMMARS: Mapping[str, Any] = {"backend": "guidance"}

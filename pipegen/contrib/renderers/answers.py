@@ -152,7 +152,7 @@ def completion(wire: Wire, answer: Any, facts: Any) -> Completion:
     (read,) = taken(wire.from_wire(answer, ServerRequest(options=OPTIONS)))
     return Completion(
         token_ids=list(read.token_ids or ()),
-        logprobs=[one.logprob for one in read.logprobs or ()],
+        logprobs=[token.logprob for token in read.logprobs or ()],
         finish_reason=read.finish,
         routed_experts=experts(facts.get("routed_experts")),
         sampling_mask=facts.get("sampling_mask"),

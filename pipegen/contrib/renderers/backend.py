@@ -152,10 +152,10 @@ async def ask(
     `Generated`.
     """
     function: Any = backend.generate
-    taken = inspect.signature(function).parameters.values()
-    any_name = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken)
-    if "token_ids" in {one.name for one in taken} or any_name:
-        arguments = {one.name: getattr(prompt, one.name) for one in fields(prompt)}
+    parameters = inspect.signature(function).parameters.values()
+    any_name = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+    if "token_ids" in {parameter.name for parameter in parameters} or any_name:
+        arguments = {field.name: getattr(prompt, field.name) for field in fields(prompt)}
         arguments |= {
             "client": client,
             "prompt": prompt,
@@ -163,7 +163,11 @@ async def ask(
             "sampling_params": full_params(prompt),
         }
         if not any_name:
-            arguments = {one.name: arguments[one.name] for one in taken if one.name in arguments}
+            arguments = {
+                parameter.name: arguments[parameter.name]
+                for parameter in parameters
+                if parameter.name in arguments
+            }
         result = await function(**arguments)
     else:
         result = await function(client, prompt)

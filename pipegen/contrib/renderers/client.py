@@ -185,7 +185,7 @@ def content_parts(messages: Sequence[Any]) -> list[dict[str, str]]:
         for part in content
         if isinstance(part, Mapping)
     ]
-    return [found for part in parts if (found := _content_part(part)) is not None]
+    return [media for part in parts if (media := _content_part(part)) is not None]
 
 
 def _content_part(part: Mapping[str, Any]) -> dict[str, str] | None:

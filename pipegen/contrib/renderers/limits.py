@@ -72,7 +72,7 @@ class Limits:
                 break
         if not limits:
             return None
-        limit = min((found for found in limits if type(found) is int and found > 0), default=None)
+        limit = min((value for value in limits if type(value) is int and value > 0), default=None)
         self._known[key] = (self._clock(), limit)
         return limit
 

@@ -199,7 +199,11 @@ def generated(answer: Any, prompt: TokenPrompt) -> Generated:
 def _usage(counts: Sequence[Mapping[str, int]]) -> dict[str, Any]:
     """The token counts with the names of the OpenAI API."""
     prompt, cached = counts[0].get("prompt_tokens", 0), counts[0].get("cached_tokens")
-    made = sum(count.get("completion_tokens", 0) for count in counts)
+    completion = sum(count.get("completion_tokens", 0) for count in counts)
     details = {} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached}}
-    total = {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+    total = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
     return {**total, **details}

@@ -121,9 +121,9 @@ WORDS: Mapping[Finish, str] = {
 """How a result ended, in the words of servers."""
 
 
-def answer_of(result: GenerationResult, **known: Any) -> tuple[Answer, GenerationOptions]:
+def answer_of(result: GenerationResult, **more: Any) -> tuple[Answer, GenerationOptions]:
     """A result as an answer, and what it was asked: `max_new_tokens` as it was before the server
-    lowered it. `known` sets further fields of `Answer`.
+    lowered it. `more` sets further fields of `Answer`.
     """
     options = result.options
     if result.clipped_from is not None:
@@ -139,7 +139,7 @@ def answer_of(result: GenerationResult, **known: Any) -> tuple[Answer, Generatio
         "choices": len(result.completions),
         "called": bool(result.tool_calls),
     }
-    return Answer(**{**fields, **known}), options
+    return Answer(**{**fields, **more}), options
 
 
 def check_answer(answer: Answer, options: GenerationOptions) -> tuple[Finding, ...]:
@@ -155,20 +155,20 @@ def disobeyed(answer: Answer, options: GenerationOptions, server: str) -> Malfor
     findings = check_answer(answer, options)
     if not findings:
         return None
-    words = "; ".join(finding.words for finding in findings)
+    message = "; ".join(finding.words for finding in findings)
     return MalformedResponse(
-        f"the answer of {server} does not obey its request: {words}",
+        f"the answer of {server} does not obey its request: {message}",
         hint=findings[0].hint or HINTS[findings[0].kind],
     )
 
 
 def _count(answer: Answer, options: GenerationOptions) -> Finding | None:
-    wanted = options.samples or 1
-    if answer.choices is None or answer.choices == wanted:
+    samples = options.samples or 1
+    if answer.choices is None or answer.choices == samples:
         return None
     return Finding(
         "count",
-        f"{answer.choices} answers came, and {wanted} {'was' if wanted == 1 else 'were'} asked",
+        f"{answer.choices} answers came, and {samples} {'was' if samples == 1 else 'were'} asked",
     )
 
 
@@ -177,18 +177,18 @@ def _prompt(answer: Answer, options: GenerationOptions) -> Finding | None:
     if sent is None:
         return None
     if ran is not None and ran != sent:
-        place = next(
+        position = next(
             (
-                place
-                for place, (one, other) in enumerate(zip(sent, ran, strict=False))
-                if one != other
+                position
+                for position, (token, other) in enumerate(zip(sent, ran, strict=False))
+                if token != other
             ),
             min(len(sent), len(ran)),
         )
         return Finding(
             "prompt",
             f"the server ran a prompt of {len(ran)} tokens that differs from the {len(sent)} sent"
-            f" at token {place}",
+            f" at token {position}",
             CUT_PROMPT if len(ran) < len(sent) else "",
         )
     if count is not None and count != len(sent):
@@ -200,32 +200,32 @@ def _prompt(answer: Answer, options: GenerationOptions) -> Finding | None:
     return None
 
 
-def _made(answer: Answer) -> int | None:
+def _token_count(answer: Answer) -> int | None:
     return answer.token_count if answer.token_ids is None else len(answer.token_ids)
 
 
 def _length(answer: Answer, options: GenerationOptions) -> Finding | None:
-    made, least, most = _made(answer), options.min_new_tokens or 0, options.max_new_tokens
-    if made is None:
+    count, least, most = _token_count(answer), options.min_new_tokens or 0, options.max_new_tokens
+    if count is None:
         return None
-    if answer.token_ids and answer.token_count is not None and made != answer.token_count:
-        return Finding("length", f"{made} ids came, and the server counts {answer.token_count}")
-    if most is not None and made > most:
-        return Finding("length", f"{made} tokens came, and at most {most} were asked")
-    if 0 < made < least and answer.finish in ("stop", "length"):
+    if answer.token_ids and answer.token_count is not None and count != answer.token_count:
+        return Finding("length", f"{count} ids came, and the server counts {answer.token_count}")
+    if most is not None and count > most:
+        return Finding("length", f"{count} tokens came, and at most {most} were asked")
+    if 0 < count < least and answer.finish in ("stop", "length"):
         return Finding(
-            "length", f"the answer ended after {made} tokens, and at least {least} were asked"
+            "length", f"the answer ended after {count} tokens, and at least {least} were asked"
         )
     cut_early = (
         answer.finish == "length"
         and most is not None
         and answer.room is not None
-        and made < min(most, answer.room)
+        and count < min(most, answer.room)
     )
     if cut_early and not _ended(answer, options):
         return Finding(
             "length",
-            f"the answer was cut for its length after {made} tokens, and {most} were asked",
+            f"the answer was cut for its length after {count} tokens, and {most} were asked",
         )
     return None
 
@@ -264,8 +264,10 @@ def _text(answer: Answer, options: GenerationOptions) -> Finding | None:
     if text is None or spelled is None:
         return None
     # half a character at the end may be held back
-    shown, whole = text.rstrip("\ufffd"), spelled.rstrip("\ufffd")
-    alike = shown in (whole, whole.removeprefix(" ")) or (answer.stops and whole.startswith(shown))
+    shown, expected = text.rstrip("\ufffd"), spelled.rstrip("\ufffd")
+    alike = shown in (expected, expected.removeprefix(" ")) or (
+        answer.stops and expected.startswith(shown)
+    )
     if text == spelled or (alike and not answer.exact):
         return None
     return Finding("text", f"the text {text!r:.80} is not that of its ids, {spelled!r:.80}")
@@ -297,11 +299,11 @@ def _form(answer: Answer, options: GenerationOptions) -> Finding | None:
         else 0
     )
     if spaces >= max(_SPACES, len(answer.text) / 2):
-        words = (
+        message = (
             f"the JSON ran into white space until its length ended it: {spaces} of"
             f" {len(answer.text)} characters"
         )
-        return Finding("form", words, _NO_SPACES)
+        return Finding("form", message, _NO_SPACES)
     return None
 
 
@@ -333,12 +335,14 @@ def wrong_form(
     if form.choice is not None:
         strip = str.strip if stripped else str
         # a first space may not be shown
-        texts = [strip(one) for choice in form.choice for one in (choice, choice.removeprefix(" "))]
-        right = text in texts or (not complete and any(one.startswith(text) for one in texts))
+        texts = [
+            strip(string) for choice in form.choice for string in (choice, choice.removeprefix(" "))
+        ]
+        right = text in texts or (not complete and any(string.startswith(text) for string in texts))
         return "" if right else f"{text!r:.80} is none of the {len(form.choice)} choices"
     if form.regex is not None:
         # a first space may not be shown
-        tries = [matches(form.regex, one, cut=not complete) for one in (text, f" {text}")]
+        tries = [matches(form.regex, string, cut=not complete) for string in (text, f" {text}")]
         return (
             ""
             if stripped or any(tries) or None in tries
@@ -349,9 +353,11 @@ def wrong_form(
     try:
         value = json.loads(text, parse_constant=_no_constant)
     except json.JSONDecodeError as refusal:
-        begun = not complete and _begins_json(text, refusal)
+        may_go_on = not complete and _begins_json(text, refusal)
         return (
-            "" if begun else f"{text!r:.80} is not JSON: {refusal.msg} at character {refusal.pos}"
+            ""
+            if may_go_on
+            else f"{text!r:.80} is not JSON: {refusal.msg} at character {refusal.pos}"
         )
     except (ValueError, RecursionError) as refusal:
         # a number of thousands of digits, or nested too deeply to be read

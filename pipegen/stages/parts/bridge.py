@@ -116,7 +116,11 @@ def form_of(messages: Sequence[Message], tools: bool) -> Form:
 def sentinel_for(texts: Sequence[str]) -> str:
     """Words that are in none of the texts."""
     word, joined = _SENTINELS[0], "\0".join(texts)
-    return next(one for one in (word + "j" * count for count in range(99)) if one not in joined)
+    return next(
+        sentinel
+        for sentinel in (word + "j" * count for count in range(99))
+        if sentinel not in joined
+    )
 
 
 def history_of(
@@ -131,13 +135,13 @@ def history_of(
 
 def _calls_for(new: Sequence[Message]) -> tuple[tuple[str, str], ...]:
     """The ids and names of the calls whose results begin the new messages."""
-    found: list[tuple[str, str]] = []
+    calls: list[tuple[str, str]] = []
     for message in new:
         if message.role != "tool":
             break
-        number, name = (message.extras.get(key) for key in ("tool_call_id", "name"))
-        found.append((str(number or f"call{len(found):05d}"), str(name or "probe")))
-    return tuple(found)
+        call_id, name = (message.extras.get(key) for key in ("tool_call_id", "name"))
+        calls.append((str(call_id or f"call{len(calls):05d}"), str(name or "probe")))
+    return tuple(calls)
 
 
 def _answer(sentinel: str, kind: Kind, calls: Sequence[tuple[str, str]]) -> Message:
@@ -146,14 +150,14 @@ def _answer(sentinel: str, kind: Kind, calls: Sequence[tuple[str, str]]) -> Mess
     last = len(calls) - 1
     entries = [
         {
-            "id": number,
+            "id": call_id,
             "type": "function",
             "function": {
                 "name": name,
-                "arguments": {"probe": sentinel if place == last else "none"},
+                "arguments": {"probe": sentinel if index == last else "none"},
             },
         }
-        for place, (number, name) in enumerate(calls)
+        for index, (call_id, name) in enumerate(calls)
     ]
     return Message(role="assistant", content="", extras=freeze({"tool_calls": entries}))
 
@@ -201,15 +205,15 @@ def _shape(
         failed = next((slot.failure() for slot in after if not is_ok(slot)), None)
         written = {slot.unwrap() for slot in after if is_ok(slot)}
         if failed is None and len(written) == 1:
-            ended = sorted({slot.unwrap() for slot in ends if is_ok(slot)})
-            return Success(_Shape(kind, tuple(ended)))
-        words = (
+            endings = sorted({slot.unwrap() for slot in ends if is_ok(slot)})
+            return Success(_Shape(kind, tuple(endings)))
+        message = (
             "the chat template has no bridge to such a turn: what it writes after an answer depends"
             " on the answer, or on the turns before it"
             if failed is None
             else f"the chat template has no bridge to such a turn: {failed.message}"
         )
-        error = TemplateFailed(words, hint=_ADVICE)
+        error = TemplateFailed(message, hint=_ADVICE)
     return Failure(error)
 
 
@@ -223,11 +227,11 @@ def _earlier(form: Form) -> tuple[tuple[Message, ...], ...]:
 
 def _probes(form: Form) -> tuple[Message, ...]:
     messages = []
-    for place, (role, has_images) in enumerate(form.roles):
-        content: Any = f"probe words {place}"
+    for index, (role, has_images) in enumerate(form.roles):
+        content: Any = f"probe words {index}"
         if has_images:
             content = [{"type": "image"}, {"type": "text", "text": content}]
-        extras = {"tool_call_id": f"call{place:05d}", "name": "probe"} if role == "tool" else {}
+        extras = {"tool_call_id": f"call{index:05d}", "name": "probe"} if role == "tool" else {}
         messages.append(Message(role=role, content=content, extras=freeze(extras)))
     return tuple(messages)
 
@@ -337,10 +341,12 @@ def bridged(
             **more,
         }
     )
-    found = _shape(renderer, chat.template, variables, probed, form_of(new, bool(request.tools)))
-    if not is_ok(found):
-        return Failure(found.failure())
-    shape = found.unwrap()
+    shape_slot = _shape(
+        renderer, chat.template, variables, probed, form_of(new, bool(request.tools))
+    )
+    if not is_ok(shape_slot):
+        return Failure(shape_slot.failure())
+    shape = shape_slot.unwrap()
     sentinel = sentinel_for([str(plain_messages(new)), str(request.tools)])
     short = render(history_of(new, sentinel, shape.kind, _calls_of(answer, new)))
 
@@ -352,9 +358,11 @@ def bridged(
         tokens = rendered.control or control()
         start, anchor = _begins(after, shape, continues.token_ids[-1:], tokens)
         text = after[start:]
-        made = rendered.rewritten(lambda whole: anchor + whole[len(whole) - len(text) :])
+        bridge = rendered.rewritten(
+            lambda full_text: anchor + full_text[len(full_text) - len(text) :]
+        )
         differs = continues.render_differs or _differs(
-            render, answer, new, continues, (made.text or "")[len(anchor) :], tokenizer
+            render, answer, new, continues, (bridge.text or "")[len(anchor) :], tokenizer
         )
         before = Before(
             token_ids=continues.before,
@@ -365,7 +373,7 @@ def bridged(
             lead=0 if anchor else len(tokens.pieces(text, at_most=1)[0]),
             render_differs=differs,
         )
-        return Success(altered(made, request=request, before=before))
+        return Success(altered(bridge, request=request, before=before))
 
     return short.bind(cut)
 
@@ -388,9 +396,9 @@ def _begins(
         return (end, pieces[1]) if (control.ids[pieces[1]],) == last else (0, "")
     closing = [token for text in shape.ends[:1] for token in control.pieces(text)[1::2]]
     written = [token for token in closing if token in after]
-    ended = next((token for token in closing if (control.ids[token],) == last), None)
-    if ended is not None and written:
-        token = ended if ended in written else written[-1]
+    end_token = next((token for token in closing if (control.ids[token],) == last), None)
+    if end_token is not None and written:
+        token = end_token if end_token in written else written[-1]
         return after.index(token) + len(token), token
     if written:
         return after.index(written[-1]), ""
@@ -407,7 +415,7 @@ def _calls_of(answer: Message, new: Sequence[Message]) -> tuple[tuple[str, str],
         if isinstance(function, Mapping):
             named[str(call.get("id"))] = str(function.get("name"))
     of_results = _calls_for(new)
-    if named and all(number in named for number, _ in of_results):
+    if named and all(call_id in named for call_id, _ in of_results):
         return tuple(named.items())
     return of_results
 
@@ -424,11 +432,11 @@ def _differs(
     tokenizer would encode the answer in another way.
     """
     user = Message(role="user", content="Hello there")
-    prompt, whole = render((user,)), render((user, read_arguments(answer), *new))
+    prompt, rendered = render((user,)), render((user, read_arguments(answer), *new))
     written = of_tokenizer(tokenizer.decode, continues.token_ids)
-    if not is_ok(prompt) or not is_ok(whole):
+    if not is_ok(prompt) or not is_ok(rendered):
         return True
-    if (prompt.unwrap().text or "") + written + text != whole.unwrap().text:
+    if (prompt.unwrap().text or "") + written + text != rendered.unwrap().text:
         return True
     return of_tokenizer(tokenizer.encode, written) != continues.token_ids
 

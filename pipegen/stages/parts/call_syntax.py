@@ -94,7 +94,10 @@ class Writer(NamedTuple):
     ) -> str | None:
         slot = call_template(
             self.renderer,
-            [shape_content(one, self.renderer, self.template, self.probed) for one in messages],
+            [
+                shape_content(message, self.renderer, self.template, self.probed)
+                for message in messages
+            ],
             tools=tools,
             template=self.template,
             variables={
@@ -165,11 +168,11 @@ class Syntax(NamedTuple):
     """For tagged values: what follows the name where there are no arguments."""
 
 
-def _call(number: int, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _call(index: int, arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "id": _IDS[number],
+        "id": _IDS[index],
         "type": "function",
-        "function": {"name": _NAMES[number], "arguments": dict(arguments)},
+        "function": {"name": _NAMES[index], "arguments": dict(arguments)},
     }
 
 
@@ -202,8 +205,8 @@ def syntax_of(writer: Writer) -> Slot[Syntax]:
     def written(*calls: Mapping[str, Any], content: str = "") -> str | None:
         return writer.write([USER, said(content, *calls)], TOOLS, opens=False)
 
-    one = written(_call(0, ARGUMENTS))
-    if one is None or any(word not in one for word in (NAME, _VALUES[0])):
+    single = written(_call(0, ARGUMENTS))
+    if single is None or any(word not in single for word in (NAME, _VALUES[0])):
         return Failure(TemplateFailed("the chat template does not write the name of a call"))
     plain = written(content=WORDS) or ""
     head, _, end = plain.rpartition(WORDS)
@@ -211,18 +214,18 @@ def syntax_of(writer: Writer) -> Slot[Syntax]:
     prompt = writer.write([USER], TOOLS, opens=True) or ""
     starts = [worded.partition(WORDS)[0] if worded and WORDS in worded else "", prompt, head]
     start = max(
-        (text for text in starts if one.startswith(text) and NAME in one[len(text) :]),
+        (text for text in starts if single.startswith(text) and NAME in single[len(text) :]),
         key=len,
         default="",
     )
-    start = start or _TAG_BEGUN.sub("", _common(one, prompt))
+    start = start or _TAG_BEGUN.sub("", _common(single, prompt))
     thought = thought_before_call(writer)
-    opening = one[len(start) :].partition(NAME)[0].lstrip()
+    opening = single[len(start) :].partition(NAME)[0].lstrip()
     if thought is not None and not thought.closing.endswith(opening):
         # an empty thought is no part of the call
         shared = _common(opening[::-1], thought.closing[::-1])[::-1]
-        start = one[: one.index(NAME, len(start)) - len(shared)] if shared.strip() else start
-    body = one[len(start) :]
+        start = single[: single.index(NAME, len(start)) - len(shared)] if shared.strip() else start
+    body = single[len(start) :]
     if body.count(NAME) != 1:
         return Failure(TemplateFailed("the chat template does not write the name of a call once"))
     parts = [("name", body.index(NAME), len(NAME))]
@@ -240,7 +243,7 @@ def syntax_of(writer: Writer) -> Slot[Syntax]:
             TemplateFailed("the chat template writes the arguments in a form of its own")
         )
     parts.sort(key=lambda part: part[1])
-    edges = [(place, place + size) for _, place, size in parts]
+    edges = [(offset, offset + size) for _, offset, size in parts]
     literals = [body[stop:begin] for (_, stop), (begin, _) in itertools.pairwise(edges)]
     if not body[: edges[0][0]].strip():
         return Failure(TemplateFailed("the chat template writes nothing before the name of a call"))
@@ -255,18 +258,18 @@ def syntax_of(writer: Writer) -> Slot[Syntax]:
         empty_tail = none.rpartition(NAME)[2] if NAME in none else ""
     pair = written(_call(0, ARGUMENTS), _call(1, {_KEYS[0]: _VALUES[1]}))
     between = None
-    if pair is not None and pair.startswith(one[: len(start) + edges[-1][1]]):
+    if pair is not None and pair.startswith(single[: len(start) + edges[-1][1]]):
         more = pair[len(start) + edges[-1][1] :]
         begins = {"name": _NAMES[1], "id": _IDS[1]}.get(parts[0][0], "")
         between = more[: more.index(begins)] if begins and begins in more else None
     opening = body[: edges[0][0]].lstrip()
-    until = one[: len(start) + edges[0][0] - len(opening)]
-    begun = next((text for text in (prompt, head) if text and until.startswith(text)), None)
+    until = single[: len(start) + edges[0][0] - len(opening)]
+    before = next((text for text in (prompt, head) if text and until.startswith(text)), None)
     glue = (worded or "").partition(WORDS)[2].partition(opening)[0]
     return Success(
         Syntax(
             open=opening,
-            ahead=None if begun is None else one[len(begun) : len(start) + body.index(NAME)],
+            ahead=None if before is None else single[len(before) : len(start) + body.index(NAME)],
             behind=body[body.index(NAME) + len(NAME) :],
             glue="" if glue.strip() else glue,
             holes=tuple(kind for kind, _, _ in parts),
@@ -275,7 +278,7 @@ def syntax_of(writer: Writer) -> Slot[Syntax]:
             tail=tail,
             end=_end_of(tail, end),
             tags=tags,
-            lead=start[len(begun) :] if begun and start.startswith(begun) else "",
+            lead=start[len(before) :] if before and start.startswith(before) else "",
             empty_tail=empty_tail,
         )
     )
@@ -300,8 +303,8 @@ def thoughts_in(
     """How the template writes a thought into this answer, in which `following` comes after it."""
     prompt = writer.write([USER], tools, opens=True) or ""
     for field in _THOUGHT_FIELDS:
-        whole = writer.write([USER, {**message, field: THOUGHT}], tools, opens=False) or ""
-        head, thought, rest = whole.partition(THOUGHT)
+        text = writer.write([USER, {**message, field: THOUGHT}], tools, opens=False) or ""
+        head, thought, rest = text.partition(THOUGHT)
         closing, there, behind = rest.partition(following)
         if not thought or not there:
             continue
@@ -320,10 +323,10 @@ def thought_before_call(writer: Writer) -> ThoughtIn | None:
     return next(thoughts_in(writer, message, NAME, TOOLS), None)
 
 
-def _common(one: str, other: str) -> str:
+def _common(first: str, second: str) -> str:
     """What both texts begin with."""
-    places = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
-    return one[: sum(1 for _ in places)]
+    places = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+    return first[: sum(1 for _ in places)]
 
 
 def _end_of(tail: str, end: str) -> str:
@@ -344,23 +347,23 @@ def _end_of(tail: str, end: str) -> str:
 def arguments_in(text: str) -> tuple[str, int, int] | None:
     """Where the arguments are, as JSON or as JSON in a JSON string."""
     for kind, sign in (("json", "{"), ("text", '"')):
-        place = text.find(sign)
-        while place >= 0:
-            value, stop = json_at(text, place)
+        start = text.find(sign)
+        while start >= 0:
+            value, stop = json_at(text, start)
             if (kind == "text" and isinstance(value, str) and loads(value) == ARGUMENTS) or (
                 value == ARGUMENTS
             ):
-                return kind, place, stop - place
-            place = text.find(sign, place + 1)
+                return kind, start, stop - start
+            start = text.find(sign, start + 1)
     return None
 
 
-def json_at(text: str, place: int) -> tuple[Any, int]:
+def json_at(text: str, start: int) -> tuple[Any, int]:
     """The JSON at this place, and where it ends; None, and the place, where there is none."""
     try:
-        return json.JSONDecoder().raw_decode(text, place)
+        return json.JSONDecoder().raw_decode(text, start)
     except (ValueError, RecursionError):
-        return None, place
+        return None, start
 
 
 def loads(text: str) -> Any:

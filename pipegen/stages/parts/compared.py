@@ -84,21 +84,25 @@ class Compared(NamedTuple):
         """The text that holds none of the characters."""
         return Compared(
             *(
-                frozenset(text for text in texts if not any(one in text for one in characters))
+                frozenset(
+                    text for text in texts if not any(character in text for character in characters)
+                )
                 for texts in self
             )
         )
 
-    def found_in(self, words: Collection[str]) -> frozenset[str]:
+    def found_in(self, texts: Collection[str]) -> frozenset[str]:
         """The text that the words hold; pieces of it may lie in words that follow one another."""
         longest = max(map(len, self.alone), default=0) + 20
-        joined = "".join(words).casefold() if self.parts else ""
-        whole = (
-            {text.strip().casefold() for text in words if len(text) <= longest}
+        joined = "".join(texts).casefold() if self.parts else ""
+        stripped = (
+            {text.strip().casefold() for text in texts if len(text) <= longest}
             if self.alone
             else ()
         )
-        return self.alone.intersection(whole).union(text for text in self.parts if text in joined)
+        return self.alone.intersection(stripped).union(
+            text for text in self.parts if text in joined
+        )
 
 
 @functools.lru_cache(maxsize=64)
@@ -155,8 +159,8 @@ class _Reading:
         """
         for call in tree.find_all(nodes.Call):
             self._note_arguments(call)
-        for one in tree.find_all(nodes.Assign):
-            self._note_all(one.target, one.node)
+        for assignment in tree.find_all(nodes.Assign):
+            self._note_all(assignment.target, assignment.node)
         for loop in tree.find_all(nodes.For):
             names = self._note_all(loop.target, loop.iter)
             self.looped.update(() if isinstance(loop.iter, nodes.Name) else names)
@@ -165,8 +169,8 @@ class _Reading:
         from jinja2 import nodes
 
         names = [
-            self._name(one)
-            for one in (target.items if isinstance(target, nodes.Tuple) else [target])
+            self._name(node)
+            for node in (target.items if isinstance(target, nodes.Tuple) else [target])
         ]
         for name in names:
             self._note(name, value)
@@ -177,8 +181,8 @@ class _Reading:
 
         self.values.setdefault(name, []).append(value)
         if isinstance(value, nodes.Call):
-            for own in value.kwargs:  # those of `namespace(...)`
-                self.values.setdefault(f"{name}.{own.key}", []).append(own.value)
+            for keyword in value.kwargs:  # those of `namespace(...)`
+                self.values.setdefault(f"{name}.{keyword.key}", []).append(keyword.value)
 
     def _note_arguments(self, call: nodes.Call) -> None:
         """The arguments of a macro are what it is called with."""
@@ -256,10 +260,10 @@ class _Reading:
 
         alone, parts = set[str](), set[str]()
         for node in self.tree.find_all(nodes.Compare):
-            sides = [node.expr, *(one.expr for one in node.ops)]
+            sides = [node.expr, *(operand.expr for operand in node.ops)]
             looks_within = node.ops[0].op in ("in", "notin") and any(self.literals(node.expr))
-            found = alone if not looks_within and all(map(self.is_entry, sides)) else parts
-            found.update(text for side in sides for text in self.literals(side))
+            group = alone if not looks_within and all(map(self.is_entry, sides)) else parts
+            group.update(text for side in sides for text in self.literals(side))
         for table in self.tree.find_all(nodes.Dict):
             alone.update(text for pair in table.items for text in self.literals(pair.key))
         within = [argument for test in self.tree.find_all(nodes.Test) for argument in test.args]

@@ -88,9 +88,13 @@ def _edges(tokens: immutabledict[str, int]) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=64)
 def _letters(tokens: immutabledict[str, int]) -> frozenset[str]:
-    own = {character for token in tokens for character in token.strip(_BLANK) or token}
+    characters = {character for token in tokens for character in token.strip(_BLANK) or token}
     return _with_variants(
-        {form for character in own for form in (character, *character.lower(), *character.upper())}
+        {
+            form
+            for character in characters
+            for form in (character, *character.lower(), *character.upper())
+        }
     )
 
 
@@ -166,8 +170,8 @@ class ControlTokens:
 
     def found_in(self, text: str) -> tuple[int, str] | None:
         """The index and the text of the first control token; None if there is none."""
-        found = _pattern(self.ids).search(text)
-        return (found.start(), found.group()) if found else None
+        match = _pattern(self.ids).search(text)
+        return (match.start(), match.group()) if match else None
 
     def pieces(self, text: str, *, at_most: int = 0) -> list[str]:
         """The text cut at its control tokens: text, token, text, token, ..., text. With `at_most`,
@@ -194,22 +198,24 @@ def control_tokens(tokenizer: Tokenizer, written: str, images: str = "") -> Cont
         images.split("\0"),
     )
     unknown = {
-        number for character in _UNUSUAL for number in of_tokenizer(tokenizer.encode, character)
+        token_id for character in _UNUSUAL for token_id in of_tokenizer(tokenizer.encode, character)
     }
 
-    def steers(token: str, number: int) -> bool:
-        if number in unknown or _BYTE.fullmatch(token):
+    def steers(token: str, token_id: int) -> bool:
+        if token_id in unknown or _BYTE.fullmatch(token):
             return False
         if token in special or _SHAPES.fullmatch(token):
             return True
         return bool(token.strip(_BLANK)) and (token in written or token in of_images)
 
     ids = {
-        token: number
-        for token, number in {**added, **special}.items()
-        if token and steers(token, number)
+        token: token_id
+        for token, token_id in {**added, **special}.items()
+        if token and steers(token, token_id)
     }
     return ControlTokens(
         ids=ids,
-        ordinary={token: number for token, number in added.items() if token and token not in ids},
+        ordinary={
+            token: token_id for token, token_id in added.items() if token and token not in ids
+        },
     )

@@ -50,9 +50,9 @@ class Detokenizer:
     def feed(self, token_id: int) -> str:
         """The characters that this token completes."""
         if self._complete and self._complete == len(self._window):
-            known = _after(self._tokenizer, self._window[-1], token_id)
-            if known:
-                return self._follow(token_id, known)
+            text_after = _after(self._tokenizer, self._window[-1], token_id)
+            if text_after:
+                return self._follow(token_id, text_after)
         self._window.append(token_id)
         text = self._text()
         sure = len(text.rstrip(REPLACEMENT))
@@ -184,10 +184,10 @@ def _alone(tokenizer: Tokenizer, token_id: int) -> str:
 def _after(tokenizer: Tokenizer, before: int, token_id: int) -> str:
     """What a token adds to the text after another one, if both are whole characters; else empty."""
     first, both = _alone(tokenizer, before), of_tokenizer(tokenizer.decode, (before, token_id))
-    whole = (
+    is_complete = (
         first and both.startswith(first) and REPLACEMENT not in both + _alone(tokenizer, token_id)
     )
-    return both[len(first) :] if whole else ""
+    return both[len(first) :] if is_complete else ""
 
 
 def ids_behind(tokenizer: Tokenizer, text: str, *, after: str = "") -> tuple[int, ...]:
@@ -199,7 +199,7 @@ def ids_behind(tokenizer: Tokenizer, text: str, *, after: str = "") -> tuple[int
     ((97, 260), (97,))
     """
     for word in (after,) if after else ("x", ".", "1"):
-        alone, both = (of_tokenizer(tokenizer.encode, one) for one in (word, word + text))
+        alone, both = (of_tokenizer(tokenizer.encode, string) for string in (word, word + text))
         if both[: len(alone)] == alone:
             return tuple(both[len(alone) :])
     return tuple(of_tokenizer(tokenizer.encode, text))

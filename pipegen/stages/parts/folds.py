@@ -62,7 +62,7 @@ class EndPlan:
         """The place of the first id that ends a row, of those from `start` to `end`."""
         if self.ending.isdisjoint(ids):
             return None
-        return next((place for place in range(start, end) if ids[place] in self.ending), None)
+        return next((index for index in range(start, end) if ids[index] in self.ending), None)
 
 
 def plan_of(
@@ -94,7 +94,7 @@ def _plan(
     special, stops = tokenizer.special_tokens, stop.stop or ()
     ids: dict[int, tuple[Finish, str | int | None]] = {}
     ids |= dict.fromkeys(() if stop.ignore_eos else eos_token_ids, (Finish.EOS, None))
-    ids |= {number: (Finish.STOP_TOKEN, number) for number in stop.stop_token_ids or ()}
+    ids |= {token_id: (Finish.STOP_TOKEN, token_id) for token_id in stop.stop_token_ids or ()}
     ids |= {special[text]: (Finish.STOP_TOKEN, text) for text in stops if text in special}
     others = [text for text in stops if text not in special]
     raw = tuple(text for text in others if any(token in text for token in special))
@@ -125,7 +125,9 @@ def ending_ids(
     (0, 257, 258)
     """
     ids = plan_of(options, tokenizer, eos_token_ids).ids
-    return tuple(sorted(number for number in ids if vocab_size is None or number < vocab_size))
+    return tuple(
+        sorted(token_id for token_id in ids if vocab_size is None or token_id < vocab_size)
+    )
 
 
 def text_offset(raw_offset: int, text_ends: Sequence[int], raw_ends: Sequence[int]) -> int:
@@ -240,8 +242,8 @@ class TextFold:
             else:
                 length -= len(self._stops.held)
         if self._raw_stops is not None:
-            place = stop, length, start + len(text)
-            stop, length = self._earlier(self._raw_stops, place, raw, counts=counts)
+            position = stop, length, start + len(text)
+            stop, length = self._earlier(self._raw_stops, position, raw, counts=counts)
         if stop is not None:
             self.finish, self.stop = Finish.STOP_STRING, stop
         elif self.watched:
@@ -266,12 +268,12 @@ class TextFold:
         return shown if self._stripper is None else self._stripper.feed(shown)
 
     def _earlier(
-        self, stops: StopScanner, place: tuple[str | None, int, int], raw: str, *, counts: bool
+        self, stops: StopScanner, position: tuple[str | None, int, int], raw: str, *, counts: bool
     ) -> tuple[str | None, int]:
         """The stop that completes first in text and raw text, and how much of the text is final,
         given both for the text alone, with its length; of two that complete together, the longer
         one."""
-        (stop, length, text_end), start = place, self._raw_ends[-1]
+        (stop, length, text_end), start = position, self._raw_ends[-1]
         self._text_ends.append(text_end)
         self._raw_ends.append(start + len(raw))
         scan = stops.feed(raw, counts=counts)
@@ -452,8 +454,8 @@ class TokenFold(TextFold):
         """Read so many characters of the stored tokens: a stop may still need them. For the next
         token's context, the last token that was read will do."""
         pieces: list[str] = []
-        for place in range(len(self.token_ids) - 1, self._read - 1, -1):
-            pieces.append(self.stop_safe[self.token_ids[place]])
+        for index in range(len(self.token_ids) - 1, self._read - 1, -1):
+            pieces.append(self.stop_safe[self.token_ids[index]])
             missing -= len(pieces[-1])
             if missing <= 0:  # a stop that began before these would be complete within them
                 break
@@ -462,9 +464,9 @@ class TokenFold(TextFold):
 
     def _fail(self, raised: Exception) -> str:
         seen = report(raised)
-        words = f"the generated ids cannot be decoded: {seen.words}"
+        message = f"the generated ids cannot be decoded: {seen.words}"
         self.stop_safe, self.finish = NONE, Finish.ABORTED
-        self.failure = StageFailed(words, stage="decode", incident=seen.incident)
+        self.failure = StageFailed(message, stage="decode", incident=seen.incident)
         return ""
 
 

@@ -94,21 +94,21 @@ def call_form(
     if chosen != "required":
         tools = {name: schema for name, schema in tools.items() if name == chosen}
     if chosen in _OF_SERVERS and not tools:
-        words, hint = _OF_SERVERS[chosen]
-        return Failure(InvalidRequest(words, hint=hint))
+        text, hint = _OF_SERVERS[chosen]
+        return Failure(InvalidRequest(text, hint=hint))
     if not tools or request.messages is None:
-        words = "a request with messages and tools" if chosen == "required" else "its tool"
+        text = "a request with messages and tools" if chosen == "required" else "its tool"
         return Failure(
             InvalidRequest(
-                f"tool_choice={chosen!r:.80} takes {words}, and this request has none",
+                f"tool_choice={chosen!r:.80} takes {text}, and this request has none",
                 hint="give the tools with the request",
             )
         )
     slot = call_texts(writer_of(renderer, options.chat or ChatTemplateOptions()), control)
     if not is_ok(slot):
-        words = f"a tool call cannot be forced: {slot.failure().message}"
+        text = f"a tool call cannot be forced: {slot.failure().message}"
         hint = "leave tool_choice out: calls are read as the model writes them"
-        return Failure(UnsupportedOption(words, option="tool_choice", hint=hint))
+        return Failure(UnsupportedOption(text, option="tool_choice", hint=hint))
     texts = slot.unwrap()
     return Success(
         CallForm(
@@ -135,27 +135,27 @@ def call_texts(writer: Writer, control: ControlTokens | None = None) -> Slot[Cal
     if control is not None:
         called = call_after_thought(writer, control)
         if called is None:
-            words = "the chat template does not write a thought before a call, with an end token"
-            return Failure(TemplateFailed(words))
+            message = "the chat template does not write a thought before a call, with an end token"
+            return Failure(TemplateFailed(message))
         thought, behind = called
         ahead, after = thought.bridge, thought.end
         begins = f"{thought.opens}{THOUGHT}{thought.closes}{thought.end}"
-    kind, place, size = arguments_in(behind) or ("", 0, 0)
+    kind, start, size = arguments_in(behind) or ("", 0, 0)
     if kind != "json":
         return Failure(TemplateFailed("the chat template does not write arguments as JSON"))
     if ahead is None:
-        words = "the chat template begins an answer that is a call otherwise than its prompts end"
-        return Failure(TemplateFailed(words))
-    between, closes = behind[:place], behind[place + size :].removesuffix(syntax.end)
+        message = "the chat template begins an answer that is a call otherwise than its prompts end"
+        return Failure(TemplateFailed(message))
+    between, closes = behind[:start], behind[start + size :].removesuffix(syntax.end)
     answer = f"{begins}{ahead}{NAME}{behind.removesuffix(syntax.end)}"
     read = read_calls(answer, syntax.end.strip(), TOOLS, writer)
     functions = [call["function"] for call in read.calls]
-    known = [(one["name"], loads(one["arguments"])) for one in functions]
-    if known == [(NAME, ARGUMENTS)] and f"{begins}{ahead}".startswith(read.content or ""):
+    calls = [(function["name"], loads(function["arguments"])) for function in functions]
+    if calls == [(NAME, ARGUMENTS)] and f"{begins}{ahead}".startswith(read.content or ""):
         opens, between, closes = (text.replace(ID, FIRST_ID) for text in (ahead, between, closes))
         return Success(CallTexts(opens, between, closes, after))
-    words = "a call in the form that the chat template writes is not read back from its text"
-    return Failure(TemplateFailed(words))
+    message = "a call in the form that the chat template writes is not read back from its text"
+    return Failure(TemplateFailed(message))
 
 
 def _tool(tool: Any) -> tuple[str, Any]:

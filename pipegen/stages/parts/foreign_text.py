@@ -135,7 +135,7 @@ _SIGNS = ("\\", "%", "&#")
 def _spelled(text: str) -> frozenset[str]:
     """The characters that the text spells in others, in lower case."""
     return (
-        frozenset(found.group() for found in _SPELLED.finditer(text.lower()))
+        frozenset(match.group() for match in _SPELLED.finditer(text.lower()))
         if any(sign in text for sign in _SIGNS)
         else frozenset()
     )
@@ -161,10 +161,10 @@ def choose_marks(characters: Iterable[str], avoid: Iterable[str]) -> Marks | Non
     if not texts:
         return _first_marks(frozenset(characters))
     joined = "\0".join(texts)
-    taken, spelled = frozenset(joined), _spelled(joined)
+    used, spelled = frozenset(joined), _spelled(joined)
     return _marks(
         frozenset(characters),
-        (mark for mark in _free() if mark not in taken and spelled.isdisjoint(_spellings(mark))),
+        (mark for mark in _free() if mark not in used and spelled.isdisjoint(_spellings(mark))),
     )
 
 
@@ -190,14 +190,14 @@ def foreign_strings(conversation: Conversation, trust: Collection[str]) -> list[
     """Every foreign string with its path. `trust` has the roles that are not foreign, and "tools"
     or "template_kwargs" if those are not.
     """
-    found: list[tuple[str, str]] = []
+    strings: list[tuple[str, str]] = []
 
     def note(text: str, path: str) -> str:
-        found.append((path, text))
+        strings.append((path, text))
         return text
 
     rewrite_foreign(conversation, trust, note)
-    return found
+    return strings
 
 
 def trusted_part(conversation: Conversation, trust: Collection[str]) -> Conversation:

@@ -61,16 +61,16 @@ _OUTER = re.compile(r"messages\[\d+\](\.tool_calls\[\d+\])?|template_kwargs\.doc
 _SETTING = re.compile(r"template_kwargs\.(?!documents\b).*", re.DOTALL)
 
 
-def is_structure(text: str, place: str, known: frozenset[str]) -> bool:
+def is_structure(text: str, path: str, known: frozenset[str]) -> bool:
     """Whether the text is no words of anybody's: the name of an entry, a type of JSON Schema, or a
     setting of the template (one of its `known` words).
     """
-    if text in _NAMES and _ENTRIES.fullmatch(place) is not None:
+    if text in _NAMES and _ENTRIES.fullmatch(path) is not None:
         return True
-    if text.lower() in _TYPES and _TYPED.fullmatch(place) is not None:
+    if text.lower() in _TYPES and _TYPED.fullmatch(path) is not None:
         return True
     return (
-        text.lower() in known and (_SETTING.fullmatch(place) or _OUTER.fullmatch(place)) is not None
+        text.lower() in known and (_SETTING.fullmatch(path) or _OUTER.fullmatch(path)) is not None
     )
 
 
@@ -86,14 +86,14 @@ def marker(
     """
     edges = marks.only(control.edges)
 
-    def is_kept(text: str, place: str) -> bool:
-        if is_structure(text, place, known):
+    def is_kept(text: str, path: str) -> bool:
+        if is_structure(text, path, known):
             return True
         if text.lower() not in known or text.strip().casefold() in sought:
             return False
-        return not (control.has_name(text) if _ENTRIES.fullmatch(place) else control.has_part(text))
+        return not (control.has_name(text) if _ENTRIES.fullmatch(path) else control.has_part(text))
 
-    return lambda text, place: (edges if is_kept(text, place) else marks).mark(text)
+    return lambda text, path: (edges if is_kept(text, path) else marks).mark(text)
 
 
 def chosen_render(
@@ -113,29 +113,29 @@ def chosen_render(
     hidden = write(rewrite_foreign(shaped, trust, mark))
     plain = write(shaped)
     if not is_ok(hidden):
-        words = (
+        message = (
             "the chat template fails if the characters of control tokens in this content are"
             " replaced, so pipegen cannot guard it"
         )
-        return Failure(InvalidRequest(words, hint=ALLOW) if is_ok(plain) else plain.failure())
+        return Failure(InvalidRequest(message, hint=ALLOW) if is_ok(plain) else plain.failure())
     marked = hidden.unwrap()
     if is_ok(plain) and plain.unwrap() == marks.put_back(marked):
         return Success(
             (plain.unwrap(), Marks()) if hides_nothing(marked, marks, control) else (marked, marks)
         )
     zeros = write(
-        rewrite_foreign(shaped, trust, lambda text, place: marks.harmless(mark(text, place)))
+        rewrite_foreign(shaped, trust, lambda text, path: marks.harmless(mark(text, path)))
     )
     harmless = zeros.unwrap() if is_ok(zeros) else marked
     passed_on = is_ok(zeros) and marks.harmless(marked) == harmless
     if is_ok(plain) and _agrees(plain.unwrap(), harmless, marked if passed_on else None, control):
         return Success((plain.unwrap(), Marks()))
     if not passed_on:
-        words = (
+        message = (
             "the chat template changes characters of control tokens in the content, so its own"
             " control tokens cannot be told from the content's"
         )
-        return Failure(InvalidRequest(words, hint=ALLOW))
+        return Failure(InvalidRequest(message, hint=ALLOW))
     if any(message["role"] == "assistant" for message in shaped.messages):
         answers = write(rewrite_foreign(shaped, trust | {"assistant"}, mark))
         if (
@@ -152,19 +152,19 @@ def hides_nothing(hidden: str, marks: Marks, control: ControlTokens) -> bool:
     """
     if not marks.originals:
         return True
-    shown, own = control.pieces(marks.put_back(hidden)), control.pieces(hidden)
-    return len(shown) == len(own) and shown == [marks.put_back(piece) for piece in own]
+    shown, pieces = control.pieces(marks.put_back(hidden)), control.pieces(hidden)
+    return len(shown) == len(pieces) and shown == [marks.put_back(piece) for piece in pieces]
 
 
 def _agrees(plain: str, harmless: str, marked: str | None, control: ControlTokens) -> bool:
     """Whether the render of the words themselves has the control tokens of the harmless one, and
     differs from it only where a `marked` one has marks.
     """
-    own, zeros = control.pieces(plain), control.pieces(harmless)
-    if own[1::2] != zeros[1::2] or marked is None:
-        return own[1::2] == zeros[1::2]
+    pieces, zeros = control.pieces(plain), control.pieces(harmless)
+    if pieces[1::2] != zeros[1::2] or marked is None:
+        return pieces[1::2] == zeros[1::2]
     hidden = control.pieces(marked)
     return all(
         mine == zero or (len(hidden) == len(zeros) and zero != hidden[row])
-        for row, (mine, zero) in enumerate(zip(own, zeros, strict=True))
+        for row, (mine, zero) in enumerate(zip(pieces, zeros, strict=True))
     )

@@ -29,11 +29,11 @@ Prepared: TypeAlias = Mapping[_Image, Slot[PreparedImage]]
 
 def prepare_images(jobs: Sequence[ResolvedRequest], model: TokenModel) -> Prepared:
     """Every image and video of the jobs, prepared once for each of the settings that are asked for."""
-    wanted: dict[_Image, int] = {}
+    indexes: dict[_Image, int] = {}
     for job in jobs:
         for index, source in numbered(job.request.sources):
-            wanted.setdefault((source, _preprocess(job)), index)
-    if not wanted:
+            indexes.setdefault((source, _preprocess(job)), index)
+    if not indexes:
         return {}
 
     def prepared(item: tuple[_Image, int]) -> Slot[PreparedImage]:
@@ -47,7 +47,7 @@ def prepare_images(jobs: Sequence[ResolvedRequest], model: TokenModel) -> Prepar
             only=EXHAUSTED,
         )
 
-    return dict(zip(wanted, parallel(prepared, [*wanted.items()]), strict=True))
+    return dict(zip(indexes, parallel(prepared, [*indexes.items()]), strict=True))
 
 
 def images_of(job: ResolvedRequest, prepared: Prepared) -> Slot[tuple[PreparedImage, ...]]:
@@ -83,17 +83,19 @@ def image_tokens(
     >>> image_tokens((), ToyTokenizer(), "<|image_pad|>")
     '<|image_pad|>'
     """
-    placeholders = [one for one in (image_placeholder, video_placeholder) if one]
+    placeholders = [
+        placeholder for placeholder in (image_placeholder, video_placeholder) if placeholder
+    ]
     if not placeholders or not images:
         return "\0".join(placeholders)
     ids = {
-        number
+        token_id
         for image in images
         if image.expansion is not None
-        for number in of_tokenizer(tokenizer.encode, image.expansion)
+        for token_id in of_tokenizer(tokenizer.encode, image.expansion)
     }
     tokens = (
-        sorted(token for token, number in tokenizer.control_tokens.items() if number in ids)
+        sorted(token for token, token_id in tokenizer.control_tokens.items() if token_id in ids)
         if ids
         else []
     )

@@ -55,7 +55,7 @@ def wrong_in_json(value: Any, schema: Any) -> str:
 def _wrong(
     value: Any,
     schema: Any,
-    place: str,
+    path: str,
     root: Any,
     depth: int,
     judged: dict[tuple[str, int, int], str],
@@ -64,40 +64,40 @@ def _wrong(
     each other would judge a part again and again.
     """
     if schema is False:
-        return f"at {place}: no value is allowed there"
+        return f"at {path}: no value is allowed there"
     if not isinstance(schema, dict):
         return ""
     if depth > _DEEPEST:
         raise _TooDeep
-    key = (place, id(value), id(schema))  # a value and the name that it has are at one place
+    key = (path, id(value), id(schema))  # a value and the name that it has are at one place
     if key not in judged:
         judged[key] = ""  # a schema that refers to itself for the same value says nothing
         judged[key] = _wrong_by_all(
             value,
             schema,
-            place,
+            path,
             root,
             lambda value, schema, more="": _wrong(
-                value, schema, place + more, root, depth + 1, judged
+                value, schema, path + more, root, depth + 1, judged
             ),
         )
     return judged[key]
 
 
 def _wrong_by_all(
-    value: Any, schema: Mapping[str, Any], place: str, root: Any, inner: _Inner
+    value: Any, schema: Mapping[str, Any], path: str, root: Any, inner: _Inner
 ) -> str:
     """What is wrong with a value by all keywords of a schema."""
     wrong = _wrong_alone(value, schema)
     if wrong:
-        return f"at {place}: {wrong}"
+        return f"at {path}: {wrong}"
     if isinstance(value, dict):
         wrong = _wrong_object(value, schema, inner)
     elif isinstance(value, list):
         wrong = _wrong_array(value, schema, root, inner)
     if wrong:
-        return wrong if wrong.startswith("at ") else f"at {place}: {wrong}"
-    return _wrong_joined(value, schema, place, root, inner)
+        return wrong if wrong.startswith("at ") else f"at {path}: {wrong}"
+    return _wrong_joined(value, schema, path, root, inner)
 
 
 def _is_number(value: Any) -> bool:
@@ -174,12 +174,12 @@ def _wrong_alone(value: Any, schema: Mapping[str, Any]) -> str:
     ):
         return f"{_shown(value)} is not of type {' or '.join(map(str, listed))}"
     if isinstance(schema.get("enum"), list) and not any(
-        _same(value, one) for one in schema["enum"]
+        _same(value, entry) for entry in schema["enum"]
     ):
         return f"{_shown(value)} is none of {_shown(schema['enum'])}"
     if "const" in schema and not _same(value, schema["const"]):
         return f"{_shown(value)} is not {_shown(schema['const'])}"
-    for name, (kind, measure, right, words) in _BOUNDS.items():
+    for name, (kind, measure, right, relation) in _BOUNDS.items():
         bound = schema.get(name)
         if (
             _is_number(bound)
@@ -187,14 +187,14 @@ def _wrong_alone(value: Any, schema: Mapping[str, Any]) -> str:
             and not isinstance(value, bool)
             and not right(measure(value), bound)
         ):
-            return f"{_shown(value)} {words} {bound}"
+            return f"{_shown(value)} {relation} {bound}"
     pattern = schema.get("pattern")
     if isinstance(value, str) and isinstance(pattern, str) and found_in(pattern, value) is False:
         return f"{_shown(value)} does not match the pattern {_shown(pattern)}"
     if (
         isinstance(value, list)
         and schema.get("uniqueItems") is True
-        and len({_key(one) for one in value}) < len(value)
+        and len({_key(entry) for entry in value}) < len(value)
     ):
         return f"{_shown(value)} holds an item twice"
     return ""
@@ -216,7 +216,7 @@ def _wrong_object(value: Mapping[str, Any], schema: Mapping[str, Any], inner: _I
         dict(_items(schema.get("properties"))),
         _items(schema.get("patternProperties")),
     )
-    for name, one in value.items():
+    for name, entry in value.items():
         inside = f".{name}" if name.isidentifier() else f"[{_shown(name)}]"
         by_pattern = [(found_in(pattern, name), more) for pattern, more in patterns]
         schemas = [more for hit, more in by_pattern if hit]
@@ -229,7 +229,7 @@ def _wrong_object(value: Mapping[str, Any], schema: Mapping[str, Any], inner: _I
             if schema["additionalProperties"] is False:
                 return f"the property {_shown(name)} is not allowed"
             schemas.append(schema["additionalProperties"])
-        wrong = next(filter(None, (inner(one, more, inside) for more in schemas)), "") or inner(
+        wrong = next(filter(None, (inner(entry, more, inside) for more in schemas)), "") or inner(
             name, schema.get("propertyNames"), inside
         )
         if wrong:
@@ -257,12 +257,12 @@ def _wrong_array(value: Sequence[Any], schema: Mapping[str, Any], root: Any, inn
         else []
     )
     rest = schema.get("additionalItems") if isinstance(items, list) else items
-    for number, one in enumerate(value):
-        wrong = inner(one, first[number] if number < len(first) else rest, f"[{number}]")
+    for index, item in enumerate(value):
+        wrong = inner(item, first[index] if index < len(first) else rest, f"[{index}]")
         if wrong:
             return wrong
     if "contains" in schema:
-        count = sum(not inner(one, schema["contains"]) for one in value)
+        count = sum(not inner(item, schema["contains"]) for item in value)
         least, most = (
             schema.get("minContains", 1),
             (
@@ -277,7 +277,7 @@ def _wrong_array(value: Sequence[Any], schema: Mapping[str, Any], root: Any, inn
 
 
 def _wrong_joined(
-    value: Any, schema: Mapping[str, Any], place: str, root: Any, inner: _Inner
+    value: Any, schema: Mapping[str, Any], path: str, root: Any, inner: _Inner
 ) -> str:
     """What is wrong with a value by the schemas that this one is made of."""
     parts = [_referred(schema["$ref"], root)] if "$ref" in schema else []
@@ -292,11 +292,11 @@ def _wrong_joined(
     for name in ("anyOf", "oneOf"):
         tries = [inner(value, part) for part in _listed(schema, name)]
         if tries and all(tries):
-            return f"at {place}: {_shown(value)} is none of what {name} allows: {tries[0]}"
+            return f"at {path}: {_shown(value)} is none of what {name} allows: {tries[0]}"
         if name == "oneOf" and tries.count("") > 1 and not _unjudged(schema, root):
-            return f"at {place}: {_shown(value)} is more than one of what oneOf allows"
+            return f"at {path}: {_shown(value)} is more than one of what oneOf allows"
     if "not" in schema and not inner(value, schema["not"]) and not _unjudged(schema["not"], root):
-        return f"at {place}: {_shown(value)} is what `not` forbids"
+        return f"at {path}: {_shown(value)} is what `not` forbids"
     return ""
 
 
@@ -376,7 +376,7 @@ def _key(value: Any) -> Any:
     if isinstance(value, list):
         return (list, *map(_key, value))
     if isinstance(value, dict):
-        return (dict, frozenset((name, _key(one)) for name, one in value.items()))
+        return (dict, frozenset((name, _key(entry)) for name, entry in value.items()))
     return (bool, value) if isinstance(value, bool) else value
 
 

@@ -101,9 +101,9 @@ class PluginStates:
             )
             if not is_ok(fed):
                 return fed.failure()
-            states[index], kept = fed.unwrap()
-            if kept is not None and halt is None:
-                halt = Halt(plugin.name, kept)
+            states[index], length = fed.unwrap()
+            if length is not None and halt is None:
+                halt = Halt(plugin.name, length)
         self._states = states
         return halt
 
@@ -119,11 +119,11 @@ def _fed(
         return Failure(
             PluginFailed(f"plugin {plugin.name!r}: {not_fed(answer)}", plugin=plugin.name)
         )
-    kept = answer[1]
-    if kept is not None and (type(kept) is not int or not 0 <= kept <= len(text)):
+    length = answer[1]
+    if length is not None and (type(length) is not int or not 0 <= length <= len(text)):
         message = (
-            f"plugin {plugin.name!r} kept {printed(kept)}; feed takes None or 0 to {len(text)}"
+            f"plugin {plugin.name!r} kept {printed(length)}; feed takes None or 0 to {len(text)}"
             " characters of the new text"
         )
         return Failure(PluginFailed(message, plugin=plugin.name))
-    return Success((answer[0], kept))
+    return Success((answer[0], length))

@@ -53,10 +53,10 @@ def reasoning_of(
                 "reasoning is between two different strings that are not blank, not between"
                 f" {open!r} and {close!r}"
             )
-    begun = text.lstrip()
-    written = begun.startswith(open)
-    inside, found, answer = begun.removeprefix(open).partition(close)
-    if not found:
+    stripped = text.lstrip()
+    written = stripped.startswith(open)
+    inside, end, answer = stripped.removeprefix(open).partition(close)
+    if not end:
         return (
             Reasoning(inside.strip(), "", closed=False)
             if written or opened
@@ -89,7 +89,7 @@ def thinking_beside_form(options: GenerationOptions) -> UnsupportedOption | None
     )
     if name is None:
         return None
-    words = (
+    message = (
         f"enable_thinking=True is not honoured with {name}: the form holds from the first token, so"
         " that nothing would be thought"
     )
@@ -97,7 +97,7 @@ def thinking_beside_form(options: GenerationOptions) -> UnsupportedOption | None
         f"leave out one of the two: think first, and ask for the {name} in a second request that"
         " holds the thoughts"
     )
-    return UnsupportedOption(words, option="enable_thinking", hint=hint)
+    return UnsupportedOption(message, option="enable_thinking", hint=hint)
 
 
 def thinking_unfinished(

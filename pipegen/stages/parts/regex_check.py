@@ -37,11 +37,11 @@ def ascii_regex(pattern: str) -> str:
     dot = "." if re.search(r"\(\?[a-z]*s", pattern) else r"[^\n]"
     parts: list[str] = []
     # within so many brackets: Rust's syntax has classes within classes, as in `[[:digit:].]`
-    place, inside = 0, 0
-    while place < len(pattern):
-        mark, size = pattern[place], 1
+    index, inside = 0, 0
+    while index < len(pattern):
+        mark, size = pattern[index], 1
         if mark == "\\":
-            size, name = 2, pattern[place + 1 : place + 2]
+            size, name = 2, pattern[index + 1 : index + 2]
             if name in _CLASSES and inside:
                 # there is no range up to a class
                 parts[-1] = r"\-" if parts[-1] == "-" else parts[-1]
@@ -51,16 +51,16 @@ def ascii_regex(pattern: str) -> str:
                     f"[^{_CLASSES[name.lower()]}]" if name.isupper() else f"[{_CLASSES[name]}]"
                 )
             else:
-                parts.append(pattern[place : place + 2])
+                parts.append(pattern[index : index + 2])
         elif mark == "[":
             # a bracket that comes first is one of the characters
-            opened = re.compile(r"\[\^?\]?").match(pattern, place)
+            opened = re.compile(r"\[\^?\]?").match(pattern, index)
             size, inside = (1 if opened is None else len(opened[0])), inside + 1
-            parts.append(pattern[place : place + size])
+            parts.append(pattern[index : index + size])
         else:
             inside -= mark == "]" and inside > 0
             parts.append(dot if mark == "." and not inside else mark)
-        place += size
+        index += size
     return "".join(parts)
 
 

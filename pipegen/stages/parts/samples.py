@@ -66,13 +66,13 @@ def _gather(slots: Sequence[Slot[Any]], request: Slot[Any] | None) -> Slot[Any]:
         return slots[0]
     strange = next((result for result in results if not isinstance(result, GenerationResult)), None)
     if strange is not None:
-        words = (
+        message = (
             f"{len(slots)} samples came to {type(strange).__name__}, which has no room for more"
             " than one"
         )
         return Failure(
             UnsupportedOption(
-                words,
+                message,
                 option="samples",
                 hint="let the last stage give a GenerationResult, or ask for one sample at a time",
             )
@@ -80,9 +80,9 @@ def _gather(slots: Sequence[Slot[Any]], request: Slot[Any] | None) -> Slot[Any]:
     failed = tuple((sample, slot.failure()) for sample, slot in enumerate(slots) if not is_ok(slot))
     options = results[0].options
     if request is not None:
-        asked = request.unwrap().options
+        requested = request.unwrap().options
         options = dataclasses.replace(
-            options, samples=len(slots), seed=None if asked is None else asked.seed
+            options, samples=len(slots), seed=None if requested is None else requested.seed
         )
     return Success(
         dataclasses.replace(results[0], options=options, samples=results, failed_samples=failed)
@@ -93,7 +93,7 @@ def _link(slot: Slot[Any], before: Slot[Any]) -> Slot[Any]:
     """A result with the answer that its request was made of, and that answer's id where the request
     has none of its own.
     """
-    result, previous = (one.unwrap() if is_ok(one) else None for one in (slot, before))
+    result, previous = (value.unwrap() if is_ok(value) else None for value in (slot, before))
     if not isinstance(result, GenerationResult) or not isinstance(previous, GenerationResult):
         return slot
     linked: dict[str, Any] = {

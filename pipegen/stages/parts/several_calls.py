@@ -57,20 +57,20 @@ _NEUTRAL = resolve(GenerationOptions(max_new_tokens=1))
 def replayed(asking: Asking, answers: Sequence[Slot[Any]]) -> Wanted | Slot[Raw]:
     """What the row wants after these answers, or its slot."""
     try:
-        wanted = next(asking)
+        step = next(asking)
         for answer in answers:
-            wanted = asking.send(answer)
+            step = asking.send(answer)
     except StopIteration as ended:
         slot: Slot[Raw] = ended.value
         return slot
-    return wanted
+    return step
 
 
 class _Written:
     """The ids of a row's answer so far, generated or not, within its `max_new_tokens`."""
 
-    def __init__(self, asked: Encoded) -> None:
-        self.asked = asked
+    def __init__(self, encoded: Encoded) -> None:
+        self.asked = encoded
         self.ids: list[int] = []
         self.logprobs: list[TokenLogprob | None] = []
         self.forced: list[int] = []
@@ -93,14 +93,14 @@ class _Written:
 
     def logprobs_of(self, start: int, end: int) -> tuple[TokenLogprob, ...] | None:
         """One for each of these ids; None where one is unknown."""
-        known = tuple(one for one in self.logprobs[start:end] if one is not None)
-        return known if self.asked.options.logprobs and len(known) == end - start else None
+        logprobs = tuple(entry for entry in self.logprobs[start:end] if entry is not None)
+        return logprobs if self.asked.options.logprobs and len(logprobs) == end - start else None
 
     def row(self, base: Encoded, call: int, **options: Any) -> Encoded:
         """The row as it goes on from these ids in a further call, with other options than those of
         `base`.
         """
-        ids, own = tuple(self.ids), base.options
+        ids, base_options = tuple(self.ids), base.options
         prompt: Prompt = altered(
             base.prompt,
             token_ids=(*base.prompt.token_ids, *ids),
@@ -110,14 +110,14 @@ class _Written:
         )
         changed = {
             "max_new_tokens": self.room,
-            "min_new_tokens": max(0, (own.min_new_tokens or 0) - len(ids)) if call else 0,
+            "min_new_tokens": max(0, (base_options.min_new_tokens or 0) - len(ids)) if call else 0,
             "max_thinking_tokens": None,
             "prompt_logprobs": False,
-            "seed": None if own.seed is None else derive_seed(own.seed, -call),
+            "seed": None if base_options.seed is None else derive_seed(base_options.seed, -call),
             **options,
         }
-        made: Encoded = altered(base, prompt=prompt, options=altered(own, **changed))
-        return made
+        row: Encoded = altered(base, prompt=prompt, options=altered(base_options, **changed))
+        return row
 
     def scored(self) -> Continued:
         """All ids up to the last that was not generated, to be scored."""
@@ -126,30 +126,30 @@ class _Written:
         return Continued(encoded=base, continuation=tuple(self.ids[: self.forced[-1] + 1]))
 
 
-def answer_in_parts(asked: Encoded, sent: Encoded, engine: Any, model: TokenModel) -> Asking:
+def answer_in_parts(encoded: Encoded, sent: Encoded, engine: Any, model: TokenModel) -> Asking:
     """The calls of a row that thinks before it answers, or whose answer is a tool call.
 
     `sent` is the row as its engine may get it, and `model` is that engine's. With `logprobs`, tokens that were not sampled are
     scored.
     """
-    options, written = asked.options, _Written(asked)
+    options, written = encoded.options, _Written(encoded)
     if options.logprobs and not scores_tokens(engine):
-        words = f"{shown(engine.name)} gives no log probabilities of tokens that are not sampled"
+        message = f"{shown(engine.name)} gives no log probabilities of tokens that are not sampled"
         hint = "leave out logprobs, the thought and tool_choice"
-        return Failure(UnsupportedOption(words, option="logprobs", hint=hint))
+        return Failure(UnsupportedOption(message, option="logprobs", hint=hint))
     thought = last = None
-    if asked.prompt.thought is not None:
-        slot = yield from _thought(written, asked.prompt.thought, sent, engine, model)
+    if encoded.prompt.thought is not None:
+        slot = yield from _thought(written, encoded.prompt.thought, sent, engine, model)
         if not is_ok(slot):
             return slot
         thought, last = slot.unwrap()
     start = len(written.ids)
-    answer = written.row(asked, 1)
+    answer = written.row(encoded, 1)
     final = Raw(encoded=answer, token_ids=(), logprobs=() if options.logprobs else None)
     if last is not None:
         final = altered(last, encoded=answer)
-    elif asked.prompt.call is not None:
-        slot = yield from _called(written, asked.prompt.call, sent, engine, model)
+    elif encoded.prompt.call is not None:
+        slot = yield from _called(written, encoded.prompt.call, sent, engine, model)
         if not is_ok(slot):
             return slot
         final = altered(slot.unwrap(), encoded=answer, ending=None)
@@ -164,8 +164,8 @@ def answer_in_parts(asked: Encoded, sent: Encoded, engine: Any, model: TokenMode
         if not is_ok(scores):
             return Failure(scores.failure())
         _fill(written, scores.unwrap(), top=bool(options.top_logprobs))
-    if asked.prompt.call is not None and last is None:
-        forced = tuple(place - start for place in written.forced if place >= start)
+    if encoded.prompt.call is not None and last is None:
+        forced = tuple(index - start for index in written.forced if index >= start)
         final = altered(
             final,
             token_ids=tuple(written.ids[start:]),
@@ -179,15 +179,15 @@ def answer_in_parts(asked: Encoded, sent: Encoded, engine: Any, model: TokenMode
         token_ids=tuple(written.ids[:start]),
         logprobs=written.logprobs_of(0, start),
     )
-    known = Thought(
-        asked=asked,
+    thought_record = Thought(
+        asked=encoded,
         token_ids=before.token_ids,
         logprobs=with_texts(before, model.tokenizer).logprobs,
-        forced=tuple(place for place in written.forced if place < start),
+        forced=tuple(index for index in written.forced if index < start),
         text=thought.text,
         closed=thought.closed,
     )
-    return Success(altered(final, thought=known))
+    return Success(altered(final, thought=thought_record))
 
 
 class _Thinking(NamedTuple):
@@ -213,7 +213,9 @@ def _thought(
         )
         asks = written.row(sent, 0, max_new_tokens=most, structured=None, stop=stop)
         answered = yield Wanted(engine, altered(asks, watched=False), shown=False)
-        judged = answered.bind(lambda one: decode_row(one, model.tokenizer, model.eos_token_ids))
+        judged = answered.bind(
+            lambda answer: decode_row(answer, model.tokenizer, model.eos_token_ids)
+        )
         if not is_ok(judged):
             return Failure(judged.failure())
         finish, raw = judged.unwrap().finish, judged.unwrap().raw
@@ -245,47 +247,47 @@ def _called(
     """
     unstopped = StopOptions(stop=(), stop_token_ids=(), ignore_eos=False)
     written.write(form.opens)
-    ended, text = Raw(encoded=written.asked, token_ids=()), ""
+    raw, text = Raw(encoded=written.asked, token_ids=()), ""
     names = tuple(name + form.between for name in form.names)
     chosen, forms = 0, [StructuredOptions(choice=names)] if len(form.names) > 1 else []
     if not forms:
         written.write(ids_behind(model.tokenizer, names[0]))
-    for number, part in enumerate((*forms, None), start=1):
+    for call, part in enumerate((*forms, None), start=1):
         if written.room <= 0:
-            return Success(ended)
+            return Success(raw)
         structured = part or StructuredOptions(json_schema=form.schemas[chosen])
-        asks = written.row(sent, number, structured=structured, stop=unstopped)
+        asks = written.row(sent, call, structured=structured, stop=unstopped)
         answered = yield Wanted(engine, altered(asks, watched=False), shown=False)
-        judged = answered.bind(lambda one: decode_row(one, model.tokenizer, model.eos_token_ids))
+        judged = answered.bind(
+            lambda answer: decode_row(answer, model.tokenizer, model.eos_token_ids)
+        )
         if not is_ok(judged):
             return Failure(judged.failure())
-        row, ended = judged.unwrap(), judged.unwrap().raw
+        row, raw = judged.unwrap(), judged.unwrap().raw
         complete, text = row.finish is Finish.EOS, row.text
         wrong = disobeyed(
             Answer(text=text, finish=WORDS[row.finish]), asks.options, shown(engine.name)
         )
         if wrong is not None:
             return Failure(wrong)
-        written.take(ended, len(ended.token_ids) - complete)
+        written.take(raw, len(raw.token_ids) - complete)
         if not complete:
-            return Success(ended)
+            return Success(raw)
         if part is not None:
             chosen = names.index(text)
     written.write(form.closes)
     if written.room <= 0:
-        return Success(ended)
-    last = altered(
-        ended, token_ids=ended.token_ids[-1:], logprobs=(ended.logprobs or ())[-1:] or None
-    )
+        return Success(raw)
+    last = altered(raw, token_ids=raw.token_ids[-1:], logprobs=(raw.logprobs or ())[-1:] or None)
     written.take(last, 1)
-    return Success(altered(ended, call=(form.names[chosen], text)))
+    return Success(altered(raw, call=(form.names[chosen], text)))
 
 
 def _fill(written: _Written, scores: Any, *, top: bool) -> None:
     """The log probabilities of what was not generated."""
-    for place in written.forced:
-        written.logprobs[place] = TokenLogprob(
-            token_id=written.ids[place],
-            logprob=scores.logprobs[place],
-            top=(scores.likeliest[place],) if top else (),
+    for index in written.forced:
+        written.logprobs[index] = TokenLogprob(
+            token_id=written.ids[index],
+            logprob=scores.logprobs[index],
+            top=(scores.likeliest[index],) if top else (),
         )

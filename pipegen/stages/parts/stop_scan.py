@@ -121,10 +121,10 @@ class _Automaton(NamedTuple):
 
     def _walked(self, node: int, piece: str) -> Move:
         stop, end = None, None
-        for place, character in enumerate(piece, 1):
+        for length, character in enumerate(piece, 1):
             node = _step(self.children, self.shorter, node, character)
             if stop is None and self.stop[node] is not None:
-                stop, end = self.stop[node], place
+                stop, end = self.stop[node], length
         return node, stop, end
 
 
@@ -143,17 +143,19 @@ def _compile(stops: tuple[str, ...]) -> _Automaton:
                 ends.append("")
             node = children[node][character]
         ends[node] = stop
-    held = [0] * len(children)
+    held_lengths = [0] * len(children)
     queue = deque([0])
     while queue:  # breadth first, so that shorter prefixes are ready before longer ones
         node = queue.popleft()
         ends[node] = ends[node] or ends[shorter[node]]
-        held[node] = depth[node] if children[node] else held[shorter[node]]
+        held_lengths[node] = depth[node] if children[node] else held_lengths[shorter[node]]
         for character, child in children[node].items():
             shorter[child] = _step(children, shorter, shorter[node], character) if node else 0
             queue.append(child)
-    longest, found = max(map(len, stops)), tuple(stop or None for stop in ends)
-    return _Automaton(stops, longest, tuple(children), tuple(shorter), found, tuple(held), {})
+    longest, stop_at = max(map(len, stops)), tuple(stop or None for stop in ends)
+    return _Automaton(
+        stops, longest, tuple(children), tuple(shorter), stop_at, tuple(held_lengths), {}
+    )
 
 
 def _step(

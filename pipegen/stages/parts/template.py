@@ -89,13 +89,13 @@ def _refusals() -> tuple[type[Exception], ...]:
     return (TemplateError,)
 
 
-def _advice(renderer: Renderer, words: str) -> str:
+def _advice(renderer: Renderer, reason: str) -> str:
     """What to do where the template is broken, whatever the messages; empty where that is not
     known.
     """
     if isinstance(renderer, PromptFunction):
         return "correct the function: it gets messages as plain data, and gives the prompt's text"
-    broken = words.startswith(("TemplateSyntaxError", "TemplateAssertionError"))
+    broken = reason.startswith(("TemplateSyntaxError", "TemplateAssertionError"))
     return (
         "correct options.chat.template, or the model's chat_template.jinja: no message can be"
         " rendered by it"
@@ -188,7 +188,7 @@ def _turns(renderer: Renderer, template: str | None, more: FrozenMapping) -> tup
     variables = {"add_generation_prompt": True, "continue_final_message": False, **thaw(more)}
     turns: list[tuple[list[dict[str, Any]], list[Any]]] = []
     for role in ("assistant", "developer", "tool", "user"):
-        content, user = (_content(one, renderer, template, more) for one in (role, "user"))
+        content, user = (_content(speaker, renderer, template, more) for speaker in (role, "user"))
         turns.append(
             (_conversation(role, content, user), [_tool(_PROBE)] if role == "user" else [])
         )
@@ -216,14 +216,14 @@ def _takes(
 
 @functools.lru_cache(maxsize=128)
 def _role_renders(
-    role: str, words: str, renderer: Renderer, template: str | None, more: FrozenMapping
+    role: str, text: str, renderer: Renderer, template: str | None, more: FrozenMapping
 ) -> tuple[str | None, str | None]:
     """A conversation with these words in a turn of the role, as a string and as a text part; None
     where the template rejects it.
     """
     variables = {"add_generation_prompt": False, "continue_final_message": False, **thaw(more)}
     other = "other turn" if role == "user" else _content("user", renderer, template, more)
-    forms: tuple[Any, ...] = (words, [{"type": "text", "text": words}])
+    forms: tuple[Any, ...] = (text, [{"type": "text", "text": text}])
     slots = [
         call_template(
             renderer,
@@ -289,41 +289,41 @@ def _drops(kind: str, renderer: Renderer, template: str | None, more: FrozenMapp
         pairs = [
             *zip(
                 *(
-                    _role_renders(kind, words, renderer, template, more)
-                    for words in (_PROBE, _BESIDE)
+                    _role_renders(kind, text, renderer, template, more)
+                    for text in (_PROBE, _BESIDE)
                 ),
                 strict=True,
             )
         ]
-        return any(one is not None for one, _ in pairs) and all(
-            one == other for one, other in pairs
+        return any(first is not None for first, _ in pairs) and all(
+            first == other for first, other in pairs
         )
     user = {"role": "user", "content": _content("user", renderer, template, more)}
 
-    def written(words: str) -> str | None:
+    def written(text: str) -> str | None:
         variables = {"add_generation_prompt": False, "continue_final_message": False, **thaw(more)}
         variables.update(
-            {"documents": [dict.fromkeys(("title", "text", "content", "contents", "data"), words)]}
+            {"documents": [dict.fromkeys(("title", "text", "content", "contents", "data"), text)]}
             if kind == "documents"
             else {}
         )
         messages = (
             [
                 user,
-                _calling(words),
-                {"role": "tool", "content": "done", "name": words, "tool_call_id": "call00001"},
+                _calling(text),
+                {"role": "tool", "content": "done", "name": text, "tool_call_id": "call00001"},
             ]
             if kind == "tool_calls"
             else [user]
         )
-        tools = [_tool(words)] if kind == "tools" else []
+        tools = [_tool(text)] if kind == "tools" else []
         slot = call_template(
             renderer, messages, tools=tools, template=template, variables=variables, probes=True
         )
         return slot.unwrap() if is_ok(slot) else None
 
-    one = written("probe")
-    return one is not None and one == written("other")
+    first = written("probe")
+    return first is not None and first == written("other")
 
 
 def unwritten_words(
@@ -353,16 +353,16 @@ def unwritten_words(
     kinds.update(
         {"documents": "template_kwargs.documents"} if shaped.variables.get("documents") else {}
     )
-    for kind, place in kinds.items():
+    for kind, path in kinds.items():
         if _drops(kind, renderer, template, more):
-            one, other = write(shaped), write(_with_other_words(shaped, kind))
-            if is_ok(one) and is_ok(other) and one.unwrap() == other.unwrap():
+            first, other = write(shaped), write(_with_other_words(shaped, kind))
+            if is_ok(first) and is_ok(other) and first.unwrap() == other.unwrap():
                 what = f"turns of role {kind!r}" if kind in ROLES else kind
-                words = f"{author(renderer)} writes nothing of {place}: it has no place for {what}"
+                reason = f"{author(renderer)} writes nothing of {path}: it has no place for {what}"
                 lets = "let the function write them"
                 sets = "set options.chat.template to a template that has"
                 return TemplateFailed(
-                    words,
+                    reason,
                     hint=(
                         f"{lets if isinstance(renderer, PromptFunction) else sets}, or put the"
                         " words into a turn of a role that it writes"
@@ -381,11 +381,11 @@ def _with_other_words(shaped: Conversation, kind: str) -> Conversation:
     entry = "content" if kind in ROLES else kind
     turns = [
         (
-            {**one, entry: _changed(one[entry])}
-            if one.get(entry) and kind in (one["role"], entry)
-            else one
+            {**message, entry: _changed(message[entry])}
+            if message.get(entry) and kind in (message["role"], entry)
+            else message
         )
-        for one in shaped.messages
+        for message in shaped.messages
     ]
     return shaped._replace(messages=turns)
 
@@ -397,9 +397,11 @@ def _changed(value: Any) -> Any:
     if isinstance(value, str):
         return f"{value} probe"
     if isinstance(value, Mapping):
-        kept = {key for key in ("type", "id") if isinstance(value.get(key), str)}
+        unchanged = {key for key in ("type", "id") if isinstance(value.get(key), str)}
         return {
-            key if key in _COMMON else f"{key} probe": entry if key in kept else _changed(entry)
+            key if key in _COMMON else f"{key} probe": entry
+            if key in unchanged
+            else _changed(entry)
             for key, entry in value.items()
         }
     return [_changed(entry) for entry in value] if isinstance(value, list) else value
@@ -473,12 +475,14 @@ def is_inert(text: str, renderer: Renderer, template: str | None, control: Contr
 def _changes_nothing(
     text: str, renderer: Renderer, template: str | None, control: ControlTokens
 ) -> bool:
-    def tokens(words: str) -> list[list[str] | None]:
-        found: list[list[str] | None] = []
+    def tokens(string: str) -> list[list[str] | None]:
+        pieces: list[list[str] | None] = []
         for role in ("user", "assistant", "tool"):
-            renders = _role_renders.__wrapped__(role, words, renderer, template, NOTHING)
-            found += [None if one is None else control.pieces(one)[1::2] for one in renders]
-        return found
+            renders = _role_renders.__wrapped__(role, string, renderer, template, NOTHING)
+            pieces += [
+                None if render is None else control.pieces(render)[1::2] for render in renders
+            ]
+        return pieces
 
     return all(
         tokens(form.replace("@", text)) == tokens(form.replace("@", "q" * len(text))) != [None] * 6
@@ -495,9 +499,9 @@ def ignores_users(renderer: Renderer) -> bool:
     False
     """
 
-    def written(words: str) -> list[str | None]:
+    def written(text: str) -> list[str | None]:
         variables = {"add_generation_prompt": True, "continue_final_message": False}
-        forms: tuple[Any, Any] = (words, [{"type": "text", "text": words}])
+        forms: tuple[Any, Any] = (text, [{"type": "text", "text": text}])
         slots = (
             call_template(
                 renderer,
@@ -510,8 +514,8 @@ def ignores_users(renderer: Renderer) -> bool:
         )
         return [slot.unwrap() if is_ok(slot) else None for slot in slots]
 
-    one = written(_PROBE)
-    return any(text is not None for text in one) and one == written(_BESIDE)
+    first = written(_PROBE)
+    return any(text is not None for text in first) and first == written(_BESIDE)
 
 
 def shape_content(
@@ -591,18 +595,18 @@ def composes(source: str, tokens: Collection[str]) -> bool:
     >>> composes("{{ '<{}>'.format(key) }}", frozenset({"<think>"}))
     True
     """
-    begun = frozenset(token[:end] for token in tokens for end in range(1, len(token)))
-    longest = max(map(len, begun), default=0)
+    starts = frozenset(token[:end] for token in tokens for end in range(1, len(token)))
+    longest = max(map(len, starts), default=0)
 
     def opens(text: str) -> bool:
-        return any(text[-size:] in begun for size in range(1, longest + 1))
+        return any(text[-size:] in starts for size in range(1, longest + 1))
 
     def takes_words(text: str) -> bool:
         *before, _ = _FILLED.split(text)
         return any(map(opens, before))
 
     def is_cut(text: str, following: str) -> bool:
-        return _PART_TAKEN.match(following) is not None and any(start in text for start in begun)
+        return _PART_TAKEN.match(following) is not None and any(start in text for start in starts)
 
     def may_begin_one(text: str, following: str) -> bool:
         return (

@@ -84,34 +84,34 @@ def thought_form(
     chat = options.chat or ChatTemplateOptions()
     if not thinks_apart(options):
         return Success(None)
-    words, hint = "", "leave max_thinking_tokens out"
+    message, hint = "", "leave max_thinking_tokens out"
     texts: ThoughtTexts | None = None
     if request.messages is None:
-        words = "a plain prompt does not say where a thought begins: max_thinking_tokens takes"
-        words += " messages"
+        message = "a plain prompt does not say where a thought begins: max_thinking_tokens takes"
+        message += " messages"
     elif not chat.add_generation_prompt:
-        words = "max_thinking_tokens takes a prompt that opens a new turn of the assistant"
+        message = "max_thinking_tokens takes a prompt that opens a new turn of the assistant"
     elif not chat.enable_thinking:
-        words = "max_thinking_tokens takes enable_thinking=True, and it is False"
+        message = "max_thinking_tokens takes enable_thinking=True, and it is False"
     else:
         writer = writer_of(renderer, chat)
         texts = thought_texts(writer, control())
         if texts is None:
-            words = "max_thinking_tokens takes a chat template that writes a thought with an end"
-            words += " token, and this one does not"
+            message = "max_thinking_tokens takes a chat template that writes a thought with an end"
+            message += " token, and this one does not"
         elif options.structured is not None and options.structured.tool_choice is not None:
             called = call_after_thought(writer, control())
             if called is None:
-                words = "a tool call cannot be forced after a thought: the chat template does not"
-                words += " write a thought before a call, with an end token"
+                message = "a tool call cannot be forced after a thought: the chat template does not"
+                message += " write a thought before a call, with an end token"
                 hint = "leave out tool_choice, or set enable_thinking=False"
-                return Failure(UnsupportedOption(words, option="tool_choice", hint=hint))
+                return Failure(UnsupportedOption(message, option="tool_choice", hint=hint))
             texts = called[0]._replace(bridge="")  # what follows is a part of the call
     if texts is not None:
         return Success(_encoded(texts, tokenizer))
     if options.max_thinking_tokens is None:  # the form holds from the first token
         return Success(None)
-    return Failure(UnsupportedOption(words, option="max_thinking_tokens", hint=hint))
+    return Failure(UnsupportedOption(message, option="max_thinking_tokens", hint=hint))
 
 
 def _encoded(texts: ThoughtTexts, tokenizer: Tokenizer) -> ThoughtForm:

@@ -58,77 +58,77 @@ class _Read(NamedTuple):
     arguments: Mapping[str, Any] | tuple[tuple[str, str], ...]
 
 
-def _sequence(text: str, place: int, syntax: Syntax, ending: str) -> list[_Read] | None:
+def _sequence(text: str, start: int, syntax: Syntax, ending: str) -> list[_Read] | None:
     """The calls from this place on, where the text has the syntax up to its end."""
-    found: list[_Read] = []
+    calls: list[_Read] = []
     closing = syntax.tail.removesuffix(syntax.end).rstrip().removesuffix(ending.strip())
     while True:
-        read = _one(text, place, syntax, closing)
+        read = _one(text, start, syntax, closing)
         if read is None:
             return None
-        call, place = read
-        found.append(call)
-        if syntax.between and text.startswith(syntax.between, place):
-            place += len(syntax.between)
+        call, start = read
+        calls.append(call)
+        if syntax.between and text.startswith(syntax.between, start):
+            start += len(syntax.between)
         else:
-            return found
+            return calls
 
 
-def _one(text: str, place: int, syntax: Syntax, closing: str) -> tuple[_Read, int] | None:
+def _one(text: str, position: int, syntax: Syntax, closing: str) -> tuple[_Read, int] | None:
     """The call at this place, and where it ends."""
-    name, number = "", None
+    name, call_id = "", None
     arguments: Any = {}
     for index, kind in enumerate(syntax.holes):
         if index and kind != "tagged":
             literal = syntax.literals[index - 1]
-            if not text.startswith(literal, place):
+            if not text.startswith(literal, position):
                 return None
-            place += len(literal)
+            position += len(literal)
         if kind in ("name", "id"):
             ends = [*syntax.literals, *(syntax.tags[:1] if syntax.tags else ())][index : index + 1]
             ends = ends or [closing, syntax.between or ""]
             if kind == "name" and syntax.empty_tail:
                 ends.append(syntax.empty_tail.removesuffix(syntax.end))
-            stops = [text.find(end, place) for end in ends if end]
-            stop = min((one for one in stops if one > place), default=-1)
+            stops = [text.find(end, position) for end in ends if end]
+            stop = min((end for end in stops if end > position), default=-1)
             if stop < 0:
                 return None
             if kind == "name":
-                name = text[place:stop]
+                name = text[position:stop]
             else:
-                number = text[place:stop]
-            place = stop
+                call_id = text[position:stop]
+            position = stop
         elif kind == "tagged":
-            tagged = _tagged(text, place, syntax, closing)
+            tagged = _tagged(text, position, syntax, closing)
             if tagged is None:
                 return None
-            arguments, place = tagged
+            arguments, position = tagged
         else:
-            value, place = json_at(text, place)
+            value, position = json_at(text, position)
             arguments = loads(value) if kind == "text" and isinstance(value, str) else value
             if not isinstance(arguments, dict):
                 return None
-    return _Read(name, number, arguments), place
+    return _Read(name, call_id, arguments), position
 
 
 def _tagged(
-    text: str, place: int, syntax: Syntax, closing: str
+    text: str, position: int, syntax: Syntax, closing: str
 ) -> tuple[tuple[tuple[str, str], ...], int] | None:
     opens, middle, following = syntax.tags or ("", "", "")
     pairs: list[tuple[str, str]] = []
-    if not text.startswith(opens, place):
-        return (), place
-    place += len(opens)
+    if not text.startswith(opens, position):
+        return (), position
+    position += len(opens)
     while True:
-        key_end = text.find(middle, place)
+        key_end = text.find(middle, position)
         if key_end < 0:
             return None
         value_start = key_end + len(middle)
         stops = [text.find(end, value_start) for end in (following, syntax.between, closing) if end]
-        stop = min((one for one in stops if one >= 0), default=len(text))
-        pairs.append((text[place:key_end], text[value_start:stop]))
+        stop = min((index for index in stops if index >= 0), default=len(text))
+        pairs.append((text[position:key_end], text[value_start:stop]))
         if following and text.startswith(following, stop) and middle in text[stop:]:
-            place = stop + len(following)
+            position = stop + len(following)
             continue
         return tuple(pairs), stop
 
@@ -183,8 +183,8 @@ def read_calls(answer: str, ending: str, tools: Sequence[Any], writer: Writer) -
     for content, calls in candidates:
         tried = True
         for message in _messages(content, calls, around):
-            whole = writer.write([USER, message], tools, opens=False)
-            if whole is not None and _is_written(whole, answer, ending, opened, syntax):
+            rendered = writer.write([USER, message], tools, opens=False)
+            if rendered is not None and _is_written(rendered, answer, ending, opened, syntax):
                 return ToolCalls(content, tuple(freeze(openai_call(call)) for call in calls))
     if tried:
         return ToolCalls(
@@ -198,11 +198,11 @@ def _candidates(
     answer: str, ending: str, tools: Sequence[Any], syntax: Syntax
 ) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """What the answer may mean: the text before the calls, and the calls."""
-    place = answer.find(syntax.open)
-    reads = _sequence(answer, place + len(syntax.open), syntax, ending)
+    start = answer.find(syntax.open)
+    reads = _sequence(answer, start + len(syntax.open), syntax, ending)
     if not reads:
         return
-    before = answer[:place]
+    before = answer[:start]
     for how in ("schema", "json", "text"):
         calls = [
             {
@@ -250,13 +250,13 @@ def _messages(
 
 
 def _is_written(
-    whole: str, answer: str, ending: str, opened: Sequence[str], syntax: Slot[Syntax]
+    rendered: str, answer: str, ending: str, opened: Sequence[str], syntax: Slot[Syntax]
 ) -> bool:
     """Whether the conversation, as the template writes it, ends with the very text of the answer
     and what the template writes behind an answer. Before it is one of the turns `opened`.
     """
-    ends = [whole, whole.rstrip().removesuffix(ending.strip())]
-    ends += [whole.removesuffix(syntax.unwrap().end)] if is_ok(syntax) else []
+    ends = [rendered, rendered.rstrip().removesuffix(ending.strip())]
+    ends += [rendered.removesuffix(syntax.unwrap().end)] if is_ok(syntax) else []
     return any(
         text.endswith(answer) and text[: len(text) - len(answer)] in opened
         for end in ends
