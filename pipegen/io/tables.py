@@ -270,7 +270,7 @@ def read_table(path: str | os.PathLike[str]) -> Table:
     >>> read_table("requests.jsonl")
     Traceback (most recent call last):
     ...
-    pipegen.io.forms.TableError: requests.jsonl is no Parquet or Arrow file (.parquet, .pq, .arrow, .feather, .ipc), and no folder of them
+    pipegen.io.forms.TableError: requests.jsonl is no Parquet or Arrow file (.parquet, .pq, .arrow, .feather, .ipc), and no folder of them; other rows are any iterable of mappings, such as csv.DictReader(file)
     """
     refuse_address(path)
     path = Path(path)
@@ -278,7 +278,7 @@ def read_table(path: str | os.PathLike[str]) -> Table:
     if not paths or not is_table(path):
         raise TableError(
             f"{path} is no Parquet or Arrow file ({', '.join((*PARQUET, *ARROW))}), and no folder"
-            " of them"
+            " of them; other rows are any iterable of mappings, such as csv.DictReader(file)"
         )
     need("pyarrow", "data", "reading tables")
     import pyarrow as pa
