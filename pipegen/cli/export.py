@@ -17,6 +17,7 @@ from pipegen.cli.sources import Question, open_source, within
 from pipegen.cli.usage import refuse
 from pipegen.io.tables import Columns, TableError
 from pipegen.jobs.export import start_export
+from pipegen.jobs.journal import SETTINGS
 from pipegen.jobs.new_file import JournalError, new_file, remove_stale
 from pipegen.records import strict_json
 from pipegen.records.requests import ImagePolicy, RequestPolicy
@@ -62,6 +63,12 @@ def command_in(folder: Path) -> Command:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
+        if (folder / SETTINGS).exists():
+            refuse(
+                f"{folder} is a job of a program (pg.job), which alone knows its requests:"
+                " pg.finished_rows(folder, pairs) gives its rows there",
+                "JOB",
+            )
         refuse(f"{folder} is no job's folder: that of -o OUT is OUT.job", "JOB")
     except (OSError, UnicodeDecodeError) as refusal:
         refuse(f"{path} cannot be read: {refusal}", "JOB")
@@ -70,7 +77,8 @@ def command_in(folder: Path) -> Command:
         for name, value in command._asdict().items():
             if not _CHECKS[name](value):
                 raise ValueError(f"{name} is {value!r:.80}")
-        _policies(command)
+        gone = command.image_root and not os.path.isdir(command.image_root)
+        _policies(command._replace(image_root=None) if gone else command)
     except (TypeError, ValueError) as refusal:
         refuse(
             f"{path} is damaged, or of another version of pipegen ({refusal}): run the job's"
@@ -131,6 +139,14 @@ def run_export(folder: Path, out: str | None, moved: str | None = None) -> int:
         if moved == "-":
             refuse("takes the file or the folder of the input, not stdin", "--input")
         command = command._replace(source=os.path.abspath(moved))
+    elif command.source not in (None, "-") and not os.path.exists(command.source or ""):
+        refuse(
+            f"the job's input {command.source!r} cannot be read: it does not exist; --input says"
+            " where it is now",
+            "JOB",
+        )
+    if command.image_root is not None and not os.path.isdir(command.image_root):
+        refuse(f"there is no folder {command.image_root!r}, the job's --image-root", "JOB")
     form = form_of(out)
     images, policy = _policies(command)
     images = within(images, command.source, command.prompt)

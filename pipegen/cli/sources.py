@@ -207,7 +207,9 @@ def within(images: ImagePolicy, source: str | None, prompt: str | None = None) -
         os.path.exists(source) and not os.path.isdir(source) and not os.path.isfile(source)
     )
     path = os.path.abspath("." if pipe else source)
-    return replace(images, root=path if os.path.isdir(path) else os.path.dirname(path))
+    folder = path if os.path.isdir(path) else os.path.dirname(path)
+    # where it does not exist, IN cannot be read, and names no images
+    return replace(images, root=folder) if os.path.isdir(folder) else images
 
 
 def is_image_folder(source: str, prompt: str | None) -> bool:

@@ -269,8 +269,10 @@ class _Asked:
                 asked = Question(
                     command.prompt, command.system, tuple(command.images), overwrite=True
                 )
-                root = command.image_root if images.root is None else images.root
-                self.images = within(replace(images, root=root), command.source, command.prompt)
+                root = command.image_root
+                if images.root is None and root is not None and os.path.isdir(root):
+                    images = replace(images, root=root)
+                self.images = within(images, command.source, command.prompt)
                 self._items = open_source(
                     command.source, asked, self.images, self._columns, stack
                 ).items

@@ -266,15 +266,19 @@ def _check_failure(name: str, slot: Any) -> None:
 
 def _prepared(stage: Stage, slots: Sequence[Slot[Any]]) -> Callable[[Any], Slot[Any]]:
     """The function of a stage, for these rows together; where that cannot be made, for each row
-    alone, since the bug is of one of them.
+    alone, since the bug is of one of them. A stage that no row reaches is not prepared.
     """
     if stage.prepare is None:
         return stage.row  # type: ignore[return-value]  # these have one
     prepare = stage.prepare
     live = [slot.unwrap() for slot in slots if isinstance(slot, Success)]
     values = [value for value in live if isinstance(value, stage.takes)]
+
+    def alone(value: Any) -> Slot[Any]:
+        return prepare([value])(value)
+
     # what raises here raises again, for its row
-    return attempt(lambda: prepare(values)).value_or(lambda value: prepare([value])(value))
+    return attempt(lambda: prepare(values)).value_or(alone) if values else alone
 
 
 def _wrong_record(stage: Stage, value: Any) -> ContractError:

@@ -49,6 +49,7 @@ from pipegen.drivers.isolation import error_of, isolated
 from pipegen.drivers.naming import request_words
 from pipegen.drivers.session import KeptAnswers, NoRequest, OpenSession, Request, image_bytes
 from pipegen.engines.extras import MissingExtra
+from pipegen.engines.model import begin_run, end_run
 from pipegen.engines.protocol import Event, RowDone
 from pipegen.engines.session import ALL, open_session
 from pipegen.records.options import GenerationOptions
@@ -123,12 +124,9 @@ class Drive(Generic[K]):
         """The requests in flight, by their numbers: the keys of their rows."""
         self._waiting = 0
         """Requests that have ended and were not given out."""
-        self._bytes = 0
-        self._rows = self._taken = 0
+        self._bytes = self._rows = self._taken = 0
         self._sessions: dict[Any, OpenSession] = {}
-        """By the engine; of a batch by the place in the pipe, and of one place, what is not shown
-        comes first: the scores of prompts.
-        """
+        """By the engine; of a batch by the place. Of one place, scores of prompts come first."""
         self._more, self._nothing_now = not self._whole, False
         self._input_error: Exception | None = None
         self._preparing: dict[Future[tuple[Advanced, dict[int, Exception]]], Request[K]] = {}
@@ -148,6 +146,7 @@ class Drive(Generic[K]):
         self._loop: asyncio.AbstractEventLoop | None = None
         """Of an asynchronous caller."""
         self._idle = False
+        begin_run(self, pipe.owns)
 
     def wake(self) -> None:
         """Let a thread that waits within `round` look again: a row has ended, there is a request,
@@ -297,6 +296,7 @@ class Drive(Generic[K]):
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
         self._requests.clear()
+        end_run(self, self._pipe.owns)
 
     # Requests become rows.
 

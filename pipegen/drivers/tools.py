@@ -102,7 +102,8 @@ def _schema(function: Any) -> dict[str, Any]:
         raise TypeError(f"a tool is a function or can be called, not {function!r:.80}")
     parameters = _parameters_of(function)
     name = getattr(function, "__name__" if parameters is None else "name", None)
-    if not isinstance(name, str) or not (parameters is None or isinstance(parameters, Mapping)):
+    named = isinstance(name, str) and name != "<lambda>"
+    if not named or not (parameters is None or isinstance(parameters, Mapping)):
         raise TypeError(
             "a tool is a function with a name, or has `name`, `description` and `parameters` or"
             f" `inputSchema`, a JSON Schema; not {function!r:.80}"

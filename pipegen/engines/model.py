@@ -18,15 +18,15 @@ asks for that, and judges its own rows by it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from immutabledict import immutabledict
 from returns.result import Failure, Success
 
-from pipegen.core.errors import BackendFailed, CallFailed
+from pipegen.core.errors import BackendFailed, CallFailed, GenerationError
 from pipegen.core.slots import Slot
 from pipegen.engines.capabilities import Capabilities
 from pipegen.engines.plugin import Plugin
@@ -41,6 +41,8 @@ __all__ = [
     "Model",
     "ModelReader",
     "TokenModel",
+    "begin_run",
+    "end_run",
     "on_model",
     "read_model",
     "reader_of",
@@ -120,13 +122,27 @@ def read_model(engine: Any) -> Model:
 class ModelReader:
     """The model of one engine: read at the first call that can, and the same from then on.
 
-    One that cannot be read, such as a checkpoint that is not there, is read again at the next call.
+    One that cannot be read, such as a checkpoint that is not there, fails all rows of a run with
+    one error. The next run reads it again.
     """
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         self.known: dict[str, Any] = {}
         """The model, once it was read."""
+        self._runs: WeakSet[Any] = WeakSet()
+        self._failure: Failure[Any] | None = None
+        """Why it could not be read, in the runs under way."""
+
+    def begin(self, run: object) -> None:
+        """A run begins: what failed before it is tried again."""
+        self._runs.add(run)
+        self._failure = None
+
+    def end(self, run: object) -> None:
+        """A run is over."""
+        self._runs.discard(run)
+        self._failure = None
 
     def __call__(self) -> Slot[Any]:
         """The model, or why it cannot be read; needs no weights."""
@@ -134,14 +150,22 @@ class ModelReader:
         return self._read() if model is None else Success(model)
 
     def _read(self) -> Slot[Any]:
+        if self._failure is not None:
+            return self._failure
         try:
             model = read_model(self._engine)
         except CallFailed as failure:
-            return Failure(failure.error)
+            return self._failed(failure.error)
         except InvalidField as refusal:
             hint = "correct the setting that the message names"
-            return Failure(BackendFailed(str(refusal), backend=self._engine.name, hint=hint))
+            return self._failed(BackendFailed(str(refusal), backend=self._engine.name, hint=hint))
         return Success(self.known.setdefault("model", model))  # of two threads, the first one's
+
+    def _failed(self, error: GenerationError) -> Slot[Any]:
+        failed: Failure[Any] = Failure(error)
+        if self._runs:
+            self._failure = failed
+        return failed
 
 
 _readers: WeakValueDictionary[int, ModelReader] = WeakValueDictionary()
@@ -151,6 +175,18 @@ _readers: WeakValueDictionary[int, ModelReader] = WeakValueDictionary()
 def reader_of(engine: Any) -> ModelReader:
     """The reader of an engine's model: stages of one engine share it."""
     return _readers.setdefault(id(engine), ModelReader(engine))
+
+
+def begin_run(run: object, engines: Iterable[Any]) -> None:
+    """Until `end_run`, a model of these engines that cannot be read fails all rows of the run."""
+    for engine in engines:
+        reader_of(engine).begin(run)
+
+
+def end_run(run: object, engines: Iterable[Any]) -> None:
+    """The run is over: a model that could not be read is tried again."""
+    for engine in engines:
+        reader_of(engine).end(run)
 
 
 def on_model(engine: Any, work: Callable[[A, Any], Slot[B]]) -> Callable[[A], Slot[B]]:

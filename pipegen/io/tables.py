@@ -267,10 +267,10 @@ def read_table(path: str | os.PathLike[str]) -> Table:
 
     Raises `TableError` where it is no such file, and `MissingExtra` without pyarrow.
 
-    >>> read_table("requests.jsonl")
+    >>> read_table("asked.csv")
     Traceback (most recent call last):
     ...
-    pipegen.io.forms.TableError: requests.jsonl is no Parquet or Arrow file (.parquet, .pq, .arrow, .feather, .ipc), and no folder of them
+    pipegen.io.forms.TableError: asked.csv is no Parquet or Arrow file (.parquet, .pq, .arrow, .feather, .ipc), and no folder of them; csv.DictReader reads CSV
     """
     refuse_address(path)
     path = Path(path)
@@ -278,7 +278,7 @@ def read_table(path: str | os.PathLike[str]) -> Table:
     if not paths or not is_table(path):
         raise TableError(
             f"{path} is no Parquet or Arrow file ({', '.join((*PARQUET, *ARROW))}), and no folder"
-            " of them"
+            " of them; csv.DictReader reads CSV"
         )
     need("pyarrow", "data", "reading tables")
     import pyarrow as pa

@@ -468,6 +468,14 @@ def _place(
     )
 
 
+def folder(value: Any) -> Any:
+    """The path of a folder that exists."""
+    result = path(value)
+    if not os.path.isdir(result):
+        raise ValueError("a folder that exists")
+    return result
+
+
 @record
 class ImagePolicy:
     """Which images and videos may be read, and how much of them.
@@ -477,7 +485,7 @@ class ImagePolicy:
     allowed_hosts: hosts that may have private addresses.
     """
 
-    root: Annotated[str | os.PathLike[str] | None, path] = None
+    root: Annotated[str | os.PathLike[str] | None, folder] = None
     """The folder in which files may be read; None allows any file."""
     allow_http: Annotated[bool, boolean] = False
     """Whether `http:` and `https:` URLs are fetched."""

@@ -4,6 +4,7 @@ it names the model, the file and what to do.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -25,6 +26,7 @@ from pipegen.testing.fake import FakeEngine
 pytest.importorskip("torch")
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 12345\n"
+HUNDRED = [{"prompt": "Hi", "options": {"max_new_tokens": 1}}] * 100
 Change = Callable[[Path], object]
 
 
@@ -157,6 +159,38 @@ def test_a_broken_checkpoint_is_one_failure_that_names_model_and_file(
     assert "\n" not in error.message
     record = next(record for record in caplog.records if error.incident in record.getMessage())
     assert record.exc_info is not None  # the traceback is in the log
+
+
+@pytest.mark.parametrize(
+    "change", [without("config.json"), without("tokenizer.json"), cut("model.safetensors", 5000)]
+)
+def test_a_run_says_it_once_however_many_requests_it_has(
+    change: Change, broken: Callable[[Change], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    with pg.backends.hf(broken(change)) as route:
+        for slots in (
+            lambda: pg.run(route, HUNDRED),
+            lambda: list(pg.imap(route, HUNDRED)),
+            lambda: asyncio.run(pg.arun(route, HUNDRED)),
+        ):
+            caplog.clear()
+            with caplog.at_level(logging.ERROR, logger="pipegen"):
+                incidents = {slot.failure().incident for slot in slots()}
+            assert len(incidents) == len(caplog.records) == 1
+
+
+def test_stages_that_no_run_holds_read_a_mended_model_at_once(
+    broken: Callable[[Change], Path], whole: Path
+) -> None:
+    folder = broken(without("tokenizer.json"))
+    route = pg.backends.hf(folder)
+    resolve = pg.stages.resolve(route.engine)
+    asked = (pg.Success(pg.TextGenerationRequest(prompt="Hi")),)
+    failure_of(route)
+    assert not pg.is_ok(resolve.apply(asked)[0])
+    shutil.copy(whole / "tokenizer.json", folder)
+    assert pg.is_ok(resolve.apply(asked)[0])
+    assert pg.is_ok(pg.run(route, [{"prompt": "Hi"}], {"max_new_tokens": 1})[0])
 
 
 @pytest.mark.parametrize("constructor", [pg.backends.vllm_server, pg.backends.sglang_server])

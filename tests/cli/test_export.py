@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import pipegen as pg
 from pipegen.testing.fake import FakeEngine
 
 Run = Callable[..., Any]
@@ -66,3 +67,38 @@ def test_a_csv_that_is_cut_off_is_refused_before_anything_is_asked(
     ran = generate(source, "-o", tmp_path / "o.jsonl")
     assert (ran.code, engine.calls) == (2, [])
     assert "in.csv, up to line" in ran.err
+
+
+def test_what_a_job_read_and_is_gone_is_named(
+    command: Run, engine: FakeEngine, jsonl: Any, tmp_path: Path
+) -> None:
+    root, out = tmp_path / "images", tmp_path / "o.jsonl"
+    root.mkdir()
+    source = jsonl({"prompt": "Hi"})
+    assert command("generate", source, "-o", out, "--model", "f", "--image-root", root).code == 0
+    root.rmdir()
+    ran = command("export", f"{out}.job")
+    assert ran.code == 2
+    assert f"there is no folder '{root}', the job's --image-root" in " ".join(ran.err.split())
+    assert command("view", out, "-o", tmp_path / "page.html").code == 0
+    root.mkdir()
+    source.unlink()
+    ran = command("export", f"{out}.job")
+    assert ran.code == 2
+    assert "--input says where it is now" in " ".join(ran.err.split())
+
+
+def test_the_job_of_a_program_says_how_its_rows_are_read(command: Run, tmp_path: Path) -> None:
+    with pg.job(pg.route(FakeEngine("yes")), [{"prompt": "Hi"}], tmp_path / "own.job") as job:
+        assert all(map(pg.is_ok, job))
+    ran = command("export", tmp_path / "own.job")
+    assert ran.code == 2
+    assert "pg.finished_rows(folder, pairs)" in " ".join(ran.err.split())
+
+
+def test_an_input_in_a_folder_that_does_not_exist_is_said_in_a_line(
+    command: Run, tmp_path: Path
+) -> None:
+    ran = command("generate", tmp_path / "no" / "in.jsonl", "--model", "f")
+    assert (ran.code, "Traceback" in ran.err) == (2, False)
+    assert "in.jsonl" in ran.err

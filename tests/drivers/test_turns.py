@@ -482,6 +482,7 @@ def test_what_is_no_tool_is_refused() -> None:
         ("ab", "list of functions"),
         ([], "one function or more"),
         ([7], "a function or can be called"),
+        ([lambda item: item], "a function with a name"),
         ([Strange()], "a JSON Schema"),
         ([many], "takes named arguments"),
         ([int], "the signature of <class 'int'> cannot be read"),

@@ -73,7 +73,8 @@ def test_what_is_no_table_is_refused_in_words(tmp_path: Path) -> None:
         (tmp_path / "x.parquet").unlink(missing_ok=True)
         (tmp_path / "x.arrow").unlink(missing_ok=True)
         with pytest.raises(
-            TableError, match=r"is no Parquet or Arrow file \(.*\), and no folder of them"
+            TableError,
+            match=r"is no Parquet or Arrow file \(.*\), and no folder of them; csv.DictReader",
         ):
             read_table(tmp_path / name)
 

@@ -97,6 +97,13 @@ def test_the_root_of_images_is_a_folder(root: Any) -> None:
         pg.ImagePolicy(root=root)
 
 
+def test_a_root_that_does_not_exist_is_refused_when_the_policy_is_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for missing in (tmp_path / "fotos", tmp_path / "file", "a\0b"):
+        with pytest.raises(pg.InvalidField, match=r"ImagePolicy\.root takes a folder that exists"):
+            pg.ImagePolicy(root=missing)
+
+
 def test_a_path_is_a_path_however_it_is_written(tmp_path: Path) -> None:
     assert pg.ImagePolicy(root=tmp_path) == pg.ImagePolicy(root=str(tmp_path))
     assert pg.ModelLoadConfig(model=tmp_path, adapter=tmp_path) == pg.ModelLoadConfig(
