@@ -60,10 +60,10 @@ def tools(
     side by side, in threads.
     limit: answers that a conversation has at most. timeout: seconds for one call; one that takes
     longer is left running. raised: what a tool raises, its timeout and its own CancelledError too,
-    becomes its answer ("message"), or fails the row with `StageFailed` ("fail"). max_bytes: how much of a tool's
-    answer the model sees in UTF-8; a longer one is cut, and says so. An unknown tool and wrong
-    arguments are answered in words. A tool that ends its thread, as `sys.exit()` does, fails its
-    row. Raises `TypeError` for what is no tool or no such limit.
+    becomes its answer ("message"), or fails the row with `StageFailed` ("fail"). max_bytes: how
+    much of a tool's answer the model sees in UTF-8; a longer one is cut, and says so. An unknown
+    tool and wrong arguments are answered in words. A tool that ends its thread, as `sys.exit()`
+    does, fails its row. Raises `TypeError` for what is no tool or no such limit.
 
     >>> def weather(city: str) -> str:
     ...     "The weather of a city."
