@@ -139,7 +139,7 @@ def test_calls_are_forced_and_read_behind_thoughts_as_most_templates_write_them(
 
 
 # begin a text and a call otherwise, after a thought
-CHANNELS = "gpt-?oss|muse-glimmer|Solar-Open|Cohere2MoE"
+CHANNELS = "gptoss|muse-glimmer|Solar-Open"
 
 
 @pytest.mark.parametrize("pair", [one for one in PAIRS if re.search(CHANNELS, str(one))], ids=str)
@@ -173,7 +173,9 @@ def test_a_model_with_channels_may_answer_with_a_call_or_a_text_after_a_thought(
         result = pg.run(pg.route(engine), [request], options)[0].unwrap()
         assert result.token_ids == ids
         assert result.reasoning == "So be it."
-        if "tool_calls" in message:
+        if not is_ok(syntax_of(writer)):  # muse-glimmer writes the name twice
+            assert result.tool_calls_unread and result.tool_calls == ()
+        elif "tool_calls" in message:
             (read,) = result.tool_calls
             assert json.loads(read["function"]["arguments"]) == {"city": "Rome"}
         else:
