@@ -249,6 +249,11 @@ def test_a_continuation_is_scored_within_the_conversation() -> None:
     slot = pg.score(pg.route(engine), [one.then("And?", continuation="No.")])[0]
     context = engine.scored[0][0].encoded.prompt.token_ids
     assert slot.unwrap().text == "No." and context[: len(ids(one))] == ids(one)
+    two = second(pg.route(engine), one.then("And?"))
+    scored = engine.scored[0][0]
+    whole = (*context, *scored.continuation)
+    # white space at the end of a context is scored with the continuation
+    assert whole == (*two.prompt_token_ids, *engine.tokenizer.encode("No."))
 
 
 def test_tokens_of_a_continued_request_are_counted() -> None:
