@@ -176,6 +176,30 @@ def test_without_tools_or_with_a_form_the_answer_is_a_text() -> None:
         assert sampled(result) == "I add.</think>7" + END
 
 
+class Opened(Channels):
+    """The prompt opens the thought. Without one, an answer begins where the thought would."""
+
+    def render(self, messages: Any, *, tools: Any, template: Any, variables: Any) -> str:
+        given = {"tools": tools, "template": template, "variables": variables}
+        text = super().render(messages, **given).replace(f"</think>{HEAD}", "</think>")
+        text = text.replace(HEAD + OPENS, f"{HEAD}<think>")
+        return f"{text}<think>" if variables.get("add_generation_prompt") else text
+
+
+def test_a_call_is_read_as_the_template_writes_it_after_a_thought() -> None:
+    tokenizer = ToyTokenizer()
+
+    def script(row: Encoded) -> str:
+        made = tokenizer.decode(row.prompt.token_ids).rpartition("<think>")[2]
+        return f"I add.</think>{CALL}".removeprefix(made)
+
+    of = FakeEngine(script, renderer=Opened(), tokenizer=tokenizer)
+    result = asked(pg.route(of))
+    assert result.tool_calls[0]["function"] == {"name": "add", "arguments": '{"a": 3}'}
+    assert (result.content or "").strip() == "" and result.reasoning == "I add."
+    assert result.raw_text == f"I add.</think>{CALL}"
+
+
 def test_each_part_has_a_seed_of_its_own_and_a_job_goes_on_between_them(tmp_path: Any) -> None:
     of = engine(THOUGHT + CALL)
     options = {"max_thinking_tokens": 20, "seed": 3, "temperature": 1.0}

@@ -264,9 +264,9 @@ def _begun(
     stop = None if given is None else altered(given, stop=())  # they are about all of the answer
     most = min(len(opens), written.room)
     least = min(most, max(0, (sent.options.min_new_tokens or 0) - len(written.ids)))
-    limits = {"max_new_tokens": most, "min_new_tokens": least}
-    for number in (1, 2):
-        asks = written.row(sent, number, stop=stop, **limits)
+    call, limits = 1, {"max_new_tokens": most, "min_new_tokens": least}
+    while True:
+        asks = written.row(sent, call, stop=stop, **limits)
         answered = yield Wanted(engine, altered(asks, watched=False), shown=False)
         judged = answered.bind(lambda one: decode_row(one, model.tokenizer, model.eos_token_ids))
         if not is_ok(judged):
@@ -276,9 +276,8 @@ def _begun(
         if limits and raw.token_ids == opens[:most]:
             return Success(None)
         if finish is not Finish.LENGTH or written.room <= 0:
-            break
-        limits = {}
-    return Success(raw)
+            return Success(raw)
+        call, limits = 2, {}
 
 
 def _called(
