@@ -148,10 +148,10 @@ def answer_in_parts(asked: Encoded, sent: Encoded, engine: Any, model: TokenMode
     start, answer, begun = len(written.ids), written.row(asked, 1), None
     opens = () if asked.prompt.thought is None else asked.prompt.thought.text_opens
     if last is None and opens and written.room > 0:
-        slot = yield from _begun(written, opens, sent, engine, model)
-        if not is_ok(slot):
-            return slot
-        begun = slot.unwrap()
+        beginning = yield from _begun(written, opens, sent, engine, model)
+        if not is_ok(beginning):
+            return Failure(beginning.failure())
+        begun = beginning.unwrap()
         if begun is None:
             start, answer = len(written.ids), written.row(asked, 2)
     final = Raw(encoded=answer, token_ids=(), logprobs=() if options.logprobs else None)
