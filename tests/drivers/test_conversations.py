@@ -243,6 +243,22 @@ def test_a_plain_prompt_is_no_conversation() -> None:
         result.then("And?")
 
 
+def test_a_later_turn_renders_one_short_conversation_however_long_its_own_is() -> None:
+    class Counting(ToyRenderer):
+        def render(self, messages: Any, **more: Any) -> str:
+            rendered.append(len(messages))
+            return super().render(messages, **more)
+
+    rendered: list[int] = []
+    route = pg.route(FakeEngine("Yes.<|im_end|>", renderer=Counting()))
+    result = first(route)
+    for number in range(6):
+        request = result.then(f"And {number}?")
+        rendered.clear()
+        result = second(route, request)
+        assert number == 0 or rendered == [3]  # the first one makes the bridge
+
+
 def test_a_continuation_is_scored_within_the_conversation() -> None:
     engine = FakeEngine("Yes.<|im_end|>")
     one = first(pg.route(engine))
