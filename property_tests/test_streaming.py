@@ -9,6 +9,7 @@ import dataclasses
 from typing import Any
 
 from hypothesis import given, strategies as st
+from returns.result import Failure, Success
 
 import pipegen as pg
 from pipegen.records.results import Encoded
@@ -126,6 +127,69 @@ def test_an_engine_that_overshoots_gives_the_same_results(
     assert pg.run(pg.route(engine()), requests) == pg.run(
         pg.route(engine(server_side_stops=False)), requests
     )
+
+
+@st.composite
+def failing(draw: st.DrawFn) -> list[pg.GenerationRequest]:
+    """Requests that a first route answers, does not, or answers and then refuses."""
+    rows: list[pg.GenerationRequest] = []
+    for number in range(draw(st.integers(1, 4))):
+        ends = draw(st.sampled_from(("good", "bad", "down")))
+        samples = draw(st.sampled_from((1, 1, 2)))
+        message = {"role": "user", "content": f"{draw(st.sampled_from('xyz'))} {ends}"}
+        rows.append(
+            pg.TextGenerationRequest(
+                id=str(number),
+                messages=[message],
+                options=pg.GenerationOptions(samples=samples, seed=number, max_new_tokens=9),
+            )
+        )
+    return rows
+
+
+@given(failing(), st.booleans(), st.sampled_from(("none", "around", "within")))
+def test_a_fallback_takes_over_what_has_shown_nothing_and_nothing_else(
+    requests: list[pg.GenerationRequest], keeps: bool, loop: str
+) -> None:
+    def script(row: Encoded) -> Any:
+        words = str((row.request.messages or ())[0].content)
+        asks = (row.options.seed or 0) % 2 == 0  # one sample of two, where there are two
+        if "down" in words and asks and (loop == "none" or row.request.continues):
+            return pg.BackendFailed("down", scope="row")
+        return f"{words}<|im_end|>"
+
+    def judge(result: pg.GenerationResult) -> pg.Slot[pg.GenerationResult]:
+        bad = "bad" in result.text
+        return Failure(pg.StageFailed("no", stage="judge")) if bad else Success(result)
+
+    def talk(pipe: Any) -> Any:
+        return pg.turns(pipe, lambda result: "And?", limit=2)
+
+    second = FakeEngine("Oh<|im_end|>", name="second")
+    first = pg.route(FakeEngine(script)) >> pg.each("judge", judge, keeps_text=keeps)
+    other = pg.route(second)
+    if loop == "around":
+        first, other = talk(first), talk(other)
+    both = pg.fallback(first, other, when=(pg.BackendFailed, pg.StageFailed))
+    if loop == "within":
+        first, both = talk(first), talk(both)
+    events = list(pg.stream(both, requests))
+    asked = {row.request.id for call in second.calls for row in call}
+    shown = {(one.index, one.round) for one in events if isinstance(one, pg.Delta)}
+    alone, whole = (
+        [one.slot for one in pg.stream(pipe, requests) if isinstance(one, pg.Done)]
+        if pipe is first
+        else list(pg.run(pipe, requests))
+        for pipe in (first, both)
+    )
+    slots = [event.slot for event in events if isinstance(event, pg.Done)]
+    for index, slot in enumerate(slots):
+        if pg.is_ok(slot):
+            assert slot == whole[index]
+        else:  # it had a delta; in a conversation, at the turn that failed
+            assert slot == alone[index]
+            assert any(number == index for number, _ in shown)
+            assert loop == "within" or str(index) not in asked
 
 
 @given(batches)

@@ -51,6 +51,7 @@ Place: TypeAlias = tuple[tuple[int, int], ...]
 Earlier places are less than later ones.
 """
 Bug: TypeAlias = Callable[["Row", Exception], object]
+Stays: TypeAlias = Callable[["Row"], bool]
 Going: TypeAlias = tuple[list["Row"], list[Slot[Any]]]
 """Rows that go through a pipe together, and the slot of each: a `Row` is made where it stops."""
 
@@ -106,12 +107,18 @@ class Advanced(NamedTuple):
     """Rows that wait for other rows of their request: advance them again with these."""
 
 
-def advance(pipe: Pipe[Any, Any], rows: Iterable[Row], bug: Bug | None = None) -> Advanced:
+def advance(
+    pipe: Pipe[Any, Any],
+    rows: Iterable[Row],
+    bug: Bug | None = None,
+    stays: Stays = lambda row: False,
+) -> Advanced:
     """Rows through their stages, up to their next calls or their ends. A pure function, as far as
     the stages are.
 
     What a stage raises comes through, with a note that names the stage and the row's key. With
-    `bug`, it is handed there, and the row is gone.
+    `bug`, it is handed there, and the row is gone. A failed row of which `stays(row)` is true goes
+    on in no other pipe of its nest: text that it has made cannot be taken back.
     """
     done = Advanced([], [], [])
     there: dict[Place, list[Row]] = {}
@@ -146,7 +153,7 @@ def advance(pipe: Pipe[Any, Any], rows: Iterable[Row], bug: Bug | None = None) -
         elif len(place) == 1:
             done.ended.extend(moved)
         else:
-            _leave(pipe, place[:-1], moved, there, bug)
+            _leave(pipe, place[:-1], moved, there, bug, stays)
     return done
 
 
@@ -349,6 +356,7 @@ def _leave(
     rows: Sequence[Row],
     there: dict[Place, list[Row]],
     bug: Bug | None,
+    stays: Stays,
 ) -> None:
     """Rows that come out of a pipe of a nest: each goes on in the next one, or after the nest."""
     at = place[-1][1]
@@ -364,6 +372,8 @@ def _leave(
                 raise noted  # noqa: B904 - it is `raised`, or has it as its cause
             bug(row, noted)
             continue
+        if isinstance(after, Again) and isinstance(row.value, Failure) and stays(row):
+            after = row.value
         if isinstance(after, Again):
             outer = _moved(outer, after.value, at)
             new = Row(row.key, after.value, turn=row.turn + 1, notes=after.notes, outer=outer)

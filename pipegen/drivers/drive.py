@@ -86,6 +86,7 @@ class Drive(Generic[K]):
     admits: whether requests are taken as they come; otherwise they are admitted already (see
         `pipegen.drivers.arguments`).
     begins, sees: are called with each call of a batch when it begins, and with each event of it.
+    stays: whether a failed row goes on in no other route (see `pipegen.core.rows.advance`).
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class Drive(Generic[K]):
         admits: bool = True,
         begins: Callable[[OpenSession], object] = lambda opened: None,
         sees: Callable[[Event], object] | None = None,
+        stays: Callable[[Row], bool] = lambda row: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pipe, self._source, self._options = pipe, take, options
@@ -113,7 +115,7 @@ class Drive(Generic[K]):
         self._limit, self._limits = in_flight or IN_FLIGHT, None if told else dict[Any, int]()
         self._ordered, self._isolates, self._finished = ordered, isolate_bugs, finished
         self._kept, self._admits, self._clock = kept, admits, clock
-        self._batch, self._begins, self._sees = batch, begins, sees
+        self._batch, self._begins, self._sees, self._stays = batch, begins, sees, stays
         self._whole = batch is not None
         """Whether rows go together."""
         self._turns: deque[Request[K]] = deque()
@@ -395,7 +397,7 @@ class Drive(Generic[K]):
         """Rows at their calls and ends, and the bugs of stages; those of a batch raise."""
         bugs: dict[int, Exception] = {}
         if self._whole:
-            return advance(self._pipe, rows), bugs
+            return advance(self._pipe, rows, stays=self._stays), bugs
         return advance(self._pipe, rows, lambda row, bug: bugs.setdefault(row.key, bug)), bugs
 
     def _settle(self, done: Advanced, bugs: dict[int, Exception]) -> None:

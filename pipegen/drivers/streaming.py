@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 from pipegen.core.errors import ContractError
 from pipegen.core.pipe import Pipe
-from pipegen.core.rows import Row, shown_text
+from pipegen.core.rows import Place, Row, shown_text
 from pipegen.core.slots import Batch, Slot, is_ok
-from pipegen.core.steps import Wanted
 from pipegen.drivers.arguments import Options, check_run, prepare_batch, require_iterable
 from pipegen.drivers.drive import Drive
 from pipegen.drivers.naming import name_bug
@@ -60,6 +59,7 @@ class Done:
 class _Shown(NamedTuple):
     """Where the text of a row goes, whether it is shown, and what makes text of its ids."""
 
+    row: Row
     at: tuple[int, int, int]
     shown: bool
     follow: Any
@@ -71,24 +71,24 @@ class _Deltas:
     def __init__(self, pipe: Pipe[Any, Any], batch: Batch[Any]) -> None:
         self._pipe = pipe
         self._texts: dict[tuple[int, int, int], str] = {}
-        self._answers: dict[tuple[int, int, int], Slot[Any]] = {}
+        self._told: dict[int, set[tuple[Place, Any]]] = {}
+        """Of each request, where which of its rows had deltas."""
         self._rows: dict[int, _Shown] = {}
         """The rows of the call that is performed."""
         self._come = deque[Delta]()
         self._slots: list[Slot[Any]] = []
         self.drive = Drive(
-            pipe, batch=enumerate(batch), kept=self, begins=self._begin, sees=self._see
+            pipe, batch=enumerate(batch), begins=self._begin, sees=self._see, stays=self._stays
         )
 
-    def of(self, key: int, row: Row, wanted: Wanted) -> Slot[Any] | None:
-        """The answer of a row that has shown text already: it is never tried again."""
-        if not self._texts or not wanted.shown:
-            return None
-        place = self._place(row, {row.sample, *self._samples().get(row.key, ())})
-        return self._answers.get(place) if self._texts.get(place) else None
-
-    def keep(self, key: int, row: Row, wanted: Wanted, slot: Slot[Any]) -> None:
-        """Nothing: what has come is kept already."""
+    def _stays(self, row: Row) -> bool:
+        """Whether there were deltas of what came into the nest with this row."""
+        outer: Any = row.outer
+        place, sample = outer.place, outer.sample
+        return any(
+            at[: len(place)] == place and one[: len(sample)] == sample
+            for at, one in self._told.get(row.key, ())
+        )
 
     def _samples(self) -> dict[int, set[Any]]:
         """The samples of each request that have not ended."""
@@ -109,18 +109,19 @@ class _Deltas:
             text = shown_text(self._pipe, row)
             shown = text.keeps and wanted.shown
             follow = text.follow(wanted.input) if shown and text.follow is not None else None
-            self._rows[number] = _Shown(self._place(row, samples[row.key]), shown, follow)
+            self._rows[number] = _Shown(row, self._place(row, samples[row.key]), shown, follow)
 
     def _see(self, event: Event) -> None:
         """What an engine tells of a row: a delta where there is new text."""
         row, text, reasoning = self._rows[event.row], "", ""
         if isinstance(event, RowDone):
-            self._answers[row.at] = event.slot
-        elif isinstance(event, TextMade):
+            return
+        if isinstance(event, TextMade):
             text, reasoning = event.text if row.shown else "", event.reasoning
         elif row.follow is not None:
             text = row.follow.take(event.token_ids) if event.text is None else event.text
         if text or reasoning:
+            self._told.setdefault(row.row.key, set()).add((row.row.place, row.row.sample))
             self._texts[row.at] = self._texts.get(row.at, "") + text
             index, sample, turn = row.at
             self._come.append(
@@ -166,7 +167,8 @@ def stream(
 ) -> Iterator[Delta | Done]:
     """Generate for a batch and yield text as it comes; the slots are those of `run`.
 
-    A fallback within the route takes a request over only before its first delta. `Done` comes for
+    A fallback within the route takes a request over only before its first delta; after it, the slot
+    is that of the first route alone. `Done` comes for
     all requests of the batch once the engine has finished the last of them. To have each as soon as
     it ends, stream them one by one.
     """

@@ -16,7 +16,6 @@ does not end can be left. These threads end no program late: they are daemons.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import json
 import threading
@@ -27,7 +26,7 @@ from typing import Any, Literal
 
 from returns.result import Failure, Success
 
-from pipegen.core.border import Raised, attempt, guard, guard_slot
+from pipegen.core.border import attempt, guard_slot, report
 from pipegen.core.errors import InternalError, StageFailed
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.tool_schema import arguments_of, schema_of
@@ -60,11 +59,11 @@ def tools(
     its arguments as these say. The calls of one answer are made in order, those of several rows
     side by side, in threads.
     limit: answers that a conversation has at most. timeout: seconds for one call; one that takes
-    longer is left running. raised: what a tool raises, its timeout too, becomes its answer
-    ("message"), or fails the row with `StageFailed` ("fail"). max_bytes: how much of a tool's
-    answer the model sees in UTF-8; a longer one is cut, and says so. An unknown tool and wrong
-    arguments are answered in words. A tool that ends its thread, as `sys.exit()` does, fails its
-    row. Raises `TypeError` for what is no tool or no such limit.
+    longer is left running. raised: what a tool raises, its timeout and its own CancelledError too,
+    becomes its answer ("message"), or fails the row with `StageFailed` ("fail"). max_bytes: how
+    much of a tool's answer the model sees in UTF-8; a longer one is cut, and says so. An unknown
+    tool and wrong arguments are answered in words. A tool that ends its thread, as `sys.exit()`
+    does, fails its row. Raises `TypeError` for what is no tool or no such limit.
 
     >>> def weather(city: str) -> str:
     ...     "The weather of a city."
@@ -251,8 +250,12 @@ def _within(work: Callable[[], str], seconds: float, *, traced: bool) -> Slot[st
 
     def run() -> None:
         try:
-            with contextlib.suppress(*_ENDS):
-                given.append(guard(work, _raised, known=() if traced else (Exception,)))
+            given.append(Success(work()))
+        except _ENDS:
+            pass
+        except BaseException as raised:  # noqa: BLE001 - asyncio.CancelledError is no Exception
+            seen = report(raised, traced=traced)
+            given.append(Failure(StageFailed(seen.words, incident=seen.incident)))
         finally:
             ended.set()
 
@@ -260,10 +263,6 @@ def _within(work: Callable[[], str], seconds: float, *, traced: bool) -> Slot[st
     if not ended.wait(seconds):
         return Failure(StageFailed(f"TimeoutError: it took more than {seconds:g} seconds"))
     return given[0] if given else None
-
-
-def _raised(seen: Raised) -> StageFailed:
-    return StageFailed(seen.words, incident=seen.incident)
 
 
 def _text(value: Any, seconds: float) -> str:

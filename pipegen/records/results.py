@@ -131,6 +131,8 @@ class ThoughtForm:
     """The end token of the thought."""
     bridge: tuple[int, ...]
     """What is between the end token and the answer."""
+    text_opens: tuple[int, ...] = ()
+    """What comes behind that where the answer is a text, if a tool call would begin otherwise."""
 
 
 @record

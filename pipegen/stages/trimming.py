@@ -170,7 +170,15 @@ def with_tool_calls(
     )
     chat = result.options.chat or ChatTemplateOptions()
     tools = thaw(raw.encoded.request.tools)
-    read = read_calls(answer, ending, tools, writer_of(renderer, chat))
+    writer = writer_of(renderer, chat)
+    read = read_calls(answer, ending, tools, writer)
+    if raw.thought is not None and not read.calls:  # some write other calls after thoughts
+        ids = (*raw.thought.token_ids, *result.token_ids[:count])
+        both = of_tokenizer(tokenizer.decode, ids)
+        behind = read_calls(both, ending, tools, writer)
+        if behind.calls:
+            content = (behind.content or "")[len(both) - len(answer) :]
+            read = behind._replace(content=content)
     return dataclasses.replace(
         result, tool_calls=read.calls, content=read.content, tool_calls_unread=read.unread
     )

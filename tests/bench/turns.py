@@ -172,12 +172,14 @@ def looped(
     name: str,
     opened: Callable[[], Any],
     counted: Callable[[Any], Callable[[], int]],
+    rows: int,
     count: int = 64,
     limit: int = 8,
 ) -> None:
     """So many conversations of `limit` turns in a pipe, and one call with all of their prompts.
 
-    counted: gives for a route what counts its passes so far.
+    counted: gives for a route what counts its passes so far. Both are compared with the fewest
+    passes possible: a pass gives each conversation at most one token, and so many `rows` at a time.
     """
     chance = random.Random(0)
     requests = [
@@ -210,10 +212,13 @@ def looped(
     same = sum(
         slot.unwrap().token_ids == turn.token_ids for slot, turn in zip(slots, turns, strict=True)
     )
+    tokens = [sum(turn.completion_tokens for turn in result.rounds) for result in results]
+    fewest = max(max(tokens), -(-sum(tokens) // rows))
     print(
-        f"{name}, {count} conversations of {limit} turns by imap(turns): {loops:,} passes, one call with all"
-        f" {len(turns)} prompts beforehand {whole:,}: {loops / whole:.2f} times; {same} answers the"
-        " same"
+        f"{name}, {count} conversations of {limit} turns by imap(turns), {rows} at a time:"
+        f" {loops:,} passes, the fewest possible are {fewest:,}: {loops / fewest:.2f} times; one"
+        f" call with all {len(turns)} prompts beforehand {whole:,}: {loops / whole:.2f} times;"
+        f" {same} answers the same"
     )
 
 
@@ -223,7 +228,7 @@ def loops(count: int = 64, limit: int = 8) -> None:
     def counted(route: Any) -> Callable[[], int]:
         return lambda: route.engine.work.passes + route.engine.work.steps
 
-    looped("HF", opened, counted, count, limit)
+    looped("HF", lambda: opened(batch_size=32), counted, 32, count, limit)
 
 
 def vllm() -> None:
@@ -247,7 +252,7 @@ def vllm() -> None:
         "max_num_seqs": 64,
         "enforce_eager": True,
     }
-    looped("vLLM", lambda: pg.backends.vllm("embedded", **settings), counted)
+    looped("vLLM", lambda: pg.backends.vllm("embedded", **settings), counted, 64)
 
 
 PARTS: dict[str, Callable[[], None]] = {

@@ -56,6 +56,21 @@ def test_the_counts_are_those_of_the_run(
     assert estimate["image_tokens"] > 0
 
 
+def test_requests_that_continue_a_conversation_are_counted_as_they_run(
+    estimated: Command, engine: FakeEngine, jsonl: Any
+) -> None:
+    route, user = pg.route(engine), {"role": "user", "content": "Hi"}
+    first = pg.run(route, [{"messages": [user]}])[0].unwrap()
+    ids = {"prompt_token_ids": first.prompt_token_ids, "token_ids": first.token_ids}
+    line = {
+        "messages": [user, first.message, {"role": "user", "content": "And?"}],
+        "continues": {"messages": 2, **ids},
+    }
+    second = pg.run(route, [first.then("And?")])[0].unwrap()
+    (estimate,) = estimated(jsonl({"id": "a", **line}), "--json").out
+    assert (estimate["prompt_tokens"], estimate["failed"]) == (second.prompt_tokens, 0)
+
+
 def test_later_turns_are_counted_and_their_prompts_are_not(estimated: Command, jsonl: Any) -> None:
     source = jsonl({"id": "a", "turns": ["Hi", "And?", "So?"]}, {"id": "b", "prompt": "Hi"})
     alone = jsonl({"id": "a", "turns": ["Hi"]}, {"id": "b", "prompt": "Hi"}, name="alone.jsonl")

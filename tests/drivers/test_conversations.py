@@ -243,12 +243,33 @@ def test_a_plain_prompt_is_no_conversation() -> None:
         result.then("And?")
 
 
+def test_a_later_turn_renders_one_short_conversation_however_long_its_own_is() -> None:
+    class Counting(ToyRenderer):
+        def render(self, messages: Any, **more: Any) -> str:
+            rendered.append(len(messages))
+            return super().render(messages, **more)
+
+    rendered: list[int] = []
+    route = pg.route(FakeEngine("Yes.<|im_end|>", renderer=Counting()))
+    result = first(route)
+    for number in range(6):
+        request = result.then(f"And {number}?")
+        rendered.clear()
+        result = second(route, request)
+        assert number == 0 or rendered == [3]  # the first one makes the bridge
+
+
 def test_a_continuation_is_scored_within_the_conversation() -> None:
     engine = FakeEngine("Yes.<|im_end|>")
     one = first(pg.route(engine))
     slot = pg.score(pg.route(engine), [one.then("And?", continuation="No.")])[0]
     context = engine.scored[0][0].encoded.prompt.token_ids
     assert slot.unwrap().text == "No." and context[: len(ids(one))] == ids(one)
+    two = second(pg.route(engine), one.then("And?"))
+    scored = engine.scored[0][0]
+    whole = (*context, *scored.continuation)
+    # white space at the end of a context is scored with the continuation
+    assert whole == (*two.prompt_token_ids, *engine.tokenizer.encode("No."))
 
 
 def test_tokens_of_a_continued_request_are_counted() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from returns.result import Success
+from returns.result import Failure, Success
 
 import pipegen as pg
 from pipegen.engines.protocol import TextMade
@@ -135,6 +135,59 @@ def test_a_row_that_has_shown_text_is_not_taken_over_by_a_fallback() -> None:
     assert joined == {(0, 0): "a"}
     assert second.calls == []
     assert isinstance(slots[0].failure(), pg.BackendFailed)
+
+
+def judged(engine: FakeEngine, *, keeps_text: bool = True) -> Any:
+    """A route whose last stage refuses what is not `good`."""
+
+    def judge(result: pg.GenerationResult) -> pg.Slot[pg.GenerationResult]:
+        good = result.text == "good"
+        return Success(result) if good else Failure(pg.StageFailed("no", stage="judge"))
+
+    return pg.route(engine) >> pg.each("judge", judge, keeps_text=keeps_text)
+
+
+def test_an_answer_that_was_shown_is_handed_to_no_other_route() -> None:
+    second = FakeEngine("good", name="second")
+    for keeps, text in ((True, "bad"), (False, "good")):  # held back, nothing was shown
+        first = judged(FakeEngine("bad"), keeps_text=keeps)
+        route = pg.fallback(first, pg.route(second), when=pg.StageFailed)
+        joined, slots, _ = told(route, [PROMPT])
+        assert joined == {(0, 0): text}
+        assert (slots[0] == pg.run(first, [PROMPT])[0]) == keeps
+    assert len(second.calls) == 1 and slots[0].unwrap().route == "second"
+
+
+def test_a_conversation_that_was_shown_goes_on_in_no_other_route() -> None:
+    def script(row: Encoded) -> Any:
+        return pg.BackendFailed("down", scope="row") if row.request.continues else "Yes<|im_end|>"
+
+    def conversation(engine: Any) -> Any:
+        return pg.turns(engine, lambda result: "And?", limit=2)
+
+    asked = {"messages": [{"role": "user", "content": "Is it?"}]}
+    second = FakeEngine("Oh<|im_end|>", name="second")
+    first = pg.route(FakeEngine(script))
+    whole = pg.fallback(conversation(first), conversation(pg.route(second)), when=pg.BackendFailed)
+    joined, slots, _ = told(whole, [asked])
+    assert joined == {(0, 0): "Yes"} and second.calls == []
+    assert slots[0] == pg.run(conversation(first), [asked])[0]
+    # its second turn alone had no delta
+    each = conversation(pg.fallback(first, pg.route(second), when=pg.BackendFailed))
+    joined, slots, _ = told(each, [asked])
+    assert joined == {(0, 0): "YesOh"} and pg.is_ok(slots[0])
+
+
+def test_reasoning_that_was_shown_is_a_delta_too() -> None:
+    class Chat(FakeEngine):
+        def stream(self, inputs: Any) -> Iterator[Any]:
+            yield TextMade(row=0, text="", reasoning="hm")
+            raise DOWN
+
+    second = FakeEngine("xyz", name="second")
+    route = pg.fallback(pg.route(Chat("abc")), pg.route(second), when=pg.BackendFailed)
+    _, slots, _ = told(route, [PROMPT])
+    assert second.calls == [] and isinstance(slots[0].failure(), pg.BackendFailed)
 
 
 def test_a_row_that_has_shown_nothing_is_taken_over() -> None:

@@ -262,6 +262,60 @@ def test_a_tool_that_ends_its_thread_fails_its_row_alone(
         assert error.message == "the tool 'leaves' failed: it ended its thread, as sys.exit() does"
 
 
+async def _mapped(*given: Any) -> list[Any]:
+    return [slot async for slot in pg.aimap(*given)]
+
+
+DRIVERS = [
+    pg.run,
+    pg.imap,
+    lambda *given: asyncio.run(pg.arun(*given)),
+    lambda *given: asyncio.run(_mapped(*given)),
+]
+
+
+@pytest.mark.parametrize("drive", DRIVERS)
+def test_a_tool_that_raises_a_cancellation_has_failed_as_any_other(drive: Any) -> None:
+    async def waits() -> str:
+        raise asyncio.CancelledError("no more")
+
+    def cancels() -> str:
+        raise asyncio.CancelledError
+
+    for tool, words in ((waits, "CancelledError: no more"), (cancels, "CancelledError")):
+
+        def script(row: Any, tool: Any = tool) -> str:
+            return "ok<|im_end|>" if replies(row) else calls(call(tool.__name__))
+
+        (slot,) = drive(agent(pg.tools([tool]), script), [asked()])
+        assert slot.unwrap().turn.request.messages[-1].content == f"error: {words}"
+        (slot,) = drive(agent(pg.tools([tool], raised="fail"), script), [asked()])
+        error = slot.failure()
+        assert isinstance(error, pg.StageFailed) and error.stage == tool.__name__
+        assert error.incident and error.message.endswith(f"failed: {words}")
+
+
+@pytest.mark.parametrize("driver", [pg.arun, _mapped])
+def test_a_cancelled_run_is_cancelled_while_its_tools_run(driver: Any) -> None:
+    running, go_on = threading.Event(), threading.Event()
+
+    async def waits() -> str:
+        running.set()
+        await asyncio.to_thread(go_on.wait, 60)
+        return ""
+
+    async def cancelled() -> None:
+        pipe = agent(pg.tools([waits]), lambda row: calls(call("waits")), limit=2)
+        task = asyncio.ensure_future(driver(pipe, [asked()]))
+        await asyncio.to_thread(running.wait, 60)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
+    go_on.set()
+
+
 @pytest.mark.parametrize("drive", [pg.run, pg.imap, lambda *given: asyncio.run(pg.arun(*given))])
 def test_ctrl_c_ends_a_run_whose_tools_are_running(drive: Any) -> None:
     go_on = threading.Event()

@@ -98,11 +98,26 @@ def test_what_cannot_be_known_is_refused_in_words(tmp_path: Path) -> None:
         again.then("And?", request={"messages": [USER]})
 
 
-def test_a_conversation_stays_in_its_shard(tmp_path: Path) -> None:
-    requests = [{"messages": [{"role": "user", "content": f"Hi {n}"}]} for n in range(12)]
+@pytest.mark.parametrize("history", ["kept", "template"])
+@pytest.mark.parametrize("kind", ["words", "an image", "an id", "an answer before", "samples"])
+def test_a_conversation_stays_in_its_shard(kind: str, history: Any) -> None:
+    def request(number: int) -> dict[str, Any]:
+        user = {"role": "user", "content": f"Hi {number}"}
+        if kind == "an image":
+            return {"prompt": "What is it?", "images": [b"%d" % number]}
+        before = [USER, {"role": "assistant", "content": "Yes."}]
+        more = {"id": f"row {number}"} if kind == "an id" else {}
+        return {"messages": [*before, user] if kind == "an answer before" else [user], **more}
+
+    options = {"samples": 2, "seed": 3, "temperature": 1.0} if kind == "samples" else {}
+    requests = [request(number) for number in range(12)]
     for part in (1, 2, 3):
-        mine = list(pg.shard(requests, part, 3))
-        later = [slot.unwrap().then("And?") for slot in pg.run(route(), mine)]
-        assert list(pg.shard(later, part, 3)) == later
-        last = [slot.unwrap().then("So?") for slot in pg.run(route(), later)]
-        assert list(pg.shard(last, part, 3)) == last
+        turn = list(pg.shard(requests, part, 3))
+        for words in ("And?", "So?"):
+            results = [slot.unwrap() for slot in pg.run(route(), turn, options)]
+            turn = [
+                one.then(words, history=history)
+                for result in results
+                for one in result.samples or (result,)
+            ]
+            assert turn and list(pg.shard(turn, part, 3)) == turn

@@ -102,6 +102,13 @@ def test_the_form_begins_after_the_thought() -> None:
     assert isinstance(error, pg.MalformedResponse)
 
 
+def test_where_nothing_says_that_a_call_begins_otherwise_the_answer_follows_the_thought() -> None:
+    engine = toy("I add.</think>")
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    result = asked(engine, {**ASKED, "tools": [tool]}, max_thinking_tokens=20)
+    assert (result.text, result.forced, len(engine.calls)) == ("7", (0,), 2)
+
+
 def test_stops_and_plugins_are_about_the_answer() -> None:
     engine = toy("a STOP b</think>", "7 STOP 8")
     result = asked(engine, max_thinking_tokens=30, stop=("STOP",), stop_token_ids=(98,))

@@ -44,6 +44,7 @@ __all__ = [
     "ThoughtIn",
     "Writer",
     "arguments_in",
+    "common_beginning",
     "json_at",
     "loads",
     "said",
@@ -218,12 +219,12 @@ def syntax_of(writer: Writer) -> Slot[Syntax]:
         key=len,
         default="",
     )
-    start = start or _TAG_BEGUN.sub("", _common(single, prompt))
+    start = start or _TAG_BEGUN.sub("", common_beginning(single, prompt))
     thought = thought_before_call(writer)
     opening = single[len(start) :].partition(NAME)[0].lstrip()
     if thought is not None and not thought.closing.endswith(opening):
         # an empty thought is no part of the call
-        shared = _common(opening[::-1], thought.closing[::-1])[::-1]
+        shared = common_beginning(opening[::-1], thought.closing[::-1])[::-1]
         start = single[: single.index(NAME, len(start)) - len(shared)] if shared.strip() else start
     body = single[len(start) :]
     if body.count(NAME) != 1:
@@ -323,7 +324,7 @@ def thought_before_call(writer: Writer) -> ThoughtIn | None:
     return next(thoughts_in(writer, message, NAME, TOOLS), None)
 
 
-def _common(first: str, second: str) -> str:
+def common_beginning(first: str, second: str) -> str:
     """What both texts begin with."""
     places = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
     return first[: sum(1 for _ in places)]
@@ -339,7 +340,7 @@ def _end_of(tail: str, end: str) -> str:
         return end if tail.endswith(end) else ""
     if end.strip() in tail:
         return tail[tail.index(end.strip()) :]
-    shared = _common(tail[::-1], end[::-1])[::-1]
+    shared = common_beginning(tail[::-1], end[::-1])[::-1]
     tag = _LAST_TAG.search(tail)
     return shared[shared.index("<") :] if "<" in shared else tag[0] if tag else ""
 

@@ -9,6 +9,8 @@ between thought and answer.
   the template writes between the thought's end token and the answer.
 - **A thought ends** with its end token, or is cut at its limit. An end token of the model ends the
   row; where a form is asked, it is left out, and the thought is closed.
+- **A text or a call**: where the template begins the two otherwise, the first tokens are generated
+  in a call of their own. If they are what it writes before a text, the answer is what follows.
 - **Stops**, plugins and the form are about the answer alone. `max_new_tokens` and `min_new_tokens`
   count all tokens.
 - **Seeds**: the thought has the row's own, the answer one that is derived from it.
@@ -143,8 +145,15 @@ def answer_in_parts(encoded: Encoded, sent: Encoded, engine: Any, model: TokenMo
         if not is_ok(slot):
             return slot
         thought, last = slot.unwrap()
-    start = len(written.ids)
-    answer = written.row(encoded, 1)
+    start, answer, begun = len(written.ids), written.row(encoded, 1), None
+    opens = () if encoded.prompt.thought is None else encoded.prompt.thought.text_opens
+    if last is None and opens and written.room > 0:
+        beginning = yield from _begun(written, opens, sent, engine, model)
+        if not is_ok(beginning):
+            return Failure(beginning.failure())
+        begun = beginning.unwrap()
+        if begun is None:
+            start, answer = len(written.ids), written.row(encoded, 2)
     final = Raw(encoded=answer, token_ids=(), logprobs=() if options.logprobs else None)
     if last is not None:
         final = altered(last, encoded=answer)
@@ -153,6 +162,14 @@ def answer_in_parts(encoded: Encoded, sent: Encoded, engine: Any, model: TokenMo
         if not is_ok(slot):
             return slot
         final = altered(slot.unwrap(), encoded=answer, ending=None)
+    elif begun is not None:
+        final = altered(
+            begun,
+            encoded=answer,
+            token_ids=tuple(written.ids[start:]),
+            logprobs=written.logprobs_of(start, len(written.ids)),
+            ending=None,
+        )
     elif written.room > 0:
         stopped = altered(answer.options, stop=sent.options.stop)
         slot = yield Wanted(engine, altered(answer, options=stopped, watched=sent.watched))
@@ -237,6 +254,32 @@ def _thought(
     written.write((*(() if by_itself else (*form.closes, form.end_id)), *form.bridge))
     closed = by_itself or form.end_id in written.ids[before:]
     return Success((_Thinking(text, closed), None))
+
+
+def _begun(
+    written: _Written, opens: tuple[int, ...], sent: Encoded, engine: Any, model: TokenModel
+) -> Generator[Wanted, Slot[Any], Slot[Raw | None]]:
+    """The answer, where it does not begin as the template begins a text: its ids are in `written`.
+    None where it does: what follows `opens` is the answer, and is still to be generated.
+    """
+    given = sent.options.stop
+    stop = None if given is None else altered(given, stop=())  # they are about all of the answer
+    most = min(len(opens), written.room)
+    least = min(most, max(0, (sent.options.min_new_tokens or 0) - len(written.ids)))
+    call, limits = 1, {"max_new_tokens": most, "min_new_tokens": least}
+    while True:
+        asks = written.row(sent, call, stop=stop, **limits)
+        answered = yield Wanted(engine, altered(asks, watched=False), shown=False)
+        judged = answered.bind(lambda one: decode_row(one, model.tokenizer, model.eos_token_ids))
+        if not is_ok(judged):
+            return Failure(judged.failure())
+        finish, raw = judged.unwrap().finish, judged.unwrap().raw
+        written.take(raw, len(raw.token_ids))
+        if limits and raw.token_ids == opens[:most]:
+            return Success(None)
+        if finish is not Finish.LENGTH or written.room <= 0:
+            return Success(raw)
+        call, limits = 2, {}
 
 
 def _called(

@@ -6,7 +6,9 @@ The first of these that says it counts. One is an answer with a thought, as the 
 thought that it writes where thinking is off. Last is an opening token at the end of the prompt,
 which `</think>` closes as `<think>`. What ends a thought is a control token.
 
-Before a tool call that is forced, only an answer of a thought and a call says it.
+Before a tool call that is forced, only an answer of a thought and a call says it. Where the model
+may call tools, and the template begins a text and a call otherwise, as in channels, the model
+chooses: after the thought only that is written which both begin with and prompts end with.
 
 >>> from pipegen.stages.parts.control_tokens import control_tokens
 >>> from pipegen.testing.fake import ToyRenderer
@@ -27,6 +29,7 @@ from returns.result import Failure, Success
 from pipegen.core.errors import UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.tokenizer import Renderer, Tokenizer
+from pipegen.records.fields import altered
 from pipegen.records.frozen import freeze, thaw
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions
 from pipegen.records.requests import GenerationRequest
@@ -35,6 +38,7 @@ from pipegen.stages.parts.call_syntax import (
     USER,
     WORDS,
     Writer,
+    common_beginning,
     said,
     syntax_of,
     thought_before_call,
@@ -107,6 +111,8 @@ def thought_form(
                 hint = "leave out tool_choice, or set enable_thinking=False"
                 return Failure(UnsupportedOption(message, option="tool_choice", hint=hint))
             texts = called[0]._replace(bridge="")  # what follows is a part of the call
+        elif options.structured is None and request.tools:
+            return Success(_open(texts, writer, control(), tokenizer))
     if texts is not None:
         return Success(_encoded(texts, tokenizer))
     if options.max_thinking_tokens is None:  # the form holds from the first token
@@ -121,6 +127,22 @@ def _encoded(texts: ThoughtTexts, tokenizer: Tokenizer) -> ThoughtForm:
         end_id=tokenizer.control_tokens[texts.end],
         bridge=ids_behind(tokenizer, texts.bridge, after=texts.end),
     )
+
+
+def _open(
+    texts: ThoughtTexts, writer: Writer, control: ControlTokens, tokenizer: Tokenizer
+) -> ThoughtForm:
+    """The ids around a thought that a text or a tool call may follow."""
+    form, called = _encoded(texts, tokenizer), call_after_thought(writer, control)
+    call = "" if called is None else called[0].bridge
+    if called is None or called[0][:3] != texts[:3] or call.startswith(texts.bridge):
+        return form
+    prompt, both = writer.write([USER], (), opens=True) or "", common_beginning(texts.bridge, call)
+    of_call = ids_behind(tokenizer, call, after=texts.end)
+    begins = [both[:end] for end in range(len(both), 0, -1) if prompt.endswith(both[:end])]
+    bridges = [*(ids_behind(tokenizer, text, after=texts.end) for text in begins), ()]
+    bridge = next(ids for ids in bridges if form.bridge[: len(ids)] == ids == of_call[: len(ids)])
+    return altered(form, bridge=bridge, text_opens=form.bridge[len(bridge) :])
 
 
 @functools.lru_cache(maxsize=64)

@@ -253,12 +253,17 @@ def _is_written(
     rendered: str, answer: str, ending: str, opened: Sequence[str], syntax: Slot[Syntax]
 ) -> bool:
     """Whether the conversation, as the template writes it, ends with the very text of the answer
-    and what the template writes behind an answer. Before it is one of the turns `opened`.
+    and what the template writes behind an answer. Before it is one of the turns `opened`; the
+    first, the prompt, may end in more white space, where the answer begins with none.
     """
+    begins = [*opened]
+    if not answer[:1].isspace():
+        bare = opened[0].rstrip()
+        begins += [opened[0][:end] for end in range(len(bare), len(opened[0]))]
     ends = [rendered, rendered.rstrip().removesuffix(ending.strip())]
     ends += [rendered.removesuffix(syntax.unwrap().end)] if is_ok(syntax) else []
     return any(
-        text.endswith(answer) and text[: len(text) - len(answer)] in opened
+        text.endswith(answer) and text[: len(text) - len(answer)] in begins
         for end in ends
         for text in (end, end.rstrip("\n"))
     )
