@@ -96,6 +96,11 @@ class Row(NamedTuple, Generic[K]):
         )
 
     @property
+    def is_asked(self) -> bool:
+        """Whether it is to be asked: it has a key, and is not finished."""
+        return self.key is not None and self.kept is None
+
+    @property
     def unmerged(self) -> Slot[GenerationRequest]:
         """The request with its own options alone, for those who merge in the run's themselves."""
         return self.request.map(lambda request: altered(request, options=self.options))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from support.fake_ray import replaced_ray
 
 import pipegen as pg
 from pipegen.drivers.arguments import record_of
@@ -133,6 +134,37 @@ def test_a_missing_row_of_a_table_is_asked_before_others_are_read(
     last = str(COUNT) if form == "txt" else f"row {COUNT - 1}"
     assert asked == [last]
     assert len(read) <= 2 * (shard or 1)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_replicas_read_no_request_of_a_finished_row_again(
+    form: str,
+    generate: Command,
+    engine: FakeEngine,
+    asked: list[str],
+    read: list[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replaced_ray(monkeypatch)
+    monkeypatch.setattr("pipegen.cli.on_ray.open_routes", lambda load: pg.route(engine))
+    source, flags = write(tmp_path, form, ROWS), ("--replicas", "2")
+    assert generate(source, *flags).code == 0
+    first = (tmp_path / "out.jsonl").read_bytes()
+    assert len(asked) == len(read) == COUNT
+    results = max(
+        (tmp_path / "out.jsonl.job").glob("results-*.jsonl"), key=lambda f: f.stat().st_size
+    )
+    lines = results.read_bytes().splitlines(keepends=True)
+    results.write_bytes(b"".join(lines[:-1]))
+    for missing in (1, 0):
+        read.clear()
+        asked.clear()
+        ran = generate(source, *flags)
+        assert (ran.code, len(asked)) == (0, missing)
+        assert f"{COUNT - missing} finished before" in ran.err
+        assert len(read) == 2 * missing  # ahead of the others, and in its turn
+        assert (tmp_path / "out.jsonl").read_bytes() == first
 
 
 def test_shards_read_no_request_of_a_finished_job_again(
