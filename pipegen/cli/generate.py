@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -175,7 +175,8 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
         question = given.question._replace(
             sidecar=files.sidecar, overwrite=files.overwrite or files.job is not None
         )
-        source = open_source(files.source, question, given.images, given.columns, stack)
+        where = (question, given.images, given.columns, stack)
+        source = open_source(files.source, *where, folder=files.job)
         check_columns(source, files.out)
         total = source.total() if is_shown(not files.quiet) else None
         meter.total = (
@@ -191,13 +192,14 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
         def again() -> Iterator[tuple[Origin, Any]]:
             if source.unread is not None:  # which need not be parsed again
                 return source.unread()
-            return open_source(files.source, question, given.images, given.columns, stack).items
+            return open_source(files.source, *where).items
 
         settings: dict[str, Any] = {
             "in_flight": files.in_flight,
             "image_policy": given.images,
             "policy": given.policy,
         }
+        slots: Iterable[tuple[Origin, Slot[GenerationResult] | Written, bool]]
         try:
             if files.job is None:
                 stream = _open_out(files, stack)
@@ -212,11 +214,12 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
                 if files.part is None and not (files.restart or files.overwrite):
                     say_shared(files.job or Path())
                 if files.on_ray is not None:
-                    how = (meter, moved, ending.stops, _begun, source.reading)
+                    how = (meter, moved, ending.stops, _begun, source.reading, source.stamp)
                     rows = ray_slots(files, files.on_ray, route, again, *how)
                 else:
                     settings |= {"as_written": True, "part": files.part}
                     settings |= {"again": source.unread, "reading": source.reading}
+                    settings |= {"stamp": source.stamp}
                     asked = source.items if source.unread is None else source.unread()
                     rows = _job_slots(route, asked, files, settings, ending, tally)
                 slots = stack.enter_context(contextlib.closing(rows))

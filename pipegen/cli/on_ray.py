@@ -121,6 +121,7 @@ def ray_slots(
     stops: Callable[[Stops | None], object],
     begun: Callable[[Job[Any], Files], object],
     reading: str = "",
+    stamp: str = "",
 ) -> Generator[tuple[Origin, Slot[GenerationResult] | Written, bool], None, None]:
     """The origins and slots of the job, each with whether it was finished before: once all are, or
     the run was stopped.
@@ -130,6 +131,7 @@ def ray_slots(
         others, to hand out all that are missing, and to write all. Where the map of keys has a
         finished row, its request is not parsed.
     reading: how rows of it that are `Unread` are read.
+    stamp: tells whether it is as it was when it was read before.
     stops: called with what a signal is to stop.
 
     While replicas work, the meter shows their counts; then those of what is written. Raises
@@ -161,7 +163,7 @@ def ray_slots(
     with contextlib.closing(run):
         before, folder = run.journal, run.journal.folder
         begun(run, files)
-        with KeyMap(folder, context) as known:
+        with KeyMap(folder, context, stamp=stamp) as known:
             ahead: Iterator[Row[Origin]] = iter(())
             if run.before:
                 keys, map_ahead = Keys(run.settings), known.ahead()

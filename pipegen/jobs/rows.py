@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import compress, islice
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from returns.result import Failure, Result, Success
@@ -137,8 +137,9 @@ def rows_of(
             known.keep(entry_of(digest, first, *numbers_of([Success(request)], images)))
 
     images = image_policy or ImagePolicy()
-    source = map(pair, requests)
+    source, count = map(pair, requests), 0
     while chunk := list(islice(source, _TOGETHER)):
+        count += len(chunk)
         digests = [
             None
             if known is None
@@ -191,7 +192,7 @@ def rows_of(
             key = keys.later(ready.unwrap(), times) if times else first.hex()
             yield _row(name, given, ready, key, finished, again, as_written)
     if known is not None:
-        known.end()
+        known.end(count)
 
 
 def missing_rows(
@@ -213,14 +214,7 @@ def missing_rows(
     would cost more than it saves.
     """
     given_out, looks = set[str](), _LOOKS
-    succeeded, digest_of, find, key_of = finished.succeeded, known.digest, known.find, key_in
-    for name, request in requests():
-        digest = digest_of(request.data if isinstance(request, Unread) else request)
-        entry = None if digest is None else find(digest)
-        if entry is not None and (
-            succeeded(key_of(entry)) or (part is not None and not in_part(number_in(entry), part))
-        ):
-            continue
+    for name, request in _unfinished(requests(), finished, known, part):
         given = record_of(_read(request))
         ready = admitted(given, options, policy or RequestPolicy())
         if (
@@ -236,6 +230,36 @@ def missing_rows(
         looks -= 1
         if not looks:
             return
+
+
+def _unfinished(
+    requests: Iterable[tuple[K, Request | Unread]],
+    finished: Finished,
+    known: KeyMap,
+    part: tuple[int, int] | None,
+) -> Iterator[tuple[K, Request | Unread]]:
+    """The requests that are not finished by what the map has of them, or of which it has nothing.
+
+    Where the input is the one that the map is of, its requests are looked at no more.
+    """
+    rows = known.rows()
+    if rows is not None:
+        keys, numbers = rows
+        asked: Iterator[object] = finished.unfinished(keys)
+        if part is not None:
+            asked = (
+                one and in_part(number, part) for one, number in zip(asked, numbers, strict=True)
+            )
+        yield from compress(requests, asked)
+        return
+    succeeded, digest_of, find, key_of = finished.succeeded, known.digest, known.find, key_in
+    for name, request in requests:
+        digest = digest_of(request.data if isinstance(request, Unread) else request)
+        entry = None if digest is None else find(digest)
+        if entry is None or not (
+            succeeded(key_of(entry)) or (part is not None and not in_part(number_in(entry), part))
+        ):
+            yield name, request
 
 
 def _row(

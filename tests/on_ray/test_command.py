@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 from support.on_ray import holders, stub
 
+import pipegen as pg
 from pipegen.cli.generate import Files
 from pipegen.cli.inputs import from_lines
 from pipegen.cli.on_ray import OnRay, ray_slots
@@ -30,6 +32,7 @@ from pipegen.cli.usage import load_of
 from pipegen.io import jsonl
 from pipegen.io.tables import Columns
 from pipegen.jobs.in_flight import DEATHS
+from pipegen.records.messages import plain_messages
 from pipegen.testing.faulty import FaultyServer
 
 pytest.importorskip("ray", reason="Ray is not installed here")
@@ -304,6 +307,50 @@ def test_a_table_goes_through_replicas(cluster: str, tmp_path: Path) -> None:
     for out, flags in outs.items():
         assert command(source, tmp_path / out, "--map", "prompt=question", *flags).wait(LIMIT) == 0
     assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "one.csv").read_bytes()
+
+
+def test_conversations_go_through_replicas(cluster: str, tmp_path: Path) -> None:
+    """As without Ray; the next turns of a conversation are answered on one replica."""
+    source = tmp_path / "in.jsonl"
+    asked = [
+        {"id": f"{n}", "messages": [{"role": "user", "content": f"What is {n} + 1?"}]}
+        for n in range(8)
+    ]
+    lines: list[dict[str, Any]] = []
+    with pg.backends.hf("embedded") as route:
+        results = [slot.unwrap() for slot in pg.run(route, asked, {"max_new_tokens": 2})]
+    for branch in range(4):
+        lines.append({"id": f"turns {branch}", "turns": [f"Say {branch}.", "Again.", "Why?"]})
+        for result in results:
+            request = result.then(f"And {branch} + 2?")
+            lines.append(
+                {
+                    "id": f"talk {result.id} {branch}",
+                    "messages": plain_messages(request.messages or ()),
+                    "continues": dataclasses.asdict(request.continues),
+                }
+            )
+    source.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    outs = {"one.jsonl": (), "out.jsonl": ("--ray", cluster, "--replicas", "2")}
+    few = ("--max-new-tokens", "2", "--in-flight", "2")
+    for out, flags in outs.items():
+        assert command(source, tmp_path / out, *few, *flags).wait(LIMIT) == 0
+    written = (tmp_path / "out.jsonl").read_bytes()
+    assert written == (tmp_path / "one.jsonl").read_bytes()
+    of_talk: dict[str, list[str]] = {}
+    for file in (tmp_path / "out.jsonl.job").glob("results-*.jsonl"):
+        for line in file.read_bytes().splitlines():
+            kind, talk, *_ = json.loads(line)["id"].split()
+            if kind == "talk":
+                of_talk.setdefault(talk, []).append(file.name)
+    assert {talk: (len(files), len(set(files))) for talk, files in of_talk.items()} == {
+        f"{n}": (4, 1) for n in range(8)
+    }
+    assert len({file for files in of_talk.values() for file in files}) == 2
+    before = {file: file.stat().st_size for file in tmp_path.glob("out.jsonl.job/results-*")}
+    assert command(source, tmp_path / "out.jsonl", *few, "--replicas", "2").wait(LIMIT) == 0
+    assert (tmp_path / "out.jsonl").read_bytes() == written
+    assert {file: file.stat().st_size for file in before} == before
 
 
 def test_an_interrupt_of_the_terminal_and_a_killed_command_leave_nothing_running(
