@@ -33,7 +33,17 @@ from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.scores import Scored
 
-__all__ = ["Again", "Kept", "Row", "Unread", "kept_slot", "missing_rows", "retry_of", "rows_of"]
+__all__ = [
+    "Again",
+    "Kept",
+    "Row",
+    "Unread",
+    "kept_slot",
+    "missing_rows",
+    "read_row",
+    "retry_of",
+    "rows_of",
+]
 
 K = TypeVar("K")
 Again: TypeAlias = Callable[[GenerationError], bool]
@@ -190,7 +200,7 @@ def rows_of(
                 times = keys.count(first)
                 note(digest, ready.unwrap(), first)
             key = keys.later(ready.unwrap(), times) if times else first.hex()
-            yield _row(name, given, ready, key, finished, again, as_written)
+            yield read_row(name, given, ready, key, finished, again, as_written)
     if known is not None:
         known.end(count)
 
@@ -222,7 +232,7 @@ def missing_rows(
             and not ready.unwrap().sources
             and (part is None or in_part(numbers_of([given], ImagePolicy())[0], part))
         ):
-            row = _row(name, given, ready, keys.first(ready.unwrap()).hex(), finished, again, False)
+            row = read_row(name, given, ready, keys.first(ready.unwrap()).hex(), finished, again)
             if row.kept is None and row.key not in given_out:
                 given_out.add(row.key or "")
                 yield row
@@ -262,16 +272,19 @@ def _unfinished(
             yield name, request
 
 
-def _row(
+def read_row(
     name: K,
     given: Slot[GenerationRequest],
     ready: Slot[GenerationRequest],
     key: str,
     finished: Finished,
     again: Again,
-    as_written: bool,
+    as_written: bool = False,
 ) -> Row[K]:
-    """The row of a request that is read."""
+    """The row of a request that is read.
+
+    given, ready: the request with its own options alone, and with those of the run too.
+    """
     name_of = partial(getattr, ready.unwrap(), "id")
     kept: Kept | None = (
         partial(_finished, finished, key, name_of, lambda: ready, as_written)

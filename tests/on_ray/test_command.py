@@ -24,7 +24,7 @@ import pipegen as pg
 from pipegen.cli.generate import Files
 from pipegen.cli.inputs import from_lines
 from pipegen.cli.on_ray import OnRay, ray_slots
-from pipegen.cli.outputs import Tally
+from pipegen.cli.outputs import Tally, slot_of
 from pipegen.cli.progress import Meter, Moved
 from pipegen.cli.run_flags import AskedFlags
 from pipegen.cli.sources import Asked
@@ -220,7 +220,9 @@ def test_a_poisoned_row_fails_after_three_tries_alone_and_the_rest_is_done(
         return from_lines(jsonl.lines_of(io.BytesIO(source.read_bytes())), Columns())
 
     on = OnRay(partial(stub, asked=str(asked), poison="poisoned", death=death), cluster, 2, 0)
-    slots = {origin.id: slot for origin, slot, _ in slots_of(tmp_path, on, opened, in_flight=20)}
+    slots = {
+        origin.id: slot_of(slot) for origin, slot, _ in slots_of(tmp_path, on, opened, in_flight=20)
+    }
     assert [name for name, slot in slots.items() if slot.value_or(None) is None] == ["r123"]
     assert "died 3 times" in slots["r123"].failure().message
     times = Counter(asked.read_text().split())
@@ -317,6 +319,7 @@ def test_conversations_go_through_replicas(cluster: str, tmp_path: Path) -> None
         for n in range(8)
     ]
     lines: list[dict[str, Any]] = []
+    request: Any
     with pg.backends.hf("embedded") as route:
         results = [slot.unwrap() for slot in pg.run(route, asked, {"max_new_tokens": 2})]
     for branch in range(4):
@@ -410,7 +413,7 @@ def test_the_meter_counts_the_rows_of_all_replicas(cluster: str, tmp_path: Path)
     def opened() -> Any:
         return from_lines(jsonl.lines_of(io.BytesIO(source.read_bytes())), Columns())
 
-    def moved(done: int | None, words: str) -> None:
+    def moved(done: int | None, words: str | None) -> None:
         seen.append(meter.tally.done)
 
     assert len(list(slots_of(tmp_path, OnRay(stub, cluster, 2, 0), opened, meter, moved))) == 101
