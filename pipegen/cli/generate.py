@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -53,7 +53,6 @@ from pipegen.jobs.new_file import JournalError, new_file, remove_stale
 from pipegen.jobs.rows import retry_of
 from pipegen.jobs.runner import Job, start_job
 from pipegen.records.fields import InvalidField
-from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult
 
 __all__ = ["Files", "run_generate"]
@@ -176,7 +175,8 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
         question = given.question._replace(
             sidecar=files.sidecar, overwrite=files.overwrite or files.job is not None
         )
-        source = open_source(files.source, question, given.images, given.columns, stack)
+        where = (question, given.images, given.columns, stack)
+        source = open_source(files.source, *where, folder=files.job)
         check_columns(source, files.out)
         total = source.total() if is_shown(not files.quiet) else None
         meter.total = (
@@ -189,14 +189,17 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
         if not files.quiet or files.summary is not None:
             route = watched(route, tells(moved, meter))
 
-        def again() -> Iterator[tuple[Origin, Slot[GenerationRequest]]]:
-            return open_source(files.source, question, given.images, given.columns, stack).items
+        def again() -> Iterator[tuple[Origin, Any]]:
+            if source.unread is not None:  # which need not be parsed again
+                return source.unread()
+            return open_source(files.source, *where).items
 
         settings: dict[str, Any] = {
             "in_flight": files.in_flight,
             "image_policy": given.images,
             "policy": given.policy,
         }
+        slots: Iterable[tuple[Origin, Slot[GenerationResult] | Written, bool]]
         try:
             if files.job is None:
                 stream = _open_out(files, stack)
@@ -211,15 +214,13 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
                 if files.part is None and not (files.restart or files.overwrite):
                     say_shared(files.job or Path())
                 if files.on_ray is not None:
-                    rows = ray_slots(
-                        files, files.on_ray, route, again, meter, moved, ending.stops, _begun
-                    )
+                    how = (meter, moved, ending.stops, _begun, source.reading, source.stamp)
+                    rows = ray_slots(files, files.on_ray, route, again, *how)
                 else:
-                    asked: Any = source.items
                     settings |= {"as_written": True, "part": files.part}
-                    if source.unread is not None:  # which need not be parsed again
-                        asked = source.unread()
-                        settings |= {"again": source.unread, "reading": source.reading}
+                    settings |= {"again": source.unread, "reading": source.reading}
+                    settings |= {"stamp": source.stamp}
+                    asked = source.items if source.unread is None else source.unread()
                     rows = _job_slots(route, asked, files, settings, ending, tally)
                 slots = stack.enter_context(contextlib.closing(rows))
                 remove_stale(Path(files.out or "").absolute().parent)
@@ -271,12 +272,12 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
 
 def _job_slots(
     route: Any,
-    asked: Iterator[tuple[Origin, Slot[GenerationRequest]]],
+    asked: Iterator[tuple[Origin, Any]],
     files: Files,
     settings: dict[str, Any],
     ending: _Ending,
     tally: Tally,
-) -> Generator[tuple[Origin, Slot[GenerationResult], bool], None, None]:
+) -> Generator[tuple[Origin, Slot[GenerationResult] | Written, bool], None, None]:
     """The places and slots of the job, each with whether it was finished before. Raises
     `KeyboardInterrupt` where a signal has stopped it.
 

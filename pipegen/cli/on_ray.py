@@ -12,9 +12,9 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -30,10 +30,13 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.progress import Progress
 from pipegen.drivers.turns import turns
 from pipegen.engines.extras import MissingExtra
+from pipegen.io.jsonl import Written
 from pipegen.jobs.journal import Finished, JournalError
-from pipegen.jobs.keys import Keys
-from pipegen.jobs.rows import Again, Row, kept_slot, retry_of, rows_of
+from pipegen.jobs.key_map import KeyMap
+from pipegen.jobs.keys import Keys, context_of
+from pipegen.jobs.rows import Again, Row, Unread, kept_slot, missing_rows, retry_of, rows_of
 from pipegen.jobs.runner import Job
+from pipegen.jobs.turns import WAITING
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult
 
@@ -112,17 +115,23 @@ def ray_slots(
     files: Files,
     on: OnRay,
     route: Pipe[GenerationRequest, GenerationResult],
-    opened: Callable[[], Iterator[tuple[Origin, Slot[GenerationRequest]]]],
+    opened: Callable[[], Iterable[tuple[Origin, Slot[GenerationRequest] | Unread]]],
     meter: Meter,
     moved: Moved,
     stops: Callable[[Stops | None], object],
     begun: Callable[[Job[Any], Files], object],
-) -> Generator[tuple[Origin, Slot[GenerationResult], bool], None, None]:
+    reading: str = "",
+    stamp: str = "",
+) -> Generator[tuple[Origin, Slot[GenerationResult] | Written, bool], None, None]:
     """The origins and slots of the job, each with whether it was finished before: once all are, or
     the run was stopped.
 
     route: as this process has it: it tells what the keys are made of, and loads no weights.
-    opened: opens the input. It is read twice: to hand out what is missing, and to write it all.
+    opened: opens the input. It is read up to three times: for some missing rows ahead of the
+        others, to hand out all that are missing, and to write all. Where the map of keys has a
+        finished row, its request is not parsed.
+    reading: how rows of it that are `Unread` are read.
+    stamp: tells whether it is as it was when it was read before.
     stops: called with what a signal is to stop.
 
     While replicas work, the meter shows their counts; then those of what is written. Raises
@@ -139,16 +148,12 @@ def ray_slots(
         restart=files.restart or files.overwrite,
     )
 
-    def rows(finished: Finished, which: Again) -> Iterator[Row[Origin]]:
-        return rows_of(
-            opened(),
-            finished,
-            Keys(run.settings),
-            given.options,
-            given.images,
-            given.policy,
-            again=which,
-        )
+    context = context_of(run.settings, given.policy, reading)
+    how: dict[str, Any] = {"options": given.options, "policy": given.policy}
+
+    def rows(finished: Finished, known: KeyMap, which: Again) -> Iterator[Row[Origin]]:
+        more: dict[str, Any] = {**how, "image_policy": given.images, "as_written": True}
+        return rows_of(opened(), finished, Keys(run.settings), again=which, known=known, **more)
 
     def counted(tally: Tally) -> None:
         meter.tally = tally
@@ -156,50 +161,64 @@ def ray_slots(
         moved(None, None)
 
     with contextlib.closing(run):
-        before = run.journal
+        before, folder = run.journal, run.journal.folder
         begun(run, files)
-        _answer(files, on, rows(before, again), counted, stops)
-        with Finished(files.job or Path()) as finished:
-            for row in rows(finished, retry_of("none")):
+        with KeyMap(folder, context, stamp=stamp) as known:
+            ahead: Iterator[Row[Origin]] = iter(())
+            if run.before:
+                keys, map_ahead = Keys(run.settings), known.ahead()
+                ahead = missing_rows(opened, before, keys, again=again, known=map_ahead, **how)
+            _answer(files, on, ahead, rows(before, known, again), counted, stops)
+        with Finished(folder) as finished, KeyMap(folder, context, writes=False) as known:
+            for row in rows(finished, known, retry_of("none")):
                 slot = None if row.kept is None else row.kept()
-                if is_ok(row.request) and slot is None:
+                request = row.request if slot is not None else row.missing.request
+                if slot is None and is_ok(request):
                     raise JournalError(
                         f"{row.name.id} was not answered: it, or an image of it, was changed while"
                         " the job ran; run the same command again"
                     )
-                reused = row.key is not None and kept_slot(before, row.key, None, again) is not None
+                reused = row.key is not None and (
+                    before.succeeded(bytes.fromhex(row.key))
+                    or kept_slot(before, row.key, None, again) is not None
+                )
                 meter.tally = written
-                yield row.name, Failure(row.request.failure()) if slot is None else slot, reused
+                yield row.name, Failure(request.failure()) if slot is None else slot, reused
 
 
 def _answer(
     files: Files,
     on: OnRay,
+    ahead: Iterator[Row[Origin]],
     rows: Iterator[Row[Origin]],
     counted: Callable[[Tally], object],
     stops: Callable[[Stops | None], object],
 ) -> None:
-    """Hand out the rows that are not finished, until there is none. Ray is started for the first
-    one.
+    """Hand out the rows that are not finished, until there is none: first those that were found
+    ahead of the others. Ray is started for the first one.
     """
     from pipegen.jobs.ray_actors import BLOCK_ROWS, Actors, blocks_of, connect
 
     tally, given = Tally(), files.asked
 
     def counted_rows() -> Iterator[Row[Origin]]:
-        for row in rows:
-            if not is_ok(row.request):
-                tally.count(Failure(row.request.failure()), row.name.id)
-            elif row.kept is not None:
-                slot = row.kept()
-                if slot is None:  # its line cannot be read
-                    yield row._replace(kept=None)
-                    continue
-                tally.count(slot, row.name.id, reused=True)
+        early = set[str | None]()
+        for row in islice(ahead, WAITING):
+            early.add(row.key)
             yield row
+        for row in rows:
+            slot = None if row.kept is None else row.kept()
+            if slot is not None:
+                tally.count(slot, row.name.id, reused=True)
+                yield row
+            elif row.key not in early:
+                missing = row.missing  # also where its line cannot be read
+                if not is_ok(missing.request):
+                    tally.count(Failure(missing.request.failure()), row.name.id)
+                yield missing
 
-    blocks = blocks_of(counted_rows(), min(BLOCK_ROWS, files.in_flight or BLOCK_ROWS))
-    first = next(blocks, None)
+    found = counted_rows()
+    first = next((row for row in found if row.is_asked), None)
     if first is None:
         return
     try:
@@ -222,7 +241,9 @@ def _answer(
     ) as actors:
         stops(actors)
         counted(tally)
-        for counts in actors.counts(chain([first], blocks)):
+        most = min(BLOCK_ROWS, files.in_flight or BLOCK_ROWS)
+        blocks = blocks_of(chain([first], found), most, replicas, given.images)
+        for counts in actors.counts(blocks):
             tally.succeeded += counts.succeeded
             tally.made_prompt_tokens += counts.prompt_tokens
             tally.made_tokens += counts.tokens

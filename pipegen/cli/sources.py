@@ -38,6 +38,7 @@ from pipegen.io.json_array import is_array, records_of
 from pipegen.io.jsonl import lines_of
 from pipegen.io.tables import TARGETS, Columns, Table, is_table, read_table
 from pipegen.io.text_tables import column_kinds, csv_count, csv_header, line_values, schema_of_kinds
+from pipegen.jobs.key_map import rows_in, stamp_of
 from pipegen.media.folder import SUFFIXES, images_in
 from pipegen.plugins import Plugin
 from pipegen.records.fields import nearest
@@ -131,6 +132,8 @@ class Source(NamedTuple):
     """
     reading: str = ""
     """How rows are read: what requests depend on besides them."""
+    stamp: str = ""
+    """What tells whether the input is as it was, for a file."""
 
     def names(self) -> list[str]:
         """The columns of the input."""
@@ -173,10 +176,17 @@ def open_source(
     columns: Columns,
     stack: contextlib.ExitStack,
     flag: str = "IN",
+    folder: Path | None = None,
 ) -> Source:
-    """Open an input: a wrong one is bad usage, of that flag."""
+    """Open an input: a wrong one is bad usage, of that flag.
+
+    folder: that of a job which may have read it before.
+    """
     try:
-        opened = _opened(source, asked, images, columns, stack)
+        stamp = None if source is None or not os.path.isfile(source) else stamp_of(source)
+        read = None if stamp is None or folder is None else rows_in(folder, stamp)
+        opened = _opened(source, asked, images, columns, stack, read)
+        opened = opened._replace(stamp=stamp or "")
     except OSError as refusal:
         refuse(f"{source!r} cannot be read: {refusal.strerror or refusal}", flag)
     except (TableError, MissingExtra) as refusal:
@@ -225,7 +235,9 @@ def _opened(
     images: ImagePolicy,
     columns: Columns,
     stack: contextlib.ExitStack,
+    read: int | None,
 ) -> Source:
+    """The input; `read` is how many rows it has, where it was read to its end before."""
     if source is None:
         kinds = {"prompt": "string", **({"images": "string"} if asked.images else {})}
         return Source(
@@ -254,8 +266,8 @@ def _opened(
         reading = reading_of(columns, asked.system)
         return _of_rows(rows, columns, reading, dict, count, count, shown, table)
     if form_of(path).kind in ("csv", "tsv"):
-        return _of_csv(source, asked, columns, shown)
-    return _of_lines(path, asked, columns, shown, stack)
+        return _of_csv(source, asked, columns, shown, read)
+    return _of_lines(path, asked, columns, shown, stack, read)
 
 
 def _of_folder(path: Path, asked: Question, columns: Columns) -> Source:
@@ -279,10 +291,12 @@ def _of_rows(
     return opened._replace(unread=rows, reading=f"rows {reading}")
 
 
-def _of_csv(source: str, asked: Question, columns: Columns, shown: Path) -> Source:
+def _of_csv(
+    source: str, asked: Question, columns: Columns, shown: Path, read: int | None
+) -> Source:
     names = csv_header(Path(source))
     columns.check(names, Path(source))
-    count = cache(partial(csv_count, source))
+    count = cache(lambda: csv_count(source) if read is None else read)
     count()  # a file that is cut off is refused before anything is asked
     kinds = dict.fromkeys(names, "string")
     rows = partial(csv_file_rows, source, Reading.of(columns, asked.system, names))
@@ -291,11 +305,16 @@ def _of_csv(source: str, asked: Question, columns: Columns, shown: Path) -> Sour
 
 
 def _of_lines(
-    path: Path, asked: Question, columns: Columns, shown: Path, stack: contextlib.ExitStack
+    path: Path,
+    asked: Question,
+    columns: Columns,
+    shown: Path,
+    stack: contextlib.ExitStack,
+    read: int | None,
 ) -> Source:
     """A file of text, or of JSON."""
     form = form_of(path)
-    rows = cache(partial(_records, path))
+    rows = cache(lambda: _records(path) if read is None else read)
     if form.packed or is_array(path):
         rows()  # a file that is cut off is refused before anything is asked
     stream = stack.enter_context(open_bytes(path))

@@ -35,7 +35,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 from zlib import crc32
@@ -148,13 +148,16 @@ class Finished:
         return bool(self._index.get(int(key[:_DIGITS], 16), 0) & _FAILED_BIT)
 
     def succeeded(self, key: bytes) -> bool:
-        """Whether the row of a key, given as 16 bytes, is finished and did not fail, as far as that
-        can be told without its line.
-        """
+        """The same of a row that is finished and did not fail, by its key as 16 bytes."""
         return (
             not self._index.get(int.from_bytes(key[:8], "big") >> _MORE_BITS, _FAILED_BIT)
             & _FAILED_BIT
         )
+
+    def unfinished(self, keys: Iterable[int]) -> Iterator[int]:
+        """0 for each key that `succeeded`; they are given as the numbers of their first 8 bytes."""
+        get = self._index.get
+        return (get(key >> _MORE_BITS, _FAILED_BIT) & _FAILED_BIT for key in keys)
 
     def get(self, key: str) -> dict[str, Any] | None:
         """What was written for the key last; None where nothing was, or where it cannot be read:

@@ -16,6 +16,11 @@ bytes that have to be read.
 that was found. So the map takes 44 bytes of memory for a request, and a request that was moved
 far is parsed again. The first run appends as it goes. A run that finds changes writes the map anew
 beside it, and puts it in its place at the end. Of several processes one writes.
+
+**The same input.** Where each row of an input has its entry, `keys.input` says so at the end: of
+what input, by its size and the time of its last change, how many rows it has, and of what settings.
+Then the rows that are missing are found in the map, and the others are not looked at. Like the map
+it is a hint: it says where to look first, and the rows themselves are asked by what they are.
 """
 
 from __future__ import annotations
@@ -25,20 +30,25 @@ import copy
 import json
 import marshal
 import os
+import struct
 import zlib
+from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from pipegen.jobs.journal import locked
 from pipegen.jobs.new_file import JournalError, new_file
 
-__all__ = ["KEY_MAP", "KeyMap", "entry_of", "key_in", "number_in"]
+__all__ = ["INPUT", "KEY_MAP", "KeyMap", "entry_of", "key_in", "number_in", "rows_in", "stamp_of"]
 
-KEY_MAP = "keys.map"
+KEY_MAP, INPUT = "keys.map", "keys.input"
 _FORM = 2
 """The version of the file."""
 _DIGEST, _KEY, _NUMBER, _ENTRY = 16, 32, 40, 44
 """Where the digest, the key, the number and the checksum of an entry end."""
+_KEY_OF, _NUMBER_OF = ">16xQ20x", ">32xQ4x"
+"""Where the first 8 bytes of the key and the number are, for `struct`."""
 _TOGETHER = 4096
 """Entries that are written together, and among which one is looked for."""
 _BEHIND = 64
@@ -63,10 +73,35 @@ def number_in(entry: bytes) -> int:
     return int.from_bytes(entry[_KEY:_NUMBER], "big")
 
 
+def stamp_of(path: str | os.PathLike[str]) -> str:
+    """What tells whether a file is as it was: its size, and the time of its last change. Raises
+    `OSError`.
+    """
+    found = os.stat(path)
+    return f"{found.st_size} {found.st_mtime_ns}"
+
+
+def rows_in(folder: Path, stamp: str) -> int | None:
+    """How many rows the input with this stamp has, where a run of the job has read all of it."""
+    return next((rows for of, _, rows in _inputs(folder) if of == stamp), None)
+
+
+def _inputs(folder: Path) -> list[tuple[str, str, int]]:
+    """What `keys.input` says, if it can be read: a stamp, the digest of a context, and a count of
+    rows.
+    """
+    try:
+        stamp, context, rows = json.loads((folder / INPUT).read_bytes())
+    except (OSError, ValueError, TypeError):
+        return []
+    return [(stamp, context, rows)] if type(rows) is int else []
+
+
 class KeyMap:
     """The map of a job's folder.
 
     context: what a key depends on besides the request.
+    stamp: what tells whether the input is as it was; empty where nothing does.
     writes: whether requests are added, if no other process does that.
 
     >>> import tempfile
@@ -78,7 +113,7 @@ class KeyMap:
     (b'key of 16 bytes!', None)
     """
 
-    def __init__(self, folder: Path, context: Any, *, writes: bool = True) -> None:
+    def __init__(self, folder: Path, context: Any, *, stamp: str = "", writes: bool = True) -> None:
         from hashlib import blake2b  # importing pipegen loads no hashlib
 
         from pipegen import __version__
@@ -88,6 +123,9 @@ class KeyMap:
         self._digest = blake2b(digest_size=16, person=context_digest)
         """Copied for each request: that is faster than to make one."""
         self._path = folder / KEY_MAP
+        self._input = (stamp, context_digest.hex())
+        self._rows = self._noted = 0
+        """The rows of the input, once it was read to its end, and those that have entries."""
         self._entries, self._at = b"", 0
         """The file as it was at the start, and where the next entry is in it."""
         self._kept = 0
@@ -111,6 +149,16 @@ class KeyMap:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def rows(self) -> tuple[Iterator[int], Iterator[int]] | None:
+        """For each row of the input the first 8 bytes of its key, and its number; None where the
+        map may have others than these.
+        """
+        whole = (*self._input, len(self._entries) // _ENTRY)
+        if not self._input[0] or whole not in _inputs(self._path.parent):
+            return None
+        keys, numbers = (struct.iter_unpack(form, self._entries) for form in (_KEY_OF, _NUMBER_OF))
+        return map(itemgetter(0), keys), map(itemgetter(0), numbers)
 
     @property
     def writes(self) -> bool:
@@ -162,14 +210,18 @@ class KeyMap:
 
     def keep(self, entry: bytes) -> None:
         """Note the entry of a request, in the order of the input: it is added where it is new."""
+        self._noted += 1
         if self._anew is None and self._entries.startswith(entry, self._kept):
             self._kept += _ENTRY
         elif self._own is not None:
             self._begin_anew()
             self._add(entry)
 
-    def end(self) -> None:
-        """Note that the input was read to its end: other entries are of requests that are gone."""
+    def end(self, rows: int) -> None:
+        """Note that the input was read to its end, and how many rows it has: other entries are of
+        requests that are gone.
+        """
+        self._rows = rows
         if self._own is not None:
             self._begin_anew()
         self._at = len(self._entries)
@@ -179,9 +231,14 @@ class KeyMap:
         if self._anew is not None:
             self._added += self._entries[self._at :]  # of requests that this run did not come to
         self._write()
-        self._own = self._anew = None
+        own, self._own, self._anew = self._own, None, None
+        whole = (*self._input, self._rows)
         with contextlib.suppress(OSError, JournalError):
             self._open.close()
+            complete = own is not None and whole[0] and self._rows == self._noted
+            if complete and whole not in _inputs(self._path.parent):
+                with new_file(self._path.parent / INPUT) as stream:
+                    stream.write(json.dumps(whole).encode())
 
     def _begin_anew(self) -> None:
         """Begin the file that takes the place of this one, unless all of this one is kept."""

@@ -22,22 +22,33 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from returns.result import Success
+
 from pipegen.engines.extras import need
 from pipegen.jobs.ray import Counts, Keeper, Make
 from pipegen.jobs.rows import Row
 from pipegen.jobs.runner import GRACE
+from pipegen.jobs.shards import numbers_of
 from pipegen.records.options import GenerationOptions
-from pipegen.records.requests import GenerationRequest
+from pipegen.records.requests import GenerationRequest, ImagePolicy
 
 __all__ = ["Actors", "Block", "blocks_of", "connect", "itself"]
 
 Block = list[tuple[str, GenerationRequest]]
 """Rows that are handed over together, with their keys."""
+Placed = tuple[int | None, Block]
+"""A block, and the number of the replica that has its rows' conversations; None is any replica. A
+block may have no rows: then there were none to be asked in the part of the input that was read.
+"""
 BLOCK_ROWS, BLOCK_BYTES = 16, 4 * 2**20
+LOOKS = 1024
+"""Rows that are read for one block at most. Most are finished rows, where a job goes on."""
 MORE_ROWS = 1024
 """Rows that an actor holds at most beyond those that are to be in flight there: blocks come back
 whole, and most rows of one end before its slowest.
 """
+PLACED_BLOCKS = 64
+"""Blocks that wait for their own replica at most."""
 HELD_BYTES = 256 * 2**20
 """Bytes of images that an actor is handed at a time, about."""
 _LOOK = 1.0
@@ -89,20 +100,38 @@ def _signals_kept() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def blocks_of(rows: Iterator[Row[Any]], most: int = BLOCK_ROWS) -> Iterator[Block]:
-    """The rows that are to be asked, in blocks: those that have a key and are not finished."""
-    block: Block = []
-    held = 0
+def blocks_of(
+    rows: Iterator[Row[Any]],
+    most: int = BLOCK_ROWS,
+    replicas: int = 1,
+    images: ImagePolicy | None = None,
+) -> Iterator[Placed]:
+    """The rows that are to be asked, in blocks of at most so many rows.
+
+    Rows that continue one conversation are for one replica, by the number that tells their shard:
+    its cache has what they begin with. Any replica has the rows of first turns, and those that do
+    not know what their conversation began with.
+    """
+    blocks: dict[int | None, Block] = {}
+    held = looked = 0
     for row in rows:
-        if row.key is None or row.kept is not None:
-            continue
-        block.append((row.key, row.unmerged.unwrap()))
-        held += _bytes([block[-1]])
-        if len(block) >= most or held >= BLOCK_BYTES:
-            yield block
-            block, held = [], 0
-    if block:
-        yield block
+        looked += 1
+        if row.key is not None and row.is_asked:
+            request, place = row.unmerged.unwrap(), None
+            if request.continues is not None and request.continues.first is not None:
+                (number,) = numbers_of([Success(request)], images or ImagePolicy())
+                place = number % replicas + 1
+            block = blocks.setdefault(place, [])
+            block.append((row.key, request))
+            held += _bytes(block[-1:])
+            if len(block) >= most or held >= BLOCK_BYTES:
+                held -= _bytes(block)
+                looked = 0
+                yield place, blocks.pop(place)
+        if looked >= LOOKS:  # what was found need not wait for more
+            yield from blocks.items() or [(None, [])]
+            blocks, held, looked = {}, 0, 0
+    yield from blocks.items()
 
 
 def _bytes(block: Block) -> int:
@@ -161,6 +190,10 @@ class Actors:
         self._tell, self._pending = tell, dict[Any, tuple[_Actor, Block | None]]()
         self._back = deque[Block]()
         """Blocks of actors that could not go on."""
+        self._placed: dict[int, deque[Block]] = {actor.number: deque() for actor in self._actors}
+        """Blocks for an actor that came before it asked for them."""
+        self._ended = False
+        """Whether all blocks of the input were taken."""
         self._failure: Exception | None = None
         self._end: float | None = None
         """When rows in flight are given up, where the run is to end early."""
@@ -178,19 +211,23 @@ class Actors:
         """Whether it is to stop."""
         return self._end is not None
 
-    def counts(self, blocks: Iterator[Block]) -> Iterator[Counts]:
+    def counts(self, blocks: Iterator[Placed]) -> Iterator[Counts]:
         """Hand out the blocks, and give the counts of each as soon as it is answered. Raises what
         an actor raised where no other can go on.
+
+        An actor gets the blocks that are for it. It gets those of another actor where that one
+        cannot go on, and where `PLACED_BLOCKS` wait.
         """
         self._pending.update({actor.handle.ready.remote(): (actor, None) for actor in self._actors})
         while not self.stopped:
-            more = self._hand_out(blocks)
-            if not more and all(block is None for _, block in self._pending.values()):
+            looks = self._hand_out(blocks)
+            left = not self._ended or self._back or any(self._placed.values())
+            if not left and all(block is None for _, block in self._pending.values()):
                 return
             if not self._actors:
                 raise self._failure or RuntimeError("there is no actor")
-            refs = list(self._pending)
-            first, _ = self._ray.wait(refs, num_returns=1, timeout=_LOOK, fetch_local=False)
+            refs, wait = list(self._pending), 0 if looks else _LOOK
+            first, _ = self._ray.wait(refs, num_returns=1, timeout=wait, fetch_local=False)
             ended, _ = (
                 self._ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
                 if first
@@ -202,21 +239,42 @@ class Actors:
                 if counted is not None:
                     yield counted
 
-    def _hand_out(self, blocks: Iterator[Block]) -> bool:
-        """Give each actor blocks until it is full, one at a time in turn; whether there may be
-        more.
+    def _hand_out(self, blocks: Iterator[Placed]) -> bool:
+        """Give each actor blocks until it is full, one at a time in turn. True where actors have
+        room, there is no block for them now, and more of the input is to be read.
         """
         free = [actor for actor in self._actors if actor.has_room]
         while free:
+            handed = False
             for actor in free:
-                block = self._back.popleft() if self._back else next(blocks, None)
-                if block is None:
-                    return False
-                self._pending[actor.handle.answer.remote(block)] = actor, block
-                actor.rows += len(block)
-                actor.bytes += _bytes(block)
+                block = self._next_for(actor, blocks)
+                if block:
+                    self._pending[actor.handle.answer.remote(block)] = actor, block
+                    actor.rows += len(block)
+                    actor.bytes += _bytes(block)
+                    handed = True
+            if not handed:
+                return not self._ended
             free = [actor for actor in free if actor.has_room]
-        return True
+        return False
+
+    def _next_for(self, actor: _Actor, blocks: Iterator[Placed]) -> Block | None:
+        """The next block for an actor; None, or one without rows, where there is none for it
+        now.
+        """
+        own = self._back or self._placed[actor.number]
+        if own:
+            return own.popleft()
+        while sum(map(len, self._placed.values())) < PLACED_BLOCKS:
+            placed = next(blocks, None)
+            if placed is None:
+                self._ended = True
+                return None
+            place, block = placed
+            if place is None or place == actor.number or place not in self._placed:
+                return block
+            self._placed[place].append(block)
+        return max(self._placed.values(), key=len).popleft()  # rather than to let it wait
 
     def _taken(self, ref: Any, actor: _Actor, block: Block | None) -> Counts | None:
         """What a call gave. Where it raised, its actor is left out, and its rows go to the
@@ -229,6 +287,7 @@ class Actors:
                 self._back.append(block)
             if actor in self._actors:
                 self._actors.remove(actor)
+                self._back.extend(self._placed.pop(actor.number))
                 self._failure = failure
                 self._ray.kill(actor.handle)
                 _log.error("replica %s: %s", actor.number, failure)

@@ -6,7 +6,8 @@ loop (`pipegen.drivers.drive`) in a thread. The engine does not wait for a batch
 gets the next one.
 
 With a job, a row that is in the journal is not asked again, and one that ends is written before its
-future is done. Each process writes a file of its own.
+future is done. Turns and samples of a row that has not ended are kept too (see
+`pipegen.jobs.steps`). Each process writes files of its own.
 
 A row that kills its process is found as in any job (see `pipegen.jobs.in_flight`).
 """
@@ -33,8 +34,9 @@ from pipegen.io.jsonl import to_plain
 from pipegen.jobs.conversations import row_to_plain
 from pipegen.jobs.in_flight import InFlight, Waiting
 from pipegen.jobs.journal import Journal
-from pipegen.jobs.rows import kept_slot, retry_of
+from pipegen.jobs.rows import Row, read_row, retry_of
 from pipegen.jobs.runner import GRACE
+from pipegen.jobs.steps import Steps, Turn
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 
 __all__ = ["Replica"]
@@ -45,14 +47,14 @@ then that does not work.
 """
 
 
-class _Row:
+class _Row(Turn[None]):
     """A row that was handed over and has not ended."""
 
-    def __init__(self, key: str | None, request: Slot[GenerationRequest]) -> None:
-        self.key, self.request = key, request
-        self.slot = Future[Slot[Any]]()
+    def __init__(self, row: Row[None]) -> None:
+        super().__init__(row)
+        self.future = Future[Slot[Any]]()
         # who waits for it may give up; it ends nevertheless
-        self.slot.set_running_or_notify_cancel()
+        self.future.set_running_or_notify_cancel()
 
 
 class Replica:
@@ -84,15 +86,20 @@ class Replica:
     ) -> None:
         self._route, self._died, self._again = route, died, retry_of(retry)
         how: dict[str, Any] = {"ordered": False, "isolate_bugs": True, "finished": self._finished}
-        self._flow: Drive[_Row] = flow_of(
-            route,
-            self._take,
-            options,
-            in_flight=in_flight,
-            image_policy=image_policy,
-            policy=policy,
-            **how,
-        )
+        more: dict[str, Any] = {"image_policy": image_policy, "policy": policy}
+        self._journal = None if folder is None else Journal(folder)
+        self._steps: Steps | None = None
+        self._noted: InFlight | None = None
+        try:
+            if folder is not None and self._journal is not None:
+                self._steps = how["kept"] = Steps(folder)
+                self._noted = InFlight(folder, run, owner, self._journal.has)
+            self._flow: Drive[_Row] = flow_of(
+                route, self._take, options, in_flight=in_flight, **how, **more
+            )
+        except BaseException:
+            self._close_files()  # their locks would last as long as this process
+            raise
         self.in_flight = in_flight or max(
             (getattr(engine, "in_flight", IN_FLIGHT) for engine in route.owns), default=IN_FLIGHT
         )
@@ -105,12 +112,6 @@ class Replica:
         self._worked, self._closing = False, False
         self._raised: Exception | None = None
         self._grace = GRACE
-        self._journal = None if folder is None else Journal(folder)
-        self._noted = (
-            None
-            if folder is None or self._journal is None
-            else InFlight(folder, run, owner, self._journal.has)
-        )
         self._waiting = Waiting[_Row](self._noted)
         self._thread = threading.Thread(target=self._work, name="pipegen-replica", daemon=True)
         if self._noted is not None and self._noted.fruitless >= FRUITLESS:
@@ -128,27 +129,25 @@ class Replica:
         """Hand a row over. A row with a key is kept, and equal keys share one answer. The future
         raises where the engine cannot go on.
         """
-        row = _Row(key, request)
+        row = _Row(Row(None, request, key, None))
         with self._lock:
             if self._raised is not None:
-                row.slot.set_exception(self._raised)
-                return row.slot
+                row.future.set_exception(self._raised)
+                return row.future
             if key is not None and key in self._keys:
-                return self._keys[key].slot
-            slot = (
-                None
-                if key is None or self._journal is None
-                else self._known(self._journal, key, request)
-            )
-            if slot is not None:
-                row.slot.set_result(slot)
-                return row.slot
+                return self._keys[key].future
+            if key is not None and self._journal is not None:
+                row.row = read_row(None, request, request, key, self._journal, self._again)
+                slot = self._known(self._journal, row.row, key)
+                if slot is not None:
+                    row.future.set_result(slot)
+                    return row.future
             self._rows.add(row)
             if key is not None:
                 self._keys[key] = row
-            self._waiting.add(key, row)
+            self._waiting.add(key, row, alone=row.row.alone)
         self._flow.wake()
-        return row.slot
+        return row.future
 
     def close(self, grace: float = GRACE) -> None:
         """End: rows in flight have so many seconds. What is finished is kept. Raises `JournalError`
@@ -162,22 +161,22 @@ class Replica:
 
     def _release(self) -> None:
         with self._route:
-            if self._noted is not None:
-                self._noted.close()
-            if self._journal is not None:
-                self._journal.close()
+            self._close_files()
 
-    def _known(
-        self, journal: Journal, key: str, request: Slot[GenerationRequest]
-    ) -> Slot[Any] | None:
+    def _close_files(self) -> None:
+        for file in (self._noted, self._steps, self._journal):
+            if file is not None:
+                file.close()
+
+    def _known(self, journal: Journal, row: Row[None], key: str) -> Slot[Any] | None:
         """The slot of a row that is not to be asked: it is in the journal, or has killed its
         process too often.
         """
-        kept = kept_slot(journal, key, None, self._again)
+        kept = None if row.kept is None else row.kept()
         died = (
             None
             if kept is not None or self._noted is None
-            else self._noted.given_up(key, request.unwrap().id, self._route.name)
+            else self._noted.given_up(key, row.request.unwrap().id, self._route.name)
         )
         if died is None:
             return kept
@@ -205,16 +204,17 @@ class Replica:
             self._raised, rows = self._raised or raised, self._rows
             self._rows, self._keys = set(), {}
         for row in rows:
-            row.slot.set_exception(self._raised)
+            row.future.set_exception(self._raised)
 
     def _take(self) -> tuple[_Row, Slot[GenerationRequest]] | NoRequest:
         with self._lock:
             row = self._waiting.next()
         if row is None:
             return NoRequest.NOW
-        if self._noted is not None and row.key is not None:
-            self._noted.begin(row.key)
-        return row, row.request
+        key = row.row.key
+        if self._noted is not None and key is not None:
+            self._noted.begin(key)
+        return row, row.row.request
 
     def _finished(self, row: _Row, slot: Slot[Any]) -> None:
         """Keep the slot of a row that has ended, and hand it to who waits. Raises `CallFailed`
@@ -231,12 +231,13 @@ class Replica:
             self._worked = True
             if self._noted is not None:
                 self._noted.worked()
-        if row.key is not None and self._journal is not None and self._noted is not None:
-            self._journal.append(row.key, row_to_plain(slot, row.request))
-            self._noted.end(row.key)
+        key = row.row.key
+        if key is not None and self._journal is not None and self._noted is not None:
+            self._journal.append(key, row_to_plain(slot, row.row.request))
+            self._noted.end(key)
         with self._lock:
             self._waiting.ended()
             self._rows.discard(row)
-            if row.key is not None:
-                self._keys.pop(row.key, None)
-        row.slot.set_result(slot)
+            if key is not None:
+                self._keys.pop(key, None)
+        row.future.set_result(slot)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import compress, islice
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from returns.result import Failure, Result, Success
@@ -33,7 +33,17 @@ from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.scores import Scored
 
-__all__ = ["Again", "Kept", "Row", "Unread", "kept_slot", "missing_rows", "retry_of", "rows_of"]
+__all__ = [
+    "Again",
+    "Kept",
+    "Row",
+    "Unread",
+    "kept_slot",
+    "missing_rows",
+    "read_row",
+    "retry_of",
+    "rows_of",
+]
 
 K = TypeVar("K")
 Again: TypeAlias = Callable[[GenerationError], bool]
@@ -96,6 +106,11 @@ class Row(NamedTuple, Generic[K]):
         )
 
     @property
+    def is_asked(self) -> bool:
+        """Whether it is to be asked: it has a key, and is not finished."""
+        return self.key is not None and self.kept is None
+
+    @property
     def unmerged(self) -> Slot[GenerationRequest]:
         """The request with its own options alone, for those who merge in the run's themselves."""
         return self.request.map(lambda request: altered(request, options=self.options))
@@ -132,8 +147,9 @@ def rows_of(
             known.keep(entry_of(digest, first, *numbers_of([Success(request)], images)))
 
     images = image_policy or ImagePolicy()
-    source = map(pair, requests)
+    source, count = map(pair, requests), 0
     while chunk := list(islice(source, _TOGETHER)):
+        count += len(chunk)
         digests = [
             None
             if known is None
@@ -184,9 +200,9 @@ def rows_of(
                 times = keys.count(first)
                 note(digest, ready.unwrap(), first)
             key = keys.later(ready.unwrap(), times) if times else first.hex()
-            yield _row(name, given, ready, key, finished, again, as_written)
+            yield read_row(name, given, ready, key, finished, again, as_written)
     if known is not None:
-        known.end()
+        known.end(count)
 
 
 def missing_rows(
@@ -208,14 +224,7 @@ def missing_rows(
     would cost more than it saves.
     """
     given_out, looks = set[str](), _LOOKS
-    succeeded, digest_of, find, key_of = finished.succeeded, known.digest, known.find, key_in
-    for name, request in requests():
-        digest = digest_of(request.data if isinstance(request, Unread) else request)
-        entry = None if digest is None else find(digest)
-        if entry is not None and (
-            succeeded(key_of(entry)) or (part is not None and not in_part(number_in(entry), part))
-        ):
-            continue
+    for name, request in _unfinished(requests(), finished, known, part):
         given = record_of(_read(request))
         ready = admitted(given, options, policy or RequestPolicy())
         if (
@@ -223,7 +232,7 @@ def missing_rows(
             and not ready.unwrap().sources
             and (part is None or in_part(numbers_of([given], ImagePolicy())[0], part))
         ):
-            row = _row(name, given, ready, keys.first(ready.unwrap()).hex(), finished, again, False)
+            row = read_row(name, given, ready, keys.first(ready.unwrap()).hex(), finished, again)
             if row.kept is None and row.key not in given_out:
                 given_out.add(row.key or "")
                 yield row
@@ -233,16 +242,49 @@ def missing_rows(
             return
 
 
-def _row(
+def _unfinished(
+    requests: Iterable[tuple[K, Request | Unread]],
+    finished: Finished,
+    known: KeyMap,
+    part: tuple[int, int] | None,
+) -> Iterator[tuple[K, Request | Unread]]:
+    """The requests that are not finished by what the map has of them, or of which it has nothing.
+
+    Where the input is the one that the map is of, its requests are looked at no more.
+    """
+    rows = known.rows()
+    if rows is not None:
+        keys, numbers = rows
+        asked: Iterator[object] = finished.unfinished(keys)
+        if part is not None:
+            asked = (
+                one and in_part(number, part) for one, number in zip(asked, numbers, strict=True)
+            )
+        yield from compress(requests, asked)
+        return
+    succeeded, digest_of, find, key_of = finished.succeeded, known.digest, known.find, key_in
+    for name, request in requests:
+        digest = digest_of(request.data if isinstance(request, Unread) else request)
+        entry = None if digest is None else find(digest)
+        if entry is None or not (
+            succeeded(key_of(entry)) or (part is not None and not in_part(number_in(entry), part))
+        ):
+            yield name, request
+
+
+def read_row(
     name: K,
     given: Slot[GenerationRequest],
     ready: Slot[GenerationRequest],
     key: str,
     finished: Finished,
     again: Again,
-    as_written: bool,
+    as_written: bool = False,
 ) -> Row[K]:
-    """The row of a request that is read."""
+    """The row of a request that is read.
+
+    given, ready: the request with its own options alone, and with those of the run too.
+    """
     name_of = partial(getattr, ready.unwrap(), "id")
     kept: Kept | None = (
         partial(_finished, finished, key, name_of, lambda: ready, as_written)

@@ -288,6 +288,7 @@ def start_job(
     refuse: Callable[[K], GenerationError | None] = lambda key: None,
     again: Callable[[], Iterable[tuple[K, Request | Unread]]] | None = None,
     reading: str = "",
+    stamp: str = "",
     as_written: bool = False,
     part: tuple[int, int] | None = None,
 ) -> Job[tuple[K, Any]]:
@@ -296,6 +297,7 @@ def start_job(
     again: gives the requests from the start, where they may be read twice. Then rows that are
         missing are asked at once, wherever they are.
     reading: how requests that are `Unread` are read: what else they depend on than their data.
+    stamp: tells whether the input is as it was when it was read before (see `KeyMap`).
     as_written: finished rows may be given as `Written`, which need not be parsed.
     part: the shard whose rows are the job's, and of how many.
     """
@@ -306,7 +308,8 @@ def start_job(
     running: Job[tuple[K, Any]] = Job(route, Path(folder), chosen, retry, version, restart=restart)
     journal, settings, retried = running.journal, running.settings, running._again
     try:
-        known = running._known = KeyMap(journal.folder, context_of(settings, policy, reading))
+        context = context_of(settings, policy, reading)
+        known = running._known = KeyMap(journal.folder, context, stamp=stamp)
     except BaseException:
         running.close()  # its lock would last as long as this process
         raise

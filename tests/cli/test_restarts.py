@@ -5,15 +5,18 @@ and a shard none of those of the others.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
+from support.fake_ray import replaced_ray
 
 import pipegen as pg
 from pipegen.drivers.arguments import record_of
+from pipegen.io.text_tables import csv_count
 from pipegen.jobs import key_map, rows
 from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine
@@ -109,9 +112,11 @@ def test_finished_rows_of_a_table_are_written_again_and_not_read_as_requests(
 
 @pytest.mark.parametrize("form", ["parquet", "csv", "txt", "jsonl"])
 @pytest.mark.parametrize("shard", [None, 3])
+@pytest.mark.parametrize("same", [True, False])
 def test_a_missing_row_of_a_table_is_asked_before_others_are_read(
     form: str,
     shard: int | None,
+    same: bool,
     generate: Command,
     asked: list[str],
     read: list[Any],
@@ -124,6 +129,8 @@ def test_a_missing_row_of_a_table_is_asked_before_others_are_read(
     (results,) = job.glob("results-*.jsonl")
     lines = results.read_bytes().splitlines(keepends=True)
     results.write_bytes(b"".join(lines[:-1]))
+    if not same:  # what the input is compared with
+        (job / key_map.INPUT).unlink()
     monkeypatch.setattr("pipegen.jobs.turns.WAITING", 4)
     read.clear()
     asked.clear()
@@ -133,6 +140,96 @@ def test_a_missing_row_of_a_table_is_asked_before_others_are_read(
     last = str(COUNT) if form == "txt" else f"row {COUNT - 1}"
     assert asked == [last]
     assert len(read) <= 2 * (shard or 1)
+
+
+def test_a_file_that_is_as_it_was_is_not_counted_again(
+    generate: Command, asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[str] = []
+
+    def count(path: str) -> int:
+        counted.append(path)
+        return csv_count(path)
+
+    monkeypatch.setattr("pipegen.cli.sources.csv_count", count)
+    source, known = write(tmp_path, "csv", ROWS), tmp_path / "out.jsonl.job" / key_map.INPUT
+    assert [generate(source).code, generate(source).code] == [0, 0]
+    assert len(counted) == 1
+    write(tmp_path, "csv", [*ROWS, {**ROWS[0], "id": "more"}])
+    assert [generate(source).code, generate(source).code] == [0, 0]
+    assert len(counted) == 2
+    for damaged in (b"[1]", b"{", b"7", b""):
+        known.write_bytes(damaged)
+        assert generate(source).code == 0
+    assert (len(counted), len(asked)) == (6, COUNT + 1)
+
+
+def test_a_file_that_was_changed_and_cut_off_is_refused(
+    generate: Command, asked: list[str], tmp_path: Path
+) -> None:
+    source = write(tmp_path, "csv", ROWS)
+    assert generate(source).code == 0
+    source.write_text(source.read_text()[:-1] + '\n1,"and')
+    ran = generate(source)
+    assert (ran.code, len(asked)) == (2, COUNT)
+    assert "unexpected end of data" in ran.err
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_file_that_only_seems_to_be_as_it_was_gives_its_own_rows(
+    form: str, generate: Command, command: Command, asked: list[str], tmp_path: Path
+) -> None:
+    """Another one of the same size and time: what is known of the first is a hint."""
+    source = write(tmp_path, form, ROWS)
+    assert generate(source).code == 0
+    before, size = source.stat(), source.stat().st_size
+    known = (tmp_path / "out.jsonl.job" / key_map.INPUT).read_bytes()
+    changed = [{**row, "prompt": row["prompt"].replace("say", "ask")} for row in ROWS[::2]]
+    rows = [*changed, *ROWS[1::2]][::-1]
+    write(tmp_path, form, rows)
+    if source.stat().st_size != size:  # of a packed form
+        stamp = key_map.stamp_of(source)
+        known = json.dumps([stamp, *json.loads(known)[1:]]).encode()
+        (tmp_path / "out.jsonl.job" / key_map.INPUT).write_bytes(known)
+    else:
+        os.utime(source, ns=(before.st_mtime_ns, before.st_mtime_ns))
+    asked.clear()
+    assert generate(source).code == 0
+    assert len(asked) == len(changed)
+    written = (tmp_path / "out.jsonl").read_bytes()
+    assert command("generate", source, "-o", tmp_path / "new.jsonl", "--model", "fake").code == 0
+    assert (tmp_path / "new.jsonl").read_bytes() == written
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_replicas_read_no_request_of_a_finished_row_again(
+    form: str,
+    generate: Command,
+    engine: FakeEngine,
+    asked: list[str],
+    read: list[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replaced_ray(monkeypatch)
+    monkeypatch.setattr("pipegen.cli.on_ray.open_routes", lambda load: pg.route(engine))
+    source, flags = write(tmp_path, form, ROWS), ("--replicas", "2")
+    assert generate(source, *flags).code == 0
+    first = (tmp_path / "out.jsonl").read_bytes()
+    assert len(asked) == len(read) == COUNT
+    results = max(
+        (tmp_path / "out.jsonl.job").glob("results-*.jsonl"), key=lambda f: f.stat().st_size
+    )
+    lines = results.read_bytes().splitlines(keepends=True)
+    results.write_bytes(b"".join(lines[:-1]))
+    for missing in (1, 0):
+        read.clear()
+        asked.clear()
+        ran = generate(source, *flags)
+        assert (ran.code, len(asked)) == (0, missing)
+        assert f"{COUNT - missing} finished before" in ran.err
+        assert len(read) == 2 * missing  # ahead of the others, and in its turn
+        assert (tmp_path / "out.jsonl").read_bytes() == first
 
 
 def test_shards_read_no_request_of_a_finished_job_again(

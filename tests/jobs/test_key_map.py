@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 import pipegen as pg
 from pipegen.drivers.arguments import record_of
 from pipegen.jobs import key_map, rows
-from pipegen.jobs.key_map import KEY_MAP, KeyMap, entry_of
-from pipegen.jobs.runner import job, job_keyed
+from pipegen.jobs.journal import Finished, read_settings
+from pipegen.jobs.key_map import INPUT, KEY_MAP, KeyMap, entry_of, rows_in
+from pipegen.jobs.keys import Keys, context_of
+from pipegen.jobs.runner import job, job_keyed, start_job
 from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine
 
@@ -445,3 +449,56 @@ def test_a_map_that_breaks_lets_go_of_the_job(
             run(FakeEngine(echo), tmp_path, ROWS[:3])
     rows_again, _ = run(FakeEngine(echo), tmp_path, ROWS[:3])
     assert rows_again == texts(ROWS[:3])
+
+
+def read_to_the_end(folder: Path, requests: list[dict[str, Any]], stamp: str = "as it is") -> None:
+    """Run a job over an input that has this stamp."""
+    engine = pg.route(FakeEngine(echo))
+    pairs = [(one["id"], one) for one in requests]
+    with start_job(engine, iter(pairs), folder, again=lambda: iter(pairs), stamp=stamp) as running:
+        assert len(list(running)) == len(requests)
+
+
+@pytest.mark.parametrize("part", [None, (1, 2), (2, 2)])
+def test_what_is_missing_of_the_same_input_is_found_in_the_map(
+    part: tuple[int, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [{"id": f"row {number}", "prompt": f"prompt {number}"} for number in range(40)]
+    read_to_the_end(tmp_path, requests)
+    (results,) = tmp_path.glob("results-*.jsonl")
+    lines = results.read_bytes().splitlines(keepends=True)
+    left_out = [line for line in lines if json.loads(line)["id"] in ("row 3", "row 30", "row 31")]
+    results.write_bytes(b"".join(line for line in lines if line not in left_out))
+    settings = read_settings(tmp_path) or {}
+    context = context_of(settings, None)
+    wanted = [requests[number] for number in (3, 30, 31)]
+    if part is not None:
+        wanted = [*pg.shard(wanted, *part)]
+    how: dict[str, Any] = {"again": rows.retry_of("retryable"), "part": part}
+    for stamp, digests in (("as it is", 0), ("changed", 40)):
+        known = KeyMap(tmp_path, context, stamp=stamp, writes=False).ahead()
+        digest = mock.Mock(wraps=known.digest)
+        monkeypatch.setattr(known, "digest", digest)
+        with Finished(tmp_path) as finished:
+            found = rows.missing_rows(
+                lambda: ((one["id"], one) for one in requests),
+                finished,
+                Keys(settings),
+                None,
+                None,
+                known=known,
+                **how,
+            )
+            assert [row.name for row in found] == [one["id"] for one in wanted]
+        assert digest.call_count == digests
+
+
+def test_an_input_counts_as_read_where_each_of_its_rows_has_an_entry(tmp_path: Path) -> None:
+    requests = [{"id": f"row {number}", "prompt": f"prompt {number % 3}"} for number in range(9)]
+    read_to_the_end(tmp_path / "whole", requests)
+    assert rows_in(tmp_path / "whole", "as it is") == 9
+    assert rows_in(tmp_path / "whole", "changed") is None
+    read_to_the_end(tmp_path / "broken", [*requests, {"id": "broken", "prompt": 7}])
+    read_to_the_end(tmp_path / "unstamped", requests, stamp="")
+    for name in ("broken", "unstamped"):
+        assert not (tmp_path / name / INPUT).exists()

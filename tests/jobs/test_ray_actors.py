@@ -1,12 +1,30 @@
-"""What is handed to actors: blocks of the rows that are to be asked."""
+"""What is handed to actors: blocks of the rows that are to be asked, and to whom."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
 from returns.result import Failure, Success
+from support.fake_ray import Died, replaced_ray
 
 import pipegen as pg
-from pipegen.jobs.ray_actors import BLOCK_BYTES, BLOCK_ROWS, blocks_of
+from pipegen.jobs.ray import Counts
+from pipegen.jobs.ray_actors import (
+    BLOCK_BYTES,
+    BLOCK_ROWS,
+    LOOKS,
+    PLACED_BLOCKS,
+    Actors,
+    Placed,
+    blocks_of,
+)
 from pipegen.jobs.rows import Row
+from pipegen.records.requests import ImagePolicy
+from pipegen.testing.fake import FakeEngine
 
 
 def row(number: int, size: int = 0) -> Row[int]:
@@ -19,31 +37,182 @@ def row(number: int, size: int = 0) -> Row[int]:
     return Row(number, Success(request), f"{number:032x}", None)
 
 
+def keys(blocks: Iterator[Placed]) -> list[list[int]]:
+    """The numbers of the rows of each block."""
+    return [[int(key, 16) for key, _ in block] for _, block in blocks]
+
+
 def test_blocks_hold_the_rows_in_order_and_are_bounded() -> None:
-    blocks = list(blocks_of(iter([row(number) for number in range(2 * BLOCK_ROWS + 3)])))
+    blocks = keys(blocks_of(iter([row(number) for number in range(2 * BLOCK_ROWS + 3)])))
     assert [len(block) for block in blocks] == [BLOCK_ROWS, BLOCK_ROWS, 3]
-    assert [key for block in blocks for key, _ in block] == [
-        f"{number:032x}" for number in range(2 * BLOCK_ROWS + 3)
-    ]
-    large = list(blocks_of(iter([row(number, BLOCK_BYTES // 2) for number in range(5)])))
+    assert list(chain.from_iterable(blocks)) == list(range(2 * BLOCK_ROWS + 3))
+    large = keys(blocks_of(iter([row(number, BLOCK_BYTES // 2) for number in range(5)])))
     assert [len(block) for block in large] == [2, 2, 1]
 
 
 def test_rows_that_are_finished_or_have_no_key_are_not_handed_out() -> None:
-    finished = row(1)._replace(kept=Failure(pg.BadImage(0)))
+    finished = row(1)._replace(kept=lambda: Failure(pg.BadImage(0)))
     broken = Row(2, Failure(pg.InvalidRequest("broken")), None, None)
-    assert [
-        [key for key, _ in block] for block in blocks_of(iter([row(0), finished, broken, row(3)]))
-    ] == [[f"{0:032x}", f"{3:032x}"]]
+    assert keys(blocks_of(iter([row(0), finished, broken, row(3)]))) == [[0, 3]]
 
 
 def test_the_input_is_taken_as_it_is_needed() -> None:
     taken: list[int] = []
 
-    def rows() -> object:
+    def rows() -> Iterator[Row[int]]:
         for number in range(1000):
             taken.append(number)
             yield row(number)
 
-    next(blocks_of(rows()))  # type: ignore[arg-type]
+    next(blocks_of(rows()))
     assert len(taken) == BLOCK_ROWS
+
+
+def test_a_row_among_finished_ones_does_not_wait_for_a_whole_block() -> None:
+    finished = [
+        row(number)._replace(kept=lambda: Failure(pg.BadImage(0))) for number in range(3 * LOOKS)
+    ]
+    rows = [row(0), *finished[1:-1], row(3 * LOOKS)]
+    assert keys(blocks_of(iter(rows))) == [[0], [], [3 * LOOKS]]
+
+
+def talks(count: int, branches: int, *, image: bool = False) -> list[list[Row[Any]]]:
+    """Next turns of so many conversations: so many of each."""
+    route = pg.route(FakeEngine("Yes.<|im_end|>"))
+    made: list[list[Row[Any]]] = []
+    for talk in range(count):
+        first = {"id": f"{talk}", "messages": [{"role": "user", "content": f"Is {talk} even?"}]}
+        result = pg.run(route, [first])[0].unwrap()
+        made.append([])
+        for branch in range(branches):
+            request = result.then(f"And {branch}?")
+            made[-1].append(Row(talk, Success(request), f"{talk * branches + branch:032x}", None))
+    return made
+
+
+def test_the_next_turns_of_a_conversation_are_for_one_replica() -> None:
+    made = talks(20, 3)
+    rows = [of[branch] for branch in range(3) for of in made]  # one after another
+    first = row(1000)
+    of_talk: dict[int, set[int | None]] = {}
+    blocks = list(blocks_of(iter([first, *rows]), replicas=4))
+    for place, block in blocks:
+        for key, _ in block:
+            of_talk.setdefault(int(key, 16) // 3, set()).add(place)
+    assert all(len(places) == 1 for places in of_talk.values())
+    assert of_talk.pop(1000 // 3) == {None}  # a first turn is for any replica
+    assert {place for places in of_talk.values() for place in places} == {1, 2, 3, 4}
+    # as shards have them
+    (one,) = blocks_of(iter(rows[:1]), replicas=4)
+    request: Any = rows[0].request.unwrap()
+    assert list(pg.shard([request], one[0] or 0, 4)) == [request]
+
+
+def test_begun_blocks_together_are_bounded_in_bytes() -> None:
+    def large(request: Any) -> Any:
+        image = pg.ImageSource(data=bytes(BLOCK_BYTES // 2))
+        content = (pg.ImagePart(source=image), pg.TextPart(text="What?"))
+        last = pg.Message(role="user", content=content)
+        return pg.VlmGenerationRequest(
+            messages=(*request.messages[:-1], last), continues=request.continues
+        )
+
+    rows = [Row(0, of[0].request.map(large), of[0].key, None) for of in talks(8, 1)]
+    taken = 0
+
+    def counted() -> Iterator[Row[Any]]:
+        nonlocal taken
+        for one in rows:
+            taken += 1
+            yield one
+
+    given = 0
+    for _, block in blocks_of(counted(), replicas=1000, images=ImagePolicy()):
+        given += len(block)
+        assert taken - given <= 1
+    assert given == 8
+
+
+class Stub:
+    """An actor that notes its rows; those whose number is in `broken` raise."""
+
+    made: list[Stub]
+    room = BLOCK_ROWS
+    broken: set[int]
+
+    def __init__(self, *given: Any) -> None:
+        self.made.append(self)
+        self.number, self.rows = len(self.made), list[int]()
+
+    def ready(self) -> int:
+        return self.room
+
+    def answer(self, block: Any) -> Counts:
+        if self.number in self.broken:
+            raise Died(f"actor {self.number}")
+        self.rows += [int(key, 16) for key, _ in block]
+        return Counts(len(block), 0, 0, ())
+
+    def close(self, grace: float) -> None:
+        pass
+
+
+@pytest.fixture
+def stub() -> type[Stub]:
+    class Own(Stub):
+        made, broken = [], set()
+
+    return Own
+
+
+def answered(monkeypatch: pytest.MonkeyPatch, stub: Any, blocks: Any, replicas: int = 2) -> Any:
+    """The rows that each actor was handed, and how many were counted."""
+    replaced_ray(monkeypatch, stub)
+    made: Any = None
+    actors = Actors(made, None, Path(), {}, replicas=replicas, gpus=0, tell=lambda words: None)
+    count = sum(counts.succeeded for counts in actors.counts(iter(blocks)))
+    actors.close()
+    return [one.rows for one in stub.made], count
+
+
+def test_the_turns_of_one_conversation_are_answered_on_one_replica(
+    monkeypatch: pytest.MonkeyPatch, stub: type[Stub]
+) -> None:
+    rows = [one for of in zip(*talks(30, 6), strict=True) for one in of]
+    blocks = blocks_of(iter(rows), most=2, replicas=2)
+    (first, second), count = answered(monkeypatch, stub, blocks)
+    assert count == len(rows) == len(first) + len(second)
+    assert {number // 6 for number in first} & {number // 6 for number in second} == set()
+    assert min(len(first), len(second)) > 0
+
+
+def block(*numbers: int) -> Any:
+    return [(f"{number:032x}", row(number).request.unwrap()) for number in numbers]
+
+
+def test_rows_of_a_replica_that_cannot_go_on_are_answered_by_the_others(
+    monkeypatch: pytest.MonkeyPatch, stub: type[Stub]
+) -> None:
+    stub.broken = {1}
+    blocks = [(number % 2 + 1, block(number)) for number in range(200)]
+    (first, second), count = answered(monkeypatch, stub, blocks)
+    assert (first, sorted(second), count) == ([], list(range(200)), 200)
+
+
+def test_no_replica_waits_for_one_that_has_all_the_conversations(
+    monkeypatch: pytest.MonkeyPatch, stub: type[Stub]
+) -> None:
+    blocks = [(1, block(number)) for number in range(8 * PLACED_BLOCKS)]
+    monkeypatch.setattr(stub, "room", 1)
+    (first, second), count = answered(monkeypatch, stub, blocks)
+    assert sorted(first + second) == list(range(8 * PLACED_BLOCKS))
+    assert count == 8 * PLACED_BLOCKS
+    assert len(second) > 0
+
+
+def test_the_input_may_have_nothing_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, stub: type[Stub]
+) -> None:
+    blocks = [*[(None, [])] * 50, (None, block(1)), (None, []), (2, block(2))]
+    rows, count = answered(monkeypatch, stub, blocks)
+    assert (sorted(chain.from_iterable(rows)), count) == ([1, 2], 2)

@@ -18,7 +18,7 @@ from returns.result import Failure, Success
 import pipegen as pg
 from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.jobs.in_flight import InFlight
-from pipegen.jobs.journal import Finished, JournalError
+from pipegen.jobs.journal import Finished, Journal, JournalError
 from pipegen.jobs.replica import FRUITLESS, Replica
 from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine
@@ -235,3 +235,47 @@ def test_a_process_that_answered_a_row_ends_the_count(tmp_path: Path) -> None:
         os.utime(path, ns=(0, when))
     assert InFlight(tmp_path, "run", "a").fruitless == 2
     assert InFlight(tmp_path, "run", "b").fruitless == 0
+
+
+def test_a_conversation_goes_on_where_its_process_died(tmp_path: Path) -> None:
+    turns = ("One?", "Two?", "Three?", "Four?")
+    talk: Any = Success(pg.TextGenerationRequest(id="talk", turns=turns))
+    wanted = pg.run(pg.turns(pg.route(FakeEngine("yes<|im_end|>"))), [talk])[0].unwrap()
+
+    def dies(encoded: Encoded) -> Any:
+        if "Three?" in str(encoded.request.messages):
+            raise CallFailed(BackendFailed("the device is gone", backend="fake"))
+        return "yes<|im_end|>"
+
+    for engine, calls in ((FakeEngine(dies), 3), (FakeEngine("yes<|im_end|>"), 2)):
+        one = Replica(pg.turns(pg.route(engine)), folder=tmp_path, run="run", owner="a")
+        slot = one.ask(key_of(1), talk)
+        if calls == 3:
+            with pytest.raises(CallFailed, match="the device is gone"):
+                slot.result(WAIT)
+        else:
+            assert slot.result(WAIT).unwrap() == wanted
+        one.close(0)
+        assert len(engine.calls) == calls
+
+
+def test_a_row_that_failed_for_good_and_is_asked_again_begins_anew(tmp_path: Path) -> None:
+    talk: Any = Success(pg.TextGenerationRequest(id="talk", turns=("One?", "Two?")))
+
+    def fails(encoded: Encoded) -> Any:
+        return pg.BadImage(0) if "Two?" in str(encoded.request.messages) else "yes<|im_end|>"
+
+    for retry, calls in (("retryable", 2), ("retryable", 0), ("all", 2)):
+        engine = FakeEngine(fails)
+        one = Replica(pg.turns(pg.route(engine)), folder=tmp_path, run="run", retry=retry)
+        assert one.ask(key_of(1), talk).result(WAIT).failure() == pg.BadImage(0)
+        one.close(0)
+        assert len(engine.calls) == calls
+
+
+def test_arguments_that_make_no_sense_leave_no_lock(tmp_path: Path) -> None:
+    wrong: Any = "many"
+    with pytest.raises((TypeError, ValueError), match="in_flight"):
+        Replica(pg.route(FakeEngine("yes")), folder=tmp_path, in_flight=wrong)
+    with Journal(tmp_path):
+        assert [path.name for path in tmp_path.glob("*")] == ["results-0001.jsonl"]

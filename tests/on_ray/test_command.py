@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -19,10 +20,11 @@ from typing import Any
 import pytest
 from support.on_ray import holders, stub
 
+import pipegen as pg
 from pipegen.cli.generate import Files
 from pipegen.cli.inputs import from_lines
 from pipegen.cli.on_ray import OnRay, ray_slots
-from pipegen.cli.outputs import Tally
+from pipegen.cli.outputs import Tally, slot_of
 from pipegen.cli.progress import Meter, Moved
 from pipegen.cli.run_flags import AskedFlags
 from pipegen.cli.sources import Asked
@@ -30,6 +32,7 @@ from pipegen.cli.usage import load_of
 from pipegen.io import jsonl
 from pipegen.io.tables import Columns
 from pipegen.jobs.in_flight import DEATHS
+from pipegen.records.messages import plain_messages
 from pipegen.testing.faulty import FaultyServer
 
 pytest.importorskip("ray", reason="Ray is not installed here")
@@ -217,7 +220,9 @@ def test_a_poisoned_row_fails_after_three_tries_alone_and_the_rest_is_done(
         return from_lines(jsonl.lines_of(io.BytesIO(source.read_bytes())), Columns())
 
     on = OnRay(partial(stub, asked=str(asked), poison="poisoned", death=death), cluster, 2, 0)
-    slots = {origin.id: slot for origin, slot, _ in slots_of(tmp_path, on, opened, in_flight=20)}
+    slots = {
+        origin.id: slot_of(slot) for origin, slot, _ in slots_of(tmp_path, on, opened, in_flight=20)
+    }
     assert [name for name, slot in slots.items() if slot.value_or(None) is None] == ["r123"]
     assert "died 3 times" in slots["r123"].failure().message
     times = Counter(asked.read_text().split())
@@ -306,6 +311,51 @@ def test_a_table_goes_through_replicas(cluster: str, tmp_path: Path) -> None:
     assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "one.csv").read_bytes()
 
 
+def test_conversations_go_through_replicas(cluster: str, tmp_path: Path) -> None:
+    """As without Ray; the next turns of a conversation are answered on one replica."""
+    source = tmp_path / "in.jsonl"
+    asked = [
+        {"id": f"{n}", "messages": [{"role": "user", "content": f"What is {n} + 1?"}]}
+        for n in range(8)
+    ]
+    lines: list[dict[str, Any]] = []
+    request: Any
+    with pg.backends.hf("embedded") as route:
+        results = [slot.unwrap() for slot in pg.run(route, asked, {"max_new_tokens": 2})]
+    for branch in range(4):
+        lines.append({"id": f"turns {branch}", "turns": [f"Say {branch}.", "Again.", "Why?"]})
+        for result in results:
+            request = result.then(f"And {branch} + 2?")
+            lines.append(
+                {
+                    "id": f"talk {result.id} {branch}",
+                    "messages": plain_messages(request.messages or ()),
+                    "continues": dataclasses.asdict(request.continues),
+                }
+            )
+    source.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    outs = {"one.jsonl": (), "out.jsonl": ("--ray", cluster, "--replicas", "2")}
+    few = ("--max-new-tokens", "2", "--in-flight", "2")
+    for out, flags in outs.items():
+        assert command(source, tmp_path / out, *few, *flags).wait(LIMIT) == 0
+    written = (tmp_path / "out.jsonl").read_bytes()
+    assert written == (tmp_path / "one.jsonl").read_bytes()
+    of_talk: dict[str, list[str]] = {}
+    for file in (tmp_path / "out.jsonl.job").glob("results-*.jsonl"):
+        for line in file.read_bytes().splitlines():
+            kind, talk, *_ = json.loads(line)["id"].split()
+            if kind == "talk":
+                of_talk.setdefault(talk, []).append(file.name)
+    assert {talk: (len(files), len(set(files))) for talk, files in of_talk.items()} == {
+        f"{n}": (4, 1) for n in range(8)
+    }
+    assert len({file for files in of_talk.values() for file in files}) == 2
+    before = {file: file.stat().st_size for file in tmp_path.glob("out.jsonl.job/results-*")}
+    assert command(source, tmp_path / "out.jsonl", *few, "--replicas", "2").wait(LIMIT) == 0
+    assert (tmp_path / "out.jsonl").read_bytes() == written
+    assert {file: file.stat().st_size for file in before} == before
+
+
 def test_an_interrupt_of_the_terminal_and_a_killed_command_leave_nothing_running(
     tmp_path: Path,
 ) -> None:
@@ -363,7 +413,7 @@ def test_the_meter_counts_the_rows_of_all_replicas(cluster: str, tmp_path: Path)
     def opened() -> Any:
         return from_lines(jsonl.lines_of(io.BytesIO(source.read_bytes())), Columns())
 
-    def moved(done: int | None, words: str) -> None:
+    def moved(done: int | None, words: str | None) -> None:
         seen.append(meter.tally.done)
 
     assert len(list(slots_of(tmp_path, OnRay(stub, cluster, 2, 0), opened, meter, moved))) == 101

@@ -28,7 +28,7 @@ from pipegen.cli.sources import Question, open_source
 from pipegen.io.jsonl import to_plain
 from pipegen.io.tables import Columns
 from pipegen.jobs.journal import Journal, read_settings
-from pipegen.jobs.key_map import KEY_MAP, KeyMap, entry_of
+from pipegen.jobs.key_map import INPUT, KEY_MAP, KeyMap, entry_of
 from pipegen.jobs.keys import Keys, context_of
 from pipegen.jobs.runner import start_job
 from pipegen.jobs.shards import numbers_of
@@ -69,9 +69,10 @@ def write(source: Path, rows: int) -> None:
             out.writelines(json.dumps(request(number)).encode() + b"\n" for number in range(rows))
 
 
-def opened(source: Path, stack: contextlib.ExitStack) -> Any:
+def opened(source: Path, folder: Path, stack: contextlib.ExitStack) -> Any:
     """The input, as `pipegen generate` opens it."""
-    return open_source(str(source), Question(), pg.ImagePolicy(), Columns(), stack)
+    where = (Question(), pg.ImagePolicy(), Columns(), stack)
+    return open_source(str(source), *where, folder=folder)
 
 
 def make(folder: Path, rows: int, missing: int | None = None, form: str = ".jsonl") -> Path:
@@ -85,9 +86,10 @@ def make(folder: Path, rows: int, missing: int | None = None, form: str = ".json
     (folder / KEY_MAP).unlink()
     write(source, rows)
     with contextlib.ExitStack() as stack:
-        given = opened(source, stack)
+        given = opened(source, folder, stack)
         journal = stack.enter_context(Journal(folder))
-        known = stack.enter_context(KeyMap(folder, context_of(settings, None, given.reading)))
+        context = context_of(settings, None, given.reading)
+        known = stack.enter_context(KeyMap(folder, context, stamp=given.stamp))
         for number, (_, row) in enumerate(given.unread()):
             one = request(number)
             asked = pg.TextGenerationRequest(prompt=one["prompt"], options=options)
@@ -99,6 +101,7 @@ def make(folder: Path, rows: int, missing: int | None = None, form: str = ".json
                 continue
             prompt = {"prompt_text": one["prompt"], "prompt_token_ids": list(range(60))}
             journal.append(first.hex(), {**result, **prompt, "id": one["id"]})
+        known.end(rows)
     note_command(folder, Command(str(source), None, None, None, "fake", False))
     return source
 
@@ -122,8 +125,8 @@ def asked_after(folder: Path, source: Path, parts: int = 1) -> tuple[float, floa
         how["part"] = (number % parts + 1, parts)
     began, busy = time.perf_counter(), time.process_time()
     with contextlib.ExitStack() as stack:
-        given = opened(source, stack)
-        how |= {"again": given.unread, "reading": given.reading}
+        given = opened(source, folder, stack)
+        how |= {"again": given.unread, "reading": given.reading, "stamp": given.stamp}
         running = stack.enter_context(start_job(route, given.unread(), folder, OPTIONS, **how))
         ready = time.perf_counter() - began
         for _ in running:
@@ -154,6 +157,7 @@ def figures(folder: Path, rows: int, finished: int) -> None:
         for name, parts in ways.items():
             if name == "without the map":
                 known.unlink()
+                (big / INPUT).unlink()
             ready, asked, busy = asked_after(big, source, parts)
             print(
                 f"{rows:,} rows ({form}), the last is missing, {name}:"
