@@ -32,6 +32,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from returns.result import Failure, Success
@@ -124,6 +125,8 @@ class Drive(Generic[K]):
         """
         self._requests: dict[int, Request[K]] = {}
         """The requests in flight, by their numbers: the keys of their rows."""
+        self._apart: dict[int, list[Row]] = {}
+        """The rows that wait for other rows of their request, by its number."""
         self._waiting = 0
         """Requests that have ended and were not given out."""
         self._bytes = self._rows = self._taken = 0
@@ -298,6 +301,7 @@ class Drive(Generic[K]):
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
         self._requests.clear()
+        self._apart.clear()
         end_run(self, self._pipe.owns)
 
     # Requests become rows.
@@ -386,10 +390,9 @@ class Drive(Generic[K]):
 
     def _go(self, rows: list[Row]) -> None:
         """Let rows go on, with those of their requests that wait for them."""
-        for number in {row.key for row in rows}:
-            waiting = self._requests[number].waiting
-            if waiting:
-                rows, self._requests[number].waiting = [*rows, *waiting], []
+        if self._apart:
+            for number in {row.key for row in rows}:
+                rows = [*rows, *self._apart.pop(number, ())]
         if rows:
             self._settle(*self._advanced(rows))
 
@@ -404,12 +407,12 @@ class Drive(Generic[K]):
         again: list[Row] = []
         for number, bug in bugs.items():
             self._has_bug(self._requests[number], bug)
-        for row in sorted(done.ended, key=lambda row: row.key):  # in the order of the input
+        for row in sorted(done.ended, key=itemgetter(0)):  # in the order of the input
             if row.key in self._requests:
                 self._end(self._requests[row.key], row.value)
         for row in done.waiting:
             if row.key in self._requests:
-                self._requests[row.key].waiting.append(row)
+                self._apart.setdefault(row.key, []).append(row)
         for row, wanted in sorted(done.calls, key=lambda one: _order(one[0])):
             if row.key in self._requests:
                 kept = (
@@ -442,14 +445,9 @@ class Drive(Generic[K]):
         name = (row.place, wanted.shown, id(backend)) if self._whole else id(backend)
         opened = self._sessions.get(name)
         if opened is None:
-            how: dict[str, Any] = {
-                "tokens": self._sees is not None,
-                "loop": self._loop,
-                "fed": not self._whole,
-            }
-            opened = self._sessions[name] = OpenSession(
-                backend, open_session(backend, self.wake, **how)
-            )
+            how: dict[str, Any] = {"tokens": self._sees is not None, "loop": self._loop}
+            session = open_session(backend, self.wake, fed=not self._whole, **how)
+            opened = self._sessions[name] = OpenSession(backend, session)
         # it is asked again, since an engine may know better once it has started
         if self._limits is not None:
             self._limits[name] = getattr(backend, "in_flight", IN_FLIGHT)
@@ -462,8 +460,8 @@ class Drive(Generic[K]):
         for opened in self._sessions.values():
             yield from (row for rows in opened.rows.values() for row, _ in rows)
             yield from opened.answered
-        for request in self._requests.values():
-            yield from request.waiting
+        for rows in self._apart.values():
+            yield from rows
 
     def _has_bug(self, request: Request[K], bug: Exception) -> None:
         """A stage raised at a row of a request. That is its own."""
@@ -477,8 +475,9 @@ class Drive(Generic[K]):
 
     def _end(self, request: Request[K], slot: Slot[Any] | None) -> None:
         """A request has its slot, or a bug."""
-        request.slot, request.waiting = slot, []
+        request.slot = slot
         del self._requests[request.number]
+        self._apart.pop(request.number, None)
         self._waiting += 1
         if not self._ordered:
             self._turns.append(request)
@@ -599,4 +598,4 @@ def drive(pipe: Pipe[Any, B], batch: Iterable[Slot[Any]]) -> Batch[B]:
 
 
 def _order(row: Row) -> Any:
-    return row.key, row.sample
+    return row.key, row.samples if row.outer is None else row.sample

@@ -45,12 +45,10 @@ class KeptAnswers(Protocol[K_contra]):
 class Request(Generic[K]):
     """A request on its way."""
 
-    __slots__ = ("bug", "given", "key", "number", "slot", "waiting")
+    __slots__ = ("bug", "given", "key", "number", "slot")
 
     def __init__(self, key: K, given: Slot[GenerationRequest], number: int) -> None:
         self.key, self.given, self.number = key, given, number
-        self.waiting: list[Row] = []
-        """Its rows that wait for its other rows."""
         self.slot: Slot[Any] | None = None
         self.bug: Exception | None = None
         """What raises when its turn comes."""

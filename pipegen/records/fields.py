@@ -245,9 +245,9 @@ def taken_instead(refusal: ValueError, shown: str) -> str:
     return f"takes {expected}, not {shown}{also}{near}"
 
 
-def _run_check(self: Any, name: str, value: Any, check: Check) -> None:
+def _checked(self: Any, name: str, value: Any, check: Check) -> Any:
     try:
-        result = check(value)
+        return check(value)
     except InvalidField:  # of a nested record, with its own message
         raise
     except ValueError as refusal:
@@ -257,8 +257,45 @@ def _run_check(self: Any, name: str, value: Any, check: Check) -> None:
             f"{type(self).__name__}.{name}"
             f" {taken_instead(refusal, printed(masked({name: value})[name]))}"
         ) from None
-    if result is not value:
-        object.__setattr__(self, name, result)
+
+
+def _init_of(kind: Any, plain_init: Callable[..., None]) -> Callable[..., None]:
+    """The `__init__` of a record: one function without a loop, as `dataclasses` makes one, since
+    several records are made for each row.
+    """
+    fields, names = dataclasses.fields(kind), _names(kind)
+    hint: Callable[[str], str] = getattr(kind, "_hint_for", lambda name: nearest(name, names))
+
+    def refuse(self: Any, values: dict[str, Any], unknown: dict[str, Any]) -> None:
+        for name in unknown:
+            raise UnknownField(f"{type(self).__name__} has no field {name!r}{hint(name)}")
+        given = {name: value for name, value in values.items() if value is not dataclasses.MISSING}
+        plain_init(self, **given)  # it says what is missing
+
+    space: dict[str, Any] = {"_checked": _checked, "_missing": dataclasses.MISSING}
+    space["_refuse"] = refuse
+    takes = [f"{f.name}=_default_{f.name}" for f in fields if f.kw_only]
+    first = [f"{f.name}=_default_{f.name}" for f in fields if not f.kw_only]
+    wrong = " or ".join(
+        ["_unknown", *[f"{f.name} is _missing" for f in fields if f.default is dataclasses.MISSING]]
+    )
+    values = ", ".join([f"{name!r}: {name}" for name in names])
+    lines = [f"if {wrong}:", f" _refuse(self, {{{values}}}, _unknown)"]
+    for place, (name, _, check) in enumerate(_checks(kind)):
+        space[f"_check_{place}"] = check
+        lines += [f"if {name} is not _default_{name}:"]
+        lines += [f" {name} = _checked(self, {name!r}, {name}, _check_{place})"]
+    for f in fields:
+        space[f"_default_{f.name}"], space[f"_set_{f.name}"] = (
+            f.default,
+            getattr(kind, f.name).__set__,
+        )
+        lines += [f"_set_{f.name}(self, {f.name})"]
+    if hasattr(kind, "check_all"):  # looked up then: a subclass may have its own
+        lines += ["self.check_all()"]
+    head = f"def init({', '.join(['self, /', *first, *(['*', *takes] if takes else [])])}, **_unknown):"
+    exec("\n ".join([head, *lines]), space)  # noqa: S102 - of the names of fields
+    return functools.wraps(plain_init)(space["init"])
 
 
 @dataclass_transform(
@@ -276,27 +313,13 @@ def record(cls: type[C]) -> type[C]:
     result: Any = dataclasses.dataclass(
         frozen=True, slots="__slots__" not in vars(cls), kw_only=True
     )(cls)
-    plain_init, names = result.__init__, _names(result)
-    checks_all = hasattr(result, "check_all")
-    hint: Callable[[str], str] = getattr(result, "_hint_for", lambda name: nearest(name, names))
+    plain_init = result.__init__
 
     @functools.wraps(plain_init)
-    def init(self: Any, *args: Any, **values: Any) -> None:
-        try:
-            plain_init(self, *args, **values)
-        except TypeError:
-            for name in values:
-                if name not in names:
-                    raise UnknownField(
-                        f"{type(self).__name__} has no field {name!r}{hint(name)}"
-                    ) from None
-            raise
-        for name, default, check in _checks(result):
-            value = getattr(self, name)
-            if value is not default:
-                _run_check(self, name, value, check)
-        if checks_all:  # looked up now: a subclass may have its own
-            self.check_all()
+    def init(self: Any, /, *args: Any, **values: Any) -> None:
+        """At the first one: what its annotations name is there by then."""
+        result.__init__ = _init_of(result, plain_init)
+        result.__init__(self, *args, **values)
 
     result.__init__ = init
     return result  # type: ignore[no-any-return]

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 from pipegen.backends.http.access import Access
@@ -17,7 +18,7 @@ from pipegen.backends.http.loops import LoopThread
 from pipegen.backends.servers.reading import malformed
 from pipegen.backends.servers.sending import Sender
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireRequest
-from pipegen.backends.waiting import Waiting, beginning
+from pipegen.backends.waiting import beginning
 from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import Capabilities
@@ -204,7 +205,10 @@ class ServerSession(Generic[A, R]):
         """
         # used on the loop alone
         self._ended = 0
-        self._waiting = Waiting[tuple[int, A, Any]](1, 1, key=lambda row: row[2])
+        self._next = deque[tuple[int, A, Any]]()
+        """The rows that are asked for next, in this order."""
+        self._came_since: list[tuple[int, A, Any]] = []
+        """The rows that are put in order once all those are asked for."""
         self._call_ends: float | None = None
         self._room = engine.sender.settings.max_in_flight
         """How many more rows may be asked for."""
@@ -237,7 +241,7 @@ class ServerSession(Generic[A, R]):
         """Ask for the rows that have come, as far as there is room."""
         if self._call_ends is None and not self._fed:
             self._call_ends = self._engine.sender.transport.call_ends()
-        self._waiting.add(rows)
+        self._came_since += rows
         for _ in range(min(len(rows), self._room)):
             self._room -= 1
             task = self._loop.create_task(self._rows())
@@ -247,8 +251,11 @@ class ServerSession(Generic[A, R]):
     async def _rows(self) -> None:
         """One row after the other, as long as some wait."""
         engine, transport = self._engine, self._engine.sender.transport
-        while self._waiting:
-            ((number, asked, _),) = self._waiting.pop()
+        while self._next or self._came_since:
+            if not self._next:
+                self._next.extend(sorted(self._came_since, key=itemgetter(2)))
+                self._came_since = []
+            number, asked, _ = self._next.popleft()
             deadline = transport.ends(transport.call_ends() if self._fed else self._call_ends)
             slot = await (
                 engine.followed(number, asked, deadline, self._tell)
@@ -285,7 +292,8 @@ class ServerSession(Generic[A, R]):
 
     def _cancel(self, closed: Future[None]) -> None:
         self._closed = closed
-        self._waiting.clear()
+        self._next.clear()
+        self._came_since.clear()
         for task in self._tasks:
             task.cancel()
         if not self._tasks:
