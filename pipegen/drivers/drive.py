@@ -120,9 +120,7 @@ class Drive(Generic[K]):
         self._whole = batch is not None
         """Whether rows go together."""
         self._turns: deque[Request[K]] = deque()
-        """The requests to be given out: all that were taken where they are ordered, else those that
-        have ended.
-        """
+        """The requests to be given out: all taken where they are ordered, else those that ended."""
         self._requests: dict[int, Request[K]] = {}
         """The requests in flight, by their numbers: the keys of their rows."""
         self._apart: dict[int, list[Row]] = {}
