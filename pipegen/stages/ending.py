@@ -91,9 +91,9 @@ def _wrong_ids(ids: Any, model: TokenModel) -> str:
     if kinds:
         return f"{min(kind.__name__ for kind in kinds)} among its token_ids, not int"
     size = model.capabilities.vocab_size
-    wrong = next((one for one in ids if one < 0 or (size is not None and one >= size)), None)
-    if wrong is None:
+    if not ids or (min(ids) >= 0 and (size is None or max(ids) < size)):
         return ""
+    wrong = next(one for one in ids if one < 0 or (size is not None and one >= size))
     return f"the token id {wrong}" + ("" if size is None else f", and the model has {size} ids")
 
 
