@@ -10,7 +10,13 @@ from typing import Any, TypeVar
 
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch, Slot
-from pipegen.drivers.arguments import Options, check_run, prepare_batch, require_iterable
+from pipegen.drivers.arguments import (
+    Options,
+    check_run,
+    prepare_batch,
+    prepare_batch_beside,
+    require_iterable,
+)
 from pipegen.drivers.drive import Drive
 from pipegen.drivers.naming import name_bug
 from pipegen.records.plain import Request
@@ -62,11 +68,9 @@ async def arun(
     policy: RequestPolicy | None = None,
 ) -> Batch[B]:
     """As `run`, for asynchronous code; the same slots."""
-    import asyncio
-
     chosen = check_run(route, options, image_policy, policy)
     require_iterable(requests)
-    batch = await asyncio.to_thread(prepare_batch, tuple(requests), chosen, image_policy, policy)
+    batch = await prepare_batch_beside(tuple(requests), chosen, image_policy, policy)
     try:
         return await adrive(route, batch)
     except Exception as raised:

@@ -32,6 +32,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -202,14 +203,16 @@ class Drive(Generic[K]):
                 if self._only_looks:
                     yield self.round(goes_on=False)
                 else:
-                    working = asyncio.ensure_future(asyncio.to_thread(self.round))
+                    working = loop.run_in_executor(None, copy_context().run, self.round)
                     yield await asyncio.shield(working)
                 if self._idle:
                     await woken.wait()
         finally:
             if working is not None:
                 await asyncio.wait([working])
-            await asyncio.to_thread(self.close)
+            if self._sessions or self._pool is not None:  # what ends may take a while
+                await asyncio.to_thread(self.close)
+            self.close()
 
     @property
     def _only_looks(self) -> bool:
@@ -413,11 +416,8 @@ class Drive(Generic[K]):
                 self._apart.setdefault(row.key, []).append(row)
         for row, wanted in sorted(done.calls, key=lambda one: _order(one[0])):
             if row.key in self._requests:
-                kept = (
-                    None
-                    if self._kept is None
-                    else self._kept.of(self._requests[row.key].key, row, wanted)
-                )
+                key = self._requests[row.key].key
+                kept = None if self._kept is None else self._kept.of(key, row, wanted)
                 if kept is None:
                     self._want(row, wanted)
                 else:

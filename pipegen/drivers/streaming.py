@@ -17,7 +17,13 @@ from pipegen.core.errors import ContractError
 from pipegen.core.pipe import Pipe
 from pipegen.core.rows import Place, Row, shown_text
 from pipegen.core.slots import Batch, Slot, is_ok
-from pipegen.drivers.arguments import Options, check_run, prepare_batch, require_iterable
+from pipegen.drivers.arguments import (
+    Options,
+    check_run,
+    prepare_batch,
+    prepare_batch_beside,
+    require_iterable,
+)
 from pipegen.drivers.drive import Drive
 from pipegen.drivers.naming import name_bug
 from pipegen.drivers.session import OpenSession
@@ -194,11 +200,9 @@ async def astream(
     policy: RequestPolicy | None = None,
 ) -> AsyncIterator[Delta | Done]:
     """As `stream`, for asynchronous code; the same deltas and slots."""
-    import asyncio
-
     chosen = check_run(route, options, image_policy, policy)
     require_iterable(requests)
-    batch = await asyncio.to_thread(prepare_batch, tuple(requests), chosen, image_policy, policy)
+    batch = await prepare_batch_beside(tuple(requests), chosen, image_policy, policy)
     deltas = _Deltas(route, batch)
     try:
         async with contextlib.aclosing(deltas.drive.rounds()) as rounds:

@@ -91,12 +91,11 @@ def _wrong_ids(ids: Any, model: TokenModel) -> str:
     if kinds:
         return f"{min(kind.__name__ for kind in kinds)} among its token_ids, not int"
     size = model.capabilities.vocab_size
-    wrong = next(
-        (token_id for token_id in ids if token_id < 0 or (size is not None and token_id >= size)),
-        None,
-    )
-    if wrong is None:
+    if not ids or (min(ids) >= 0 and (size is None or max(ids) < size)):
         return ""
+    wrong = next(
+        token_id for token_id in ids if token_id < 0 or (size is not None and token_id >= size)
+    )
     return f"the token id {wrong}" + ("" if size is None else f", and the model has {size} ids")
 
 

@@ -6,7 +6,6 @@ Pure functions; a dialect says which fields beyond OpenAI's own a server knows, 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -39,6 +38,7 @@ from pipegen.backends.servers.wire import (
 from pipegen.core.errors import GenerationError, PromptTooLong, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.engine_list import shown
+from pipegen.records.fields import altered
 from pipegen.records.frozen import freeze
 from pipegen.records.option_table import wire_fields
 from pipegen.records.options import GenerationOptions
@@ -271,7 +271,7 @@ def _with_logprobs(
     read = logprobs_of(
         entries, completion.token_ids or (), wanted=ask.options.top_logprobs or 0, seen=seen
     )
-    return read.map(lambda logprobs: dataclasses.replace(completion, logprobs=logprobs))
+    return read.map(lambda logprobs: altered(completion, logprobs=logprobs))
 
 
 def asks_to_think(options: GenerationOptions, extra_body: Mapping[str, Any]) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from pipegen.core.errors import GenerationError
 from pipegen.core.slots import Slot
 from pipegen.engines.capabilities import Capability
+from pipegen.records.fields import record
 from pipegen.records.frozen import NOTHING
 from pipegen.records.options import GenerationOptions
 from pipegen.records.results import PreparedImage, TokenLogprob
@@ -93,7 +94,7 @@ class WireReply(NamedTuple):
     """Looked up by names in lower case."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Completion:
     """What a server generated, as its answer or one event of its stream says it; in an event, only
     what is new.

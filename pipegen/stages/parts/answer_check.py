@@ -240,7 +240,7 @@ def _finish(answer: Answer, options: GenerationOptions) -> Finding | None:
     ids, most = answer.token_ids, options.max_new_tokens
     if not ids or answer.ending_ids is None:
         return None
-    if answer.ending_ids & {*ids[options.min_new_tokens or 0 : -1]}:
+    if not answer.ending_ids.isdisjoint(ids[options.min_new_tokens or 0 : -1]):
         # it was asked to end there, and its end now is another one: what comes behind is not used
         return None
     if (
