@@ -93,8 +93,8 @@ def guard(
     work: Callable[[], T],
     failed: Callable[[Raised], E],
     *,
-    known: tuple[type[Exception], ...] = (),
-    only: tuple[type[Exception], ...] = (Exception,),
+    known: tuple[type[BaseException], ...] = (),
+    only: tuple[type[BaseException], ...] = (Exception,),
 ) -> Result[T, E]:
     """What `work` gives; where it raises one of `only`, the error that `failed` makes of it. What
     ends the program (Ctrl-C, exit) comes through.
@@ -145,8 +145,8 @@ def guard_slot(
     work: Callable[[], Result[T, E]],
     failed: Callable[[Raised], E],
     *,
-    known: tuple[type[Exception], ...] = (),
-    only: tuple[type[Exception], ...] = (Exception,),
+    known: tuple[type[BaseException], ...] = (),
+    only: tuple[type[BaseException], ...] = (Exception,),
 ) -> Result[T, E]:
     """As `guard`, for work that gives a slot itself."""
     try:
@@ -158,8 +158,8 @@ def guard_slot(
 def _failure(
     raised: BaseException,
     failed: Callable[[Raised], E],
-    known: tuple[type[Exception], ...],
-    only: tuple[type[Exception], ...],
+    known: tuple[type[BaseException], ...],
+    only: tuple[type[BaseException], ...],
 ) -> Result[Any, E]:
     if not isinstance(raised, (*known, *only)) and not (
         type(raised).__name__ == _PANIC and Exception in only

@@ -71,8 +71,7 @@ REORDER = 8
 TOGETHER = 64
 """Requests that are prepared together."""
 SLOW_INPUT, PATIENCE = 0.002, 0.02
-"""The seconds that an input may take for each request, and for a few at least. Of a slower one no
-more are taken at once than the engines work on.
+"""Seconds that an input may take a request, and a few; of a slower one no more than run are taken.
 """
 HELD_BYTES = 512 * 2**20
 """Bytes of the images of requests in flight, beyond which no more are prepared."""
@@ -85,8 +84,7 @@ class Drive(Generic[K]):
     finished: is called with each slot as soon as there is one, before its turn.
     isolate_bugs: a bug fails its own request, and does not raise (see `pipegen.drivers.isolation`).
     kept: answers that are not asked for again.
-    admits: whether requests are taken as they come; otherwise they are admitted already (see
-        `pipegen.drivers.arguments`).
+    admits: whether requests are to be admitted (see `pipegen.drivers.arguments`).
     begins, sees: are called with each call of a batch when it begins, and with each event of it.
     stays: whether a failed row goes on in no other route (see `pipegen.core.rows.advance`).
     """

@@ -16,6 +16,7 @@ does not end can be left. These threads end no program late: they are daemons.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import threading
@@ -26,7 +27,7 @@ from typing import Any, Literal
 
 from returns.result import Failure, Success
 
-from pipegen.core.border import attempt, guard_slot, report
+from pipegen.core.border import Raised, attempt, guard, guard_slot
 from pipegen.core.errors import InternalError, StageFailed
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.tool_schema import arguments_of, schema_of
@@ -245,17 +246,15 @@ def _within(work: Callable[[], str], seconds: float, *, traced: bool) -> Slot[st
     """What `work` gives within so many seconds, in a thread of its own, or what it raised. None
     where it raised what ends a thread or a program: it ends this thread, and no more.
     """
+    from asyncio import CancelledError  # half of what `import pipegen` would cost
+
     given: list[Slot[str]] = []
-    ended = threading.Event()
+    own, ended = (Exception, CancelledError), threading.Event()
 
     def run() -> None:
         try:
-            given.append(Success(work()))
-        except _ENDS:
-            pass
-        except BaseException as raised:  # noqa: BLE001 - asyncio.CancelledError is no Exception
-            seen = report(raised, traced=traced)
-            given.append(Failure(StageFailed(seen.words, incident=seen.incident)))
+            with contextlib.suppress(*_ENDS):
+                given.append(guard(work, _raised, known=() if traced else own, only=own))
         finally:
             ended.set()
 
@@ -263,6 +262,10 @@ def _within(work: Callable[[], str], seconds: float, *, traced: bool) -> Slot[st
     if not ended.wait(seconds):
         return Failure(StageFailed(f"TimeoutError: it took more than {seconds:g} seconds"))
     return given[0] if given else None
+
+
+def _raised(seen: Raised) -> StageFailed:
+    return StageFailed(seen.words, incident=seen.incident)
 
 
 def _text(value: Any, seconds: float) -> str:

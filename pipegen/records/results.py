@@ -128,11 +128,9 @@ class ThoughtForm:
     closes: tuple[int, ...]
     """What is between the thought and its end token."""
     end_id: int
-    """The end token of the thought."""
     bridge: tuple[int, ...]
     """What is between the end token and the answer."""
-    text_opens: tuple[int, ...] = ()
-    """What comes behind that where the answer is a text, if a tool call would begin otherwise."""
+    text_opens: tuple[int, ...] = ()  # what a text then begins with, if a call begins otherwise
 
 
 @record
