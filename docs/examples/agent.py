@@ -91,6 +91,16 @@ def reward_of(line: Mapping[str, Any], slot: pg.Slot[pg.GenerationResult]) -> fl
     return float(pg.is_ok(slot) and str(line.get("expected")) in slot.unwrap().text)
 
 
+def lines_of(path: Path) -> Iterator[Any]:
+    """The values of a file of JSON Lines. Raises `ValueError`, which names the line."""
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+        try:
+            if line.strip():
+                yield strict_json.load(line)
+        except ValueError as refusal:
+            raise ValueError(f"{path}, line {number}: {refusal}") from None
+
+
 @app.command(help=__doc__)
 def main(
     questions: Annotated[
@@ -110,11 +120,7 @@ def main(
     ] = None,
 ) -> None:
     try:
-        lines = [
-            strict_json.load(line)
-            for line in questions.read_text(encoding="utf-8").split("\n")
-            if line.strip()
-        ]
+        lines = [*lines_of(questions)]
         route = pg.backends.load(pg.ModelLoadConfig(model=model, backend=backend, batch_size=batch))
     except (ValueError, ImportError, OSError, pg.CallFailed) as refusal:
         # a bad value; a missing extra; a model that cannot be read

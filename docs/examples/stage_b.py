@@ -232,6 +232,16 @@ def say(line: Mapping[str, Any]) -> None:
     print(strict_json.dump(line), flush=True)
 
 
+def lines_of(path: Path) -> Iterator[Any]:
+    """The values of a file of JSON Lines. Raises `ValueError`, which names the line."""
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+        try:
+            if line.strip():
+                yield strict_json.load(line)
+        except ValueError as refusal:
+            raise ValueError(f"{path}, line {number}: {refusal}") from None
+
+
 @app.command(help=__doc__)
 def main(
     tickets: Annotated[
@@ -258,11 +268,7 @@ def main(
     ] = None,
 ) -> None:
     try:
-        lines = [
-            strict_json.load(line)
-            for line in tickets.read_text(encoding="utf-8").split("\n")
-            if line.strip()
-        ]
+        lines = [*lines_of(tickets)]
         route = pg.backends.load(pg.ModelLoadConfig(model=model, backend=backend, batch_size=batch))
         judge = judging(route)
         if job is not None:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -202,6 +202,16 @@ def looked_at(
     }
 
 
+def lines_of(path: Path) -> Iterator[Any]:
+    """The values of a file of JSON Lines. Raises `ValueError`, which names the line."""
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+        try:
+            if line.strip():
+                yield strict_json.load(line)
+        except ValueError as refusal:
+            raise ValueError(f"{path}, line {number}: {refusal}") from None
+
+
 @app.command(help=__doc__)
 def main(
     truth: Annotated[
@@ -237,11 +247,7 @@ def main(
         attached = plugged(
             route, key or ["bbox_2d"], balanced=balanced_json, no_repeats=forbid_repeated_objects
         )
-        lines = [
-            strict_json.load(line)
-            for line in truth.read_text(encoding="utf-8").split("\n")
-            if line.strip()
-        ]
+        lines = [*lines_of(truth)]
     except pg.UnsupportedPlugin as refused:
         raise typer.BadParameter(
             f"{refused.message}: {refused.hint}", param_hint="--backend"
