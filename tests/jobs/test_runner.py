@@ -302,7 +302,7 @@ def test_restart_begins_anew(tmp_path: Path) -> None:
 def test_an_interrupt_while_a_job_opens_leaves_no_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: Any) -> None:
+    def interrupted(*_: Any, **how: Any) -> None:
         raise KeyboardInterrupt
 
     engine = FakeEngine(echo)
