@@ -50,8 +50,6 @@ def test_a_run_that_names_no_profile_takes_a_repeatable_one(tmp_path: Path) -> N
 
 def test_no_session_of_the_readme_searches() -> None:
     code = (HERE / "noxfile.py").read_text(encoding="utf-8")
-    assert re.findall(
-        r"--hypothesis-profile=(\w+)", re.sub(r'""".*?"""', "", code, flags=re.DOTALL)
-    ) == ["ci"]
+    assert "--hypothesis-profile" not in re.sub(r'""".*?"""', "", code, flags=re.DOTALL)
     # the order of sets, and with it the examples that are drawn from them
     assert '"PYTHONHASHSEED": "0"' in code

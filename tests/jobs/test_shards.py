@@ -122,6 +122,7 @@ def test_what_cannot_be_read_counts_by_what_its_source_says(
 ) -> None:
     (tmp_path / "large.png").write_bytes(b"a" * 100)
     outside = str(tmp_path / "large.png")
+    (tmp_path / "no").mkdir()
     small, rooted = pg.ImagePolicy(max_bytes=10), pg.ImagePolicy(root=tmp_path / "no")
     for source, policy in [
         (pg.ImageSource(path=outside), small),

@@ -237,6 +237,7 @@ def test_bytes_are_bounded_before_they_are_read(tmp_path: Any) -> None:
 
 def test_videos_are_read_by_the_policy_of_images(tmp_path: Any) -> None:
     (tmp_path / "a.mp4").write_bytes(video_file())
+    (tmp_path / "other").mkdir()
     kept = ImagePolicy(root=tmp_path / "other")
     outside = pg.VlmGenerationRequest(prompt="a", videos=[str(tmp_path / "a.mp4")])
     assert "is outside" in load_sources(outside, kept).failure().message
