@@ -38,7 +38,7 @@ from pipegen.io.json_array import is_array, records_of
 from pipegen.io.jsonl import lines_of
 from pipegen.io.tables import TARGETS, Columns, Table, is_table, read_table
 from pipegen.io.text_tables import column_kinds, csv_count, csv_header, line_values, schema_of_kinds
-from pipegen.jobs.key_map import rows_in, stamp_of
+from pipegen.jobs.key_map import rows_in
 from pipegen.media.folder import SUFFIXES, images_in
 from pipegen.plugins import Plugin
 from pipegen.records.fields import nearest
@@ -56,6 +56,7 @@ __all__ = [
     "is_image_folder",
     "open_source",
     "refuse_missing",
+    "stamp_of",
     "within",
 ]
 
@@ -192,6 +193,14 @@ def open_source(
     except (TableError, MissingExtra) as refusal:
         refuse(str(refusal), flag)
     return opened._replace(items=with_system(opened.items, asked.system))
+
+
+def stamp_of(path: str | os.PathLike[str]) -> str:
+    """What tells whether a file is as it was: its size, and the time of its last change. Raises
+    `OSError`.
+    """
+    found = os.stat(path)
+    return f"{found.st_size} {found.st_mtime_ns}"
 
 
 def refuse_missing(source: str) -> NoReturn:

@@ -18,7 +18,7 @@ far is parsed again. The first run appends as it goes. A run that finds changes 
 beside it, and puts it in its place at the end. Of several processes one writes.
 
 **The same input.** Where each row of an input has its entry, `keys.input` says so at the end: of
-what input, by its size and the time of its last change, how many rows it has, and of what settings.
+what input, by the stamp that its reader gives it, how many rows it has, and of what settings.
 Then the rows that are missing are found in the map, and the others are not looked at. Like the map
 it is a hint: it says where to look first, and the rows themselves are asked by what they are.
 """
@@ -40,7 +40,7 @@ from typing import Any, BinaryIO, Self
 from pipegen.jobs.journal import locked
 from pipegen.jobs.new_file import JournalError, new_file
 
-__all__ = ["INPUT", "KEY_MAP", "KeyMap", "entry_of", "key_in", "number_in", "rows_in", "stamp_of"]
+__all__ = ["INPUT", "KEY_MAP", "KeyMap", "entry_of", "key_in", "number_in", "rows_in"]
 
 KEY_MAP, INPUT = "keys.map", "keys.input"
 _FORM = 2
@@ -71,14 +71,6 @@ def key_in(entry: bytes) -> bytes:
 def number_in(entry: bytes) -> int:
     """The number in an entry."""
     return int.from_bytes(entry[_KEY:_NUMBER], "big")
-
-
-def stamp_of(path: str | os.PathLike[str]) -> str:
-    """What tells whether a file is as it was: its size, and the time of its last change. Raises
-    `OSError`.
-    """
-    found = os.stat(path)
-    return f"{found.st_size} {found.st_mtime_ns}"
 
 
 def rows_in(folder: Path, stamp: str) -> int | None:

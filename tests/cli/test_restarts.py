@@ -15,6 +15,7 @@ from PIL import Image
 from support.fake_ray import replaced_ray
 
 import pipegen as pg
+from pipegen.cli.sources import stamp_of
 from pipegen.drivers.arguments import record_of
 from pipegen.io.text_tables import csv_count
 from pipegen.jobs import key_map, rows
@@ -188,7 +189,7 @@ def test_a_file_that_only_seems_to_be_as_it_was_gives_its_own_rows(
     rows = [*changed, *ROWS[1::2]][::-1]
     write(tmp_path, form, rows)
     if source.stat().st_size != size:  # of a packed form
-        stamp = key_map.stamp_of(source)
+        stamp = stamp_of(source)
         known = json.dumps([stamp, *json.loads(known)[1:]]).encode()
         (tmp_path / "out.jsonl.job" / key_map.INPUT).write_bytes(known)
     else:

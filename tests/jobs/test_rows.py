@@ -10,8 +10,9 @@ import pytest
 import pipegen as pg
 from pipegen.drivers import drive
 from pipegen.drivers.arguments import prepare_batch
+from pipegen.jobs.journal import Finished
 from pipegen.jobs.keys import Keys
-from pipegen.jobs.rows import retry_of, rows_of
+from pipegen.jobs.rows import kept_slot, retry_of, rows_of
 from pipegen.jobs.runner import Job, job
 from pipegen.testing.fake import FakeEngine
 
@@ -104,3 +105,26 @@ def test_a_row_of_a_job_can_be_handed_to_who_admits_it_again(tmp_path: Path) -> 
     assert list(prepare_batch([row.unmerged for row in rows], options)) == [
         row.request for row in rows
     ]
+
+
+def test_a_failed_row_is_kept_where_it_is_not_to_be_asked_again(tmp_path: Path) -> None:
+    late = pg.Timeout("late")
+    engine = FakeEngine(
+        lambda encoded: late if encoded.request.prompt == "late" else "fine<|im_end|>"
+    )
+    own = [pg.TextGenerationRequest(prompt=text) for text in ("fine", "late", "not asked")]
+    options = pg.GenerationOptions(max_new_tokens=7)
+    with job(pg.route(engine), own[:2], tmp_path, options) as running:
+        assert [pg.is_ok(slot) for slot in running] == [True, False]
+        keys, finished = Keys(running.settings), Finished(tmp_path)
+    rows = rows_of([*enumerate(own)], finished, keys, options, None, None, again=retry_of("none"))
+    kept: list[list[Any]] = [
+        [kept_slot(finished, str(row.key), "mine", retry_of(retry)) for retry in ("none", "all")]
+        for row in rows
+    ]
+    finished.close()
+    assert kept[0][0] == kept[0][1]
+    assert kept[0][0].unwrap().id == "mine"
+    assert isinstance(kept[1][0].failure(), pg.Timeout)
+    assert kept[1][1] is None
+    assert kept[2] == [None, None]
