@@ -196,7 +196,7 @@ def open_source(
 
 
 def stamp_of(path: str | os.PathLike[str]) -> str:
-    """What tells whether a file is as it was: its size, and the time of its last change. Raises
+    """A text that changes when a file changes: its size and the time of its last change. Raises
     `OSError`.
     """
     found = os.stat(path)

@@ -17,10 +17,11 @@ that was found. So the map takes 44 bytes of memory for a request, and a request
 far is parsed again. The first run appends as it goes. A run that finds changes writes the map anew
 beside it, and puts it in its place at the end. Of several processes one writes.
 
-**The same input.** Where each row of an input has its entry, `keys.input` says so at the end: of
-what input, by the stamp that its reader gives it, how many rows it has, and of what settings.
-Then the rows that are missing are found in the map, and the others are not looked at. Like the map
-it is a hint: it says where to look first, and the rows themselves are asked by what they are.
+**The same input.** Where each row of an input has its entry, `keys.input` is written at the end. It
+holds the input's stamp, a digest of the settings, and the number of rows. The caller makes the
+stamp: a text that changes when the input changes. If all three are the same in the next run, the
+missing rows are found in the map, and the others are not looked at. Like the map it is a hint: it
+says where to look first, and a row is always known by its own content.
 """
 
 from __future__ import annotations

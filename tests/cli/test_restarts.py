@@ -304,3 +304,16 @@ def test_a_folder_of_the_plain_pipeline_is_gone_on_with(
     ran = generate(write(tmp_path, "jsonl", ROWS), "--max-new-tokens", "16")
     assert (ran.code, asked) == (0, [f"row {COUNT - 1}"])
     assert f"{COUNT - 1} finished before" in ran.err
+
+
+def test_the_stamp_of_a_file_changes_with_its_size_and_with_its_time(tmp_path: Path) -> None:
+    def stamp(text: str, nanoseconds: int) -> str:
+        file = tmp_path / "in.jsonl"
+        file.write_text(text)
+        os.utime(file, ns=(0, nanoseconds))
+        return stamp_of(file)
+
+    first = stamp("one", 1_000)
+    assert stamp("two", 1_000) == first
+    assert stamp("three", 1_000) != first
+    assert stamp("one", 2_000) != first
