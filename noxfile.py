@@ -742,7 +742,8 @@ def engines(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["engine", "vllm_cpu", "sglang_cpu"], default=False)
 def servers(session: nox.Session) -> None:
     """Conformance and parity through real servers of vLLM and SGLang, on a CPU and over loopback
-    (x86-64, Linux): some minutes.
+    (x86-64, Linux): some minutes. PIPEGEN_CONVERSATIONS says how many conversations are held, here
+    and in `engines`, in place of 16.
     """
     on_servers(session, "tests/servers", "--ignore=tests/servers/test_verify.py")
 

@@ -58,7 +58,8 @@ user turn. Image paths are relative to the folder of IN (for stdin: the current 
 an id has its number for one. Blank lines are skipped.
 
 A table has a column prompt or messages, and images, id, tools, options if they are there; --map
-says which columns have other names. All other columns are carried to OUT. A folder of images is
+says which columns have other names. --map user=question asks each question as a user's turn, through
+the chat template; for a .txt file: --map user=prompt. All other columns are carried to OUT. A folder of images is
 searched with its subfolders, in natural order.
 
 OUT is JSON Lines, Parquet, Arrow or CSV, by its suffix. Each line is {"id", "ok": true, "text",
@@ -76,7 +77,7 @@ Examples:
   pipegen generate in.jsonl -o out.jsonl --model embedded --stop "\\n\\n"
   pipegen generate photos/ --prompt "Describe it." -o out.jsonl \\
       --model Qwen/Qwen3-VL-4B-Instruct
-  pipegen generate data.parquet -o out.parquet --map prompt=question \\
+  pipegen generate data.parquet -o out.parquet --map user=question \\
       --model Qwen/Qwen3-4B
   pipegen generate --prompt "What is in it?" --image cat.png \\
       --model Qwen/Qwen3-VL-4B-Instruct

@@ -29,7 +29,7 @@ Exit code: 0 every request has a prompt that fits, 1 some would fail, 2 bad usag
 ESTIMATE_EXAMPLES = """\b
 Examples:
   pipegen estimate requests.jsonl --model Qwen/Qwen3-4B
-  pipegen estimate data.parquet --map prompt=question --model ./checkpoint \\
+  pipegen estimate data.parquet --map user=question --model ./checkpoint \\
       --max-new-tokens 256 --price 0.15,0.60 --speed 2400
   pipegen estimate photos/ --prompt "Describe it." --json \\
       --model Qwen/Qwen3-VL-4B-Instruct

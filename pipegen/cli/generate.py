@@ -421,7 +421,6 @@ def _check(files: Files) -> None:
     elif files.source == "-" or not is_image_folder(files.source, files.prompt):
         for flag, value in (
             ("--prompt", files.prompt),
-            ("--system", files.system),
             ("--sidecar", files.sidecar),
         ):
             if value is not None:

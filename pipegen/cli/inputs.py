@@ -294,9 +294,9 @@ def csv_file_rows(path: str, reading: Reading) -> Unreads:
         yield row, row
 
 
-def text_rows(stream: BinaryIO, system: str | None) -> Unreads:
-    """The lines of a text file that are not blank: each is a prompt."""
-    reading = Reading(Columns(), system, "line")
+def text_rows(stream: BinaryIO, columns: Columns, system: str | None) -> Unreads:
+    """The lines of a text file that are not blank: each is a row with a prompt alone."""
+    reading = Reading(columns, system, "line")
     for line in lines_of(stream):
         try:
             values: Any = {"prompt": (line.data or b"").decode().rstrip("\r\n")}

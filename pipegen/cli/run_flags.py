@@ -78,7 +78,10 @@ class AskedFlags:
         typer.Option(
             "--map",
             metavar="FIELD=COLUMN,...",
-            help="Columns that have other names, such as prompt=question,id=uid.",
+            help=(
+                "Columns that have other names, such as user=question,id=uid. The text of user is a"
+                " user's turn; a prompt is continued."
+            ),
             rich_help_panel=FILES,
         ),
     ] = None
@@ -144,7 +147,9 @@ class AskedFlags:
     system: Annotated[
         str | None,
         typer.Option(
-            "--system", help="The system prompt that goes before.", rich_help_panel=FOLDER
+            "--system",
+            help="The system prompt that goes before, where a request has none of its own.",
+            rich_help_panel=FOLDER,
         ),
     ] = None
 

@@ -36,7 +36,7 @@ from pipegen.engines.extras import MissingExtra
 from pipegen.io.forms import TableError, form_of, open_bytes, refuse_address
 from pipegen.io.json_array import is_array, records_of
 from pipegen.io.jsonl import lines_of
-from pipegen.io.tables import TARGETS, Columns, Table, is_table, read_table
+from pipegen.io.tables import TARGETS, USER, Columns, Table, is_table, read_table
 from pipegen.io.text_tables import column_kinds, csv_count, csv_header, line_values, schema_of_kinds
 from pipegen.jobs.key_map import rows_in
 from pipegen.media.folder import SUFFIXES, images_in
@@ -146,15 +146,15 @@ class Source(NamedTuple):
 
 
 def columns_of(maps: Sequence[str]) -> Columns:
-    """The columns of `--map prompt=question,id=uid`; `metadata=seed` carries a column along that
-    has another's name.
+    """The columns of `--map user=question,id=uid`; `metadata=seed` carries a column along that has
+    another's name.
     """
     fields: dict[str, str] = {}
     kept: set[str] = set()
     for entry in (part for text in maps for part in text.split(",")):
         field, equals, column = entry.partition("=")
         if not (field and equals and column):
-            refuse(f"takes FIELD=COLUMN, such as prompt=question, not {entry!r}", "--map")
+            refuse(f"takes FIELD=COLUMN, such as user=question, not {entry!r}", "--map")
         if field not in TARGETS:
             refuse(
                 f"{field!r} is no field of a request{nearest(field, TARGETS)}; one of"
@@ -167,6 +167,8 @@ def columns_of(maps: Sequence[str]) -> Columns:
             kept.add(column)
         else:
             fields[field] = column
+    if USER in fields and (other := fields.keys() & {"messages", "prompt"}):
+        refuse(f"takes user or {min(other)}, not both: each says what is asked", "--map")
     return Columns(fields, frozenset(kept))
 
 
@@ -329,15 +331,17 @@ def _of_lines(
     stream = stack.enter_context(open_bytes(path))
     size = None if form.packed else os.fstat(stream.fileno()).st_size or None
     text = form.kind == "text"
+    if text:
+        columns.check(["prompt"], path)
 
     def unread() -> Unread:
         again = stack.enter_context(open_bytes(path))
         if text:
-            return text_rows(again, asked.system)
+            return text_rows(again, columns, asked.system)
         return unread_lines(records_of(path, again), columns, asked.system)
 
     return Source(
-        items_of(text_rows(stream, asked.system))
+        items_of(text_rows(stream, columns, asked.system))
         if text
         else from_lines(records_of(path, stream), columns),
         columns,
@@ -347,7 +351,7 @@ def _of_lines(
         shown,
         None,
         unread if path.is_file() else None,
-        reading_of(Columns() if text else columns, asked.system),
+        reading_of(columns, asked.system),
     )
 
 

@@ -96,13 +96,16 @@ def with_system_message(system: str, request: GenerationRequest) -> Slot[Generat
     """
     if request.messages is None:
         message = (
-            "the chat file has a system_message, which goes before messages, and this request has"
-            " none"
+            "the system prompt goes before messages, and this request has none: its prompt is"
+            " continued as it is"
         )
         return Failure(
             InvalidRequest(
                 message,
-                hint="write the prompt as messages, or take system_message out of the chat file",
+                hint=(
+                    "ask by messages (the command makes them of a column: --map user=COLUMN), or"
+                    " without a system prompt"
+                ),
             )
         )
     if request.messages[0].role in ("system", "developer"):

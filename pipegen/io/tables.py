@@ -2,11 +2,13 @@
 time.
 
 A row is a request (see `request_from`): columns named as its fields are its fields, and all others
-are carried along to the output. `Columns` says which columns have other names. Folders such as
-`lang=en` are columns too, as in Hive.
+are carried along to the output. `Columns` says which columns have other names, and which one is the
+text of a user's turn. Folders such as `lang=en` are columns too, as in Hive.
 
->>> Columns({"prompt": "question"}).request({"question": "Is it so?", "label": 1})
-{'label': 1, 'prompt': 'Is it so?'}
+>>> Columns({"prompt": "beginning"}).request({"beginning": "It is so", "label": 1})
+{'label': 1, 'prompt': 'It is so'}
+>>> Columns({"user": "question"}).request({"question": "Is it so?", "label": 1})
+{'label': 1, 'messages': [{'role': 'user', 'content': 'Is it so?'}]}
 """
 
 from __future__ import annotations
@@ -46,7 +48,12 @@ __all__ = [
 
 _ROWS, _BYTES = 1024, 8 * 2**20
 """The most rows, and bytes (about), that are read at a time."""
-TARGETS = tuple(sorted({*FIELDS, "image"}))
+USER = "user"
+"""In place of a field: the column holds the text of a user's turn."""
+_READ = {*FIELDS, "image"}
+TARGETS = tuple(sorted({*_READ, USER}))
+"""What a column may be mapped to."""
+_MEDIA = ("image", "images", "video", "videos")
 _PROMPTS = ("messages", "prompt", "prompt_token_ids", "turns")
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 """The name of a folder of rows that have no value for its column."""
@@ -57,7 +64,7 @@ _ROWS_OF = {"csv": "CSV", "tsv": "TSV", "lines": "JSON Lines"}
 
 class Columns(NamedTuple):
     """Which columns of a table are the fields of a request, where their names differ: `{"prompt":
-    "question"}`.
+    "beginning"}`. `{"user": "question"}` makes each question a user's turn, with the row's images.
     """
 
     fields: Mapping[str, str] = {}
@@ -79,6 +86,11 @@ class Columns(NamedTuple):
         metadata = {name: values[name] for name in aside if values[name] is not None}
         metadata |= own if isinstance(own, Mapping) else {} if own is None else {"metadata": own}
         named |= {field: values.get(column) for field, column in self.fields.items()}
+        text = named.pop(USER, None) if USER in self.fields else None
+        if text is not None and any(named.get(field) is not None for field in _MEDIA):
+            named["prompt"] = text  # beside images it is short for a user's turn
+        elif text is not None:
+            named["messages"] = [{"role": "user", "content": text}]
         return {**named, **({"metadata": metadata} if metadata else {})}
 
     def column_of(self, field: str) -> str | None:
@@ -93,15 +105,18 @@ class Columns(NamedTuple):
                 raise TableError(
                     f"{path} has no column {column!r}{nearest(column, names) or f': {listed}'}"
                 )
-        if not any(self.column_of(field) in names for field in _PROMPTS):
+        if USER not in self.fields and not any(
+            self.column_of(field) in names for field in _PROMPTS
+        ):
             raise TableError(
                 f"{path} has no column {' or '.join(_PROMPTS[:2])}; say which one it is: --map"
-                f" prompt=COLUMN. {listed[0].upper()}{listed[1:]}"
+                " user=COLUMN for questions, --map prompt=COLUMN for texts to continue."
+                f" {listed[0].upper()}{listed[1:]}"
             )
         for name in names:
             hint = (
                 None
-                if name in TARGETS or name in self.kept or name in self.fields.values()
+                if name in _READ or name in self.kept or name in self.fields.values()
                 else misplaced(name)
             )
             if hint is not None:
@@ -115,7 +130,7 @@ class Columns(NamedTuple):
         return [
             name
             for name in names
-            if name not in aside and (name in TARGETS or name in self.fields.values())
+            if name not in aside and (name in _READ or name in self.fields.values())
         ]
 
     def _aside(self, values: Mapping[str, Any]) -> list[str]:
@@ -123,10 +138,9 @@ class Columns(NamedTuple):
         are wanted so.
         """
         taken = self.fields.values()
+        fields = {*self.fields, *(_PROMPTS[:2] if USER in self.fields else ())}
         return [
-            name
-            for name in values
-            if name in self.kept or (name in self.fields and name not in taken)
+            name for name in values if name in self.kept or (name in fields and name not in taken)
         ]
 
 

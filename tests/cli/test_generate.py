@@ -202,7 +202,6 @@ def test_the_options_of_a_line_sent_again_give_the_same_call(
         (["--image-root", "/no/such/folder"], ["--image-root"]),
         (["--allow-host", "localhost"], ["--allow-host", "--allow-http"]),
         (["--prompt", "x"], ["--prompt", "folder of images"]),
-        (["--system", "x"], ["--system"]),
         (["--sidecar", "txt"], ["--sidecar"]),
         (["--sidecar", "xml"], ["--sidecar", "txt or json"]),
         (["--options", "/nowhere.yaml"], ["--options", "/nowhere.yaml"]),

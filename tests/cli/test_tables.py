@@ -202,10 +202,12 @@ def test_other_names_of_columns(generate: Command, engine: FakeEngine, tmp_path:
 @pytest.mark.parametrize(
     ("maps", "words"),
     [
-        (["prompt"], "takes FIELD=COLUMN, such as prompt=question, not 'prompt'"),
+        (["prompt"], "takes FIELD=COLUMN, such as user=question, not 'prompt'"),
         (["promt=a"], "'promt' is no field of a request; did you mean 'prompt'?"),
         (["prompt=a,prompt=b"], "says two columns for prompt"),
         (["prompt=nope"], "has no column 'nope'"),
+        (["user=nope"], "has no column 'nope'"),
+        (["user=a,prompt=b"], "takes user or prompt, not both"),
     ],
 )
 def test_a_wrong_map_is_bad_usage(
@@ -228,6 +230,47 @@ def test_a_map_names_the_fields_of_lines_too(
     ran = generate(jsonl({"question": "Is it so?", "label": 1}), "--map", "prompt=question")
     assert (ran.out[0]["ok"], ran.out[0]["metadata"]) == (True, {"label": 1})
     assert engine.calls[0][0].request.prompt == "Is it so?"
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "jsonl", "txt"])
+def test_questions_of_any_file_are_asked_as_turns_of_the_user(
+    command: Command, engine: FakeEngine, tmp_path: Path, form: str
+) -> None:
+    source, out, column = tmp_path / f"in.{form}", tmp_path / "out.jsonl", "question"
+    if form == "parquet":
+        parquet(source, question=["Is it so?"])
+    elif form == "txt":
+        source.write_text("Is it so?\n")
+        column = "prompt"
+    else:
+        source.write_text(
+            "question\nIs it so?\n" if form == "csv" else '{"question": "Is it so?"}\n'
+        )
+    flags = ("--model", "fake", "--map", f"user={column}", "--system", "Be brief.")
+    assert command("generate", source, "-o", out, *flags).code == 0
+    (asked,) = asked_of(engine)
+    turns = [(message.role, message.content) for message in asked.request.messages]
+    assert turns == [("system", "Be brief."), ("user", "Is it so?")]
+    first = out.read_bytes()
+    assert command("generate", source, "-o", out, *flags).code == 0
+    assert command("export", f"{out}.job", "-o", tmp_path / "again.jsonl").code == 0
+    assert len(engine.calls) == 1
+    assert out.read_bytes() == (tmp_path / "again.jsonl").read_bytes() == first
+
+
+def test_a_system_prompt_is_not_put_before_a_prompt_that_is_continued(
+    generate: Command, engine: FakeEngine, jsonl: Any
+) -> None:
+    ran = generate(jsonl({"prompt": "Once"}), "--system", "Be brief.")
+    assert (ran.code, engine.calls) == (1, [])
+    assert "--map user=COLUMN" in ran.out[0]["error"]["hint"]
+
+
+def test_a_text_file_has_the_column_prompt_alone(generate: Command, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("Hi\n")
+    ran = generate(tmp_path / "in.txt", "--map", "user=question")
+    assert ran.code == 2
+    assert "has no column 'question'" in " ".join(ran.err.split())
 
 
 def test_samples_logprobs_and_brief(generate: Command, engine: FakeEngine, tmp_path: Path) -> None:

@@ -71,8 +71,8 @@ def test_the_system_message_goes_before_messages_without_one(opened: Opened) -> 
     ]
     assert (
         slots[2].failure().message
-        == "the chat file has a system_message, which goes before messages, and this request has"
-        " none"
+        == "the system prompt goes before messages, and this request has none: its prompt is"
+        " continued as it is"
     )
 
 

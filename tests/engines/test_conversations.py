@@ -4,6 +4,7 @@ prompt begins with the ids of the turns before.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from support.talks import broken_prefixes, greedy, held, parted
 
 import pipegen as pg
 
-COUNTS = {"embedded": 16, "qwen3": 8, "qwen3_vl": 8}
+COUNTS = {"embedded": int(os.environ.get("PIPEGEN_CONVERSATIONS", "16")), "qwen3": 8, "qwen3_vl": 8}
 
 
 @pytest.mark.parametrize("name", sorted(COUNTS))

@@ -11,6 +11,8 @@ import pytest
 
 from pipegen.io.tables import Columns, TableError, is_table, read_table
 from pipegen.io.text_tables import column_kinds, csv_header, csv_rows, schema_of_kinds
+from pipegen.records.messages import ImagePart, TextPart
+from pipegen.records.plain import request_from
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -163,8 +165,8 @@ def test_columns_have_other_names_and_shadow_those_of_fields() -> None:
             ["question"],
             Columns(),
             (
-                "x has no column messages or prompt; say which one it is: --map prompt=COLUMN. Its"
-                " columns are question"
+                "x has no column messages or prompt; say which one it is: --map user=COLUMN for"
+                " questions, --map prompt=COLUMN for texts to continue. Its columns are question"
             ),
         ),
         ([], Columns(), "It has no columns"),
@@ -185,6 +187,34 @@ def test_a_table_without_what_a_request_needs_is_refused_with_its_columns(
     with pytest.raises(TableError) as refused:
         columns.check(names, Path("x"))
     assert words in str(refused.value)
+
+
+def test_a_mapped_column_is_a_turn_of_the_user() -> None:
+    columns = Columns({"user": "question", "id": "uid"})
+    row = {"uid": 3, "question": "Is it so?", "label": 1}
+    turn = [{"role": "user", "content": "Is it so?"}]
+    assert columns.request(row) == {"label": 1, "id": 3, "messages": turn}
+    columns.check(list(row), Path("x"))
+    assert columns.reads(list(row)) == ["uid", "question"]
+    slot = request_from(columns.request({**row, "image": "a.png"}))
+    (message,) = slot.unwrap().messages or ()
+    assert message.role == "user"
+    assert [type(part) for part in message.content] == [ImagePart, TextPart]
+
+
+def test_beside_a_turn_of_the_user_other_prompts_are_carried_along() -> None:
+    columns = Columns({"user": "question"})
+    row = {"question": "Is it so?", "prompt": "p", "messages": "m", "user": "me"}
+    assert columns.request(row) == {
+        "messages": [{"role": "user", "content": "Is it so?"}],
+        "metadata": {"prompt": "p", "messages": "m", "user": "me"},
+    }
+    assert Columns().request({"prompt": "p", "user": "me"}) == {"prompt": "p", "user": "me"}
+
+
+def test_a_row_without_its_question_fails() -> None:
+    row = Columns({"user": "question"}).request({"question": None, "label": 1})
+    assert "messages" in request_from(row).failure().message
 
 
 def test_columns_of_any_other_name_are_taken() -> None:

@@ -5,6 +5,7 @@ on the Hugging Face engine, and each prompt begins with the ids of the turns bef
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from support.talks import Talk, broken_prefixes, greedy, held, parted
 import pipegen as pg
 
 # Grammars of servers split a form into tokens in ways of their own: no answer is forced here.
-COUNTS = {"embedded": 16, "text": 12}
+COUNTS = {"embedded": int(os.environ.get("PIPEGEN_CONVERSATIONS", "16")), "text": 12}
 SERVERS = [f"{engine}-{model}" for engine in ("vllm", "sglang") for model in COUNTS]
 
 
