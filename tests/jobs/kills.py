@@ -139,8 +139,10 @@ class Script:
         return [*self._named[name], EOS]
 
     def finished(self, folder: Path) -> set[str]:
-        """The calls whose answers, and the tools' calls whose replies, are in the job's folder."""
-        kept = b"".join(path.read_bytes() for path in journals(folder)).decode()
+        """The calls whose answers, and the tools' calls whose replies, are in the job's folder. A
+        kill may tear the line that is being written, so its call is not finished.
+        """
+        kept = b"".join(line for path in journals(folder) for line in lines_of(path)).decode()
         ids = kept.replace(" ", "")
         answered = {name for name, own in self._named.items() if ",".join(map(str, own)) in ids}
         return answered | {f"tool: {name}" for name in re.findall(r"seen (row \d+ turn \d+)", kept)}
@@ -154,11 +156,13 @@ def journals(folder: Path) -> list[Path]:
 
 def keys_in(folder: Path) -> list[bytes]:
     return [
-        line[8:40]
-        for path in sorted(folder.glob("results-*.jsonl"))
-        for line in path.read_bytes().splitlines(keepends=True)
-        if line.endswith(b"}\n")
+        line[8:40] for path in sorted(folder.glob("results-*.jsonl")) for line in lines_of(path)
     ]
+
+
+def lines_of(path: Path) -> list[bytes]:
+    """The lines of a journal, but for a last one that is torn."""
+    return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"}\n")]
 
 
 def size_of(folder: Path) -> int:
