@@ -188,7 +188,9 @@ def count_tokens(
 
     def length(prepared: Any) -> Slot[int]:
         return (
-            Success(len(prepared.prompt.token_ids)) if isinstance(prepared, Encoded) else Failure(refusal)
+            Success(len(prepared.prompt.token_ids))
+            if isinstance(prepared, Encoded)
+            else Failure(refusal)
         )
 
     return prepare.apply(expanded)[0].bind(length)
