@@ -135,8 +135,8 @@ def slot_of_request(slot: Result[Any, Any]) -> Result[Any, Any]:
     if isinstance(value, expected_type):
         return slot
     words = (
-        f"a slot with a {expected_name} is wanted, not one with {type(value).__name__}: pipe.apply(batch)"
-        " runs stages alone, over slots of anything"
+        f"a slot with a {expected_name} is wanted, not one with {type(value).__name__}:"
+        " pipe.apply(batch) runs stages alone, over slots of anything"
     )
     return Failure(InvalidRequest(words))
 

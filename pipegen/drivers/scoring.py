@@ -90,8 +90,8 @@ def _before(route: Route) -> Pipe[GenerationRequest, Any]:
     later_stage = next((name for name in names[place + 1 :] if name not in _DROPPED), None)
     if later_stage is not None:
         raise TypeError(
-            f"the route {route.name!r} has the stage {later_stage!r} after 'tokenize', which a score does"
-            " not go through: take it out with remove"
+            f"the route {route.name!r} has the stage {later_stage!r} after 'tokenize', which a"
+            " score does not go through: take it out with remove"
         )
     start: Pipe[GenerationRequest, Any] = identity()
     prompt_pipe = start.with_parts(

@@ -105,11 +105,11 @@ class Columns(NamedTuple):
 
     def check(self, names: Sequence[str], path: Path) -> None:
         """Raise `TableError` unless a table with these columns holds requests."""
-        columns_text = f"its columns are {', '.join(names)}"[:500] if names else "it has no columns"
+        listing = f"its columns are {', '.join(names)}"[:500] if names else "it has no columns"
         for column in (*self.fields.values(), *self.kept):
             if column not in names:
                 raise TableError(
-                    f"{path} has no column {column!r}{nearest(column, names) or f': {columns_text}'}"
+                    f"{path} has no column {column!r}{nearest(column, names) or f': {listing}'}"
                 )
         if USER not in self.fields and not any(
             self.column_of(field) in names for field in _PROMPTS
@@ -117,7 +117,7 @@ class Columns(NamedTuple):
             raise TableError(
                 f"{path} has no column {' or '.join(_PROMPTS[:2])}; say which one it is: --map"
                 " user=COLUMN for questions, --map prompt=COLUMN for texts to continue."
-                f" {columns_text[0].upper()}{columns_text[1:]}"
+                f" {listing[0].upper()}{listing[1:]}"
             )
         for name in names:
             hint = (

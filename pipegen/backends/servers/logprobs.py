@@ -255,8 +255,8 @@ def scores_of_meta(meta: Mapping[str, Any], ask: ServerRequest) -> Slot[Scores |
     token_rows, tops = _listed(meta, "input_token_logprobs"), _listed(meta, "input_top_logprobs")
     if len(token_rows) != ask.scored + 1 or len(tops) != len(token_rows):
         return malformed(
-            f"meta_info has {len(token_rows)} log probabilities of input tokens and {len(tops)} highest"
-            f" ones; {ask.scored + 1} were asked"
+            f"meta_info has {len(token_rows)} log probabilities of input tokens and {len(tops)}"
+            f" highest ones; {ask.scored + 1} were asked"
         )
     pairs: list[tuple[Any, list[Pair]]] = []
     last = max(ask.token_ids)
