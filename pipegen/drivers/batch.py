@@ -47,16 +47,16 @@ def run(
     """
     run_options = check_run(route, options, image_policy, policy)
     batch = prepare_batch(requests, run_options, image_policy, policy)
-    batch_drive, slots = Drive(route, batch=enumerate(batch)), list[Slot[B]]()
+    runner, slots = Drive(route, batch=enumerate(batch)), list[Slot[B]]()
     try:
-        while not batch_drive.exhausted:
-            slots += [slot for _, slot in batch_drive.round()]
+        while not runner.exhausted:
+            slots += [slot for _, slot in runner.round()]
         return tuple(slots)
     except Exception as raised:
         name_bug(raised, batch)
         raise
     finally:
-        batch_drive.close()
+        runner.close()
 
 
 async def arun(

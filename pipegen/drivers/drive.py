@@ -111,11 +111,8 @@ class Drive(Generic[K]):
     ) -> None:
         self._pipe, self._source, self._options = pipe, take, options
         self._reads, self._allows = image_policy or ImagePolicy(), policy or RequestPolicy()
-        fixed_limit = in_flight is not None or batch is not None
-        self._limit, self._limits = (
-            in_flight or IN_FLIGHT,
-            None if fixed_limit else dict[Any, int](),
-        )
+        fixed = in_flight is not None or batch is not None
+        self._limit, self._limits = in_flight or IN_FLIGHT, None if fixed else dict[Any, int]()
         self._ordered, self._isolates, self._finished = ordered, isolate_bugs, finished
         self._kept, self._admits, self._clock = kept, admits, clock
         self._batch, self._begins, self._sees, self._stays = batch, begins, sees, stays
@@ -590,11 +587,9 @@ def drive(pipe: Pipe[Any, B], batch: Iterable[Slot[Any]]) -> Batch[B]:
     (<Success: 4>,)
     """
     numbered_slots: list[tuple[int, Slot[B]]] = []
-    with contextlib.closing(Drive(pipe, batch=enumerate(batch))) as batch_drive:
-        while (
-            not batch_drive.exhausted
-        ):  # no generator: it would change a StopIteration of the engine
-            numbered_slots += batch_drive.round()
+    with contextlib.closing(Drive(pipe, batch=enumerate(batch))) as runner:
+        while not runner.exhausted:  # no generator: it would change a StopIteration of the engine
+            numbered_slots += runner.round()
     return tuple([slot for _, slot in numbered_slots])
 
 
