@@ -85,9 +85,8 @@ def connect(address: str | None, *, quiet: bool, replicas: int = 1) -> None:
             else:
                 return
         settings |= {"include_dashboard": False, "num_cpus": max(os.cpu_count() or 1, replicas)}
-        ray.init(
-            "local", _node_ip_address="127.0.0.1", **settings
-        )  # only this machine can reach it
+        # only this machine can reach it
+        ray.init("local", _node_ip_address="127.0.0.1", **settings)
 
 
 @contextlib.contextmanager
