@@ -111,9 +111,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     standard_streams()
     _log_in_lines()
     try:
-        given = sys.argv[1:] if arguments is None else list(arguments)
+        argv = sys.argv[1:] if arguments is None else list(arguments)
         try:
-            app(args=given, prog_name="pipegen", obj=given)
+            app(args=argv, prog_name="pipegen", obj=argv)
         finally:
             sys.stdout.flush()
     except StreamClosed as closed:

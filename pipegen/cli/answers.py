@@ -107,10 +107,10 @@ class Answer:
     def parts(self) -> tuple[str, str]:
         """What the model thought, and what it answered."""
         result = self.result
-        apart = result.reasoning if result is not None else self.reasoning
+        reasoning = result.reasoning if result is not None else self.reasoning
         text = result.text if result is not None else self.text
-        if apart:
-            return apart, text
+        if reasoning:
+            return reasoning, text
         split = reasoning_of(
             text,
             opened=result is not None and (result.prompt_text or "").rstrip().endswith("<think>"),
@@ -124,9 +124,9 @@ class Answer:
             call.get("function") for call in (self.result.tool_calls if self.result else ())
         ]
         return tuple(
-            f"{one.get('name')}({one.get('arguments') or ''})"
-            for one in functions
-            if isinstance(one, Mapping)
+            f"{function.get('name')}({function.get('arguments') or ''})"
+            for function in functions
+            if isinstance(function, Mapping)
         )
 
     def facts(self) -> dict[str, Any]:

@@ -321,5 +321,5 @@ def lm_eval(context: typer.Context) -> None:
 
 add_commands(app)
 app.registered_commands.sort(
-    key=lambda one: ORDER.index(one.name or getattr(one.callback, "__name__", ""))
+    key=lambda command: ORDER.index(command.name or getattr(command.callback, "__name__", ""))
 )

@@ -73,8 +73,10 @@ def estimate(
     from pipegen.cli.sources import asked_of
     from pipegen.cli.usage import load_of
 
-    asked = asked_of(flags, load_of(flags, settings), options)
-    raise typer.Exit(run_estimate(flags.source, asked, price_of(price), speed, as_json=as_json))
+    request_settings = asked_of(flags, load_of(flags, settings), options)
+    raise typer.Exit(
+        run_estimate(flags.source, request_settings, price_of(price), speed, as_json=as_json)
+    )
 
 
 VIEW = """Make a page of RESULTS to look at: one HTML file that holds everything, or a folder of

@@ -77,13 +77,13 @@ def run_chat(file: Path, prompt: str | None, *, as_json: bool, dry_run: bool) ->
 
 
 def _opened(
-    chat: ChatConfig, stack: contextlib.ExitStack, made: Callable[[BackendConfig], P]
+    chat: ChatConfig, stack: contextlib.ExitStack, open_backend: Callable[[BackendConfig], P]
 ) -> list[P]:
     """The routes to the models of the chat; the stack releases them."""
     routes: list[P] = []
     for position, agent in enumerate(chat.agents):
         try:
-            routes.append(made(agent.backend))
+            routes.append(open_backend(agent.backend))
         except (InvalidField, ImportError, CallFailed) as refusal:
             refuse(f"agents[{position}] ({agent.id}): {refusal}", "--config")
         stack.enter_context(routes[-1])
@@ -152,13 +152,13 @@ class _Turn:
         return all(answer.answered for answer in answers)
 
     def _show(self, prompt: str, answers: list[Answer]) -> None:
-        whole = [answer for answer in answers if answer.slot is not None]
+        finished = [answer for answer in answers if answer.slot is not None]
         if self.lively and answers:
             self.console.print(screen(answers, self.console, whole=True))
-        for answer in [] if self.lively else whole:
+        for answer in [] if self.lively else finished:
             print(as_line(answer, brief=False) if self.as_json else plain(answer), flush=True)
-        if self.chat.ui.logging_enabled and whole:
-            _log(prompt, whole)
+        if self.chat.ui.logging_enabled and finished:
+            _log(prompt, finished)
 
 
 @contextlib.contextmanager

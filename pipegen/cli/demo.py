@@ -78,10 +78,10 @@ class Case(NamedTuple):
             *({"type": "image", "image": str(IMAGES / name)} for name in self.images),
             {"type": "text", "text": self.question},
         ]
-        before = [{"role": "system", "content": self.system}] if self.system else []
+        system_messages = [{"role": "system", "content": self.system}] if self.system else []
         return {
             "id": self.title,
-            "messages": [*before, {"role": "user", "content": parts}],
+            "messages": [*system_messages, {"role": "user", "content": parts}],
             "options": {"max_new_tokens": 160, **self.options},
         }
 
@@ -210,12 +210,12 @@ def run_cases(route: Route) -> tuple[Outcome, ...]:
     """All cases in one batch, with progress."""
     slots: list[Slot[GenerationResult]] = []
     characters, begun = 0, set[int]()
-    with progress(None) as moved:
+    with progress(None) as show_progress:
         for event in stream(route, [case.request for case in CASES]):
             if isinstance(event, Delta):
                 characters += len(event.text)
                 begun.add(event.index)
-                moved(
+                show_progress(
                     characters,
                     f"{len(begun)} of {len(CASES)} answers begun, {characters} characters",
                 )
@@ -347,13 +347,13 @@ def page(outcomes: Sequence[Outcome], seconds: float) -> str:
 
 def _card(outcome: Outcome) -> str:
     case, images = outcome.case, ImagePolicy()
-    shown: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     entry = entry_of(to_plain(outcome.slot, case.title))
     if is_ok(outcome.slot):
         prompt = Folded("the prompt, as the model gets it", outcome.prompt, case.shows_prompt)
         result = outcome.slot.unwrap()
-        shown["thinking"] = result.thinking
-        shown["grid"] = ", ".join(
+        facts["thinking"] = result.thinking
+        facts["grid"] = ", ".join(
             " x ".join(map(str, grid)) for grid in result.image_grid_thw if grid
         )
         entry = entry._replace(folded=(Folded("raw text", outcome.answer, is_open=True), prompt))
@@ -362,7 +362,9 @@ def _card(outcome: Outcome) -> str:
         figure_of(source, entry, "thousandths", images, alone=len(sources) == 1)
         for source in sources
     ]
-    asked = f"system: {case.system}\nuser: {case.question}" if case.system else case.question
+    question_text = (
+        f"system: {case.system}\nuser: {case.question}" if case.system else case.question
+    )
     note = case.note if outcome.good else f"{case.note} {_ODD}"
-    shown = {name: value for name, value in shown.items() if value}
-    return card(entry, asked, figures, shown, note=note)
+    facts = {name: value for name, value in facts.items() if value}
+    return card(entry, question_text, figures, facts, note=note)

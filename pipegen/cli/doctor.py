@@ -116,22 +116,22 @@ def _same_text(name: str) -> dict[str, Any]:
 
     checkpoint = Checkpoint(ModelLoadConfig(model=name, backend="vllm"))
     tried = compared(checkpoint.config)
-    seen: dict[str, Any] = {
+    report: dict[str, Any] = {
         "engine": "vllm",
-        "lengths": {one.name: one.tokens for one in tried},
+        "lengths": {boundary.name: boundary.tokens for boundary in tried},
         "not_judged": [
-            f"beyond {one.tokens:,} tokens ({one.name}): positions are scaled by the length of the"
-            " row there, which transformers alone does; use hf for such rows"
-            for one in boundaries(checkpoint.config)
-            if one not in tried
+            f"beyond {boundary.tokens:,} tokens ({boundary.name}): positions are scaled by the"
+            " length of the row there, which transformers alone does; use hf for such rows"
+            for boundary in boundaries(checkpoint.config)
+            if boundary not in tried
         ],
     }
     try:
         differs = check_lengths(checkpoint)
     except CannotCheck as unknown:
-        return seen | {"same": None, "because": str(unknown)}
+        return report | {"same": None, "because": str(unknown)}
     because = None if differs is None else in_words(differs, "vllm")
-    return seen | {"same": differs is None, "because": because}
+    return report | {"same": differs is None, "because": because}
 
 
 def _render_one(checkpoint: Checkpoint) -> None:
@@ -163,9 +163,9 @@ def _needs(extra: str) -> tuple[str, ...]:
     except metadata.PackageNotFoundError:
         return ()
     return tuple(
-        one.split(";")[0].strip()
-        for one in requirements
-        if re.search(rf"extra\s*==\s*['\"]{extra}['\"]", one)
+        requirement.split(";")[0].strip()
+        for requirement in requirements
+        if re.search(rf"extra\s*==\s*['\"]{extra}['\"]", requirement)
     )
 
 
@@ -174,8 +174,8 @@ def _missing(extra: str) -> list[str]:
     requirements = _needs(extra)
     problems = [] if requirements else ["pipegen itself is not installed as a package"]
     for requirement in requirements:
-        found = re.match(r"([A-Za-z0-9._-]+)(\[[^]]*\])?\s*(.*)", requirement)
-        name, versions = (found[1], found[3]) if found else (requirement, "")
+        match = re.match(r"([A-Za-z0-9._-]+)(\[[^]]*\])?\s*(.*)", requirement)
+        name, versions = (match[1], match[3]) if match else (requirement, "")
         if name.lower() == DISTRIBUTION:
             continue
         version = _version(name)
@@ -223,57 +223,63 @@ def run_doctor(model: str | None, engine: str | None = None, *, as_json: bool) -
     if engine is not None and model is None:
         refuse("goes with --model", "--engine")
     try:
-        seen = examine(model, engine)
+        report = examine(model, engine)
     except (ImportError, OSError, ValueError, CallFailed, TemplateFailed) as error:
         # of the model alone
         reason = error.error if isinstance(error, CallFailed) else error
         print(f"pipegen doctor: {reason}", file=sys.stderr)
         return 1
     if as_json:
-        print(strict_json.dump(seen))
+        print(strict_json.dump(report))
     else:
-        _show(seen)
-    differs = seen.get("model", {}).get("same_text", {}).get("same") is False
-    return 0 if any(one["runs"] for one in seen["engines"].values()) and not differs else 1
-
-
-def _of_text(seen: dict[str, Any]) -> str:
-    """Whether an engine gives the text of transformers, for a reader."""
-    if seen["same"] is None:
-        return f"{seen['engine']}: not checked against transformers: {seen['because']}"
-    beyond = ", ".join(f"{tokens} tokens ({name})" for name, tokens in seen["lengths"].items())
-    where = f", also beyond {beyond}" if beyond else ""
+        _show(report)
+    differs = report.get("model", {}).get("same_text", {}).get("same") is False
     return (
-        f"{seen['engine']}: the log probabilities of transformers on a small model of its"
-        f" kind{where}"
-        if seen["same"]
-        else str(seen["because"])
+        0
+        if any(engine_facts["runs"] for engine_facts in report["engines"].values()) and not differs
+        else 1
     )
 
 
-def _show(seen: dict[str, Any]) -> None:
+def _of_text(report: dict[str, Any]) -> str:
+    """Whether an engine gives the text of transformers, for a reader."""
+    if report["same"] is None:
+        return f"{report['engine']}: not checked against transformers: {report['because']}"
+    beyond = ", ".join(f"{tokens} tokens ({name})" for name, tokens in report["lengths"].items())
+    where = f", also beyond {beyond}" if beyond else ""
+    return (
+        f"{report['engine']}: the log probabilities of transformers on a small model of its"
+        f" kind{where}"
+        if report["same"]
+        else str(report["because"])
+    )
+
+
+def _show(report: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     console = Console(file=sys.stdout, highlight=False)
     console.print(
-        f"[bold]pipegen {seen['pipegen']}[/]  ·  Python {seen['python']}  ·  {seen['platform']}"
+        f"[bold]pipegen {report['pipegen']}[/]  ·  Python {report['python']}"
+        f"  ·  {report['platform']}"
     )
     installed = ", ".join(
-        f"{name} {version}" for name, version in seen["packages"].items() if version
+        f"{name} {version}" for name, version in report["packages"].items() if version
     )
-    absent = ", ".join(name for name, version in seen["packages"].items() if not version)
+    absent = ", ".join(name for name, version in report["packages"].items() if not version)
     console.print(
         f"\n[bold]Installed[/]      {installed}\n[bold]Not installed[/] "
         f" {absent or 'nothing is missing'}",
         soft_wrap=True,
     )
     console.print(
-        f"[bold]Devices[/]        {', '.join(seen['devices']) or 'none: torch is not installed'}\n",
+        f"[bold]Devices[/]        {', '.join(report['devices']) or 'none: torch is not installed'}"
+        "\n",
         soft_wrap=True,
     )
-    for name, engine in seen["engines"].items():
+    for name, engine in report["engines"].items():
         verdict = (
             "[green]can run here[/]"
             if engine["runs"]
@@ -284,24 +290,24 @@ def _show(seen: dict[str, Any]) -> None:
         "embedded  "
         + (
             "comes with pipegen, on Hugging Face transformers"
-            if seen["engines"]["hf"]["runs"]
+            if report["engines"]["hf"]["runs"]
             else "comes with pipegen, and needs Hugging Face transformers"
         )
     )
-    for extra, problems in seen["extras"].items():
+    for extra, problems in report["extras"].items():
         console.print(
             f"To get {extra}: [bold]{escape(install_hint(extra))}[/]  ({'; '.join(problems)})",
             soft_wrap=True,
         )
-    if "model" in seen:
+    if "model" in report:
         facts = ", ".join(
             f"{name} {value}"
-            for name, value in seen["model"].items()
+            for name, value in report["model"].items()
             if name not in ("name", "same_text") and value is not None
         )
-        console.print(f"[bold]{escape(seen['model']['name'])}[/]  {facts}", soft_wrap=True)
-        if "same_text" in seen["model"]:
-            same_text = seen["model"]["same_text"]
+        console.print(f"[bold]{escape(report['model']['name'])}[/]  {facts}", soft_wrap=True)
+        if "same_text" in report["model"]:
+            same_text = report["model"]["same_text"]
             console.print(escape(_of_text(same_text)), soft_wrap=True)
             for words in same_text["not_judged"]:
                 console.print(escape(f"not judged: {words}"), soft_wrap=True)
@@ -315,12 +321,12 @@ def _show(seen: dict[str, Any]) -> None:
     table.add_column("")
     for engine in ENGINES:
         table.add_column(shown(engine), justify="center")
-    for name, feature in seen["features"].items():
+    for name, feature in report["features"].items():
         table.add_row(
             f"{name} [dim]({feature['what']})[/]",
             *("yes" if engine in feature["engines"] else "-" for engine in ENGINES),
         )
-    for name, engines in seen["options"].items():
+    for name, engines in report["options"].items():
         table.add_row(name, *("yes" if engine in engines else "-" for engine in ENGINES))
     # One row for one line, however narrow the terminal: it is what people search with grep.
     Console(file=sys.stdout, highlight=False, width=max(console.width, 180)).print(table)

@@ -69,11 +69,17 @@ def run_estimate(
                     [item.slot for item in batch], asked.options, asked.images, asked.policy
                 )
                 first = [
-                    slot.map(lambda one: replace(one, turns=()) if one.turns else one)
+                    slot.map(
+                        lambda first_request: (
+                            replace(first_request, turns=())
+                            if first_request.turns
+                            else first_request
+                        )
+                    )
                     for slot in requests
                 ]
-                made = prepared(route, tuple(first))
-                for item, request, (slot, samples) in zip(batch, requests, made, strict=True):
+                prompts = prepared(route, tuple(first))
+                for item, request, (slot, samples) in zip(batch, requests, prompts, strict=True):
                     if not is_ok(slot) and getattr(slot.failure(), "option", None) == "token_ids":
                         refuse(
                             f"{slot.failure().message}: take --backend hf, or a token server, with"
@@ -139,14 +145,19 @@ def in_words(plain: dict[str, Any]) -> str:
     if plain["failed"]:
         lines.append(f"{plain['failed']:,} would fail:")
         lines += [
-            f"  {found['count']:,} {kind}, the first is {found['first']}"
-            for kind, found in plain["errors"].items()
+            f"  {failure['count']:,} {kind}, the first is {failure['first']}"
+            for kind, failure in plain["errors"].items()
         ]
     if plain["too_long"]:
         counts = [
-            (one["id"], "not counted" if one["tokens"] is None else f"{one['tokens']:,}")
-            for one in plain["too_long"][:_SHOWN]
+            (
+                long_prompt["id"],
+                "not counted" if long_prompt["tokens"] is None else f"{long_prompt['tokens']:,}",
+            )
+            for long_prompt in plain["too_long"][:_SHOWN]
         ]
-        listed = ", ".join(f"{name} ({tokens})" for name, tokens in counts)
-        lines.append(f"  too long: {listed}" + (", ..." if len(plain["too_long"]) > _SHOWN else ""))
+        examples = ", ".join(f"{name} ({tokens})" for name, tokens in counts)
+        lines.append(
+            f"  too long: {examples}" + (", ..." if len(plain["too_long"]) > _SHOWN else "")
+        )
     return "\n".join(lines)

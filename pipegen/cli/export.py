@@ -77,8 +77,8 @@ def command_in(folder: Path) -> Command:
         for name, value in command._asdict().items():
             if not _CHECKS[name](value):
                 raise ValueError(f"{name} is {value!r:.80}")
-        gone = command.image_root and not os.path.isdir(command.image_root)
-        _policies(command._replace(image_root=None) if gone else command)
+        root_missing = command.image_root and not os.path.isdir(command.image_root)
+        _policies(command._replace(image_root=None) if root_missing else command)
     except (TypeError, ValueError) as refusal:
         refuse(
             f"{path} is damaged, or of another version of pipegen ({refusal}): run the job's"
@@ -122,8 +122,8 @@ def _policies(command: Command) -> tuple[ImagePolicy, RequestPolicy]:
         allowed_hosts=tuple(command.allowed_hosts),
     )
     # an earlier version of pipegen had more
-    known = {field.name for field in fields(RequestPolicy)}
-    values = {name: value for name, value in command.policy.items() if name in known}
+    field_names = {field.name for field in fields(RequestPolicy)}
+    values = {name: value for name, value in command.policy.items() if name in field_names}
     return images, RequestPolicy(**values)
 
 
@@ -150,13 +150,20 @@ def run_export(folder: Path, out: str | None, moved: str | None = None) -> int:
     form = form_of(out)
     images, policy = _policies(command)
     images = within(images, command.source, command.prompt)
-    written = missing = 0
+    finished_count = missing = 0
     try:
         with contextlib.ExitStack() as stack:
-            asked = Question(command.prompt, command.system, tuple(command.images), overwrite=True)
+            question = Question(
+                command.prompt, command.system, tuple(command.images), overwrite=True
+            )
             columns = Columns(dict(command.columns), frozenset(command.kept))
             source = open_source(
-                command.source, asked, images, columns, stack, "JOB" if moved is None else "--input"
+                command.source,
+                question,
+                images,
+                columns,
+                stack,
+                "JOB" if moved is None else "--input",
             )
             if out not in (None, "-"):
                 remove_stale(Path(out or "").absolute().parent)
@@ -169,19 +176,19 @@ def run_export(folder: Path, out: str | None, moved: str | None = None) -> int:
                 results_to(stream, form, source, command.model, brief=command.brief)
             )
             rows = source.items if source.unread is None else source.unread()
-            how: dict[str, Any] = {"image_policy": images, "policy": policy}
-            how |= {"reading": source.reading, "as_written": True}
-            for origin, slot in start_export(folder, rows, **how):
+            row_settings: dict[str, Any] = {"image_policy": images, "policy": policy}
+            row_settings |= {"reading": source.reading, "as_written": True}
+            for origin, slot in start_export(folder, rows, **row_settings):
                 if slot is None:
                     missing += 1
                     continue
-                written += 1
+                finished_count += 1
                 make(origin, slot, False)()
     except (JournalError, TableError, OSError) as refusal:
         say(words_of(refusal))
         return 1
     say(
-        f"{written} of {written + missing} rows are finished"
+        f"{finished_count} of {finished_count + missing} rows are finished"
         + (f"; {missing} are missing: run the job's command again" if missing else "")
     )
     return 1 if missing else 0

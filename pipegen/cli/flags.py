@@ -60,7 +60,7 @@ def unescape(text: str) -> str:
     """
     return re.sub(
         r"\\(?:u([0-9a-fA-F]{4})|([ntr\\]))",
-        lambda found: chr(int(found[1], 16)) if found[1] else _ESCAPES[found[2]],
+        lambda match: chr(int(match[1], 16)) if match[1] else _ESCAPES[match[2]],
         text,
     )
 
@@ -81,16 +81,16 @@ def _flag(name: str, hint: Any, words: str, default: Any, panel: str) -> inspect
     words = words.replace("`", "")
     settings: dict[str, Any] = {"rich_help_panel": panel}
     if kind is bool:
-        taken: Any = bool
+        flag_type: Any = bool
         flag = f"{flag}/--no-{flag[2:]}"
         words += "" if default is None else f" Default: {'yes' if default else 'no'}."
     elif get_origin(kind) is tuple:
         item = get_args(kind)[0]
-        taken = list[item]  # type: ignore[valid-type]
+        flag_type = list[item]  # type: ignore[valid-type]
         settings["metavar"] = f"<{item.__name__}>"
         words += " May be given several times."
     else:
-        taken = kind if kind in (int, float) else str
+        flag_type = kind if kind in (int, float) else str
         settings["metavar"] = (
             "|".join(get_args(kind))
             if get_origin(kind) is Literal
@@ -108,7 +108,7 @@ def _flag(name: str, hint: Any, words: str, default: Any, panel: str) -> inspect
         name,
         inspect.Parameter.KEYWORD_ONLY,
         default=None,
-        annotation=Annotated[taken | None, option],
+        annotation=Annotated[flag_type | None, option],
     )
 
 
@@ -181,13 +181,13 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     For an argument `options` or `settings` it has a flag for each of these; those that are set
     reach it by name. So many need `--help-all` beside `--help`.
     """
-    own = inspect.signature(command, eval_str=True)
+    signature = inspect.signature(command, eval_str=True)
     groups = {
         name: flags
         for name, flags in (("options", OPTION_FLAGS), ("settings", SETTING_FLAGS))
-        if name in own.parameters
+        if name in signature.parameters
     }
-    kind: type[Any] = own.parameters["flags"].annotation
+    kind: type[Any] = signature.parameters["flags"].annotation
     hints, missing = get_type_hints(kind, include_extras=True), inspect.Parameter.empty
     defaults = {
         field.name: missing if field.default is dataclasses.MISSING else field.default
@@ -203,21 +203,21 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def flagged(**values: Any) -> None:
         values.pop("help_all", None)  # which has ended the command
-        given = {
+        values_by_group = {
             group: {name: values.pop(name, None) for name in flags}
             for group, flags in groups.items()
         }
-        chosen = {
+        set_values = {
             group: {name: value for name, value in entries.items() if value not in (None, [], ())}
-            for group, entries in given.items()
+            for group, entries in values_by_group.items()
         }
-        command(**chosen, flags=kind(**{name: values.pop(name) for name in defaults}), **values)
+        command(**set_values, flags=kind(**{name: values.pop(name) for name in defaults}), **values)
 
     parameters = [
         *fields,
         *(
             parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for name, parameter in own.parameters.items()
+            for name, parameter in signature.parameters.items()
             if name not in (*groups, "flags")
         ),
         *([_HELP_ALL] if groups else []),
@@ -241,9 +241,9 @@ def setting_values(flags: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _loaded(name: str, given: str) -> Any:
+def _loaded(name: str, text: str) -> Any:
     try:
-        return strict_json.load(given)
+        return strict_json.load(text)
     except strict_json.NotStrict as refusal:
         raise typer.BadParameter(str(refusal), param_hint=flag_of(name)) from None
 
@@ -251,9 +251,9 @@ def _loaded(name: str, given: str) -> Any:
 def options_of_flags(flags: Mapping[str, Any]) -> GenerationOptions:
     """The options that flags say. Raises `typer.BadParameter`, which names the flag."""
     values: dict[str, Any] = {}
-    for name, given in flags.items():
+    for name, value in flags.items():
         try:
-            values[name] = _value(name, given)
+            values[name] = _value(name, value)
             options_from({name: values[name]}, flag_of(name))
         except (InvalidField, strict_json.NotStrict) as refusal:
             raise typer.BadParameter(
@@ -265,12 +265,12 @@ def options_of_flags(flags: Mapping[str, Any]) -> GenerationOptions:
         raise typer.BadParameter(str(refusal)) from None
 
 
-def _value(name: str, given: Any) -> Any:
+def _value(name: str, value: Any) -> Any:
     if name == "stop":
-        return [unescape(text) for text in given]
+        return [unescape(text) for text in value]
     if name == "template_kwargs":
-        return strict_json.load(given)
-    return list(given) if isinstance(given, (list, tuple)) else given
+        return strict_json.load(value)
+    return list(value) if isinstance(value, (list, tuple)) else value
 
 
 _VALUES = {"--ray": re.compile(r"local|auto|(ray://)?[\w.\[\]:-]+:\d+")}
@@ -316,11 +316,11 @@ class InSections(TyperCommand):
         usual = None if _ALL in ctx.meta else self.usual
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
-            shown = parameter.get_help_record(ctx)
-            if shown is not None and (usual is None or parameter.name in usual):
+            help_record = parameter.get_help_record(ctx)
+            if help_record is not None and (usual is None or parameter.name in usual):
                 sections.setdefault(
                     getattr(parameter, "rich_help_panel", None) or "Options", []
-                ).append(shown)
+                ).append(help_record)
         for name, rows in sections.items():
             with formatter.section(name):
                 formatter.write_dl(rows)

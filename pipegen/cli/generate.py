@@ -82,11 +82,11 @@ class Files(RunFlags):
         """Where finished rows are kept. None for what is no job: input from stdin, output to
         stdout, to a device or to a pipe.
         """
-        out = None if self.out in (None, "-") else Path(self.out or "")
+        path = None if self.out in (None, "-") else Path(self.out or "")
         return (
             None
-            if out is None or self.source == "-" or (out.exists() and not out.is_file())
-            else Path(f"{out}.job")
+            if path is None or self.source == "-" or (path.exists() and not path.is_file())
+            else Path(f"{path}.job")
         )
 
 
@@ -117,8 +117,8 @@ def run_generate(files: Files) -> int:
         say(words_of(refusal))
         code = 1
     if not files.quiet and code != BROKEN_PIPE:
-        left = 0 if meter.total is None else meter.total - meter.tally.done
-        say(meter.tally.summary(meter.seconds, meter.loading, max(0, left)))
+        not_answered = 0 if meter.total is None else meter.total - meter.tally.done
+        say(meter.tally.summary(meter.seconds, meter.loading, max(0, not_answered)))
         if finished and files.part is not None:
             say(
                 f"shard {files.part[0]}/{files.part[1]} is done; once the others are, `pipegen"
@@ -147,35 +147,35 @@ class _Ending:
         )
 
     def __call__(self, number: int, frame: object) -> None:
-        again, self._again = self._again, True
+        repeated, self._again = self._again, True
         if self._running is not None:
-            self._running.stop(0 if again else self._files.grace, self._begun)
-        if self._running is None or again:
+            self._running.stop(0 if repeated else self._files.grace, self._begun)
+        if self._running is None or repeated:
             raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
 def _terminable(files: Files) -> Iterator[_Ending]:
     """Let SIGTERM end the run as Ctrl-C does. A signal that is ignored stays so."""
-    ending, before = _Ending(files), dict[int, Any]()
+    ending, handlers = _Ending(files), dict[int, Any]()
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             if signal.getsignal(number) is not signal.SIG_IGN:
-                before[number] = signal.signal(number, ending)
+                handlers[number] = signal.signal(number, ending)
     try:
         yield ending
     finally:
-        for which, handler in before.items():
-            signal.signal(which, handler)
+        for signal_number, handler in handlers.items():
+            signal.signal(signal_number, handler)
 
 
 def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
-    tally, given = meter.tally, files.asked
+    tally, request_settings = meter.tally, files.asked
     with contextlib.ExitStack() as stack:
-        question = given.question._replace(
+        question = request_settings.question._replace(
             sidecar=files.sidecar, overwrite=files.overwrite or files.job is not None
         )
-        where = (question, given.images, given.columns, stack)
+        where = (question, request_settings.images, request_settings.columns, stack)
         source = open_source(files.source, *where, folder=files.job)
         check_columns(source, files.out)
         total = source.total() if is_shown(not files.quiet) else None
@@ -184,20 +184,22 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
             if files.part is not None or (files.quiet and files.summary is None)
             else source.rows()
         )
-        route = stack.enter_context(turns(attached(open_routes(given.load), given.plugins)))
-        moved = stack.enter_context(progress(total, meter, shown=not files.quiet))
+        route = stack.enter_context(
+            turns(attached(open_routes(request_settings.load), request_settings.plugins))
+        )
+        show_progress = stack.enter_context(progress(total, meter, shown=not files.quiet))
         if not files.quiet or files.summary is not None:
-            route = watched(route, tells(moved, meter))
+            route = watched(route, tells(show_progress, meter))
 
-        def again() -> Iterator[tuple[Origin, Any]]:
+        def reopened() -> Iterator[tuple[Origin, Any]]:
             if source.unread is not None:  # which need not be parsed again
                 return source.unread()
             return open_source(files.source, *where).items
 
         settings: dict[str, Any] = {
             "in_flight": files.in_flight,
-            "image_policy": given.images,
-            "policy": given.policy,
+            "image_policy": request_settings.images,
+            "policy": request_settings.policy,
         }
         slots: Iterable[tuple[Origin, Slot[GenerationResult] | Written, bool]]
         try:
@@ -206,7 +208,7 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
                 slots = (
                     (origin, slot, False)
                     for origin, slot in imap_keyed(
-                        route, source.items, given.options, **settings, isolate_bugs=True
+                        route, source.items, request_settings.options, **settings, isolate_bugs=True
                     )
                 )
             else:
@@ -214,14 +216,21 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
                 if files.part is None and not (files.restart or files.overwrite):
                     say_shared(files.job or Path())
                 if files.on_ray is not None:
-                    how = (meter, moved, ending.stops, _begun, source.reading, source.stamp)
-                    rows = ray_slots(files, files.on_ray, route, again, *how)
+                    ray_arguments = (
+                        meter,
+                        show_progress,
+                        ending.stops,
+                        _begun,
+                        source.reading,
+                        source.stamp,
+                    )
+                    rows = ray_slots(files, files.on_ray, route, reopened, *ray_arguments)
                 else:
                     settings |= {"as_written": True, "part": files.part}
                     settings |= {"again": source.unread, "reading": source.reading}
                     settings |= {"stamp": source.stamp}
-                    asked = source.items if source.unread is None else source.unread()
-                    rows = _job_slots(route, asked, files, settings, ending, tally)
+                    items = source.items if source.unread is None else source.unread()
+                    rows = _job_slots(route, items, files, settings, ending, tally)
                 slots = stack.enter_context(contextlib.closing(rows))
                 remove_stale(Path(files.out or "").absolute().parent)
                 stream = (
@@ -237,7 +246,7 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
                         stream,
                         form_of(files.out),
                         source,
-                        given.load.model,
+                        request_settings.load.model,
                         brief=files.brief,
                         at_once=files.job is None,
                     )
@@ -248,10 +257,10 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
             # again
             gc.freeze()
             job = files.job  # which looks at the disk
-            for origin, slot, reused in slots:
-                kept, write = _finished(slot, origin, make, files, reused=reused)
+            for origin, slot, is_reused in slots:
+                final_slot, write = _finished(slot, origin, make, files, reused=is_reused)
                 if job is not None:  # which keeps the row, whatever becomes of its line
-                    tally.count(kept, origin.id, reused=reused)
+                    tally.count(final_slot, origin.id, reused=is_reused)
                 if write is not None and stream is not None:
                     try:
                         write()
@@ -263,8 +272,8 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
                             ) from refusal
                         return _unwritable(stream, refusal, files)
                 if job is None:
-                    tally.count(kept, origin.id, reused=reused)
-                moved(origin.read, None)
+                    tally.count(final_slot, origin.id, reused=is_reused)
+                show_progress(origin.read, None)
         except MissingExtra as missing:
             refuse(str(missing), "--model")
     return BUG if tally.bugs else 1 if tally.failed or tally.lost_samples or tally.unanswered else 0
@@ -272,7 +281,7 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
 
 def _job_slots(
     route: Any,
-    asked: Iterator[tuple[Origin, Any]],
+    items: Iterator[tuple[Origin, Any]],
     files: Files,
     settings: dict[str, Any],
     ending: _Ending,
@@ -293,17 +302,17 @@ def _job_slots(
         settings["refuse"] = lambda origin: sidecar_exists(origin.sidecar)
     with (
         contextlib.ExitStack() as after,
-        start_job(route, asked, files.job or Path(), files.asked.options, **settings) as running,
+        start_job(route, items, files.job or Path(), files.asked.options, **settings) as running,
         contextlib.ExitStack() as stack,
     ):
         after.callback(lambda: tally.count_all(running.rest()))
         stack.callback(ending.stops, None)
         ending.stops(running)
         _begun(running, files)
-        before = 0
+        reused_count = 0
         for origin, slot in running:
-            yield origin, slot, running.reused > before
-            before = running.reused
+            yield origin, slot, running.reused > reused_count
+            reused_count = running.reused
         if running.stopped:
             raise KeyboardInterrupt
 
@@ -311,11 +320,11 @@ def _job_slots(
 def _begun(job: Job[Any], files: Files) -> None:
     """Keep the command in the job's folder, and say how much was finished before."""
     load, question, _, images, policy, columns, _ = files.asked
-    source, kept = (
+    source, kept_columns = (
         None if files.source is None else os.path.abspath(files.source),
         sorted(columns.kept),
     )
-    more = (images.allow_http, images.allowed_hosts, asdict(policy))
+    policy_fields = (images.allow_http, images.allowed_hosts, asdict(policy))
     command = Command(
         source,
         question.prompt,
@@ -324,26 +333,28 @@ def _begun(job: Job[Any], files: Files) -> None:
         load.model,
         files.brief,
         columns.fields,
-        kept,
+        kept_columns,
         question.images,
-        *more,
+        *policy_fields,
     )
     note_command(files.job or Path(), command)
     if job.before and not files.quiet:
-        alike, others = job.made_before
-        these = {
+        alike, other_settings = job.made_before
+        sentences = {
             0: "none was made with these settings",
             1: "1 was made with these settings and is reused",
         }
         words = (
-            [these.get(alike, f"{alike} were made with these settings and are reused")]
-            if others
+            [sentences.get(alike, f"{alike} were made with these settings and are reused")]
+            if other_settings
             else []
         )
-        words += [f"{count} with {what}" for count, what in others[:_OTHERS]]
+        words += [
+            f"{count} with {settings_words}" for count, settings_words in other_settings[:_OTHERS]
+        ]
         words += (
-            [f"{sum(count for count, _ in others[_OTHERS:])} with others"]
-            if len(others) > _OTHERS
+            [f"{sum(count for count, _ in other_settings[_OTHERS:])} with others"]
+            if len(other_settings) > _OTHERS
             else []
         )
         say("; ".join([f"{files.job}: {job.before} finished before", *words]))
@@ -361,7 +372,7 @@ def _finished(
     fails the slot.
     """
 
-    def kept() -> tuple[Slot[GenerationResult] | Written, Callable[[], object] | None]:
+    def with_sidecar() -> tuple[Slot[GenerationResult] | Written, Callable[[], object] | None]:
         file = (
             None
             if reused and origin.sidecar is not None and origin.sidecar.exists()
@@ -369,32 +380,32 @@ def _finished(
         )
         if file is None:
             return slot, make and make(origin, slot, False)
-        how = {"brief": files.brief, "overwrite": files.overwrite}
-        written = write_sidecar(file, slot_of(slot), origin.id, **how)
-        return written, make and make(origin, written, False)
+        sidecar_options = {"brief": files.brief, "overwrite": files.overwrite}
+        written_slot = write_sidecar(file, slot_of(slot), origin.id, **sidecar_options)
+        return written_slot, make and make(origin, written_slot, False)
 
-    made = guard(
-        kept,
+    outcome = guard(
+        with_sidecar,
         lambda raised: InternalError(
             f"pipegen has a bug: {raised.words}", incident=raised.incident
         ),
     )
-    if is_ok(made):
-        return made.unwrap()
-    failed: Slot[GenerationResult] = Failure(made.failure())
+    if is_ok(outcome):
+        return outcome.unwrap()
+    failed: Slot[GenerationResult] = Failure(outcome.failure())
     return failed, make and make(origin, failed, True)
 
 
-def _unwritable(out: BinaryIO, refusal: OSError, files: Files) -> int:
+def _unwritable(stream: BinaryIO, refusal: OSError, files: Files) -> int:
     """What to do when a line could not be written. A reader that has gone is no news; its pipe must
     not be flushed again at exit.
     """
     if isinstance(refusal, BrokenPipeError):
-        if out is sys.stdout.buffer:
+        if stream is sys.stdout.buffer:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     with contextlib.suppress(OSError):  # what could not be written can still not be written
-        out.close()
+        stream.close()
     say(f"{files.out or 'stdout'} cannot be written: {refusal.strerror}; the lines before are kept")
     return 1
 
@@ -465,8 +476,12 @@ def _check_parts(files: Files) -> None:
 
 def _check_out(out: Path, files: Files) -> None:
     form = form_of(files.out)
-    read = (None if files.source is None else Path(files.source), files.options_file, files.config)
-    for name in (file for file in read if file is not None):
+    inputs = (
+        None if files.source is None else Path(files.source),
+        files.options_file,
+        files.config,
+    )
+    for name in (file for file in inputs if file is not None):
         if out.exists() and name.exists() and out.samefile(name):
             refuse(f"{out} is what is read; it would be lost", "--out")
     if out.is_dir():
@@ -489,8 +504,10 @@ def _open_out(files: Files, stack: contextlib.ExitStack) -> BinaryIO | None:
         return None
     if files.out in (None, "-"):
         return sys.stdout.buffer
-    out = Path(files.out or "")
+    path = Path(files.out or "")
     try:
-        return stack.enter_context(out.open("wb" if files.overwrite or not out.is_file() else "xb"))
+        return stack.enter_context(
+            path.open("wb" if files.overwrite or not path.is_file() else "xb")
+        )
     except OSError as refusal:
-        refuse(f"{out} cannot be written: {refusal.strerror}", "--out")
+        refuse(f"{path} cannot be written: {refusal.strerror}", "--out")

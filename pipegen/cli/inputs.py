@@ -87,13 +87,13 @@ def from_lines(lines: Iterable[Line], columns: Columns) -> Iterator[Item]:
 
 def _guarded(make: Callable[[], Item], where: str, unread: Origin) -> Item:
     """The item, or one that failed with what foreign data made raise."""
-    made = guard(
+    outcome = guard(
         make,
         lambda raised: InvalidRequest(
             f"{where}: it cannot be read: {raised.words}", incident=raised.incident
         ),
     )
-    return made.unwrap() if is_ok(made) else Item(unread, Failure(made.failure()))
+    return outcome.unwrap() if is_ok(outcome) else Item(unread, Failure(outcome.failure()))
 
 
 class UnreadLine(Origin, Unread):
@@ -118,8 +118,8 @@ class UnreadLine(Origin, Unread):
         if is_batch(values):
             self.request()
         else:
-            given = self._columns.request(values).get("id")
-            self.id = str(self._line.number) if given is None else given
+            row_id = self._columns.request(values).get("id")
+            self.id = str(self._line.number) if row_id is None else row_id
             self.batch, self.row = None, Row(values)
         return getattr(self, name)
 
@@ -145,10 +145,10 @@ def unread_lines(
 
 
 def _from_line(line: Line, columns: Columns) -> Item:
-    read = values_of_line(line)
-    if not is_ok(read):
-        return Item(Origin(str(line.number), line.end), Failure(read.failure()))
-    values = read.unwrap()
+    parsed = values_of_line(line)
+    if not is_ok(parsed):
+        return Item(Origin(str(line.number), line.end), Failure(parsed.failure()))
+    values = parsed.unwrap()
     if is_batch(values):
         slot = request_from_batch(values, f"{line.what} {line.number}")
         name = (
@@ -202,8 +202,8 @@ class UnreadRow(Origin, Unread):
         if name == "row":
             self.row = Row(values if self._block is None else None, self._block, self._index)
         else:
-            given = self._of.columns.request(values).get("id")
-            self.id = str(self._number) if given is None else given
+            row_id = self._of.columns.request(values).get("id")
+            self.id = str(self._number) if row_id is None else row_id
         return getattr(self, name)
 
     def request(self) -> Slot[GenerationRequest]:
@@ -214,11 +214,11 @@ class UnreadRow(Origin, Unread):
         if isinstance(values, str):
             return Failure(InvalidRequest(f"{where}: {values}"))
 
-        def read() -> Item:
-            given = self._of.columns.request(without_nulls(values))
-            return _from_values(given, self._number, what, self)
+        def make_item() -> Item:
+            fields = self._of.columns.request(without_nulls(values))
+            return _from_values(fields, self._number, what, self)
 
-        (item,) = with_system(iter([_guarded(read, where, self)]), self._of.system)
+        (item,) = with_system(iter([_guarded(make_item, where, self)]), self._of.system)
         return item.slot
 
 
@@ -260,8 +260,8 @@ class Reading(NamedTuple):
     def of(cls, columns: Columns, system: str | None, names: Sequence[str]) -> Reading:
         """That of rows with these columns."""
         images = {columns.column_of(field) for field in ("image", "images")}
-        own = tuple([name for name in names if name in images])
-        return cls(columns, system, "row", tuple(names), own)
+        image_columns = tuple([name for name in names if name in images])
+        return cls(columns, system, "row", tuple(names), image_columns)
 
     def has_images(self, values: Mapping[str, Any]) -> bool:
         """Whether a row has images in a column of their own."""
@@ -276,9 +276,9 @@ def table_rows(table: Table, reading: Reading) -> Unreads:
     values.
     """
     number = 0
-    wanted = reading.columns.reads(table.schema.names)
+    columns = reading.columns.reads(table.schema.names)
     for block in table.blocks():
-        names = [name for name in wanted if name in block.batch.schema.names]
+        names = [name for name in columns if name in block.batch.schema.names]
         for index, values in enumerate(python_rows(block.batch.select(names))):
             number += 1
             row = UnreadRow(number, number, values, reading, block, index)
@@ -349,18 +349,18 @@ def from_folder(folder: Path, prompt: str, sidecar: str | None, overwrite: bool)
 
     An image whose sidecar exists already, or belongs to an image before it, fails.
     """
-    before: tuple[Path, dict[Path, Path]] = (folder, {})
+    folder_sidecars: tuple[Path, dict[Path, Path]] = (folder, {})
     for number, image in enumerate(images_in(folder), 1):
         beside = None if sidecar is None else image.with_suffix(f".{sidecar}")
         request: Slot[GenerationRequest] = Success(_request(folder, image, prompt))
         if beside is not None:
-            if before[0] != image.parent:
-                before = (image.parent, {})
-            taken = before[1].setdefault(beside, image)
-            if taken != image:
+            if folder_sidecars[0] != image.parent:
+                folder_sidecars = (image.parent, {})
+            first_image = folder_sidecars[1].setdefault(beside, image)
+            if first_image != image:
                 request = Failure(
                     InvalidRequest(
-                        f"{beside.name} is the sidecar of {taken.name} already",
+                        f"{beside.name} is the sidecar of {first_image.name} already",
                         hint="give the images different names",
                     )
                 )

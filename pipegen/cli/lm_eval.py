@@ -26,13 +26,13 @@ def arguments(given: Sequence[str]) -> list[str]:
     command = given[0] if given and not given[0].startswith("-") else "run"
     if command != "run" or {"-h", "--help"} & {*given}:
         return [*given]
-    kept = [*given] if given and given[0] == "run" else ["run", *given]
+    command_line = [*given] if given and given[0] == "run" else ["run", *given]
     for names, value in ((("--model", "-M"), "pipegen"), (("--batch_size", "-b"), "auto")):
-        if not any(one in ("--config", "-C") for one in kept) and not any(
-            one in names or one.partition("=")[0] in names for one in kept
+        if not any(argument in ("--config", "-C") for argument in command_line) and not any(
+            argument in names or argument.partition("=")[0] in names for argument in command_line
         ):
-            kept += [names[0], value]
-    return kept
+            command_line += [names[0], value]
+    return command_line
 
 
 def run_lm_eval(given: Sequence[str]) -> None:
@@ -47,8 +47,8 @@ def run_lm_eval(given: Sequence[str]) -> None:
 
     import pipegen.evals.lm_eval  # noqa: F401 - it registers the model
 
-    before, sys.argv = sys.argv, ["lm-eval", *arguments(given)]
+    program_arguments, sys.argv = sys.argv, ["lm-eval", *arguments(given)]
     try:
         cli_evaluate()
     finally:
-        sys.argv = before
+        sys.argv = program_arguments

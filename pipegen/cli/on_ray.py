@@ -138,22 +138,31 @@ def ray_slots(
     `KeyboardInterrupt` where the run was stopped, `JournalError` where a row was not answered, and
     what an actor raised where none can go on.
     """
-    given, written, again = files.asked, meter.tally, retry_of(files.retry)
+    request_settings, output_tally, retry_rule = files.asked, meter.tally, retry_of(files.retry)
     run: Job[Any] = Job(
         route,
         files.job or Path(),
-        given.options,
+        request_settings.options,
         files.retry,
         "",
         restart=files.restart or files.overwrite,
     )
 
-    context = context_of(run.settings, given.policy, reading)
-    how: dict[str, Any] = {"options": given.options, "policy": given.policy}
+    context = context_of(run.settings, request_settings.policy, reading)
+    row_settings: dict[str, Any] = {
+        "options": request_settings.options,
+        "policy": request_settings.policy,
+    }
 
-    def rows(finished: Finished, known: KeyMap, which: Again) -> Iterator[Row[Origin]]:
-        more: dict[str, Any] = {**how, "image_policy": given.images, "as_written": True}
-        return rows_of(opened(), finished, Keys(run.settings), again=which, known=known, **more)
+    def rows(finished: Finished, key_map: KeyMap, retry: Again) -> Iterator[Row[Origin]]:
+        all_settings: dict[str, Any] = {
+            **row_settings,
+            "image_policy": request_settings.images,
+            "as_written": True,
+        }
+        return rows_of(
+            opened(), finished, Keys(run.settings), again=retry, known=key_map, **all_settings
+        )
 
     def counted(tally: Tally) -> None:
         meter.tally = tally
@@ -161,16 +170,18 @@ def ray_slots(
         moved(None, None)
 
     with contextlib.closing(run):
-        before, folder = run.journal, run.journal.folder
+        journal, folder = run.journal, run.journal.folder
         begun(run, files)
-        with KeyMap(folder, context, stamp=stamp) as known:
+        with KeyMap(folder, context, stamp=stamp) as job_map:
             ahead: Iterator[Row[Origin]] = iter(())
             if run.before:
-                keys, map_ahead = Keys(run.settings), known.ahead()
-                ahead = missing_rows(opened, before, keys, again=again, known=map_ahead, **how)
-            _answer(files, on, ahead, rows(before, known, again), counted, stops)
-        with Finished(folder) as finished, KeyMap(folder, context, writes=False) as known:
-            for row in rows(finished, known, retry_of("none")):
+                keys, map_ahead = Keys(run.settings), job_map.ahead()
+                ahead = missing_rows(
+                    opened, journal, keys, again=retry_rule, known=map_ahead, **row_settings
+                )
+            _answer(files, on, ahead, rows(journal, job_map, retry_rule), counted, stops)
+        with Finished(folder) as finished, KeyMap(folder, context, writes=False) as job_map:
+            for row in rows(finished, job_map, retry_of("none")):
                 slot = None if row.kept is None else row.kept()
                 request = row.request if slot is not None else row.missing.request
                 if slot is None and is_ok(request):
@@ -178,12 +189,12 @@ def ray_slots(
                         f"{row.name.id} was not answered: it, or an image of it, was changed while"
                         " the job ran; run the same command again"
                     )
-                reused = row.key is not None and (
-                    before.succeeded(bytes.fromhex(row.key))
-                    or kept_slot(before, row.key, None, again) is not None
+                is_reused = row.key is not None and (
+                    journal.succeeded(bytes.fromhex(row.key))
+                    or kept_slot(journal, row.key, None, retry_rule) is not None
                 )
-                meter.tally = written
-                yield row.name, Failure(request.failure()) if slot is None else slot, reused
+                meter.tally = output_tally
+                yield row.name, Failure(request.failure()) if slot is None else slot, is_reused
 
 
 def _answer(
@@ -199,7 +210,7 @@ def _answer(
     """
     from pipegen.jobs.ray_actors import BLOCK_ROWS, Actors, blocks_of, connect
 
-    tally, given = Tally(), files.asked
+    tally, request_settings = Tally(), files.asked
 
     def counted_rows() -> Iterator[Row[Origin]]:
         early = set[str | None]()
@@ -217,8 +228,8 @@ def _answer(
                     tally.count(Failure(missing.request.failure()), row.name.id)
                 yield missing
 
-    found = counted_rows()
-    first = next((row for row in found if row.is_asked), None)
+    row_stream = counted_rows()
+    first = next((row for row in row_stream if row.is_asked), None)
     if first is None:
         return
     try:
@@ -227,22 +238,30 @@ def _answer(
         refuse(str(refusal), on.flag)
     except MissingExtra as missing:
         refuse(f"{missing}; or give --shard I/N to each of N commands, which needs no Ray", on.flag)
-    on_cpu = str(getattr(given.load.backend.settings, "device", None)) == "cpu"
-    replicas, gpus = _size(on, here=runs_here(given.load) and not on_cpu)
-    how = {
+    on_cpu = str(getattr(request_settings.load.backend.settings, "device", None)) == "cpu"
+    replicas, gpus = _size(on, here=runs_here(request_settings.load) and not on_cpu)
+    actor_settings = {
         "retry": files.retry,
         "in_flight": files.in_flight,
-        "image_policy": given.images,
-        "policy": given.policy,
+        "image_policy": request_settings.images,
+        "policy": request_settings.policy,
     }
     folder = (files.job or Path()).absolute()
     with contextlib.closing(
-        Actors(on.make, given.options, folder, how, replicas=replicas, gpus=gpus, tell=say)
+        Actors(
+            on.make,
+            request_settings.options,
+            folder,
+            actor_settings,
+            replicas=replicas,
+            gpus=gpus,
+            tell=say,
+        )
     ) as actors:
         stops(actors)
         counted(tally)
         most = min(BLOCK_ROWS, files.in_flight or BLOCK_ROWS)
-        blocks = blocks_of(chain([first], found), most, replicas, given.images)
+        blocks = blocks_of(chain([first], row_stream), most, replicas, request_settings.images)
         for counts in actors.counts(blocks):
             tally.succeeded += counts.succeeded
             tally.made_prompt_tokens += counts.prompt_tokens
@@ -280,11 +299,11 @@ def _size(on: OnRay, *, here: bool) -> tuple[int, float]:
     """How many replicas there are, and the GPUs of each."""
     from pipegen.jobs.ray_actors import itself
 
-    there = float(itself().cluster_resources().get("GPU", 0.0))
-    gpus = gpus_of(on, there if here else 0.0)
-    if gpus > there:
+    cluster_gpus = float(itself().cluster_resources().get("GPU", 0.0))
+    gpus = gpus_of(on, cluster_gpus if here else 0.0)
+    if gpus > cluster_gpus:
         say(
-            f"--gpus-per-replica {gpus:g}: the cluster has {there:g} GPUs now; replicas wait until"
-            " there are more"
+            f"--gpus-per-replica {gpus:g}: the cluster has {cluster_gpus:g} GPUs now; replicas wait"
+            " until there are more"
         )
-    return on.replicas or max(1, int(there // gpus) if gpus else 1), gpus
+    return on.replicas or max(1, int(cluster_gpus // gpus) if gpus else 1), gpus

@@ -55,11 +55,13 @@ def say_shared(folder: Path) -> None:
     """Say so where other processes run the job already: they do not share what they are asking
     for.
     """
-    others = writers_of(folder)
-    if others:
-        who = "another process runs" if others == 1 else f"{others} other processes run"
+    process_count = writers_of(folder)
+    if process_count:
+        subject = (
+            "another process runs" if process_count == 1 else f"{process_count} other processes run"
+        )
         say(
-            f"{folder}: {who} this job now, and rows are asked twice; wait for its end, or give"
+            f"{folder}: {subject} this job now, and rows are asked twice; wait for its end, or give"
             " each command a part of the rows (--shard I/N)"
         )
 
@@ -135,8 +137,8 @@ def results_to(
         return partial(write_line, strict_json.dump(values).encode() + b"\n")
 
     if form in (".parquet", ".arrow"):
-        out = parquet_out if form == ".parquet" else arrow_out
-        with out(
+        writer_of = parquet_out if form == ".parquet" else arrow_out
+        with writer_of(
             stream, source.schema(), source.columns, model=model, brief=brief, folder=source.folder
         ) as write:
             yield row
@@ -290,14 +292,16 @@ class Tally:
                 sample.thinking_unfinished for sample in result.samples or (result,)
             )
             answers = [
-                one for sample in result.samples or (result,) for one in sample.rounds or (sample,)
+                answer
+                for sample in result.samples or (result,)
+                for answer in sample.rounds or (sample,)
             ]
-            generated = sum(one.completion_tokens for one in answers)
-            read = sum(one.prompt_tokens for one in result.rounds or (result,))
-            self.prompt_tokens += read
+            generated = sum(answer.completion_tokens for answer in answers)
+            prompt_tokens = sum(answer.prompt_tokens for answer in result.rounds or (result,))
+            self.prompt_tokens += prompt_tokens
             self.completion_tokens += generated
             if not reused:
-                self.made_prompt_tokens += read
+                self.made_prompt_tokens += prompt_tokens
                 self.made_tokens += generated
             return
         error = slot.failure()

@@ -35,10 +35,10 @@ def makers() -> Mapping[str, Callable[..., Plugin]]:
     >>> sorted(makers())
     ['balanced_json', 'forbid_repeated_objects', 'halt_on_repetition', 'split_reasoning', 'strip_prefix']
     """
-    named = {name: getattr(plugins, name) for name in plugins.__all__ if name not in _OBJECTS}
+    candidates = {name: getattr(plugins, name) for name in plugins.__all__ if name not in _OBJECTS}
     return {
         name: function
-        for name, function in named.items()
+        for name, function in candidates.items()
         if inspect.isfunction(function)
         and inspect.signature(function).return_annotation == "Plugin"
     }
@@ -61,10 +61,13 @@ def attached(route: P, added: Sequence[Plugin]) -> P:
 
 def _plugin(flag: str) -> Plugin:
     name, _, text = flag.partition(":")
-    known = makers()
-    if name not in known:
-        refuse(f"takes one of {', '.join(known)}, not {name!r}{nearest(name, known)}", FLAG)
-    parameters = inspect.signature(known[name]).parameters
+    plugin_makers = makers()
+    if name not in plugin_makers:
+        refuse(
+            f"takes one of {', '.join(plugin_makers)}, not {name!r}{nearest(name, plugin_makers)}",
+            FLAG,
+        )
+    parameters = inspect.signature(plugin_makers[name]).parameters
     arguments: dict[str, Any] = {}
     for argument, value in _arguments(text, name).items():
         if argument not in parameters:
@@ -73,7 +76,7 @@ def _plugin(flag: str) -> Plugin:
         several = "Sequence" in str(parameters[argument].annotation) and isinstance(value, str)
         arguments[argument] = [value] if several else value
     try:
-        return known[name](**arguments)
+        return plugin_makers[name](**arguments)
     except (InvalidField, TypeError) as refusal:  # a bad value; a missing argument
         refuse(f"{name}: {refusal}", FLAG)
 

@@ -104,19 +104,19 @@ class Meter:
         worked = self.clock() - self.working
         if worked >= _SOON:
             parts.append(f"{short(tally.made_tokens / worked)} tok/s")
-            made = done - tally.reused
-            if self.total is not None and made > 0:
-                parts.append(f"{shown_time((self.total - done) / made * worked)} left")
+            new_answers = done - tally.reused
+            if self.total is not None and new_answers > 0:
+                parts.append(f"{shown_time((self.total - done) / new_answers * worked)} left")
         else:
             parts.append(f"{short(tally.made_tokens)} tokens")
         return ", ".join(parts)
 
     def tell(self) -> None:
         """Show a line about the run, where the last one is `EVERY` seconds ago."""
-        now = self.clock()
-        if now - self.shown >= EVERY:
-            self.shown = now
-            say(f"{shown_time(now - self.began)}: {self.words()}")
+        moment = self.clock()
+        if moment - self.shown >= EVERY:
+            self.shown = moment
+            say(f"{shown_time(moment - self.began)}: {self.words()}")
 
     def plain(self) -> dict[str, Any]:
         """The run's counts, times and rates as plain data. Rates are of what was asked in this run,
@@ -188,19 +188,19 @@ def progress(
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("preparing", total=total)
 
-        def moved(done: int | None, text: str | None) -> None:
+        def update(done: int | None, text: str | None) -> None:
             words = meter.words() if text is None and meter is not None else text
             completed = max(done or 0, bar.tasks[task].completed)
             bar.update(task, completed=completed, description=words)
 
-        yield moved
+        yield update
 
 
 def tells(moved: Moved, meter: Meter) -> Callable[[Progress], None]:
     """Notes how far the calls of the engine are, and shows it."""
 
-    def tell(now: Progress) -> None:
-        meter.see(now)
+    def tell(call_progress: Progress) -> None:
+        meter.see(call_progress)
         moved(None, None)
 
     return tell

@@ -28,11 +28,15 @@ def under(answer: Answer) -> str:
     """The line below an answer: its tokens, its speed, how it ended, and the engine; of a fallback,
     what went wrong before it.
     """
-    result, facts, asked = answer.result, answer.facts(), shown(answer.speaker.agent.backend.type)
+    result, facts, engine_name = (
+        answer.result,
+        answer.facts(),
+        shown(answer.speaker.agent.backend.type),
+    )
     if answer.slot is None:
         return "…" if answer.first is None else "writing…"
     if result is None:
-        return f"failed after {facts['seconds']:.1f} s · {asked}"
+        return f"failed after {facts['seconds']:.1f} s · {engine_name}"
     count = result.completion_tokens
     facts_shown = [
         f"{count} token{'' if count == 1 else 's'}",
@@ -46,9 +50,9 @@ def under(answer: Answer) -> str:
         else []
     )
     facts_shown += (
-        [f"{type(result.tried[-1]).__name__} of {asked}", shown(result.route)]
+        [f"{type(result.tried[-1]).__name__} of {engine_name}", shown(result.route)]
         if result.tried
-        else [asked]
+        else [engine_name]
     )
     return " · ".join(facts_shown)
 
@@ -74,8 +78,10 @@ def plain(answer: Answer) -> str:
         )
     reasoning, text = answer.parts()
     thought = f"[reasoning]\n{reasoning}\n[answer]\n" if reasoning else ""
-    shown = "\n".join((answer.note or text, *(f"[tool call] {call}" for call in answer.calls)))
-    return printable(f"{head}\n{thought}{shown}\n[{under(answer)}]\n")
+    answer_text = "\n".join(
+        (answer.note or text, *(f"[tool call] {call}" for call in answer.calls))
+    )
+    return printable(f"{head}\n{thought}{answer_text}\n[{under(answer)}]\n")
 
 
 def screen(answers: Sequence[Answer], console: Console, *, whole: bool) -> RenderableType:
@@ -136,9 +142,11 @@ def _text(answer: Answer) -> Text:
         )
     reasoning, text = answer.parts()
     calls = "".join(f"\n[tool call] {call}" for call in answer.calls)
-    shown = (answer.note, "red") if answer.note else printable((text.strip() + calls).lstrip())
+    answer_text = (
+        (answer.note, "red") if answer.note else printable((text.strip() + calls).lstrip())
+    )
     return (
-        Text.assemble((printable(reasoning.strip()), "dim italic"), "\n\n", shown)
+        Text.assemble((printable(reasoning.strip()), "dim italic"), "\n\n", answer_text)
         if reasoning
-        else Text.assemble(shown)
+        else Text.assemble(answer_text)
     )

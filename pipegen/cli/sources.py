@@ -150,7 +150,7 @@ def columns_of(maps: Sequence[str]) -> Columns:
     another's name.
     """
     fields: dict[str, str] = {}
-    kept: set[str] = set()
+    metadata_columns: set[str] = set()
     for entry in (part for text in maps for part in text.split(",")):
         field, equals, column = entry.partition("=")
         if not (field and equals and column):
@@ -164,12 +164,12 @@ def columns_of(maps: Sequence[str]) -> Columns:
         if field in fields:
             refuse(f"says two columns for {field}", "--map")
         if field == "metadata":
-            kept.add(column)
+            metadata_columns.add(column)
         else:
             fields[field] = column
-    if USER in fields and (other := fields.keys() & {"messages", "prompt"}):
-        refuse(f"takes user or {min(other)}, not both: each says what is asked", "--map")
-    return Columns(fields, frozenset(kept))
+    if USER in fields and (other_fields := fields.keys() & {"messages", "prompt"}):
+        refuse(f"takes user or {min(other_fields)}, not both: each says what is asked", "--map")
+    return Columns(fields, frozenset(metadata_columns))
 
 
 def open_source(
@@ -187,8 +187,8 @@ def open_source(
     """
     try:
         stamp = None if source is None or not os.path.isfile(source) else stamp_of(source)
-        read = None if stamp is None or folder is None else rows_in(folder, stamp)
-        opened = _opened(source, asked, images, columns, stack, read)
+        row_count = None if stamp is None or folder is None else rows_in(folder, stamp)
+        opened = _opened(source, asked, images, columns, stack, row_count)
         opened = opened._replace(stamp=stamp or "")
     except OSError as refusal:
         refuse(f"{source!r} cannot be read: {refusal.strerror or refusal}", flag)
@@ -201,8 +201,8 @@ def stamp_of(path: str | os.PathLike[str]) -> str:
     """A text that changes when a file changes: its size and the time of its last change. Raises
     `OSError`.
     """
-    found = os.stat(path)
-    return f"{found.st_size} {found.st_mtime_ns}"
+    status = os.stat(path)
+    return f"{status.st_size} {status.st_mtime_ns}"
 
 
 def refuse_missing(source: str) -> NoReturn:
@@ -242,7 +242,7 @@ def is_image_folder(source: str, prompt: str | None) -> bool:
 
 def _opened(
     source: str | None,
-    asked: Question,
+    question: Question,
     images: ImagePolicy,
     columns: Columns,
     stack: contextlib.ExitStack,
@@ -250,9 +250,9 @@ def _opened(
 ) -> Source:
     """The input; `read` is how many rows it has, where it was read to its end before."""
     if source is None:
-        kinds = {"prompt": "string", **({"images": "string"} if asked.images else {})}
+        kinds = {"prompt": "string", **({"images": "string"} if question.images else {})}
         return Source(
-            one_question(asked.prompt or "", asked.images),
+            one_question(question.prompt or "", question.images),
             columns,
             lambda: kinds,
             lambda: 1,
@@ -266,27 +266,27 @@ def _opened(
         )
     refuse_address(source)
     path = Path(source)
-    if is_image_folder(source, asked.prompt):
-        return _of_folder(path, asked, columns)
-    shown = Path(os.path.abspath(images.root or "."))
+    if is_image_folder(source, question.prompt):
+        return _of_folder(path, question, columns)
+    image_folder = Path(os.path.abspath(images.root or "."))
     if is_table(path):
         table = read_table(path)
         columns.check(table.schema.names, path)
-        rows = partial(table_rows, table, Reading.of(columns, asked.system, table.schema.names))
+        rows = partial(table_rows, table, Reading.of(columns, question.system, table.schema.names))
         count = lambda: table.count  # noqa: E731
-        reading = reading_of(columns, asked.system)
-        return _of_rows(rows, columns, reading, dict, count, count, shown, table)
+        reading = reading_of(columns, question.system)
+        return _of_rows(rows, columns, reading, dict, count, count, image_folder, table)
     if form_of(path).kind in ("csv", "tsv"):
-        return _of_csv(source, asked, columns, shown, read)
-    return _of_lines(path, asked, columns, shown, stack, read)
+        return _of_csv(source, question, columns, image_folder, read)
+    return _of_lines(path, question, columns, image_folder, stack, read)
 
 
-def _of_folder(path: Path, asked: Question, columns: Columns) -> Source:
+def _of_folder(path: Path, question: Question, columns: Columns) -> Source:
     if next(images_in(path), None) is None:
         tables = "" if is_table(path) else " and no tables (.parquet, .arrow)"
         raise TableError(f"{path} holds no images ({', '.join(sorted(SUFFIXES))}){tables}")
     count = cache(lambda: _count(images_in(path)))
-    rows = from_folder(path, asked.prompt or "", asked.sidecar, asked.overwrite)
+    rows = from_folder(path, question.prompt or "", question.sidecar, question.overwrite)
     return Source(rows, columns, lambda: {"image": "string"}, count, count)
 
 
@@ -303,23 +303,23 @@ def _of_rows(
 
 
 def _of_csv(
-    source: str, asked: Question, columns: Columns, shown: Path, read: int | None
+    source: str, question: Question, columns: Columns, image_folder: Path, read: int | None
 ) -> Source:
     names = csv_header(Path(source))
     columns.check(names, Path(source))
     count = cache(lambda: csv_count(source) if read is None else read)
     count()  # a file that is cut off is refused before anything is asked
     kinds = dict.fromkeys(names, "string")
-    rows = partial(csv_file_rows, source, Reading.of(columns, asked.system, names))
-    reading = f"{reading_of(columns, asked.system)} of cells {names}"
-    return _of_rows(rows, columns, reading, lambda: kinds, count, count, shown)
+    rows = partial(csv_file_rows, source, Reading.of(columns, question.system, names))
+    reading = f"{reading_of(columns, question.system)} of cells {names}"
+    return _of_rows(rows, columns, reading, lambda: kinds, count, count, image_folder)
 
 
 def _of_lines(
     path: Path,
-    asked: Question,
+    question: Question,
     columns: Columns,
-    shown: Path,
+    image_folder: Path,
     stack: contextlib.ExitStack,
     read: int | None,
 ) -> Source:
@@ -335,23 +335,23 @@ def _of_lines(
         columns.check(["prompt"], path)
 
     def unread() -> Unread:
-        again = stack.enter_context(open_bytes(path))
+        reopened = stack.enter_context(open_bytes(path))
         if text:
-            return text_rows(again, columns, asked.system)
-        return unread_lines(records_of(path, again), columns, asked.system)
+            return text_rows(reopened, columns, question.system)
+        return unread_lines(records_of(path, reopened), columns, question.system)
 
     return Source(
-        items_of(text_rows(stream, columns, asked.system))
+        items_of(text_rows(stream, columns, question.system))
         if text
         else from_lines(records_of(path, stream), columns),
         columns,
         lambda: {"prompt": "string"} if text else column_kinds(line_values(path)),
         lambda: size,
         rows,
-        shown,
+        image_folder,
         None,
         unread if path.is_file() else None,
-        reading_of(columns, asked.system),
+        reading_of(columns, question.system),
     )
 
 

@@ -146,23 +146,23 @@ def load_of(
             },
             flag_of(name),
         )
-    made = _backend_of(values, "--backend")
+    backend_config = _backend_of(values, "--backend")
     # the help of --max-new-tokens names the default that holds without a file
-    if "server_limit" not in settings and "server_limit" in fields_of(made.backend):
-        made = _backend_of({**values, "server_limit": False}, "--backend")
-    return Load(_with_fallback(made, fallback, when))
+    if "server_limit" not in settings and "server_limit" in fields_of(backend_config.backend):
+        backend_config = _backend_of({**values, "server_limit": False}, "--backend")
+    return Load(_with_fallback(backend_config, fallback, when))
 
 
 def _with_fallback(
     backend: BackendConfig, fallback: str | None, when: Sequence[str] | None
 ) -> BackendConfig:
     """The backend with what flags say of the engine that takes over; they win over a chat file."""
-    given: dict[str, Any] = {
+    fallback_settings: dict[str, Any] = {
         "fallback_backend": fallback,
         "fallback_when": tuple(when or ()) or None,
     }
     try:
-        return dataclasses.replace(backend, **without_none(given))
+        return dataclasses.replace(backend, **without_none(fallback_settings))
     except InvalidField as refusal:
         name, _, words = str(refusal).removeprefix("BackendConfig.").partition(" ")
         refuse(
@@ -224,8 +224,8 @@ def policy_of(limits: Sequence[str]) -> RequestPolicy:
 
 def shard_of(text: str) -> tuple[int, int]:
     """The shard of `--shard 2/4`: the second of four."""
-    found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
-    i, n = map(int, found.groups()) if found else (0, 0)
+    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
+    i, n = map(int, match.groups()) if match else (0, 0)
     if not 1 <= i <= n:
         refuse(
             "takes I/N, such as 2/4; the parts of 4 are 1/4, 2/4, 3/4 and 4/4. It is not"
@@ -242,7 +242,7 @@ def open_route(load: Load, *, falls_back: bool = False) -> Route:
     So is a package that is missing, unless another engine takes over (`falls_back`): then
     `MissingExtra` raises, and stderr has its words.
     """
-    named = (
+    prefix = (
         f"{shown(load.backend.type)}: "
         if load.flag == "--config" or not runs_here(load)
         else f"{load.model!r} cannot be used: "
@@ -255,7 +255,7 @@ def open_route(load: Load, *, falls_back: bool = False) -> Route:
         if falls_back and isinstance(refusal, MissingExtra):
             typer.echo(f"{refusal}; until then {load.backend.fallback_backend} answers", err=True)
             raise
-        refuse(f"{named}{refusal}", load.flag if load.flag == "--config" else "--model")
+        refuse(f"{prefix}{refusal}", load.flag if load.flag == "--config" else "--model")
     except InvalidField as refusal:
         setting = (
             re.match(r"ModelLoadConfig\.(\w+): ", str(refusal))
@@ -267,7 +267,7 @@ def open_route(load: Load, *, falls_back: bool = False) -> Route:
             flag_of(setting[1]) if setting else load.flag,
         )
     except CallFailed as failure:
-        refuse(f"{named}{_reason(failure)}", load.flag if load.flag == "--config" else "--model")
+        refuse(f"{prefix}{_reason(failure)}", load.flag if load.flag == "--config" else "--model")
     return route
 
 

@@ -57,12 +57,12 @@ def run_verify(flags: VerifyFlags) -> int:
     """Ask or read, judge, and print the verdict. The exit code: 0 where the server, or the file, is
     right, else 1.
     """
-    for flag, value, taken in (
+    for flag, value, choices in (
         ("--precision", flags.precision, get_args(Precision)),
         ("--dialect", flags.dialect, get_args(Dialect)),
     ):
-        if value is not None and value not in taken:
-            refuse(f"takes one of {', '.join(taken)}, not {value!r}", flag)
+        if value is not None and value not in choices:
+            refuse(f"takes one of {', '.join(choices)}, not {value!r}", flag)
     is_file = "://" not in flags.url and (
         Path(flags.url).suffix.lower() in _FILES or Path(flags.url).exists()
     )
@@ -89,17 +89,17 @@ def _of_server(flags: VerifyFlags) -> tuple[bool, dict[str, Any], str]:
     settings: dict[str, Any] = {name: getattr(flags, name) for name in _SETTINGS}
     images = within(images_of(flags.image_root, False, ()), flags.source)
     with contextlib.ExitStack() as stack:
-        asked: list[Slot[GenerationRequest]] | list[dict[str, Any]] | None = (
+        requests: list[Slot[GenerationRequest]] | list[dict[str, Any]] | None = (
             None if flags.rows is None else [*itertools.islice(prompts(), flags.rows)]
         )
         if flags.source is not None:
-            asked = [item.slot for item in _requests(flags, images, stack)]
-        total = None if asked is None else len(asked)
-        moved = stack.enter_context(progress(total, shown=not flags.quiet))
-        settings["tell"] = lambda done, words: moved(
+            requests = [item.slot for item in _requests(flags, images, stack)]
+        total = None if requests is None else len(requests)
+        show_progress = stack.enter_context(progress(total, shown=not flags.quiet))
+        settings["tell"] = lambda done, words: show_progress(
             done, f"{done}{'' if total is None else f'/{total}'} {words}"
         )
-        verdict = verify(flags.url, flags.model, asked, image_policy=images, **settings)
+        verdict = verify(flags.url, flags.model, requests, image_policy=images, **settings)
     return verdict.right, verdict.plain(), in_words(verdict)
 
 
@@ -128,7 +128,7 @@ def _of_file(flags: VerifyFlags) -> tuple[bool, dict[str, Any], str]:
         "trust_remote_code": flags.trust_remote_code,
     }
     with contextlib.ExitStack() as stack:
-        asked = (
+        requests = (
             {str(item.origin.id): item.slot for item in _requests(flags, images, stack)}
             if flags.source is not None
             else {}
@@ -137,8 +137,8 @@ def _of_file(flags: VerifyFlags) -> tuple[bool, dict[str, Any], str]:
             slots = [
                 (str(name), slot) for name, slot in itertools.islice(slots_in(file), flags.rows)
             ]
-        unasked = sum(name not in asked for name, _ in slots)
-        if asked and slots and unasked == len(slots):
+        unasked = sum(name not in requests for name, _ in slots)
+        if requests and slots and unasked == len(slots):
             refuse(f"holds a request of no row of {file}: the ids are others", "IN")
         reference = stack.enter_context(
             backends.hf(flags.model, dtype=flags.dtype, device=flags.device, **checkpoint)
@@ -146,29 +146,29 @@ def _of_file(flags: VerifyFlags) -> tuple[bool, dict[str, Any], str]:
         precision: Any = (
             flags.precision or Checkpoint(ModelLoadConfig(model=flags.model, **checkpoint)).dtype
         )
-        moved = stack.enter_context(progress(len(slots), shown=not flags.quiet))
+        show_progress = stack.enter_context(progress(len(slots), shown=not flags.quiet))
 
-        def noise(chosen: Precision, rows: Any) -> float | None:
+        def noise(candidate: Precision, rows: Any) -> float | None:
             return (
-                noise_of(chosen, rows, flags.model, device=flags.device, **checkpoint)
+                noise_of(candidate, rows, flags.model, device=flags.device, **checkpoint)
                 if flags.dtype == "float32"
                 else None
             )
 
-        found = verify_results(
+        verdict = verify_results(
             slots,
             flags.model,
             reference,
-            requests=asked.get,
+            requests=requests.get,
             precision=precision,
             noise=noise,
             image_policy=images,
-            tell=lambda done: moved(done, f"{done}/{len(slots)}"),
+            tell=lambda done: show_progress(done, f"{done}/{len(slots)}"),
         )
-    words = of_file_in_words(found, file)
-    if asked and unasked:
+    words = of_file_in_words(verdict, file)
+    if requests and unasked:
         words += f"\n{unasked:,} rows have no request in IN: their prompts are not rendered"
-    return found.right, {"file": str(file), **found.plain()}, words
+    return verdict.right, {"file": str(file), **verdict.plain()}, words
 
 
 def of_file_in_words(found: Recorded, file: Path) -> str:

@@ -111,7 +111,7 @@ def _overview(flags: ViewFlags) -> tuple[Overview, int]:
     errors: set[str] = set()
     other_kinds: Counter[str] = Counter()
     other_errors: set[str] = set()
-    others = _by_id(flags.other)
+    other_entries = _by_id(flags.other)
     count = differing = 0
     for values in results_in(flags.results):
         entry = entry_of(values)
@@ -119,7 +119,7 @@ def _overview(flags: ViewFlags) -> tuple[Overview, int]:
         kinds[entry.kind] += 1
         if not entry.ok:
             errors.add(entry.kind)
-        against = others.get(entry.id)
+        against = other_entries.get(entry.id)
         other_kinds[MISSING if against is None else against.kind] += 1
         if against is not None and not against.ok:
             other_errors.add(against.kind)
@@ -135,12 +135,12 @@ def _by_id(path: Path | None) -> dict[str, Entry]:
 
 
 def _cards(flags: ViewFlags, images: ImagePolicy) -> Iterator[str]:
-    others = _by_id(flags.other)
+    other_entries = _by_id(flags.other)
     names = None if flags.other is None else (flags.results.name, flags.other.name)
     with contextlib.ExitStack() as stack:
-        asked = _Asked(flags, images, stack)
+        request_lookup = _Asked(flags, images, stack)
         for values in results_in(flags.results):
-            request, metadata = asked.of(str(values.get("id")), values)
+            request, metadata = request_lookup.of(str(values.get("id")), values)
             entry = entry_of(values, request)
             first = (_rounds(values) or [values])[0]
             prompt = first.get("prompt_text") or ("" if request is None else _prompt(request))
@@ -150,26 +150,30 @@ def _cards(flags: ViewFlags, images: ImagePolicy) -> Iterator[str]:
                 figure
                 for source in sources
                 for figure in (
-                    _frames(source, asked.images, next(times, None))
+                    _frames(source, request_lookup.images, next(times, None))
                     if isinstance(source, VideoSource)
                     else (
                         figure_of(
                             source,
                             entry,
                             cast("Scale", flags.boxes),
-                            asked.images,
+                            request_lookup.images,
                             alone=len(sources) == 1,
                         ),
                     )
                 )
             ]
-            yield card(entry, str(prompt), figures, metadata, others.get(entry.id), compared=names)
+            yield card(
+                entry, str(prompt), figures, metadata, other_entries.get(entry.id), compared=names
+            )
 
 
 def _rounds(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The turns of a conversation, the last one included."""
     rounds = values.get("rounds")
-    return [one for one in rounds if isinstance(one, Mapping)] if isinstance(rounds, list) else []
+    return (
+        [turn for turn in rounds if isinstance(turn, Mapping)] if isinstance(rounds, list) else []
+    )
 
 
 def _turns(values: Mapping[str, Any], request: GenerationRequest | None) -> tuple[Exchange, ...]:
@@ -178,11 +182,17 @@ def _turns(values: Mapping[str, Any], request: GenerationRequest | None) -> tupl
     """
     words = [] if request is None else [_words(turn) for turn in plain_messages(request.turns)]
     turns = []
-    for place, (one, after) in enumerate(pairwise(_rounds(values))):
-        before = f"{one.get('prompt_text') or ''}{one.get('raw_text') or ''}"
+    for place, (exchange, after) in enumerate(pairwise(_rounds(values))):
+        conversation = f"{exchange.get('prompt_text') or ''}{exchange.get('raw_text') or ''}"
         prompt = str(after.get("prompt_text") or "")
-        asked = prompt.removeprefix(before) if prompt else "".join(words[place : place + 1])
-        turns.append(Exchange(str(one.get("text") or ""), _calls(one.get("tool_calls")), asked))
+        next_question = (
+            prompt.removeprefix(conversation) if prompt else "".join(words[place : place + 1])
+        )
+        turns.append(
+            Exchange(
+                str(exchange.get("text") or ""), _calls(exchange.get("tool_calls")), next_question
+            )
+        )
     return tuple(turns)
 
 
@@ -212,12 +222,12 @@ def entry_of(values: Mapping[str, Any], request: GenerationRequest | None = None
         )
     samples = values.get("samples")
     answers = (
-        [one.get("text") for one in samples if isinstance(one, Mapping)][:_SAMPLES]
+        [sample.get("text") for sample in samples if isinstance(sample, Mapping)][:_SAMPLES]
         if isinstance(samples, list) and samples
         else [values.get("text")]
     )
     texts = [str(text or "") for text in answers]
-    given = {
+    facts_by_label = {
         "prompt tokens": values.get("prompt_tokens"),
         "generated": values.get("completion_tokens"),
         # a stop may be a line end
@@ -226,9 +236,9 @@ def entry_of(values: Mapping[str, Any], request: GenerationRequest | None = None
         "route": values.get("route"),
     }
     facts = tuple(
-        (label, str(value)) for label, value in given.items() if value not in (None, "", 0)
+        (label, str(value)) for label, value in facts_by_label.items() if value not in (None, "", 0)
     )
-    more = {"reasoning": values.get("reasoning"), "raw text": values.get("raw_text")}
+    folded_texts = {"reasoning": values.get("reasoning"), "raw text": values.get("raw_text")}
     calls = _calls(values.get("tool_calls"))
     facts += (("tool calls", calls),) if calls else ()
     return Entry(
@@ -238,7 +248,7 @@ def entry_of(values: Mapping[str, Any], request: GenerationRequest | None = None
         tuple(texts),
         folded=tuple(
             Folded(label, ((str(text), False),))
-            for label, text in more.items()
+            for label, text in folded_texts.items()
             if text and not (label == "raw text" and text in texts)
         ),
         facts=facts,
@@ -266,7 +276,7 @@ class _Asked:
             self._columns = Columns(dict(command.columns), frozenset(command.kept))
             # it may be gone, and the answers are there still
             if command.source is None or os.path.exists(command.source):
-                asked = Question(
+                question = Question(
                     command.prompt, command.system, tuple(command.images), overwrite=True
                 )
                 root = command.image_root
@@ -274,7 +284,7 @@ class _Asked:
                     images = replace(images, root=root)
                 self.images = within(images, command.source, command.prompt)
                 self._items = open_source(
-                    command.source, asked, self.images, self._columns, stack
+                    command.source, question, self.images, self._columns, stack
                 ).items
         self._passed: dict[str, Item] = {}
 
@@ -285,28 +295,32 @@ class _Asked:
         row = values.get("row")
         metadata = values.get("metadata")
         if isinstance(row, Mapping):
-            own = self._columns.request(row)
+            request_fields = self._columns.request(row)
             _, slot = request_from_row(
                 {
                     key: value
-                    for key, value in own.items()
+                    for key, value in request_fields.items()
                     if key in ("messages", "prompt", "images", "image", "videos", "video", "turns")
                 },
                 1,
             )
             return (slot.unwrap() if is_ok(slot) else None), {
-                key: value for key, value in carried(own).items() if value is not None
+                key: value for key, value in carried(request_fields).items() if value is not None
             }
-        found = self._passed.pop(name, None)
-        while found is None:
+        matching_item = self._passed.pop(name, None)
+        while matching_item is None:
             item = next(self._items, None)
             if item is None:
                 break
             if str(item.origin.id) == name:
-                found = item
+                matching_item = item
             elif len(self._passed) < PAGE_ROWS:
                 self._passed[str(item.origin.id)] = item  # rows may be in another order
-        request = None if found is None or not is_ok(found.slot) else found.slot.unwrap()
+        request = (
+            None
+            if matching_item is None or not is_ok(matching_item.slot)
+            else matching_item.slot.unwrap()
+        )
         return request, metadata if isinstance(metadata, Mapping) else {}
 
 
@@ -349,7 +363,7 @@ def _name(source: ImageSource) -> str:
     return shown(source.url) if source.url is not None else ""
 
 
-def _frames(source: VideoSource, policy: ImagePolicy, taken: Any) -> tuple[Figure, ...]:
+def _frames(source: VideoSource, policy: ImagePolicy, frame_times: Any) -> tuple[Figure, ...]:
     """The frames of a video that the result tells, each small; without that a few of them."""
     loaded = load_sources(VlmGenerationRequest(prompt="", videos=[source]), policy)
     if not is_ok(loaded):
@@ -359,18 +373,22 @@ def _frames(source: VideoSource, policy: ImagePolicy, taken: Any) -> tuple[Figur
             need("av", "video", "reading a video")
     except MissingExtra as missing:
         return (Figure(str(missing), None),)
-    wanted = sorted({float(time) for time in taken}) if isinstance(taken, (list, tuple)) else []
+    chosen_times = (
+        sorted({float(time) for time in frame_times})
+        if isinstance(frame_times, (list, tuple))
+        else []
+    )
 
-    def chosen(times: Sequence[float], *, whole: bool) -> tuple[int, ...]:
-        if not wanted:
+    def choose(times: Sequence[float], *, whole: bool) -> tuple[int, ...]:
+        if not chosen_times:
             return choose_frames(times, fps=2, least=4, most=_FRAMES, multiple=1)
         nearest = (
             min(range(len(times)), key=lambda place: abs(times[place] - time))
-            for time in wanted[:_FRAMES]
+            for time in chosen_times[:_FRAMES]
         )
         return tuple(dict.fromkeys(nearest))
 
-    frames = frames_of(cast("VideoSource", loaded.unwrap().sources[0]), 0, chosen)
+    frames = frames_of(cast("VideoSource", loaded.unwrap().sources[0]), 0, choose)
     if not is_ok(frames):
         return (Figure(frames.failure().message, None),)
     return tuple(

@@ -127,16 +127,16 @@ def slot_of_request(slot: Result[Any, Any]) -> Result[Any, Any]:
     >>> slot_of_request(Success(1)).failure().message
     'a slot with a request is wanted, not one with int: pipe.apply(batch) runs stages alone, over slots of anything'
     """
-    held, wanted, what = (
+    value, expected_type, expected_name = (
         (slot.unwrap(), GenerationRequest, "request")
         if isinstance(slot, Success)
         else (slot.failure(), GenerationError, "GenerationError")
     )
-    if isinstance(held, wanted):
+    if isinstance(value, expected_type):
         return slot
     words = (
-        f"a slot with a {what} is wanted, not one with {type(held).__name__}: pipe.apply(batch)"
-        " runs stages alone, over slots of anything"
+        f"a slot with a {expected_name} is wanted, not one with {type(value).__name__}:"
+        " pipe.apply(batch) runs stages alone, over slots of anything"
     )
     return Failure(InvalidRequest(words))
 
@@ -182,8 +182,8 @@ def _admitted_batch(
     policy: RequestPolicy | None,
 ) -> list[Slot[GenerationRequest]]:
     require_iterable(requests)
-    chosen, allows = check_settings(options, image_policy, policy), policy or RequestPolicy()
-    return [admitted(request, chosen, allows) for request in requests]
+    run_options, allows = check_settings(options, image_policy, policy), policy or RequestPolicy()
+    return [admitted(request, run_options, allows) for request in requests]
 
 
 def _with_images(
@@ -224,11 +224,11 @@ def loaded(asked: Slot[GenerationRequest], policy: ImagePolicy) -> Slot[Generati
 def _admit(
     request: Request, options: GenerationOptions | None, policy: RequestPolicy
 ) -> Slot[GenerationRequest]:
-    made = record_of(request)
-    if not is_ok(made):
-        return made
-    merged = merged_into(made.unwrap(), options)
-    return allowed(merged.unwrap(), policy, made.unwrap().options) if is_ok(merged) else merged
+    record = record_of(request)
+    if not is_ok(record):
+        return record
+    merged = merged_into(record.unwrap(), options)
+    return allowed(merged.unwrap(), policy, record.unwrap().options) if is_ok(merged) else merged
 
 
 def record_of(request: Any) -> Slot[GenerationRequest]:

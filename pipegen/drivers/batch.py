@@ -45,18 +45,18 @@ def run(
     >>> run(pure("prompt", lambda request: request.prompt), [{"prompt": "Hi"}])
     (<Success: Hi>,)
     """
-    chosen = check_run(route, options, image_policy, policy)
-    batch = prepare_batch(requests, chosen, image_policy, policy)
-    whole, slots = Drive(route, batch=enumerate(batch)), list[Slot[B]]()
+    run_options = check_run(route, options, image_policy, policy)
+    batch = prepare_batch(requests, run_options, image_policy, policy)
+    runner, slots = Drive(route, batch=enumerate(batch)), list[Slot[B]]()
     try:
-        while not whole.exhausted:
-            slots += [slot for _, slot in whole.round()]
+        while not runner.exhausted:
+            slots += [slot for _, slot in runner.round()]
         return tuple(slots)
     except Exception as raised:
         name_bug(raised, batch)
         raise
     finally:
-        whole.close()
+        runner.close()
 
 
 async def arun(
@@ -68,9 +68,9 @@ async def arun(
     policy: RequestPolicy | None = None,
 ) -> Batch[B]:
     """As `run`, for asynchronous code; the same slots."""
-    chosen = check_run(route, options, image_policy, policy)
+    run_options = check_run(route, options, image_policy, policy)
     require_iterable(requests)
-    batch = await prepare_batch_beside(tuple(requests), chosen, image_policy, policy)
+    batch = await prepare_batch_beside(tuple(requests), run_options, image_policy, policy)
     try:
         return await adrive(route, batch)
     except Exception as raised:
@@ -81,4 +81,4 @@ async def arun(
 async def adrive(pipe: Pipe[Any, B], batch: Iterable[Slot[Any]]) -> Batch[B]:
     """As `drive`, for asynchronous code."""
     async with contextlib.aclosing(Drive(pipe, batch=enumerate(batch)).rounds()) as rounds:
-        return tuple([slot async for given in rounds for _, slot in given])
+        return tuple([slot async for numbered_slots in rounds for _, slot in numbered_slots])

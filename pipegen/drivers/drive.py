@@ -111,8 +111,8 @@ class Drive(Generic[K]):
     ) -> None:
         self._pipe, self._source, self._options = pipe, take, options
         self._reads, self._allows = image_policy or ImagePolicy(), policy or RequestPolicy()
-        told = in_flight is not None or batch is not None
-        self._limit, self._limits = in_flight or IN_FLIGHT, None if told else dict[Any, int]()
+        fixed = in_flight is not None or batch is not None
+        self._limit, self._limits = in_flight or IN_FLIGHT, None if fixed else dict[Any, int]()
         self._ordered, self._isolates, self._finished = ordered, isolate_bugs, finished
         self._kept, self._admits, self._clock = kept, admits, clock
         self._batch, self._begins, self._sees, self._stays = batch, begins, sees, stays
@@ -255,18 +255,18 @@ class Drive(Generic[K]):
         return self._given()
 
     def _given(self) -> list[tuple[K, Slot[Any]]]:
-        out: list[tuple[K, Slot[Any]]] = []
+        ended_slots: list[tuple[K, Slot[Any]]] = []
         while self._turns and self._turns[0].ended:
             request = self._turns[0]
             if request.bug is not None:
-                if out:
+                if ended_slots:
                     break
                 raise request.bug
             self._turns.popleft()
             self._waiting -= 1
             # one of the two is there
-            out.append((request.key, request.slot))  # type: ignore[arg-type]
-        return out
+            ended_slots.append((request.key, request.slot))  # type: ignore[arg-type]
+        return ended_slots
 
     def drain(self, seconds: float) -> None:
         """Take no more requests, and let those in flight end for so many seconds. Only `finished`
@@ -279,8 +279,8 @@ class Drive(Generic[K]):
         self._more = False
         end = self._clock() + seconds
         self._until = end if self._until is None else min(self._until, end)
-        while self._ends and (left := self._until - self._clock()) > 0:
-            self._most_wait = min(left, threading.TIMEOUT_MAX)
+        while self._ends and (seconds_left := self._until - self._clock()) > 0:
+            self._most_wait = min(seconds_left, threading.TIMEOUT_MAX)
             self.round()
 
     @property
@@ -312,19 +312,19 @@ class Drive(Generic[K]):
         if not self._more:
             return
         together: list[Request[K]] = []
-        taken, waited = 0, 0.0
+        count, waited = 0, 0.0
         while (
             self._more
             and self.room > 0
-            and not (waited >= max(PATIENCE, taken * SLOW_INPUT) and self._enough)
+            and not (waited >= max(PATIENCE, count * SLOW_INPUT) and self._enough)
         ):
             began = self._clock()
-            given = attempt(self._source)
-            taken, waited = taken + 1, waited + self._clock() - began
-            if not is_ok(given):
-                self._more, self._input_error = False, given.failure()
+            outcome = attempt(self._source)
+            count, waited = count + 1, waited + self._clock() - began
+            if not is_ok(outcome):
+                self._more, self._input_error = False, outcome.failure()
                 break
-            item = given.unwrap()
+            item = outcome.unwrap()
             self._nothing_now = item is NoRequest.NOW
             if isinstance(item, NoRequest):
                 self._more = item is NoRequest.NOW
@@ -358,11 +358,11 @@ class Drive(Generic[K]):
             else self._limit - len(self._requests)
         )
 
-    def _begun(self, key: K, given: Any) -> list[Request[K]]:
+    def _begun(self, key: K, raw_request: Any) -> list[Request[K]]:
         """A request that is taken, to be prepared; none where it has images: another thread reads
         and prepares it.
         """
-        slot = admitted(given, self._options, self._allows) if self._admits else given
+        slot = admitted(raw_request, self._options, self._allows) if self._admits else raw_request
         request = self._request(key, slot)
         if not is_ok(slot) or not slot.unwrap().sources:
             return [request]
@@ -402,26 +402,26 @@ class Drive(Generic[K]):
             return advance(self._pipe, rows, stays=self._stays), bugs
         return advance(self._pipe, rows, lambda row, bug: bugs.setdefault(row.key, bug)), bugs
 
-    def _settle(self, done: Advanced, bugs: dict[int, Exception]) -> None:
-        again: list[Row] = []
+    def _settle(self, advanced: Advanced, bugs: dict[int, Exception]) -> None:
+        answered: list[Row] = []
         for number, bug in bugs.items():
             self._has_bug(self._requests[number], bug)
-        for row in sorted(done.ended, key=itemgetter(0)):  # in the order of the input
+        for row in sorted(advanced.ended, key=itemgetter(0)):  # in the order of the input
             if row.key in self._requests:
                 self._end(self._requests[row.key], row.value)
-        for row in done.waiting:
+        for row in advanced.waiting:
             if row.key in self._requests:
                 self._apart.setdefault(row.key, []).append(row)
-        for row, wanted in sorted(done.calls, key=lambda one: _order(one[0])):
+        for row, wanted in sorted(advanced.calls, key=lambda call: _order(call[0])):
             if row.key in self._requests:
                 key = self._requests[row.key].key
-                kept = None if self._kept is None else self._kept.of(key, row, wanted)
-                if kept is None:
+                answer = None if self._kept is None else self._kept.of(key, row, wanted)
+                if answer is None:
                     self._want(row, wanted)
                 else:
-                    again.append(row.answered(kept))
-        if again:
-            self._go(again)
+                    answered.append(row.answered(answer))
+        if answered:
+            self._go(answered)
 
     def _want(self, row: Row, wanted: Wanted) -> None:
         """Put what a row wants to what its engine is to work on next."""
@@ -441,8 +441,8 @@ class Drive(Generic[K]):
         name = (row.place, wanted.shown, id(backend)) if self._whole else id(backend)
         opened = self._sessions.get(name)
         if opened is None:
-            how: dict[str, Any] = {"tokens": self._sees is not None, "loop": self._loop}
-            session = open_session(backend, self.wake, fed=not self._whole, **how)
+            settings: dict[str, Any] = {"tokens": self._sees is not None, "loop": self._loop}
+            session = open_session(backend, self.wake, fed=not self._whole, **settings)
             opened = self._sessions[name] = OpenSession(backend, session)
         # it is asked again, since an engine may know better once it has started
         if self._limits is not None:
@@ -496,9 +496,9 @@ class Drive(Generic[K]):
     @property
     def _waits(self) -> bool:
         """Whether there is nothing to do until it is woken."""
-        given = bool(self._turns) and self._turns[0].ended
-        left = bool(self._requests) or self._more
-        return left and not self._takes_more and not given and not self.closed
+        can_give = bool(self._turns) and self._turns[0].ended
+        has_work = bool(self._requests) or self._more
+        return has_work and not self._takes_more and not can_give and not self.closed
 
     def _awaits_more(self, opened: OpenSession) -> bool:
         """Whether an engine with nothing to work on begins with more rows: those that are being
@@ -568,11 +568,11 @@ class Drive(Generic[K]):
         """
         del self._sessions[name]
         opened.session.close()
-        rows = [row for there in opened.rows.values() for row, _ in there]
+        rows = [row for entries in opened.rows.values() for row, _ in entries]
         numbers = dict.fromkeys(row.key for row in rows if row.key in self._requests)
         requests = [self._requests[number] for number in numbers]
-        given = [request.given for request in requests]
-        slots = isolated(lambda batch: drive(self._pipe, batch), given, bug)
+        inputs = [request.given for request in requests]
+        slots = isolated(lambda batch: drive(self._pipe, batch), inputs, bug)
         for request, slot in zip(requests, slots, strict=True):
             self._end(request, slot)
         # nobody waits for these any more
@@ -586,11 +586,11 @@ def drive(pipe: Pipe[Any, B], batch: Iterable[Slot[Any]]) -> Batch[B]:
     >>> drive(pure("double", lambda n: 2 * n), [Success(2)])
     (<Success: 4>,)
     """
-    given: list[tuple[int, Slot[B]]] = []
-    with contextlib.closing(Drive(pipe, batch=enumerate(batch))) as whole:
-        while not whole.exhausted:  # no generator: it would change a StopIteration of the engine
-            given += whole.round()
-    return tuple([slot for _, slot in given])
+    numbered_slots: list[tuple[int, Slot[B]]] = []
+    with contextlib.closing(Drive(pipe, batch=enumerate(batch))) as runner:
+        while not runner.exhausted:  # no generator: it would change a StopIteration of the engine
+            numbered_slots += runner.round()
+    return tuple([slot for _, slot in numbered_slots])
 
 
 def _order(row: Row) -> Any:

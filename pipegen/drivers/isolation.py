@@ -43,33 +43,33 @@ def isolated(
 
 
 def _again(run: Callable[[Batch[Any]], Batch[Any]], batch: Sequence[Slot[Any]]) -> Batch[Any]:
-    done = attempt(lambda: run(tuple(batch)))
-    if is_ok(done):
-        return done.unwrap()
-    if isinstance(done.failure(), MissingExtra):
-        raise done.failure()
-    return isolated(run, batch, done.failure())
+    outcome = attempt(lambda: run(tuple(batch)))
+    if is_ok(outcome):
+        return outcome.unwrap()
+    if isinstance(outcome.failure(), MissingExtra):
+        raise outcome.failure()
+    return isolated(run, batch, outcome.failure())
 
 
 def error_of(bug: Exception) -> GenerationError:
     """The error of the one request at which the bug raises. The log has its traceback."""
-    seen, note, engine = report(bug), note_of(bug), engine_of(bug)
+    raised, note, engine = report(bug), note_of(bug), engine_of(bug)
     if engine:
         return BackendFailed(
-            f"the engine {engine!r} raised {seen.words}",
+            f"the engine {engine!r} raised {raised.words}",
             backend=engine,
             scope="row",
             lasting=True,
             hint="correct the engine; the log has the traceback under the incident",
-            incident=seen.incident,
+            incident=raised.incident,
         )
     if note is None or note.internal:
-        return InternalError(f"pipegen has a bug: {seen.words}", incident=seen.incident)
+        return InternalError(f"pipegen has a bug: {raised.words}", incident=raised.incident)
     return StageFailed(
-        f"the stage {note.stage!r} raised {seen.words}",
+        f"the stage {note.stage!r} raised {raised.words}",
         stage=note.stage,
         hint=_hint(note, bug),
-        incident=seen.incident,
+        incident=raised.incident,
     )
 
 

@@ -55,14 +55,14 @@ def imap(
     """
     require_iterable(requests)
     keyed = ((None, request) for request in requests)
-    how: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "in_flight": in_flight,
         "ordered": ordered,
         "image_policy": image_policy,
         "policy": policy,
         "isolate_bugs": isolate_bugs,
     }
-    for _, slot in imap_keyed(route, keyed, options, **how):
+    for _, slot in imap_keyed(route, keyed, options, **settings):
         yield slot
 
 
@@ -90,7 +90,7 @@ def imap_keyed(
     ('T-1', 'hot') Hi
     ('T-2', 'hot') failed
     """
-    how: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "in_flight": in_flight,
         "ordered": ordered,
         "image_policy": image_policy,
@@ -98,7 +98,7 @@ def imap_keyed(
         "isolate_bugs": isolate_bugs,
     }
     pairs(requests)
-    yield from flow_of(route, _taken_from(iter(requests)), options, **how).slots()
+    yield from flow_of(route, _taken_from(iter(requests)), options, **settings).slots()
 
 
 def flow_of(
@@ -109,16 +109,22 @@ def flow_of(
     in_flight: int | None,
     image_policy: ImagePolicy | None,
     policy: RequestPolicy | None,
-    **how: Any,
+    **settings: Any,
 ) -> Drive[K]:
     """The drive of these requests. Raises as `run` does for arguments of other kinds, and
     `ValueError` for a number that makes no sense.
     """
-    chosen = check_run(route, options, image_policy, policy)
+    run_options = check_run(route, options, image_policy, policy)
     if in_flight is not None and (type(in_flight) is not int or in_flight < 1):
         raise ValueError(f"in_flight takes a whole number of at least 1, not {in_flight!r}")
     return Drive(
-        route, take, chosen, in_flight=in_flight, image_policy=image_policy, policy=policy, **how
+        route,
+        take,
+        run_options,
+        in_flight=in_flight,
+        image_policy=image_policy,
+        policy=policy,
+        **settings,
     )
 
 
@@ -152,14 +158,14 @@ async def aimap(
         async for request in _asynchronous(requests):
             yield None, request
 
-    how: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "in_flight": in_flight,
         "ordered": ordered,
         "image_policy": image_policy,
         "policy": policy,
         "isolate_bugs": isolate_bugs,
     }
-    async for _, slot in aimap_keyed(route, keyed(), options, **how):
+    async for _, slot in aimap_keyed(route, keyed(), options, **settings):
         yield slot
 
 
@@ -177,7 +183,7 @@ async def aimap_keyed(
     """As `imap_keyed`, for asynchronous code; `requests` may be asynchronous too."""
     import asyncio  # half of what `import pipegen` would cost
 
-    how: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "in_flight": in_flight,
         "ordered": ordered,
         "image_policy": image_policy,
@@ -185,19 +191,19 @@ async def aimap_keyed(
         "isolate_bugs": isolate_bugs,
     }
     pairs(requests, asynchronous=True)
-    loop, wanted, arrived = asyncio.get_running_loop(), asyncio.Event(), deque[Any]()
+    loop, has_room, arrived = asyncio.get_running_loop(), asyncio.Event(), deque[Any]()
 
     def take() -> tuple[K, Any] | NoRequest:
         if not arrived:
             return NoRequest.NOW
         item = arrived.popleft()
         if not arrived:
-            loop.call_soon_threadsafe(wanted.set)
+            loop.call_soon_threadsafe(has_room.set)
         if isinstance(item, BaseException):
             raise item
         return item if item is NoRequest.MORE else pair(item)
 
-    flow = flow_of(route, take, options, **how)
+    flow = flow_of(route, take, options, **settings)
 
     async def fetch() -> None:
         """Take requests while there is room for them."""
@@ -205,12 +211,12 @@ async def aimap_keyed(
             arrived.append(item)
             flow.wake()
             while len(arrived) >= flow.room:
-                wanted.clear()
-                await wanted.wait()
+                has_room.clear()
+                await has_room.wait()
 
-    def fetched(done: asyncio.Task[None]) -> None:
+    def fetched(task: asyncio.Task[None]) -> None:
         """The input has ended; what it raised is raised once all before it is given out."""
-        raised = None if done.cancelled() else done.exception()
+        raised = None if task.cancelled() else task.exception()
         arrived.append(raised or NoRequest.MORE)
         flow.wake()
 
@@ -222,8 +228,8 @@ async def aimap_keyed(
             while not slots and not flow.closed and not flow.exhausted:
                 slots.extend(flow.round())
 
-        done = attempt(go_on)
-        return slots, None if is_ok(done) else done.failure()
+        outcome = attempt(go_on)
+        return slots, None if is_ok(outcome) else outcome.failure()
 
     fetching = asyncio.create_task(fetch())
     fetching.add_done_callback(fetched)
@@ -232,9 +238,9 @@ async def aimap_keyed(
         while True:
             working = loop.run_in_executor(None, work)
             slots, error = await asyncio.shield(working)
-            wanted.set()
-            for given in slots:
-                yield given
+            has_room.set()
+            for keyed_slot in slots:
+                yield keyed_slot
             if error is not None:
                 raise error
             if not slots:

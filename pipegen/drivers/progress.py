@@ -67,12 +67,12 @@ def _watched(step: Step, tell: Callable[[Progress], object], every: float) -> St
     if not isinstance(step, (Call, Nest)):
         return step  # it calls nothing
     # one for each engine: rows of one engine are merged into one call
-    known: dict[int, tuple[Backend[Any, Any], _Watched]] = {}
+    watchers: dict[int, tuple[Backend[Any, Any], _Watched]] = {}
 
     def watch(engine: Backend[Any, Any]) -> _Watched:
-        if id(engine) not in known:
-            known[id(engine)] = engine, _Watched(engine, tell, every)
-        return known[id(engine)][1]
+        if id(engine) not in watchers:
+            watchers[id(engine)] = engine, _Watched(engine, tell, every)
+        return watchers[id(engine)][1]
 
     def ask(value: Any, answers: tuple[Slot[Any], ...]) -> Wanted | Slot[Any]:
         wanted = step.ask(value, answers)  # type: ignore[union-attr]  # of a call
@@ -81,8 +81,8 @@ def _watched(step: Step, tell: Callable[[Progress], object], every: float) -> St
         )
 
     def among(before: Steps, after: Steps) -> Step:
-        there = step if step.among is None else step.among(before, after)
-        return _watched(there, tell, every)
+        new_step = step if step.among is None else step.among(before, after)
+        return _watched(new_step, tell, every)
 
     def rebind(new: Rebinding) -> Pipe[Any, Any]:
         return watched(pipe_of(step).rebound(new), tell, every=every)
@@ -149,9 +149,9 @@ class _WatchedSession:
         events, done, tokens = self._session.step(), 0, 0
         for event in events:
             if isinstance(event, TokensMade):
-                made = len(event.token_ids)
-                self._made[event.row] += made
-                tokens += made
+                count = len(event.token_ids)
+                self._made[event.row] += count
+                tokens += count
             elif isinstance(event, RowDone):
                 done += 1
                 tokens += max(0, _tokens(event.slot) - self._made.pop(event.row))
@@ -164,8 +164,8 @@ class _WatchedSession:
 
     def _count(self, rows: int = 0, done: int = 0, tokens: int = 0, *, ends: bool = False) -> None:
         """Count more, and tell of it if the call `ends` or the last time is long ago."""
-        name, *before = self._now
-        self._now = Progress(name, *map(sum, zip(before, (rows, done, tokens), strict=True)))
+        name, *counts = self._now
+        self._now = Progress(name, *map(sum, zip(counts, (rows, done, tokens), strict=True)))
         if ends or time.monotonic() - self._told >= self._every:
             self._told = time.monotonic()
             try:

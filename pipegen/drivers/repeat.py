@@ -85,5 +85,5 @@ def ended(rounds: tuple[Any, ...], end: RoundsEnd) -> GenerationResult:
             f"a pipe that is repeated gives a GenerationResult, and this one {type(last).__name__}:"
             " put the stage that changes it after the loop"
         )
-    own = first.id if last.id is None else last.id
-    return dataclasses.replace(last, id=own, rounds=rounds, rounds_end=end)
+    result_id = first.id if last.id is None else last.id
+    return dataclasses.replace(last, id=result_id, rounds=rounds, rounds_end=end)

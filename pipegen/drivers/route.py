@@ -71,26 +71,28 @@ class Route(Pipe[GenerationRequest, GenerationResult]):
 
     def rebound(self, new: Rebinding) -> Self:
         """The same route, bound to another engine or name."""
-        made: Any = Pipe.rebound(self, new)
-        own: Self = dataclasses.replace(
-            made, engine=new.engine(self.engine), name=made.routes[0] if made.routes else made.name
+        rebound_pipe: Any = Pipe.rebound(self, new)
+        rebound_route: Self = dataclasses.replace(
+            rebound_pipe,
+            engine=new.engine(self.engine),
+            name=rebound_pipe.routes[0] if rebound_pipe.routes else rebound_pipe.name,
         )
-        return own
+        return rebound_route
 
 
 def with_options(pipe: P, options: Options) -> P:
     """The pipe with options for what its requests leave open; see `Route.with_options`. Without
     any, the pipe itself.
     """
-    chosen = check_settings(options, None)
-    if not _shown(chosen):
+    checked_options = check_settings(options, None)
+    if not _shown(checked_options):
         return pipe
 
     def merged(request: GenerationRequest) -> Slot[GenerationRequest]:
-        return merged_into(request, chosen)
+        return merged_into(request, checked_options)
 
     return pipe.with_parts(
-        (row_stage(f"options({_shown(chosen)})", merged, keeps_text=True), *pipe.parts)
+        (row_stage(f"options({_shown(checked_options)})", merged, keeps_text=True), *pipe.parts)
     )
 
 
@@ -130,16 +132,16 @@ def route(engine: Engine, *, name: str | None = None) -> Route:
     require_members(engine)
     if name is not None and (not isinstance(name, str) or not name):
         raise TypeError(f"the name of a route is a text that is not empty, not {name!r:.80}")
-    whole: Pipe[GenerationRequest, GenerationResult]
+    pipe: Pipe[GenerationRequest, GenerationResult]
     if takes_tokens(engine):
-        asked, answered = (
+        before_call, after_call = (
             resolve(engine) >> render(engine) >> tokenize(engine) >> fit(engine),
             decode(engine) >> stop(engine) >> trim(engine, name),
         )
-        whole = asked >> call(engine) >> answered
+        pipe = before_call >> call(engine) >> after_call
     else:
-        whole = resolve(engine) >> call(engine) >> trim(engine, name)
-    return Route(engine.name if name is None else name, whole.steps, whole.owns, engine=engine)
+        pipe = resolve(engine) >> call(engine) >> trim(engine, name)
+    return Route(engine.name if name is None else name, pipe.steps, pipe.owns, engine=engine)
 
 
 def count_tokens(
@@ -172,24 +174,26 @@ def count_tokens(
         )
     backend: Any = of.parts[calls[0]].backend
     hint = "count on the route of an engine that takes token ids, such as hf, with the same model"
-    refused = UnsupportedOption(
+    refusal = UnsupportedOption(
         f"{shown(backend.name)} does not tell how many tokens a prompt has",
         option="token_ids",
         hint=hint,
     )
     if isinstance(of, Route) and "token_ids" not in of.engine.capabilities.honours:
-        return Failure(refused)
+        return Failure(refusal)
     start: Pipe[GenerationRequest, Any] = identity()
     prepare = start.with_parts(part for part in of.parts[: calls[0]] if part.name != "fit")
     batch = prepare_batch([request], options, image_policy, policy)
-    one = tuple(slot.map(lambda request: expand(request)[0]) for slot in batch)
+    expanded = tuple(slot.map(lambda request: expand(request)[0]) for slot in batch)
 
-    def length(made: Any) -> Slot[int]:
+    def length(prepared: Any) -> Slot[int]:
         return (
-            Success(len(made.prompt.token_ids)) if isinstance(made, Encoded) else Failure(refused)
+            Success(len(prepared.prompt.token_ids))
+            if isinstance(prepared, Encoded)
+            else Failure(refusal)
         )
 
-    return prepare.apply(one)[0].bind(length)
+    return prepare.apply(expanded)[0].bind(length)
 
 
 def _what(of: object) -> str:
@@ -220,15 +224,15 @@ def attach(to: P, *plugins: Plugin) -> P:
                 f"plugins are attached, not {type(plugin).__name__}: attach(route, one, another),"
                 " such as pg.plugins.balanced_json()"
             )
-    made: dict[int, Any] = {}
+    engines: dict[int, Any] = {}
 
     def attached(engine: Any) -> Any:
-        if id(engine) not in made:
-            made[id(engine)] = _with_plugins(engine, plugins)
-        return made[id(engine)]
+        if id(engine) not in engines:
+            engines[id(engine)] = _with_plugins(engine, plugins)
+        return engines[id(engine)]
 
     new = to.rebound(Rebinding(engine=attached))
-    if not made:
+    if not engines:
         raise TypeError(
             f"{to.name} has no stage that is bound to an engine: plugins are attached to engines"
         )

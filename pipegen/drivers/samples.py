@@ -131,7 +131,7 @@ def grid(
         if isinstance(points, Mapping):
             return {label: _at(point, record) for label, point in points.items()}
         return tuple(_at(point, record) for point in points)
-    records = [record_of(one) for one in request]
+    records = [record_of(item) for item in request]
     if isinstance(points, Mapping):
         return {
             (position, label): _at(point, record)

@@ -56,9 +56,9 @@ def scoring(
     stage of one's own after `tokenize`, which is for generated text.
     """
     if not isinstance(route, Route):
-        what = route.name if isinstance(route, Pipe) else type(route).__name__
+        name = route.name if isinstance(route, Pipe) else type(route).__name__
         raise TypeError(
-            f"a route through one engine scores, not {what}: fallback(scoring(first),"
+            f"a route through one engine scores, not {name}: fallback(scoring(first),"
             " scoring(second), when=...) joins two"
         )
     if empty_context not in ("refuse", "bos") and (
@@ -87,18 +87,18 @@ def _before(route: Route) -> Pipe[GenerationRequest, Any]:
             " requests could be scored"
         )
     place = names.index("tokenize")
-    own = next((name for name in names[place + 1 :] if name not in _DROPPED), None)
-    if own is not None:
+    later_stage = next((name for name in names[place + 1 :] if name not in _DROPPED), None)
+    if later_stage is not None:
         raise TypeError(
-            f"the route {route.name!r} has the stage {own!r} after 'tokenize', which a score does"
-            " not go through: take it out with remove"
+            f"the route {route.name!r} has the stage {later_stage!r} after 'tokenize', which a"
+            " score does not go through: take it out with remove"
         )
     start: Pipe[GenerationRequest, Any] = identity()
-    kept = start.with_parts(
+    prompt_pipe = start.with_parts(
         resolve_scoring(route.engine) if part.name == "resolve" else part
         for part in route.parts[:place]
     )
-    return dataclasses.replace(kept, owns=route.owns)
+    return dataclasses.replace(prompt_pipe, owns=route.owns)
 
 
 def _sum_up(engine: Any, name: str) -> Pipe[TokenScores, Scored]:
@@ -226,10 +226,10 @@ def choose(
 def continued_by(request: Request, choice: Any) -> Slot[GenerationRequest]:
     """The request with that continuation."""
     if isinstance(request, Result):
-        return request.bind(lambda held: continued_by(held, choice))
+        return request.bind(lambda record: continued_by(record, choice))
     if isinstance(request, GenerationRequest):
-        named = ("id", "messages", "prompt", "prompt_token_ids", "tools", "options")
-        request = {name: getattr(request, name) for name in named}
+        fields = ("id", "messages", "prompt", "prompt_token_ids", "tools", "options")
+        request = {name: getattr(request, name) for name in fields}
     return request_from(
         {**request, "continuation": choice} if isinstance(request, Mapping) else request
     )
@@ -267,10 +267,10 @@ def perplexity(
     if window is not None and (type(window) is not int or window < 1):
         raise TypeError(f"window takes a whole number of at least 1, not {window!r:.80}")
     pipe = scoring(route, empty_context=empty_context)
-    engine, kept = route.engine, [*texts]
+    engine, text_list = route.engine, [*texts]
     error = scores_none(engine)
     if error is not None:
-        return tuple([Failure(error) for _ in kept])
+        return tuple([Failure(error) for _ in text_list])
     first = first_token(engine) if empty_context == "bos" else empty_context
     if not isinstance(first, int):
         return tuple(
@@ -281,24 +281,28 @@ def perplexity(
                         hint="set empty_context to a token id",
                     )
                 )
-                for _ in kept
+                for _ in text_list
             ]
         )
     limit = PERPLEXITY_WINDOW + 1 if engine.longest_scored is None else engine.longest_scored
     size = limit - 1 if window is None else min(window, limit - 1)
-    asked = [_windows(text, engine, first, size) for text in kept]
+    window_slots = [_windows(text, engine, first, size) for text in text_list]
     rows = [
-        ScoringRequest(prompt_token_ids=before, continuation=own)
-        for slot in asked
+        ScoringRequest(prompt_token_ids=context, continuation=continuation)
+        for slot in window_slots
         if is_ok(slot)
-        for before, own in slot.unwrap()
+        for context, continuation in slot.unwrap()
     ]
     answers = iter(run(pipe, rows))
 
-    def whole(text: str, windows: Slot[list[_Window]]) -> Slot[Perplexity]:
-        return windows.bind(lambda own: _whole(text, [next(answers) for _ in own]))
+    def perplexity_of(text: str, windows: Slot[list[_Window]]) -> Slot[Perplexity]:
+        return windows.bind(
+            lambda text_windows: _whole(text, [next(answers) for _ in text_windows])
+        )
 
-    return tuple([whole(text, slot) for text, slot in zip(kept, asked, strict=True)])
+    return tuple(
+        [perplexity_of(text, slot) for text, slot in zip(text_list, window_slots, strict=True)]
+    )
 
 
 _Window = tuple[tuple[int, ...], tuple[int, ...]]
@@ -327,11 +331,11 @@ def rolling(ids: Sequence[int], first: int, size: int) -> Iterator[_Window]:
     >>> [*rolling((1, 2, 3, 4, 5, 6), 0, 4)]
     [((0,), (1, 2, 3, 4)), ((2, 3, 4), (5, 6))]
     """
-    done = 0
-    while done < len(ids):
-        end = min(done + size, len(ids))
-        yield tuple(ids[end - size - 1 : done]) if done else (first,), tuple(ids[done:end])
-        done = end
+    start = 0
+    while start < len(ids):
+        end = min(start + size, len(ids))
+        yield tuple(ids[end - size - 1 : start]) if start else (first,), tuple(ids[start:end])
+        start = end
 
 
 def _whole(text: str, windows: Sequence[Slot[Scored]]) -> Slot[Perplexity]:
@@ -340,10 +344,12 @@ def _whole(text: str, windows: Sequence[Slot[Scored]]) -> Slot[Perplexity]:
         return Failure(failed.failure())
     scored = [slot.unwrap() for slot in windows]
     counts = {
-        "tokens": sum(one.tokens for one in scored),
+        "tokens": sum(window.tokens for window in scored),
         "words": len(text.split()),
         "bytes": len(text.encode("utf-8", "surrogatepass")),
     }
     return Success(
-        Perplexity(logprob=math.fsum(one.logprob for one in scored), windows=len(scored), **counts)
+        Perplexity(
+            logprob=math.fsum(window.logprob for window in scored), windows=len(scored), **counts
+        )
     )

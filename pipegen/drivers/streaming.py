@@ -92,8 +92,8 @@ class _Deltas:
         outer: Any = row.outer
         place, sample = outer.place, outer.sample
         return any(
-            at[: len(place)] == place and one[: len(sample)] == sample
-            for at, one in self._told.get(row.key, ())
+            other_place[: len(place)] == place and other_sample[: len(sample)] == sample
+            for other_place, other_sample in self._told.get(row.key, ())
         )
 
     def _samples(self) -> dict[int, set[Any]]:
@@ -113,9 +113,9 @@ class _Deltas:
         self._rows = {}
         for number, ((row, wanted), *_) in call.rows.items():
             text = shown_text(self._pipe, row)
-            shown = text.keeps and wanted.shown
-            follow = text.follow(wanted.input) if shown and text.follow is not None else None
-            self._rows[number] = _Shown(row, self._place(row, samples[row.key]), shown, follow)
+            is_shown = text.keeps and wanted.shown
+            follow = text.follow(wanted.input) if is_shown and text.follow is not None else None
+            self._rows[number] = _Shown(row, self._place(row, samples[row.key]), is_shown, follow)
 
     def _see(self, event: Event) -> None:
         """What an engine tells of a row: a delta where there is new text."""
@@ -134,9 +134,9 @@ class _Deltas:
                 Delta(index=index, sample=sample, text=text, reasoning=reasoning, round=turn)
             )
 
-    def come(self, given: Iterable[tuple[int, Slot[Any]]]) -> Iterator[Delta]:
+    def come(self, numbered_slots: Iterable[tuple[int, Slot[Any]]]) -> Iterator[Delta]:
         """The deltas of a round, which gave these slots."""
-        self._slots += [slot for _, slot in given]
+        self._slots += [slot for _, slot in numbered_slots]
         while self._come:
             yield self._come.popleft()
 
@@ -147,20 +147,20 @@ class _Deltas:
                 for sample, completed in enumerate(slot.unwrap().completions):
                     if is_ok(completed):
                         result = completed.unwrap()
-                        for turn, one in enumerate((*result.rounds[:-1], result)):
-                            yield from self._rest((index, sample, turn), one.text)
+                        for turn, turn_result in enumerate((*result.rounds[:-1], result)):
+                            yield from self._rest((index, sample, turn), turn_result.text)
             yield Done(index=index, slot=slot)
 
     def _rest(self, at: tuple[int, int, int], text: str) -> Iterator[Delta]:
-        shown = self._texts.get(at, "")
+        streamed = self._texts.get(at, "")
         index, sample, turn = at
-        if not text.startswith(shown):
+        if not text.startswith(streamed):
             raise ContractError(
                 f"the streamed text of request {index} is not how its result begins: a"
                 " stage changed text that it said it keeps"
             )
-        if len(text) > len(shown):
-            yield Delta(index=index, sample=sample, text=text[len(shown) :], round=turn)
+        if len(text) > len(streamed):
+            yield Delta(index=index, sample=sample, text=text[len(streamed) :], round=turn)
 
 
 def stream(
@@ -178,8 +178,8 @@ def stream(
     all requests of the batch once the engine has finished the last of them. To have each as soon as
     it ends, stream them one by one.
     """
-    chosen = check_run(route, options, image_policy, policy)
-    batch = prepare_batch(requests, chosen, image_policy, policy)
+    run_options = check_run(route, options, image_policy, policy)
+    batch = prepare_batch(requests, run_options, image_policy, policy)
     deltas = _Deltas(route, batch)
     try:
         with contextlib.closing(deltas.drive) as drive:
@@ -200,14 +200,14 @@ async def astream(
     policy: RequestPolicy | None = None,
 ) -> AsyncIterator[Delta | Done]:
     """As `stream`, for asynchronous code; the same deltas and slots."""
-    chosen = check_run(route, options, image_policy, policy)
+    run_options = check_run(route, options, image_policy, policy)
     require_iterable(requests)
-    batch = await prepare_batch_beside(tuple(requests), chosen, image_policy, policy)
+    batch = await prepare_batch_beside(tuple(requests), run_options, image_policy, policy)
     deltas = _Deltas(route, batch)
     try:
         async with contextlib.aclosing(deltas.drive.rounds()) as rounds:
-            async for given in rounds:
-                for delta in deltas.come(given):
+            async for numbered_slots in rounds:
+                for delta in deltas.come(numbered_slots):
                     yield delta
         for last in deltas.finish():
             yield last

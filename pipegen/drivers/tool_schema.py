@@ -111,40 +111,51 @@ def _fields_of(hint: Any) -> tuple[dict[str, Any], list[str]] | None:
     if not isinstance(hint, type):
         return None
     if dataclasses.is_dataclass(hint):
-        hints, fields = _hints_of(hint), [one for one in dataclasses.fields(hint) if one.init]
+        hints, fields = _hints_of(hint), [field for field in dataclasses.fields(hint) if field.init]
         missing = dataclasses.MISSING
-        required = [one.name for one in fields if one.default is one.default_factory is missing]
-        return {one.name: hints[one.name] for one in fields}, required
+        required = [
+            field.name for field in fields if field.default is field.default_factory is missing
+        ]
+        return {field.name: hints[field.name] for field in fields}, required
     if typing.is_typeddict(hint):
         hints, required = _hints_of(hint), typing.cast(Any, hint).__required_keys__
         # where hints are text, the class does not know those that need not be there
-        optional = {name for name, one in hints.items() if typing.get_origin(one) is NotRequired}
+        optional = {
+            name
+            for name, field_type in hints.items()
+            if typing.get_origin(field_type) is NotRequired
+        }
         return hints, [name for name in hints if name in required - optional]
     return None
 
 
 def _of_type(hint: Any, within: tuple[Any, ...] = ()) -> dict[str, Any]:
     """The schema of a type; `within` are the objects that it is a part of."""
-    origin, given = typing.get_origin(hint), typing.get_args(hint)
+    origin, type_args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        words = next((one for one in given[1:] if isinstance(one, str)), None)
-        return {**_of_type(given[0], within), **({} if words is None else {"description": words})}
+        words = next((argument for argument in type_args[1:] if isinstance(argument, str)), None)
+        return {
+            **_of_type(type_args[0], within),
+            **({} if words is None else {"description": words}),
+        }
     if origin in (Required, NotRequired):
-        return _of_type(given[0], within)
+        return _of_type(type_args[0], within)
     if origin is Literal:
-        return {"enum": list(given)}
+        return {"enum": list(type_args)}
     if origin in (Union, types.UnionType):
-        return {"anyOf": [_of_type(one, within) for one in given]}
-    if origin is tuple and given and given[-1] is not ...:
-        each = [_of_type(one, within) for one in given]
+        return {"anyOf": [_of_type(argument, within) for argument in type_args]}
+    if origin is tuple and type_args and type_args[-1] is not ...:
+        each = [_of_type(argument, within) for argument in type_args]
         return {"type": "array", "prefixItems": each, "minItems": len(each), "maxItems": len(each)}
     if hint in _LISTS or origin in _LISTS:
-        return {"type": "array", **({"items": _of_type(given[0], within)} if given else {})}
+        return {"type": "array", **({"items": _of_type(type_args[0], within)} if type_args else {})}
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return {"enum": _values_of(hint)}
     fields = None if hint in within else _fields_of(hint)
     if fields is not None:
-        properties = {name: _of_type(one, (*within, hint)) for name, one in fields[0].items()}
+        properties = {
+            name: _of_type(field_type, (*within, hint)) for name, field_type in fields[0].items()
+        }
         return _object(properties, fields[1])
     if hint in (dict, Mapping) or origin in (dict, Mapping) or hint in within:
         return {"type": "object"}
@@ -163,23 +174,29 @@ def _values_of(hint: type[enum.Enum]) -> list[Any]:
 def _value(hint: Any, value: Any) -> Any:
     """A value of the type's schema as the type."""
     hint = _bare(hint)
-    origin, given = typing.get_origin(hint), typing.get_args(hint)
+    origin, type_args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
-        own = next((one for one in given if not wrong_in_json(value, _of_type(one))), Any)
-        return _value(own, value)
+        fitting_type = next(
+            (argument for argument in type_args if not wrong_in_json(value, _of_type(argument))),
+            Any,
+        )
+        return _value(fitting_type, value)
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return hint(value)
     if isinstance(value, list) and (hint in _LISTS or origin in _LISTS):
-        fixed = origin is tuple and given[-1:] != (...,)
-        each = given if fixed else (given[0] if given else Any,) * len(value)
-        items = [_value(one, item) for one, item in zip(each, value, strict=True)]
+        fixed = origin is tuple and type_args[-1:] != (...,)
+        each = type_args if fixed else (type_args[0] if type_args else Any,) * len(value)
+        items = [_value(item_type, item) for item_type, item in zip(each, value, strict=True)]
         return (origin or hint)(items)
     if not isinstance(value, dict):
         return value
     fields = _fields_of(hint)
     if fields is not None:
-        named = {name: _value(fields[0].get(name, Any), one) for name, one in value.items()}
-        return hint(**named)
-    if origin in (dict, Mapping) and len(given) == 2:
-        return {name: _value(given[1], one) for name, one in value.items()}
+        arguments = {
+            name: _value(fields[0].get(name, Any), field_value)
+            for name, field_value in value.items()
+        }
+        return hint(**arguments)
+    if origin in (dict, Mapping) and len(type_args) == 2:
+        return {name: _value(type_args[1], item) for name, item in value.items()}
     return value

@@ -74,15 +74,15 @@ def tools(
     """
     if isinstance(functions, (str, bytes)) or not isinstance(functions, Iterable):
         raise TypeError(f"tools takes a list of functions, not {functions!r:.80}")
-    called: dict[str, Callable[..., Any]] = {}
+    by_name: dict[str, Callable[..., Any]] = {}
     schemas: list[Mapping[str, Any]] = []
     for function in functions:
         schema = _schema(function)
-        if schema["name"] in called:
+        if schema["name"] in by_name:
             raise TypeError(f"two tools have the name {schema['name']!r}: rename one")
-        called[schema["name"]] = function
+        by_name[schema["name"]] = function
         schemas.append({"type": "function", "function": schema})
-    if not called:
+    if not by_name:
         raise TypeError("tools takes one function or more")
     for name, value in (("limit", limit), ("max_bytes", max_bytes)):
         if type(value) is not int or value < 1:
@@ -93,7 +93,7 @@ def tools(
         raise TypeError(f'raised takes "message" or "fail", not {raised!r:.80}')
     fails = raised == "fail"
     return Tools(
-        called, freeze(schemas), limit, min(timeout, threading.TIMEOUT_MAX), fails, max_bytes
+        by_name, freeze(schemas), limit, min(timeout, threading.TIMEOUT_MAX), fails, max_bytes
     )
 
 
@@ -102,8 +102,8 @@ def _schema(function: Any) -> dict[str, Any]:
         raise TypeError(f"a tool is a function or can be called, not {function!r:.80}")
     parameters = _parameters_of(function)
     name = getattr(function, "__name__" if parameters is None else "name", None)
-    named = isinstance(name, str) and name != "<lambda>"
-    if not named or not (parameters is None or isinstance(parameters, Mapping)):
+    has_name = isinstance(name, str) and name != "<lambda>"
+    if not has_name or not (parameters is None or isinstance(parameters, Mapping)):
         raise TypeError(
             "a tool is a function with a name, or has `name`, `description` and `parameters` or"
             f" `inputSchema`, a JSON Schema; not {function!r:.80}"
@@ -155,39 +155,43 @@ class Tools:
             text = self.answer(function.get("name"), function.get("arguments"))
             if not is_ok(text):
                 return Failure(text.failure())
-            named = {"tool_call_id": call["id"]} if call.get("id") is not None else {}
-            messages.append({"role": "tool", **named, "content": text.unwrap()})
+            id_field = {"tool_call_id": call["id"]} if call.get("id") is not None else {}
+            messages.append({"role": "tool", **id_field, "content": text.unwrap()})
         return Success(ToolReplies(result=result, messages=freeze(messages)))
 
     def answer(self, name: Any, arguments: Any) -> Slot[str]:
         """What a call is answered; `StageFailed` where its tool raised and that fails the row."""
         if not isinstance(name, str) or name not in self.functions:
-            there = ", ".join(map(repr, self.functions))
-            return Success(self._cut(f"error: there is no tool {name!r:.80}; there are {there}"))
-        read = attempt(lambda: json.loads(arguments) if isinstance(arguments, str) else arguments)
-        if not is_ok(read):
-            return Success(f"error: the arguments are no JSON: {read.failure()!s:.200}")
-        values = thaw(read.unwrap())
-        schema = next(one["function"] for one in self.schemas if one["function"]["name"] == name)
+            names = ", ".join(map(repr, self.functions))
+            return Success(self._cut(f"error: there is no tool {name!r:.80}; there are {names}"))
+        decoded = attempt(
+            lambda: json.loads(arguments) if isinstance(arguments, str) else arguments
+        )
+        if not is_ok(decoded):
+            return Success(f"error: the arguments are no JSON: {decoded.failure()!s:.200}")
+        values = thaw(decoded.unwrap())
+        schema = next(
+            entry["function"] for entry in self.schemas if entry["function"]["name"] == name
+        )
         wrong = wrong_in_json(values, {**thaw(schema["parameters"]), "type": "object"})
         if wrong:
             return Success(self._cut(f"error: wrong arguments: {wrong}"))
         function = self.functions[name]
 
         def work() -> str:
-            own = _parameters_of(function) is not None
-            given = values if own else arguments_of(function, values)
-            return _text(function(**given), self.timeout)
+            has_schema = _parameters_of(function) is not None
+            keywords = values if has_schema else arguments_of(function, values)
+            return _text(function(**keywords), self.timeout)
 
-        given = _within(work, self.timeout, traced=self.fails)
-        if given is not None and is_ok(given):
-            return Success(self._cut(given.unwrap()))
+        outcome = _within(work, self.timeout, traced=self.fails)
+        if outcome is not None and is_ok(outcome):
+            return Success(self._cut(outcome.unwrap()))
         error = (
             StageFailed("it ended its thread, as sys.exit() does")
-            if given is None
-            else given.failure()
+            if outcome is None
+            else outcome.failure()
         )
-        if given is not None and not self.fails:
+        if outcome is not None and not self.fails:
             return Success(self._cut(f"error: {error.message}"))
         words = f"the tool {name!r} failed: {error.message}"
         return Failure(StageFailed(words, stage=name, incident=error.incident))
@@ -196,8 +200,8 @@ class Tools:
         data = text.encode("utf-8", "replace")
         if len(data) <= self.max_bytes:
             return data.decode()
-        shown = data[: self.max_bytes].decode("utf-8", "ignore")
-        return f"{shown}\n[cut: {self.max_bytes} of {len(data)} bytes]"
+        beginning = data[: self.max_bytes].decode("utf-8", "ignore")
+        return f"{beginning}\n[cut: {self.max_bytes} of {len(data)} bytes]"
 
 
 class _Running:
@@ -248,24 +252,26 @@ def _within(work: Callable[[], str], seconds: float, *, traced: bool) -> Slot[st
     """
     from asyncio import CancelledError  # half of what `import pipegen` would cost
 
-    given: list[Slot[str]] = []
-    own, ended = (Exception, CancelledError), threading.Event()
+    outcomes: list[Slot[str]] = []
+    tool_errors, ended = (Exception, CancelledError), threading.Event()
 
     def run() -> None:
         try:
             with contextlib.suppress(*_ENDS):
-                given.append(guard(work, _raised, known=() if traced else own, only=own))
+                outcomes.append(
+                    guard(work, _raised, known=() if traced else tool_errors, only=tool_errors)
+                )
         finally:
             ended.set()
 
     threading.Thread(target=run, daemon=True).start()
     if not ended.wait(seconds):
         return Failure(StageFailed(f"TimeoutError: it took more than {seconds:g} seconds"))
-    return given[0] if given else None
+    return outcomes[0] if outcomes else None
 
 
-def _raised(seen: Raised) -> StageFailed:
-    return StageFailed(seen.words, incident=seen.incident)
+def _raised(raised: Raised) -> StageFailed:
+    return StageFailed(raised.words, incident=raised.incident)
 
 
 def _text(value: Any, seconds: float) -> str:

@@ -79,14 +79,14 @@ def turns(
         )
     if inspect.iscoroutinefunction(step):
         raise TypeError("a step is no async function; tools may be: pg.tools([...])")
-    called = step if isinstance(step, Tools) else None
+    tool_set = step if isinstance(step, Tools) else None
     if limit is None and step is not None:
-        limit = LIMIT if called is None else called.limit
+        limit = LIMIT if tool_set is None else tool_set.limit
     for name, value in (("limit", limit), ("max_tokens", max_tokens)):
         if value is not None and (type(value) is not int or value < 1):
             raise TypeError(f"{name} takes a whole number of at least 1, not {value!r:.80}")
     check_catch(catch)
-    if catch and (step is None or called is not None):
+    if catch and (step is None or tool_set is not None):
         raise TypeError("catch is about a step of your own; what tools raise: pg.tools(raised=...)")
 
     name = f"turns({pipe.name})"
@@ -99,38 +99,40 @@ def turns(
         tokens = last.prompt_tokens + last.completion_tokens
         return "tokens" if max_tokens is not None and tokens >= max_tokens else None
 
-    def decide(rounds: tuple[Any, ...], came: Any) -> Again | Slot[Any]:
-        if step is None and len(rounds) == 1 and not came.turns:
+    def decide(rounds: tuple[Any, ...], first_request: Any) -> Again | Slot[Any]:
+        if step is None and len(rounds) == 1 and not first_request.turns:
             return Success(rounds[0])
         result = ended(rounds, "done")
         if step is None:
-            more = bool(came.turns)
+            goes_on = bool(first_request.turns)
             request = Success[Any](
-                next_request(rounds[-1], came.turns[0], came.turns[1:]) if more else None
+                next_request(rounds[-1], first_request.turns[0], first_request.turns[1:])
+                if goes_on
+                else None
             )
-        elif called is not None:  # no tool is called for nothing
-            more, request = bool(result.tool_calls), Success[Any](rounds[-1])
+        elif tool_set is not None:  # no tool is called for nothing
+            goes_on, request = bool(result.tool_calls), Success[Any](rounds[-1])
         else:
             reply = guarded(f"step of {name}", partial(_reply, step), rounds[-1], catch)
             if not is_ok(reply):
                 return reply
-            more, request = reply.unwrap() is not None, reply
-        end = over(rounds) if more else "done"
+            goes_on, request = reply.unwrap() is not None, reply
+        end = over(rounds) if goes_on else "done"
         if end is None:
             return Again(request, rounds)
         return Success(dataclasses.replace(result, rounds_end=end))
 
-    opens = _own_turns if step is None else partial(_opening, called)
+    opens = _own_turns if step is None else partial(_opening, tool_set)
     opening = row_stage("open turns", opens, takes=GenerationRequest)
     later = opening >> pipe if step is None else pipe
-    shown = getattr(step, "__qualname__", "") if called is None else _words(called)
+    step_name = getattr(step, "__qualname__", "") if tool_set is None else _words(tool_set)
     return loop(
         opening >> pipe,
         decide,
-        later=later if called is None else _calling(called) >> pipe,
+        later=later if tool_set is None else _calling(tool_set) >> pipe,
         decides="step",
         name=name,
-        version=f"{shown} at most {limit}, {max_tokens} tokens",
+        version=f"{step_name} at most {limit}, {max_tokens} tokens",
         plain=pipe if step is None else None,
     )
 
@@ -149,9 +151,12 @@ def next_request(
     read; `turns` are to follow it.
     """
     request = result.then(reply, options=_options(result))
-    before, read = request.messages or (), result.turn.request.messages if result.turn else None
+    all_messages, read_messages = (
+        request.messages or (),
+        result.turn.request.messages if result.turn else None,
+    )
     count = 0 if request.continues is None else request.continues.messages - 1
-    messages = (*(read or ())[:count], *before[count:])
+    messages = (*(read_messages or ())[:count], *all_messages[count:])
     return dataclasses.replace(request, messages=messages, turns=turns)
 
 
@@ -171,7 +176,7 @@ def _own_turns(request: GenerationRequest) -> Slot[GenerationRequest]:
     return Success(dataclasses.replace(request, turns=()) if request.turns else request)
 
 
-def _opening(called: Tools | None, request: GenerationRequest) -> Slot[GenerationRequest]:
+def _opening(tool_set: Tools | None, request: GenerationRequest) -> Slot[GenerationRequest]:
     """The first request, with the tools."""
     if not request.messages:
         return Failure(
@@ -187,7 +192,7 @@ def _opening(called: Tools | None, request: GenerationRequest) -> Slot[Generatio
                 hint="leave them out, or ask with pg.turns(route), without a step",
             )
         )
-    if called is None or request.tools == called.schemas:
+    if tool_set is None or request.tools == tool_set.schemas:
         return Success(request)
     if request.tools:
         return Failure(
@@ -196,19 +201,19 @@ def _opening(called: Tools | None, request: GenerationRequest) -> Slot[Generatio
                 hint="leave them out: turns(route, tools) puts the schemas into each request",
             )
         )
-    return Success(dataclasses.replace(request, tools=called.schemas))
+    return Success(dataclasses.replace(request, tools=tool_set.schemas))
 
 
-def _calling(called: Tools) -> Pipe[Any, Any]:
+def _calling(tool_set: Tools) -> Pipe[Any, Any]:
     """The stage that has the calls of a result answered, and gives the next request."""
 
     def ask(result: Any, answers: tuple[Slot[Any], ...]) -> Wanted | Slot[Any]:
         if not answers:
-            return Wanted(called, result, shown=False)
-        return answers[0].map(lambda given: next_request(given.result, thaw(given.messages)))
+            return Wanted(tool_set, result, shown=False)
+        return answers[0].map(lambda replies: next_request(replies.result, thaw(replies.messages)))
 
-    return pipe_of(Call(name="tools", backend=called, ask=ask, keeps_text=True))
+    return pipe_of(Call(name="tools", backend=tool_set, ask=ask, keeps_text=True))
 
 
-def _words(called: Tools) -> str:
-    return json.dumps(thaw(called.schemas), sort_keys=True)
+def _words(tool_set: Tools) -> str:
+    return json.dumps(thaw(tool_set.schemas), sort_keys=True)

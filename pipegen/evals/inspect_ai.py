@@ -107,13 +107,13 @@ class PipegenAPI(ModelAPI):  # type: ignore[misc]
                 f"-M backend takes one of {', '.join(pg.backends.BACKENDS)}, not"
                 f" {backend!r}{nearest(str(backend), pg.backends.BACKENDS)}"
             )
-        given = {
+        engine_settings = {
             **settings,
             **without_none(
                 {"base_url": base_url, "api_key": api_key if base_url is not None else None}
             ),
         }
-        self.route: pg.Route = getattr(pg.backends, backend)(model_name, **given)
+        self.route: pg.Route = getattr(pg.backends, backend)(model_name, **engine_settings)
         self.engine: Any = self.route.engine
         self.thinking = enable_thinking
         self._rows = int(settings.get("batch_size") or settings.get("max_in_flight") or 32)
@@ -189,7 +189,10 @@ class PipegenAPI(ModelAPI):  # type: ignore[misc]
                 f" {config.prompt_logprobs}"
             )
             raise pg.UnsupportedOption(words, option="prompt_logprobs", hint="ask for 1")
-        options: dict[str, Any] = {ours: getattr(config, theirs) for theirs, ours in _SENT.items()}
+        options: dict[str, Any] = {
+            option_name: getattr(config, inspect_name)
+            for inspect_name, option_name in _SENT.items()
+        }
         options |= {
             "max_new_tokens": config.max_tokens,
             "enable_thinking": self.thinking,
@@ -203,11 +206,11 @@ class PipegenAPI(ModelAPI):  # type: ignore[misc]
             )
         forced = _forced(tools, tool_choice)
         options |= {} if forced is None else {"json_schema": json.dumps(forced)}
-        asked = [_tool(tool) for tool in tools] if tool_choice != "none" else []
+        tool_schemas = [_tool(tool) for tool in tools] if tool_choice != "none" else []
         return {
             "messages": [_message(message) for message in messages],
             "options": without_none(options),
-            **({"tools": asked} if asked else {}),
+            **({"tools": tool_schemas} if tool_schemas else {}),
         }
 
     @property
@@ -220,16 +223,18 @@ class PipegenAPI(ModelAPI):  # type: ignore[misc]
     def _output(
         self, result: pg.GenerationResult, *, wants_tools: bool, forced: bool = False
     ) -> ModelOutput:
-        done = [slot.unwrap() for slot in result.completions if pg.is_ok(slot)]
-        made = sum(one.completion_tokens for one in done)
+        results = [slot.unwrap() for slot in result.completions if pg.is_ok(slot)]
+        completion_tokens = sum(answer.completion_tokens for answer in results)
         usage = ModelUsage(
             input_tokens=result.prompt_tokens,
-            output_tokens=made,
-            total_tokens=result.prompt_tokens + made,
+            output_tokens=completion_tokens,
+            total_tokens=result.prompt_tokens + completion_tokens,
         )
         return ModelOutput(
             model=self.model_name,
-            choices=[self._choice(one, wants_tools=wants_tools, forced=forced) for one in done],
+            choices=[
+                self._choice(answer, wants_tools=wants_tools, forced=forced) for answer in results
+            ],
             usage=usage,
         )
 
@@ -244,7 +249,7 @@ class PipegenAPI(ModelAPI):  # type: ignore[misc]
             else (result.reasoning, result.text)
         )
         calls = [_served_call(call) for call in result.tool_calls] or (
-            [_call(found) for found in ([text] if forced else _CALL.findall(text))]
+            [_call(call_text) for call_text in ([text] if forced else _CALL.findall(text))]
             if wants_tools
             else []
         )
@@ -270,12 +275,12 @@ class PipegenAPI(ModelAPI):  # type: ignore[misc]
             prompt_logprobs=self._logprobs(result.prompt_logprobs),
         )
 
-    def _logprobs(self, noted: Sequence[pg.TokenLogprob | None] | None) -> Logprobs | None:
+    def _logprobs(self, logprobs: Sequence[pg.TokenLogprob | None] | None) -> Logprobs | None:
         """Those of the tokens that were drawn, or of the prompt's, whose first token has none."""
-        if noted is None:
+        if logprobs is None:
             return None
 
-        def named(token_id: int, logprob: float) -> dict[str, Any]:
+        def token_fields(token_id: int, logprob: float) -> dict[str, Any]:
             text = (
                 self.engine.tokenizer.decode((token_id,))
                 if hasattr(self.engine, "tokenizer")
@@ -283,11 +288,18 @@ class PipegenAPI(ModelAPI):  # type: ignore[misc]
             )
             return {"token": text, "logprob": logprob, "bytes": [*text.encode()]}
 
-        def entry(one: pg.TokenLogprob) -> Logprob:
-            top = [TopLogprob(**named(*pair)) for pair in one.top]
-            return Logprob(**named(one.token_id, one.logprob), top_logprobs=top or None)
+        def entry(token_logprob: pg.TokenLogprob) -> Logprob:
+            top = [TopLogprob(**token_fields(*pair)) for pair in token_logprob.top]
+            return Logprob(
+                **token_fields(token_logprob.token_id, token_logprob.logprob),
+                top_logprobs=top or None,
+            )
 
-        return Logprobs(content=[entry(one) for one in noted if one is not None])
+        return Logprobs(
+            content=[
+                entry(token_logprob) for token_logprob in logprobs if token_logprob is not None
+            ]
+        )
 
 
 @modelapi(name="pipegen")  # type: ignore[untyped-decorator]  # as above
@@ -379,21 +391,21 @@ def _forced(tools: Sequence[Any], tool_choice: Any) -> dict[str, Any] | None:
     return calls[0] if len(calls) == 1 else {"anyOf": calls}
 
 
-def _call(written: str) -> ToolCall:
+def _call(text: str) -> ToolCall:
     """A tool call from its JSON; one that cannot be read carries why, which inspect tells the
     model.
     """
     name, arguments, error = "unknown", {}, None
     try:
-        held = json.loads(written)
-        name, arguments = str(held["name"]), held.get("arguments", held.get("parameters", {}))
+        call = json.loads(text)
+        name, arguments = str(call["name"]), call.get("arguments", call.get("parameters", {}))
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
         if not isinstance(arguments, dict):
             raise TypeError(f"arguments take an object, not {type(arguments).__name__}")
     except (ValueError, KeyError, TypeError, RecursionError) as refusal:
         arguments, error = (
             {},
-            f"the tool call {written.strip()!r:.200} cannot be read: {refusal!r:.200}",
+            f"the tool call {text.strip()!r:.200} cannot be read: {refusal!r:.200}",
         )
     return ToolCall(
         id=f"call_{uuid.uuid4().hex[:12]}", function=name, arguments=arguments, parse_error=error
@@ -403,8 +415,8 @@ def _call(written: str) -> ToolCall:
 def _served_call(call: Mapping[str, Any]) -> ToolCall:
     """A tool call that a server found, in the OpenAI form."""
     function = call.get("function") or {}
-    made = _call(
+    tool_call = _call(
         json.dumps({"name": function.get("name"), "arguments": function.get("arguments") or {}})
     )
-    made.id = str(call.get("id") or made.id)
-    return made
+    tool_call.id = str(call.get("id") or tool_call.id)
+    return tool_call

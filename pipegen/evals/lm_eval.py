@@ -191,10 +191,10 @@ class PipegenLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
                         f" {_ARGUMENTS[name]}"
                     )
             # what lm-eval's command says where nobody does: the first GPU, if there is one
-            asked = device if backend == "hf" and device != "cuda:0" else None
-            named = {BATCH[backend]: size, "device": asked}
+            device_setting = device if backend == "hf" and device != "cuda:0" else None
+            engine_settings = {BATCH[backend]: size, "device": device_setting}
             self.route = getattr(pg.backends, backend)(
-                pretrained, **without_none(named), **settings
+                pretrained, **without_none(engine_settings), **settings
             )
         engine: Any = self.route.engine
         raw = getattr(getattr(engine, "tokenizer", None), "raw", None)
@@ -223,8 +223,12 @@ class PipegenLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
 
     @property
     def prefix_token_id(self) -> int:
-        known = (self._prefix_token_id, self.tokenizer.bos_token_id, self.tokenizer.eos_token_id)
-        return int(next(one for one in known if one is not None))
+        candidates = (
+            self._prefix_token_id,
+            self.tokenizer.bos_token_id,
+            self.tokenizer.eos_token_id,
+        )
+        return int(next(token_id for token_id in candidates if token_id is not None))
 
     @property
     def max_length(self) -> int:
@@ -292,25 +296,27 @@ class PipegenLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """The answers, cut at their stop strings by lm-eval's own function."""
         eos = str(self.tokenizer.decode(self.eot_token_id, skip_special_tokens=False))
-        given = [request.args for request in requests]
-        asked = [self._generation(context, gen_kwargs, eos) for context, gen_kwargs in given]
-        wanted = _seeded([request for request, _ in asked])
+        argument_lists = [request.args for request in requests]
+        prepared = [
+            self._generation(context, gen_kwargs, eos) for context, gen_kwargs in argument_lists
+        ]
+        seeded_requests = _seeded([request for request, _ in prepared])
         answers = (
-            pg.imap(self.route, wanted)
+            pg.imap(self.route, seeded_requests)
             if self._job is None
-            else pg.job(self.route, wanted, self._job / "answers")
+            else pg.job(self.route, seeded_requests, self._job / "answers")
         )
-        out: list[str] = []
+        texts: list[str] = []
         for number, (arguments, (_, until), slot) in enumerate(
-            zip(given, asked, answers, strict=True)
+            zip(argument_lists, prepared, answers, strict=True)
         ):
             if not pg.is_ok(slot):
                 raise _because(slot.failure(), f"request {number}: {arguments[0]!r:.200}")
             text = self.tokenizer.decode([*slot.unwrap().token_ids], skip_special_tokens=True)
             cut = postprocess_generated_text(text, until, self.think_end_token)
             self.cache_hook.add_partial("generate_until", arguments, cut)
-            out.append(cut)
-        return out
+            texts.append(cut)
+        return texts
 
     def _generation(
         self, context: str, gen_kwargs: Mapping[str, Any], eos: str
@@ -339,7 +345,7 @@ class PipegenLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
             raise ValueError(
                 f"max_gen_toks is {room}, and the model takes {self.max_length} tokens in all"
             )
-        chosen = (
+        sampling = (
             kwargs
             if sampled
             else {
@@ -354,7 +360,7 @@ class PipegenLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
             "max_new_tokens": room,
             "stop": stops,
             "stop_token_ids": [self.eot_token_id],
-            **without_none(chosen),
+            **without_none(sampling),
         }
         return {"prompt_token_ids": ids, "options": options}, until
 
@@ -389,19 +395,19 @@ class PipegenLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
                 "continuation": [*continuation],
             }
 
-        out: list[tuple[float, bool]] = []
+        answers: list[tuple[float, bool]] = []
         for window in partition_all(WINDOW, requests):
             slots = self._scores(
                 [row(context, continuation) for _, context, continuation in window]
             )
             for (arguments, _, _), slot in zip(window, slots, strict=True):
                 if not pg.is_ok(slot):
-                    raise _because(slot.failure(), f"request {len(out)}: {arguments!r:.200}")
+                    raise _because(slot.failure(), f"request {len(answers)}: {arguments!r:.200}")
                 answer = (slot.unwrap().logprob, slot.unwrap().greedy)
                 if arguments is not None:
                     self.cache_hook.add_partial("loglikelihood", arguments, answer)
-                out.append(answer)
-        return out
+                answers.append(answer)
+        return answers
 
     def _scores(self, rows: Sequence[Request]) -> Sequence[pg.Slot[pg.Scored]]:
         if self._job is None:
@@ -419,9 +425,9 @@ class PipegenLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
             self._loglikelihood_tokens([(None, *window) for window in chain.from_iterable(windows)])
         )
         sums: list[float] = []
-        for given, own in zip(texts, windows, strict=True):
-            sums.append(sum(next(values)[0] for _ in own))
-            self.cache_hook.add_partial("loglikelihood_rolling", given, sums[-1])
+        for text_arguments, text_windows in zip(texts, windows, strict=True):
+            sums.append(sum(next(values)[0] for _ in text_windows))
+            self.cache_hook.add_partial("loglikelihood_rolling", text_arguments, sums[-1])
         return sums
 
     def _windows(self, text: str) -> Iterator[tuple[list[int], list[int]]]:
@@ -438,23 +444,25 @@ def _seeded(requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The requests, each of those that are sampled with a seed: the same after the same `--seed`,
     and another for each of several equal requests.
     """
-    base, seen = _seed(), Counter[str]()
-    out: list[dict[str, Any]] = []
+    base, repeats = _seed(), Counter[str]()
+    seeded: list[dict[str, Any]] = []
     for request in requests:
         ids, options = request["prompt_token_ids"], dict(request["options"])
         if (options.get("temperature") or 0) > 0:
-            what = repr((ids, sorted(options.items())))
-            own = options.get("seed")
+            content = repr((ids, sorted(options.items())))
+            own_seed = options.get("seed")
             options["seed"] = (
-                _digest((base, ids, seen[what])) if own is None else derive_seed(own, seen[what])
+                _digest((base, ids, repeats[content]))
+                if own_seed is None
+                else derive_seed(own_seed, repeats[content])
             )
-            seen[what] += 1
-        out.append({**request, "options": options})
-    return out
+            repeats[content] += 1
+        seeded.append({**request, "options": options})
+    return seeded
 
 
-def _digest(what: Any) -> int:
-    return int.from_bytes(hashlib.sha256(repr(what).encode()).digest()[:8], "big") >> 1
+def _digest(value: Any) -> int:
+    return int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:8], "big") >> 1
 
 
 def _seed() -> int:
@@ -465,9 +473,9 @@ def _seed() -> int:
     return _digest(random.getstate()) if torch is None else int(torch.initial_seed())
 
 
-def _because(error: pg.GenerationError, what: str) -> pg.GenerationError:
+def _because(error: pg.GenerationError, request_words: str) -> pg.GenerationError:
     """The error of a request, which ends the evaluation: a score over the rest would be another
     score.
     """
-    error.add_note(f"lm-eval needs every answer; this one failed: {what}")
+    error.add_note(f"lm-eval needs every answer; this one failed: {request_words}")
     return error

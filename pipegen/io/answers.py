@@ -58,12 +58,12 @@ def answer_to_plain(answer: Any) -> dict[str, Any] | None:
     """The answer as JSON data; None where it is of an engine of one's own that answers in another
     form.
     """
-    for name, (kind, asked) in _KINDS.items():
+    for name, (kind, input_name) in _KINDS.items():
         if type(answer) is kind:
             fields = {
                 f.name: getattr(answer, f.name)
                 for f in dataclasses.fields(kind)
-                if f.name not in (asked, "ending", "thought", "forced")
+                if f.name not in (input_name, "ending", "thought", "forced")
             }
             if (
                 isinstance(answer, Raw)
@@ -82,11 +82,11 @@ def answer_to_plain(answer: Any) -> dict[str, Any] | None:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if dataclasses.is_dataclass(value):
         return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, immutabledict):
-        return {name: _plain(one) for name, one in value.items()}
+        return {name: _plain(item) for name, item in value.items()}
     return value.value if isinstance(value, Finish) else value
 
 
@@ -106,5 +106,11 @@ def answer_from(values: Mapping[str, Any], asked: Any) -> Any:
     )
     if ending is None:
         return answer
-    how = {**ending, "finish": Finish(ending["finish"]), "watched": tuple(ending["watched"])}
-    return altered(answer, ending=Ending(**how, token_ids=answer.token_ids, options=asked.options))
+    ending_fields = {
+        **ending,
+        "finish": Finish(ending["finish"]),
+        "watched": tuple(ending["watched"]),
+    }
+    return altered(
+        answer, ending=Ending(**ending_fields, token_ids=answer.token_ids, options=asked.options)
+    )

@@ -37,7 +37,7 @@ def python_values(array: pa.Array, *, text: bool = False) -> list[Any]:
             return values
     except (pa.ArrowException, ValueError, OverflowError, KeyError):
         pass  # some value has no type in Python
-    return [_value(one, text) for one in array]
+    return [_value(scalar, text) for scalar in array]
 
 
 def _is_time(kind: pa.DataType) -> bool:

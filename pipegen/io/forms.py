@@ -109,17 +109,17 @@ def refuse_address(path: str | os.PathLike[str]) -> None:
     pipegen.io.forms.TableError: s3://bucket/a.parquet is an address, and files are read from this machine. Fetch it first: aws s3 cp s3://bucket/a.parquet .
     """
     text = os.fspath(path)
-    found = _ADDRESS.match(text)
-    if found is not None and not os.path.exists(text):
-        scheme = found[1].lower()
-        shown = re.sub(r"//[^/@]*@", "//", text).partition("?")[0]  # without a password or a key
+    match = _ADDRESS.match(text)
+    if match is not None and not os.path.exists(text):
+        scheme = match[1].lower()
+        address = re.sub(r"//[^/@]*@", "//", text).partition("?")[0]  # without a password or a key
         if scheme == "file":
             raise TableError(
-                f"{shown} is an address: give the path alone, such as {text[found.end() :]}"
+                f"{address} is an address: give the path alone, such as {text[match.end() :]}"
             )
         raise TableError(
-            f"{shown} is an address, and files are read from this machine. Fetch it"
-            f" first{_command(scheme, shown)}"
+            f"{address} is an address, and files are read from this machine. Fetch it"
+            f" first{_command(scheme, address)}"
         )
 
 

@@ -103,10 +103,10 @@ def _cut(stream: BinaryIO) -> Iterator[tuple[bytes, bytes]]:
             if escaped:
                 position, escaped = position + 1, False
                 continue
-            found = (_STRING_MARK if quoted else _MARK).search(piece, position)
-            if found is None:
+            match = (_STRING_MARK if quoted else _MARK).search(piece, position)
+            if match is None:
                 break
-            position, mark = found.end(), found[0]
+            position, mark = match.end(), match[0]
             if mark == b'"':
                 quoted = not quoted
             elif mark == b"\\":
@@ -116,6 +116,6 @@ def _cut(stream: BinaryIO) -> Iterator[tuple[bytes, bytes]]:
             elif depth:
                 depth -= mark != b","
             elif mark != b"}":
-                yield piece[start : found.start()], mark
+                yield piece[start : match.start()], mark
                 start = position
         yield piece[start:], b""

@@ -95,26 +95,26 @@ def to_plain(
         raise TypeError(
             f"to_plain takes a slot, not {type(slot).__name__}: Success(result) is a slot"
         )
-    more = _carried(metadata)
+    metadata_fields = _carried(metadata)
     if not is_ok(slot):
-        return {"id": id, "ok": False, "error": error_to_plain(slot.failure()), **more}
-    held: object = slot.unwrap()
-    if isinstance(held, GenerationResult):
-        result = _result(held, brief)
-    elif isinstance(held, Scored):
-        result = _scored(held, brief)
-    elif isinstance(held, Rollout):
-        result = _rollout(held)
+        return {"id": id, "ok": False, "error": error_to_plain(slot.failure()), **metadata_fields}
+    answer: object = slot.unwrap()
+    if isinstance(answer, GenerationResult):
+        result = _result(answer, brief)
+    elif isinstance(answer, Scored):
+        result = _scored(answer, brief)
+    elif isinstance(answer, Rollout):
+        result = _rollout(answer)
     else:
         raise TypeError(
             "to_plain takes a slot of a GenerationResult, Scored or Rollout, not of"
-            f" {type(held).__name__}"
+            f" {type(answer).__name__}"
         )
     return {
-        "id": held.id if id is None else id,
+        "id": answer.id if id is None else id,
         "ok": True,
         **{name: value for name, value in result.items() if name != "id"},
-        **more,
+        **metadata_fields,
     }
 
 
@@ -136,13 +136,13 @@ class Written(NamedTuple):
         self, id: LineId, *, brief: bool = False, metadata: Mapping[str, Any] | None = None
     ) -> bytes:
         """The line that `strict_json.dump` makes of what `to_plain` gives, with a line end."""
-        before = f'"id": {strict_json.dump(self.values["id"])}, '.encode()
-        if brief or not self.text.startswith(before):
+        id_text = f'"id": {strict_json.dump(self.values["id"])}, '.encode()
+        if brief or not self.text.startswith(id_text):
             values = to_plain(self.slot, id, brief=brief, metadata=metadata)
             return strict_json.dump(values).encode() + b"\n"
-        more = f", {strict_json.dump(_carried(metadata))[1:-1]}" if metadata else ""
-        rest = self.text[len(before) : -2]
-        return f'{{"id": {strict_json.dump(id)}, '.encode() + rest + more.encode() + b"}\n"
+        metadata_text = f", {strict_json.dump(_carried(metadata))[1:-1]}" if metadata else ""
+        rest = self.text[len(id_text) : -2]
+        return f'{{"id": {strict_json.dump(id)}, '.encode() + rest + metadata_text.encode() + b"}\n"
 
 
 def is_current(values: Mapping[str, Any]) -> bool:
@@ -186,10 +186,10 @@ def _are_current(options: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=1024)
-def _are_current_options(written: bytes) -> bool:
-    values = marshal.loads(written)  # noqa: S302 - which this process wrote
-    read = attempt(lambda: strict_json.dump(_options(options_from(values))))
-    return is_ok(read) and read.unwrap() == strict_json.dump(values)
+def _are_current_options(data: bytes) -> bool:
+    values = marshal.loads(data)  # noqa: S302 - which this process wrote
+    dumped = attempt(lambda: strict_json.dump(_options(options_from(values))))
+    return is_ok(dumped) and dumped.unwrap() == strict_json.dump(values)
 
 
 def _carried(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -242,7 +242,7 @@ def error_to_plain(error: GenerationError) -> dict[str, Any]:
         for f in dataclasses.fields(error)
         if f.name not in ("incident", "lasting") or getattr(error, f.name)
     }
-    earlier = [error_to_plain(one) for one in fields.pop("earlier")]
+    earlier = [error_to_plain(earlier_error) for earlier_error in fields.pop("earlier")]
     return {
         "type": type(error).__name__,
         **strict_json.plain(fields),
@@ -267,14 +267,19 @@ def error_from(values: Any) -> GenerationError:
     kind = fields.pop("type", None)
     if kind not in _ERRORS:
         raise InvalidField(f"error.type takes one of {', '.join(_ERRORS)}, not {kind!r:.200}")
-    known = {f.name for f in dataclasses.fields(_ERRORS[kind])}
+    field_names = {f.name for f in dataclasses.fields(_ERRORS[kind])}
     for name in fields:
-        if name not in known:
-            raise InvalidField(f"{kind} has no field {name!r:.200}{nearest(name, known)}")
+        if name not in field_names:
+            raise InvalidField(f"{kind} has no field {name!r:.200}{nearest(name, field_names)}")
     if isinstance(fields.get("retry_after"), (str, int)):
         fields["retry_after"] = float(fields["retry_after"])
     return _ERRORS[kind](
-        **{**fields, "earlier": tuple(error_from(one) for one in fields.get("earlier", ()))}
+        **{
+            **fields,
+            "earlier": tuple(
+                error_from(earlier_error) for earlier_error in fields.get("earlier", ())
+            ),
+        }
     )
 
 
@@ -287,12 +292,13 @@ def _result(result: GenerationResult, brief: bool) -> dict[str, Any]:
     fields["tried"] = [error_to_plain(error) for error in result.tried]
     fields["previous"] = None if result.previous is None else _result(result.previous, brief)
     fields["samples"] = [_result(sample, brief) for sample in result.samples]
-    fields["rounds"] = [_result(one, brief) for one in result.rounds]
+    fields["rounds"] = [_result(round_result, brief) for round_result in result.rounds]
     fields["failed_samples"] = _failed_samples(result)
     for name in ("logprobs", "prompt_logprobs"):
         if fields.get(name) is not None:
             fields[name] = [
-                one and {name: getattr(one, name) for name in names_of(one)} for one in fields[name]
+                logprob and {name: getattr(logprob, name) for name in names_of(logprob)}
+                for logprob in fields[name]
             ]
     values: dict[str, Any] = strict_json.plain(fields)
     return values
@@ -310,7 +316,7 @@ def _brief(result: GenerationResult) -> dict[str, Any]:
         **{name: getattr(result, name) for name in BRIEF},
         "finish": result.finish.value,
         "samples": [_brief(sample) for sample in result.samples],
-        "rounds": [_brief(one) for one in result.rounds],
+        "rounds": [_brief(round_result) for round_result in result.rounds],
         "failed_samples": _failed_samples(result),
     }
     values: dict[str, Any] = strict_json.plain(
@@ -380,38 +386,38 @@ def logprobs_from(values: Any) -> tuple[TokenLogprob, ...]:
     """The log probabilities of their plain form. Raises `KeyError`, `TypeError` or `ValueError` for
     other data.
     """
-    tops = ([(token_id, float(logprob)) for token_id, logprob in one["top"]] for one in values)
+    tops = ([(token_id, float(logprob)) for token_id, logprob in entry["top"]] for entry in values)
     return tuple(
         TokenLogprob(
-            token_id=one["token_id"],
-            logprob=float(one["logprob"]),
+            token_id=entry["token_id"],
+            logprob=float(entry["logprob"]),
             top=tuple(top),
             # lines of older versions have none
-            margin=None if one.get("margin") is None else float(one["margin"]),
-            text=one.get("text"),
-            top_texts=tuple(one.get("top_texts", ())),
+            margin=None if entry.get("margin") is None else float(entry["margin"]),
+            text=entry.get("text"),
+            top_texts=tuple(entry.get("top_texts", ())),
         )
-        for one, top in zip(values, tops, strict=True)
+        for entry, top in zip(values, tops, strict=True)
     )
 
 
 def prompt_logprobs_from(values: Any) -> tuple[TokenLogprob | None, ...]:
     """The same of a prompt, whose first token has none."""
-    return tuple([None if one is None else logprobs_from([one])[0] for one in values])
+    return tuple([None if entry is None else logprobs_from([entry])[0] for entry in values])
 
 
 def _options_from(values: Any) -> GenerationOptions:
     """The options of plain data; those of a job's rows are few, and are read once."""
     try:
-        written = marshal.dumps(values, 2)  # much faster than JSON, and different for 1 and true
+        data = marshal.dumps(values, 2)  # much faster than JSON, and different for 1 and true
     except ValueError:  # no plain data
         return options_from(values)
-    return _options_of(written)
+    return _options_of(data)
 
 
 @functools.lru_cache(maxsize=1024)
-def _options_of(written: bytes) -> GenerationOptions:
-    return options_from(marshal.loads(written))  # noqa: S302 - which this process wrote
+def _options_of(data: bytes) -> GenerationOptions:
+    return options_from(marshal.loads(data))  # noqa: S302 - which this process wrote
 
 
 _READ: Mapping[str, Callable[[Any], Any]] = {
@@ -421,9 +427,11 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "tried": lambda errors: tuple(error_from(error) for error in errors),
     "previous": lambda result: _read(result, GenerationResult),
     "samples": lambda samples: tuple(_read(sample, GenerationResult) for sample in samples),
-    "rounds": lambda rounds: tuple(_read(one, GenerationResult) for one in rounds),
+    "rounds": lambda rounds: tuple(
+        _read(round_values, GenerationResult) for round_values in rounds
+    ),
     "failed_samples": lambda failed: tuple(
-        (one["sample"], error_from(one["error"])) for one in failed
+        (entry["sample"], error_from(entry["error"])) for entry in failed
     ),
     "logprobs": logprobs_from,
     "prompt_logprobs": prompt_logprobs_from,
@@ -511,9 +519,9 @@ def lines_of(stream: BinaryIO, limit: int = MAX_LINE_BYTES) -> Iterator[Line]:
         number += 1
         end += len(data)
         too_long = len(data) > limit and not data.endswith(b"\n")
-        while too_long and (more := stream.readline(2**20)):
-            end += len(more)
-            if more.endswith(b"\n"):
+        while too_long and (chunk := stream.readline(2**20)):
+            end += len(chunk)
+            if chunk.endswith(b"\n"):
                 break
         if number == 1:
             data = data.removeprefix(b"\xef\xbb\xbf")
@@ -531,15 +539,15 @@ def request_from_row(
     >>> request_from_row({"id": 1.5, "prompt": "Hi"}, 3)
     ('3', <Failure: row 3: id takes a string that is not empty or a whole number, not 1.5 (hint: ...)>)
     """
-    given = values.get("id")
-    if not (given is None or type(given) is int or (type(given) is str and given)):
+    row_id = values.get("id")
+    if not (row_id is None or type(row_id) is int or (type(row_id) is str and row_id)):
         return str(number), Failure(
             InvalidRequest(
                 f"{what} {number}: id takes a string that is not empty or a whole number, not"
-                f" {given!r:.200}"
+                f" {row_id!r:.200}"
             )
         )
-    name = str(number) if given is None else given
+    name = str(number) if row_id is None else row_id
     return name, request_from({**values, "id": str(name)}, f"{what} {number}")
 
 

@@ -222,7 +222,11 @@ def batch_line(
             "error": {"code": kind, "message": error.message, "error": fields},
         }
     result = slot.unwrap()
-    answers = [(index, one.unwrap()) for index, one in enumerate(result.completions) if is_ok(one)]
+    answers = [
+        (index, completion.unwrap())
+        for index, completion in enumerate(result.completions)
+        if is_ok(completion)
+    ]
     tokens = sum(answer.completion_tokens for _, answer in answers)
     usage = {
         "prompt_tokens": result.prompt_tokens,
@@ -289,12 +293,13 @@ def _logprobs(result: GenerationResult) -> dict[str, Any] | None:
     return {
         "content": [
             {
-                **_token(one.text, one.token_id, one.logprob),
+                **_token(logprob.text, logprob.token_id, logprob.logprob),
                 "top_logprobs": [
-                    _token(text, *top) for text, top in zip(_tops(one), one.top, strict=True)
+                    _token(text, *top)
+                    for text, top in zip(_tops(logprob), logprob.top, strict=True)
                 ],
             }
-            for one in result.logprobs
+            for logprob in result.logprobs
         ]
     }
 
@@ -313,8 +318,8 @@ def _name(text: str | None, token_id: int) -> str:
     return f"token_id:{token_id}" if text is None else text
 
 
-def _tops(one: TokenLogprob) -> Sequence[str | None]:
-    return one.top_texts or (None,) * len(one.top)
+def _tops(logprob: TokenLogprob) -> Sequence[str | None]:
+    return logprob.top_texts or (None,) * len(logprob.top)
 
 
 def _completion_logprobs(result: GenerationResult) -> dict[str, Any] | None:
@@ -323,16 +328,16 @@ def _completion_logprobs(result: GenerationResult) -> dict[str, Any] | None:
     """
     if result.logprobs is None:
         return None
-    names = [_name(one.text, one.token_id) for one in result.logprobs]
+    names = [_name(logprob.text, logprob.token_id) for logprob in result.logprobs]
     return {
         "text_offset": [0, *accumulate(map(len, names))][: len(names)],
         "tokens": names,
-        "token_logprobs": [one.logprob for one in result.logprobs],
+        "token_logprobs": [logprob.logprob for logprob in result.logprobs],
         "top_logprobs": [
             {
                 _name(text, top[0]): top[1]
-                for text, top in reversed([*zip(_tops(one), one.top, strict=True)])
+                for text, top in reversed([*zip(_tops(logprob), logprob.top, strict=True)])
             }
-            for one in result.logprobs
+            for logprob in result.logprobs
         ],
     }

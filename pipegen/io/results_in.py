@@ -88,26 +88,28 @@ def _filled(values: Mapping[str, Any]) -> dict[str, Any]:
     filled = {"raw_text": "", "options": {}, **values} if "text" in values else {**values}
     for name in ("samples", "rounds"):
         if isinstance(filled.get(name), list):
-            filled[name] = [_filled(one) if isinstance(one, dict) else one for one in filled[name]]
+            filled[name] = [
+                _filled(item) if isinstance(item, dict) else item for item in filled[name]
+            ]
     return filled
 
 
 def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
-    more: dict[str, Any] = {
+    line_fields: dict[str, Any] = {
         "id": row.get("id"),
         "ok": bool(row.get("ok")),
         "row": {name: value for name, value in row.items() if name not in answer},
     }
-    if not more["ok"]:
+    if not line_fields["ok"]:
         error = dict(row.get("error") or {})
-        return {**more, "error": {**error, "type": error.get("type") or "InternalError"}}
+        return {**line_fields, "error": {**error, "type": error.get("type") or "InternalError"}}
     values = {
         name: row[name]
         for name in ("text", "stop", "raw_text", "reasoning", "prompt_token_ids", "token_ids")
         if row.get(name) is not None
     }
     usage = row.get("usage") or {}
-    more |= {
+    line_fields |= {
         "finish": row.get("finish_reason"),
         "prompt_tokens": usage.get("prompt_tokens") or 0,
         "completion_tokens": usage.get("completion_tokens") or 0,
@@ -117,23 +119,23 @@ def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
     samples, rounds = (
         [
             {
-                "text": one["text"] or "",
-                "raw_text": one["text"] or "",
-                "finish": one["finish_reason"],
+                "text": entry["text"] or "",
+                "raw_text": entry["text"] or "",
+                "finish": entry["finish_reason"],
                 "options": options,
             }
-            for one in row.get(name) or ()
-            if one["text"] is not None
+            for entry in row.get(name) or ()
+            if entry["text"] is not None
         ]
         for name in ("samples", "rounds")
     )
     failed = [
-        {"sample": number, "error": {"type": "InternalError", "message": one["finish_reason"]}}
-        for number, one in enumerate(row.get("samples") or ())
-        if one["text"] is None
+        {"sample": number, "error": {"type": "InternalError", "message": entry["finish_reason"]}}
+        for number, entry in enumerate(row.get("samples") or ())
+        if entry["text"] is None
     ]
     return {
-        **more,
+        **line_fields,
         "raw_text": "",
         **values,
         "options": options,

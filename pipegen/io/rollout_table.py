@@ -66,8 +66,12 @@ class _RolloutTable(AnswerTable):
 
     def _answer(self, slot: Slot[Any]) -> tuple[tuple[Any, ...], int]:
         if not is_ok(slot):
-            one = slot.failure()
-            error = {"type": type(one).__name__, "message": one.message, "hint": one.hint}
+            failure = slot.failure()
+            error = {
+                "type": type(failure).__name__,
+                "message": failure.message,
+                "hint": failure.hint,
+            }
             return (False, error, *(None,) * 7), 0
         rollout = slot.unwrap()
         if not isinstance(rollout, Rollout):

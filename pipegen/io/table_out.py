@@ -89,7 +89,7 @@ def answer_columns(*, brief: bool) -> pa.Schema:
     import pyarrow as pa
 
     text, count = pa.string(), pa.int32()
-    one = pa.struct([("text", text), ("finish_reason", text), ("completion_tokens", count)])
+    sample_type = pa.struct([("text", text), ("finish_reason", text), ("completion_tokens", count)])
     columns = [
         ("ok", pa.bool_()),
         ("text", text),
@@ -100,8 +100,8 @@ def answer_columns(*, brief: bool) -> pa.Schema:
         ("raw_text", text),
         ("reasoning", text),
         ("tool_calls", text),
-        ("samples", pa.list_(one)),
-        ("rounds", pa.list_(one)),
+        ("samples", pa.list_(sample_type)),
+        ("rounds", pa.list_(sample_type)),
         ("model", text),
         ("options", text),
     ]
@@ -137,22 +137,24 @@ def _answer(slot: Slot[GenerationResult], model: str, *, brief: bool) -> tuple[A
             *(() if brief else (None,) * 5),
         )
     result = slot.unwrap()
-    samples = [_sample(one) for one in result.completions] if result.samples else None
-    rounds = [_sample(Success(one)) for one in result.rounds] or None
+    samples = [_sample(completion) for completion in result.completions] if result.samples else None
+    rounds = [_sample(Success(round_result)) for round_result in result.rounds] or None
     ids: tuple[Any, ...] = ()
     if not brief:
         logprobs = result.logprobs
-        own: tuple[Any, ...] = (
+        token_columns: tuple[Any, ...] = (
             (None, None)
             if logprobs is None
-            else ([one.text for one in logprobs], [one.logprob for one in logprobs])
+            else ([logprob.text for logprob in logprobs], [logprob.logprob for logprob in logprobs])
         )
-        before = result.prompt_logprobs
+        prompt_logprobs = result.prompt_logprobs
         ids = (
             result.prompt_token_ids,
             result.token_ids,
-            *own,
-            None if before is None else [one and one.logprob for one in before],
+            *token_columns,
+            None
+            if prompt_logprobs is None
+            else [logprob and logprob.logprob for logprob in prompt_logprobs],
         )
     return (
         True,
@@ -203,14 +205,14 @@ class TableOut:
     ) -> None:
         self.columns, self.folder = columns, folder
         self.own_id = columns.column_of("id") == "id" and "id" in names
-        taken = {*answer, *(() if self.own_id else ("id",))}
+        used_names = {*answer, *(() if self.own_id else ("id",))}
         self.names: dict[str, str] = {}
         for name in names:
-            shown = name
-            while shown in taken:
-                shown = f"input_{shown}"
-            taken.add(shown)
-            self.names[name] = shown
+            column_name = name
+            while column_name in used_names:
+                column_name = f"input_{column_name}"
+            used_names.add(column_name)
+            self.names[name] = column_name
         self.images = {
             column
             for field in ("image", "images")
@@ -252,7 +254,8 @@ class TableOut:
             None
             if value is None
             else [
-                self.stored(one) for one in (value if isinstance(value, (list, tuple)) else [value])
+                self.stored(image)
+                for image in (value if isinstance(value, (list, tuple)) else [value])
             ]
         )
 
@@ -305,7 +308,7 @@ def written_to(table: AnswerTable, writer: Any) -> Iterator[Write]:
     """A function that writes a row, where Arrow's `writer` writes the table."""
     import pyarrow as pa
 
-    def put() -> None:
+    def write_rows() -> None:
         try:
             writer.write_table(table.taken())
         except pa.ArrowException as refusal:
@@ -315,12 +318,12 @@ def written_to(table: AnswerTable, writer: Any) -> Iterator[Write]:
 
     def write(row: Row, name: LineId, slot: Slot[GenerationResult]) -> None:
         if table.add(row, name, slot):
-            put()
+            write_rows()
 
     try:
         yield write
         if table.rows:
-            put()
+            write_rows()
     except BaseException:
         # report what raised, not what follows from it
         with contextlib.suppress(OSError, pa.ArrowException):
@@ -401,15 +404,17 @@ class AnswerTable(TableOut):
         features: dict[str, Any] = {}
         # no JSON, or not of this form
         with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
-            known = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+            input_features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
             features = {
-                self.names[name]: feature for name, feature in known.items() if name in self.names
+                self.names[name]: feature
+                for name, feature in input_features.items()
+                if name in self.names
             }
         image = {"_type": "Image"}
         for name in self.images:
-            shown = self.names[name]
-            (kind,) = (field.type for field in fields if field.name == shown)
-            features[shown] = (
+            column_name = self.names[name]
+            (kind,) = (field.type for field in fields if field.name == column_name)
+            features[column_name] = (
                 image
                 if kind == self._image
                 else {"feature": image, "_type": "List"}
@@ -448,9 +453,9 @@ class AnswerTable(TableOut):
             array_of(name, values, self.schema.field(name).type)
             for name, values in zip(answer, zip(*self.answers, strict=True), strict=True)
         ]
-        made = pa.Table.from_arrays(columns, schema=self.schema)
+        table = pa.Table.from_arrays(columns, schema=self.schema)
         self.rows, self.ids, self.answers, self.bytes = [], [], [], 0.0
-        return made
+        return table
 
     def _inputs(self) -> list[Any]:
         """The input's columns: those of Arrow as they were read."""
@@ -458,11 +463,11 @@ class AnswerTable(TableOut):
         runs = [
             (block, list(rows)) for block, rows in groupby(self.rows, key=lambda row: row.block)
         ]
-        named = self.own_id and self.numbered
+        fills_ids = self.own_id and self.numbered
         return [
             (
                 self._named(self._column(field, runs))
-                if named and field.name == "id"
+                if fills_ids and field.name == "id"
                 else self._column(field, runs)
             )
             for field in self.input
@@ -490,12 +495,12 @@ class AnswerTable(TableOut):
     def _column(self, field: pa.Field, runs: Sequence[tuple[Block | None, Sequence[Row]]]) -> Any:
         import pyarrow as pa
 
-        wanted = self.schema.field(self.names[field.name]).type
+        column_type = self.schema.field(self.names[field.name]).type
         chunks: list[Any] = []
         for block, rows in runs:
             if block is not None and field.name in block.batch.schema.names:
                 pieces = _pieces(block.batch.column(field.name), [row.index for row in rows])
-                if pieces[0].type == wanted and not (
+                if pieces[0].type == column_type and not (
                     field.name in self.images and any(map(_by_path, pieces))
                 ):
                     chunks += pieces
@@ -507,11 +512,11 @@ class AnswerTable(TableOut):
                 values = [self.all_stored(value) for value in values]
                 values = (
                     values
-                    if pa.types.is_list(wanted)
+                    if pa.types.is_list(column_type)
                     else [value[0] if value else None for value in values]
                 )
-            chunks.append(array_of(field.name, values, wanted))
-        return pa.chunked_array(chunks, type=wanted)
+            chunks.append(array_of(field.name, values, column_type))
+        return pa.chunked_array(chunks, type=column_type)
 
     def check(self, blocks: Iterable[Block]) -> None:
         """Raise `TableError` where a value would not be written as it is. The first block is tried,
@@ -621,7 +626,7 @@ def csv_out(
 
     def cell(column: str, value: Any) -> Any:
         if column in table.images:
-            paths = [one and one["path"] for one in table.all_stored(value) or ()]
+            paths = [image and image["path"] for image in table.all_stored(value) or ()]
             value = paths if len(paths) > 1 else paths[0] if paths else None
         if isinstance(value, (list, tuple, Mapping)):
             return _as_text(value)
@@ -634,10 +639,10 @@ def csv_out(
         )
 
     def write(row: Row, name: LineId, slot: Slot[GenerationResult]) -> None:
-        own = [cell(column, row.values.get(column)) for column in table.names]
+        cells = [cell(column, row.values.get(column)) for column in table.names]
         if table.own_id and row.values.get("id") is None:
-            own[list(table.names).index("id")] = name
-        lines.writerow([*(() if table.own_id else (name,)), *own, *_flat(slot)])
+            cells[list(table.names).index("id")] = name
+        lines.writerow([*(() if table.own_id else (name,)), *cells, *_flat(slot)])
 
     try:
         yield write

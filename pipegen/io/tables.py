@@ -76,22 +76,28 @@ class Columns(NamedTuple):
         """The row as the plain data of a request."""
         if not self.fields and not self.kept:
             return values
-        aside = self._aside(values)
-        named = {
+        carried = self._aside(values)
+        request_fields = {
             name: value
             for name, value in values.items()
-            if name not in aside and name not in self.fields.values()
+            if name not in carried and name not in self.fields.values()
         }
-        own = named.pop("metadata", None)
-        metadata = {name: values[name] for name in aside if values[name] is not None}
-        metadata |= own if isinstance(own, Mapping) else {} if own is None else {"metadata": own}
-        named |= {field: values.get(column) for field, column in self.fields.items()}
-        text = named.pop(USER, None) if USER in self.fields else None
-        if text is not None and any(named.get(field) is not None for field in _MEDIA):
-            named["prompt"] = text  # beside images it is short for a user's turn
+        row_metadata = request_fields.pop("metadata", None)
+        metadata = {name: values[name] for name in carried if values[name] is not None}
+        metadata |= (
+            row_metadata
+            if isinstance(row_metadata, Mapping)
+            else {}
+            if row_metadata is None
+            else {"metadata": row_metadata}
+        )
+        request_fields |= {field: values.get(column) for field, column in self.fields.items()}
+        text = request_fields.pop(USER, None) if USER in self.fields else None
+        if text is not None and any(request_fields.get(field) is not None for field in _MEDIA):
+            request_fields["prompt"] = text  # beside images it is short for a user's turn
         elif text is not None:
-            named["messages"] = [{"role": "user", "content": text}]
-        return {**named, **({"metadata": metadata} if metadata else {})}
+            request_fields["messages"] = [{"role": "user", "content": text}]
+        return {**request_fields, **({"metadata": metadata} if metadata else {})}
 
     def column_of(self, field: str) -> str | None:
         """The column that a field is read from; None where none is, since it is carried along."""
@@ -99,11 +105,11 @@ class Columns(NamedTuple):
 
     def check(self, names: Sequence[str], path: Path) -> None:
         """Raise `TableError` unless a table with these columns holds requests."""
-        listed = f"its columns are {', '.join(names)}"[:500] if names else "it has no columns"
+        listing = f"its columns are {', '.join(names)}"[:500] if names else "it has no columns"
         for column in (*self.fields.values(), *self.kept):
             if column not in names:
                 raise TableError(
-                    f"{path} has no column {column!r}{nearest(column, names) or f': {listed}'}"
+                    f"{path} has no column {column!r}{nearest(column, names) or f': {listing}'}"
                 )
         if USER not in self.fields and not any(
             self.column_of(field) in names for field in _PROMPTS
@@ -111,7 +117,7 @@ class Columns(NamedTuple):
             raise TableError(
                 f"{path} has no column {' or '.join(_PROMPTS[:2])}; say which one it is: --map"
                 " user=COLUMN for questions, --map prompt=COLUMN for texts to continue."
-                f" {listed[0].upper()}{listed[1:]}"
+                f" {listing[0].upper()}{listing[1:]}"
             )
         for name in names:
             hint = (
@@ -126,21 +132,23 @@ class Columns(NamedTuple):
 
     def reads(self, names: Sequence[str]) -> list[str]:
         """Those of the columns that fields are read from."""
-        aside = self._aside(dict.fromkeys(names))
+        carried = self._aside(dict.fromkeys(names))
         return [
             name
             for name in names
-            if name not in aside and (name in _READ or name in self.fields.values())
+            if name not in carried and (name in _READ or name in self.fields.values())
         ]
 
     def _aside(self, values: Mapping[str, Any]) -> list[str]:
         """Columns that would be fields, and are carried along: another column is the field, or they
         are wanted so.
         """
-        taken = self.fields.values()
+        mapped_columns = self.fields.values()
         fields = {*self.fields, *(_PROMPTS[:2] if USER in self.fields else ())}
         return [
-            name for name in values if name in self.kept or (name in fields and name not in taken)
+            name
+            for name in values
+            if name in self.kept or (name in fields and name not in mapped_columns)
         ]
 
 
@@ -300,7 +308,7 @@ def read_table(path: str | os.PathLike[str]) -> Table:
     if path.is_dir():
         _refuse_others(path)
     try:
-        parts = [_part(one, path) for one in paths]
+        parts = [_part(file, path) for file in paths]
         schema = pa.unify_schemas([part.schema for part in parts])
     except (OSError, pa.ArrowException) as refusal:
         raise TableError(f"{path} cannot be read: {_words(refusal)}") from refusal
@@ -357,8 +365,8 @@ def _with_columns(schema: pa.Schema, parts: Sequence[Part]) -> pa.Schema:
                 " them"
             )
         texts = [part.folders[name] for part in parts if part.folders.get(name) is not None]
-        whole = bool(texts) and all(_WHOLE.fullmatch(text or "") for text in texts)
-        schema = schema.append(pa.field(name, pa.int64() if whole else pa.string()))
+        is_whole = bool(texts) and all(_WHOLE.fullmatch(text or "") for text in texts)
+        schema = schema.append(pa.field(name, pa.int64() if is_whole else pa.string()))
     return schema
 
 
@@ -425,10 +433,10 @@ def _opened(path: Path) -> Iterator[tuple[pa.Schema, int | None, Iterator[pa.Rec
         return
     with pa.memory_map(str(path)) as source:
         try:
-            whole = pa.ipc.open_file(source)
+            reader = pa.ipc.open_file(source)
             schema, batches = (
-                whole.schema,
-                (whole.get_batch(index) for index in range(whole.num_record_batches)),
+                reader.schema,
+                (reader.get_batch(index) for index in range(reader.num_record_batches)),
             )
         except pa.ArrowInvalid:  # the stream format, which `datasets` writes
             source.seek(0)

@@ -60,8 +60,8 @@ def csv_values(header: Sequence[str], cells: list[str]) -> dict[str, Any] | str:
     """
     if len(cells) > len(header):
         return f"it has {len(cells)} cells, and the header has {len(header)}"
-    whole = cells + [""] * (len(header) - len(cells))
-    return dict(zip(header, [cell or None for cell in whole], strict=True))
+    padded = cells + [""] * (len(header) - len(cells))
+    return dict(zip(header, [cell or None for cell in padded], strict=True))
 
 
 def csv_count(path: str | os.PathLike[str]) -> int:
@@ -133,10 +133,12 @@ def column_kinds(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     kinds: dict[str, set[type | str]] = {}
     for row in rows:
         for name, value in row.items():
-            found = kinds.setdefault(str(name), set())
+            value_kinds = kinds.setdefault(str(name), set())
             if value is not None:
-                found.add(_kind_of(value))
-    return {name: _KINDS.get(frozenset(found), "string") for name, found in kinds.items()}
+                value_kinds.add(_kind_of(value))
+    return {
+        name: _KINDS.get(frozenset(value_kinds), "string") for name, value_kinds in kinds.items()
+    }
 
 
 def _kind_of(value: Any) -> type | str:

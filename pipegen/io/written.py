@@ -49,16 +49,16 @@ def is_held(column: pa.ChunkedArray, form: str) -> bool:
     try:
         if form == ".parquet":
             pq.write_table(table, sink, compression="none")
-            again = pq.read_table(pa.BufferReader(sink.getvalue())).column("x")
+            read_back = pq.read_table(pa.BufferReader(sink.getvalue())).column("x")
         else:
             with pa.ipc.new_file(sink, table.schema) as writer:
                 writer.write_table(table)
-            again = pa.ipc.open_file(sink.getvalue()).read_all().column("x")
+            read_back = pa.ipc.open_file(sink.getvalue()).read_all().column("x")
     except (pa.ArrowException, OSError, ValueError):
         return False
     with contextlib.suppress(pa.ArrowException):
-        again = again.cast(column.type)  # Parquet has no seconds, and stores milliseconds
-    return again.equals(column) or _values(again) == _values(column)
+        read_back = read_back.cast(column.type)  # Parquet has no seconds, and stores milliseconds
+    return read_back.equals(column) or _values(read_back) == _values(column)
 
 
 def depends_on_values(kind: pa.DataType, form: str) -> bool:

@@ -41,24 +41,32 @@ def row_to_plain(slot: Slot[Any], request: Slot[GenerationRequest]) -> dict[str,
 
 
 def _turn_to_plain(result: GenerationResult, request: GenerationRequest) -> dict[str, Any]:
-    turns = [one.turn for one in result.rounds or (result,) if one.turn is not None]
+    turns = [
+        round_result.turn
+        for round_result in result.rounds or (result,)
+        if round_result.turn is not None
+    ]
     if len(turns) != len(result.rounds or (result,)):
         return {"unknown": True}
     first, later = turns[0].request, [turn.request for turn in turns[1:]]
-    if first.continues != request.continues or any(one.continues is None for one in later):
+    if first.continues != request.continues or any(
+        later_request.continues is None for later_request in later
+    ):
         return {"unknown": True}
     values: dict[str, Any] = {}
     if any(turn.compact_token_ids is not None for turn in turns):
         values["compact"] = [turn.compact_token_ids for turn in turns]
     if later:
         values["replies"] = [
-            _plain((one.messages or ())[one.continues.messages :])
-            for one in later
-            if one.continues is not None
+            _plain((later_request.messages or ())[later_request.continues.messages :])
+            for later_request in later
+            if later_request.continues is not None
         ]
-    own, given = ([*map(as_given, one.messages or ())] for one in (first, request))
-    if own != given:
-        values["messages"] = _plain(own)
+    first_messages, request_messages = (
+        [*map(as_given, source.messages or ())] for source in (first, request)
+    )
+    if first_messages != request_messages:
+        values["messages"] = _plain(first_messages)
     if first.tools != request.tools:
         values["tools"] = thaw(first.tools)
     samples = [_turn_to_plain(sample, request) for sample in result.samples]
@@ -70,12 +78,12 @@ def _turn_to_plain(result: GenerationResult, request: GenerationRequest) -> dict
 
 def _plain(messages: Any) -> list[dict[str, Any]]:
     """Messages as data that is read as the same ones, images too."""
-    given = [*map(as_given, messages)]
+    originals = [*map(as_given, messages)]
     return [
         plain | {"content": [_part(part) for part in message.content]}
         if isinstance(message.content, tuple)
         else plain
-        for message, plain in zip(given, plain_messages(given), strict=True)
+        for message, plain in zip(originals, plain_messages(originals), strict=True)
     ]
 
 
@@ -96,9 +104,12 @@ def with_turn(
     request: reads the row's request, where it is needed. held: what its line says of it.
     """
     if result.samples:
-        own = held.get("samples") or [{}] * len(result.samples)
+        sample_values = held.get("samples") or [{}] * len(result.samples)
         samples = [
-            with_turn(*one) for one in zip(result.samples, [request] * len(own), own, strict=True)
+            with_turn(*arguments)
+            for arguments in zip(
+                result.samples, [request] * len(sample_values), sample_values, strict=True
+            )
         ]
         result = dataclasses.replace(result, samples=tuple(samples))
     compact = held.get("compact") or [None] * len(result.rounds or (result,))
@@ -110,13 +121,13 @@ def with_turn(
         return dataclasses.replace(result, turn=_LaterTurn(request))
     first = _first(request, held)
     rounds: list[GenerationResult] = []
-    replies = held.get("replies") or [[one] for one in _asked(request).turns]
+    replies = held.get("replies") or [[message] for message in _asked(request).turns]
     if len(replies) != len(compact) - 1:
         return result
-    for place, one in enumerate(result.rounds or (result,)):
+    for place, round_result in enumerate(result.rounds or (result,)):
         ids = compact[place]
         turn = Turn(request=first, compact_token_ids=None if ids is None else tuple(ids))
-        rounds.append(dataclasses.replace(one, turn=turn))
+        rounds.append(dataclasses.replace(round_result, turn=turn))
         if place < len(replies):
             first = next_request(rounds[-1], replies[place])
     turns = tuple(rounds) if result.rounds else ()
@@ -131,19 +142,19 @@ def _asked(request: Callable[[], Slot[GenerationRequest]]) -> GenerationRequest:
 
 
 def _first(
-    request: Callable[[], Slot[GenerationRequest]], held: Mapping[str, Any]
+    request: Callable[[], Slot[GenerationRequest]], turn_values: Mapping[str, Any]
 ) -> GenerationRequest:
     """The request of the first turn."""
     changes: dict[str, Any] = {"turns": ()}
-    if "messages" in held:
-        changes["messages"] = _messages(held["messages"])
-    if "tools" in held:
-        changes["tools"] = freeze(held["tools"])
+    if "messages" in turn_values:
+        changes["messages"] = _messages(turn_values["messages"])
+    if "tools" in turn_values:
+        changes["tools"] = freeze(turn_values["tools"])
     return dataclasses.replace(_asked(request), **changes)
 
 
 def _messages(values: Any) -> tuple[Message, ...]:
-    return tuple([message_from(one, f"messages[{place}]") for place, one in enumerate(values)])
+    return tuple([message_from(value, f"messages[{place}]") for place, value in enumerate(values)])
 
 
 class _LaterTurn(Turn):
@@ -158,8 +169,8 @@ class _LaterTurn(Turn):
 
     @property
     def request(self) -> GenerationRequest:  # pyright: ignore[reportIncompatibleVariableOverride]
-        asked = _asked(self._read)
-        return dataclasses.replace(asked, turns=()) if asked.turns else asked
+        request = _asked(self._read)
+        return dataclasses.replace(request, turns=()) if request.turns else request
 
     def __reduce__(self) -> Any:
         return _turn_of, (self.request,)

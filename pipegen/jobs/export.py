@@ -68,11 +68,15 @@ def start_export(
         raise JournalError(
             f"{Path(folder) / SETTINGS} is damaged, or of a later version of pipegen: {refusal}"
         ) from refusal
-    known = KeyMap(Path(folder), context_of(settings, policy, reading))
-    how: dict[str, Any] = {"again": retry_of("none"), "known": known, "as_written": as_written}
-    with Finished(folder) as finished, known:
+    key_map = KeyMap(Path(folder), context_of(settings, policy, reading))
+    row_settings: dict[str, Any] = {
+        "again": retry_of("none"),
+        "known": key_map,
+        "as_written": as_written,
+    }
+    with Finished(folder) as finished, key_map:
         keys = Keys(settings)
-        for row in rows_of(requests, finished, keys, options, image_policy, policy, **how):
+        for row in rows_of(requests, finished, keys, options, image_policy, policy, **row_settings):
             if row.kept is not None:
                 yield row.name, row.kept()
             else:

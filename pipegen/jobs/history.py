@@ -72,7 +72,7 @@ def settings_of(
         for engine in engines
         for plugin in engine.plugins
     ]
-    own = (
+    set_options = (
         {}
         if options is None
         else {name: value for name, value in flat_values(options).items() if value is not None}
@@ -85,7 +85,7 @@ def settings_of(
         "turns": route.leads_on,
         "plugins": plugins,
         "version": version,
-        "options": strict_json.plain(own),
+        "options": strict_json.plain(set_options),
     }
 
 
@@ -110,11 +110,11 @@ def note_run(
 
     rows: how many rows of the folder are finished.
     """
-    before = _read(folder, settings, rows)
-    if before is None:
+    last_settings = _read(folder, settings, rows)
+    if last_settings is None:
         write_settings(folder, {**settings, "runs": {mark_of(settings): settings}})
         return settings, None
-    runs, earlier = dict(before.get("runs", {})), _has_earlier(before)
+    runs, earlier = dict(last_settings.get("runs", {})), _has_earlier(last_settings)
     settings = {
         **settings,
         "engines": _settled(
@@ -124,7 +124,7 @@ def note_run(
     mark = mark_of(settings)
     # to Python 1 is equal to true
     if mark not in runs or strict_json.dump(
-        {name: before.get(name) for name in settings}
+        {name: last_settings.get(name) for name in settings}
     ) != strict_json.dump(settings):
         runs.pop(mark, None)
         runs = dict([*runs.items()][1 - _RUNS :])
@@ -136,12 +136,12 @@ def note_run(
                 **({"earlier": True} if earlier else {}),
             },
         )
-    return settings, before
+    return settings, last_settings
 
 
 def _read(folder: Path, settings: Mapping[str, Any], rows: int) -> Mapping[str, Any] | None:
     try:
-        before = read_settings(folder)
+        last_settings = read_settings(folder)
     except SettingsDamaged as damaged:
         if not rows:
             raise JournalError(f"{damaged}; give another folder") from damaged
@@ -150,38 +150,44 @@ def _read(folder: Path, settings: Mapping[str, Any], rows: int) -> Mapping[str, 
             damaged,
         )
         return {**settings, "earlier": True}
-    if rows and before is None:
+    if rows and last_settings is None:
         raise JournalError(
             f"{folder} holds results and no job.json: it is no job's folder; give another"
         )
-    return before
+    return last_settings
 
 
-def _has_earlier(before: Mapping[str, Any]) -> bool:
+def _has_earlier(settings: Mapping[str, Any]) -> bool:
     """Whether the folder may have rows of settings that `job.json` does not name, as those of a
     version of pipegen whose keys have no marks.
     """
-    return "engines" not in before or "earlier" in before
+    return "engines" not in settings or "earlier" in settings
 
 
 def _settled(
-    now: Sequence[Mapping[str, Any]], before: Sequence[Sequence[Mapping[str, Any]]]
+    current_engines: Sequence[Mapping[str, Any]],
+    earlier_runs: Sequence[Sequence[Mapping[str, Any]]],
 ) -> list[Mapping[str, Any]]:
     """The engines, with what is None in them as it was in the last run whose engines were the same
     but for that.
     """
-    unknown = [{name for name, value in engine.items() if value is None} for engine in now]
+    unknown = [
+        {name for name, value in engine.items() if value is None} for engine in current_engines
+    ]
 
-    def known(engines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    def without_unknown(engines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         return [
             {name: value for name, value in engine.items() if name not in names}
             for engine, names in zip(engines, unknown, strict=True)
         ]
 
-    same = (
-        engines for engines in before if len(engines) == len(now) and known(engines) == known(now)
+    matching_runs = (
+        engines
+        for engines in earlier_runs
+        if len(engines) == len(current_engines)
+        and without_unknown(engines) == without_unknown(current_engines)
     )
-    return list(next(same, now)) if any(unknown) else list(now)
+    return list(next(matching_runs, current_engines)) if any(unknown) else list(current_engines)
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -215,21 +221,21 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _differences(
-    before: Mapping[str, Any], now: Mapping[str, Any], *, options: bool = True
+    earlier: Mapping[str, Any], current: Mapping[str, Any], *, options: bool = True
 ) -> Iterator[tuple[str, str, str]]:
     """The names and the two values of what differs."""
     both: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = []
     for number, (was, new) in enumerate(
-        zip_longest(before.get("engines", now["engines"]), now["engines"]), 1
+        zip_longest(earlier.get("engines", current["engines"]), current["engines"]), 1
     ):
         both.append(("" if number == 1 else f"engine {number}: ", was or {}, new or {}))
     shared = [
         {name: run.get(name, _UNSET) for name in ("pipeline", "plugins", "version")}
-        for run in (before, now)
+        for run in (earlier, current)
     ]
     both.append(("", shared[0], shared[1]))
     if options:
-        both.append(("", _resolved(before.get("options", {})), _resolved(now["options"])))
+        both.append(("", _resolved(earlier.get("options", {})), _resolved(current["options"])))
     for words, first, second in both:
         yield from _unlike(words, first, second)
 
@@ -256,12 +262,12 @@ def _shown(value: Any) -> str:
 
 def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:
     """Every option with the value that it has where a request says nothing."""
-    read = attempt(lambda: options_from(values))
-    options = read.unwrap() if is_ok(read) else GenerationOptions()
+    parsed = attempt(lambda: options_from(values))
+    options = parsed.unwrap() if is_ok(parsed) else GenerationOptions()
     plain: dict[str, Any] = strict_json.plain(flat_values(resolve(options)))
     # a later version of pipegen wrote them, or they are damaged
-    own = {} if is_ok(read) else values
-    return {**plain, "use_generation_config": bool(options.use_generation_config), **own}
+    unread_values = {} if is_ok(parsed) else values
+    return {**plain, "use_generation_config": bool(options.use_generation_config), **unread_values}
 
 
 def made_before(
@@ -275,13 +281,13 @@ def made_before(
     mark, runs = mark_of(now), before.get("runs", {})
     if [*runs] == [mark] and not _has_earlier(before):  # there was no other run
         return Made(len(finished), ())
-    shared = {known[:SHARED_MARK]: run for known, run in [*runs.items(), (mark, now)]}
+    shared = {run_mark[:SHARED_MARK]: run for run_mark, run in [*runs.items(), (mark, now)]}
     names = {name.encode(): name for name in (*runs, mark, *shared)}
     counts: Counter[str] = Counter()
     for full, count in finished.marks.items():
         counts[names.get(full) or names.get(full[:SHARED_MARK], "")] += count
-    alike, own, unknown = (counts.pop(name, 0) for name in (mark, mark[:SHARED_MARK], ""))
-    others = [
+    alike, own_count, unknown = (counts.pop(name, 0) for name in (mark, mark[:SHARED_MARK], ""))
+    other_settings = [
         (
             count,
             (
@@ -292,18 +298,20 @@ def made_before(
         )
         for name, count in counts.most_common()
     ]
-    others += [(own, "options of their own, reused where they are asked for again")] * bool(own)
-    others += [
+    other_settings += [
+        (own_count, "options of their own, reused where they are asked for again")
+    ] * bool(own_count)
+    other_settings += [
         (
             unknown,
             "settings that job.json does not name, such as those of an earlier version of pipegen",
         )
     ] * bool(unknown)
-    return Made(alike, tuple(others))
+    return Made(alike, tuple(other_settings))
 
 
-def _words(before: Mapping[str, Any], now: Mapping[str, Any], *, options: bool = True) -> str:
-    differences = _differences(before, now, options=options)
+def _words(earlier: Mapping[str, Any], current: Mapping[str, Any], *, options: bool = True) -> str:
+    differences = _differences(earlier, current, options=options)
     return ", ".join(
         "another model" if name.endswith(_MODEL) else f"{name} {was} (now {new})"
         for name, was, new in differences

@@ -95,24 +95,27 @@ class InFlight:
     ) -> None:
         names = _name(run), _name(owner or "")
         self.deaths, self.alone = Counter[str](), Counter[str]()
-        own: list[tuple[int, bytes]] = []
+        own_records: list[tuple[int, bytes]] = []
         with refused(f"the job's folder {folder}"):
-            left = list(_left(folder, names if owner is not None else None, finished))
-        for of_run, of_owner, number, data in left:
+            leftovers = list(_left(folder, names if owner is not None else None, finished))
+        for of_run, of_owner, number, data in leftovers:
             keys = [key for key in _keys_in(data) if not finished(key)]
             self.deaths.update(keys)
             self.alone.update(keys if len(_keys_in(data)) == 1 else ())
             if owner is not None and (of_run, of_owner) == names:
-                own.append((number, data))
+                own_records.append((number, data))
         self.fruitless = sum(
             1
             for _ in takewhile(
-                lambda data: not data.startswith(_WORKED), (data for _, data in reversed(own))
+                lambda data: not data.startswith(_WORKED),
+                (data for _, data in reversed(own_records)),
             )
         )
         with refused(f"the job's folder {folder}"):
             # no clock is asked which came last
-            self._path, self._fd = _new_file(folder, "-".join(names), own[-1][0] + 1 if own else 1)
+            self._path, self._fd = _new_file(
+                folder, "-".join(names), own_records[-1][0] + 1 if own_records else 1
+            )
         # also where a program ends without closing its job
         self._remove = weakref.finalize(self, _remove, self._path, self._fd, os.getpid())
         self._places: dict[str, int] = {}
@@ -167,9 +170,9 @@ class InFlight:
 
     def _write(self, place: int, data: bytes) -> None:
         with refused(self._path, then="what was finished before is kept"):
-            written = 0
-            while written < _PLACE:
-                written += os.pwrite(self._fd, data[written:], place * _PLACE + written)
+            offset = 0
+            while offset < _PLACE:
+                offset += os.pwrite(self._fd, data[offset:], place * _PLACE + offset)
 
 
 class Waiting(Generic[T]):

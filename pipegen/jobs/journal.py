@@ -163,8 +163,8 @@ class Finished:
         """What was written for the key last; None where nothing was, or where it cannot be read:
         then it is no longer a finished row, and a warning says so.
         """
-        written = self.written(key)
-        return None if written is None else written[0]
+        entry = self.written(key)
+        return None if entry is None else entry[0]
 
     def written(self, key: str) -> tuple[dict[str, Any], bytes] | None:
         """As `get`, with the JSON text of the values, without the opening brace."""
@@ -175,10 +175,10 @@ class Finished:
             line = self._line(place)
         if line[_KEY] != key.encode():
             return None  # another key with the same first digits: the row is asked again
-        read = attempt(lambda: _values(line))
-        if is_ok(read):
-            return read.unwrap()
-        self.forget(key, str(read.failure()))
+        parsed = attempt(lambda: _values(line))
+        if is_ok(parsed):
+            return parsed.unwrap()
+        self.forget(key, str(parsed.failure()))
         return None
 
     def forget(self, key: str, why: str) -> None:
@@ -215,7 +215,7 @@ class Finished:
         stream = path.open("rb", buffering=_BUFFER)
         number, offset, index = len(self._files) << _OFFSET_BITS, 0, self._index
         self._files.append(stream)
-        known, marks = len(index), self.marks
+        row_count, marks = len(index), self.marks
         damaged: list[int] = []
         for count, line in enumerate(stream, 1):
             if (  # as `_start_of` tells it, without a call for each line
@@ -234,17 +234,17 @@ class Finished:
                 index[int(line[_SHORT], 16)] = number | offset
             elif index.get(short := int(line[_SHORT], 16), _FAILED_BIT) & _FAILED_BIT:
                 index[short] = number | offset | _FAILED_BIT
-            if len(index) > known:
-                known += 1
+            if len(index) > row_count:
+                row_count += 1
                 mark = line[_MARK]
                 marks[mark] = marks.get(mark, 0) + 1
             offset += len(line)
         if damaged:
             _check_journal(path)
-            more = f" and {len(damaged) - _NAMED} more" if len(damaged) > _NAMED else ""
+            remainder = f" and {len(damaged) - _NAMED} more" if len(damaged) > _NAMED else ""
             names = (
                 f"line{'s' if len(damaged) > 1 else ''}"
-                f" {', '.join(map(str, damaged[:_NAMED]))}{more}"
+                f" {', '.join(map(str, damaged[:_NAMED]))}{remainder}"
             )
             _log.warning(
                 "%s, %s: damaged, and left out; rows that are missing are asked again", path, names
@@ -303,16 +303,16 @@ class Journal(Finished):
     def __init__(
         self, folder: str | os.PathLike[str], kind: str = ROWS, *, sync_every: float = SYNC_EVERY
     ) -> None:
-        self._fd, own = _own_file(Path(folder), kind)
+        self._fd, own_path = _own_file(Path(folder), kind)
         self._closed, self._written = threading.Event(), threading.Event()
         self._failed: OSError | None = None
         self._unsynced: OSError | None = None
         try:
             super().__init__(folder, kind)
             self._own = next(
-                number for number, stream in enumerate(self._files) if stream.name == str(own)
+                number for number, stream in enumerate(self._files) if stream.name == str(own_path)
             )
-            with refused(own, "read"):
+            with refused(own_path, "read"):
                 self._end = os.fstat(self._fd).st_size
         except BaseException:
             os.close(self._fd)
@@ -365,9 +365,9 @@ class Journal(Finished):
         try:
             with (
                 refused(self.folder, "synced", "start the job again, it goes on"),
-                contextlib.ExitStack() as held,
+                contextlib.ExitStack() as cleanup,
             ):
-                held.callback(os.close, self._fd)
+                cleanup.callback(os.close, self._fd)
                 # a later sync may succeed without what this one has lost
                 if self._unsynced is not None:
                     raise self._unsynced
@@ -395,12 +395,12 @@ def _write(fd: int, data: bytes) -> None:
     """All of the data; a write may take a part only."""
     while data:
         try:
-            written = os.write(fd, data)
+            count = os.write(fd, data)
         except InterruptedError:
             continue
-        if not written:
+        if not count:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        data = data[written:]
+        data = data[count:]
 
 
 def _own_file(folder: Path, kind: str) -> tuple[int, Path]:
@@ -483,9 +483,9 @@ def _end_torn_line(fd: int, path: Path) -> None:
         block = os.pread(fd, step, start - step)
         if start == end and block.endswith(b"\n"):
             return
-        found = block.rfind(b"\n")
-        if found >= 0:
-            start = start - step + found + 1
+        line_end = block.rfind(b"\n")
+        if line_end >= 0:
+            start = start - step + line_end + 1
             break
         start -= step
     if start < end:
@@ -526,8 +526,9 @@ def _resembles(head: bytes) -> bool:
     places = (head[: len(_BEGINS)], _BEGINS), (head[_KEY.stop : _CRC.start], _GOES_ON)
     torn = head[: len(_BEGINS)] == _BEGINS[: len(head)]
     return torn or any(
-        sum(seen in (byte, 0) for seen, byte in zip(part, wanted, strict=False)) >= _ALIKE
-        for part, wanted in places
+        sum(actual_byte in (byte, 0) for actual_byte, byte in zip(part, expected, strict=False))
+        >= _ALIKE
+        for part, expected in places
     )
 
 

@@ -147,8 +147,8 @@ class KeyMap:
         """For each row of the input the first 8 bytes of its key, and its number; None where the
         map may have others than these.
         """
-        whole = (*self._input, len(self._entries) // _ENTRY)
-        if not self._input[0] or whole not in _inputs(self._path.parent):
+        input_record = (*self._input, len(self._entries) // _ENTRY)
+        if not self._input[0] or input_record not in _inputs(self._path.parent):
             return None
         keys, numbers = (struct.iter_unpack(form, self._entries) for form in (_KEY_OF, _NUMBER_OF))
         return map(itemgetter(0), keys), map(itemgetter(0), numbers)
@@ -224,14 +224,14 @@ class KeyMap:
         if self._anew is not None:
             self._added += self._entries[self._at :]  # of requests that this run did not come to
         self._write()
-        own, self._own, self._anew = self._own, None, None
-        whole = (*self._input, self._rows)
+        own_file, self._own, self._anew = self._own, None, None
+        input_record = (*self._input, self._rows)
         with contextlib.suppress(OSError, JournalError):
             self._open.close()
-            complete = own is not None and whole[0] and self._rows == self._noted
-            if complete and whole not in _inputs(self._path.parent):
+            complete = own_file is not None and input_record[0] and self._rows == self._noted
+            if complete and input_record not in _inputs(self._path.parent):
                 with new_file(self._path.parent / INPUT) as stream:
-                    stream.write(json.dumps(whole).encode())
+                    stream.write(json.dumps(input_record).encode())
 
     def _begin_anew(self) -> None:
         """Begin the file that takes the place of this one, unless all of this one is kept."""

@@ -165,11 +165,11 @@ def content_of(request: GenerationRequest) -> bytes:
         content.append({"continuation": request.continuation})
     if request.continues is not None:
         continues = request.continues
-        held = {f.name: getattr(continues, f.name) for f in dataclasses.fields(continues)}
+        origin_fields = {f.name: getattr(continues, f.name) for f in dataclasses.fields(continues)}
         # which say where ids come from
         for name in ("first", "raw_text_crc32", "sampled", "logprobs"):
-            held.pop(name)
-        content.append({"continues": held})
+            origin_fields.pop(name)
+        content.append({"continues": origin_fields})
     if request.turns:
         content.append({"turns": plain_messages(request.turns)})
     return json.dumps(strict_json.plain(content), ensure_ascii=False).encode(
@@ -190,8 +190,10 @@ def _options(options: GenerationOptions | None) -> tuple[bytes, str]:
     for name in _ADDED:
         if values[name] is None:
             del values[name]
-    asked = options is not None and bool(options.use_generation_config)
-    data = json.dumps([values, asked], ensure_ascii=False).encode("utf-8", "surrogatepass")
+    uses_generation_config = options is not None and bool(options.use_generation_config)
+    data = json.dumps([values, uses_generation_config], ensure_ascii=False).encode(
+        "utf-8", "surrogatepass"
+    )
     return data, _mark(data, MARK - SHARED_MARK)
 
 
@@ -213,10 +215,10 @@ class Counts:
             return times
         self._used += 1
         if 2 * self._used > len(self._slots):
-            kept, self._slots = self._slots, array("Q", bytes(16 * len(self._slots)))
-            for one in kept:
-                if one:
-                    self._add(one)
+            old_slots, self._slots = self._slots, array("Q", bytes(16 * len(self._slots)))
+            for old_number in old_slots:
+                if old_number:
+                    self._add(old_number)
         return 0
 
     def _add(self, number: int) -> bool:

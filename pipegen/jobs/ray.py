@@ -104,14 +104,16 @@ class Generate:
         self._model = model or (str(load.model) if isinstance(load, ModelLoadConfig) else "")
         folder = None if job is None else Path(job)
         run, owner = _names()
-        how: dict[str, Any] = {
+        replica_settings: dict[str, Any] = {
             "retry": retry,
             "in_flight": in_flight,
             "image_policy": image_policy,
             "policy": policy,
             "died": _died,
         }
-        self._replica = Replica(route, self._options, folder=folder, run=run, owner=owner, **how)
+        self._replica = Replica(
+            route, self._options, folder=folder, run=run, owner=owner, **replica_settings
+        )
         self._settings = None if folder is None else settings_of(route, self._options, version)
         if folder is not None and self._settings is not None:
             self._settings, _ = note_run(folder, self._settings)
@@ -128,8 +130,8 @@ class Generate:
         requests = [
             request_from(self._columns.request(without_nulls(row.values)), "row") for row in rows
         ]
-        asked = await asyncio.to_thread(self._keyed, requests)
-        slots = await _slots(self._replica, asked)
+        keyed_requests = await asyncio.to_thread(self._keyed, requests)
+        slots = await _slots(self._replica, keyed_requests)
         root = None if self._images is None else self._images.root
         answers = AnswerTable(
             table.schema, self._columns, root, model=self._model, brief=self._brief, numbered=False
@@ -151,7 +153,7 @@ class Generate:
         if self._settings is None:
             return [(None, request) for request in requests]
         keyed: list[tuple[str | None, Slot[GenerationRequest]]] = []
-        for given, ready in zip(
+        for unmerged, ready in zip(
             requests,
             prepare_batch(requests, self._options, self._images, self._policy),
             strict=True,
@@ -161,19 +163,22 @@ class Generate:
                 continue
             key = Keys(self._settings).of(ready.unwrap())
             keyed.append(
-                (key, Success(dataclasses.replace(ready.unwrap(), options=given.unwrap().options)))
+                (
+                    key,
+                    Success(dataclasses.replace(ready.unwrap(), options=unmerged.unwrap().options)),
+                )
             )
         return keyed
 
 
 async def _slots(
-    replica: Replica, asked: Sequence[tuple[str | None, Slot[GenerationRequest]]]
+    replica: Replica, keyed_requests: Sequence[tuple[str | None, Slot[GenerationRequest]]]
 ) -> list[Slot[Any]]:
     """The slots of rows, once all have ended. Raises where the engine cannot go on."""
     import asyncio  # half of what `import pipegen` would cost
 
     return await asyncio.gather(
-        *(asyncio.wrap_future(replica.ask(key, request)) for key, request in asked)
+        *(asyncio.wrap_future(replica.ask(key, request)) for key, request in keyed_requests)
     )
 
 
@@ -218,7 +223,7 @@ class Keeper:
         """Answer rows. Raises where the engine cannot go on."""
         slots = await _slots(self._replica, [(key, Success(request)) for key, request in rows])
         results = [slot.unwrap() for slot in slots if is_ok(slot)]
-        made = sum(
+        completion_tokens = sum(
             sample.completion_tokens for result in results for sample in result.samples or (result,)
         )
         failed = [
@@ -229,7 +234,9 @@ class Keeper:
         words = tuple(
             (type(error).__name__, f"{name}: {error.message}"[:300]) for name, error in failed
         )
-        return Counts(len(results), sum(result.prompt_tokens for result in results), made, words)
+        return Counts(
+            len(results), sum(result.prompt_tokens for result in results), completion_tokens, words
+        )
 
     async def close(self, grace: float) -> None:
         """End: rows in flight have so many seconds."""
@@ -242,13 +249,13 @@ def _route(load: Make) -> Pipe[GenerationRequest, GenerationResult]:
     from pipegen import backends
     from pipegen.drivers.turns import turns
 
-    made = turns(backends.load(load)) if isinstance(load, ModelLoadConfig) else load()
-    if not isinstance(made, Pipe):
+    route = turns(backends.load(load)) if isinstance(load, ModelLoadConfig) else load()
+    if not isinstance(route, Pipe):
         raise TypeError(
             "a ModelLoadConfig, or a function that makes a route, is wanted; this one made"
-            f" {type(made).__name__}"
+            f" {type(route).__name__}"
         )
-    return made
+    return route
 
 
 def _names() -> tuple[str, str]:

@@ -74,18 +74,19 @@ def connect(address: str | None, *, quiet: bool, replicas: int = 1) -> None:
     ray = itself()
     if ray.is_initialized():
         return
-    how: dict[str, Any] = {"log_to_driver": not quiet, "logging_level": logging.ERROR}
+    settings: dict[str, Any] = {"log_to_driver": not quiet, "logging_level": logging.ERROR}
     with _signals_kept():
         if address != "local":
             try:
-                ray.init(address or "auto", **how)
+                ray.init(address or "auto", **settings)
             except ConnectionError:
                 if address is not None:
                     raise
             else:
                 return
-        how |= {"include_dashboard": False, "num_cpus": max(os.cpu_count() or 1, replicas)}
-        ray.init("local", _node_ip_address="127.0.0.1", **how)  # only this machine can reach it
+        settings |= {"include_dashboard": False, "num_cpus": max(os.cpu_count() or 1, replicas)}
+        # only this machine can reach it
+        ray.init("local", _node_ip_address="127.0.0.1", **settings)
 
 
 @contextlib.contextmanager
@@ -94,9 +95,9 @@ def _signals_kept() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
-    for number, handler in before.items():
+    for number, handler in handlers.items():
         signal.signal(number, handler)
 
 
@@ -113,7 +114,7 @@ def blocks_of(
     not know what their conversation began with.
     """
     blocks: dict[int | None, Block] = {}
-    held = looked = 0
+    held_bytes = looked = 0
     for row in rows:
         looked += 1
         if row.key is not None and row.is_asked:
@@ -123,14 +124,14 @@ def blocks_of(
                 place = number % replicas + 1
             block = blocks.setdefault(place, [])
             block.append((row.key, request))
-            held += _bytes(block[-1:])
-            if len(block) >= most or held >= BLOCK_BYTES:
-                held -= _bytes(block)
+            held_bytes += _bytes(block[-1:])
+            if len(block) >= most or held_bytes >= BLOCK_BYTES:
+                held_bytes -= _bytes(block)
                 looked = 0
                 yield place, blocks.pop(place)
         if looked >= LOOKS:  # what was found need not wait for more
             yield from blocks.items() or [(None, [])]
-            blocks, held, looked = {}, 0, 0
+            blocks, held_bytes, looked = {}, 0, 0
     yield from blocks.items()
 
 
@@ -221,8 +222,8 @@ class Actors:
         self._pending.update({actor.handle.ready.remote(): (actor, None) for actor in self._actors})
         while not self.stopped:
             looks = self._hand_out(blocks)
-            left = not self._ended or self._back or any(self._placed.values())
-            if not left and all(block is None for _, block in self._pending.values()):
+            has_blocks = not self._ended or self._back or any(self._placed.values())
+            if not has_blocks and all(block is None for _, block in self._pending.values()):
                 return
             if not self._actors:
                 raise self._failure or RuntimeError("there is no actor")
@@ -262,9 +263,9 @@ class Actors:
         """The next block for an actor; None, or one without rows, where there is none for it
         now.
         """
-        own = self._back or self._placed[actor.number]
-        if own:
-            return own.popleft()
+        queue = self._back or self._placed[actor.number]
+        if queue:
+            return queue.popleft()
         while sum(map(len, self._placed.values())) < PLACED_BLOCKS:
             placed = next(blocks, None)
             if placed is None:
@@ -281,7 +282,7 @@ class Actors:
         others.
         """
         try:
-            given = self._ray.get(ref)
+            reply = self._ray.get(ref)
         except self._ray.exceptions.RayError as failure:
             if block is not None:
                 self._back.append(block)
@@ -295,11 +296,11 @@ class Actors:
                 self._tell(f"replica {actor.number} cannot go on: {_words(failure)}{rest}")
             return None
         if block is None:
-            actor.room = given
+            actor.room = reply
             return None
         actor.rows -= len(block)
         actor.bytes -= _bytes(block)
-        counts: Counts = given
+        counts: Counts = reply
         return counts
 
     def close(self) -> None:

@@ -85,17 +85,21 @@ class Replica:
         died: Callable[[CallFailed], object] = lambda failure: None,
     ) -> None:
         self._route, self._died, self._again = route, died, retry_of(retry)
-        how: dict[str, Any] = {"ordered": False, "isolate_bugs": True, "finished": self._finished}
-        more: dict[str, Any] = {"image_policy": image_policy, "policy": policy}
+        drive_settings: dict[str, Any] = {
+            "ordered": False,
+            "isolate_bugs": True,
+            "finished": self._finished,
+        }
+        policies: dict[str, Any] = {"image_policy": image_policy, "policy": policy}
         self._journal = None if folder is None else Journal(folder)
         self._steps: Steps | None = None
         self._noted: InFlight | None = None
         try:
             if folder is not None and self._journal is not None:
-                self._steps = how["kept"] = Steps(folder)
+                self._steps = drive_settings["kept"] = Steps(folder)
                 self._noted = InFlight(folder, run, owner, self._journal.has)
             self._flow: Drive[_Row] = flow_of(
-                route, self._take, options, in_flight=in_flight, **how, **more
+                route, self._take, options, in_flight=in_flight, **drive_settings, **policies
             )
         except BaseException:
             self._close_files()  # their locks would last as long as this process
@@ -172,14 +176,14 @@ class Replica:
         """The slot of a row that is not to be asked: it is in the journal, or has killed its
         process too often.
         """
-        kept = None if row.kept is None else row.kept()
+        slot = None if row.kept is None else row.kept()
         died = (
             None
-            if kept is not None or self._noted is None
+            if slot is not None or self._noted is None
             else self._noted.given_up(key, row.request.unwrap().id, self._route.name)
         )
         if died is None:
-            return kept
+            return slot
         journal.append(key, to_plain(Failure(died)))
         return Failure(died)
 

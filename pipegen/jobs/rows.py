@@ -138,9 +138,9 @@ def rows_of(
     """
 
     def prepared(
-        own: Sequence[Slot[GenerationRequest]],
+        slots: Sequence[Slot[GenerationRequest]],
     ) -> Iterator[tuple[Slot[GenerationRequest], Slot[GenerationRequest]]]:
-        return zip(own, prepare_batch(own, options, image_policy, policy), strict=True)
+        return zip(slots, prepare_batch(slots, options, image_policy, policy), strict=True)
 
     def note(digest: bytes | None, request: GenerationRequest, first: bytes) -> None:
         if known is not None and digest is not None and not request.sources:
@@ -163,24 +163,26 @@ def rows_of(
             None if entry is not None else record_of(_read(request))
             for (_, request), entry in zip(chunk, entries, strict=True)
         ]
-        in_it = [True] * len(chunk) if part is None else _in_part(part, entries, records, images)
-        others = prepared(
+        part_flags = (
+            [True] * len(chunk) if part is None else _in_part(part, entries, records, images)
+        )
+        prepared_rows = prepared(
             [
                 record
-                for record, own in zip(records, in_it, strict=True)
-                if own and record is not None
+                for record, flag in zip(records, part_flags, strict=True)
+                if flag and record is not None
             ]
         )
-        for (name, request), digest, entry, record, own in zip(
-            chunk, digests, entries, records, in_it, strict=True
+        for (name, request), digest, entry, record, in_this_part in zip(
+            chunk, digests, entries, records, part_flags, strict=True
         ):
             if known is not None and entry is not None:
                 known.keep(entry)
-            if not own:
+            if not in_this_part:
                 if known is not None and known.writes and record is not None and digest is not None:
-                    theirs = admitted(record, options, policy or RequestPolicy())
-                    if is_ok(theirs):
-                        note(digest, theirs.unwrap(), keys.first(theirs.unwrap()))
+                    admitted_slot = admitted(record, options, policy or RequestPolicy())
+                    if is_ok(admitted_slot):
+                        note(digest, admitted_slot.unwrap(), keys.first(admitted_slot.unwrap()))
                 continue
             first = b"" if entry is None else key_in(entry)
             times = 0 if entry is None else keys.count(first)
@@ -191,7 +193,9 @@ def rows_of(
                 kept = partial(_finished, finished, key, name_of, unread, as_written)
                 yield Row(name, _UNREAD, key, kept, unread=unread)
                 continue
-            given, ready = next(prepared([record_of(_read(request))]) if record is None else others)
+            request_slot, ready = next(
+                prepared([record_of(_read(request))]) if record is None else prepared_rows
+            )
             if not is_ok(ready):
                 yield Row(name, ready, None, None)
                 continue
@@ -200,7 +204,7 @@ def rows_of(
                 times = keys.count(first)
                 note(digest, ready.unwrap(), first)
             key = keys.later(ready.unwrap(), times) if times else first.hex()
-            yield read_row(name, given, ready, key, finished, again, as_written)
+            yield read_row(name, request_slot, ready, key, finished, again, as_written)
     if known is not None:
         known.end(count)
 
@@ -223,18 +227,20 @@ def missing_rows(
     of equal requests. Where the map knows few of the requests, it gives up: to read them twice
     would cost more than it saves.
     """
-    given_out, looks = set[str](), _LOOKS
+    yielded_keys, looks = set[str](), _LOOKS
     for name, request in _unfinished(requests(), finished, known, part):
-        given = record_of(_read(request))
-        ready = admitted(given, options, policy or RequestPolicy())
+        request_slot = record_of(_read(request))
+        ready = admitted(request_slot, options, policy or RequestPolicy())
         if (
             is_ok(ready)
             and not ready.unwrap().sources
-            and (part is None or in_part(numbers_of([given], ImagePolicy())[0], part))
+            and (part is None or in_part(numbers_of([request_slot], ImagePolicy())[0], part))
         ):
-            row = read_row(name, given, ready, keys.first(ready.unwrap()).hex(), finished, again)
-            if row.kept is None and row.key not in given_out:
-                given_out.add(row.key or "")
+            row = read_row(
+                name, request_slot, ready, keys.first(ready.unwrap()).hex(), finished, again
+            )
+            if row.kept is None and row.key not in yielded_keys:
+                yielded_keys.add(row.key or "")
                 yield row
                 continue
         looks -= 1
@@ -245,24 +251,25 @@ def missing_rows(
 def _unfinished(
     requests: Iterable[tuple[K, Request | Unread]],
     finished: Finished,
-    known: KeyMap,
+    key_map: KeyMap,
     part: tuple[int, int] | None,
 ) -> Iterator[tuple[K, Request | Unread]]:
     """The requests that are not finished by what the map has of them, or of which it has nothing.
 
     Where the input is the one that the map is of, its requests are looked at no more.
     """
-    rows = known.rows()
+    rows = key_map.rows()
     if rows is not None:
         keys, numbers = rows
-        asked: Iterator[object] = finished.unfinished(keys)
+        unfinished: Iterator[object] = finished.unfinished(keys)
         if part is not None:
-            asked = (
-                one and in_part(number, part) for one, number in zip(asked, numbers, strict=True)
+            unfinished = (
+                is_unfinished and in_part(number, part)
+                for is_unfinished, number in zip(unfinished, numbers, strict=True)
             )
-        yield from compress(requests, asked)
+        yield from compress(requests, unfinished)
         return
-    succeeded, digest_of, find, key_of = finished.succeeded, known.digest, known.find, key_in
+    succeeded, digest_of, find, key_of = finished.succeeded, key_map.digest, key_map.find, key_in
     for name, request in requests:
         digest = digest_of(request.data if isinstance(request, Unread) else request)
         entry = None if digest is None else find(digest)
@@ -295,10 +302,10 @@ def read_row(
     if kept is not None and finished.failed(key):
         slot = kept()
         error = slot.failure() if isinstance(slot, Failure) else None
-        asked_again = error is not None and again(error)
-        anew = error is not None and asked_again and not (error.retryable or _not_its_own(error))
+        is_retried = error is not None and again(error)
+        anew = error is not None and is_retried and not (error.retryable or _not_its_own(error))
         alone = error is not None and killed(error)
-        kept = None if slot is None or asked_again else partial(_given, slot)
+        kept = None if slot is None or is_retried else partial(_given, slot)
     return Row(name, ready, key, kept, anew, alone, given.unwrap().options)
 
 
@@ -348,26 +355,26 @@ def _finished(
     """The row's slot, with this request's id, where it is finished; `Written` where that is wanted,
     and nothing in it would change.
     """
-    written = finished.written(key)
-    if written is None:
+    written_row = finished.written(key)
+    if written_row is None:
         return None
-    values = written[0]
+    values = written_row[0]
     if as_written and is_current(values):
-        return Written(values, written[1], id)
+        return Written(values, written_row[1], id)
     turn = values.pop("turn", {})
-    named = {**values, "id": id()}
+    values_with_id = {**values, "id": id()}
 
     def slot_of() -> Slot[Any]:
-        if "token_logprobs" in named:
-            return from_plain(named, Scored)
-        slot = from_plain(named)
+        if "token_logprobs" in values_with_id:
+            return from_plain(values_with_id, Scored)
+        slot = from_plain(values_with_id)
         return slot.map(partial(with_turn, request=request, held=turn)) if request else slot
 
-    read: Result[Slot[Any], Exception] = attempt(slot_of)
-    if not is_ok(read):  # another version of pipegen wrote it
-        finished.forget(key, str(read.failure()))
+    parsed: Result[Slot[Any], Exception] = attempt(slot_of)
+    if not is_ok(parsed):  # another version of pipegen wrote it
+        finished.forget(key, str(parsed.failure()))
         return None
-    return read.unwrap()
+    return parsed.unwrap()
 
 
 def _given(slot: Slot[Any]) -> Slot[Any]:

@@ -97,9 +97,11 @@ class Job(Iterator[T], Generic[T]):
         """The finished rows on disk."""
         try:
             remove_stale(folder)
-            self.settings, before = note_run(folder, settings, rows=len(self.journal))
-            self.changed = () if before is None else tuple(changes(before, self.settings))
-            self.made_before = made_before(self.journal, before, self.settings)
+            self.settings, last_settings = note_run(folder, settings, rows=len(self.journal))
+            self.changed = (
+                () if last_settings is None else tuple(changes(last_settings, self.settings))
+            )
+            self.made_before = made_before(self.journal, last_settings, self.settings)
             self._steps = Steps(folder)
             self._noted = InFlight(folder, finished=self.journal.has)
         except BaseException:
@@ -301,15 +303,17 @@ def start_job(
     as_written: finished rows may be given as `Written`, which need not be parsed.
     part: the shard whose rows are the job's, and of how many.
     """
-    chosen = check_run(route, options, image_policy, policy)
+    run_options = check_run(route, options, image_policy, policy)
     pairs(requests)
     if type(grace) not in (int, float) or not 0 <= grace < math.inf:
         raise ValueError(f"grace takes seconds, 0 or more, not {grace!r:.80}")
-    running: Job[tuple[K, Any]] = Job(route, Path(folder), chosen, retry, version, restart=restart)
+    running: Job[tuple[K, Any]] = Job(
+        route, Path(folder), run_options, retry, version, restart=restart
+    )
     journal, settings, retried = running.journal, running.settings, running._again
     try:
         context = context_of(settings, policy, reading)
-        known = running._known = KeyMap(journal.folder, context, stamp=stamp)
+        key_map = running._known = KeyMap(journal.folder, context, stamp=stamp)
     except BaseException:
         running.close()  # its lock would last as long as this process
         raise
@@ -317,11 +321,11 @@ def start_job(
         requests,
         journal,
         Keys(settings),
-        chosen,
+        run_options,
         image_policy,
         policy,
         again=retried,
-        known=known,
+        known=key_map,
         as_written=as_written,
         part=part,
     )
@@ -329,7 +333,14 @@ def start_job(
     if again is not None and running.before:
         keys = Keys(settings)
         ahead = missing_rows(
-            again, journal, keys, chosen, policy, again=retried, known=known.ahead(), part=part
+            again,
+            journal,
+            keys,
+            run_options,
+            policy,
+            again=retried,
+            known=key_map.ahead(),
+            part=part,
         )
     turns = Turns(rows, journal, running._noted, ahead=ahead, refuse=refuse, backend=route.name)
     last = route.parts[-1].name if route.parts else route.name
@@ -343,7 +354,7 @@ def start_job(
     flow: Drive[Turn[K]] = flow_of(
         route,
         turns.take,
-        chosen,
+        run_options,
         in_flight=in_flight,
         image_policy=image_policy,
         policy=policy,
@@ -372,9 +383,9 @@ def _slots(
                 running.stopped = True
                 running._begun()
                 flow.drain(running._grace)
-            for name, slot, reused in turns.ended():
+            for name, slot, is_reused in turns.ended():
                 running.finished += 1
-                running.reused += reused
+                running.reused += is_reused
                 running.failed += isinstance(slot, Failure)
                 yield name, slot
     except GeneratorExit:
@@ -389,12 +400,12 @@ def _no_result(stage: str, value: object) -> StageFailed:
     """The error of a row whose last stage gave what a job cannot keep. The stage is to be
     corrected, and then the row is asked again: the error has an incident.
     """
-    given = f"the stage {stage!r} gave {type(value).__name__}, not a GenerationResult or Scored"
+    words = f"the stage {stage!r} gave {type(value).__name__}, not a GenerationResult or Scored"
     return StageFailed(
-        f"{given}: those are what a job keeps",
+        f"{words}: those are what a job keeps",
         stage=stage,
         hint="end the job's pipe before this stage, and apply it to the slots that the job gives",
-        incident=report(TypeError(given)).incident,
+        incident=report(TypeError(words)).incident,
     )
 
 
@@ -439,11 +450,11 @@ def _remove_rows(folder: Path) -> None:
 
     The files stay: a run that opens one meanwhile would write to a file without a name.
     """
-    with refused(f"the rows in {folder}", "removed"), contextlib.ExitStack() as held:
+    with refused(f"the rows in {folder}", "removed"), contextlib.ExitStack() as cleanup:
         files = []
         for path in files_of(folder):
             fd = os.open(path, os.O_RDWR)
-            held.callback(os.close, fd)
+            cleanup.callback(os.close, fd)
             if not locked(fd):
                 raise JournalError(
                     f"{folder}: another run of this job is running ({path.name} is locked), and"

@@ -105,7 +105,9 @@ def _opening(request: GenerationRequest) -> GenerationRequest:
     if continues is not None and continues.first is not None:
         messages = (request.messages or ())[: continues.first]
         kind = (
-            VlmGenerationRequest if any(one.sources for one in messages) else TextGenerationRequest
+            VlmGenerationRequest
+            if any(message.sources for message in messages)
+            else TextGenerationRequest
         )
         return kind(messages=messages, tools=request.tools)
     return altered(request, turns=()) if request.turns else request

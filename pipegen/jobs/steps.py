@@ -81,11 +81,11 @@ class Steps:
             self._journal.close()
 
     @staticmethod
-    def _kept(journal: Journal, key: str, asked: Any) -> Slot[Any] | None:
+    def _kept(journal: Journal, key: str, call_input: Any) -> Slot[Any] | None:
         values = journal.get(key)
         if values is None:
             return None
-        answer = attempt(lambda: answer_from(values, asked))
+        answer = attempt(lambda: answer_from(values, call_input))
         if is_ok(answer):
             return Success(answer.unwrap())
         journal.forget(key, str(answer.failure()))  # another version of pipegen wrote it

@@ -70,8 +70,8 @@ def write_table(
     names = Columns(columns or {})
     for field in () if schema is None or suffix not in ARROW else schema:
         array_of(field.name, [], field.type)  # Arrow makes no union of Python's values
-    left = iter(pairs)
-    first = list(islice(left, _LOOKED_AT)) if schema is None else []
+    remaining_pairs = iter(pairs)
+    first = list(islice(remaining_pairs, _LOOKED_AT)) if schema is None else []
     kinds = column_kinds(row for row, _ in first)
     count = 0
     with new_file(Path(path)) as stream, contextlib.ExitStack() as stack:
@@ -82,14 +82,16 @@ def write_table(
             )
         elif kind is Rollout:
             form = ".parquet" if suffix in PARQUET else ".arrow"
-            held = schema_of_kinds(kinds) if schema is None else schema
-            write = stack.enter_context(rollouts_out(stream, held, names, form=form))
+            table_schema = schema_of_kinds(kinds) if schema is None else schema
+            write = stack.enter_context(rollouts_out(stream, table_schema, names, form=form))
         else:
-            out = parquet_out if suffix in PARQUET else arrow_out
-            held = schema_of_kinds(kinds) if schema is None else schema
-            write = stack.enter_context(out(stream, held, names, model=model, brief=brief))
-        for count, (row, slot) in enumerate(chain(first, left), 1):
+            writer_of = parquet_out if suffix in PARQUET else arrow_out
+            table_schema = schema_of_kinds(kinds) if schema is None else schema
+            write = stack.enter_context(
+                writer_of(stream, table_schema, names, model=model, brief=brief)
+            )
+        for count, (row, slot) in enumerate(chain(first, remaining_pairs), 1):
             values = dict(row)
-            given = values.get(names.column_of("id") or "id")
-            write(Row(values), str(count) if given is None else given, slot)
+            row_id = values.get(names.column_of("id") or "id")
+            write(Row(values), str(count) if row_id is None else row_id, slot)
     return count

@@ -132,8 +132,8 @@ class Turns(Generic[K]):
         """
         while self._is_ready:
             turn = self._turns[0]
-            kept = turn.row.kept
-            slot = turn.slot if kept is None else kept()
+            read_slot = turn.row.kept
+            slot = turn.slot if read_slot is None else read_slot()
             if slot is None:
                 turn.row = turn.row.missing
                 self._ask(turn)
@@ -141,7 +141,7 @@ class Turns(Generic[K]):
             else:
                 self._turns.popleft()
                 self._bytes -= _bytes_of(turn.row)
-                yield turn.row.name, slot, kept is not None
+                yield turn.row.name, slot, read_slot is not None
 
     def rest(self) -> Iterator[tuple[K, Slot[Any]]]:
         """The names and slots of the rows that have ended in this run, are kept, and were not given
@@ -167,10 +167,10 @@ class Turns(Generic[K]):
 
     def _add(self) -> None:
         """Take a row: it is finished, refused, or to be asked."""
-        taken = attempt(lambda: next(self._rows, None))
-        row = taken.unwrap() if is_ok(taken) else None
+        outcome = attempt(lambda: next(self._rows, None))
+        row = outcome.unwrap() if is_ok(outcome) else None
         if row is None:
-            self._more, self._raised = False, None if is_ok(taken) else taken.failure()
+            self._more, self._raised = False, None if is_ok(outcome) else outcome.failure()
             return
         early = None if row.key is None else self._early.pop(row.key, None)
         if early is not None:

@@ -163,15 +163,15 @@ def _body(
 
 
 def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
+    seconds_left = deadline - time.monotonic()
+    if seconds_left <= 0:
         raise TimeoutError("timed out")
-    return left
+    return seconds_left
 
 
 def _checked_addresses(host: str, port: int, policy: ImagePolicy) -> list[str]:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
     allowed = host.lower().rstrip(".") in {
         name.lower().rstrip(".") for name in policy.allowed_hosts
     }

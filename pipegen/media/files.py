@@ -62,8 +62,8 @@ def _jpeg(data: bytes) -> Counted:
     """From marker to marker, as the decoder does, to the end of the first image."""
     count = scans = 0
     at = 2
-    while count <= MOST_PARTS and (found := _MARKER.search(data, at)) is not None:
-        kind, at = data[found.end() - 1], found.end()
+    while count <= MOST_PARTS and (match := _MARKER.search(data, at)) is not None:
+        kind, at = data[match.end() - 1], match.end()
         if kind == _END:
             break
         count += 1
@@ -118,9 +118,9 @@ def family_of(data: bytes) -> str:
     if data[4:8] != b"ftyp":
         return ""
     brands = data[8 : min(int.from_bytes(data[:4], "big"), 256)]
-    found = [
+    families = [
         _BRANDS[brands[at : at + 4]]
         for at in range(0, len(brands), 4)
         if brands[at : at + 4] in _BRANDS
     ]
-    return min(found, default="")  # either family may name mif1
+    return min(families, default="")  # either family may name mif1

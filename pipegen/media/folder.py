@@ -49,15 +49,15 @@ def images_in(folder: str | os.PathLike[str]) -> Iterator[Path]:
     top = os.path.realpath(folder)
     entered = set[str]()
 
-    def walk(here: Path, linked: bool) -> Iterator[Path]:
+    def walk(directory: Path, linked: bool) -> Iterator[Path]:
         try:
             names = sorted(
-                (name for name in os.listdir(here) if not name.startswith(".")), key=natural
+                (name for name in os.listdir(directory) if not name.startswith(".")), key=natural
             )
         except OSError:
-            yield here
+            yield directory
             return
-        for path in (here / name for name in names):
+        for path in (directory / name for name in names):
             if path.is_dir():
                 link = linked or path.is_symlink()
                 if not link or _enter(os.path.realpath(path), top, entered):

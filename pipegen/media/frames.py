@@ -68,13 +68,13 @@ def choose_frames(
     if fps is not None or count > most:
         count = min(count, most)
         count -= count % multiple if count > multiple else 0
-    chosen: list[int] = []
+    places: list[int] = []
     for place in range(count):
         moment = times[0] + span * place / max(1, count - 1)
-        shown = bisect_right(times, moment + _EPSILON) - 1
-        after = chosen[-1] + 1 if chosen else 0
-        chosen.append(min(max(shown, after), len(times) - (count - place)))
-    return (*chosen, *chosen[-1:] * (-count % multiple))
+        frame_at_moment = bisect_right(times, moment + _EPSILON) - 1
+        after = places[-1] + 1 if places else 0
+        places.append(min(max(frame_at_moment, after), len(times) - (count - place)))
+    return (*places, *places[-1:] * (-count % multiple))
 
 
 def most_frames(spec: VideoSpec, options: VlmPreprocessOptions) -> int:
@@ -82,11 +82,11 @@ def most_frames(spec: VideoSpec, options: VlmPreprocessOptions) -> int:
     room for at one token each; 0 where it has none.
     """
     most = options.max_frames or spec.max_frames
-    multiple, whole = spec.frame.temporal_patch_size, options.max_video_pixels
-    if whole is None and spec.shared and options.max_pixels is None:
-        whole = spec.frame.max_pixels
-    if whole is not None:
-        room = whole // spec.frame.factor**2
+    multiple, budget = spec.frame.temporal_patch_size, options.max_video_pixels
+    if budget is None and spec.shared and options.max_pixels is None:
+        budget = spec.frame.max_pixels
+    if budget is not None:
+        room = budget // spec.frame.factor**2
         if room < multiple:
             return 0
         most = min(most, room)
@@ -108,13 +108,13 @@ def frame_spec(spec: VideoSpec, options: VlmPreprocessOptions, count: int) -> Im
     ... ]
     [20000, 16384]
     """
-    own = spec.frame
+    image_spec = spec.frame
     if spec.shared:
-        highest = max(own.factor**2, own.max_pixels // count)
-        lowest = min(max(1, -(-own.min_pixels // count)), highest)
-        own = dataclasses.replace(own, min_pixels=lowest, max_pixels=highest)
-    low, high = pixel_budget(own, options)
+        highest = max(image_spec.factor**2, image_spec.max_pixels // count)
+        lowest = min(max(1, -(-image_spec.min_pixels // count)), highest)
+        image_spec = dataclasses.replace(image_spec, min_pixels=lowest, max_pixels=highest)
+    low, high = pixel_budget(image_spec, options)
     if options.max_video_pixels is not None and options.max_video_pixels // count < high:
         high = options.max_video_pixels // count
         low = min(low, max(1, high // 4))
-    return dataclasses.replace(own, min_pixels=low, max_pixels=high)
+    return dataclasses.replace(image_spec, min_pixels=low, max_pixels=high)

@@ -269,12 +269,12 @@ def _scans(image: Image.Image, data: bytes, counted: Counted) -> int:
 
 def _is_plain(image: Image.Image, orientation: int) -> bool:
     """Whether the pixels are used unchanged."""
-    one = image.format != "PNG" or getattr(image, "n_frames", 1) == 1
+    is_single = image.format != "PNG" or getattr(image, "n_frames", 1) == 1
     return (
         image.mode in ("RGB", "L")
         and orientation not in _TURNS
         and not image.has_transparency_data
-        and one
+        and is_single
     )
 
 
@@ -291,12 +291,12 @@ def _known_formats(family: str) -> list[str]:
 def _orientation(image: Image.Image) -> int:
     """The EXIF orientation, 1 to 8; 1 if EXIF cannot be read."""
     # After load(): Pillow turns a TIFF while it loads it, and removes the tag.
-    found = guard(
+    orientation = guard(
         lambda: image.getexif().get(0x0112, 1),
         lambda raised: BadImage(message=raised.words),
         known=(Exception,),
     ).value_or(1)
-    return found if isinstance(found, int) else 1
+    return orientation if isinstance(orientation, int) else 1
 
 
 def _turn(image: Image.Image, orientation: int) -> Image.Image:
@@ -367,12 +367,12 @@ def prepare(
     processor is `UnsupportedOption`.
     """
     if spec.kind == "native":
-        given = {
+        option_flags = {
             "min_pixels": options.min_pixels is not None,
             "max_pixels": options.max_pixels is not None,
             "do_resize": options.do_resize is False,
         }
-        for name in (name for name, is_given in given.items() if is_given):
+        for name in (name for name, is_given in option_flags.items() if is_given):
             return Failure(
                 UnsupportedOption(
                     f"{name} does not apply: this model's processor has its own sizes", option=name

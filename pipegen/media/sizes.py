@@ -128,31 +128,31 @@ def fit(
             f"one side is {max(width, height) / min(width, height):.0f} times the other; the model"
             f" takes at most {LARGEST_ASPECT_RATIO}"
         )
-    chosen = _processor_size(width, height, factor, min_pixels, max_pixels)
-    if _is_kept(*chosen, factor, min_pixels, max_pixels):
-        return chosen
+    processor_size = _processor_size(width, height, factor, min_pixels, max_pixels)
+    if _is_kept(*processor_size, factor, min_pixels, max_pixels):
+        return processor_size
     least, most = -(-min_pixels // factor**2), max_pixels // factor**2
     if most == 0:
         return factor, factor
     scale = math.sqrt(min(max(width * height, min_pixels), max_pixels) / (width * height)) / factor
-    wanted = max(width, height) * scale, min(width, height) * scale
-    best, found = math.inf, (0, 0)
-    for short in _outwards(wanted[1], math.isqrt(most)):
-        if abs(math.log(short / wanted[1])) >= best:
+    ideal_size = max(width, height) * scale, min(width, height) * scale
+    best, best_size = math.inf, (0, 0)
+    for short in _outwards(ideal_size[1], math.isqrt(most)):
+        if abs(math.log(short / ideal_size[1])) >= best:
             break
         low, high = max(short, -(-least // short)), min(LARGEST_ASPECT_RATIO * short, most // short)
         if low > high:
             continue
-        long = min(max(round(wanted[0]), low), high)
-        distance = abs(math.log(short / wanted[1])) + abs(math.log(long / wanted[0]))
+        long = min(max(round(ideal_size[0]), low), high)
+        distance = abs(math.log(short / ideal_size[1])) + abs(math.log(long / ideal_size[0]))
         if distance < best:
-            best, found = distance, (long * factor, short * factor)
-    if not found[0]:
+            best, best_size = distance, (long * factor, short * factor)
+    if not best_size[0]:
         raise ValueError(
             f"no size in whole tokens of {factor}x{factor} pixels has between {min_pixels} and"
             f" {max_pixels} pixels"
         )
-    return found if width >= height else (found[1], found[0])
+    return best_size if width >= height else (best_size[1], best_size[0])
 
 
 def _processor_size(

@@ -83,10 +83,10 @@ def load_sources(request: GenerationRequest, policy: ImagePolicy) -> Slot[Genera
     for index, source in numbered(request.sources):
         if source in loaded:
             continue
-        made = _loaded(index, source, policy)
-        if not is_ok(made):
-            return Failure(made.failure())
-        loaded[source] = made.unwrap()
+        loaded_source = _loaded(index, source, policy)
+        if not is_ok(loaded_source):
+            return Failure(loaded_source.failure())
+        loaded[source] = loaded_source.unwrap()
     return Success(
         request.with_sources(tuple(loaded[source] for source in request.sources))
         if loaded
@@ -108,7 +108,7 @@ def _loaded(index: int, source: ImageSource, policy: ImagePolicy) -> Slot[ImageS
         partial(_read_one, index, source, policy), partial(_unread, index, source=source)
     )
     origin = source if source.data is None else source.origin
-    return data.map(lambda read: type(source)(data=read, origin=origin, **bounds))
+    return data.map(lambda content: type(source)(data=content, origin=origin, **bounds))
 
 
 def _loaded_frames(
@@ -116,9 +116,9 @@ def _loaded_frames(
 ) -> Slot[ImageSource]:
     frames: list[ImageSource] = []
     for place, frame in enumerate(source.frames):
-        one = _loaded(place, frame, policy)
-        if not is_ok(one):
-            error = one.failure()
+        loaded_frame = _loaded(place, frame, policy)
+        if not is_ok(loaded_frame):
+            error = loaded_frame.failure()
             words = error.message.removeprefix("image ")
             return Failure(
                 BadVideo(
@@ -128,7 +128,7 @@ def _loaded_frames(
                     incident=error.incident,
                 )
             )
-        frames.append(one.unwrap())
+        frames.append(loaded_frame.unwrap())
     origin = source.origin or source
     return Success(VideoSource(frames=tuple(frames), times=source.times, origin=origin, **bounds))
 
@@ -288,9 +288,9 @@ def _unquoted(text: str) -> bytes:
     return bytes(data)
 
 
-def _too_large(what: str, policy: ImagePolicy) -> SourceRejected:
+def _too_large(name: str, policy: ImagePolicy) -> SourceRejected:
     return SourceRejected(
-        f"{what} has more than {policy.max_bytes} bytes",
+        f"{name} has more than {policy.max_bytes} bytes",
         "make it smaller, or raise ImagePolicy.max_bytes",
     )
 
@@ -327,10 +327,10 @@ def _file(path: str, policy: ImagePolicy) -> Iterator[BinaryIO]:
             | getattr(os, "O_BINARY", 0)
         )
         with os.fdopen(os.open(real, flags), "rb") as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
                 raise SourceRejected(f"{_named(path)} is not a regular file")
-            if found.st_size > policy.max_bytes:
+            if status.st_size > policy.max_bytes:
                 raise _too_large(_named(path), policy)
             yield file
     except OSError as raised:

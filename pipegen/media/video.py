@@ -96,7 +96,7 @@ def prepare_video(
             )
         )
 
-    def chosen(times: Sequence[float], *, whole: bool) -> tuple[int, ...]:
+    def choose(times: Sequence[float], *, whole: bool) -> tuple[int, ...]:
         fps = options.fps if options.fps is not None or whole else spec.fps
         return choose_frames(
             times,
@@ -106,7 +106,7 @@ def prepare_video(
             multiple=spec.frame.temporal_patch_size,
         )
 
-    return frames_of(source, index, chosen).bind(
+    return frames_of(source, index, choose).bind(
         lambda frames: _joined(frames, spec, options, index)
     )
 
@@ -136,17 +136,17 @@ def frames_of(source: VideoSource, index: int, chosen: Any) -> Slot[list[_Frame]
     return guard_slot(work, unknown, known=_KNOWN)
 
 
-def _given(source: VideoSource, index: int, chosen: Any) -> Slot[list[_Frame]]:
+def _given(source: VideoSource, index: int, choose: Any) -> Slot[list[_Frame]]:
     """The images of a list, with their times."""
     policy = ImagePolicy()
     frames: list[_Frame] = []
     opened: dict[int, Image.Image] = {}
-    for place in chosen(source.times, whole=True):
-        one = source.frames[place]
-        if one.max_pixels is not None:
-            policy = ImagePolicy(max_source_pixels=one.max_pixels)
+    for place in choose(source.times, whole=True):
+        frame = source.frames[place]
+        if frame.max_pixels is not None:
+            policy = ImagePolicy(max_source_pixels=frame.max_pixels)
         if place not in opened:
-            image = open_image(one.data or b"", policy, place)
+            image = open_image(frame.data or b"", policy, place)
             if not is_ok(image):
                 error = image.failure()
                 words = error.message.removeprefix("image ")
@@ -175,7 +175,7 @@ def _joined(
 ) -> Slot[PreparedImage]:
     """The frames, each resized, as one record."""
     budget = frame_spec(spec, options, len(frames))
-    own = (
+    frame_options = (
         dataclasses.replace(
             options,
             min_pixels=options.min_pixels,
@@ -186,7 +186,7 @@ def _joined(
         if (options.min_pixels or 0) <= budget.max_pixels
         else None
     )
-    if own is None:
+    if frame_options is None:
         return Failure(
             BadVideo(
                 index,
@@ -197,13 +197,13 @@ def _joined(
                 hint="lower min_pixels, or raise max_video_pixels",
             )
         )
-    made: list[PreparedImage] = []
+    prepared: list[PreparedImage] = []
     last: tuple[Any, PreparedImage] | None = None
     for time, image in frames:
         if last is None or last[0] is not image:
-            one = sized(image, budget, own, 0)
-            if not is_ok(one):
-                error = one.failure()
+            sized_frame = sized(image, budget, frame_options, 0)
+            if not is_ok(sized_frame):
+                error = sized_frame.failure()
                 words = error.message.removeprefix("image 0 ")
                 return Failure(
                     BadVideo(
@@ -212,20 +212,20 @@ def _joined(
                         hint=error.hint.replace("the image", "the video"),
                     )
                 )
-            last = image, one.unwrap()
-        made.append(last[1])
+            last = image, sized_frame.unwrap()
+        prepared.append(last[1])
     times = tuple(time for time, _ in frames)
-    first = made[0]
+    first = prepared[0]
     (_, high, wide) = first.grid or (1, 1, 1)
-    grid = (len(made) // spec.frame.temporal_patch_size, high, wide)
+    grid = (len(prepared) // spec.frame.temporal_patch_size, high, wide)
     sha = hashlib.sha256(repr(times).encode())
-    for one_frame in made:
+    for one_frame in prepared:
         sha.update(one_frame.digest.encode())
     return Success(
         PreparedImage(
             width=first.width,
             height=first.height,
-            rgb=b"".join(frame.rgb for frame in made),
+            rgb=b"".join(frame.rgb for frame in prepared),
             digest=sha.hexdigest(),
             grid=grid,
             tokens=grid[0] * high * wide // spec.frame.merge_size**2,
@@ -234,25 +234,25 @@ def _joined(
     )
 
 
-def _decoded(source: VideoSource, chosen: Any) -> list[_Frame]:
+def _decoded(source: VideoSource, choose: Any) -> list[_Frame]:
     """The chosen frames of a file. Raises `_Refused` and what `_KNOWN` lists."""
     data = source.data or b""
     if not data:
         raise _Refused("is empty: 0 bytes")
     moments = _moments(source, data)
-    places = chosen(_times(moments))
-    shown = _shown(source, data, [moments[place] for place in places])
-    if shown.moments != moments:  # packets that show nothing, or several frames
-        if not shown.moments:
+    places = choose(_times(moments))
+    decoded = _shown(source, data, [moments[place] for place in places])
+    if decoded.moments != moments:  # packets that show nothing, or several frames
+        if not decoded.moments:
             raise _Refused("has no frame that can be decoded")
-        moments = shown.moments
-        places = chosen(_times(moments))
-        shown = _shown(source, data, [moments[place] for place in places])
+        moments = decoded.moments
+        places = choose(_times(moments))
+        decoded = _shown(source, data, [moments[place] for place in places])
     times = _times(moments)
-    missing = [place for place in places if moments[place] not in shown.images]
+    missing = [place for place in places if moments[place] not in decoded.images]
     if missing:
         raise _Refused(f"has no frame at {times[missing[0]]:g} s that can be decoded")
-    return [_Frame(times[place], shown.images[moments[place]]) for place in places]
+    return [_Frame(times[place], decoded.images[moments[place]]) for place in places]
 
 
 def _times(moments: Sequence[Fraction]) -> list[float]:
@@ -276,7 +276,9 @@ def _open(data: bytes) -> Any:
 
 def _stream(container: Any, source: VideoSource) -> Any:
     """The stream of frames, with the bound of their size set."""
-    streams = [one for one in container.streams.video if not _is_cover(one)]
+    streams = [
+        video_stream for video_stream in container.streams.video if not _is_cover(video_stream)
+    ]
     if not streams:
         sound = " but sound" if container.streams.audio else ""
         raise _Refused(
@@ -308,7 +310,7 @@ def _moments(source: VideoSource, data: bytes) -> list[Fraction]:
     policy = ImagePolicy()
     with _open(data) as container:
         stream = _stream(container, source)
-        found: set[Fraction] = set()
+        frame_times: set[Fraction] = set()
         packets = 0
         for packet in container.demux(stream):
             at = packet.pts if packet.pts is not None else packet.dts
@@ -317,10 +319,10 @@ def _moments(source: VideoSource, data: bytes) -> list[Fraction]:
                 continue
             if packet.is_corrupt:
                 raise _Refused("is cut off", "get the whole file")
-            found.add(at * packet.time_base)
-            if len(found) > MOST_FRAMES:
+            frame_times.add(at * packet.time_base)
+            if len(frame_times) > MOST_FRAMES:
                 raise _Refused(f"has more than {MOST_FRAMES} frames", "cut it into pieces")
-        moments = sorted(found)
+        moments = sorted(frame_times)
         if not moments:
             raise _Refused("has no frames")
         cut = _cut_off(container, stream, packets, moments)
@@ -353,12 +355,16 @@ def _cut_off(container: Any, stream: Any, packets: int, moments: Sequence[Fracti
         return f"announces {stream.frames} frames, and holds {packets}"
     if not any(kind in name for kind in ("matroska", "avi", "flv")):
         return ""
-    told = _seconds(stream.metadata.get("DURATION", ""))
-    if not told and len(container.streams) == 1:
-        told = (container.duration or 0) / 1e6
-    step = max((float(later - earlier) for earlier, later in pairwise(moments)), default=told)
+    announced = _seconds(stream.metadata.get("DURATION", ""))
+    if not announced and len(container.streams) == 1:
+        announced = (container.duration or 0) / 1e6
+    step = max((float(later - earlier) for earlier, later in pairwise(moments)), default=announced)
     end = float(moments[-1] - min(moments[0], Fraction(0))) + 2 * step
-    return f"announces {told:g} seconds, and ends at {float(moments[-1]):g}" if end < told else ""
+    return (
+        f"announces {announced:g} seconds, and ends at {float(moments[-1]):g}"
+        if end < announced
+        else ""
+    )
 
 
 def _seconds(clock: str) -> float:
@@ -383,11 +389,11 @@ class _Shown(NamedTuple):
     images: dict[Fraction, Image.Image]
 
 
-def _shown(source: VideoSource, data: bytes, wanted: Sequence[Fraction]) -> _Shown:
+def _shown(source: VideoSource, data: bytes, requested: Sequence[Fraction]) -> _Shown:
     """Decode the file once, and keep the wanted frames."""
     from av.error import FFmpegError
 
-    kept, images, moments = frozenset(wanted), dict[Fraction, Any](), list[Fraction]()
+    requested_set, images, moments = frozenset(requested), dict[Fraction, Any](), list[Fraction]()
     with _open(data) as container:
         stream = _stream(container, source)
         try:
@@ -401,7 +407,7 @@ def _shown(source: VideoSource, data: bytes, wanted: Sequence[Fraction]) -> _Sho
                     )
                 moment = frame.pts * frame.time_base
                 moments.append(moment)
-                if moment in kept and moment not in images:
+                if moment in requested_set and moment not in images:
                     images[moment] = _upright(frame)
         except FFmpegError as raised:
             raise _Refused(

@@ -167,8 +167,8 @@ class ChatRow:
         """How the row ended, by the words of the server."""
         if finish not in ENDED:
             return (Finish.LENGTH if finish == "length" else Finish.ABORTED), None
-        asked = self._job.options.stop
-        if asked is not None and stop in (asked.stop_token_ids or ()):
+        stop_options = self._job.options.stop
+        if stop_options is not None and stop in (stop_options.stop_token_ids or ()):
             return Finish.STOP_TOKEN, stop
         return Finish.EOS, None
 
@@ -180,16 +180,16 @@ class ChatRow:
         if type(index) is not int:
             self._error = MalformedResponse(f"tool_calls[{place}].index is {index!r:.40}")
             return
-        held = self._calls.setdefault(index, {})
+        tool_call = self._calls.setdefault(index, {})
         for name, value in call.items():
             if name == "function" and value is not None:
                 self._add_function(
-                    held.setdefault("function", {}), value, f"tool_calls[{place}].function"
+                    tool_call.setdefault("function", {}), value, f"tool_calls[{place}].function"
                 )
             elif name != "index" and value is not None:
-                held[name] = value
+                tool_call[name] = value
 
-    def _add_function(self, before: dict[str, Any], value: Any, place: str) -> None:
+    def _add_function(self, function: dict[str, Any], value: Any, place: str) -> None:
         if not isinstance(value, Mapping):
             self._error = MalformedResponse(f"{place} is {type(value).__name__}, not an object")
             return
@@ -199,11 +199,11 @@ class ChatRow:
                     f"{place}.{name} is {type(value[name]).__name__}, not a string"
                 )
                 return
-        before.update(
+        function.update(
             {key: entry for key, entry in value.items() if key != "arguments" and entry is not None}
         )
         if value.get("arguments") is not None:
-            before["arguments"] = before.get("arguments", "") + value["arguments"]
+            function["arguments"] = function.get("arguments", "") + value["arguments"]
 
     def slot(self, limit: int | None = None) -> Slot[ChatOutput]:
         """The finished row's answer, with the limit that the server names for it. What a server
@@ -236,16 +236,16 @@ def result_of(output: ChatOutput, route: str, plugins: Sequence[Plugin]) -> Slot
     say what was really allowed, and `clipped_from` what was asked. Where the server had room for
     more, by its limit of a row, that is no answer to the request.
     """
-    made, asked = (
+    token_count, token_limit = (
         output.usage.get("completion_tokens", len(output.token_ids)),
         output.job.options.max_new_tokens or 0,
     )
-    wrong = disobeyed(_judged(output, made, route), output.job.options, route)
+    wrong = disobeyed(_judged(output, token_count, route), output.job.options, route)
     if wrong is not None:
         return Failure(wrong)
-    clipped = output.finish is Finish.LENGTH and 0 < made < asked
+    clipped = output.finish is Finish.LENGTH and 0 < token_count < token_limit
     options = (
-        dataclasses.replace(output.job.options, max_new_tokens=made)
+        dataclasses.replace(output.job.options, max_new_tokens=token_count)
         if clipped
         else output.job.options
     )
@@ -262,7 +262,7 @@ def result_of(output: ChatOutput, route: str, plugins: Sequence[Plugin]) -> Slot
             finish=output.finish,
             stop=output.stop,
             prompt_tokens=output.usage.get("prompt_tokens", len(output.prompt_token_ids)),
-            completion_tokens=made,
+            completion_tokens=token_count,
             logprobs=output.logprobs,
             margin=closest_choice(output.logprobs),
             route=route,
@@ -271,7 +271,7 @@ def result_of(output: ChatOutput, route: str, plugins: Sequence[Plugin]) -> Slot
             and thinking_unfinished(output.finish, output.raw_text, reasoning=output.reasoning),
             tool_calls=output.tool_calls,
             options=options,
-            clipped_from=asked if clipped else None,
+            clipped_from=token_limit if clipped else None,
             trimmed_by=trimmers(plugins),
             exact=None if output.job.request.continues is None else False,
             turn=Turn(request=output.job.request),
@@ -279,7 +279,7 @@ def result_of(output: ChatOutput, route: str, plugins: Sequence[Plugin]) -> Slot
     )
 
 
-def _judged(output: ChatOutput, made: int, route: str) -> Answer:
+def _judged(output: ChatOutput, token_count: int, route: str) -> Answer:
     """The answer, as far as it can be judged. A plain server may count in tokens of another kind,
     so its count is not held against it.
     """
@@ -288,7 +288,7 @@ def _judged(output: ChatOutput, made: int, route: str) -> Answer:
         text=output.text,
         finish=WORDS[output.finish],
         stops=output.finish is not Finish.EOS,
-        token_count=None if route == "openai_chat" else made,
+        token_count=None if route == "openai_chat" else token_count,
         room=None if limit is None or not prompt else limit - prompt - SPARE,
         called=bool(output.tool_calls),
     )
@@ -331,19 +331,19 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
         """The request with its effective options, or the promise that does not hold when a server
         renders.
         """
-        given = request.options or UNSET
-        thinks = None if given.chat is None else given.chat.enable_thinking
+        requested = request.options or UNSET
+        thinks = None if requested.chat is None else requested.chat.enable_thinking
         unknown = "the prompt's length is not known before the server has it"
-        for name, asked, words in (
+        for name, is_set, words in (
             (
                 "use_generation_config",
-                given.use_generation_config,
+                requested.use_generation_config,
                 "the checkpoint's generation settings are not known here",
             ),
-            ("max_prompt_tokens", given.max_prompt_tokens is not None, unknown),
-            ("on_overflow", given.on_overflow == "clip", unknown),
+            ("max_prompt_tokens", requested.max_prompt_tokens is not None, unknown),
+            ("on_overflow", requested.on_overflow == "clip", unknown),
         ):
-            if asked:
+            if is_set:
                 return self._refused(name, f"does not honour {name}: {words}")
         try:
             options = resolve(request.options)
@@ -357,7 +357,7 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
                 " known here"
             )
             return self._refused("min_new_tokens", f"does not honour min_new_tokens {words}")
-        if self.server_limit and given.max_new_tokens is None:
+        if self.server_limit and requested.max_new_tokens is None:
             options = dataclasses.replace(options, max_new_tokens=None)
         chat = options.chat
         if (
@@ -444,9 +444,9 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
         row = ChatRow(asked, self.plugins)
 
         def take(piece: Completion) -> bool:
-            made = row.take(piece)
-            if tell is not None and (made.text or made.reasoning):
-                tell(TextMade(row=position, text=made.text, reasoning=made.reasoning))
+            addition = row.take(piece)
+            if tell is not None and (addition.text or addition.reasoning):
+                tell(TextMade(row=position, text=addition.text, reasoning=addition.reasoning))
             return row.left
 
         make = functools.partial(self.ask, asked, True)

@@ -33,10 +33,10 @@ def dialect_of(models: Any) -> Dialect:
     ... )
     ('vllm', 'plain')
     """
-    listed = models.get("data") if isinstance(models, Mapping) else None
+    entries = models.get("data") if isinstance(models, Mapping) else None
     owners = (
-        [entry.get("owned_by") for entry in listed if isinstance(entry, Mapping)]
-        if isinstance(listed, list)
+        [entry.get("owned_by") for entry in entries if isinstance(entry, Mapping)]
+        if isinstance(entries, list)
         else []
     )
     return "vllm" if "vllm" in owners else "sglang" if "sglang" in owners else "plain"
@@ -48,9 +48,9 @@ def find_dialect(url: str, **settings: Any) -> Dialect:
 
     Without a key among the settings, that of each kind of server is tried.
     """
-    known = {field.name for field in dataclasses.fields(ServerSettings)}
-    held = ServerSettings(
-        base_url=url, **{name: value for name, value in settings.items() if name in known}
+    field_names = {field.name for field in dataclasses.fields(ServerSettings)}
+    server_settings = ServerSettings(
+        base_url=url, **{name: value for name, value in settings.items() if name in field_names}
     )
     loop = LoopThread()
     try:
@@ -59,12 +59,12 @@ def find_dialect(url: str, **settings: Any) -> Dialect:
                 url,
                 default="",
                 variable=wire.key_variable,
-                api_key=revealed(held.api_key),
-                headers=revealed(held.headers),
+                api_key=revealed(server_settings.api_key),
+                headers=revealed(server_settings.headers),
             )
-            listed = json_of(loop.run(_listed(Transport(access, held))))
-            if is_ok(listed):
-                return dialect_of(listed.unwrap())
+            models = json_of(loop.run(_listed(Transport(access, server_settings))))
+            if is_ok(models):
+                return dialect_of(models.unwrap())
     except AttemptFailed as failed:
         raise CallFailed(failed.error) from failed
     finally:

@@ -37,15 +37,15 @@ def wire_requests(
     if prepare is None:
         raise TypeError(f"{route.name} is not a server: nothing is sent")
     batch = prepare_batch(requests, options, image_policy)
-    asked = advance(route, [Row(number, slot) for number, slot in enumerate(batch)])
-    wanted: dict[int, Slot[WireRequest]] = {}
-    for row, call in sorted(asked.calls, key=lambda one: (one[0].key, one[0].sample)):
-        wanted.setdefault(row.key, prepare(call.input, stream=stream))
-    unsent = [row.answered(Failure(GenerationError("not sent"))) for row, _ in asked.calls]
-    ended = advance(route, [*unsent, *asked.waiting])
+    advanced = advance(route, [Row(number, slot) for number, slot in enumerate(batch)])
+    wire_slots: dict[int, Slot[WireRequest]] = {}
+    for row, call in sorted(advanced.calls, key=lambda pair: (pair[0].key, pair[0].sample)):
+        wire_slots.setdefault(row.key, prepare(call.input, stream=stream))
+    unsent = [row.answered(Failure(GenerationError("not sent"))) for row, _ in advanced.calls]
+    ended = advance(route, [*unsent, *advanced.waiting])
     if ended.calls:
         raise TypeError(
             f"{route.name} makes more than one call: ask for the requests of each engine"
         )
-    slots = {row.key: row.value for row in (*asked.ended, *ended.ended)}
-    return tuple([wanted.get(number, slots[number]) for number in range(len(batch))])
+    slots = {row.key: row.value for row in (*advanced.ended, *ended.ended)}
+    return tuple([wire_slots.get(number, slots[number]) for number in range(len(batch))])

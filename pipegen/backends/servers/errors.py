@@ -121,9 +121,11 @@ def classified(
         return Timeout(words)
     if reply.status in WRONG:
         return InvalidRequest(words, hint=HINTS.get(reply.status, ""))
-    moved = "redirects are not followed: give base_url the address that the server has moved to"
+    redirect_hint = (
+        "redirects are not followed: give base_url the address that the server has moved to"
+    )
     hint = (
-        moved
+        redirect_hint
         if reply.status in range(300, 400)
         else HINTS.get(reply.status, "see the server's log; the request can be sent again")
     )
@@ -139,12 +141,12 @@ def lengths_in(message: str, wordings: Sequence[re.Pattern[str]]) -> tuple[int, 
     >>> lengths_in("300 of 256", (re.compile(r"(?P<prompt>[0-9]+) of (?P<limit>[0-9]+)"),))
     (300, 256)
     """
-    found = next(
+    first_match = next(
         (match for match in (wording.search(message) for wording in wordings) if match), None
     )
-    if found is None or max(len(found["prompt"]), len(found["limit"])) > _DIGITS:
+    if first_match is None or max(len(first_match["prompt"]), len(first_match["limit"])) > _DIGITS:
         return None
-    return int(found["prompt"]), int(found["limit"])
+    return int(first_match["prompt"]), int(first_match["limit"])
 
 
 def unreachable(server: str, words: str, hint: str = "", *, lasting: bool = False) -> BackendFailed:

@@ -44,10 +44,10 @@ def models_of(answer: Mapping[str, Any]) -> dict[str, int | None]:
     >>> models_of({"data": [{"id": "tiny", "max_model_len": 256}, {"id": "other"}]})
     {'tiny': 256, 'other': None}
     """
-    listed = answer.get("data")
+    listing = answer.get("data")
     entries = (
-        [entry for entry in listed if isinstance(entry, Mapping) and _is_name(entry.get("id"))]
-        if isinstance(listed, list)
+        [entry for entry in listing if isinstance(entry, Mapping) and _is_name(entry.get("id"))]
+        if isinstance(listing, list)
         else []
     )
     return {
@@ -80,8 +80,8 @@ class Directory:
     def known(self) -> Facts:
         """The same object as long as nothing changes."""
         if self._known is None or time.monotonic() >= self._known_until:
-            facts, now = self._facts or Facts(), time.monotonic()
-            lacks = {word: until for word, until in self._lacks.items() if now < until}
+            facts, moment = self._facts or Facts(), time.monotonic()
+            lacks = {word: until for word, until in self._lacks.items() if moment < until}
             self._known = dataclasses.replace(facts, lacks=frozenset(lacks))
             self._known_until = min(lacks.values(), default=float("inf"))
         return self._known
@@ -111,7 +111,7 @@ class Directory:
         about = (
             await self._get(self._about) if self._about is not None and models is not None else None
         )
-        kept = (
+        about_fields = (
             {name: about[name] for name in ABOUT if isinstance(about.get(name), (str, int, float))}
             if about
             else {}
@@ -120,7 +120,7 @@ class Directory:
         fields = schema_fields(schema, self._paths)
         self._facts = None
         if models is not None:
-            self._facts = Facts(models=models_of(models), about=kept, fields=fields)
+            self._facts = Facts(models=models_of(models), about=about_fields, fields=fields)
         self._known, self._stale_at = (
             None,
             time.monotonic() + (PAUSE_SECONDS if models is None else KEPT_SECONDS),
@@ -133,5 +133,5 @@ class Directory:
             reply = await self._transport.once(request, deadline, most=PAGE_BYTES)
         except (HttpStatusError, AttemptFailed):
             return None
-        read = json_of(reply.body)
-        return read.unwrap() if is_ok(read) and isinstance(read.unwrap(), dict) else None
+        parsed = json_of(reply.body)
+        return parsed.unwrap() if is_ok(parsed) and isinstance(parsed.unwrap(), dict) else None

@@ -106,9 +106,9 @@ class HttpEngine(ABC, Generic[A, R]):
 
     def with_plugin(self, plugin: Plugin) -> Self:
         """The same engine (with the same connections) with a plugin attached."""
-        other = copy.copy(self)
-        other.plugins = (*self.plugins, plugin)
-        return other
+        engine = copy.copy(self)
+        engine.plugins = (*self.plugins, plugin)
+        return engine
 
     @property
     def capabilities(self) -> Capabilities:
@@ -144,11 +144,11 @@ class HttpEngine(ABC, Generic[A, R]):
         caller's own, though rows share parts of theirs.
         """
         facts = self.sender.directory.known
-        asked = self.sender.model(facts).bind(
+        server_request = self.sender.model(facts).bind(
             lambda model: self.ask(encoded, stream, facts, model, "")
         )
-        made = asked.bind(lambda ask: self.sender.request(ask, facts))
-        return made.map(lambda request: request._replace(body=copy.deepcopy(request.body)))
+        wire_request = server_request.bind(lambda ask: self.sender.request(ask, facts))
+        return wire_request.map(lambda request: request._replace(body=copy.deepcopy(request.body)))
 
     def generate(self, inputs: Sequence[A]) -> list[Slot[R]]:
         """One slot for each input, in order; a row that fails fails alone."""
@@ -218,7 +218,9 @@ class ServerSession(Generic[A, R]):
 
     def add(self, inputs: Sequence[tuple[int, A]]) -> None:
         self._added += len(inputs)
-        rows = [(number, asked, beginning(cast(Any, asked))) for number, asked in inputs]
+        rows = [
+            (number, row_input, beginning(cast(Any, row_input))) for number, row_input in inputs
+        ]
         self._loop.call_soon_threadsafe(self._came, rows)
 
     def step(self) -> list[Any]:
@@ -255,12 +257,12 @@ class ServerSession(Generic[A, R]):
             if not self._next:
                 self._next.extend(sorted(self._came_since, key=itemgetter(2)))
                 self._came_since = []
-            number, asked, _ = self._next.popleft()
+            number, row_input, _ = self._next.popleft()
             deadline = transport.ends(transport.call_ends() if self._fed else self._call_ends)
             slot = await (
-                engine.followed(number, asked, deadline, self._tell)
+                engine.followed(number, row_input, deadline, self._tell)
                 if self._tokens
-                else engine.row(asked, deadline)
+                else engine.row(row_input, deadline)
             )
             self._ended += 1
             self._tell(RowDone(row=number, slot=slot))

@@ -66,16 +66,16 @@ def places(prompt: Prompt, image_token_id: int | None) -> tuple[tuple[int, int],
     ... )
     ((1, 4), (6, 4))
     """
-    found: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     if prompt.images:
         marks = [
             at for at, token_id in enumerate(prompt.compact_token_ids) if token_id == image_token_id
         ]
         longer = 0
         for mark, image in zip(marks, prompt.images, strict=True):
-            found.append((mark + longer, image.tokens))
+            spans.append((mark + longer, image.tokens))
             longer += image.tokens - 1
-    return tuple(found)
+    return tuple(spans)
 
 
 def messages_of(request: GenerationRequest) -> Slot[tuple[Mapping[str, Any], ...]]:
@@ -103,13 +103,13 @@ def messages_of(request: GenerationRequest) -> Slot[tuple[Mapping[str, Any], ...
             )
         )
     index = itertools.count()
-    for message, written in zip(messages, plain, strict=True):
+    for message, plain_message in zip(messages, plain, strict=True):
         for place, part in enumerate(message.content if isinstance(message.content, tuple) else ()):
             if isinstance(part, ImagePart):
                 url = _file_url(part, next(index))
                 if not is_ok(url):
                     return Failure(url.failure())
-                written["content"][place] = {
+                plain_message["content"][place] = {
                     "type": "image_url",
                     "image_url": {"url": url.unwrap()},
                 }

@@ -59,14 +59,14 @@ def logprobs_of(
             f"the answer has logprobs of {seen + len(entries)} tokens, and generated"
             f" {seen + len(token_ids)}"
         )
-    out: list[TokenLogprob] = []
+    token_logprobs: list[TokenLogprob] = []
     for place, token_id in enumerate(token_ids):
-        own, top = entries[place] if place < len(entries) else (None, [])
-        read = logprob(token_id, seen + place, own, top, wanted)
-        if not is_ok(read):
-            return Failure(read.failure())
-        out.append(read.unwrap())
-    return Success(tuple(out))
+        token_entry, top = entries[place] if place < len(entries) else (None, [])
+        slot = logprob(token_id, seen + place, token_entry, top, wanted)
+        if not is_ok(slot):
+            return Failure(slot.failure())
+        token_logprobs.append(slot.unwrap())
+    return Success(tuple(token_logprobs))
 
 
 def entries_in(reported: Any) -> list[Entry]:
@@ -79,7 +79,7 @@ def entries_in(reported: Any) -> list[Entry]:
         return [
             (
                 _named(entry),
-                [_named(other) or (None, None) for other in _listed(entry, "top_logprobs")],
+                [_named(candidate) or (None, None) for candidate in _listed(entry, "top_logprobs")],
             )
             for entry in reported["content"]
         ]
@@ -93,7 +93,7 @@ def entries_in(reported: Any) -> list[Entry]:
             (
                 (_id(token), value),
                 (
-                    [(_id(name), other) for name, other in table.items()]
+                    [(_id(name), top_value) for name, top_value in table.items()]
                     if isinstance(table, Mapping)
                     else []
                 ),
@@ -106,13 +106,13 @@ def entries_of_meta(meta: Mapping[str, Any], first: int = 0) -> list[Entry]:
     """What SGLang's `meta_info` says, from the token at `first` of its lists on: rows of [logprob,
     id, text].
     """
-    own, tops = _listed(meta, "output_token_logprobs"), _listed(meta, "output_top_logprobs")
+    token_rows, tops = _listed(meta, "output_token_logprobs"), _listed(meta, "output_top_logprobs")
     rows: list[Entry] = []
-    for place in range(first, len(own)):
+    for place in range(first, len(token_rows)):
         table = tops[place] if place < len(tops) else None
         rows.append(
             (
-                _row(own[place]),
+                _row(token_rows[place]),
                 [_row(entry) or (None, None) for entry in table] if isinstance(table, list) else [],
             )
         )
@@ -186,14 +186,14 @@ def logprob(
             " number"
         )
     numbers = [
-        (other, float(value)) for other, value in top if type(other) is int and _number(value)
+        (top_id, float(value)) for top_id, value in top if type(top_id) is int and _number(value)
     ]
     if len(numbers) < wanted and len(numbers) < len(top):
-        other, value = next(
+        top_id, value = next(
             pair for pair in top if type(pair[0]) is not int or not _number(pair[1])
         )
         return malformed(
-            f"a top logprob of generated token {index} is {value!r:.40} for id {other!r:.40}"
+            f"a top logprob of generated token {index} is {value!r:.40} for id {top_id!r:.40}"
         )
     if len(top) < wanted:
         return malformed(
@@ -228,9 +228,9 @@ def scores_of_tables(tables: Any, ask: ServerRequest) -> Slot[Scores | None]:
     ((-0.5, (8, -0.5)),)
     """
     if not isinstance(tables, list) or len(tables) != ask.prompt_tokens:
-        seen = len(tables) if isinstance(tables, list) else "no"
+        count = len(tables) if isinstance(tables, list) else "no"
         return malformed(
-            f"the answer has {seen} log probabilities of a prompt of {ask.prompt_tokens} tokens"
+            f"the answer has {count} log probabilities of a prompt of {ask.prompt_tokens} tokens"
         )
     pairs: list[tuple[Any, list[Pair]]] = []
     for token, table in zip(ask.token_ids[-ask.scored :], tables[-ask.scored :], strict=True):
@@ -252,16 +252,21 @@ def scores_of_meta(meta: Mapping[str, Any], ask: ServerRequest) -> Slot[Scores |
     SGLang writes 0 for the very last id of the vocabulary (`x if x < vocab_size - 1 else 0`),
     beside that token's own log probability.
     """
-    own, tops = _listed(meta, "input_token_logprobs"), _listed(meta, "input_top_logprobs")
-    if len(own) != ask.scored + 1 or len(tops) != len(own):
+    token_rows, tops = _listed(meta, "input_token_logprobs"), _listed(meta, "input_top_logprobs")
+    if len(token_rows) != ask.scored + 1 or len(tops) != len(token_rows):
         return malformed(
-            f"meta_info has {len(own)} log probabilities of input tokens and {len(tops)} highest"
-            f" ones; {ask.scored + 1} were asked"
+            f"meta_info has {len(token_rows)} log probabilities of input tokens and {len(tops)}"
+            f" highest ones; {ask.scored + 1} were asked"
         )
     pairs: list[tuple[Any, list[Pair]]] = []
     last = max(ask.token_ids)
-    for token, entry, top in zip(ask.token_ids[-ask.scored :], own[1:], tops[1:], strict=True):
-        row, others = _row(entry), [_row(other) for other in top] if isinstance(top, list) else []
+    for token, entry, top in zip(
+        ask.token_ids[-ask.scored :], token_rows[1:], tops[1:], strict=True
+    ):
+        row, candidates = (
+            _row(entry),
+            [_row(top_row) for top_row in top] if isinstance(top, list) else [],
+        )
         pairs.append(
             (
                 (
@@ -269,7 +274,7 @@ def scores_of_meta(meta: Mapping[str, Any], ask: ServerRequest) -> Slot[Scores |
                     if row is not None and (row[0] == token or (row[0] == 0 and token == last))
                     else None
                 ),
-                [other for other in others if other is not None],
+                [candidate for candidate in candidates if candidate is not None],
             )
         )
     return _scores(pairs, ask)
@@ -279,22 +284,26 @@ def _scores(pairs: Sequence[tuple[Any, list[Pair]]], ask: ServerRequest) -> Slot
     """Each token's own log probability, and the likeliest token there with its own; what stands for
     minus infinity is that.
     """
-    out: list[tuple[float, tuple[int, float]]] = []
-    for place, (own, others) in enumerate(pairs):
+    scores: list[tuple[float, tuple[int, float]]] = []
+    for place, (token_value, candidates) in enumerate(pairs):
         token = ask.token_ids[len(ask.token_ids) - ask.scored + place]
         numbers = all(
             type(value) in (int, float) and value <= sys.float_info.max
-            for value in (own, *(value for _, value in others))
+            for value in (token_value, *(value for _, value in candidates))
         )
-        if not others or not numbers or not all(type(other) is int for other, _ in others):
+        if (
+            not candidates
+            or not numbers
+            or not all(type(candidate) is int for candidate, _ in candidates)
+        ):
             return malformed(
                 f"the log probability of token {place} of the continuation (id {token}) is"
-                f" {own!r:.40}, the highest there {others!r:.80}"
+                f" {token_value!r:.40}, the highest there {candidates!r:.80}"
             )
         # of equal ones the first, which is the token itself
-        best = max([(token, own), *others], key=lambda pair: pair[1])
+        best = max([(token, token_value), *candidates], key=lambda pair: pair[1])
         logprob, highest = (
-            float(value) if value > SENTINEL else -math.inf for value in (own, best[1])
+            float(value) if value > SENTINEL else -math.inf for value in (token_value, best[1])
         )
-        out.append((logprob, (best[0], highest)))
-    return Success(tuple(out))
+        scores.append((logprob, (best[0], highest)))
+    return Success(tuple(scores))

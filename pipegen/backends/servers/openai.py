@@ -63,13 +63,13 @@ def body_of(ask: ServerRequest, dialect: str) -> dict[str, Any]:
         if dialect != "plain" and ask.options.chat is not None
         else None
     )
-    own = {
+    request_fields = {
         "model": ask.model,
         "messages": [dict(message) for message in ask.messages],
         "tools": list(ask.tools) or None,
         "rid": (ask.rid or None) if dialect == "sglang" else None,
     }
-    body = {name: value for name, value in own.items() if value is not None} | _fixed(
+    body = {name: value for name, value in request_fields.items() if value is not None} | _fixed(
         ask.options, ask.stops, ask.stream, thinking, dialect
     )
     return merged(body, extra) if extra else body
@@ -81,15 +81,15 @@ def _fixed(
 ) -> dict[str, Any]:
     """What the rows of a batch have in common in their bodies."""
     chat = options.chat
-    own = {
+    standard_fields = {
         **wire_fields(options, "chat", DIALECTS[dialect if chat is not None else "plain"].name),
         "stream": stream or None,
         "stream_options": {"include_usage": True} if stream else None,
         **_form(options, dialect),
     }
-    more: dict[str, Any] = {}
+    dialect_fields: dict[str, Any] = {}
     if dialect != "plain" and chat is not None:
-        more = {
+        dialect_fields = {
             "top_k": options.top_k or (0 if dialect == "vllm" else -1),
             "min_tokens": options.min_new_tokens,
             "stop": list(stops) or None,
@@ -122,7 +122,7 @@ def _fixed(
             "return_token_ids": True if dialect == "vllm" else None,
         }
         if options.logprobs:
-            more |= {
+            dialect_fields |= {
                 "logprobs": True,
                 "top_logprobs": (
                     vllm.logprobs_asked(options)
@@ -130,12 +130,16 @@ def _fixed(
                     else max(options.top_logprobs or 0, MARGIN)
                 ),
             }
-            more |= (
+            dialect_fields |= (
                 {"return_tokens_as_token_ids": True}
                 if dialect == "vllm"
                 else {"return_token_ids": True, "return_meta_info": True}
             )
-    return {name: value for name, value in {**own, **more}.items() if value is not None}
+    return {
+        name: value
+        for name, value in {**standard_fields, **dialect_fields}.items()
+        if value is not None
+    }
 
 
 def _form(options: GenerationOptions, dialect: str) -> dict[str, Any]:
@@ -176,10 +180,10 @@ def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completi
     """What one event of a stream brings: new text, new reasoning, pieces of tool calls, the end;
     or, last, the usage alone.
     """
-    found = pieces(
+    completions = pieces(
         event, lambda choice, place: _completion(choice, event, ask, "delta", place, seen)
     )
-    return found.map(lambda made: made or (Completion(usage=usage_of(event.get("usage"))),))
+    return completions.map(lambda parts: parts or (Completion(usage=usage_of(event.get("usage"))),))
 
 
 def _completion(
@@ -188,13 +192,13 @@ def _completion(
     ask: ServerRequest,
     holder: str,
     place: str,
-    seen: int,
+    tokens_before: int,
 ) -> Slot[Completion]:
-    read = _read(choice, answer, holder, place)
+    parsed = _read(choice, answer, holder, place)
     return (
-        read.bind(lambda completion: _with_logprobs(completion, choice, ask, seen))
+        parsed.bind(lambda completion: _with_logprobs(completion, choice, ask, tokens_before))
         if ask.options.logprobs
-        else read
+        else parsed
     )
 
 
@@ -238,15 +242,15 @@ def _read(
         if choice.get("token_ids") is not None
         else choice.get("response_token_ids")
     )
-    known = ids_of(prompt, "prompt_token_ids") if prompt is not None else None
-    made = ids_of(ids, f"{place}.token_ids") if ids is not None else None
-    for read in (known, made):
-        if read is not None and not is_ok(read):
-            return Failure(read.failure())
+    prompt_ids = ids_of(prompt, "prompt_token_ids") if prompt is not None else None
+    token_ids = ids_of(ids, f"{place}.token_ids") if ids is not None else None
+    for parsed in (prompt_ids, token_ids):
+        if parsed is not None and not is_ok(parsed):
+            return Failure(parsed.failure())
     return Success(
         Completion(
-            token_ids=None if made is None else made.unwrap(),
-            prompt_token_ids=None if known is None else known.unwrap(),
+            token_ids=None if token_ids is None else token_ids.unwrap(),
+            prompt_token_ids=None if prompt_ids is None else prompt_ids.unwrap(),
             finish=finish,
             stop=stop if isinstance(stop, (int, str)) else None,
             text=message.get("content"),
@@ -259,7 +263,7 @@ def _read(
 
 
 def _with_logprobs(
-    completion: Completion, choice: Mapping[str, Any], ask: ServerRequest, seen: int
+    completion: Completion, choice: Mapping[str, Any], ask: ServerRequest, tokens_before: int
 ) -> Slot[Completion]:
     """With the logprobs of its tokens: as vLLM's choice names them, by id; as SGLang's `meta_info`
     does.
@@ -268,10 +272,13 @@ def _with_logprobs(
     entries = (
         entries_of_meta(meta) if isinstance(meta, Mapping) else entries_in(choice.get("logprobs"))
     )
-    read = logprobs_of(
-        entries, completion.token_ids or (), wanted=ask.options.top_logprobs or 0, seen=seen
+    parsed = logprobs_of(
+        entries,
+        completion.token_ids or (),
+        wanted=ask.options.top_logprobs or 0,
+        seen=tokens_before,
     )
-    return read.map(lambda logprobs: altered(completion, logprobs=logprobs))
+    return parsed.map(lambda logprobs: altered(completion, logprobs=logprobs))
 
 
 def asks_to_think(options: GenerationOptions, extra_body: Mapping[str, Any]) -> bool:
@@ -286,7 +293,7 @@ def asks_to_think(options: GenerationOptions, extra_body: Mapping[str, Any]) -> 
         extra_body,
         {"enable_thinking": options.chat is not None and options.chat.enable_thinking},
     )
-    return any(one.get("enable_thinking") is True for one in switches)
+    return any(fields.get("enable_thinking") is True for fields in switches)
 
 
 def _unsupported(ask: ServerRequest, dialect: str, facts: Facts) -> UnsupportedOption | None:

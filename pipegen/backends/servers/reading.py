@@ -39,16 +39,16 @@ def merged(body: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """`body` with `more` merged in, deeply; `None` takes a key away. Neither argument is
     changed.
     """
-    out: dict[str, Any] = dict(body)
+    result: dict[str, Any] = dict(body)
     for key, value in more.items():
         if value is None:
-            out.pop(key, None)
+            result.pop(key, None)
         elif isinstance(value, Mapping):
-            before = out.get(key)
-            out[key] = merged(before if isinstance(before, Mapping) else {}, value)
+            old_value = result.get(key)
+            result[key] = merged(old_value if isinstance(old_value, Mapping) else {}, value)
         else:
-            out[key] = list(value) if isinstance(value, tuple) else value
-    return out
+            result[key] = list(value) if isinstance(value, tuple) else value
+    return result
 
 
 def malformed(words: str) -> Failure[Any]:
@@ -159,8 +159,8 @@ def error_message(reply: WireReply) -> tuple[str, Mapping[str, Any]]:
     ['a', 'b', 'c', 'd']
     """
     text = reply.body[:100_000].decode(errors="replace").strip()
-    read = json_of(text.encode())
-    value = read.unwrap() if is_ok(read) else None
+    parsed = json_of(text.encode())
+    value = parsed.unwrap() if is_ok(parsed) else None
     if isinstance(value, Mapping):
         for holder in (value.get("error"), value):
             if isinstance(holder, str):
@@ -218,10 +218,10 @@ def pieces(answer: Any, read: Read) -> Slot[tuple[Completion, ...]]:
         return Success(())
     if not isinstance(choices[0], dict):
         return malformed(f"choices[0] is {type(choices[0]).__name__}, not an object")
-    made = read(choices[0], "choices[0]")
-    if not is_ok(made):
-        return Failure(made.failure())
-    completion = made.unwrap()
+    completion_slot = read(choices[0], "choices[0]")
+    if not is_ok(completion_slot):
+        return Failure(completion_slot.failure())
+    completion = completion_slot.unwrap()
     if completion.index:
         return malformed(f"choices[0].index is {completion.index!r:.40}, and 1 was asked")
     return Success((completion,))
@@ -229,12 +229,12 @@ def pieces(answer: Any, read: Read) -> Slot[tuple[Completion, ...]]:
 
 def whole(answer: Any, read: Read) -> Slot[tuple[Completion, ...]]:
     """The completion of a whole answer, which has ended."""
-    found = pieces(answer, read)
-    if not is_ok(found):
-        return found
-    completions = found.unwrap()
+    completion_slot = pieces(answer, read)
+    if not is_ok(completion_slot):
+        return completion_slot
+    completions = completion_slot.unwrap()
     if not completions:
         return malformed("the answer holds choices [], and 1 were asked")
     if completions[0].finish is None:
         return malformed("a choice of the answer has no finish_reason")
-    return found
+    return completion_slot

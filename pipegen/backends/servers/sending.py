@@ -141,11 +141,11 @@ class Sender:
 
     def request(self, ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
         """The request as it is sent. A field of `extra_body` that the server lacks is refused."""
-        made = self.wire.to_wire(ask, facts)
-        if not ask.extra_body or not is_ok(made):
-            return made
-        refusal = unknown_field(ask.extra_body, made.unwrap(), facts)
-        return made if refusal is None else Failure(refusal)
+        wire_request = self.wire.to_wire(ask, facts)
+        if not ask.extra_body or not is_ok(wire_request):
+            return wire_request
+        refusal = unknown_field(ask.extra_body, wire_request.unwrap(), facts)
+        return wire_request if refusal is None else Failure(refusal)
 
     def _model_by(self, facts: Facts) -> Slot[str | None]:
         """The name that the server knows the model by; None where it could not be found out, which
@@ -183,11 +183,11 @@ class Sender:
     async def _read_once(self, row: Asked[R], deadline: float) -> Slot[R]:
         """One attempt at a whole answer. Raises `AttemptFailed`."""
         while True:
-            known, heavy = self.directory.fresh, row.heavy
+            fresh_facts, heavy = self.directory.fresh, row.heavy
             facts, ask, request, body, most = (
                 await self._ready(row.ask, heavy, deadline)
-                if heavy or known is None
-                else self._made(row.ask, known)
+                if heavy or fresh_facts is None
+                else self._made(row.ask, fresh_facts)
             )
             try:
                 reply = await self.transport.once(request, deadline, body=body, most=most)
@@ -238,7 +238,7 @@ class Sender:
 
         async def follow(ready: _Sendable) -> None:
             nonlocal begun, until
-            seen, ask = 0, ready.ask
+            token_count, ask = 0, ready.ask
             total = most_bytes_of_stream(ask) if bounded else None
             events = self.transport.events(
                 ready.request, lambda: until, body=ready.body, most=ready.most, total=total
@@ -248,11 +248,11 @@ class Sender:
                     try:
                         for piece in _value(
                             json_of(data, "an event").bind(
-                                functools.partial(self.pieces_in, ask, seen)
+                                functools.partial(self.pieces_in, ask, token_count)
                             )
                         ):
                             begun = True
-                            seen += len(piece.token_ids or ())
+                            token_count += len(piece.token_ids or ())
                             if take(piece):
                                 if piece.finish is None:  # the row ended by a rule of pipegen's own
                                     await self._abort(ready.request.rid)
@@ -301,8 +301,8 @@ class Sender:
             value.get("error") is None and value.get("object") != "error"
         ):
             return self.wire.from_event(value, ask, seen)
-        held = value["error"] if isinstance(value.get("error"), dict) else value
-        code = held.get("code")
+        error = value["error"] if isinstance(value.get("error"), dict) else value
+        code = error.get("code")
         status = code if type(code) is int and 400 <= code < 600 else 500
         raise HttpStatusError(WireReply(status=status, body=json.dumps(value).encode()))
 
@@ -313,25 +313,27 @@ class Sender:
         facts = self.directory.fresh or await self.facts(deadline)
         if not heavy:
             return self._made(make, facts)
-        here = await self.transport.here()
+        loop_resources = await self.transport.here()
         try:
-            with here.deadlines.by(deadline):
+            with loop_resources.deadlines.by(deadline):
                 # until it has room: so few bodies wait that are made already
-                async with here.preparing:
-                    made = await asyncio.to_thread(self._made, make, facts)
+                async with loop_resources.preparing:
+                    sendable = await asyncio.to_thread(self._made, make, facts)
                     upload = (
-                        Upload(made.body, here.uploads.leave)
-                        if isinstance(made.body, bytes)
-                        else Upload(b"", here.uploads.leave)
+                        Upload(sendable.body, loop_resources.uploads.leave)
+                        if isinstance(sendable.body, bytes)
+                        else Upload(b"", loop_resources.uploads.leave)
                     )
-                    made = made._replace(body=upload, ask=made.ask._replace(messages=(), images=()))
-                    made = made._replace(request=made.request._replace(body=None))
-                    await here.uploads.enter(upload.size)
+                    sendable = sendable._replace(
+                        body=upload, ask=sendable.ask._replace(messages=(), images=())
+                    )
+                    sendable = sendable._replace(request=sendable.request._replace(body=None))
+                    await loop_resources.uploads.enter(upload.size)
         except Late as late:
             raise AttemptFailed(
                 self.transport.late("for its images to be made ready"), again=False
             ) from late
-        return made
+        return sendable
 
     def _made(self, make: Make, facts: Facts) -> _Sendable:
         rid = uuid.uuid4().hex if self.wire.abort is not None else ""
@@ -380,8 +382,8 @@ class Sender:
                 ask,
             )
 
-        made = guard(classified, failed)
-        return made.unwrap() if is_ok(made) else made.failure()
+        outcome = guard(classified, failed)
+        return outcome.unwrap() if is_ok(outcome) else outcome.failure()
 
     async def _abort(self, rid: str) -> None:
         if self.wire.abort is not None:

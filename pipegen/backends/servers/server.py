@@ -79,8 +79,12 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         """That of the checkpoint here; of a server whose weights are not here, its address and the
         model's name there too.
         """
-        own = self._checkpoint.identity
-        return own if self._checkpoint.has_weights else f"{own} {self.address}"
+        checkpoint_identity = self._checkpoint.identity
+        return (
+            checkpoint_identity
+            if self._checkpoint.has_weights
+            else f"{checkpoint_identity} {self.address}"
+        )
 
     @property
     def depends_on(self) -> Mapping[str, Any]:
@@ -142,8 +146,8 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
             else self.sender.whole(_Whole(self, asked), deadline)
         )
 
-    async def _imaged(self, asked: Encoded, deadline: float) -> Slot[Raw]:
-        ready = await self._ready(asked, deadline)
+    async def _imaged(self, encoded: Encoded, deadline: float) -> Slot[Raw]:
+        ready = await self._ready(encoded, deadline)
         return (
             await self.sender.whole(_Whole(self, *ready.unwrap()), deadline)
             if is_ok(ready)
@@ -178,40 +182,40 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         )
         return row.slot() if error is None else Failure(error)
 
-    async def _ready(self, asked: Encoded, deadline: float) -> Slot[tuple[Encoded, Any]]:
+    async def _ready(self, unchecked: Encoded, deadline: float) -> Slot[tuple[Encoded, Any]]:
         """The row as the server may be sent it, and what the server makes of its images, where it
         must be asked to keep their sizes first.
         """
         try:
-            checked = self.checked(asked, await self.sender.facts(deadline))
+            checked = self.checked(unchecked, await self.sender.facts(deadline))
         except AttemptFailed as late:
             return Failure(late.error)
-        resized = self._checkpoint.check_server_resize(asked.prompt) if is_ok(checked) else None
+        resized = self._checkpoint.check_server_resize(unchecked.prompt) if is_ok(checked) else None
         if resized is None:
             return checked.map(lambda encoded: (encoded, None))
-        made = await self.sender.whole(_Resized(self, asked), deadline)
-        if not is_ok(made) and "render" in self.sender.directory.known.lacks:
+        features_slot = await self.sender.whole(_Resized(self, unchecked), deadline)
+        if not is_ok(features_slot) and "render" in self.sender.directory.known.lacks:
             return Failure(resized)
-        return made.bind(lambda features: checked.map(lambda encoded: (encoded, features)))
+        return features_slot.bind(lambda features: checked.map(lambda encoded: (encoded, features)))
 
     def checked(self, encoded: Encoded, facts: Facts) -> Slot[Encoded]:
         """The row as the server may be sent it: within its limit, and nothing that could crash it
         or mislead it.
         """
         prompt = encoded.prompt
-        refused: GenerationError | None = refused_ids(
+        refusal: GenerationError | None = refused_ids(
             prompt.compact_token_ids,
             self.tokenizer.vocab_size,
             self._checkpoint.image_token_id,
             len(prompt.images),
         )
         if not self.wire.keeps_sizes:
-            refused = refused or self._checkpoint.check_server_resize(prompt)
-        if refused is not None:
-            return Failure(refused)
+            refusal = refusal or self._checkpoint.check_server_resize(prompt)
+        if refusal is not None:
+            return Failure(refusal)
         room = self._room(facts)
-        other = other_factors(self._checkpoint.positions, encoded, room)
-        return check_fit(encoded, room) if other is None else Failure(other)
+        factors_error = other_factors(self._checkpoint.positions, encoded, room)
+        return check_fit(encoded, room) if factors_error is None else Failure(factors_error)
 
     @property
     def longest_scored(self) -> int | None:
@@ -221,7 +225,7 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         limit = self.limit_of(self.sender.directory.known)
         return None if limit is None else limit - 1
 
-    async def _score(self, asked: Continued, deadline: float) -> Slot[TokenScores]:
+    async def _score(self, continued: Continued, deadline: float) -> Slot[TokenScores]:
         if not self.wire.scores:
             words = f"{self.name} does not give the log probabilities of given continuations"
             return Failure(
@@ -231,11 +235,11 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
                     hint="score with hf, vllm, vllm_server or sglang_server",
                 )
             )
-        ready = await self._ready(asked.whole, deadline)
+        ready = await self._ready(continued.whole, deadline)
         if not is_ok(ready):
             return Failure(ready.failure())
         scored: Slot[Any] = await self.sender.whole(
-            _Scored(self, *ready.unwrap(), continued=asked), deadline
+            _Scored(self, *ready.unwrap(), continued=continued), deadline
         )
         return scored
 
@@ -328,31 +332,31 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         row.take_piece(completion)
         return row.slot()
 
-    def _judged(self, asked: Encoded, completion: Completion) -> Answer:
+    def _judged(self, encoded: Encoded, completion: Completion) -> Answer:
         """A whole answer, beside what the server was sent."""
         facts, usage = self.sender.directory.known, completion.usage
-        ends = self._ends(asked.options, facts)
+        ends = self._ends(encoded.options, facts)
         return Answer(
             finish=completion.finish,
             token_ids=completion.token_ids,
             token_count=usage.get("completion_tokens"),
             ending_ids=frozenset(ends.ids),
             stops=bool(ends.stops),
-            room=self._room_behind(asked, facts),
-            prompt=asked.prompt.token_ids,
+            room=self._room_behind(encoded, facts),
+            prompt=encoded.prompt.token_ids,
             prompt_count=usage.get("prompt_tokens"),
         )
 
-    def _room_behind(self, asked: Encoded, facts: Facts) -> int | None:
+    def _room_behind(self, encoded: Encoded, facts: Facts) -> int | None:
         """For how many tokens the server is sure to have room behind this prompt; None where its
         limit is not known.
         """
         limit = self.limit_of(facts)
-        return None if limit is None else limit - len(asked.prompt.token_ids) - SPARE
+        return None if limit is None else limit - len(encoded.prompt.token_ids) - SPARE
 
     def _row(self, encoded: Encoded, *, position: int = 0, text: bool = False) -> ServerRow:
         facts = self.sender.directory.known
-        known: dict[str, Any] = {
+        limits: dict[str, Any] = {
             "stops": bool(self._ends(encoded.options, facts).stops),
             "room": self._room_behind(encoded, facts),
         }
@@ -364,7 +368,7 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
             self.name,
             position=position,
             text=text,
-            **known,
+            **limits,
         )
 
 

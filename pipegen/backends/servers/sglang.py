@@ -107,9 +107,9 @@ def unsupported(
         return UnsupportedOption(
             words, option="min_new_tokens", hint="leave out min_new_tokens, or ignore_eos"
         )
-    refused = grammar.unsupported_with_form(options, "sglang_server")
-    if refused is not None:
-        return refused
+    refusal = grammar.unsupported_with_form(options, "sglang_server")
+    if refusal is not None:
+        return refusal
     changed = [name for name, neutral in _NEUTRAL.items() if getattr(options, name) not in neutral]
     if options.logprobs and changed:
         words = (
@@ -180,10 +180,10 @@ def from_wire(answer: Any, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
     items = answer if isinstance(answer, list) else [answer]
     if len(items) != 1:
         return malformed(f"the answer holds {len(items)} completions, and 1 was asked")
-    read = _completion(items[0], ask, 0)
-    if is_ok(read) and read.unwrap().finish is None:
+    parsed = _completion(items[0], ask, 0)
+    if is_ok(parsed) and parsed.unwrap().finish is None:
         return malformed("meta_info holds no finish_reason")
-    return read.map(lambda completion: (completion,))
+    return parsed.map(lambda completion: (completion,))
 
 
 def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completion, ...]]:
@@ -193,7 +193,7 @@ def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completi
     return _completion(event, ask, seen).map(lambda piece: (piece,))
 
 
-def _completion(item: Any, ask: ServerRequest, seen: int) -> Slot[Completion]:
+def _completion(item: Any, ask: ServerRequest, tokens_before: int) -> Slot[Completion]:
     meta = item.get("meta_info") if isinstance(item, Mapping) else None
     if not isinstance(item, Mapping) or not isinstance(meta, Mapping):
         return malformed("the answer holds no meta_info")
@@ -205,40 +205,49 @@ def _completion(item: Any, ask: ServerRequest, seen: int) -> Slot[Completion]:
     finish, stop = (None, None) if reason is None else (reason["type"], reason.get("matched"))
     if stop == "NaN happened":  # what SGLang calls an id outside the vocabulary
         return malformed("SGLang's logits were not numbers")
-    given, total = item.get("output_ids"), meta.get("completion_tokens")
-    made = ids_of(
-        [] if given is None and (ask.stream or finish == "abort") else given, "output_ids"
+    output_ids, total = item.get("output_ids"), meta.get("completion_tokens")
+    ids_slot = ids_of(
+        [] if output_ids is None and (ask.stream or finish == "abort") else output_ids, "output_ids"
     )
-    if not is_ok(made):
-        return Failure(made.failure())
-    ids = made.unwrap()
+    if not is_ok(ids_slot):
+        return Failure(ids_slot.failure())
+    ids = ids_slot.unwrap()
     if not ask.stream or type(total) is not int or total == len(ids):
-        new = ids[seen:]
-    elif total == seen + len(ids):
+        new = ids[tokens_before:]
+    elif total == tokens_before + len(ids):
         new = ids
     else:
-        return malformed(f"an event holds {len(ids)} ids of {total} generated, after {seen}")
-    noted: Slot[tuple[TokenLogprob, ...] | None] = Success(None)
+        return malformed(
+            f"an event holds {len(ids)} ids of {total} generated, after {tokens_before}"
+        )
+    logprobs: Slot[tuple[TokenLogprob, ...] | None] = Success(None)
     if ask.options.logprobs:
         # of all tokens so far, or of the new ones alone
         entries = meta.get("output_token_logprobs")
-        first = seen if isinstance(entries, list) and len(entries) == seen + len(new) else 0
-        noted = logprobs_of(
-            entries_of_meta(meta, first), new, wanted=ask.options.top_logprobs or 0, seen=seen
+        first = (
+            tokens_before
+            if isinstance(entries, list) and len(entries) == tokens_before + len(new)
+            else 0
+        )
+        logprobs = logprobs_of(
+            entries_of_meta(meta, first),
+            new,
+            wanted=ask.options.top_logprobs or 0,
+            seen=tokens_before,
         )
     prompt = item.get("prompt_token_ids")
-    known = ids_of(prompt, "prompt_token_ids") if prompt is not None else Success(None)
+    prompt_ids = ids_of(prompt, "prompt_token_ids") if prompt is not None else Success(None)
     scores = scores_of_meta(meta, ask) if ask.scored else Success(None)
-    for read in (scores, noted, known):
-        if not is_ok(read):
-            return Failure(read.failure())
+    for parsed in (scores, logprobs, prompt_ids):
+        if not is_ok(parsed):
+            return Failure(parsed.failure())
     return Success(
         Completion(
             token_ids=new,
-            logprobs=noted.unwrap(),
+            logprobs=logprobs.unwrap(),
             finish=finish,
             stop=stop if isinstance(stop, (int, str)) else None,
-            prompt_token_ids=known.unwrap(),
+            prompt_token_ids=prompt_ids.unwrap(),
             usage=usage_of(meta),
             scores=scores.unwrap(),
         )

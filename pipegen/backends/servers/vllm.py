@@ -254,7 +254,11 @@ def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completi
 
 
 def _completion(
-    choice: Mapping[str, Any], answer: Mapping[str, Any], ask: ServerRequest, seen: int, place: str
+    choice: Mapping[str, Any],
+    answer: Mapping[str, Any],
+    ask: ServerRequest,
+    tokens_before: int,
+    place: str,
 ) -> Slot[Completion]:
     ids = choice.get("token_ids")
     if ids is None and (ask.stream or choice.get("finish_reason") == "abort"):
@@ -270,36 +274,36 @@ def _completion(
     if type(index) is not int or not (finish is None or isinstance(finish, str)):
         return malformed(f"{place} has index {index!r:.40} and finish_reason {finish!r:.40}")
 
-    made = ids_of(ids, f"{place}.token_ids")
-    if not is_ok(made):
-        return Failure(made.failure())
-    token_ids, options = made.unwrap(), ask.options
-    known = NONE if prompt is None else ids_of(prompt, "prompt_token_ids")
+    ids_slot = ids_of(ids, f"{place}.token_ids")
+    if not is_ok(ids_slot):
+        return Failure(ids_slot.failure())
+    token_ids, options = ids_slot.unwrap(), ask.options
+    prompt_ids = NONE if prompt is None else ids_of(prompt, "prompt_token_ids")
     scores = (
         scores_of_tables(choice.get("prompt_logprobs", answer.get("prompt_logprobs")), ask)
         if ask.scored
         else NONE
     )
-    noted = (
+    logprobs = (
         logprobs_of(
             entries_in(choice.get("logprobs")),
             token_ids,
             wanted=options.top_logprobs or 0,
-            seen=seen,
+            seen=tokens_before,
         )
         if options.logprobs
         else NONE
     )
-    for read in (known, scores, noted):
-        if not is_ok(read):
-            return Failure(read.failure())
+    for parsed in (prompt_ids, scores, logprobs):
+        if not is_ok(parsed):
+            return Failure(parsed.failure())
     return Success(
         Completion(
             token_ids=token_ids,
-            logprobs=noted.unwrap(),
+            logprobs=logprobs.unwrap(),
             finish=finish,
             stop=stop if isinstance(stop, (int, str)) else None,
-            prompt_token_ids=known.unwrap(),
+            prompt_token_ids=prompt_ids.unwrap(),
             usage=usage_of(answer.get("usage")),
             index=index,
             scores=scores.unwrap(),
@@ -437,8 +441,8 @@ def read_features(answer: Any, ask: ServerRequest) -> Slot[tuple[Completion, ...
     ... ).failure().message
     'the server prepared an image to 9 tokens, and it has 4 for pipegen: the server did not keep its size'
     """
-    made = answer.get("features") if isinstance(answer, Mapping) else None
-    columns = [_images(made, name) for name in ("mm_hashes", "kwargs_data", "mm_placeholders")]
+    features = answer.get("features") if isinstance(answer, Mapping) else None
+    columns = [_images(features, name) for name in ("mm_hashes", "kwargs_data", "mm_placeholders")]
     if any(len(column) != len(ask.places) for column in columns) or not all(
         isinstance(entry, str) for entry in (*columns[0], *columns[1])
     ):
@@ -468,10 +472,10 @@ def read_features(answer: Any, ask: ServerRequest) -> Slot[tuple[Completion, ...
     )
 
 
-def _images(made: Any, name: str) -> list[Any]:
-    column = made.get(name) if isinstance(made, Mapping) else None
-    listed = column.get("image") if isinstance(column, Mapping) else None
-    return listed if isinstance(listed, list) else []
+def _images(features: Any, name: str) -> list[Any]:
+    column = features.get(name) if isinstance(features, Mapping) else None
+    images = column.get("image") if isinstance(column, Mapping) else None
+    return images if isinstance(images, list) else []
 
 
 def unkept(words: str) -> UnsupportedOption:
