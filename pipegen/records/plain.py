@@ -64,7 +64,8 @@ def _request_from(values: Mapping[str, Any], where: str) -> Slot[GenerationReque
     if not isinstance(values, Mapping):
         return Failure(
             InvalidRequest(
-                f"{where}: a mapping or a request is wanted, not {printed(values)}", hint=_SHAPES
+                f"{where}: a mapping or a request is wanted, not {printed(values)}",
+                hint=_ALONE if type(values).__module__.startswith("pipegen.") else _SHAPES,
             )
         )
     try:
@@ -102,6 +103,10 @@ def _request_from(values: Mapping[str, Any], where: str) -> Slot[GenerationReque
 _SHAPES = (
     'a request is a mapping such as {"prompt": "..."} or {"messages": [{"role": "user", "content":'
     ' "..."}]}'
+)
+_ALONE = (
+    "stages run alone, on the records between them, with stages.apply((pg.Success(record),));"
+    " result.then(...) makes the request of the next turn"
 )
 _MEDIA = {"images", "videos"}
 _JSON = {"messages", "tools", "options", "prompt_token_ids", "continues", "turns"}

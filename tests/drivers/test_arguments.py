@@ -304,6 +304,18 @@ def test_tokens_are_counted_for_one_request_on_a_route() -> None:
     )  # type: ignore[arg-type]
 
 
+def test_a_record_between_stages_is_no_request_and_the_hint_says_how_stages_run_alone() -> None:
+    head = pg.stages.resolve(FakeEngine(lambda row: "A"))
+    (record,) = pg.run(head, [{"prompt": "Hi"}])
+    (again,) = pg.run(head, [record.unwrap()])  # type: ignore[list-item]  # that is the mistake
+    assert "stages.apply((pg.Success(record),))" in (again.failure().hint or "")
+    (result,) = pg.run(ROUTE, [{"prompt": "Hi"}])
+    (again,) = pg.run(ROUTE, [result.unwrap()])  # type: ignore[list-item]
+    assert "result.then(...)" in (again.failure().hint or "")
+    (again,) = pg.run(ROUTE, ["Hi"])  # type: ignore[list-item]
+    assert "a request is a mapping such as" in (again.failure().hint or "")
+
+
 def test_a_grid_is_made_of_a_request_and_several_options() -> None:
     request = pg.TextGenerationRequest(prompt="Hi")
     with pytest.raises(pg.InvalidField, match=r"grid takes a request such as .*, not 'Hi'"):
