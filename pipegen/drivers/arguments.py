@@ -19,6 +19,7 @@ from pipegen.core.errors import GenerationError, InvalidRequest
 from pipegen.core.parallel import parallel
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch, Slot, is_ok
+from pipegen.drivers.session import FEW
 from pipegen.media.source import load_sources
 from pipegen.records.allowed import allowed
 from pipegen.records.fields import InvalidField, altered
@@ -45,8 +46,6 @@ __all__ = [
 
 Options: TypeAlias = GenerationOptions | Mapping[str, Any]
 """The options of a run: a record, or plain data of the same shape."""
-FEW = 8
-"""So many requests are checked on the event loop itself."""
 
 
 def check_run(

@@ -19,6 +19,7 @@ from pipegen.drivers.arguments import (
 )
 from pipegen.drivers.drive import Drive
 from pipegen.drivers.naming import name_bug
+from pipegen.drivers.session import is_light
 from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 
@@ -80,5 +81,7 @@ async def arun(
 
 async def adrive(pipe: Pipe[Any, B], batch: Iterable[Slot[Any]]) -> Batch[B]:
     """As `drive`, for asynchronous code."""
-    async with contextlib.aclosing(Drive(pipe, batch=enumerate(batch)).rounds()) as rounds:
+    slots = tuple(batch)
+    rounds = Drive(pipe, batch=enumerate(slots)).rounds(light=is_light(pipe, slots))
+    async with contextlib.aclosing(rounds):
         return tuple([slot async for numbered_slots in rounds for _, slot in numbered_slots])

@@ -178,10 +178,10 @@ class Drive(Generic[K]):
         finally:
             self.close()
 
-    async def rounds(self) -> AsyncGenerator[list[tuple[K, Slot[Any]]], None]:
+    async def rounds(self, light: bool = False) -> AsyncGenerator[list[tuple[K, Slot[Any]]], None]:
         """What each `round` gives, beside the running event loop. A round in which stages work, or
-        rows are added, is done in a thread. Where it is left, the round at work ends first: a
-        thread cannot be cancelled.
+        rows are added, is done in a thread, unless they are `light`. Where it is left, the round
+        at work ends first: a thread cannot be cancelled.
         """
         import asyncio  # half of what `import pipegen` would cost
 
@@ -198,8 +198,8 @@ class Drive(Generic[K]):
         try:
             while not self.exhausted:
                 woken.clear()
-                if self._only_looks:
-                    yield self.round(goes_on=False)
+                if light or self._only_looks:
+                    yield self.round(goes_on=light)
                 else:
                     working = loop.run_in_executor(None, copy_context().run, self.round)
                     yield await asyncio.shield(working)

@@ -4,19 +4,24 @@ engines with the rows that they work on.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from enum import Enum, auto
 from typing import Any, Generic, Protocol, TypeVar
 
 from pipegen.core.backend import Session
+from pipegen.core.pipe import Pipe
 from pipegen.core.rows import Row
-from pipegen.core.slots import Slot
-from pipegen.core.steps import Wanted
+from pipegen.core.slots import Slot, is_ok
+from pipegen.core.steps import Call, Stage, Wanted
+from pipegen.engines.model import reader_of
+from pipegen.records.messages import TextPart
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import Encoded, ResolvedRequest
 
-__all__ = ["KeptAnswers", "NoRequest", "OpenSession", "Request", "image_bytes"]
+__all__ = ["KeptAnswers", "NoRequest", "OpenSession", "Request", "image_bytes", "is_light"]
 
+FEW, SHORT = 8, 20_000
+"""Requests, and characters or tokens of each, that are worked on within an event loop."""
 K = TypeVar("K")
 K_contra = TypeVar("K_contra", contravariant=True)
 
@@ -70,6 +75,39 @@ class OpenSession:
         self.new: list[int] = []
         self.rows: dict[int, list[tuple[Row, Wanted]]] = {}
         self.same: dict[Hashable, int] = {}
+
+
+def is_light(pipe: Pipe[Any, Any], batch: Sequence[Slot[GenerationRequest]]) -> bool:
+    """Whether an event loop takes these requests through the pipe by itself, which costs less than
+    another thread does. They are few and short and have no images, the stages are pipegen's own,
+    and the rows are computed by a server of which the model has been read.
+    """
+    for step in pipe.steps:
+        if not isinstance(step, Stage | Call):
+            return False  # it may ask a function of the user's
+        if isinstance(step, Call):
+            engine: Any = step.backend
+            read = reader_of(engine).known.get("model") is not None
+            if not read or not getattr(engine, "elsewhere", False) or engine.plugins:
+                return False
+    requests = [slot.unwrap() for slot in batch if is_ok(slot)]
+    return (
+        len(batch) <= FEW
+        and pipe.internal
+        and all(not request.sources and _is_short(request) for request in requests)
+    )
+
+
+def _is_short(request: GenerationRequest) -> bool:
+    texts: list[Any] = [request.prompt or request.prompt_token_ids or ""]
+    for message in request.messages or ():
+        content = message.content or ""
+        texts += (
+            [content]
+            if isinstance(content, str)
+            else [part.text for part in content if isinstance(part, TextPart)]
+        )
+    return sum(map(len, texts)) <= SHORT
 
 
 def image_bytes(wanted: Any) -> int:

@@ -45,6 +45,11 @@ class HttpEngine(ABC, Generic[A, R]):
     itself say another.
     """
 
+    elsewhere = True
+    """Rows are computed in another process: to add them, and to look at what has come, takes no
+    time to speak of.
+    """
+
     def __init__(self, wire: Wire, access: Access, settings: ServerSettings, model: str) -> None:
         self.name, self.wire = wire.name, wire
         self.sender = Sender(wire, access, settings, model)
