@@ -480,7 +480,7 @@ def _render_messages(
     match = _look_alike(foreign_strings(plain, trust | {"assistant"}), control) if refuses else None
     if match:
         return Failure(_refused(*match))
-    marks = choose_marks(present, avoid=[source, joined, *trusted])
+    marks = choose_marks(present, avoid=[joined, *trusted], source=source)
     if marks is None:
         return Failure(_no_marks())
     every = frozenset(

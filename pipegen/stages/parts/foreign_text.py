@@ -141,6 +141,7 @@ def _spelled(text: str) -> frozenset[str]:
     )
 
 
+@functools.lru_cache(maxsize=256)
 def _spellings(mark: str) -> tuple[str, ...]:
     """How a mark is spelled in JSON, in a URL, in Python's bytes and in HTML."""
     code, data = ord(mark), mark.encode()
@@ -148,24 +149,29 @@ def _spellings(mark: str) -> tuple[str, ...]:
     return _escape(mark)[:6], in_url, in_bytes, f"&#{code};", f"&#x{code:x};"
 
 
-def choose_marks(characters: Iterable[str], avoid: Iterable[str]) -> Marks | None:
-    """A mark for each of the characters, none of which is in the texts of `avoid`, spelled or not;
-    None if no private-use character is left.
+def choose_marks(characters: Iterable[str], avoid: Iterable[str], source: str = "") -> Marks | None:
+    """A mark for each of the characters, none of which is in the template's source or in the texts
+    of `avoid`, spelled or not; None if no private-use character is left.
     """
-    texts = [
-        text
-        for text in avoid
-        if any(sign in text for sign in _SIGNS)
-        or not (text.isascii() or _PRIVATE.search(text) is None)
-    ]
-    if not texts:
+    taken = _taken(source).union(*map(_marks_in, avoid))
+    if not taken:
         return _first_marks(frozenset(characters))
-    joined = "\0".join(texts)
-    used, spelled = frozenset(joined), _spelled(joined)
     return _marks(
         frozenset(characters),
-        (mark for mark in _free() if mark not in used and spelled.isdisjoint(_spellings(mark))),
+        (mark for mark in _free() if mark not in taken and taken.isdisjoint(_spellings(mark))),
     )
+
+
+def _marks_in(text: str) -> frozenset[str]:
+    """The private-use characters of the text, and those that it spells in others."""
+    private = () if text.isascii() else _PRIVATE.findall(text)
+    return _spelled(text).union(private)
+
+
+@functools.lru_cache(maxsize=32)
+def _taken(source: str) -> frozenset[str]:
+    """As `_marks_in`, remembered for templates."""
+    return _marks_in(source)
 
 
 def _free() -> Iterator[str]:
