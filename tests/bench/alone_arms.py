@@ -48,6 +48,9 @@ def pipegen(work: Work) -> tuple[Run, Counts]:
     from pipegen.records.results import Raw
 
     class NullEngine(HFEngine):
+        in_flight = 64
+        """As of any engine that only generates: a call of it waits for so many requests."""
+
         def generate(self, inputs: Sequence[Any]) -> Any:
             return [Success(Raw(encoded=encoded, token_ids=ids)) for encoded in inputs]
 
