@@ -77,7 +77,7 @@ class OpenSession:
         self.same: dict[Hashable, int] = {}
 
 
-def is_light(pipe: Pipe[Any, Any], batch: Sequence[Slot[GenerationRequest]]) -> bool:
+def is_light(pipe: Pipe[Any, Any], batch: Sequence[Slot[Any]]) -> bool:
     """Whether an event loop takes these requests through the pipe by itself, which costs less than
     another thread does. They are few and short and have no images, the stages are pipegen's own,
     and the rows are computed by a server of which the model has been read.
@@ -90,15 +90,13 @@ def is_light(pipe: Pipe[Any, Any], batch: Sequence[Slot[GenerationRequest]]) -> 
             read = reader_of(engine).known.get("model") is not None
             if not read or not getattr(engine, "elsewhere", False) or engine.plugins:
                 return False
-    requests = [slot.unwrap() for slot in batch if is_ok(slot)]
-    return (
-        len(batch) <= FEW
-        and pipe.internal
-        and all(not request.sources and _is_short(request) for request in requests)
-    )
+    few = len(batch) <= FEW and pipe.internal
+    return few and all(_is_short(slot.unwrap()) for slot in batch if is_ok(slot))
 
 
-def _is_short(request: GenerationRequest) -> bool:
+def _is_short(request: Any) -> bool:
+    if not isinstance(request, GenerationRequest) or request.sources:
+        return False
     texts: list[Any] = [request.prompt or request.prompt_token_ids or ""]
     for message in request.messages or ():
         content = message.content or ""
