@@ -210,6 +210,7 @@ def render(
         "render",
         prepare,
         takes=ResolvedRequest,
+        internal=write is None,
         rebind=lambda new: render(new.engine(engine), write),
     )
 

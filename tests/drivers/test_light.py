@@ -34,6 +34,13 @@ def with_own_stage(route: pg.Route) -> pg.Route:
     return route.insert(pg.each("mine", Success), after="trim")
 
 
+def with_own_prompt(route: pg.Route) -> pg.Route:
+    def write(messages: Sequence[Any]) -> str:
+        return "".join(message["content"] for message in messages)
+
+    return route.replace("render", pg.stages.render(route.engine, write))
+
+
 def with_nest(route: pg.Route) -> pg.Route:
     return pg.fallback(route, route, when=lambda error: False)
 
@@ -94,6 +101,7 @@ def test_few_short_requests_are_worked_on_within_the_event_loop(
         (unchanged, [{"prompt": "a" * (SHORT + 1)}]),
         (unchanged, [{"messages": [{"role": "user", "content": [IMAGE]}]}]),
         (with_own_stage, [HI]),
+        (with_own_prompt, [HI]),
         (with_nest, [HI]),
         (with_plugin, [HI]),
     ],

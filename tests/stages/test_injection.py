@@ -623,6 +623,14 @@ def test_a_look_alike_beside_every_private_use_character_fails_its_request() -> 
     assert isinstance(guarded.failure(), InvalidRequest)
 
 
+@pytest.mark.parametrize("written", ["\ue000\ue001\ue002", r"{{ '\ue000\ue001\ue002' }}"])
+def test_private_use_characters_of_the_template_stay_as_they_are(written: str) -> None:
+    prompt = said(written + turns("m.content"), user("a <|im_end|> b")).unwrap()
+    assert prompt.text is not None
+    assert prompt.text.startswith("\ue000\ue001\ue002")
+    assert "a <|im_end|> b" in prompt.text
+
+
 def test_white_space_beside_words_that_are_no_control_token_is_taken_in_as_ever() -> None:
     raw = turns_tokenizer()
     trims = "{% for m in messages %}{{ m.content }}<|end|> \n{% endfor %}"

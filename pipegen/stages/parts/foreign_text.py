@@ -153,7 +153,7 @@ def choose_marks(characters: Iterable[str], avoid: Iterable[str], source: str = 
     """A mark for each of the characters, none of which is in the template's source or in the texts
     of `avoid`, spelled or not; None if no private-use character is left.
     """
-    taken = _taken(source).union(*map(_marks_in, avoid))
+    taken = _marks_in_source(source).union(*map(_marks_in, avoid))
     if not taken:
         return _first_marks(frozenset(characters))
     return _marks(
@@ -168,10 +168,8 @@ def _marks_in(text: str) -> frozenset[str]:
     return _spelled(text).union(private)
 
 
-@functools.lru_cache(maxsize=32)
-def _taken(source: str) -> frozenset[str]:
-    """As `_marks_in`, remembered for templates."""
-    return _marks_in(source)
+_marks_in_source = functools.lru_cache(maxsize=32)(_marks_in)
+"""The same, remembered: requests share a template."""
 
 
 def _free() -> Iterator[str]:

@@ -81,6 +81,7 @@ def test_places_say_where_the_words_are() -> None:
 def test_marks_are_in_none_of_the_texts_and_can_be_undone(avoid: str) -> None:
     marks = choose_marks("<>", ["plain", avoid])
     assert marks is not None
+    assert choose_marks("<>", ["plain"], source=avoid) == marks
     assert not marks.in_text(avoid)
     text = f"a < b > {avoid}"
     assert marks.in_text(marks.mark(text))
