@@ -438,10 +438,8 @@ def _render_messages(
     guarded = control.letters | decoded if wide else control.edges
     known = known_words(source)
     compared = _compared(texts, source, guarded, known)
-    sought = (
-        frozenset(text for text in compared if not is_inert(text, renderer, chat.template, control))
-        if compared
-        else compared
+    sought = frozenset(
+        text for text in compared if not is_inert(text, renderer, chat.template, control)
     )
     joined = "\0".join(text for _, text in texts)
     present = {
