@@ -427,12 +427,12 @@ class Drive(Generic[K]):
         """Put what a row wants to what its engine is to work on next."""
         opened = self._open(row, wanted)
         if wanted.same is not None and wanted.same in opened.same:
-            opened.rows[opened.same[wanted.same]].append((row, wanted))
+            opened.rows[opened.same[wanted.same]].append(row)
             return
         self._rows += 1
         if wanted.same is not None:
             opened.same[wanted.same] = self._rows
-        opened.rows[self._rows] = [(row, wanted)]
+        opened.rows[self._rows], opened.wants[self._rows] = [row], wanted
         opened.new.append(self._rows)
         self._bytes += image_bytes(wanted.input)
 
@@ -454,7 +454,7 @@ class Drive(Generic[K]):
     def live(self) -> Iterator[Row]:
         """The rows that have not ended."""
         for opened in self._sessions.values():
-            yield from (row for rows in opened.rows.values() for row, _ in rows)
+            yield from (row for rows in opened.rows.values() for row in rows)
             yield from opened.answered
         for rows in self._apart.values():
             yield from rows
@@ -517,9 +517,9 @@ class Drive(Generic[K]):
         if not new:
             return
         if self._whole:
-            new.sort(key=lambda number: _order(opened.rows[number][0][0]))
+            new.sort(key=lambda number: _order(opened.rows[number][0]))
             self._begins(opened)
-        opened.session.add([(number, opened.rows[number][0][1].input) for number in new])
+        opened.session.add([(number, opened.wants[number].input) for number in new])
 
     def _failed(self, name: Any, opened: OpenSession, failed: CallFailed) -> list[Event]:
         """A call failed as a whole: so do its rows, and the session is over."""
@@ -536,13 +536,10 @@ class Drive(Generic[K]):
                 self._sees(event)
             if not isinstance(event, RowDone):
                 continue
-            rows = opened.rows.pop(event.row)
-            wanted = rows[0][1]
+            rows, wanted = opened.rows.pop(event.row), opened.wants.pop(event.row)
             opened.same.pop(wanted.same, None)
             self._bytes -= image_bytes(wanted.input)
-            answered += [
-                (row, wanted, event.slot) for row, wanted in rows if row.key in self._requests
-            ]
+            answered += [(row, wanted, event.slot) for row in rows if row.key in self._requests]
         if self._whole:
             opened.answered += [row.answered(slot) for row, _, slot in answered]
             return
@@ -568,7 +565,7 @@ class Drive(Generic[K]):
         """
         del self._sessions[name]
         opened.session.close()
-        rows = [row for entries in opened.rows.values() for row, _ in entries]
+        rows = [row for rows in opened.rows.values() for row in rows]
         numbers = dict.fromkeys(row.key for row in rows if row.key in self._requests)
         requests = [self._requests[number] for number in numbers]
         inputs = [request.given for request in requests]

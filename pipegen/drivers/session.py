@@ -73,7 +73,9 @@ class OpenSession:
         self.answered: list[Row] = []
         """Rows with their answers, which go on once all of the call have one."""
         self.new: list[int] = []
-        self.rows: dict[int, list[tuple[Row, Wanted]]] = {}
+        self.rows: dict[int, list[Row]] = {}
+        self.wants: dict[int, Wanted] = {}
+        """What the rows of each number want."""
         self.same: dict[Hashable, int] = {}
 
 

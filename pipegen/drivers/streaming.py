@@ -111,8 +111,8 @@ class _Deltas:
         """A call begins."""
         samples = self._samples()
         self._rows = {}
-        for number, ((row, wanted), *_) in call.rows.items():
-            text = shown_text(self._pipe, row)
+        for number, (row, *_) in call.rows.items():
+            text, wanted = shown_text(self._pipe, row), call.wants[number]
             is_shown = text.keeps and wanted.shown
             follow = text.follow(wanted.input) if is_shown and text.follow is not None else None
             self._rows[number] = _Shown(row, self._place(row, samples[row.key]), is_shown, follow)

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from pipegen.records.fields import InvalidField, altered, record
+from pipegen.records.fields import InvalidField, altered, names_of, record
 from pipegen.records.messages import ImageSource
 
 if TYPE_CHECKING:
@@ -169,5 +169,10 @@ def _images(result: GenerationResult) -> tuple[ImageSource, ...] | None:
     if result.turn is None:
         return None if result.image_digests else ()
     sources = result.turn.request.sources
-    bounds = dict.fromkeys(("max_pixels", "max_seconds", "max_decoded_pixels"))
-    return tuple([source.origin or altered(source, **bounds) for source in sources])
+    return tuple([source.origin or altered(source, **_unbounded(source)) for source in sources])
+
+
+def _unbounded(source: ImageSource) -> dict[str, None]:
+    """The bounds of a source that the run has set, which are not its own."""
+    bounds = ("max_pixels", "max_seconds", "max_decoded_pixels")
+    return {name: None for name in names_of(source) if name in bounds}

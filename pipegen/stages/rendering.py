@@ -47,7 +47,6 @@ from pipegen.records.options import ChatTemplateOptions, GenerationOptions
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import CallForm, PreparedImage, ResolvedRequest, Thinking, ThoughtForm
 from pipegen.stages.parts.bridge import Before, bridged, keeps_ids, read_arguments
-from pipegen.stages.parts.compared import compared_beyond
 from pipegen.stages.parts.control_tokens import ControlTokens, control_tokens
 from pipegen.stages.parts.forced_calls import call_form, tool_choice
 from pipegen.stages.parts.foreign_text import (
@@ -58,23 +57,20 @@ from pipegen.stages.parts.foreign_text import (
     foreign_strings,
     trusted_part,
 )
-from pipegen.stages.parts.harmless import ALLOW, chosen_render, is_structure, marker
+from pipegen.stages.parts.harmless import ALLOW, chosen_render, marker
 from pipegen.stages.parts.images import Prepared, image_tokens, images_of, prepare_images
 from pipegen.stages.parts.reasoning import thinking_beside_form
 from pipegen.stages.parts.template import (
     PromptFunction,
     author,
     call_template,
-    composes,
-    decoded_by,
     honours_thinking,
     is_inert,
-    known_words,
     probe_variables,
     shape_content,
     unwritten_words,
-    written_by,
 )
+from pipegen.stages.parts.template_facts import template_facts
 from pipegen.stages.parts.thinking import thinks_apart, thought_form
 
 __all__ = ["Rendered", "is_guarded", "is_guarded_prompt", "render", "render_row"]
@@ -289,7 +285,7 @@ def _control(
     chat: ChatTemplateOptions, tokenizer: Tokenizer, renderer: Renderer, written: str
 ) -> ControlTokens:
     probed = probe_variables(chat.template_kwargs or NOTHING)
-    return control_tokens(tokenizer, written_by(renderer, chat.template, probed), written)
+    return template_facts(tokenizer, renderer, chat.template, probed, written).control
 
 
 def _prompt(
@@ -427,20 +423,21 @@ def _render_messages(
                 request=job.request, options=job.options, text=text, thinking=thinking
             )
         )
-    # Both are remembered: what is found out about a template is the same string each time.
-    control = control_tokens(tokenizer, written_by(renderer, chat.template, probed), written)
-    source = "\n".join(text for text in (chat.template, renderer.template) if text)
+    facts = template_facts(tokenizer, renderer, chat.template, probed, written)
+    control = facts.control
     trust, refuses = OWN.union(chat.trust or ()), chat.control_tokens == "reject"
     texts = foreign_strings(shaped, trust)
     trusted = [text for _, text in foreign_strings(trusted_part(shaped, trust), ())]
-    decoded = decoded_by(source)
-    wide = bool(decoded) or composes(source, control.ids) or _may_complete(trusted, texts, control)
-    guarded = control.letters | decoded if wide else control.edges
-    known = known_words(source)
-    compared = _compared(texts, source, guarded, known)
-    sought = frozenset(
-        text for text in compared if not is_inert(text, renderer, chat.template, control)
-    )
+    guarded = facts.guarded(trusted, texts)
+
+    def compared(beyond: frozenset[str]) -> frozenset[str]:
+        return frozenset(
+            text
+            for text in facts.compared(texts, beyond)
+            if not is_inert(text, renderer, chat.template, control)
+        )
+
+    sought = compared(guarded)
     joined = "\0".join(text for _, text in texts)
     present = {
         character
@@ -479,17 +476,11 @@ def _render_messages(
     match = _look_alike(foreign_strings(plain, trust | {"assistant"}), control) if refuses else None
     if match:
         return Failure(_refused(*match))
-    marks = choose_marks(present, avoid=[joined, *trusted], source=source)
+    marks = choose_marks(present, avoid=[joined, *trusted], source=facts.source)
     if marks is None:
         return Failure(_no_marks())
-    every = frozenset(
-        text
-        for text in _compared(texts, source, frozenset(), known)
-        if not is_inert(text, renderer, chat.template, control)
-    )
-    chosen = chosen_render(
-        write, shaped, trust, marks, control, marker(marks, known, every, control)
-    )
+    mark = marker(marks, facts.known, compared(frozenset()), control)
+    chosen = chosen_render(write, shaped, trust, marks, control, mark)
     if not refuses or not is_ok(chosen) or chosen.unwrap()[1] == Marks():
         return chosen.bind(lambda pair: rendered(*pair))
     match = _look_alike(foreign_strings(plain, trust), control)
@@ -506,35 +497,6 @@ def _render_messages(
         f" {', '.join(map(repr, sorted(sought)))}"
     )
     return Failure(InvalidRequest(message, hint=f'{_ADVICE}, or "allow" to let it count'))
-
-
-def _compared(
-    texts: Collection[tuple[str, str]], source: str, guarded: frozenset[str], known: frozenset[str]
-) -> frozenset[str]:
-    """The text of the template's comparisons that the words hold, as far as no guarded character is
-    in it.
-    """
-    compared = compared_beyond(source, guarded)
-    return (
-        compared.found_in([text for path, text in texts if not is_structure(text, path, known)])
-        if any(compared)
-        else frozenset()
-    )
-
-
-def _may_complete(
-    trusted: Collection[str], texts: Collection[tuple[str, str]], control: ControlTokens
-) -> bool:
-    """Whether foreign words may complete a control token that the trusted text begins: it holds a
-    character of an edge, and they are a part of one.
-    """
-    if not any(not control.edges.isdisjoint(text) for text in trusted):
-        return False
-    return any(
-        stripped and control.has_part(stripped) and not is_structure(text, path, frozenset())
-        for path, text in texts
-        for stripped in (text.strip(),)
-    )
 
 
 def _refusal(

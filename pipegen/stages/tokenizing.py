@@ -235,7 +235,9 @@ def _with_images(
             )
     tokens = placeholders.ids(tokenizer)
     marks = {*tokens.values()}
-    placed_ids = [token_id for token_id in ids if token_id in marks] if marks else []
+    placed_ids = (
+        [] if marks.isdisjoint(ids) else [token_id for token_id in ids if token_id in marks]
+    )
     if not images and not placed_ids:
         return Success(
             Prompt(
