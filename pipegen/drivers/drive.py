@@ -427,12 +427,12 @@ class Drive(Generic[K]):
         """Put what a row wants to what its engine is to work on next."""
         opened = self._open(row, wanted)
         if wanted.same is not None and wanted.same in opened.same:
-            opened.rows[opened.same[wanted.same]].append(row)
+            opened.others.setdefault(opened.same[wanted.same], []).append(row)
             return
         self._rows += 1
         if wanted.same is not None:
             opened.same[wanted.same] = self._rows
-        opened.rows[self._rows], opened.wants[self._rows] = [row], wanted
+        opened.rows[self._rows], opened.wants[self._rows] = row, wanted
         opened.new.append(self._rows)
         self._bytes += image_bytes(wanted.input)
 
@@ -454,7 +454,7 @@ class Drive(Generic[K]):
     def live(self) -> Iterator[Row]:
         """The rows that have not ended."""
         for opened in self._sessions.values():
-            yield from (row for rows in opened.rows.values() for row in rows)
+            yield from opened.all_rows
             yield from opened.answered
         for rows in self._apart.values():
             yield from rows
@@ -517,7 +517,7 @@ class Drive(Generic[K]):
         if not new:
             return
         if self._whole:
-            new.sort(key=lambda number: _order(opened.rows[number][0]))
+            new.sort(key=lambda number: _order(opened.rows[number]))
             self._begins(opened)
         opened.session.add([(number, opened.wants[number].input) for number in new])
 
@@ -536,13 +536,16 @@ class Drive(Generic[K]):
                 self._sees(event)
             if not isinstance(event, RowDone):
                 continue
-            rows, wanted = opened.rows.pop(event.row), opened.wants.pop(event.row)
+            first, wanted = opened.rows.pop(event.row), opened.wants.pop(event.row)
             opened.same.pop(wanted.same, None)
             self._bytes -= image_bytes(wanted.input)
-            answered += [(row, wanted, event.slot) for row in rows if row.key in self._requests]
-        if self._whole:
-            opened.answered += [row.answered(slot) for row, _, slot in answered]
-            return
+            for row in (first, *opened.others.pop(event.row, ())):
+                if row.key not in self._requests:
+                    continue
+                if self._whole:
+                    opened.answered.append(row.answered(event.slot))
+                else:
+                    answered.append((row, wanted, event.slot))
         if answered:
             self._go([row.answered(slot) for row, _, slot in answered])
         if self._kept is not None:
@@ -565,8 +568,8 @@ class Drive(Generic[K]):
         """
         del self._sessions[name]
         opened.session.close()
-        rows = [row for rows in opened.rows.values() for row in rows]
-        numbers = dict.fromkeys(row.key for row in rows if row.key in self._requests)
+        keys = sorted(row.key for row in opened.all_rows)
+        numbers = dict.fromkeys(key for key in keys if key in self._requests)
         requests = [self._requests[number] for number in numbers]
         inputs = [request.given for request in requests]
         slots = isolated(lambda batch: drive(self._pipe, batch), inputs, bug)

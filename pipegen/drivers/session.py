@@ -64,8 +64,8 @@ class Request(Generic[K]):
 
 
 class OpenSession:
-    """The session of an engine, the rows to be added next, and those that it works on: for each
-    number those that want the same.
+    """The session of an engine, the rows to be added next, and those that it works on, by their
+    numbers in the session.
     """
 
     def __init__(self, backend: Any, session: Session) -> None:
@@ -73,10 +73,17 @@ class OpenSession:
         self.answered: list[Row] = []
         """Rows with their answers, which go on once all of the call have one."""
         self.new: list[int] = []
-        self.rows: dict[int, list[Row]] = {}
+        self.rows: dict[int, Row] = {}
         self.wants: dict[int, Wanted] = {}
-        """What the rows of each number want."""
+        """What each of them wants."""
         self.same: dict[Hashable, int] = {}
+        self.others: dict[int, list[Row]] = {}
+        """Other rows, which want the same as the one of that number."""
+
+    @property
+    def all_rows(self) -> list[Row]:
+        """The rows of all numbers."""
+        return [*self.rows.values(), *(row for rows in self.others.values() for row in rows)]
 
 
 def is_light(pipe: Pipe[Any, Any], batch: Sequence[Slot[Any]]) -> bool:

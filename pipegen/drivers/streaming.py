@@ -111,7 +111,7 @@ class _Deltas:
         """A call begins."""
         samples = self._samples()
         self._rows = {}
-        for number, (row, *_) in call.rows.items():
+        for number, row in call.rows.items():
             text, wanted = shown_text(self._pipe, row), call.wants[number]
             is_shown = text.keeps and wanted.shown
             follow = text.follow(wanted.input) if is_shown and text.follow is not None else None

@@ -122,17 +122,10 @@ def _amounts(request: GenerationRequest) -> Iterator[tuple[str, str, int]]:
         for source in request.sources
     ]
     yield "the number of images", "max_images", sum(images)
-    texts: list[Any] = [
-        request.prompt or "",
-        *request.tools,
-        *(part.text for part in parts if isinstance(part, TextPart)),
-    ]
-    texts += [
-        text
-        for message in messages
-        for text in (message.content, message.extras)
-        if text and not isinstance(text, tuple)
-    ]
+    texts: list[Any] = [request.prompt or "", *request.tools]
+    texts += [part.text for part in parts if isinstance(part, TextPart)]
+    texts += [message.content for message in messages if isinstance(message.content, str)]
+    texts += [message.extras for message in messages if message.extras]
     yield (
         "the prompt's size in bytes",
         "max_prompt_bytes",

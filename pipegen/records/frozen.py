@@ -142,7 +142,9 @@ def exact(value: Any) -> Any:
 
 
 def _frozen(value: Any, depth: int, seen: Iterator[int]) -> Any:
-    if value is None or isinstance(value, (str, bytes, int, float, bool)):
+    if type(value) in _SURE:
+        return value
+    if isinstance(value, (str, bytes, int, float)):
         return exact(value)
     if depth > NESTING:
         raise ValueError(f"plain data nested at most {NESTING} deep")
@@ -173,6 +175,8 @@ def _few(entries: Iterable[T], seen: Iterator[int]) -> Iterator[T]:
 
 
 def _key(key: Any) -> str:
+    if type(key) is str:
+        return key
     if not isinstance(key, str):
         raise ValueError(f"mappings with string keys, without {printed(key)}")
     return str(exact(key))

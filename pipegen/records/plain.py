@@ -202,10 +202,13 @@ def _images_of(value: Any) -> Any:
 def _holds_images(messages: Any) -> bool:
     if not isinstance(messages, (list, tuple)):
         return False
-    contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
-    parts = [part for content in contents if isinstance(content, (list, tuple)) for part in content]
-    return any(
-        isinstance(part, Mapping)
-        and part.get("type") in ("image", "image_url", "video", "video_url")
-        for part in parts
-    )
+    for message in messages:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if isinstance(content, (list, tuple)) and any(map(_is_image, content)):
+            return True
+    return False
+
+
+def _is_image(part: Any) -> bool:
+    kinds = ("image", "image_url", "video", "video_url")
+    return isinstance(part, Mapping) and part.get("type") in kinds

@@ -235,7 +235,8 @@ class GenerationRequest:
                 f"{name}.turns go on with messages, or stand alone: a plain prompt and ids have no"
                 " next turn"
             )
-        if sum(value is None for value in (self.messages, self.prompt, self.prompt_token_ids)) != 2:
+        absent = self.messages is None, self.prompt is None, self.prompt_token_ids is None
+        if sum(absent) != 2:
             raise InvalidField(f"{name} takes exactly one of messages, prompt and prompt_token_ids")
         if self.prompt is not None and not isinstance(self.prompt, str):
             raise InvalidField(f"{name}.prompt takes a string, not {printed(self.prompt)}")
