@@ -434,7 +434,8 @@ class Drive(Generic[K]):
             opened.same[wanted.same] = self._rows
         opened.rows[self._rows], opened.wants[self._rows] = row, wanted
         opened.new.append(self._rows)
-        self._bytes += image_bytes(wanted.input)
+        if not self._whole:
+            self._bytes += image_bytes(wanted.input)
 
     def _open(self, row: Row, wanted: Wanted) -> OpenSession:
         backend: Any = wanted.backend
@@ -538,7 +539,7 @@ class Drive(Generic[K]):
                 continue
             first, wanted = opened.rows.pop(event.row), opened.wants.pop(event.row)
             opened.same.pop(wanted.same, None)
-            self._bytes -= image_bytes(wanted.input)
+            self._bytes -= 0 if self._whole else image_bytes(wanted.input)
             for row in (first, *opened.others.pop(event.row, ())):
                 if row.key not in self._requests:
                     continue

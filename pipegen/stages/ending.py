@@ -232,7 +232,10 @@ def stop_row(
     stage of one's own has changed the length of the text, only the text is cut. Ids and `raw_text`
     stay whole, since no token is known at which the new text ends. Fails with `PluginFailed`.
     """
-    raw, plan = decoded.raw, plan_of(decoded.raw.encoded.options, tokenizer)
+    raw, options = decoded.raw, decoded.raw.encoded.options
+    if not plugins and options.stop is not None and not options.stop.stop:
+        return Success(decoded)
+    plan = plan_of(options, tokenizer)
     if not (plan.text or plan.raw or plugins):
         return Success(decoded)
     fold, count = TextFold(plan.text, plan.raw, plugins), len(raw.token_ids)

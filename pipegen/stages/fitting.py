@@ -9,7 +9,7 @@ from returns.result import Failure, Success
 
 from pipegen.core.errors import InvalidRequest, PromptTooLong
 from pipegen.core.pipe import Pipe, row_stage
-from pipegen.core.slots import Slot
+from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import Capabilities
 from pipegen.engines.model import TokenModel, on_model
 from pipegen.engines.protocol import TokenEngine, require_token_engine
@@ -39,11 +39,11 @@ def _fitted(encoded: Encoded, model: TokenModel) -> Slot[Encoded]:
     """The row as `check_fit` gives it, marked so that its ids are looked at once."""
     size = model.capabilities.vocab_size
     row = check_fit(encoded, model.capabilities)
-    if size is None:
+    if size is None or not is_ok(row):
         return row
-    return row.map(
-        lambda fitting: altered(fitting, checked=CheckedIds(fitting.prompt, fitting.options, size)),
-    )
+    fitting = row.unwrap()
+    checked = CheckedIds(fitting.prompt, fitting.options, size)
+    return Success(altered(fitting, checked=checked))
 
 
 def remaining_tokens(prompt_tokens: int, capabilities: Capabilities) -> int | None:

@@ -26,7 +26,7 @@ import asyncio
 import contextlib
 import functools
 import json
-import uuid
+import secrets
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
@@ -336,7 +336,7 @@ class Sender:
         return sendable
 
     def _made(self, make: Make, facts: Facts) -> _Sendable:
-        rid = uuid.uuid4().hex if self.wire.abort is not None else ""
+        rid = secrets.token_hex(16) if self.wire.abort is not None else ""
         ask = _value(make(facts, _value(self.model(facts)), rid))
         request = _value(self.request(ask, facts))
         return _Sendable(facts, ask, request, body_of(request), most_bytes(ask))

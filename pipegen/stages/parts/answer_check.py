@@ -146,7 +146,7 @@ def check_answer(answer: Answer, options: GenerationOptions) -> tuple[Finding, .
     """What in this answer does not obey its request, asked with these resolved options; empty where
     nothing is known to.
     """
-    looks = (_count, _prompt, _length, _finish, _text, _stop, _form)
+    looks = _OF_TOKENS if answer.text is None else (*_OF_TOKENS, _text, _stop, _form)
     return tuple([finding for look in looks if (finding := look(answer, options)) is not None])
 
 
@@ -257,6 +257,10 @@ def _finish(answer: Answer, options: GenerationOptions) -> Finding | None:
     if answer.finish == "stop" and not answer.stops and ids[-1] not in answer.ending_ids:
         return Finding("finish", f"the finish is stop, and the last id, {ids[-1]}, ends no answer")
     return None
+
+
+_OF_TOKENS = _count, _prompt, _length, _finish
+"""What is looked at where only ids came."""
 
 
 def _text(answer: Answer, options: GenerationOptions) -> Finding | None:
