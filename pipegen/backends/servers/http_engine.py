@@ -210,10 +210,10 @@ class ServerSession(Generic[A, R]):
         """
         # used on the loop alone
         self._ended = 0
-        self._next = deque[tuple[int, A, Any]]()
+        self._next = deque[tuple[int, A]]()
         """The rows that are asked for next, in this order."""
-        self._came_since: list[tuple[int, A, Any]] = []
-        """The rows that are put in order once all those are asked for."""
+        self._came_since: list[tuple[tuple[int, A], Any]] = []
+        """The rows that are put in order once all those are asked for, each with how it begins."""
         self._call_ends: float | None = None
         self._room = engine.sender.settings.max_in_flight
         """How many more rows may be asked for."""
@@ -223,9 +223,7 @@ class ServerSession(Generic[A, R]):
 
     def add(self, inputs: Sequence[tuple[int, A]]) -> None:
         self._added += len(inputs)
-        rows = [
-            (number, row_input, beginning(cast(Any, row_input))) for number, row_input in inputs
-        ]
+        rows = [(row, beginning(cast(Any, row[1]))) for row in inputs]
         self._loop.call_soon_threadsafe(self._came, rows)
 
     def step(self) -> list[Any]:
@@ -244,7 +242,7 @@ class ServerSession(Generic[A, R]):
             self._loop.call_soon_threadsafe(self._cancel, closed)
             closed.result()
 
-    def _came(self, rows: Sequence[tuple[int, A, Any]]) -> None:
+    def _came(self, rows: Sequence[tuple[tuple[int, A], Any]]) -> None:
         """Ask for the rows that have come, as far as there is room."""
         if self._call_ends is None and not self._fed:
             self._call_ends = self._engine.sender.transport.call_ends()
@@ -260,9 +258,11 @@ class ServerSession(Generic[A, R]):
         engine, transport = self._engine, self._engine.sender.transport
         while self._next or self._came_since:
             if not self._next:
-                self._next.extend(sorted(self._came_since, key=itemgetter(2)))
+                in_order = sorted(self._came_since, key=itemgetter(1))
                 self._came_since = []
-            number, row_input, _ = self._next.popleft()
+                self._next.extend(row for row, _ in in_order)
+                del in_order  # what thousands of rows begin with is of no use any more
+            number, row_input = self._next.popleft()
             deadline = transport.ends(transport.call_ends() if self._fed else self._call_ends)
             slot = await (
                 engine.followed(number, row_input, deadline, self._tell)
