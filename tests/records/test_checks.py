@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import pipegen as pg
-from pipegen.records.fields import nearest
+from pipegen.records.fields import altered, nearest
 from pipegen.records.frozen import printed
 from pipegen.testing.fake import FakeEngine
 
@@ -169,3 +169,13 @@ def test_a_value_is_printed_short_whatever_it_is() -> None:
 
 def test_a_very_long_name_is_near_to_none() -> None:
     assert nearest("temperature" * 10, ["temperature"]) == ""
+
+
+def test_a_copy_takes_every_field_of_its_record_and_no_other() -> None:
+    request = pg.TextGenerationRequest(id="a", prompt="x", metadata={"label": 1})
+    copy = altered(request, prompt="y")
+    assert (type(copy), copy.id, copy.prompt) == (pg.TextGenerationRequest, "a", "y")
+    assert copy.metadata == {"label": 1} and request.prompt == "x"
+    assert altered(request) == request and altered(request, id=None).id is None
+    with pytest.raises(TypeError, match="promt"):
+        altered(request, promt="y")
