@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from returns.result import Failure, Success
 
 from pipegen.core.blame import StageNote, blamed, raisable
-from pipegen.core.border import EXHAUSTED, report
+from pipegen.core.border import EXHAUSTED, attempt, report
 from pipegen.core.errors import ContractError, GenerationError, StageFailed
 from pipegen.core.slots import Slot
 from pipegen.core.steps import (
@@ -284,10 +284,8 @@ def _prepared(stage: Stage, slots: Sequence[Slot[Any]]) -> Callable[[Any], Slot[
     def alone(value: Any) -> Slot[Any]:
         return prepare([value])(value)
 
-    try:
-        return prepare(values) if values else alone
-    except Exception:  # noqa: BLE001 - it raises again, for its row
-        return alone
+    # what raises here raises again, for its row
+    return attempt(lambda: prepare(values)).value_or(alone) if values else alone
 
 
 def _wrong_record(stage: Stage, value: Any) -> ContractError:
