@@ -82,6 +82,7 @@ def request(question: str) -> Mapping[str, Any]:
     return {"messages": [{"role": "user", "content": question}]}
 
 
+@pytest.mark.slow
 def test_95_of_100_loops_over_held_out_arguments_are_right_from_call_to_answer() -> None:
     wanted = [*sums(), *prices(), *pairs()]
     with pg.backends.hf("embedded") as route:

@@ -62,6 +62,7 @@ def test_it_calls_its_tools_and_is_told_what_they_raise(agent: Any) -> None:
     assert agent.record_of(*failed)["error"]["type"] == "Timeout" and not agent.reward_of(*failed)
 
 
+@pytest.mark.slow
 def test_200_conversations_killed_twice_ask_nothing_that_was_answered_again(
     agent: Any, tmp_path: Path
 ) -> None:

@@ -61,7 +61,10 @@ def texts_in(folder: Path) -> list[str]:
     return [line["text"] for line in lines if line["ok"]]
 
 
-@pytest.mark.parametrize(("deadly_rows", "in_flight"), [([5], 16), ([0], 1), ([3, 4, 29], 8)])
+@pytest.mark.parametrize(
+    ("deadly_rows", "in_flight"),
+    [([5], 16), ([0], 1), pytest.param([3, 4, 29], 8, marks=pytest.mark.slow)],
+)
 def test_a_row_that_kills_its_process_is_given_up_and_named_and_the_others_are_answered(
     deadly_rows: list[int], in_flight: int, tmp_path: Path
 ) -> None:

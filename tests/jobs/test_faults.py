@@ -208,8 +208,16 @@ CASES = [
 ]
 
 
+SLOW = ("a run that begins anew", "csv")
+"""Cases much like others, which take as long: `nox -s slow` and `nox -s kills` run them."""
+
+
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("case", CASES, ids=repr)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[pytest.mark.slow] * (case.name in SLOW)) for case in CASES],
+    ids=repr,
+)
 def test_a_fault_at_any_call_loses_nothing(
     case: Case, fault: str, source: Path, run: Callable[..., Ran], tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("aiohttp")
 
 
+@pytest.mark.slow
 def test_kills_in_the_middle_of_tool_loops_repeat_nothing_that_was_finished(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

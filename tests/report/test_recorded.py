@@ -243,6 +243,7 @@ def test_an_id_with_a_number_sign_is_that_of_its_request(
     assert set(found.counts) == {"right"}, found.rows
 
 
+@pytest.mark.slow
 def test_tokens_drawn_at_another_temperature_show_in_all_rows_together(embedded: pg.Route) -> None:
     free = results(embedded, temperature=1.0, seed=1)[0][1].unwrap().options
     rows = [

@@ -67,7 +67,7 @@ def verified(server: ModelServer, route_of: Callable[[str], pg.Route], fault: Fa
         server.fault = RIGHT
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 @pytest.mark.parametrize("dialect", ["vllm", "plain"])
 def test_a_right_server_has_no_fault(
     dialect: str, precision: str, serving: Any, route_of: Any
