@@ -429,11 +429,12 @@ def _render_messages(
     texts = foreign_strings(shaped, trust)
     trusted = [text for _, text in foreign_strings(trusted_part(shaped, trust), ())]
     guarded = facts.guarded(trusted, texts)
+    words = functools.cache(lambda: facts.words(texts))
 
     def compared(beyond: frozenset[str]) -> frozenset[str]:
         return frozenset(
             text
-            for text in facts.compared(texts, beyond)
+            for text in facts.compared(words, beyond)
             if not is_inert(text, renderer, chat.template, control)
         )
 
@@ -455,21 +456,16 @@ def _render_messages(
                     hint=ALLOW,
                 )
             )
-        about: dict[str, Any] = {
-            "marks": marks,
-            "control": control,
-            "refuses": refuses,
-            "thinking": thinking,
-        }
-        return Success(
-            Rendered(
-                request=job.request,
-                options=job.options,
-                text=text,
-                hidden=hidden if marks.originals else None,
-                **about,
-            )
+        row = Rendered(
+            request=job.request,
+            options=job.options,
+            text=text,
+            marks=marks,
+            control=control,
+            refuses=refuses,
+            thinking=thinking,
         )
+        return Success(altered(row, hidden=hidden) if marks.originals else row)
 
     if not present:
         return write(shaped).bind(lambda text: rendered(text, Marks()))

@@ -65,15 +65,9 @@ class Marks:
 
         def __init__(self, *, originals: Mapping[str, str] = ...) -> None: ...
 
-    def only(self, characters: Collection[str]) -> Marks:
+    def only(self, characters: frozenset[str]) -> Marks:
         """The marks that replace one of the characters."""
-        return Marks(
-            originals={
-                mark: original
-                for mark, original in self.originals.items()
-                if original in characters
-            }
-        )
+        return _only(self.originals, characters)
 
     def mark(self, text: str) -> str:
         """The text with a mark for each character that has one; of the same length."""
@@ -118,6 +112,13 @@ class Marks:
 @functools.lru_cache(maxsize=64)
 def _pairs(originals: immutabledict[str, str]) -> tuple[tuple[str, str, str], ...]:
     return tuple((mark, original, _escape(mark)) for mark, original in originals.items())
+
+
+@functools.lru_cache(maxsize=64)
+def _only(originals: immutabledict[str, str], characters: frozenset[str]) -> Marks:
+    return Marks(
+        originals={mark: original for mark, original in originals.items() if original in characters}
+    )
 
 
 def _escape(mark: str) -> str:

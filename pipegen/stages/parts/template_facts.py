@@ -5,7 +5,7 @@ template and its variables, not with every request.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from pipegen.engines.tokenizer import Renderer, Tokenizer
@@ -54,17 +54,16 @@ class TemplateFacts(NamedTuple):
             for stripped in (text.strip(),)
         )
 
-    def compared(
-        self, texts: Collection[tuple[str, str]], guarded: frozenset[str]
-    ) -> frozenset[str]:
+    def words(self, texts: Collection[tuple[str, str]]) -> list[str]:
+        """The texts that are not of the request's structure."""
+        return [text for path, text in texts if not is_structure(text, path, self.known)]
+
+    def compared(self, words: Callable[[], list[str]], guarded: frozenset[str]) -> frozenset[str]:
         """The text of the template's comparisons that the words hold, as far as no guarded
         character is in it.
         """
         compared = compared_beyond(self.source, guarded)
-        if not any(compared):
-            return frozenset()
-        words = [text for path, text in texts if not is_structure(text, path, self.known)]
-        return compared.found_in(words)
+        return compared.found_in(words()) if any(compared) else frozenset()
 
 
 @functools.lru_cache(maxsize=32)
