@@ -36,7 +36,7 @@ from pipegen.records.frozen import exact, freeze, printed
 
 __all__ = [
     "Check", "InvalidField", "UnknownField", "altered", "boolean", "checks_of", "help_of", "integer", "mapping", "metadata_of", "names_of", "nearest",
-    "non_empty_string", "number", "one_of", "path", "record", "schema_of", "taken_instead", "token_ids", "tuple_of", "with_schema",
+    "non_empty_string", "number", "one_of", "path", "record", "schema_of", "string", "taken_instead", "token_ids", "tuple_of", "with_schema",
 ]  # fmt: skip
 
 C = TypeVar("C")
@@ -111,6 +111,13 @@ def boolean(value: Any) -> Any:
     """True or False, nothing else."""
     if type(value) is not bool:
         raise ValueError("True or False")
+    return value
+
+
+def string(value: Any) -> Any:
+    """A string."""
+    if not isinstance(value, str):
+        raise ValueError("a string")
     return value
 
 

@@ -13,14 +13,14 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from returns.result import Failure, Success
 
 from pipegen.core.errors import GenerationError
 from pipegen.core.slots import Batch
 from pipegen.records.continues import History
-from pipegen.records.fields import record
+from pipegen.records.fields import record, string
 from pipegen.records.messages import Message, plain_messages
 from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest
@@ -369,9 +369,9 @@ class Decoded:
 
     raw: Raw
     """What the engine returned."""
-    text: str
+    text: Annotated[str, string]
     """The ids as text, without special tokens unless asked."""
-    raw_text: str
+    raw_text: Annotated[str, string]
     """The ids as text, special tokens included."""
     text_ends: tuple[int, ...]
     """The length of `text`, in characters, after each token."""
@@ -412,9 +412,9 @@ class GenerationResult:
 
     id: str | None = None
     """The `id` of the request."""
-    text: str
+    text: Annotated[str, string]
     """The answer: decoded, cut before the stop, stripped if asked, trimmed by plugins."""
-    raw_text: str
+    raw_text: Annotated[str, string]
     """Everything generated, special tokens and the ending included; never stripped, never
     padded.
     """

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import pipegen as pg
 from pipegen.records.fields import record
 from pipegen.records.messages import message_from
-from pipegen.records.results import PreparedImage, TokenLogprob, closest_choice
+from pipegen.records.results import Decoded, PreparedImage, TokenLogprob, closest_choice
+from pipegen.testing.fake import FakeEngine
 
 
 @pytest.mark.parametrize(("given", "kept"), [("VLM", "vlm"), ("Auto", "auto"), ("text", "text")])
@@ -122,3 +126,24 @@ def test_an_answer_is_appended_to_the_messages_as_it_is() -> None:
         messages=[{"role": "user", "content": "Is it?"}, full.message]
     )
     assert (request.messages or ())[1].extras["tool_calls"][0]["id"] == "call1"
+
+
+@pytest.mark.parametrize("wrong", [None, b"x", 3])
+def test_a_stage_that_makes_the_text_something_else_is_named_and_fails_its_row_alone_in_a_job(
+    wrong: Any, tmp_path: Path
+) -> None:
+    """Bytes would end the whole job, at each start, where the result is written."""
+
+    def spoilt(decoded: Decoded) -> Decoded:
+        return dataclasses.replace(decoded, text=wrong if decoded.text == "bad" else decoded.text)
+
+    engine = FakeEngine(lambda row: ("bad" if row.prompt.text == "b" else "good") + "<|im_end|>")
+    pipe = pg.route(engine).insert(pg.pure("spoilt", spoilt), after="stop")
+    with pytest.raises(pg.InvalidField, match=r"Decoded\.text takes a string") as raised:
+        pg.run(pipe, [{"prompt": "a"}, {"prompt": "b"}])
+    assert "'spoilt'" in raised.value.__notes__[0]
+    with pg.job(pipe, [{"prompt": "a"}, {"prompt": "b"}], tmp_path / "job") as running:
+        good, bad = running
+    assert good.unwrap().text == "good"
+    assert isinstance(bad.failure(), pg.StageFailed)
+    assert "spoilt" in str(bad.failure())
