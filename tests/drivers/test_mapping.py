@@ -5,6 +5,7 @@ requests held than said.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,7 @@ from pipegen.drivers.drive import Drive
 from pipegen.drivers.session import NoRequest
 from pipegen.engines.extras import MissingExtra
 from pipegen.engines.session import BatchSession
+from pipegen.records.results import Encoded, PreparedImage
 from pipegen.testing.fake import FakeEngine
 
 IN_FLIGHT = pytest.mark.parametrize("in_flight", [1, 2, 7, None])
@@ -65,6 +67,28 @@ def test_no_more_requests_are_taken_than_said(in_flight: int) -> None:
         for _ in range(in_flight):
             next(slots)
         assert len(taken) == in_flight * done
+    slots.close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("most_bytes", "taken_by_then"), [(1, 4), (2**20, 7)])
+def test_no_more_requests_are_taken_while_the_images_in_flight_are_large(
+    most_bytes: int, taken_by_then: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = PreparedImage(rgb=bytes(12), width=2, height=2, digest="")
+
+    def with_an_image(encoded: Encoded) -> Encoded:
+        return dataclasses.replace(
+            encoded, prompt=dataclasses.replace(encoded.prompt, images=(image,))
+        )
+
+    taken: list[int] = []
+    requests = ({"prompt": f"{n}"} for n in range(1, 100) if taken.append(n) is None)  # type: ignore[func-returns-value]
+    monkeypatch.setattr("pipegen.drivers.drive.HELD_BYTES", most_bytes)
+    route = pg.route(Stepwise()).insert(pg.pure("with an image", with_an_image), after="fit")
+    slots = pg.imap(route, requests, in_flight=4)
+    assert all(pg.is_ok(next(slots)) for _ in range(4))
+    assert len(taken) == taken_by_then
+    assert pg.is_ok(next(slots))  # once none is in flight, more are taken
     slots.close()  # type: ignore[attr-defined]
 
 
