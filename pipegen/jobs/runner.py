@@ -194,8 +194,8 @@ def job(
     where the job is closed early; 0 ends them at once.
 
     A bug fails its row, and that row is asked again. In a stage of your own it is `StageFailed`, in
-    an engine of your own `BackendFailed`, else `InternalError`. Raises `JournalError` where the folder is no job's or cannot be
-    written.
+    an engine of your own `BackendFailed`, else `InternalError`. Raises `JournalError` where the
+    folder holds results that no job has written, or cannot be written. Other files in it stay.
 
     >>> import tempfile
     >>> from pipegen.drivers.route import route

@@ -90,6 +90,8 @@ class FakeEngine:
     server_side_stops: False generates past stops and end tokens.
     fault: raised by every call.
     answers: the number of outputs of a call, to break the contract.
+    honours: what it takes. It has no logits, so it refuses plugins that work on them, and
+        transformers' stopping criteria.
 
     `calls` logs the inputs of each call, `scored` those of each call that scores, `closed` counts
     releases.
@@ -102,7 +104,8 @@ class FakeEngine:
         name: str = "fake",
         tokenizer: ToyTokenizer | None = None,
         renderer: ToyRenderer | None = None,
-        honours: frozenset[Capability] = ENGINES["hf"] - {"videos"},
+        honours: frozenset[Capability] = ENGINES["hf"]
+        - {"videos", "logits_processor", "stopping_criteria"},
         context_length: int | None = None,
         max_images: int | None = None,
         eos_tokens: Sequence[str] = ("<|im_end|>", "<|endoftext|>"),

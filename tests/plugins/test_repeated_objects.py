@@ -288,7 +288,7 @@ def test_it_keeps_the_contract_of_plugins() -> None:
 
 # K3
 def test_an_engine_without_logits_refuses_it_before_any_weights_load() -> None:
-    engine = FakeEngine("x", name="served", honours=pg.ENGINES["hf"] - {"logits_processor"})
+    engine = FakeEngine("x", name="served")
     with pytest.raises(pg.UnsupportedPlugin) as raised:
         pg.attach(pg.route(engine), forbid_repeated_objects(min_match=0))
     refused = raised.value
