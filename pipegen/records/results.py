@@ -339,9 +339,9 @@ class ChatOutput:
 
     job: ResolvedRequest
     """What it was asked."""
-    text: str
+    text: Annotated[str, string]
     """The answer, cut before the stop."""
-    raw_text: str
+    raw_text: Annotated[str, string]
     """The answer as it came."""
     reasoning: str | None = None
     """The reasoning, where the server gives it apart."""

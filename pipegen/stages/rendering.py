@@ -30,7 +30,7 @@ import functools
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from itertools import accumulate, groupby
-from typing import Any
+from typing import Annotated, Any
 
 from returns.result import Failure, Success
 
@@ -40,7 +40,7 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.model import TokenModel, reader_of
 from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.engines.tokenizer import Renderer, Tokenizer
-from pipegen.records.fields import InvalidField, altered, record
+from pipegen.records.fields import InvalidField, altered, record, string
 from pipegen.records.frozen import NOTHING, thaw
 from pipegen.records.messages import Message, plain_messages
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions
@@ -97,9 +97,9 @@ class Rendered:
     """The request as it came."""
     options: GenerationOptions
     """The effective options."""
-    text: str | None = None
+    text: Annotated[str | None, string] = None
     """What the template wrote, or the plain prompt, as it is."""
-    hidden: str | None = None
+    hidden: Annotated[str | None, string] = None
     """The same with look-alikes of control tokens hidden behind `marks`; None without any."""
     marks: Marks = Marks()
     """What stands for what in `hidden`."""

@@ -368,7 +368,7 @@ def test_the_same_plugin_is_attached_once() -> None:
 
 
 def test_attach_compares_capabilities_before_any_call() -> None:  # K3
-    engine = FakeEngine("a", name="served", honours=pg.ENGINES["hf"] - {"logits_processor"})
+    engine = FakeEngine("a", name="served")
     with pytest.raises(pg.UnsupportedPlugin) as raised:
         pg.attach(pg.route(engine), pg.Plugin(name="bias", logits_processor=lambda context: None))
     refused = raised.value

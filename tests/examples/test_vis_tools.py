@@ -106,7 +106,7 @@ def test_an_engine_that_lacks_what_the_plugins_need_is_refused_before_it_is_call
 def test_the_refusal_is_bad_usage_and_nothing_is_loaded_or_written(
     vis_tools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = FakeEngine("[]", name="other", honours=pg.ENGINES["hf"] - {"logits_processor"})
+    engine = FakeEngine("[]", name="other")
     monkeypatch.setattr(pg.backends, "load", lambda config: pg.route(engine))
     (tmp_path / "truth.jsonl").write_text('{"image": "a.png", "objects": []}\n')
     done = CliRunner().invoke(

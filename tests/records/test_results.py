@@ -12,7 +12,7 @@ import pytest
 import pipegen as pg
 from pipegen.records.fields import record
 from pipegen.records.messages import message_from
-from pipegen.records.results import Decoded, PreparedImage, TokenLogprob, closest_choice
+from pipegen.records.results import ChatOutput, PreparedImage, TokenLogprob, closest_choice
 from pipegen.testing.fake import FakeEngine
 
 
@@ -128,22 +128,46 @@ def test_an_answer_is_appended_to_the_messages_as_it_is() -> None:
     assert (request.messages or ())[1].extras["tool_calls"][0]["id"] == "call1"
 
 
-@pytest.mark.parametrize("wrong", [None, b"x", 3])
-def test_a_stage_that_makes_the_text_something_else_is_named_and_fails_its_row_alone_in_a_job(
-    wrong: Any, tmp_path: Path
+@pytest.mark.parametrize("wrong", [b"x", 3])
+@pytest.mark.parametrize(
+    ("after", "field"),
+    [
+        ("render", "Rendered.text"),
+        ("stop", "Decoded.text"),
+        ("stop", "Decoded.raw_text"),
+        ("trim", "GenerationResult.text"),
+    ],
+)
+def test_a_stage_that_makes_a_text_something_else_is_named_and_fails_its_row_alone_in_a_job(
+    after: str, field: str, wrong: Any, tmp_path: Path
 ) -> None:
     """Bytes would end the whole job, at each start, where the result is written."""
 
-    def spoilt(decoded: Decoded) -> Decoded:
-        return dataclasses.replace(decoded, text=wrong if decoded.text == "bad" else decoded.text)
+    def spoilt(row: Any) -> Any:
+        is_bad = "bad" in row.text
+        return dataclasses.replace(row, **{field.split(".")[1]: wrong}) if is_bad else row
 
-    engine = FakeEngine(lambda row: ("bad" if row.prompt.text == "b" else "good") + "<|im_end|>")
-    pipe = pg.route(engine).insert(pg.pure("spoilt", spoilt), after="stop")
-    with pytest.raises(pg.InvalidField, match=r"Decoded\.text takes a string") as raised:
-        pg.run(pipe, [{"prompt": "a"}, {"prompt": "b"}])
+    engine = FakeEngine(lambda row: f"{row.prompt.text}<|im_end|>")
+    pipe = pg.route(engine).insert(pg.pure("spoilt", spoilt), after=after)
+    requests = [{"prompt": "good"}, {"prompt": "bad"}]
+    with pytest.raises(pg.InvalidField, match=f"{field} takes a string") as raised:
+        pg.run(pipe, requests)
     assert "'spoilt'" in raised.value.__notes__[0]
-    with pg.job(pipe, [{"prompt": "a"}, {"prompt": "b"}], tmp_path / "job") as running:
+    with pg.job(pipe, requests, tmp_path / "job") as running:
         good, bad = running
     assert good.unwrap().text == "good"
     assert isinstance(bad.failure(), pg.StageFailed)
     assert "spoilt" in str(bad.failure())
+
+
+@pytest.mark.parametrize("field", ["text", "raw_text"])
+@pytest.mark.parametrize("wrong", [None, b"x"])
+def test_what_a_chat_server_answered_is_a_string(field: str, wrong: Any) -> None:
+    asked = pg.stages.resolve(FakeEngine("a")).apply(
+        (pg.Success(pg.TextGenerationRequest(prompt="x")),)
+    )
+    answer = ChatOutput(
+        job=asked[0].unwrap(), text="a", raw_text="a", finish=pg.Finish.EOS, usage={}
+    )
+    with pytest.raises(pg.InvalidField, match=rf"ChatOutput\.{field} takes a string"):
+        dataclasses.replace(answer, **{field: wrong})
