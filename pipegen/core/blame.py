@@ -10,8 +10,8 @@ is pipegen's own. The exception of an engine gets a note with the engine's name.
 >>> try:
 ...     each("root", lambda n: Success(n**0.5)).apply((Success(4), Success("x")))
 ... except TypeError as raised:
-...     print(raised.__notes__[0])
-raised by the stage 'root' at slot 1 of the batch; pg.each('root', ..., catch=(TypeError,)) fails such a request alone
+...     print(raised.__notes__[0].partition(";")[0])
+raised by the stage 'root' at slot 1 of the batch
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ __all__ = [
 class StageNote(str):
     """The note: its text, and what the text is made of."""
 
-    __slots__ = ("catch", "internal", "request", "row", "stage")
+    __slots__ = ("advice", "internal", "request", "row", "stage")
 
     stage: str
     internal: bool
     """Whether pipegen itself made the stage."""
-    catch: str
-    """The type that `catch` of the stage would have to list; empty where it takes none."""
+    advice: str
+    """How such a request can fail alone; empty where nothing but a correction helps."""
     row: int | None
     """The slot, in the batch of the pipe that the exception has come to; None where the stage works
     on all of them at once.
@@ -49,30 +49,19 @@ class StageNote(str):
     """The request in words; empty until a driver has named it."""
 
     def __new__(
-        cls, stage: str, internal: bool, catch: str = "", row: int | None = None, request: str = ""
+        cls, stage: str, internal: bool, advice: str = "", row: int | None = None, request: str = ""
     ) -> StageNote:
-        where = request or (f"slot {row} of the batch" if row is not None else "")
-        advice = (
-            f"; pg.each({stage!r}, ..., catch=({catch},)) fails such a request alone"
-            if catch
-            else ""
-        )
-        self = super().__new__(
-            cls,
-            "raised by the stage"
-            f" {stage!r}{' of pipegen' if internal else ''}{f' at {where}' if where else ''}{advice}",
-        )
-        self.stage, self.internal, self.catch, self.row, self.request = (
-            stage,
-            internal,
-            catch,
-            row,
-            request,
-        )
+        whose = f"the stage {stage!r}{' of pipegen' if internal else ''}"
+        place = request or (f"slot {row} of the batch" if row is not None else "")
+        where = f" at {place}" if place else ""
+        how = f"; to fail such a request alone, {advice}" if advice else ""
+        self = super().__new__(cls, f"raised by {whose}{where}{how}")
+        self.stage, self.internal, self.advice = stage, internal, advice
+        self.row, self.request = row, request
         return self
 
     def __getnewargs__(self) -> Any:  # what pickle calls `__new__` with
-        return self.stage, self.internal, self.catch, self.row, self.request
+        return self.stage, self.internal, self.advice, self.row, self.request
 
 
 class EngineNote(str):
@@ -140,7 +129,7 @@ def named(raised: Exception, name: Callable[[int | None], str]) -> None:
     """Put the request into the note, in the words that `name` has for the slot."""
     note = note_of(raised)
     if note is not None and _pending(note):
-        blamed(raised, StageNote(note.stage, note.internal, note.catch, note.row, name(note.row)))
+        blamed(raised, StageNote(note.stage, note.internal, note.advice, note.row, name(note.row)))
 
 
 def _notes(raised: BaseException) -> list[Any]:

@@ -18,6 +18,7 @@ row goes past all stages.
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -38,6 +39,7 @@ from pipegen.core.steps import (
     Program,
     Sampling,
     Stage,
+    Step,
     Wanted,
 )
 
@@ -132,7 +134,7 @@ def advance(
         while group and at < len(does):
             step = does[at]
             if isinstance(step, Alone):
-                going = _alone(step.stages, going, bug)
+                going = _alone(does, at, going, bug)
             elif isinstance(step, Open):
                 going = _opened(step, going)
             elif isinstance(step, Close):
@@ -194,23 +196,24 @@ def _moved(row: Row, slot: Slot[Any], at: int) -> Row:
     return tuple.__new__(Row, (row.key, slot, at, (), *row[4:]))
 
 
-def _alone(stages: Sequence[Stage], going: Going, bug: Bug | None) -> Going:
-    """Each row through stages, before the next row begins: what lies between two stages is gone by
-    then.
+def _alone(program: Sequence[Any], at: int, going: Going, bug: Bug | None) -> Going:
+    """Each row through the stages at a place of the program, before the next row begins: what lies
+    between two stages is gone by then.
     """
+    stages: Sequence[Stage] = program[at].stages
     does: list[Any] = [_prepared(stages[0], going[1])]
     does += [stage.row for stage in stages[1:]]
     both = [*zip(stages, does, strict=True)]
     rows: list[Row] = []
     slots: list[Slot[Any]] = []
-    stage, value = stages[0], None
     for row, entry in zip(*going, strict=True):
-        slot = entry
+        slot, stage, value, before = entry, stages[0], None, None
         try:
             for stage, do in both if isinstance(slot, Success) else ():
                 value = slot.unwrap()
                 if not isinstance(value, stage.takes):
-                    raise _wrong_record(stage, value)
+                    before = before or _before(program[:at])
+                    raise _wrong_record(stage, before, value)
                 try:
                     slot = do(value)
                 except (*stage.catch, *EXHAUSTED) as raised:
@@ -218,11 +221,11 @@ def _alone(stages: Sequence[Stage], going: Going, bug: Bug | None) -> Going:
                 if not isinstance(slot, Success):
                     _check_failure(stage.name, slot)
                     break
+                before = stage
         except Exception as raised:  # noqa: BLE001 - it raises again, or is handed on
             right = isinstance(value, stage.takes)
-            listed = stage.internal or isinstance(raised, ContractError)
-            catch = "" if listed else type(raised).__name__
-            note = StageNote(stage.name, stage.internal and right, catch, row.key)
+            whose = stage if right or before is None or before.internal else before
+            note = StageNote(whose.name, whose.internal and right, _advice(stage, raised), row.key)
             noted = _noted(raised, note)
             if bug is None:
                 raise noted  # noqa: B904 - it is `raised`, or has it as its cause
@@ -288,14 +291,56 @@ def _prepared(stage: Stage, slots: Sequence[Slot[Any]]) -> Callable[[Any], Slot[
     return attempt(lambda: prepare(values)).value_or(alone) if values else alone
 
 
-def _wrong_record(stage: Stage, value: Any) -> ContractError:
-    """The error of a stage that is given what it does not take: who put the pipe together has to
-    change it, whosever the stage is.
+def _before(program: Sequence[Any]) -> Step | None:
+    """What gave the values that come out of this part of a program; None where they came into
+    it.
     """
+    for step in reversed(program):
+        if isinstance(step, (Alone, Call)):
+            return step.stages[-1] if isinstance(step, Alone) else step
+    return None
+
+
+def _wrong_record(stage: Stage, before: Step | None, value: Any) -> ContractError:
+    """The error of a stage that is given what it does not take: who put the pipe together has to
+    change it, whosever the stages are.
+    """
+    giver = "what comes before it" if before is None else f"{before.name!r} before it"
     return ContractError(
-        f"the stage {stage.name!r} takes {stage.takes.__name__}, and was given"
-        f" {type(value).__name__} by the stages before it"
+        f"the stage {stage.name!r} takes {stage.takes.__name__}, and {giver} gave"
+        f" {type(value).__name__}"
     )
+
+
+_MISTAKES = (ContractError, AttributeError, NameError, ImportError, NotImplementedError)
+"""What code raises that is wrong, whatever the data."""
+
+
+def _advice(stage: Stage, raised: Exception) -> str:
+    """How a request of which a stage raised this can fail alone; empty where the stage has to be
+    corrected.
+    """
+    if stage.internal or isinstance(raised, _MISTAKES) or _is_misfit(raised):
+        return ""
+    kind = type(raised).__name__
+    if isinstance(raised, GenerationError):
+        return f"return pg.Failure({kind}(...)), and do not raise it"
+    return (
+        f"list the error of bad data: pg.each({stage.name!r}, f, catch=({kind},)), where f returns"
+        " a Result"
+    )
+
+
+def _is_misfit(raised: Exception) -> bool:
+    """Whether a function was called with more or fewer arguments than it takes, or is of a kind
+    that the value is not: it raised before its first line.
+    """
+    innermost = raised.__traceback__
+    while innermost is not None and innermost.tb_next is not None:
+        innermost = innermost.tb_next
+    if not isinstance(raised, TypeError) or innermost is None:
+        return False
+    return os.path.dirname(innermost.tb_frame.f_code.co_filename) == os.path.dirname(__file__)
 
 
 def _noted(raised: Exception, note: StageNote) -> Exception:

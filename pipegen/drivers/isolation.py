@@ -76,9 +76,6 @@ def error_of(bug: Exception) -> GenerationError:
 def _hint(note: StageNote, bug: Exception) -> str:
     if isinstance(bug, ContractError):
         return "correct the stage; the message says what is expected of it"
-    if not note.catch:
+    if not note.advice:
         return "correct the stage; the log has the traceback under the incident"
-    return (
-        f"correct the stage, or list what it raises on bad data: pg.each({note.stage!r}, ...,"
-        f" catch=({note.catch},))"
-    )
+    return f"correct the stage, or {note.advice}"

@@ -32,8 +32,9 @@ def raised_by(pipe: Any, *values: Any) -> StageNote:
 def test_the_note_names_the_stage_and_the_slot() -> None:
     found = raised_by(pg.pure("first", first_letter), "a", "")
     assert (
-        found == "raised by the stage 'first' at slot 1 of the batch; pg.each('first', ...,"
-        " catch=(IndexError,)) fails such a request alone"
+        found == "raised by the stage 'first' at slot 1 of the batch; to fail such a request alone,"
+        " list the error of bad data: pg.each('first', f, catch=(IndexError,)), where f returns a"
+        " Result"
     )
     assert (found.stage, found.internal, found.row) == ("first", False, 1)
 
@@ -66,7 +67,7 @@ def test_a_stage_without_a_next_value_is_named_though_no_generator_lets_its_exce
         (Success("a"),)
     )
     assert isinstance(failed.failure(), pg.StageFailed)
-    assert raised_by(own, "a").catch == "StopIteration"
+    assert "catch=(StopIteration,)" in raised_by(own, "a").advice
 
 
 def test_an_exception_of_a_stage_keeps_its_context() -> None:
@@ -99,6 +100,42 @@ def test_a_broken_promise_has_no_exception_to_catch() -> None:
     assert found == "raised by the stage 'none' at slot 0 of the batch"
 
 
+def of_two(text: str, more: str) -> str:
+    return text + more
+
+
+def changed(text: str) -> str:
+    Frozen("a").words = text  # type: ignore[misc]  # the very mistake
+    return text
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        of_two,
+        changed,
+        lambda text: text.uper(),
+        lambda text: txt,  # type: ignore[name-defined]  # noqa: F821
+        len,
+    ],
+    ids=["arity", "frozen", "attribute", "name", "kind"],
+)
+def test_of_a_mistake_in_code_no_error_is_to_be_listed(mistake: Any) -> None:
+    found = raised_by(pg.pure("own", mistake), 7 if mistake is len else "a")
+    assert found == "raised by the stage 'own' at slot 0 of the batch"
+
+
+def refuse(text: str) -> Any:
+    raise pg.StageFailed("no", stage="own")
+
+
+def test_an_error_of_pipegens_is_to_be_returned_and_not_raised() -> None:
+    assert raised_by(pg.each("own", refuse), "a") == (
+        "raised by the stage 'own' at slot 0 of the batch; to fail such a request alone, return"
+        " pg.Failure(StageFailed(...)), and do not raise it"
+    )
+
+
 def at_once(values: Any) -> Any:
     raise KeyError("at once")
 
@@ -118,7 +155,13 @@ def test_a_stage_that_is_given_what_it_does_not_take_is_the_fault_of_who_put_the
 ):
     for stage in (pg.stages.decode(FakeEngine("a")), pg.stages.render(FakeEngine("a"))):
         found = raised_by(pg.pure("same", lambda text: text) >> stage, "a", "b")
-        assert (found.stage, found.internal, found.row) == (stage.name, False, 0)
+        assert (found.stage, found.internal, found.row) == ("same", False, 0)
+
+
+def test_a_record_that_one_stage_of_pipegen_gave_another_is_named_at_the_other() -> None:
+    route = pg.route(FakeEngine("a")).remove("render")
+    found = raised_by(route, pg.TextGenerationRequest(prompt="a"))
+    assert (found.stage, found.internal) == ("tokenize", False)
 
 
 def test_within_a_fallback_the_slot_is_that_of_the_whole_batch() -> None:
@@ -193,12 +236,15 @@ def test_a_note_travels_with_its_exception() -> None:
     bug = KeyError("objects")
     bug.add_note("of the user's")
     blamed(
-        bug, StageNote("boxes", internal=False, catch="KeyError", row=3, request="request 3 ('Hi')")
+        bug,
+        StageNote(
+            "boxes", internal=False, advice="list KeyError", row=3, request="request 3 ('Hi')"
+        ),
     )
     again = note(pickle.loads(pickle.dumps(bug)))
     assert again == note(bug)
-    seen = (again.stage, again.internal, again.catch, again.row, again.request)
-    assert seen == ("boxes", False, "KeyError", 3, "request 3 ('Hi')")
+    seen = (again.stage, again.internal, again.advice, again.row, again.request)
+    assert seen == ("boxes", False, "list KeyError", 3, "request 3 ('Hi')")
 
 
 def test_every_stage_that_pipegen_makes_is_its_own() -> None:

@@ -506,11 +506,14 @@ def test_an_engine_that_renders_by_itself_has_three_stages(stage: str) -> None:
 @pytest.mark.parametrize(
     ("removed", "words"),
     [
-        ("resolve", "'render' takes ResolvedRequest, and was given TextGenerationRequest"),
-        ("render", "'tokenize' takes Rendered, and was given ResolvedRequest"),
-        ("tokenize", "'fit' takes Encoded, and was given Rendered"),
-        ("call", "'decode' takes Raw, and was given Encoded"),
-        ("decode", "'stop' takes Decoded, and was given Raw"),
+        (
+            "resolve",
+            "'render' takes ResolvedRequest, and what comes before it gave TextGenerationRequest",
+        ),
+        ("render", "'tokenize' takes Rendered, and 'resolve' before it gave ResolvedRequest"),
+        ("tokenize", "'fit' takes Encoded, and 'render' before it gave Rendered"),
+        ("call", "'decode' takes Raw, and 'fit' before it gave Encoded"),
+        ("decode", "'stop' takes Decoded, and 'call' before it gave Raw"),
     ],
 )
 def test_a_stage_says_what_it_takes_when_one_before_it_is_missing(removed: str, words: str) -> None:
