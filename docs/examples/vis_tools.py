@@ -265,6 +265,7 @@ def main(
             out / "answers.job",
             pg.GenerationOptions(max_new_tokens=max_new_tokens),
             in_flight=4 * batch,
+            version="bare 1",  # of the stage: after a change to it, another asks all images again
         )
         for number, (line, slot) in enumerate(slots):
             record = looked_at(

@@ -108,6 +108,8 @@ class Step:
     """Whether it ends rows at stop strings and where plugins halt them: an engine may then end them
     early.
     """
+    plugins: tuple[Any, ...] = ()
+    """Those for which it cuts or trims."""
     follow: Callable[[Any], Any] | None = None
     """Makes, for one input of the call before it, what turns streamed token ids into text."""
     sampling: Sampling | None = None

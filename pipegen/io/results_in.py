@@ -30,6 +30,11 @@ def results_in(path: Path) -> Iterator[dict[str, Any]]:
     """The results of a file, in its order. Raises `TableError`, which names the file and the line,
     for what is none, and `OSError`.
     """
+    if path.is_dir():
+        raise TableError(
+            f"{path} is a folder: pipegen export {path} -o results.jsonl writes the results of a"
+            " job; those of pg.job are written in Python, by pg.write_table"
+        )
     kind = form_of(path).kind
     if kind in ("csv", "tsv", "text"):
         raise TableError(

@@ -23,6 +23,7 @@ from pipegen.records.requests import (
     VlmGenerationRequest,
     field_hint,
     misplaced,
+    unread_media,
 )
 
 __all__ = ["Request", "carried", "request_from", "unreadable"]
@@ -87,6 +88,7 @@ def _request_from(values: Mapping[str, Any], where: str) -> Slot[GenerationReque
             else TextGenerationRequest
         )
         if not images:
+            _refuse_unread_media(values)
             for name in _MEDIA:
                 fields.pop(name, None)
         return Success(kind(**fields))
@@ -174,6 +176,20 @@ def _refuse_misplaced(names: Sequence[str], *, prompted: bool) -> None:
             hint = field_hint(str(name)) or None
         if hint is not None:
             raise InvalidField(f"there is no field {printed(name)}{hint}")
+
+
+def _refuse_unread_media(values: Mapping[str, Any]) -> None:
+    """Refuse what by its name holds images, of a request that has none: they would be carried along
+    beside a question about them.
+    """
+    for name, value in values.items():
+        if name not in _FIELDS and isinstance(value, (str, bytes, Mapping, list, tuple)) and value:
+            hint = unread_media(str(name))
+            if hint is not None:
+                raise InvalidField(
+                    f"there is no field {printed(name)}{hint}; in metadata they are only carried"
+                    " along"
+                )
 
 
 def _from_text(name: str, text: str) -> Any:

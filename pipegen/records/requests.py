@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -60,6 +61,7 @@ __all__ = [
     "VlmGenerationRequest",
     "field_hint",
     "misplaced",
+    "unread_media",
 ]
 
 
@@ -163,6 +165,31 @@ def misplaced(name: str) -> str | None:
     if not near or near[0] in (f"{name}s", name.removesuffix("s")):
         return None
     return f"; did you mean the option {near[0]!r}? It goes into options"
+
+
+_MEDIA_NAME = re.compile(
+    r"(?:image|img|picture|photo|(?P<video>video))s?"
+    r"(?:_?(?:path|file|filename|file_name|url|uri|bytes|data)s?)?",
+    re.IGNORECASE,
+)
+
+
+@functools.lru_cache(maxsize=1024)
+def unread_media(name: str) -> str | None:
+    """The hint for an entry of a request without images that by its name holds some. None for any
+    other.
+
+    >>> unread_media("image_path"), unread_media("imagess"), unread_media("image_id")
+    ('; images go into images', '; images go into images', None)
+    """
+    from difflib import get_close_matches
+
+    match = _MEDIA_NAME.fullmatch(name)
+    near = get_close_matches(name[:100].lower(), ("images", "videos"), n=1, cutoff=0.8)
+    if match is None and not near:
+        return None
+    media = "videos" if (near[0] == "videos" if match is None else match["video"]) else "images"
+    return f"; {media} go into {media}"
 
 
 @record

@@ -23,6 +23,7 @@ Prompts that several rows share are read once more, whatever is generated after 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -32,7 +33,7 @@ from pipegen.core.backend import Backend, require_backend
 from pipegen.core.errors import UnsupportedOption, UnsupportedPlugin
 from pipegen.core.pipe import Pipe, pipe_of
 from pipegen.core.slots import Slot, is_ok
-from pipegen.core.steps import Call, Steps, Wanted
+from pipegen.core.steps import Call, Step, Steps, Wanted
 from pipegen.engines.model import reader_of
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import scores_tokens, settles_itself
@@ -137,15 +138,16 @@ class _Pipeline:
             "trim": trims or "trim" in later,
         }
         self._absent = tuple(stage for stage, present in there.items() if not present)
-        watching = tuple(plugin.name for plugin in plugins if plugin.feed is not None)
-        self._unfed = () if cuts else watching
-        self._untrimmed = (
-            () if trims else tuple(plugin.name for plugin in plugins if plugin.trim is not None)
+        watching = tuple(plugin for plugin in plugins if plugin.feed is not None)
+        trimming = tuple(plugin for plugin in plugins if plugin.trim is not None)
+        cut_for = plugins if by_itself else _plugins(part for part in after if part.cuts)
+        trimmed_for = _plugins(part for part in after if part.routes)
+        self._unhonoured = (
+            *((plugin, "watches", "stop", cuts) for plugin in watching if plugin not in cut_for),
+            *((plugin, "trims", "trim", trims) for plugin in trimming if plugin not in trimmed_for),
         )
         self._halts, self._watches = by_itself or _halts(after), bool(watching)
-        self.is_a_route = (
-            self._halts and not self._absent and not self._unfed and not self._untrimmed
-        )
+        self.is_a_route = self._halts and not self._absent and not self._unhonoured
         """Whether there is nothing to refuse and nothing to change, whatever a request asks for."""
 
     def admit(self, value: Any) -> Slot[Any]:
@@ -174,22 +176,17 @@ class _Pipeline:
                     ),
                 )
             )
-        for names, does, stage in (
-            (self._unfed, "watches", "stop"),
-            (self._untrimmed, "trims", "trim"),
-        ):
-            if names:
-                hint = (
-                    f"put pg.stages.{stage}(engine) into the pipe, or attach no plugin that {does}"
-                    " the text"
-                )
-                return Failure(
-                    UnsupportedPlugin(
-                        f"plugin {names[0]!r} {does} the text, and the pipe has no stage {stage}",
-                        plugin=names[0],
-                        hint=hint,
-                    )
-                )
+        for plugin, does, stage, is_there in self._unhonoured:
+            without = f"the engine of the pipe's stage {stage} has no such plugin"
+            message = (
+                f"plugin {plugin.name!r} {does} the text, and"
+                f" {without if is_there else f'the pipe has no stage {stage}'}"
+            )
+            hint = (
+                f"put pg.stages.{stage}(engine) into the pipe, of the engine that is called, or"
+                f" attach no plugin that {does} the text"
+            )
+            return Failure(UnsupportedPlugin(message, plugin=plugin.name, hint=hint))
         stop = value.options.stop
         if (
             self._halts
@@ -201,6 +198,10 @@ class _Pipeline:
             value.options if stop is None else altered(value.options, stop=altered(stop, stop=()))
         )
         return Success(altered(value, options=unstopped, watched=False))
+
+
+def _plugins(parts: Iterable[Step]) -> tuple[Plugin, ...]:
+    return tuple(plugin for part in parts for plugin in part.plugins)
 
 
 def _halts(after: Steps) -> bool:

@@ -113,6 +113,7 @@ def stop(engine: TokenEngine) -> Pipe[Decoded, Decoded]:
         keeps_text=True,
         takes=Decoded,
         cuts=True,
+        plugins=engine.plugins,
         rebind=lambda new: stop(new.engine(engine)),
     )
 

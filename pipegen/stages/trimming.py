@@ -105,6 +105,7 @@ def trim(engine: Engine, route: str | None = None) -> Pipe[Any, GenerationResult
         closes=True,
         takes=Decoded if takes_tokens(engine) else object,
         routes=(name,),
+        plugins=engine.plugins,
         rebind=lambda new: trim(new.engine(engine), new.route(name)),
     )
 

@@ -207,6 +207,8 @@ def test_a_hub_model_that_is_not_there_is_one_failure() -> None:
     error = failure_of(pg.backends.hf("nobody/no-such-model"))
     assert "'nobody/no-such-model'" in error.message
     assert "HF_TOKEN" in error.hint
+    assert "did you mean" not in error.hint
+    assert "did you mean 'embedded'?" in failure_of(pg.backends.hf("embeded")).hint
     with pytest.raises(CallFailed, match="no-such-model"):
         pg.backends.load(pg.ModelLoadConfig(model="nobody/no-such-model"))
 

@@ -386,6 +386,14 @@ def test_what_is_no_result_is_bad_usage(
     assert not (tmp_path / "r.html").exists()
 
 
+def test_of_the_folder_of_a_job_it_says_how_its_results_are_written(
+    command: Command, tmp_path: Path
+) -> None:
+    ran = command("view", tmp_path)
+    assert ran.code == 2
+    assert f"pipegen export {tmp_path} -o results.jsonl" in ran.err.replace("\n", "")
+
+
 def test_wrong_flags_are_bad_usage(command: Command, tmp_path: Path) -> None:
     source = results(tmp_path / "r.jsonl", a=answer("x"))
     assert "takes one of auto, thousandths" in " ".join(

@@ -4,6 +4,8 @@ nothing on the embedded model.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +28,9 @@ EDITS: dict[str, Callable[[Any], Any]] = {
     "without fit": lambda pipe: pipe.remove("fit"),
     "own stop": lambda pipe: pipe.replace("stop", pg.pure("own stop", same)),
 }
+
+
+ORDER = ("resolve", "render", "tokenize", "fit", "call", "decode", "stop", "trim")
 
 
 def same(value: Any) -> Any:
@@ -55,6 +60,29 @@ def test_what_no_stage_of_the_pipe_honours_is_refused_before_the_call(
         slot.failure(), pg.UnsupportedOption if plugin is None else pg.UnsupportedPlugin
     )
     assert pipe.parts[0].owns[0].calls == []
+
+
+@pytest.mark.parametrize(("plugin", "stage"), [(HALTS, "stop"), (TRIMS, "trim")])
+def test_a_plugin_that_only_the_called_engine_has_is_refused_before_the_call(
+    plugin: pg.Plugin, stage: str
+) -> None:
+    plain = FakeEngine("ab")
+    plugged: Any = pg.attach(pg.route(plain), plugin).engine
+    stages: dict[str, Any] = {
+        name: pg.call(plugged) if name == "call" else getattr(pg.stages, name)(plugged)
+        for name in ORDER
+    }
+    stages[stage] = getattr(pg.stages, stage)(plain)
+
+    def joined() -> Any:
+        return functools.reduce(operator.rshift, stages.values())
+
+    (slot,) = pg.run(joined(), [{"prompt": "Hi"}])
+    assert isinstance(slot.failure(), pg.UnsupportedPlugin)
+    assert f"the engine of the pipe's stage {stage} has no such plugin" in slot.failure().message
+    assert plugged.calls == []
+    stages[stage] = getattr(pg.stages, stage)(plugged)
+    assert pg.is_ok(pg.run(joined(), [{"prompt": "Hi"}])[0])
 
 
 def test_a_stage_that_keeps_the_text_leaves_the_early_exit() -> None:

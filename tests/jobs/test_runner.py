@@ -404,6 +404,11 @@ def test_one_request_for_many_is_refused(tmp_path: Path) -> None:
         job(pg.route(FakeEngine("")), {"prompt": "Hi"}, tmp_path)  # type: ignore[arg-type]
 
 
+def test_options_in_the_place_of_the_folder_are_refused() -> None:
+    with pytest.raises(TypeError, match="folder takes the path where the job keeps its rows"):
+        job(pg.route(FakeEngine("")), [{"prompt": "Hi"}], {"max_new_tokens": 4})  # type: ignore[arg-type]
+
+
 def test_the_rows_of_a_job_can_be_had_at_any_time_without_an_engine(tmp_path: Path) -> None:
     engine = FakeEngine(echo)
     run(engine, tmp_path, PROMPTS[:4], {"max_new_tokens": 99})

@@ -132,6 +132,37 @@ def test_an_option_beside_the_prompt_is_sent_to_its_place(name: str, words: str)
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "media"),
+    [
+        ("imagess", ["a.png"], "images"),
+        ("image_path", "a.png", "images"),
+        ("Image_URLs", ["https://host/a.png"], "images"),
+        ("img", b"bytes", "images"),
+        ("picture", {"bytes": b"bytes", "path": None}, "images"),
+        ("vidoes", ["a.mp4"], "videos"),
+        ("video_file", "a.mp4", "videos"),
+    ],
+)
+def test_images_under_another_name_are_refused_where_the_request_has_none(
+    name: str, value: Any, media: str
+) -> None:
+    """They would be carried along, and the model asked about what it cannot see."""
+    error = request_from({"prompt": "What is it?", name: value}).failure()
+    assert f"there is no field {name!r}; {media} go into {media}" in error.message
+    seen = {"type": "image", "image": "b.png"}
+    for values in (
+        {"prompt": "Hi", "metadata": {name: value}},
+        {"prompt": "Hi", "images": ["b.png"], name: value},
+        {"messages": [{"role": "user", "content": [seen]}], name: value},
+        {"prompt": "Hi", name: ""},
+        {"prompt": "Hi", name: 7},
+        {"prompt": "Hi", f"{name}_id": value},
+        {"prompt": "Hi", f"{name}_caption": value},
+    ):
+        assert pg.is_ok(request_from(values)), values
+
+
+@pytest.mark.parametrize(
     "given", ["Hi", "", "{not JSON", 5, {"role": "user", "content": "Hi"}], ids=str
 )
 def test_messages_of_another_form_are_told_theirs(given: Any) -> None:

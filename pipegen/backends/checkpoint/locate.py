@@ -13,6 +13,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from pipegen.core.names import CLOSE, nearest
 from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import printed
 
@@ -109,7 +110,7 @@ def instead_of(source: str) -> str:
         return _GGUF
     return (
         "give the folder of a checkpoint (config.json, *.safetensors, tokenizer.json) or a hub"
-        " name; a private one needs HF_TOKEN"
+        f" name; a private one needs HF_TOKEN{nearest(source, [EMBEDDED], CLOSE)}"
     )
 
 
