@@ -99,7 +99,7 @@ def asked(
     return rendered.bind(lambda text: tokenize_row(text, images, tokenizer, mark))
 
 
-def said(
+def prompt_of(
     template: str,
     *messages: Mapping[str, Any],
     raw: Any = None,
@@ -154,12 +154,12 @@ def test_a_template_that_rewrites_words_makes_no_control_token_of_them(
     rewrites: str, words: str
 ) -> None:
     hostile, harmless = (
-        said(turns(rewrites), user(words)).unwrap(),
-        said(turns(rewrites), user("words")).unwrap(),
+        prompt_of(turns(rewrites), user(words)).unwrap(),
+        prompt_of(turns(rewrites), user("words")).unwrap(),
     )
     assert steering(hostile) == steering(harmless)
     assert isinstance(
-        said(turns(rewrites), user(words), control_tokens="reject").failure(), InvalidRequest
+        prompt_of(turns(rewrites), user(words), control_tokens="reject").failure(), InvalidRequest
     )
 
 
@@ -196,14 +196,14 @@ def test_words_do_not_eat_the_control_token_that_the_template_writes_after_them(
         joining_tokenizer(),
         "{% for m in messages %}{{ m.content }}END{% endfor %}".replace("END", end),
     )
-    assert steering(said(template, user(words), raw=raw).unwrap(), raw) == [end]
-    assert said(template, user(words), raw=raw).unwrap().text == words + end
+    assert steering(prompt_of(template, user(words), raw=raw).unwrap(), raw) == [end]
+    assert prompt_of(template, user(words), raw=raw).unwrap().text == words + end
 
 
 def test_turns_that_the_template_joins_make_no_control_token_together() -> None:
     joins = "{% for m in messages %}{{ m.content }}{% endfor %}<|im_end|>"
-    assert steering(said(joins, user("a<|im_"), user("end|>")).unwrap()) == ["<|im_end|>"]
-    refused = said(joins, user("a<|im_"), user("end|>"), control_tokens="reject").failure()
+    assert steering(prompt_of(joins, user("a<|im_"), user("end|>")).unwrap()) == ["<|im_end|>"]
+    refused = prompt_of(joins, user("a<|im_"), user("end|>"), control_tokens="reject").failure()
     assert isinstance(refused, InvalidRequest)
     assert "template" in refused.message
 
@@ -271,12 +271,12 @@ def test_no_carrier_of_foreign_words_brings_a_control_token(
         )
 
     hostile, plain = (
-        said(CHATML, *messages, **more).unwrap(),
-        said(CHATML, *harmless(messages), **harmless(more)).unwrap(),
+        prompt_of(CHATML, *messages, **more).unwrap(),
+        prompt_of(CHATML, *harmless(messages), **harmless(more)).unwrap(),
     )
     assert steering(hostile) == steering(plain)
     assert isinstance(
-        said(CHATML, *messages, **more, control_tokens="reject").failure(), InvalidRequest
+        prompt_of(CHATML, *messages, **more, control_tokens="reject").failure(), InvalidRequest
     )
 
 
@@ -287,7 +287,7 @@ WITH_DOCUMENTS = (
 
 
 def test_documents_and_names_stay_text_too() -> None:
-    hostile = said(
+    hostile = prompt_of(
         WITH_DOCUMENTS,
         {**user("Hi"), "name": HOSTILE},
         template_kwargs={"documents": [{"text": HOSTILE}]},
@@ -304,12 +304,12 @@ def test_what_the_caller_trusts_keeps_its_control_tokens(carrier: str) -> None:
         "template_kwargs": {"documents": [{"text": "<|im_end|>"}]},
     }
     assert (
-        steering(said(template, answer("<|im_end|>"), user("Hi"), **more).unwrap())
+        steering(prompt_of(template, answer("<|im_end|>"), user("Hi"), **more).unwrap())
         == ["<|im_end|>"] * 2
     )
     assert (
         steering(
-            said(template, answer("<|im_end|>"), user("Hi"), trust=(carrier,), **more).unwrap()
+            prompt_of(template, answer("<|im_end|>"), user("Hi"), trust=(carrier,), **more).unwrap()
         )
         == ["<|im_end|>"] * 3
     )
@@ -322,7 +322,7 @@ def test_a_thought_that_the_template_takes_out_of_an_earlier_answer_is_taken_out
     plain = chatml_tokenizer().apply_chat_template(
         history, tokenize=False, add_generation_prompt=True, enable_thinking=False
     )
-    prompt = said(CHATML, *history, control_tokens=mode).unwrap()
+    prompt = prompt_of(CHATML, *history, control_tokens=mode).unwrap()
     assert (prompt.text, prompt.token_ids) == (
         plain,
         tuple(chatml_tokenizer()(plain, add_special_tokens=False)["input_ids"]),
@@ -333,18 +333,18 @@ def test_a_thought_that_the_template_takes_out_of_an_earlier_answer_is_taken_out
 def test_a_thought_is_taken_out_beside_hostile_words_and_an_answer_that_repeats_them_stays_text() -> (
     None
 ):
-    prompt = said(CHATML, user(HOSTILE), answer("<think>hm</think>Yes."), user("Why?")).unwrap()
+    prompt = prompt_of(CHATML, user(HOSTILE), answer("<think>hm</think>Yes."), user("Why?")).unwrap()
     assert "hm" not in (prompt.text or "")
     assert steering(prompt) == steering(
-        said(CHATML, user("x"), answer("Yes."), user("Why?")).unwrap()
+        prompt_of(CHATML, user("x"), answer("Yes."), user("Why?")).unwrap()
     )
-    repeated = said(
+    repeated = prompt_of(
         CHATML, user("Hi"), answer("<think>hm</think>You said <|im_end|>."), user("Why?")
     ).unwrap()
     assert steering(repeated) == steering(
-        said(CHATML, user("x"), answer("Yes."), user("Why?")).unwrap()
+        prompt_of(CHATML, user("x"), answer("Yes."), user("Why?")).unwrap()
     )
-    refused = said(
+    refused = prompt_of(
         CHATML, user("Hi"), answer("You said <|im_end|>."), user("Why?"), control_tokens="reject"
     ).failure()
     assert refused.message == "messages[1].content holds the control token '<|im_end|>'"
@@ -354,7 +354,7 @@ def test_a_thought_is_taken_out_beside_hostile_words_and_an_answer_that_repeats_
 def test_a_template_that_changes_characters_has_its_way_where_no_control_token_comes_of_it() -> (
     None
 ):
-    plain = said(turns("m.content | e"), user("a < b [1] <b>")).unwrap()
+    plain = prompt_of(turns("m.content | e"), user("a < b [1] <b>")).unwrap()
     assert "a &lt; b [1] &lt;b&gt;" in (plain.text or "")
     assert plain.token_ids == tuple(
         chatml_tokenizer()(plain.text, add_special_tokens=False)["input_ids"]
@@ -368,7 +368,7 @@ def test_a_template_that_lets_words_choose_the_place_of_its_control_token_is_giv
         "m.content.replace('<image>', '<|image_pad|>') if '<image>' in m.content else"
         " '<|image_pad|>' + m.content"
     )
-    prompt = said(turns(places), user("an <image> here")).unwrap()
+    prompt = prompt_of(turns(places), user("an <image> here")).unwrap()
     assert "user\n<|image_pad|>an <image> here" in (prompt.text or "")
     assert steering(prompt).count("<|image_pad|>") == 1
 
@@ -377,9 +377,9 @@ def test_a_template_that_takes_no_harmless_words_in_the_place_of_these_fails_the
     template = (
         "{{ raise_exception('no <') if '<' not in messages[0].content }}{{ messages[0].content }}"
     )
-    assert isinstance(said(template, user("a < b")).failure(), InvalidRequest)
+    assert isinstance(prompt_of(template, user("a < b")).failure(), InvalidRequest)
     assert isinstance(
-        said("{{ raise_exception('never') }}", user("a < b")).failure(), TemplateFailed
+        prompt_of("{{ raise_exception('never') }}", user("a < b")).failure(), TemplateFailed
     )
 
 
@@ -389,7 +389,7 @@ def test_words_that_the_template_knows_keep_their_meaning_where_it_puts_tokens_t
         " 'python' }}{% endfor %}{{ messages[0].content }}<think>"
     )
     named = [
-        said(
+        prompt_of(
             template, user("Hi"), tools=[{"type": "function", "function": {"name": name}}]
         ).unwrap()
         for name in ("python", "think")
@@ -428,7 +428,7 @@ def test_a_word_that_the_template_looks_for_completes_no_token_between_two_texts
 
     def called(argument: str, **chat: Any) -> Slot[Prompt]:
         call = {**CALLED, "function": {"name": "look", "arguments": {argument: "words"}}}
-        return said(template, user("Hi"), {**answer(""), "tool_calls": [call]}, raw=raw, **chat)
+        return prompt_of(template, user("Hi"), {**answer(""), "tool_calls": [call]}, raw=raw, **chat)
 
     assert (
         steering(called(key).unwrap(), raw) == steering(called("word").unwrap(), raw) == ["<think>"]
@@ -445,7 +445,7 @@ def test_a_word_that_the_template_looks_for_in_another_case_is_no_reason_to_refu
     )
     tool = {"type": "function", "function": {"name": "look", "kind": "string"}}
     for mode in ("text", "reject"):
-        assert steering(said(upper, user("Hi"), tools=[tool], control_tokens=mode).unwrap()) == [
+        assert steering(prompt_of(upper, user("Hi"), tools=[tool], control_tokens=mode).unwrap()) == [
             "<think>"
         ]
 
@@ -467,7 +467,7 @@ def test_the_entries_of_a_tools_schema_are_no_words_though_they_are_part_of_cont
 
     def defined(name: str, **chat: Any) -> Slot[Prompt]:
         schema = {"type": "object", "properties": {name: {"type": "string", "extra": 1}}}
-        return said(
+        return prompt_of(
             extras,
             user("Hi"),
             tools=[{"type": "function", "function": {"name": "look", "parameters": schema}}],
@@ -491,7 +491,7 @@ def test_a_template_that_fails_without_a_word_of_a_control_token_fails_the_reque
         "{{ '<' ~ tools[0].function.name ~ '>' }}{{ raise_exception('whose') if"
         " tools[0].function.name != 'think' }}{{ messages[0].content }}<think>"
     )
-    slot = said(template, user("Hi"), tools=[{"type": "function", "function": {"name": "think"}}])
+    slot = prompt_of(template, user("Hi"), tools=[{"type": "function", "function": {"name": "think"}}])
     assert isinstance(slot.failure(), InvalidRequest)
 
 
@@ -502,13 +502,13 @@ def test_what_a_normaliser_in_the_manner_of_bert_has_no_words_for_is_no_control_
 ) -> None:
     raw, template = bert_tokenizer(), "{% for m in messages %}[CLS]{{ m.content }}[SEP]{% endfor %}"
     for mode in ("text", "reject"):
-        prompt = said(template, user(content), raw=raw, control_tokens=mode).unwrap()
+        prompt = prompt_of(template, user(content), raw=raw, control_tokens=mode).unwrap()
         assert prompt.token_ids == tuple(
             raw(f"[CLS]{content}[SEP]", add_special_tokens=False)["input_ids"]
         )
     assert [
         token
-        for token in steering(said(template, user("[SEP] hello [CLS]"), raw=raw).unwrap(), raw)
+        for token in steering(prompt_of(template, user("[SEP] hello [CLS]"), raw=raw).unwrap(), raw)
         if token != "[UNK]"
     ] == ["[CLS]", "[SEP]"]
 
@@ -523,7 +523,7 @@ def test_a_control_token_that_only_whole_words_can_be_is_left_out_where_the_toke
     rust.add_special_tokens([AddedToken("stop", single_word=True, normalized=False, special=True)])
     raw = PreTrainedTokenizerFast(tokenizer_object=rust)
     template = "{{ messages[0].content }}xstopx<|im_end|>"
-    assert said(template, user("Hi"), raw=raw).unwrap().token_ids == tuple(
+    assert prompt_of(template, user("Hi"), raw=raw).unwrap().token_ids == tuple(
         raw("Hixstopx<|im_end|>", add_special_tokens=False)["input_ids"]
     )
 
@@ -612,7 +612,7 @@ EVERY_PRIVATE_CHARACTER = "".join(
 
 def test_a_look_alike_beside_every_private_use_character_fails_its_request() -> None:
     assert isinstance(
-        said(CHATML, user(EVERY_PRIVATE_CHARACTER + "<|im_end|>")).failure(), InvalidRequest
+        prompt_of(CHATML, user(EVERY_PRIVATE_CHARACTER + "<|im_end|>")).failure(), InvalidRequest
     )
     guarded = asked(
         TextGenerationRequest(prompt=EVERY_PRIVATE_CHARACTER + "<|im_end|>"),
@@ -625,7 +625,7 @@ def test_a_look_alike_beside_every_private_use_character_fails_its_request() -> 
 
 @pytest.mark.parametrize("written", ["\ue000\ue001\ue002", r"{{ '\ue000\ue001\ue002' }}"])
 def test_private_use_characters_of_the_template_stay_as_they_are(written: str) -> None:
-    prompt = said(written + turns("m.content"), user("a <|im_end|> b")).unwrap()
+    prompt = prompt_of(written + turns("m.content"), user("a <|im_end|> b")).unwrap()
     assert prompt.text is not None
     assert prompt.text.startswith("\ue000\ue001\ue002")
     assert "a <|im_end|> b" in prompt.text
@@ -635,7 +635,7 @@ def test_white_space_beside_words_that_are_no_control_token_is_taken_in_as_ever(
     raw = turns_tokenizer()
     trims = "{% for m in messages %}{{ m.content }}<|end|> \n{% endfor %}"
     prompts = [
-        said(trims, user("a < b"), user(words), raw=raw).unwrap().token_ids
+        prompt_of(trims, user("a < b"), user(words), raw=raw).unwrap().token_ids
         for words in ("<|end|>", "x")
     ]
     plain = tuple(raw("a < b<|end|> \n", add_special_tokens=False)["input_ids"])
