@@ -176,7 +176,8 @@ class _Pipeline:
                     ),
                 )
             )
-        for plugin, does, stage, is_there in self._unhonoured:
+        if self._unhonoured:
+            plugin, does, stage, is_there = self._unhonoured[0]
             without = f"the engine of the pipe's stage {stage} has no such plugin"
             message = (
                 f"plugin {plugin.name!r} {does} the text, and"

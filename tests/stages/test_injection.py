@@ -333,7 +333,9 @@ def test_a_thought_that_the_template_takes_out_of_an_earlier_answer_is_taken_out
 def test_a_thought_is_taken_out_beside_hostile_words_and_an_answer_that_repeats_them_stays_text() -> (
     None
 ):
-    prompt = prompt_of(CHATML, user(HOSTILE), answer("<think>hm</think>Yes."), user("Why?")).unwrap()
+    prompt = prompt_of(
+        CHATML, user(HOSTILE), answer("<think>hm</think>Yes."), user("Why?")
+    ).unwrap()
     assert "hm" not in (prompt.text or "")
     assert steering(prompt) == steering(
         prompt_of(CHATML, user("x"), answer("Yes."), user("Why?")).unwrap()
@@ -428,7 +430,9 @@ def test_a_word_that_the_template_looks_for_completes_no_token_between_two_texts
 
     def called(argument: str, **chat: Any) -> Slot[Prompt]:
         call = {**CALLED, "function": {"name": "look", "arguments": {argument: "words"}}}
-        return prompt_of(template, user("Hi"), {**answer(""), "tool_calls": [call]}, raw=raw, **chat)
+        return prompt_of(
+            template, user("Hi"), {**answer(""), "tool_calls": [call]}, raw=raw, **chat
+        )
 
     assert (
         steering(called(key).unwrap(), raw) == steering(called("word").unwrap(), raw) == ["<think>"]
@@ -445,9 +449,9 @@ def test_a_word_that_the_template_looks_for_in_another_case_is_no_reason_to_refu
     )
     tool = {"type": "function", "function": {"name": "look", "kind": "string"}}
     for mode in ("text", "reject"):
-        assert steering(prompt_of(upper, user("Hi"), tools=[tool], control_tokens=mode).unwrap()) == [
-            "<think>"
-        ]
+        assert steering(
+            prompt_of(upper, user("Hi"), tools=[tool], control_tokens=mode).unwrap()
+        ) == ["<think>"]
 
 
 def test_the_entries_of_a_tools_schema_are_no_words_though_they_are_part_of_control_tokens() -> (
@@ -491,7 +495,9 @@ def test_a_template_that_fails_without_a_word_of_a_control_token_fails_the_reque
         "{{ '<' ~ tools[0].function.name ~ '>' }}{{ raise_exception('whose') if"
         " tools[0].function.name != 'think' }}{{ messages[0].content }}<think>"
     )
-    slot = prompt_of(template, user("Hi"), tools=[{"type": "function", "function": {"name": "think"}}])
+    slot = prompt_of(
+        template, user("Hi"), tools=[{"type": "function", "function": {"name": "think"}}]
+    )
     assert isinstance(slot.failure(), InvalidRequest)
 
 
