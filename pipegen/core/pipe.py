@@ -326,14 +326,36 @@ def each(
         text can still be streamed.
 
     Raises `ContractError` if the stage returns anything but a `Result` with a value or a
-    `GenerationError`. Raises `TypeError` for what is no name, function or exception.
+    `GenerationError`, and if it changes text that it keeps. Raises `TypeError` for what is no name, function or exception.
 
     >>> each("root", lambda n: Success(n**0.5), catch=(TypeError,)).apply((Success("x"),))[
     ...     0
     ... ].failure().stage
     'root'
     """
-    return row_stage(name, stage, catch=catch, keeps_text=keeps_text, internal=False)
+    _check("each", name, stage)
+    do = _keeping(name, stage) if keeps_text else stage
+    return row_stage(name, do, catch=catch, keeps_text=keeps_text, internal=False)
+
+
+def _keeping(name: str, stage: Callable[[Taken], Slot[B]]) -> Callable[[Taken], Slot[B]]:
+    """The stage, which raises `ContractError` where it changes the text of an answer: the engine
+    may have ended the row for that text, and a stream has shown it. Records of answers name the
+    field that makes their text in `_text_is`.
+    """
+
+    def kept(value: Taken) -> Slot[B]:
+        slot, field = stage(value), getattr(type(value), "_text_is", None)
+        if field is not None and isinstance(slot, Success):
+            result: Any = slot.unwrap()
+            if type(result) is type(value) and getattr(result, field) != getattr(value, field):
+                raise ContractError(
+                    f"the stage {name!r} changed {field} of {type(value).__name__}, and was made with"
+                    " keeps_text=True: leave that out"
+                )
+        return slot
+
+    return kept
 
 
 def row_stage(

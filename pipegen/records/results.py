@@ -310,6 +310,7 @@ class Thought:
 class Raw:
     """What an engine returns for one row. Shared stages make the text from the ids."""
 
+    _text_is = "token_ids"  # what a stage that keeps the text may not change: see pg.each
     encoded: Encoded
     """What the engine was called with."""
     token_ids: tuple[int, ...]
@@ -337,6 +338,7 @@ class Raw:
 class ChatOutput:
     """What a chat server answered for one row."""
 
+    _text_is = "text"  # what a stage that keeps the text may not change: see pg.each
     job: ResolvedRequest
     """What it was asked."""
     text: Annotated[str, string]
@@ -367,6 +369,7 @@ class ChatOutput:
 class Decoded:
     """Generated ids as text, with how it ended."""
 
+    _text_is = "text"  # what a stage that keeps the text may not change: see pg.each
     raw: Raw
     """What the engine returned."""
     text: Annotated[str, string]
@@ -410,6 +413,7 @@ class Turn:
 class GenerationResult:
     """One finished generation."""
 
+    _text_is = "text"  # what a stage that keeps the text may not change: see pg.each
     id: str | None = None
     """The `id` of the request."""
     text: Annotated[str, string]

@@ -15,7 +15,7 @@ from returns.result import Failure, Success
 
 import pipegen as pg
 from pipegen.engines.protocol import TextMade
-from pipegen.records.results import Encoded
+from pipegen.records.results import Encoded, Raw
 from pipegen.testing.fake import FakeEngine
 from pipegen.testing.toy import ToyTokenizer
 
@@ -97,13 +97,46 @@ def test_text_that_a_later_stage_may_change_is_told_when_it_is_final() -> None:
     assert (joined, len(events)) == ({(0, 0): "ABC"}, 2)
 
 
-def test_a_stage_that_changes_text_although_it_says_it_keeps_it_is_a_bug_and_raises() -> None:
-    def lie(result: pg.GenerationResult) -> pg.GenerationResult:
-        return dataclasses.replace(result, text="x")
+def lie_of_ids(raw: Raw) -> Raw:
+    return dataclasses.replace(raw, token_ids=(*raw.token_ids, 97))
 
-    route = pg.route(FakeEngine("abc")) >> pg.pure("lie", lie, keeps_text=True)
-    with pytest.raises(pg.ContractError, match="keeps"):
-        told(route, [PROMPT])
+
+def lie_of_text(answer: Any) -> Any:
+    return dataclasses.replace(answer, text="x")
+
+
+@pytest.mark.parametrize(
+    ("lie", "after", "words"),
+    [
+        (lie_of_ids, "call", "changed token_ids of Raw"),
+        (lie_of_text, "decode", "changed text of Decoded"),
+        (lie_of_text, "stop", "changed text of Decoded"),
+        (lie_of_text, "trim", "changed text of GenerationResult"),
+    ],
+)
+@pytest.mark.parametrize(
+    "driver",
+    [pg.run, lambda *given: list(pg.imap(*given)), lambda *given: list(pg.stream(*given))],
+    ids=["run", "imap", "stream"],
+)
+def test_a_stage_that_changes_text_although_it_says_it_keeps_it_is_a_bug_and_raises(
+    driver: Any, lie: Any, after: str, words: str
+) -> None:
+    route = pg.route(FakeEngine("abc"))
+    honest = route.insert(pg.pure("same", lambda answer: answer, keeps_text=True), after=after)
+    assert driver(honest, [PROMPT])
+    with pytest.raises(pg.ContractError, match=f"the stage 'lie' {words}") as caught:
+        driver(route.insert(pg.pure("lie", lie, keeps_text=True), after=after), [PROMPT])
+    assert caught.value.__notes__ == ["raised by the stage 'lie' at request 0 ('x')"]
+
+
+def test_a_stage_may_change_all_but_the_text() -> None:
+    def renamed(result: pg.GenerationResult) -> pg.GenerationResult:
+        return dataclasses.replace(result, raw_text="other", route="mine")
+
+    route = pg.route(FakeEngine("abc")) >> pg.pure("renamed", renamed, keeps_text=True)
+    (slot,) = pg.run(route, [PROMPT])
+    assert (slot.unwrap().text, slot.unwrap().route) == ("abc", "mine")
 
 
 def test_an_engine_that_does_not_stream_tells_everything_at_the_end() -> None:
