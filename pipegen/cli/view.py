@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
-from pipegen.cli.export import command_in
+from pipegen.cli.export import COMMAND, command_in
 from pipegen.cli.inputs import Item
 from pipegen.cli.outputs import say
 from pipegen.cli.sources import Question, open_source, within
@@ -23,6 +23,7 @@ from pipegen.engines.extras import MissingExtra, need
 from pipegen.io.jsonl import request_from_row
 from pipegen.io.results_in import results_in
 from pipegen.io.tables import Columns, TableError
+from pipegen.jobs.journal import SETTINGS
 from pipegen.jobs.new_file import JournalError, new_file
 from pipegen.media.frames import choose_frames
 from pipegen.media.image import open_image
@@ -69,6 +70,9 @@ def run_view(flags: ViewFlags, rows: int = PAGE_ROWS) -> int:
     """
     if flags.boxes not in get_args(Scale):
         refuse(f"takes one of {', '.join(get_args(Scale))}, not {flags.boxes!r}", "--boxes")
+    for path in (flags.results, flags.other):
+        if path is not None and path.is_dir():
+            refuse(f"{path} is a folder, not a file of results{_of_job(path)}", "RESULTS")
     images = images_of(flags.image_root, False, ())
     try:
         overview, count = _overview(flags)
@@ -103,6 +107,18 @@ def run_view(flags: ViewFlags, rows: int = PAGE_ROWS) -> int:
         + (f" on {pages} pages" if pages > 1 else "")
     )
     return 0
+
+
+def _of_job(folder: Path) -> str:
+    """How the results of a job's folder become a file."""
+    if (folder / COMMAND).exists():
+        return f": pipegen export {folder} -o results.jsonl writes those of this job"
+    if (folder / SETTINGS).exists():
+        return (
+            ": it is a job of a program, where pg.finished_rows(folder, pairs) gives its results,"
+            " and pg.write_table writes them"
+        )
+    return ""
 
 
 def _overview(flags: ViewFlags) -> tuple[Overview, int]:

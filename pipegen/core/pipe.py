@@ -326,7 +326,7 @@ def each(
         text can still be streamed.
 
     Raises `ContractError` if the stage returns anything but a `Result` with a value or a
-    `GenerationError`, and if it changes text that it keeps. Raises `TypeError` for what is no name, function or exception.
+    `GenerationError`, and if it changes the text with `keeps_text`. Raises `TypeError` for what is no name, function or exception.
 
     >>> each("root", lambda n: Success(n**0.5), catch=(TypeError,)).apply((Success("x"),))[
     ...     0
@@ -350,8 +350,8 @@ def _keeping(name: str, stage: Callable[[Taken], Slot[B]]) -> Callable[[Taken], 
             result: Any = slot.unwrap()
             if type(result) is type(value) and getattr(result, field) != getattr(value, field):
                 raise ContractError(
-                    f"the stage {name!r} changed {field} of {type(value).__name__}, and was made with"
-                    " keeps_text=True: leave that out"
+                    f"the stage {name!r} changed {field} of {type(value).__name__}, which"
+                    " keeps_text=True says it does not: leave keeps_text out"
                 )
         return slot
 

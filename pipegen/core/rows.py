@@ -28,6 +28,7 @@ from returns.result import Failure, Success
 from pipegen.core.blame import StageNote, blamed, raisable
 from pipegen.core.border import EXHAUSTED, attempt, report
 from pipegen.core.errors import ContractError, GenerationError, StageFailed
+from pipegen.core.names import InvalidField
 from pipegen.core.slots import Slot
 from pipegen.core.steps import (
     Again,
@@ -144,7 +145,7 @@ def advance(
                     break
                 going = _gathered(step.sampling, at, going, done)
             elif isinstance(step, Call):
-                going = _called(step, at, first, going, done, bug)
+                going = _called(does, at, first, going, done, bug)
             else:
                 going = _enter(at, going, there)
             group, at = going[0], at + 1
@@ -219,13 +220,14 @@ def _alone(program: Sequence[Any], at: int, going: Going, bug: Bug | None) -> Go
                 except (*stage.catch, *EXHAUSTED) as raised:
                     slot = _failed(stage.name, raised, stage.catch)
                 if not isinstance(slot, Success):
-                    _check_failure(stage.name, slot)
+                    slot = _failure(stage.name, slot)
                     break
                 before = stage
         except Exception as raised:  # noqa: BLE001 - it raises again, or is handed on
-            right = isinstance(value, stage.takes)
-            whose = stage if right or before is None or before.internal else before
-            note = StageNote(whose.name, whose.internal and right, _advice(stage, raised), row.key)
+            if isinstance(value, stage.takes):
+                note = StageNote(stage.name, stage.internal, _advice(stage, raised), row.key)
+            else:
+                note = StageNote(_giver(stage, before), internal=False, row=row.key)
             noted = _noted(raised, note)
             if bug is None:
                 raise noted  # noqa: B904 - it is `raised`, or has it as its cause
@@ -260,8 +262,10 @@ def _failed(name: str, raised: Exception, catch: tuple[type[Exception], ...]) ->
     return Failure(StageFailed(message, stage=name, incident=seen.incident))
 
 
-def _check_failure(name: str, slot: Any) -> None:
-    """Raise `ContractError` for what a stage returned, unless it has failed with an error."""
+def _failure(name: str, slot: Any) -> Slot[Any]:
+    """What a stage returned that is no Success, with its name where it has left that out. Raises
+    `ContractError` unless it has failed with an error.
+    """
     if not isinstance(slot, Failure):
         raise ContractError(
             f"stage {name!r} returned {type(slot).__name__}, not a Result: wrap it in Success(...)"
@@ -272,6 +276,9 @@ def _check_failure(name: str, slot: Any) -> None:
             f"stage {name!r} failed with {type(slot.failure()).__name__}, not a GenerationError"
             f" such as StageFailed(message, stage={name!r})"
         )
+    error = slot.failure()
+    unnamed = isinstance(error, StageFailed) and not error.stage
+    return Failure(error.with_fields(stage=name)) if unnamed else slot
 
 
 def _prepared(stage: Stage, slots: Sequence[Slot[Any]]) -> Callable[[Any], Slot[Any]]:
@@ -301,18 +308,32 @@ def _before(program: Sequence[Any]) -> Step | None:
     return None
 
 
-def _wrong_record(stage: Stage, before: Step | None, value: Any) -> ContractError:
-    """The error of a stage that is given what it does not take: who put the pipe together has to
-    change it, whosever the stages are.
+def _giver(step: Step, before: Step | None) -> str:
+    """Whose fault a wrong record is: that of a user's stage which gave it, else of who put this
+    step there.
+    """
+    return step.name if before is None or before.internal else before.name
+
+
+def _wrong_record(step: Step, before: Step | None, value: Any) -> ContractError:
+    """The error of a step that is given what it does not take: who put the pipe together has to
+    change it, whosever the steps are.
     """
     giver = "what comes before it" if before is None else f"{before.name!r} before it"
     return ContractError(
-        f"the stage {stage.name!r} takes {stage.takes.__name__}, and {giver} gave"
+        f"the stage {step.name!r} takes {step.takes.__name__}, and {giver} gave"
         f" {type(value).__name__}"
     )
 
 
-_MISTAKES = (ContractError, AttributeError, NameError, ImportError, NotImplementedError)
+_MISTAKES = (
+    ContractError,
+    InvalidField,
+    AttributeError,
+    NameError,
+    ImportError,
+    NotImplementedError,
+)
 """What code raises that is wrong, whatever the data."""
 
 
@@ -331,16 +352,19 @@ def _advice(stage: Stage, raised: Exception) -> str:
     )
 
 
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))
+
+
 def _is_misfit(raised: Exception) -> bool:
-    """Whether a function was called with more or fewer arguments than it takes, or is of a kind
-    that the value is not: it raised before its first line.
+    """Whether a function was called with what it does not take: the stage's own, or one of
+    pipegen's.
     """
     innermost = raised.__traceback__
     while innermost is not None and innermost.tb_next is not None:
         innermost = innermost.tb_next
     if not isinstance(raised, TypeError) or innermost is None:
         return False
-    return os.path.dirname(innermost.tb_frame.f_code.co_filename) == os.path.dirname(__file__)
+    return innermost.tb_frame.f_code.co_filename.startswith(_PACKAGE)
 
 
 def _noted(raised: Exception, note: StageNote) -> Exception:
@@ -351,11 +375,12 @@ def _noted(raised: Exception, note: StageNote) -> Exception:
 
 
 def _called(
-    call: Call, at: int, first: int, going: Going, done: Advanced, bug: Bug | None
+    program: Sequence[Any], at: int, first: int, going: Going, done: Advanced, bug: Bug | None
 ) -> Going:
     """Rows at a call, of which those that began here may have answers: each wants an engine, or
     goes on.
     """
+    call: Call = program[at]
     rows: list[Row] = []
     slots: list[Slot[Any]] = []
     for row, slot in zip(*going, strict=True):
@@ -363,14 +388,19 @@ def _called(
             rows.append(row)
             slots.append(slot)
             continue
-        answers = row.answers if at == first else ()
+        value, answers = slot.unwrap(), row.answers if at == first else ()
         try:
+            if not isinstance(value, call.takes):
+                before = _before(program[:at])
+                wrong = _wrong_record(call, before, value)
+                blamed(wrong, StageNote(_giver(call, before), internal=False, row=row.key))
+                raise wrong
             if answers and not isinstance(answers[-1], (Success, Failure)):
                 raise ContractError(
                     f"engine {call.backend.name} answered {type(answers[-1]).__name__}, not a"
                     " Result: wrap it in Success(...) or Failure(...)"
                 )
-            after = call.ask(slot.unwrap(), answers)
+            after = call.ask(value, answers)
         except Exception as raised:
             if bug is None:
                 raise

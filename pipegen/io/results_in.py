@@ -6,6 +6,8 @@ A row of Parquet or Arrow also has `row`: the columns of its input.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -30,11 +32,8 @@ def results_in(path: Path) -> Iterator[dict[str, Any]]:
     """The results of a file, in its order. Raises `TableError`, which names the file and the line,
     for what is none, and `OSError`.
     """
-    if path.is_dir():
-        raise TableError(
-            f"{path} is a folder: pipegen export {path} -o results.jsonl writes the results of a"
-            " job; those of pg.job are written in Python, by pg.write_table"
-        )
+    if not path.exists():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     kind = form_of(path).kind
     if kind in ("csv", "tsv", "text"):
         raise TableError(

@@ -38,7 +38,6 @@ from pipegen.jobs.new_file import TEMPORARY, refused, remove_stale
 from pipegen.jobs.rows import Row, Unread, missing_rows, retry_of, rows_of
 from pipegen.jobs.steps import Steps, Turn
 from pipegen.jobs.turns import Turns
-from pipegen.records.frozen import printed
 from pipegen.records.options import GenerationOptions
 from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
@@ -308,8 +307,8 @@ def start_job(
     pairs(requests)
     if not isinstance(folder, (str, os.PathLike)):
         raise TypeError(
-            f"folder takes the path where the job keeps its rows, not {printed(folder)}; options"
-            " come after it"
+            f"folder takes the path where the job keeps its rows, not {type(folder).__name__};"
+            " options come after it"
         )
     if type(grace) not in (int, float) or not 0 <= grace < math.inf:
         raise ValueError(f"grace takes seconds, 0 or more, not {grace!r:.80}")

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+import operator
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from immutabledict import immutabledict
@@ -51,6 +52,7 @@ __all__ = [
     "option_names",
     "options_from",
     "resolve",
+    "unset",
 ]
 
 R = TypeVar("R")
@@ -204,6 +206,38 @@ def flat_values(options: GenerationOptions) -> dict[str, Any]:
     """
     records = {group: getattr(options, group) for group in GROUPS} | {"": options}
     return {name: getattr(records[entry.group], name, None) for name, entry in OPTIONS.items()}
+
+
+@functools.cache
+def _values_of() -> Callable[[GenerationOptions], tuple[Any, ...]]:
+    """Gives the values that are never None once an engine's options are resolved."""
+    return operator.attrgetter(*_always_set())
+
+
+@functools.cache
+def _always_set() -> tuple[str, ...]:
+    defaults = flat_values(resolve(GenerationOptions()))
+    return tuple(
+        f"{entry.group}.{name}" if entry.group else name
+        for name, entry in OPTIONS.items()
+        if defaults[name] is not None and name != "control_tokens"
+    )
+
+
+def unset(options: GenerationOptions) -> str:
+    """The first option without a value of those that `resolve` gives one; empty where there is
+    none.
+
+    >>> unset(resolve(GenerationOptions())), unset(GenerationOptions(max_new_tokens=4))
+    ('', 'min_new_tokens')
+    """
+    try:
+        if None not in _values_of()(options):
+            return ""
+    except AttributeError:  # a group is not set
+        pass
+    values = flat_values(options)
+    return next(name for path in _always_set() if values[name := path.rpartition(".")[2]] is None)
 
 
 def in_our_words(name: str, value: Any) -> Any:

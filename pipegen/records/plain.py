@@ -187,8 +187,8 @@ def _refuse_unread_media(values: Mapping[str, Any]) -> None:
             hint = unread_media(str(name))
             if hint is not None:
                 raise InvalidField(
-                    f"there is no field {printed(name)}{hint}; in metadata they are only carried"
-                    " along"
+                    f"there is no field {printed(name)}{hint}; put it into metadata if the model is"
+                    " not to see it"
                 )
 
 

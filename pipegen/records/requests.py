@@ -180,7 +180,7 @@ def unread_media(name: str) -> str | None:
     other.
 
     >>> unread_media("image_path"), unread_media("imagess"), unread_media("image_id")
-    ('; images go into images', '; images go into images', None)
+    ('; images go into images, as in "images": ["path"]', '; images go into images, as in "images": ["path"]', None)
     """
     from difflib import get_close_matches
 
@@ -189,7 +189,7 @@ def unread_media(name: str) -> str | None:
     if match is None and not near:
         return None
     media = "videos" if (near[0] == "videos" if match is None else match["video"]) else "images"
-    return f"; {media} go into {media}"
+    return f'; {media} go into {media}, as in "{media}": ["path"]'
 
 
 @record

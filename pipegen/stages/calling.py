@@ -23,8 +23,10 @@ Prompts that several rows share are read once more, whatever is generated after 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import operator
+from collections.abc import Collection, Iterable
 from functools import partial
+from itertools import takewhile
 from typing import Any, TypeAlias, TypeVar
 
 from returns.result import Failure, Success
@@ -33,7 +35,7 @@ from pipegen.core.backend import Backend, require_backend
 from pipegen.core.errors import UnsupportedOption, UnsupportedPlugin
 from pipegen.core.pipe import Pipe, pipe_of
 from pipegen.core.slots import Slot, is_ok
-from pipegen.core.steps import Call, Step, Steps, Wanted
+from pipegen.core.steps import Call, Nest, Step, Steps, Wanted
 from pipegen.engines.model import reader_of
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import scores_tokens, settles_itself
@@ -85,9 +87,17 @@ def _call(backend: Backend[Any, Any], before: Steps, after: Steps) -> Call:
         name="call",
         backend=backend,
         ask=ask,
+        takes=_taken_by(backend),
         among=partial(_call, backend),
         rebind=lambda new: call(new.engine(backend)),
     )
+
+
+def _taken_by(backend: Any) -> type[Any]:
+    """The record that the backend takes; an engine of one's own may take anything."""
+    if settles_itself(backend):
+        return ResolvedRequest
+    return Encoded if hasattr(type(backend), "prepare_image") else object
 
 
 def _asking(engine: Any, encoded: Encoded, sent: Encoded) -> Asking:
@@ -118,11 +128,13 @@ def _asking(engine: Any, encoded: Encoded, sent: Encoded) -> Asking:
 
 
 class _Pipeline:
-    """The stages around a call: what they honour of the options, and whether the engine may end
-    rows early on their behalf.
+    """The stages around a call, up to the calls before and after it: what they honour of the
+    options, and whether the engine may end rows early on their behalf.
     """
 
     def __init__(self, backend: Backend[Any, Any], before: Steps, after: Steps) -> None:
+        before = tuple(takewhile(_calls_nothing, reversed(before)))
+        after = tuple(takewhile(_calls_nothing, after))
         # what only performs calls has none
         plugins: tuple[Plugin, ...] = getattr(backend, "plugins", ())
         by_itself = settles_itself(backend)  # then all but `trim` is the engine's own
@@ -138,16 +150,10 @@ class _Pipeline:
             "trim": trims or "trim" in later,
         }
         self._absent = tuple(stage for stage, present in there.items() if not present)
-        watching = tuple(plugin for plugin in plugins if plugin.feed is not None)
-        trimming = tuple(plugin for plugin in plugins if plugin.trim is not None)
-        cut_for = plugins if by_itself else _plugins(part for part in after if part.cuts)
-        trimmed_for = _plugins(part for part in after if part.routes)
-        self._unhonoured = (
-            *((plugin, "watches", "stop", cuts) for plugin in watching if plugin not in cut_for),
-            *((plugin, "trims", "trim", trims) for plugin in trimming if plugin not in trimmed_for),
-        )
+        watching = [plugin for plugin in plugins if plugin.feed is not None]
+        self._unhonoured = _unhonoured(plugins, by_itself, after)
         self._halts, self._watches = by_itself or _halts(after), bool(watching)
-        self.is_a_route = self._halts and not self._absent and not self._unhonoured
+        self.is_a_route = self._halts and not self._absent and self._unhonoured is None
         """Whether there is nothing to refuse and nothing to change, whatever a request asks for."""
 
     def admit(self, value: Any) -> Slot[Any]:
@@ -176,18 +182,9 @@ class _Pipeline:
                     ),
                 )
             )
-        if self._unhonoured:
-            plugin, does, stage, is_there = self._unhonoured[0]
-            without = f"the engine of the pipe's stage {stage} has no such plugin"
-            message = (
-                f"plugin {plugin.name!r} {does} the text, and"
-                f" {without if is_there else f'the pipe has no stage {stage}'}"
-            )
-            hint = (
-                f"put pg.stages.{stage}(engine) into the pipe, of the engine that is called, or"
-                f" attach no plugin that {does} the text"
-            )
-            return Failure(UnsupportedPlugin(message, plugin=plugin.name, hint=hint))
+        if self._unhonoured is not None:
+            plugin, message, hint = self._unhonoured
+            return Failure(UnsupportedPlugin(message, plugin=plugin, hint=hint))
         stop = value.options.stop
         if (
             self._halts
@@ -201,8 +198,47 @@ class _Pipeline:
         return Success(altered(value, options=unstopped, watched=False))
 
 
-def _plugins(parts: Iterable[Step]) -> tuple[Plugin, ...]:
-    return tuple(plugin for part in parts for plugin in part.plugins)
+def _unhonoured(
+    plugins: Collection[Plugin], by_itself: bool, after: Steps
+) -> tuple[str, str, str] | None:
+    """The first plugin of the called engine for which no later stage cuts or trims, or of a later
+    stage which the called engine would have to have: its name, and what is wrong, and what to do.
+    """
+    one_engine = "made with the engine that is called (engine = pg.attach(route, plugin).engine)"
+    for does, stage, honours, has in (
+        ("watches", "stop", [part for part in after if part.cuts], operator.attrgetter("feed")),
+        ("trims", "trim", [part for part in after if part.routes], operator.attrgetter("trim")),
+    ):
+        honoured = plugins if by_itself and stage == "stop" else _plugins(honours)
+        for plugin in plugins:
+            if has(plugin) is not None and plugin not in honoured:
+                reason = (
+                    f"the engine of the pipe's stage {stage} has no such plugin"
+                    if honours
+                    else f"the pipe has no stage {stage}"
+                )
+                hint = (
+                    f"put pg.stages.{stage}(engine) into the pipe, {one_engine}, or attach no plugin"
+                    f" that {does} the text"
+                )
+                return plugin.name, f"plugin {plugin.name!r} {does} the text, and {reason}", hint
+    for plugin in _plugins(after):
+        steers = plugin.logits_processor is not None or plugin.stopping_criteria is not None
+        if steers and plugin not in plugins:
+            reason = "works in the engine, and the one that is called has no such plugin"
+            hint = f"put pg.call(engine) into the pipe, {one_engine}"
+            return plugin.name, f"plugin {plugin.name!r} {reason}", hint
+    return None
+
+
+def _calls_nothing(step: Step) -> bool:
+    if isinstance(step, Nest):
+        return all(_calls_nothing(inner) for way in step.ways for inner in way.steps)
+    return not isinstance(step, Call)
+
+
+def _plugins(parts: Iterable[Step]) -> list[Plugin]:
+    return [plugin for part in parts for plugin in part.plugins]
 
 
 def _halts(after: Steps) -> bool:

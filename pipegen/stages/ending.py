@@ -50,7 +50,7 @@ BY_ID = (Finish.EOS, Finish.STOP_TOKEN)
 def decode(engine: TokenEngine) -> Pipe[Raw, Decoded]:
     """The stage that makes text of generated ids; see `decode_row`. While a call streams, text is
     given out as soon as it is final. Fails with `MalformedResponse` for ids that are no tuple of
-    the model's ids.
+    the model's ids, and for log probabilities of another number.
     """
     require_token_engine("decode", engine)
 
@@ -64,7 +64,7 @@ def decode(engine: TokenEngine) -> Pipe[Raw, Decoded]:
         return TokenFold(encoded.options, model.tokenizer, model.eos_token_ids, model.plugins)
 
     def decoded(raw: Raw, model: TokenModel) -> Slot[Decoded]:
-        wrong = _wrong_ids(raw.token_ids, model)
+        wrong = _wrong_ids(raw.token_ids, model) or _wrong_logprobs(raw)
         if wrong:
             message = f"the answer of {model.name} has {wrong}"
             return Failure(MalformedResponse(message, hint=_IDS))
@@ -80,7 +80,10 @@ def decode(engine: TokenEngine) -> Pipe[Raw, Decoded]:
     )
 
 
-_IDS = "correct the engine: Raw.token_ids is a tuple of the ids that it generated, all of them int"
+_IDS = (
+    "correct the engine, or your stage after it: Raw.token_ids is a tuple of the ids that it"
+    " generated, all of them int, and Raw.logprobs is None or has one entry for each"
+)
 
 
 def _wrong_ids(ids: Any, model: TokenModel) -> str:
@@ -97,6 +100,13 @@ def _wrong_ids(ids: Any, model: TokenModel) -> str:
         token_id for token_id in ids if token_id < 0 or (size is not None and token_id >= size)
     )
     return f"the token id {wrong}" + ("" if size is None else f", and the model has {size} ids")
+
+
+def _wrong_logprobs(raw: Raw) -> str:
+    """What is wrong with the log probabilities of an answer; empty where nothing is."""
+    if raw.logprobs is None or len(raw.logprobs) == len(raw.token_ids):
+        return ""
+    return f"{len(raw.logprobs)} logprobs for {len(raw.token_ids)} token_ids"
 
 
 def stop(engine: TokenEngine) -> Pipe[Decoded, Decoded]:

@@ -15,7 +15,7 @@ from pipegen.engines.model import TokenModel, on_model
 from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.records.fields import altered
 from pipegen.records.option_table import OPTIONS
-from pipegen.records.options import DEFAULTS, GenerationOptions
+from pipegen.records.options import DEFAULTS, GenerationOptions, unset
 from pipegen.records.results import CheckedIds, Encoded
 
 __all__ = ["check_fit", "check_ids", "fit", "remaining_tokens"]
@@ -122,6 +122,18 @@ def check_fit(encoded: Encoded, capabilities: Capabilities) -> Slot[Encoded]:
     unknown = check_ids(encoded, capabilities.vocab_size)
     if unknown is not None:
         return Failure(unknown)
+    name = unset(encoded.options)
+    if name:
+        message = f"the options that came to the stage fit have no value for {name}"
+        return Failure(
+            InvalidRequest(
+                message,
+                hint=(
+                    "correct your stage before it: every option keeps a value, as in"
+                    " dataclasses.replace(options, temperature=0.0)"
+                ),
+            )
+        )
     max_prompt_tokens = encoded.options.max_prompt_tokens
     if (
         max_prompt_tokens is not None

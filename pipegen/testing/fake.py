@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from immutabledict import immutabledict
@@ -104,7 +104,7 @@ class FakeEngine:
         name: str = "fake",
         tokenizer: ToyTokenizer | None = None,
         renderer: ToyRenderer | None = None,
-        honours: frozenset[Capability] = ENGINES["hf"]
+        honours: Collection[Capability] = ENGINES["hf"]
         - {"videos", "logits_processor", "stopping_criteria"},
         context_length: int | None = None,
         max_images: int | None = None,
@@ -131,7 +131,7 @@ class FakeEngine:
         self.renderer = renderer or ToyRenderer()
         limits: dict[str, Any] = {"context_length": context_length, "max_images": max_images}
         self.capabilities = Capabilities(
-            engine=name, honours=honours, reason="the toy model is text-only", **limits
+            engine=name, honours=frozenset(honours), reason="the toy model is text-only", **limits
         )
         self.eos_token_ids = tuple(self.tokenizer.special_tokens[token] for token in eos_tokens)
         self.generation_config = immutabledict(generation_config)

@@ -386,12 +386,28 @@ def test_what_is_no_result_is_bad_usage(
     assert not (tmp_path / "r.html").exists()
 
 
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("command.json", " -o results.jsonl writes those of this job"),
+        ("job.json", "of a program, where pg.finished_rows(folder, pairs) gives its results"),
+        ("other", "is a folder, not a file of results"),
+    ],
+)
 def test_of_the_folder_of_a_job_it_says_how_its_results_are_written(
+    command: Command, tmp_path: Path, file: str, words: str
+) -> None:
+    (tmp_path / file).write_text("{}")
+    for files in ((tmp_path,), (results(tmp_path / "r.jsonl", a=answer("x")), tmp_path)):
+        ran = command("view", *files)
+        assert ran.code == 2
+        assert words in " ".join(ran.err.split())
+
+
+def test_a_file_that_is_not_there_is_not_judged_by_its_name(
     command: Command, tmp_path: Path
 ) -> None:
-    ran = command("view", tmp_path)
-    assert ran.code == 2
-    assert f"pipegen export {tmp_path} -o results.jsonl" in ran.err.replace("\n", "")
+    assert "No such file or directory" in command("view", tmp_path / "none.job").err
 
 
 def test_wrong_flags_are_bad_usage(command: Command, tmp_path: Path) -> None:

@@ -117,12 +117,25 @@ def changed(text: str) -> str:
         lambda text: text.uper(),
         lambda text: txt,  # type: ignore[name-defined]  # noqa: F821
         len,
+        lambda text: pg.GenerationRequest(prompt=7),  # type: ignore[arg-type]
+        lambda text: pg.score(None, None),  # type: ignore[call-overload]
     ],
-    ids=["arity", "frozen", "attribute", "name", "kind"],
+    ids=["arity", "frozen", "attribute", "name", "kind", "record", "pipegen"],
 )
 def test_of_a_mistake_in_code_no_error_is_to_be_listed(mistake: Any) -> None:
     found = raised_by(pg.pure("own", mistake), 7 if mistake is len else "a")
     assert found == "raised by the stage 'own' at slot 0 of the batch"
+
+
+def test_an_error_that_does_not_name_its_stage_gets_the_name() -> None:
+    def refuse(text: str) -> Any:
+        return Failure(pg.StageFailed("no", stage="other" if text == "b" else ""))
+
+    first, second = pg.each("own", refuse).apply((Success("a"), Success("b")))
+    assert (first.failure(), second.failure()) == (
+        pg.StageFailed("no", stage="own"),
+        pg.StageFailed("no", stage="other"),
+    )
 
 
 def refuse(text: str) -> Any:

@@ -205,6 +205,22 @@ BUGS: dict[str, tuple[Any, str, str, str]] = {
 }
 
 
+@pytest.mark.parametrize("after", ["tokenize", "fit"])
+def test_a_wrong_record_at_the_call_is_the_fault_of_the_stage_that_gave_it(after: str) -> None:
+    engine = FakeEngine("a")
+    pipe = pg.route(engine).insert(pg.pure("own", lambda encoded: encoded.prompt), after=after)
+    taker = {"tokenize": "fit", "fit": "call"}[after]
+    words = f"the stage {taker!r} takes Encoded, and 'own' before it gave Prompt"
+    with pytest.raises(pg.ContractError, match=words) as caught:
+        pg.run(pipe, [GOOD])
+    assert caught.value.__notes__ == ["raised by the stage 'own' at request 0 ('good')"]
+    (slot,) = pg.imap(pipe, [GOOD], isolate_bugs=True)
+    error = slot.failure()
+    assert isinstance(error, pg.StageFailed)
+    assert (error.stage, words in error.message) == ("own", True)
+    assert engine.calls == []
+
+
 @pytest.mark.parametrize(("own", "stage", "message", "hint"), BUGS.values(), ids=BUGS)
 def test_where_bugs_are_isolated_it_is_the_stage_that_failed(
     own: Any, stage: str, message: str, hint: str, caplog: pytest.LogCaptureFixture

@@ -13,6 +13,7 @@ import pytest
 from support.edits import disagreements
 
 import pipegen as pg
+from pipegen.engines.capabilities import ENGINES
 from pipegen.records.results import Raw
 from pipegen.testing.fake import FakeEngine
 
@@ -83,6 +84,45 @@ def test_a_plugin_that_only_the_called_engine_has_is_refused_before_the_call(
     assert plugged.calls == []
     stages[stage] = getattr(pg.stages, stage)(plugged)
     assert pg.is_ok(pg.run(joined(), [{"prompt": "Hi"}])[0])
+
+
+STOPS, BOUNDED = {"stop": ["b"]}, pg.GenerationOptions(max_prompt_tokens=5)
+STEERS = pg.Plugin(name="steers", logits_processor=same)
+
+
+def steerable(text: str, name: str) -> FakeEngine:
+    return FakeEngine(text, name=name, honours={*ENGINES["hf"]} - {"videos"})
+
+
+def test_a_plugin_that_the_called_engine_lacks_is_refused_before_the_call() -> None:
+    plain = steerable("ab", "plain")
+    plugged: Any = pg.attach(pg.route(plain), STEERS).engine
+    stages = [
+        pg.call(plain) if name == "call" else getattr(pg.stages, name)(plugged) for name in ORDER
+    ]
+    pipe: Any = functools.reduce(operator.rshift, stages)
+    (slot,) = pg.run(pipe, [{"prompt": "Hi"}])
+    assert isinstance(slot.failure(), pg.UnsupportedPlugin)
+    assert "'steers' works in the engine, and the one that is called has" in slot.failure().message
+    assert plain.calls == []
+
+
+def test_the_stages_of_one_call_honour_nothing_of_another() -> None:
+    first, second = pg.route(steerable("ab", "first")), pg.route(steerable("ab", "second"))
+    again: Any = pg.pure("again", lambda result: pg.GenerationRequest(prompt=result.text))
+    bounded: Any = pg.pure(
+        "again", lambda result: pg.GenerationRequest(prompt=result.text, options=BOUNDED)
+    )
+    assert pg.is_ok(
+        pg.run(first >> again >> pg.attach(second, STEERS), [{"prompt": "Hi"}], STOPS)[0]
+    )
+    for pipe, options, option in (
+        (first.remove("stop") >> again >> second, STOPS, "stop"),
+        (first >> bounded >> second.remove("fit"), {}, "max_prompt_tokens"),
+    ):
+        error = pg.run(pipe, [{"prompt": "Hi"}], options)[0].failure()
+        assert isinstance(error, pg.UnsupportedOption)
+        assert error.option == option
 
 
 def test_a_stage_that_keeps_the_text_leaves_the_early_exit() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -706,3 +707,20 @@ def test_where_the_number_of_ids_is_not_known_none_is_below_zero() -> None:
     engine.ids = (-7,)
     (slot,) = pg.run(pg.route(engine), [{"prompt": "a"}])
     assert slot.failure().message == "the answer of mine has the token id -7"
+
+
+@pytest.mark.parametrize("count", [0, 3, 5])
+def test_log_probabilities_of_another_number_than_the_ids_are_a_malformed_answer(
+    count: int,
+) -> None:
+    def with_logprobs(count: int) -> pg.Slot[pg.GenerationResult]:
+        logprobs = (TokenLogprob(token_id=97, logprob=-1.0),) * count
+        own = pg.pure("own", lambda raw: dataclasses.replace(raw, logprobs=logprobs))
+        route = pg.route(FakeEngine("abcd")).insert(own, after="call")
+        return pg.run(route, [{"prompt": "a"}])[0]
+
+    assert pg.is_ok(with_logprobs(4))
+    error = with_logprobs(count).failure()
+    assert isinstance(error, MalformedResponse)
+    assert f"{count} logprobs for 4 token_ids" in error.message
+    assert "or your stage after it" in error.hint

@@ -273,3 +273,17 @@ def test_the_ids_of_a_row_are_looked_at_once_and_those_of_a_changed_one_again() 
     )
     read = pickle.loads(pickle.dumps(checked))
     assert read.checked.is_about(read, 9)
+
+
+def test_an_option_that_a_stage_took_the_value_of_is_named() -> None:
+    def unset(job: ResolvedRequest) -> ResolvedRequest:
+        return dataclasses.replace(
+            job, options=dataclasses.replace(job.options, max_new_tokens=None)
+        )
+
+    engine = FakeEngine("a")
+    route = pg.route(engine).insert(pg.pure("unset", unset), after="resolve")
+    error = pg.run(route, [{"prompt": "Hi"}])[0].failure()
+    assert isinstance(error, pg.InvalidRequest)
+    assert "have no value for max_new_tokens" in error.message
+    assert engine.calls == []
