@@ -348,7 +348,8 @@ def _keeping(name: str, stage: Callable[[Taken], Slot[B]]) -> Callable[[Taken], 
         slot, field = stage(value), getattr(type(value), "_text_is", None)
         if field is not None and isinstance(slot, Success):
             result: Any = slot.unwrap()
-            if type(result) is type(value) and getattr(result, field) != getattr(value, field):
+            is_alike = getattr(type(result), "_text_is", None) == field
+            if is_alike and getattr(result, field) != getattr(value, field):
                 raise ContractError(
                     f"the stage {name!r} changed {field} of {type(value).__name__}, which"
                     " keeps_text=True says it does not: leave keeps_text out"

@@ -171,6 +171,16 @@ def test_a_stage_that_is_given_what_it_does_not_take_is_the_fault_of_who_put_the
         assert (found.stage, found.internal, found.row) == ("same", False, 0)
 
 
+def test_a_wrong_record_is_named_with_the_stage_that_gave_it_beyond_what_puts_samples_together() -> (
+    None
+):
+    engine = FakeEngine("a")
+    taken: Any = pg.route(engine) >> pg.stages.trim(engine)
+    with pytest.raises(pg.ContractError, match="and 'trim' before it gave GenerationResult") as bug:
+        pg.run(taken, [{"prompt": "a"}])
+    assert (note(bug.value).stage, note(bug.value).internal) == ("trim", False)
+
+
 def test_a_record_that_one_stage_of_pipegen_gave_another_is_named_at_the_other() -> None:
     route = pg.route(FakeEngine("a")).remove("render")
     found = raised_by(route, pg.TextGenerationRequest(prompt="a"))

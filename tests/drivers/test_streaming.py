@@ -15,7 +15,7 @@ from returns.result import Failure, Success
 
 import pipegen as pg
 from pipegen.engines.protocol import TextMade
-from pipegen.records.results import Encoded, Raw
+from pipegen.records.results import Decoded, Encoded, Raw
 from pipegen.testing.fake import FakeEngine
 from pipegen.testing.toy import ToyTokenizer
 
@@ -128,6 +128,28 @@ def test_a_stage_that_changes_text_although_it_says_it_keeps_it_is_a_bug_and_rai
     with pytest.raises(pg.ContractError, match=f"the stage 'lie' {words}") as caught:
         driver(route.insert(pg.pure("lie", lie, keeps_text=True), after=after), [PROMPT])
     assert caught.value.__notes__ == ["raised by the stage 'lie' at request 0 ('x')"]
+
+
+def test_another_record_with_another_text_is_a_bug_too() -> None:
+    engine = FakeEngine("abc")
+
+    def ended(decoded: Decoded) -> pg.GenerationResult:
+        (slot,) = pg.stages.trim(engine).apply((Success(decoded),))
+        return dataclasses.replace(slot.unwrap(), text="x")
+
+    own = pg.pure("own", ended, keeps_text=True)
+    with pytest.raises(pg.ContractError, match="the stage 'own' changed text of Decoded"):
+        pg.run(pg.route(engine).replace("trim", own), [PROMPT])
+
+
+def test_the_text_of_a_sample_that_was_streamed_stays_too() -> None:
+    def lie(result: pg.GenerationResult) -> pg.GenerationResult:
+        first, second = result.samples
+        return dataclasses.replace(result, samples=(first, dataclasses.replace(second, text="x")))
+
+    route = pg.route(FakeEngine("abc")) >> pg.pure("lie", lie, keeps_text=True)
+    with pytest.raises(pg.ContractError, match="a stage changed text that it said it keeps"):
+        told(route, [{**PROMPT, "options": {"samples": 2, "temperature": 1.0}}])
 
 
 def test_a_stage_may_change_all_but_the_text() -> None:
