@@ -326,7 +326,8 @@ def each(
         text can still be streamed.
 
     Raises `ContractError` if the stage returns anything but a `Result` with a value or a
-    `GenerationError`, and if it changes the text with `keeps_text`. Raises `TypeError` for what is no name, function or exception.
+    `GenerationError`, and if it changes the text in spite of `keeps_text`. Raises `TypeError` for
+    what is no name, function or exception.
 
     >>> each("root", lambda n: Success(n**0.5), catch=(TypeError,)).apply((Success("x"),))[
     ...     0

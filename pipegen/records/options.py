@@ -216,6 +216,7 @@ def _values_of() -> Callable[[GenerationOptions], tuple[Any, ...]]:
 
 @functools.cache
 def _always_set() -> tuple[str, ...]:
+    """The options that keep a value; `control_tokens` has none where nothing is to be guarded."""
     defaults = flat_values(resolve(GenerationOptions()))
     return tuple(
         f"{entry.group}.{name}" if entry.group else name

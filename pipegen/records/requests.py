@@ -176,11 +176,13 @@ _MEDIA_NAME = re.compile(
 
 @functools.lru_cache(maxsize=1024)
 def unread_media(name: str) -> str | None:
-    """The hint for an entry of a request without images that by its name holds some. None for any
-    other.
+    """The hint for an entry that by its name holds images or videos, of a request that has none.
+    None for any other.
 
-    >>> unread_media("image_path"), unread_media("imagess"), unread_media("image_id")
-    ('; images go into images, as in "images": ["path"]', '; images go into images, as in "images": ["path"]', None)
+    >>> unread_media("image_path")
+    '; images go into images, as in "images": ["path"]'
+    >>> unread_media("image_id") is None
+    True
     """
     from difflib import get_close_matches
 

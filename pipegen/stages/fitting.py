@@ -113,8 +113,8 @@ def check_fit(encoded: Encoded, capabilities: Capabilities) -> Slot[Encoded]:
 
     If the engine fills its context and the request sets no length, `max_new_tokens` becomes what
     the prompt leaves. `PromptTooLong` has the prompt's tokens and the limit that it broke (the
-    lower one, if it broke both). An empty prompt is `InvalidRequest`. So are ids that the model does not
-    have (see `check_ids`), which would crash some engines.
+    lower one, if it broke both). An empty prompt is `InvalidRequest`. So are ids that the model does
+    not have (see `check_ids`), which would crash some engines, and an option that lost its value.
     """
     prompt_tokens = len(encoded.prompt.token_ids)
     if not prompt_tokens:
