@@ -80,9 +80,9 @@ server's precision is.
 _BROAD = 30.0
 """The margin of a right server is at most so many times that spread."""
 _TRIED = 3
-"""So many answers are scored after other prompts."""
-_ORDERED = 12
-"""So many answers have to be those to other requests, where so many are wrong."""
+"""So many requests, or a few times as many, are asked again or written by the reference."""
+_FITTED = 12
+"""So many answers have to be those to other prompts, where so many are wrong."""
 _LEAST = 3
 """An answer of fewer tokens fits many prompts."""
 _MANY = 8
@@ -675,8 +675,8 @@ class _Look(NamedTuple):
         long = [
             answer for answer in self.odd if not answer.images and len(answer.token_ids) >= _LEAST
         ]
-        longest = sorted(long, key=lambda answer: -len(answer.token_ids))
-        tried = longest[:_TRIED]
+        # near ties of other weights may fall as after a like prompt, but not in so many answers
+        tried = sorted(long, key=lambda answer: -len(answer.token_ids))[:_FITTED]
         if len(tried) < min(_FEW, len(self.odd)):
             return None
         others = list(
@@ -686,10 +686,9 @@ class _Look(NamedTuple):
                 if not answer.images and len(answer.expected) <= 1024
             }
         )
-        # near ties of other weights may fall as after a like prompt, but not in so many answers
         if all(
             self._fits(answer, [ids for ids in others if ids != answer.expected]) is not None
-            for answer in longest[:_ORDERED]
+            for answer in tried
         ):
             return self._fault(
                 "order", self.odd, "the answers are the reference's to other requests"
