@@ -14,10 +14,11 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pipegen
-from pipegen.config.keys import KEYS, TYPES
+from pipegen.config.keys import KEYS
 from pipegen.core.distribution import DISTRIBUTION, install_command
 from pipegen.engines.capabilities import ENGINES, FEATURES
 from pipegen.engines.settings import FallbackSettings
+from pipegen.records.engine_list import TYPES
 from pipegen.records.fields import help_of
 from pipegen.records.option_records import GROUPS, GenerationOptions
 from pipegen.records.option_table import OPTIONS, SERVER_NAMES

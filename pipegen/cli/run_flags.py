@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from pipegen.config.keys import TYPES
+from pipegen.records.engine_list import TYPES
 
 __all__ = ["FILES", "MODEL", "AskedFlags", "RunFlags"]
 

@@ -16,13 +16,12 @@ from pipegen.backends.checkpoint.locate import NoSuchModel
 from pipegen.cli.flags import flag_of, options_of_flags, setting_values
 from pipegen.cli.run_flags import AskedFlags
 from pipegen.config import BackendConfig, Place, backend_from, read_chat, read_options
-from pipegen.config.keys import TYPES
 from pipegen.core.errors import CallFailed
 from pipegen.core.functional import without_none
 from pipegen.engines.extras import MissingExtra
 from pipegen.engines.settings import fields_of
 from pipegen.io.forms import TableError
-from pipegen.records.engine_list import IN_PROCESS, shown
+from pipegen.records.engine_list import IN_PROCESS, TYPES, shown
 from pipegen.records.fields import InvalidField, nearest
 from pipegen.records.options import GenerationOptions, merge
 from pipegen.records.requests import ImagePolicy, RequestPolicy

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from pipegen.config.chat_fields import field_refusal, with_fields
 from pipegen.config.files import Place
 from pipegen.config.generation import is_option, options_beside
-from pipegen.config.keys import KEYS, TYPES, keys_of, legacy_key_hint
+from pipegen.config.keys import KEYS, keys_of, legacy_key_hint
 from pipegen.config.secret import expanded, provider_variables
 from pipegen.core.names import CLOSE
 from pipegen.engines.settings import (
@@ -34,7 +34,7 @@ from pipegen.engines.settings import (
     config_of,
     nearest_setting,
 )
-from pipegen.records.engine_list import BACKENDS
+from pipegen.records.engine_list import BACKENDS, TYPES
 from pipegen.records.fields import (
     InvalidField,
     UnknownField,

@@ -11,19 +11,8 @@ from pipegen.engines.settings import SETTINGS, fields_of
 from pipegen.records.engine_list import BACKENDS
 from pipegen.records.fields import Check, checks_of, help_of
 
-__all__ = ["KEYS", "TYPES", "Key", "legacy_key_hint", "keys_of"]
+__all__ = ["KEYS", "Key", "legacy_key_hint", "keys_of"]
 
-TYPES: Mapping[str, str] = {
-    "hf": "Hugging Face transformers, in this process",
-    "vllm": "vLLM: with `base_url` the chat route of a server, without it in this process",
-    "vllm_server": "a vLLM server, by token ids",
-    "sglang": "the chat route of an SGLang server",
-    "sglang_server": "an SGLang server, by token ids",
-    "openai": "the chat route of any server that speaks OpenAI's",
-    "openai_server": "the same as `openai`",
-    "chatcompletion": "the same as `openai`",
-}
-"""What `type` takes."""
 _TOOLS, _TEAM = "pipegen has no tools of its own", "pipegen asks each model once, by itself"
 _FOREIGN: Mapping[str, str] = {
     **dict.fromkeys(

@@ -17,9 +17,9 @@ from typing import Any
 from pipegen.config.chat import Agent, ChatUi
 from pipegen.config.chat_fields import VLLM_ALONE, never_passed_on
 from pipegen.config.generation import not_in_extra_body
-from pipegen.config.keys import KEYS, LEGACY, TYPES, keys_of
+from pipegen.config.keys import KEYS, LEGACY, keys_of
 from pipegen.engines.settings import FallbackSettings
-from pipegen.records.engine_list import BACKENDS
+from pipegen.records.engine_list import BACKENDS, TYPES
 from pipegen.records.fields import checks_of, help_of, schema_of
 from pipegen.records.option_table import SERVER_NAMES
 from pipegen.records.options import GROUPS, GenerationOptions, StopOptions

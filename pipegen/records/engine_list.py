@@ -17,6 +17,7 @@ __all__ = [
     "EngineRow",
     "IN_PROCESS",
     "TOKEN_ENGINES",
+    "TYPES",
     "shown",
 ]
 
@@ -51,6 +52,17 @@ BACKENDS = tuple(dict.fromkeys(row.backend for row in ENGINE_LIST.values()))
 """The functions of `pipegen.backends` that make routes; `ModelLoadConfig.backend` takes these
 names.
 """
+TYPES: Mapping[str, str] = {
+    "hf": "Hugging Face transformers, in this process",
+    "vllm": "vLLM: with `base_url` the chat route of a server, without it in this process",
+    "vllm_server": "a vLLM server, by token ids",
+    "sglang": "the chat route of an SGLang server",
+    "sglang_server": "an SGLang server, by token ids",
+    "openai": "the chat route of any server that speaks OpenAI's",
+    "openai_server": "the same as `openai`",
+    "chatcompletion": "the same as `openai`",
+}
+"""What `type` takes in files, and `--backend` of the command line."""
 DIALECTS: Mapping[str, str] = {
     row.dialect: name for name, row in ENGINE_LIST.items() if row.dialect
 }

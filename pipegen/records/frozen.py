@@ -22,9 +22,6 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from immutabledict import immutabledict
 
-from pipegen.core.border import guard
-from pipegen.core.errors import InvalidRequest
-
 __all__ = ["NESTING", "NOTHING", "SHOWN", "FrozenMapping", "exact", "freeze", "printed", "thaw"]
 
 T = TypeVar("T")
@@ -188,9 +185,7 @@ class _Printer(reprlib.Repr):
     """
 
     def repr_instance(self, x: Any, level: int) -> str:
-        return guard(
-            lambda: repr(x)[:200], lambda raised: InvalidRequest(raised.words), known=(Exception,)
-        ).value_or(type(x).__name__)
+        return _shown_by(repr, x)
 
     def repr_dict(self, x: Mapping[Any, Any], level: int) -> str:
         if not x or level <= 0:
@@ -224,8 +219,15 @@ def printed(value: object) -> str:
     # Python prints no number of more than some thousand digits
     if isinstance(value, int) and value.bit_length() > 10_000:
         return f"{type(value).__name__} of too many digits"
+    return _shown_by(_PRINTER.repr, value)
+
+
+def _shown_by(shown: Callable[[Any], str], value: object) -> str:
+    """What it shows of the value, or the value's class where it raises."""
+    # for messages alone, and a first request loads little
+    from pipegen.core.border import guard
+    from pipegen.core.errors import InvalidRequest
+
     return guard(
-        lambda: _PRINTER.repr(value)[:200],
-        lambda raised: InvalidRequest(raised.words),
-        known=(Exception,),
+        lambda: shown(value)[:200], lambda raised: InvalidRequest(raised.words), known=(Exception,)
     ).value_or(type(value).__name__)

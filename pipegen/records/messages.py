@@ -21,10 +21,7 @@ from itertools import pairwise
 from typing import Annotated, Any, Self, cast
 
 from immutabledict import immutabledict
-from returns.result import Failure
 
-from pipegen.core.border import guard
-from pipegen.core.errors import InvalidRequest
 from pipegen.records.fields import InvalidField, mapping, number, record, tuple_of
 from pipegen.records.frozen import exact, freeze, printed, thaw
 
@@ -246,10 +243,15 @@ def numbered(sources: Iterable[ImageSource]) -> Iterator[tuple[int, ImageSource]
 
 def _losslessly(image: Any, where: str) -> bytes:
     """A PIL image as the bytes of a file, upright."""
+    # a first request without such an image loads little
+    from pipegen.core.border import guard
+    from pipegen.core.errors import InvalidRequest
+    from pipegen.core.slots import is_ok
+
     data = guard(
         lambda: _tiff(image), lambda raised: InvalidRequest(raised.words), known=(Exception,)
     )
-    if isinstance(data, Failure):
+    if not is_ok(data):
         raise InvalidField(f"{where}: the PIL image cannot be read: {data.failure().message}"[:300])
     return data.unwrap()
 

@@ -12,9 +12,8 @@ import pipegen as pg
 from pipegen.cli import main
 from pipegen.cli.screen import name_of
 from pipegen.config import BackendConfig, chat_from
-from pipegen.config.keys import TYPES
 from pipegen.engines.capabilities import ENGINES
-from pipegen.records.engine_list import shown
+from pipegen.records.engine_list import TYPES, shown
 from pipegen.testing.fake import FakeEngine
 
 Command = Callable[..., Any]
