@@ -138,6 +138,15 @@ def test_importing_the_package_imports_none_of_its_modules() -> None:
     )
 
 
+def test_a_first_request_loads_the_records_alone() -> None:
+    loaded = fresh(
+        "import pipegen; pipegen.TextGenerationRequest(prompt='Hi'); print(json.dumps([name for"
+        " name in sys.modules if name.startswith(('pipegen.', 'returns'))]))"
+    )
+    others = {name for name in loaded if not name.startswith("pipegen.records")}
+    assert others == {"pipegen.core", "pipegen.core.functional", "pipegen.core.names"}
+
+
 def test_no_public_function_has_the_name_of_a_room() -> None:
     rooms = {info.name for info in pkgutil.iter_modules(pipegen.__path__)}
     assert {

@@ -152,7 +152,7 @@ for arguments in (["--help"], ["generate", "--help"], ["demo", "--help"], ["doct
         main(arguments)
     except SystemExit as leaving:
         assert leaving.code == 0, leaving.code
-heavy = {"torch", "transformers", "vllm", "PIL", "numpy", "rich.console"} & set(sys.modules)
+heavy = {"torch", "transformers", "vllm", "PIL", "numpy", "rich.console", "pipegen.config"} & set(sys.modules)
 assert not heavy, heavy
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
