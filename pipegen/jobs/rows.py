@@ -46,6 +46,7 @@ __all__ = [
 ]
 
 K = TypeVar("K")
+T = TypeVar("T")
 Again: TypeAlias = Callable[[GenerationError], bool]
 """Whether a row that failed with this error is asked again."""
 Kept: TypeAlias = Callable[[], Slot[Any] | None]
@@ -148,7 +149,7 @@ def rows_of(
 
     images = image_policy or ImagePolicy()
     source, count = map(pair, requests), 0
-    while chunk := list(islice(source, _TOGETHER)):
+    for chunk in _chunks(source):
         count += len(chunk)
         digests = [
             None
@@ -307,6 +308,24 @@ def read_row(
         alone = error is not None and killed(error)
         kept = None if slot is None or is_retried else partial(_given, slot)
     return Row(name, ready, key, kept, anew, alone, given.unwrap().options)
+
+
+def _chunks(source: Iterator[T]) -> Iterator[list[T]]:
+    """A few at a time. What the source raises comes after those that it gave before."""
+    ended = False
+    while not ended:
+        chunk: list[T] = []
+
+        def fill(chunk: list[T] = chunk) -> None:
+            for item in islice(source, _TOGETHER):
+                chunk.append(item)  # noqa: PERF402 - what was appended stays if the source raises
+
+        filled = attempt(fill)
+        if chunk:
+            yield chunk
+        if not is_ok(filled):
+            raise filled.failure()
+        ended = not chunk
 
 
 def _in_part(

@@ -170,7 +170,7 @@ class _Pipeline:
             option = _asks(value.options, absent)
             message = (
                 f"{option}={flat_values(value.options)[option]!r:.80} is what the stage {absent}"
-                " does, and the pipe has no such stage"
+                " does, and the pipe has no such stage for this call"
             )
             return Failure(
                 UnsupportedOption(

@@ -241,7 +241,9 @@ def stop_row(
 
     What came after the ending token is dropped; `raw_text` still ends with that token. Where a
     stage of one's own has changed the length of the text, only the text is cut. Ids and `raw_text`
-    stay whole, since no token is known at which the new text ends. Fails with `PluginFailed`.
+    stay whole, since no token is known at which the new text ends. Fails with `PluginFailed`, and
+    with `UnsupportedOption` where a stop that holds a special token, which is in `raw_text` alone,
+    would cut such a text.
     """
     raw, options = decoded.raw, decoded.raw.encoded.options
     if not plugins and options.stop is not None and not options.stop.stop:
@@ -263,6 +265,8 @@ def stop_row(
             return Failure(fold.failure)
         if fold.finish is None:
             return Success(decoded)
+        if fold.stop in plan.raw and not _ends_are_of_text(decoded):
+            return Failure(_no_place(fold.stop))
         finish, stop, length = fold.finish, fold.stop, fold.length
     text, raw_text = decoded.text[:length], decoded.raw_text
     if count < len(raw.token_ids):
@@ -296,6 +300,15 @@ def _ends_are_of_text(decoded: Decoded) -> bool:
     one's own has changed its length: no token is known then at which the text ends."""
     ends = decoded.text_ends
     return decoded.text == decoded.written or (ends[-1] if ends else 0) == len(decoded.text)
+
+
+def _no_place(stop: object) -> UnsupportedOption:
+    return UnsupportedOption(
+        f"the stop {stop!r} holds a special token, and was found in raw_text; a stage before `stop`"
+        " has changed the length of the text, so it is not known where the new text ends",
+        option="stop",
+        hint="put the stage after `stop`, or take a stop without a special token",
+    )
 
 
 def _tokens_until_end(decoded: Decoded, fold: TextFold, *, each: bool) -> int:

@@ -59,6 +59,25 @@ def test_the_same_job_again_asks_nothing(tmp_path: Path) -> None:
     assert running.answered == 0
 
 
+@pytest.mark.parametrize("count", [1, 20, 32, 40])
+def test_what_came_before_an_input_that_raises_is_answered_and_kept(
+    count: int, tmp_path: Path
+) -> None:
+    def prompts() -> Any:
+        yield from ({"prompt": f"prompt {number}"} for number in range(count))
+        raise OSError("the disk is gone")
+
+    for reused in (0, count):
+        texts: list[str] = []
+        with job(pg.route(FakeEngine(echo)), prompts(), tmp_path, in_flight=2) as running:
+            slots = iter(running)
+            texts += [next(slots).unwrap().text for _ in range(count)]
+            with pytest.raises(OSError, match="the disk is gone"):
+                next(slots)
+        assert texts == [f"re: prompt {number}" for number in range(count)]
+        assert (running.finished, running.reused) == (count, reused)
+
+
 def test_answers_are_counted_before_their_turn_comes(tmp_path: Path) -> None:
     engine = FakeEngine(
         lambda encoded: (

@@ -657,6 +657,20 @@ def test_a_stage_that_changes_the_length_of_the_text_leaves_ids_and_raw_text_who
     assert (other.raw.token_ids, other.raw_text) == (row.raw.token_ids, row.raw_text)
 
 
+@pytest.mark.parametrize("change", [lambda text: f"Answer: {text}", lambda text: text[3:]])
+def test_a_stop_with_a_special_token_has_no_place_in_a_text_of_another_length(
+    change: Callable[[str], str],
+) -> None:
+    row = decoded("abcd<|im_end|>efgh", GenerationOptions(stop=("d<|im_end|>e",)), eos=())
+    error = stop_row(altered(row, text=change(row.text)), PLAIN).failure()
+    assert isinstance(error, pg.UnsupportedOption)
+    assert error.option == "stop"
+    assert "the stop 'd<|im_end|>e' holds a special token" in error.message
+    assert stop_row(altered(row, text=row.text.upper()), PLAIN).unwrap().text == "ABC"
+    free = decoded("abcd efgh", GenerationOptions(stop=("d<|im_end|>e",)))
+    assert stop_row(altered(free, text="Answer"), PLAIN).unwrap().text == "Answer"
+
+
 def test_a_stage_that_keeps_the_length_of_the_text_has_its_ids_cut() -> None:
     row = decoded("abcd stop efgh", GenerationOptions(stop=("STOP",)))
     other = stop_row(altered(row, text=row.text.upper()), PLAIN).unwrap()
