@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -255,23 +255,6 @@ def test_a_job_asks_suspects_first_and_gives_out_all_in_order(tmp_path: Path) ->
         ]
     seen = [[int(str(asked.request.id)[4:]) for asked in call] for call in engine.calls]
     assert seen == [[20, 21, 22], [23, 24, 25], [26, 27, 28], [*range(20), *range(29, 40)]]
-
-
-def test_what_the_input_raises_comes_after_all_rows_before_it(tmp_path: Path) -> None:
-    def requests(number: int) -> Iterator[dict[str, str]]:
-        yield from ({"prompt": f"prompt {one}"} for one in range(number))
-        raise OSError("the input is gone")
-
-    for number in (40, 70):
-        slots: list[object] = []
-        with (
-            job(
-                pg.route(FakeEngine("yes<|im_end|>")), requests(number), tmp_path / "job"
-            ) as running,
-            pytest.raises(OSError, match="is gone"),
-        ):
-            slots.extend(running)
-        assert len(slots) == number // 32 * 32  # the rows of a block are made together
 
 
 def test_a_file_that_another_process_removes_before_it_is_locked_is_made_again(
