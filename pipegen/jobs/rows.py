@@ -311,21 +311,16 @@ def read_row(
 
 
 def _chunks(source: Iterator[T]) -> Iterator[list[T]]:
-    """A few at a time. What the source raises comes after those that it gave before."""
-    ended = False
-    while not ended:
+    """The requests, a few at a time. What the source raises comes after those that it gave before."""
+    while True:
         chunk: list[T] = []
-
-        def fill(chunk: list[T] = chunk) -> None:
-            for item in islice(source, _TOGETHER):
-                chunk.append(item)  # noqa: PERF402 - what was appended stays if the source raises
-
-        filled = attempt(fill)
+        filled = attempt(partial(chunk.extend, islice(source, _TOGETHER)))
         if chunk:
             yield chunk
         if not is_ok(filled):
             raise filled.failure()
-        ended = not chunk
+        if not chunk:
+            return
 
 
 def _in_part(

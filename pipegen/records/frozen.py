@@ -223,7 +223,7 @@ def printed(value: object) -> str:
 
 
 def _shown_by(shown: Callable[[Any], str], value: object) -> str:
-    """What it shows of the value, or the value's class where it raises."""
+    """`shown(value)`, or the name of the value's class where that raises."""
     # for messages alone, and a first request loads little
     from pipegen.core.border import guard
     from pipegen.core.errors import InvalidRequest
