@@ -18,7 +18,7 @@ from pipegen.engines.protocol import RowDone, TokensMade
 from pipegen.records.fields import altered
 from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
-from pipegen.records.results import Decoded, Encoded, Finish, Prompt, Raw, TokenLogprob
+from pipegen.records.results import Decoded, Encoded, Ending, Finish, Prompt, Raw, TokenLogprob
 from pipegen.stages.ending import decode_row, end_row, stop_row
 from pipegen.stages.parts.folds import TokenFold, ending_ids, plan_of, text_offset
 from pipegen.stages.parts.stop_scan import Cut, StopScanner, cut
@@ -655,6 +655,22 @@ def test_a_stage_that_changes_the_length_of_the_text_leaves_ids_and_raw_text_who
     other = stop_row(altered(row, text=change(row.text)), PLAIN).unwrap()
     assert (other.text, other.finish, other.stop) == (text, Finish.STOP_STRING, "STOP")
     assert (other.raw.token_ids, other.raw_text) == (row.raw.token_ids, row.raw_text)
+
+
+def test_how_an_engine_ended_a_row_counts_for_these_very_texts_alone() -> None:
+    options = GenerationOptions(stop=("STOP",))
+    answer = raw(PLAIN.encode("abcd STOP"), options)
+    ending = Ending(
+        finish=Finish.STOP_STRING,
+        stop="STOP",
+        length=2,  # another than the rule's, so that it is seen which of the two counts
+        token_ids=answer.token_ids,
+        options=answer.encoded.options,
+    )
+    row = decode_row(altered(answer, ending=ending), PLAIN, (PLAIN_END,)).unwrap()
+    assert stop_row(row, PLAIN).unwrap().text == "ab"
+    assert stop_row(altered(row, text=row.text.upper()), PLAIN).unwrap().text == "ABCD "
+    assert stop_row(altered(row, text=f"x {row.text}"), PLAIN).unwrap().text == "x abcd "
 
 
 @pytest.mark.parametrize("change", [lambda text: f"Answer: {text}", lambda text: text[3:]])
