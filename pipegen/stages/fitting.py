@@ -59,15 +59,17 @@ def remaining_tokens(prompt_tokens: int, capabilities: Capabilities) -> int | No
 
 
 def check_ids(encoded: Encoded, vocab_size: int | None) -> InvalidRequest | None:
-    """The error if the prompt or an option such as `stop_token_ids` holds an id that the model does
-    not have.
+    """The error if the prompt is empty, or if it or an option such as `stop_token_ids` holds an id
+    that the model does not have. One such row would end the call for all.
 
-    None if all exist, or the size of the vocabulary is not known yet. A tokenizer may have more ids
-    than the model's embedding has rows. One such id would end the call for every row.
+    A tokenizer may have more ids than the model's embedding has rows. While the size of the
+    vocabulary is not known, no id is looked at.
     """
+    prompt = encoded.prompt
+    if not prompt.token_ids:
+        return InvalidRequest("the prompt is empty: an engine needs at least one token")
     if vocab_size is None or (encoded.checked and encoded.checked.is_about(encoded, vocab_size)):
         return None
-    prompt = encoded.prompt
     # they differ where there are images
     compact = () if prompt.compact_token_ids is prompt.token_ids else prompt.compact_token_ids
     for holder, ids in (
@@ -113,12 +115,10 @@ def check_fit(encoded: Encoded, capabilities: Capabilities) -> Slot[Encoded]:
 
     If the engine fills its context and the request sets no length, `max_new_tokens` becomes what
     the prompt leaves. `PromptTooLong` has the prompt's tokens and the limit that it broke (the
-    lower one, if it broke both). An empty prompt is `InvalidRequest`. So are ids that the model does
-    not have (see `check_ids`), which would crash some engines, and an option that lost its value.
+    lower one, if it broke both). An empty prompt and ids that the model does not have are
+    `InvalidRequest` (see `check_ids`), and so is an option that lost its value.
     """
     prompt_tokens = len(encoded.prompt.token_ids)
-    if not prompt_tokens:
-        return Failure(InvalidRequest("the prompt is empty: an engine needs at least one token"))
     unknown = check_ids(encoded, capabilities.vocab_size)
     if unknown is not None:
         return Failure(unknown)

@@ -4,6 +4,7 @@ nothing on the embedded model.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from support.edits import disagreements
 
 import pipegen as pg
 from pipegen.engines.capabilities import ENGINES
-from pipegen.records.results import Raw
+from pipegen.records.results import Encoded, Prompt, Raw
 from pipegen.testing.fake import FakeEngine
 
 HALTS = pg.Plugin(
@@ -147,3 +148,24 @@ def test_an_early_exit_changes_nothing_on_the_embedded_model() -> None:
     pytest.importorskip("torch")
     with pg.backends.hf("embedded") as route:
         assert disagreements(route) == []
+
+
+@pytest.mark.parametrize("removed", ["", "fit"])
+def test_a_prompt_that_a_stage_empties_fails_its_row_alone(removed: str) -> None:
+    pytest.importorskip("torch")
+    nothing = Prompt(token_ids=(), compact_token_ids=())
+
+    def emptied(encoded: Encoded) -> Encoded:
+        short = encoded.request.prompt == "Hi"
+        return dataclasses.replace(encoded, prompt=nothing) if short else encoded
+
+    with pg.backends.hf("embedded") as route:
+        pipe = route.insert(pg.pure("emptied", emptied), after="fit")
+        edited = pipe.remove(removed) if removed else pipe
+        requests = [{"prompt": text} for text in ("A dog", "Hi", "A cat")]
+        slots = pg.run(edited, requests, {"max_new_tokens": 3})
+        plain = pg.run(route, requests, {"max_new_tokens": 3})
+    assert slots[::2] == plain[::2]
+    error = slots[1].failure()
+    assert isinstance(error, pg.InvalidRequest)
+    assert "the prompt is empty" in error.message
