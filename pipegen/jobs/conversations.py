@@ -16,9 +16,14 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from returns.result import Failure
+
+from pipegen.core.border import Raised, guard
+from pipegen.core.errors import StageFailed
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.turns import next_request
 from pipegen.io.jsonl import image_to_plain, to_plain
+from pipegen.jobs.journal import Journal
 from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import freeze, thaw
@@ -27,7 +32,30 @@ from pipegen.records.next_turn import as_given
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult, Turn
 
-__all__ = ["row_to_plain", "with_turn"]
+__all__ = ["keep_row", "row_to_plain", "with_turn"]
+
+
+def keep_row(
+    journal: Journal, key: str, slot: Slot[Any], request: Slot[GenerationRequest]
+) -> Slot[Any]:
+    """Write a row that has ended, and give its slot. The row fails where a stage has put into its
+    result what JSON has no form for. Raises `JournalError` as the journal does.
+    """
+    text = guard(lambda: strict_json.dump(row_to_plain(slot, request)), _unwritable)
+    if is_ok(text):
+        journal.append(key, text.unwrap())
+        return slot
+    failed: Slot[Any] = Failure(text.failure())
+    journal.append(key, to_plain(failed))
+    return failed
+
+
+def _unwritable(raised: Raised) -> StageFailed:
+    return StageFailed(
+        f"a job cannot write what the stages gave: {raised.words}",
+        hint="let your stages give plain values: int(x) for a number of numpy, pg.Finish for a word",
+        incident=raised.incident,
+    )
 
 
 def row_to_plain(slot: Slot[Any], request: Slot[GenerationRequest]) -> dict[str, Any]:

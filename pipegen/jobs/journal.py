@@ -322,11 +322,12 @@ class Journal(Finished):
         )
         self._syncing.start()
 
-    def append(self, key: str, values: Mapping[str, Any]) -> None:
-        """Write a finished row. It is kept when this returns. Raises `JournalError` where it could
-        not be written; nothing of it stays then.
+    def append(self, key: str, values: Mapping[str, Any] | str) -> None:
+        """Write a finished row, or its line of JSON. It is kept when this returns. Raises
+        `JournalError` where it could not be written; nothing of it stays then.
         """
-        row = f'",{strict_json.dump(dict(values))[1:]}\n'.encode()
+        text = values if isinstance(values, str) else strict_json.dump(dict(values))
+        row = f'",{text[1:]}\n'.encode()
         line = f'{{"key":"{key}","crc":"{crc32(row, crc32(key.encode())):08x}'.encode() + row
         with self._lock:
             if self._failed is not None:

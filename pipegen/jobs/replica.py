@@ -31,7 +31,7 @@ from pipegen.drivers.drive import IN_FLIGHT, Drive
 from pipegen.drivers.mapping import flow_of
 from pipegen.drivers.session import NoRequest
 from pipegen.io.jsonl import to_plain
-from pipegen.jobs.conversations import row_to_plain
+from pipegen.jobs.conversations import keep_row
 from pipegen.jobs.in_flight import InFlight, Waiting
 from pipegen.jobs.journal import Journal
 from pipegen.jobs.rows import Row, read_row, retry_of
@@ -237,7 +237,7 @@ class Replica:
                 self._noted.worked()
         key = row.row.key
         if key is not None and self._journal is not None and self._noted is not None:
-            self._journal.append(key, row_to_plain(slot, row.row.request))
+            slot = keep_row(self._journal, key, slot, row.row.request)
             self._noted.end(key)
         with self._lock:
             self._waiting.ended()

@@ -353,8 +353,8 @@ def start_job(
     def keep(turn: Turn[K], slot: Slot[Any]) -> None:
         if is_ok(slot) and not isinstance(slot.unwrap(), (GenerationResult, Scored)):
             slot = Failure(_no_result(last, slot.unwrap()))
-        turns.keep(turn, slot)
-        running.answered += turn.row.key is not None and is_ok(slot)
+        kept = turns.keep(turn, slot)
+        running.answered += turn.row.key is not None and is_ok(kept)
 
     flow: Drive[Turn[K]] = flow_of(
         route,

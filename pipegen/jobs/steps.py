@@ -27,6 +27,7 @@ from pipegen.io.answers import answer_from, answer_to_plain
 from pipegen.jobs.journal import STEPS, Journal
 from pipegen.jobs.keys import call_key
 from pipegen.jobs.rows import Row
+from pipegen.records import strict_json
 
 __all__ = ["Steps", "Turn"]
 
@@ -60,18 +61,18 @@ class Steps:
     def of(self, turn: Turn[Any], row: Way, wanted: Wanted) -> Slot[Any] | None:
         """The answer to what a row wants, where it is kept."""
         key = self._key(turn, row, wanted)
-        if self._journal is None or not len(self._journal) or turn.row.anew:
+        if key is None or self._journal is None or not len(self._journal) or turn.row.anew:
             return None
         return self._kept(self._journal, key, wanted.input)
 
     def keep(self, turn: Turn[Any], row: Way, wanted: Wanted, slot: Slot[Any]) -> None:
-        """Write an answer."""
+        """Write an answer, where it and what asks for it can be written."""
         key = self._key(turn, row, wanted)
-        values = answer_to_plain(slot.unwrap()) if is_ok(slot) else None
-        if values is not None:
+        text = attempt(lambda: _line_of(slot)).value_or("")
+        if key is not None and text:
             if self._journal is None:
                 self._journal = Journal(self._folder, STEPS)
-            self._journal.append(key, values)
+            self._journal.append(key, text)
 
     def close(self) -> None:
         """Sync, and let go of the files. May be called again. Raises `JournalError` where the last
@@ -91,11 +92,21 @@ class Steps:
         journal.forget(key, str(answer.failure()))  # another version of pipegen wrote it
         return None
 
-    def _key(self, turn: Turn[Any], row: Way, wanted: Wanted) -> str:
-        """What a row wants, where it is in the pipe, and of whom it wants it."""
+    def _key(self, turn: Turn[Any], row: Way, wanted: Wanted) -> str | None:
+        """What a row wants, where it is in the pipe, and of whom it wants it. None where a stage
+        has changed what it wants to what has no key: what is wrong with that, the engine says.
+        """
         backend = wanted.backend
         if id(backend) not in self._engines:
             depends = json.dumps(answers_depend_on(backend), sort_keys=True)
             self._engines[id(backend)] = backend, depends
         at = [row.place, row.sample, len(row.answers)]
-        return call_key(turn.row.key or "", at, self._engines[id(backend)][1], wanted.input)
+        depends = self._engines[id(backend)][1]
+        key = attempt(lambda: call_key(turn.row.key or "", at, depends, wanted.input))
+        return key.value_or(None)
+
+
+def _line_of(slot: Slot[Any]) -> str:
+    """The answer as a line of JSON; empty for one that failed, or whose form is not known."""
+    values = answer_to_plain(slot.unwrap()) if is_ok(slot) else None
+    return "" if values is None else strict_json.dump(values)

@@ -22,7 +22,7 @@ from pipegen.core.errors import GenerationError
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.session import NoRequest
 from pipegen.io.jsonl import to_plain
-from pipegen.jobs.conversations import row_to_plain
+from pipegen.jobs.conversations import keep_row
 from pipegen.jobs.in_flight import InFlight, Waiting
 from pipegen.jobs.journal import Journal
 from pipegen.jobs.rows import Row
@@ -116,15 +116,16 @@ class Turns(Generic[K]):
             raise self._raised
         return NoRequest.MORE
 
-    def keep(self, turn: Turn[K], slot: Slot[Any]) -> None:
+    def keep(self, turn: Turn[K], slot: Slot[Any]) -> Slot[Any]:
         """Write a row that has ended to the journal at once, though rows before it may still
-        run.
+        run. Gives its slot as it is kept.
         """
         if turn.row.key is not None:
-            self._journal.append(turn.row.key, row_to_plain(slot, turn.row.request))
+            slot = keep_row(self._journal, turn.row.key, slot, turn.row.request)
             self._noted.end(turn.row.key)
         self._waiting.ended()
         turn.slot = slot
+        return slot
 
     def ended(self) -> Iterator[tuple[K, Slot[Any], bool]]:
         """The names and slots of the rows whose turn has come, and whether each was finished

@@ -35,8 +35,8 @@ from pipegen.core.names import InvalidField, nearest
 from pipegen.records.frozen import exact, freeze, printed
 
 __all__ = [
-    "Check", "InvalidField", "UnknownField", "altered", "boolean", "checks_of", "help_of", "integer", "mapping", "metadata_of", "names_of", "nearest",
-    "non_empty_string", "number", "one_of", "path", "record", "schema_of", "string", "taken_instead", "token_ids", "tuple_of", "with_schema",
+    "Check", "InvalidField", "UnknownField", "altered", "boolean", "checks_of", "help_of", "instance", "integer", "mapping", "metadata_of", "names_of",
+    "nearest", "non_empty_string", "number", "one_of", "path", "record", "schema_of", "string", "taken_instead", "token_ids", "tuple_of", "with_schema",
 ]  # fmt: skip
 
 C = TypeVar("C")
@@ -119,6 +119,17 @@ def string(value: Any) -> Any:
     if not isinstance(value, str):
         raise ValueError("a string")
     return value
+
+
+def instance(kind: type) -> Check:
+    """A check for values of this type."""
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise ValueError(f"a {kind.__name__}")
+        return value
+
+    return check
 
 
 def non_empty_string(value: Any) -> Any:

@@ -20,7 +20,7 @@ from returns.result import Failure, Success
 from pipegen.core.errors import GenerationError
 from pipegen.core.slots import Batch
 from pipegen.records.continues import History
-from pipegen.records.fields import record, string
+from pipegen.records.fields import instance, record, string
 from pipegen.records.messages import Message, plain_messages
 from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest
@@ -115,7 +115,7 @@ class ResolvedRequest:
 
     request: GenerationRequest
     """The request as it came."""
-    options: GenerationOptions
+    options: Annotated[GenerationOptions, instance(GenerationOptions)]
     """Its options, with a value for each of them."""
 
 
@@ -192,9 +192,9 @@ class Encoded:
 
     request: GenerationRequest
     """The request as it came."""
-    options: GenerationOptions
+    options: Annotated[GenerationOptions, instance(GenerationOptions)]
     """The effective options: an engine reads every setting here."""
-    prompt: Prompt
+    prompt: Annotated[Prompt, instance(Prompt)]
     """The ids and the images."""
     clipped_from: int | None = None
     """The requested `max_new_tokens`, if `on_overflow="clip"` lowered it."""
@@ -380,7 +380,7 @@ class Decoded:
     """The length of `text`, in characters, after each token."""
     raw_ends: tuple[int, ...]
     """The length of `raw_text`, in characters, after each token."""
-    finish: Finish
+    finish: Annotated[Finish, instance(Finish)]
     """How the generation ended."""
     stop: str | int | None = None
     """The stop string, token id or plugin that ended it."""
@@ -434,7 +434,7 @@ class GenerationResult:
     """The generated ids, the ending one included. Empty where a chat server does not report
     them.
     """
-    finish: Finish
+    finish: Annotated[Finish, instance(Finish)]
     """How the generation ended."""
     stop: str | int | None = None
     """What ended it: the stop string, the stop token's id, or the plugin's name."""

@@ -40,7 +40,7 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.model import TokenModel, reader_of
 from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.engines.tokenizer import Renderer, Tokenizer
-from pipegen.records.fields import InvalidField, altered, record, string
+from pipegen.records.fields import InvalidField, altered, instance, record, string
 from pipegen.records.frozen import NOTHING, thaw
 from pipegen.records.messages import Message, plain_messages
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions
@@ -95,7 +95,7 @@ class Rendered:
 
     request: GenerationRequest
     """The request as it came."""
-    options: GenerationOptions
+    options: Annotated[GenerationOptions, instance(GenerationOptions)]
     """The effective options."""
     text: Annotated[str | None, string] = None
     """What the template wrote, or the plain prompt, as it is."""

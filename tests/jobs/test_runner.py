@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from pipegen.core.errors import CallFailed
 from pipegen.jobs.journal import Journal, JournalError
 from pipegen.jobs.keys import Keys
 from pipegen.jobs.runner import Job, begin_anew, job, job_keyed
-from pipegen.records.results import Encoded
+from pipegen.records.results import Encoded, Prompt
 from pipegen.testing.fake import FakeEngine
 
 PROMPTS = [f"prompt {number}" for number in range(10)]
@@ -42,6 +43,61 @@ def run(
             slot.unwrap().text if pg.is_ok(slot) else type(slot.failure()).__name__
             for slot in running
         ], running
+
+
+class Strange:
+    """What JSON has no form for."""
+
+
+@pytest.mark.parametrize(
+    ("place", "change", "kind"),
+    [
+        ("trim", {"stop": Strange()}, pg.StageFailed),
+        ("trim", {"token_ids": (Strange(),)}, pg.StageFailed),
+        ("trim", {"logprobs": (Strange(),)}, pg.StageFailed),
+        ("trim", {"finish": "eos"}, pg.StageFailed),
+        ("fit", {"prompt": Prompt(token_ids=(1.5,), compact_token_ids=(1,))}, pg.InvalidRequest),  # type: ignore[arg-type]
+        ("fit", {"prompt": Prompt(token_ids=("a",), compact_token_ids=(1,))}, pg.InvalidRequest),  # type: ignore[arg-type]
+        ("fit", {"prompt": None}, pg.StageFailed),
+        ("fit", {"options": {"max_new_tokens": 3}}, pg.StageFailed),
+        ("tokenize", {"prompt": Prompt(token_ids=(Strange(),), compact_token_ids=(1,))}, None),  # type: ignore[arg-type]
+    ],
+)
+def test_what_a_stage_makes_that_no_job_can_write_fails_its_row_alone(
+    place: str, change: dict[str, Any], kind: type[pg.GenerationError] | None, tmp_path: Path
+) -> None:
+    def changed(value: Any) -> Any:
+        words = value.prompt.text if isinstance(value, Encoded) else value.prompt_text
+        return dataclasses.replace(value, **change) if words == "bad" else value
+
+    route = pg.route(FakeEngine(echo)).insert(pg.pure("mine", changed), after=place)
+    requests = [{"prompt": text} for text in ("good", "bad", "fine")]
+    for _ in range(2):
+        slots = list(job(route, requests, tmp_path / "job"))
+        texts = [slot.unwrap().text for slot in slots[::2]]
+        assert texts == ["re: good", "re: fine"]
+        assert isinstance(slots[1].failure(), kind or pg.GenerationError)
+
+
+class Odd(FakeEngine):
+    """An engine whose answers to "bad" cannot be written."""
+
+    def generate(self, inputs: Any) -> Any:
+        strange: Any = (Strange(),)
+        return [
+            slot.map(lambda raw: dataclasses.replace(raw, prompt_logprobs=strange))
+            if encoded.request.prompt == "bad"
+            else slot
+            for encoded, slot in zip(inputs, super().generate(inputs), strict=True)
+        ]
+
+
+def test_a_step_that_cannot_be_written_is_no_end_of_the_job(tmp_path: Path) -> None:
+    """The answer to the first of two calls."""
+    pipe = pg.repeat(pg.route(Odd(echo)), lambda result: {"prompt": "again"}, limit=2)
+    slots = list(job(pipe, [{"prompt": "bad"}, {"prompt": "good"}], tmp_path / "job"))
+    assert not pg.is_ok(slots[0])
+    assert slots[1].unwrap().text == "re: again"
 
 
 def test_the_same_job_again_asks_nothing(tmp_path: Path) -> None:
