@@ -167,20 +167,22 @@ class Shown(NamedTuple):
     """Whether it is the text of the row's result, unchanged."""
     follow: Callable[[Any], Any] | None
     """What turns ids into text for it."""
-    round: int
-    """In which round of a loop the row is."""
+    round: int | None
+    """In which round of the outermost loop the row is; None outside of loops."""
 
 
 def shown_text(pipe: Pipe[Any, Any], row: Row) -> Shown:
     """What is known of the text that the row's call streams."""
     if row.outer is None:
-        return Shown(pipe.program.keeps[row.at], pipe.program.follows[row.at], 0)
+        return Shown(pipe.program.keeps[row.at], pipe.program.follows[row.at], None)
     keeps, follow, turn = shown_text(pipe, row.outer)
     program = _program(pipe, row.place)
     nest: Any = _program(pipe, row.outer.place).does[row.outer.at]
-    if nest.splits:
-        turn = row.turn
+    if nest.splits:  # of a loop within a loop, no round is known to be the last before it has ended
+        keeps, turn = keeps and turn is None, row.turn if turn is None else turn
     elif row.outer.samples:  # its rows are put together, and then told apart
+        keeps = False
+    if turn is not None and row.samples:  # what the round gives is one result
         keeps = False
     return Shown(keeps and program.keeps[row.at], program.follows[row.at] or follow, turn)
 

@@ -202,7 +202,9 @@ class Close(NamedTuple):
 
     sampling: Sampling
     whole: bool
-    """Whether the step has put rows of its own together."""
+    """Whether the step has put rows of its own together: these are told apart again. What a round of
+    a loop gives is one result.
+    """
     last: bool
     """Whether no later step opens."""
 
@@ -239,7 +241,8 @@ def program(steps: Steps) -> Program:
     laters: list[Steps] = []
     for index, step in enumerate(steps):
         later, rule = steps[index + 1 :], step.sampling
-        splits = not step.closes or (isinstance(step, Nest) and step.splits)
+        loops = isinstance(step, Nest) and step.splits
+        splits = not step.closes or loops
         if step.opens and rule is not None:
             closes = any(other.closes for other in (later if not step.closes else steps[index:]))
             does.append(Open(rule.expand if splits and closes else None))
@@ -252,7 +255,8 @@ def program(steps: Steps) -> Program:
             does.append(Alone((step,)))
         if step.closes and rule is not None:
             last = not any(other.opens for other in later)
-            does += [Close(rule, step.opens, last), *([Gather(rule)] if last else [])]
+            whole = step.opens and not loops
+            does += [Close(rule, whole, last), *([Gather(rule)] if last else [])]
         laters += [later] * (len(does) - len(laters))
     return Program(
         tuple(does),

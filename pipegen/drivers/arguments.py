@@ -230,11 +230,13 @@ def _admit(
     return allowed(merged.unwrap(), policy, record.unwrap().options) if is_ok(merged) else merged
 
 
-def record_of(request: Any) -> Slot[GenerationRequest]:
-    """The record of a request in any form, or why it is none."""
+def record_of(request: Any, where: str = "request") -> Slot[GenerationRequest]:
+    """The record of a request in any form, or why it is none; `where` names it."""
     if isinstance(request, Result):
         return slot_of_request(request)
-    return Success(request) if isinstance(request, GenerationRequest) else request_from(request)
+    if isinstance(request, GenerationRequest):
+        return Success(request)
+    return request_from(request, where)
 
 
 def merged_into(

@@ -65,7 +65,7 @@ def repeat(
     def decide(rounds: tuple[Any, ...], request_before: object) -> Again | Slot[Any]:
         request = again(rounds[-1])
         if request is not None and len(rounds) < limit:
-            return Again(record_of(request), rounds)
+            return Again(record_of(request, "again"), rounds)
         return Success(ended(rounds, "done" if request is None else "limit"))
 
     return loop(
@@ -86,4 +86,6 @@ def ended(rounds: tuple[Any, ...], end: RoundsEnd) -> GenerationResult:
             " put the stage that changes it after the loop"
         )
     result_id = first.id if last.id is None else last.id
-    return dataclasses.replace(last, id=result_id, rounds=rounds, rounds_end=end)
+    told: dict[str, Any] = {"id": result_id, "rounds": rounds, "rounds_end": end}
+    samples = tuple([dataclasses.replace(sample, **told) for sample in last.samples])
+    return dataclasses.replace(last, **told, samples=samples)

@@ -49,7 +49,9 @@ class Delta:
     reasoning: str = ""
     """New reasoning, where a server tells it apart; it is no part of the text."""
     round: int = 0
-    """The round of `pg.repeat` that it belongs to, counted from 0."""
+    """The round of `pg.repeat` that it belongs to, counted from 0; of loops within a loop, that of
+    the outermost.
+    """
 
 
 @record
@@ -105,7 +107,7 @@ class _Deltas:
 
     def _place(self, row: Row, samples: Iterable[Any]) -> tuple[int, int, int]:
         """The request of a row, which of its samples it is, and the round."""
-        return row.key, sorted(samples).index(row.sample), shown_text(self._pipe, row).round
+        return row.key, sorted(samples).index(row.sample), shown_text(self._pipe, row).round or 0
 
     def _begin(self, call: OpenSession) -> None:
         """A call begins."""

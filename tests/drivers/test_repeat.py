@@ -136,6 +136,67 @@ def test_again_gives_a_request_in_any_form() -> None:
     assert isinstance(told({"prompt": 1}).failure(), pg.InvalidRequest)
 
 
+def test_what_again_gives_that_is_no_request_names_it() -> None:
+    wrong: Any
+    for wrong in (False, "text", {"promt": "y"}):
+        pipe = pg.repeat(pg.route(FakeEngine("a")), lambda result, given=wrong: given, limit=2)
+        error = pg.run(pipe, [{"prompt": "x"}])[0].failure()
+        assert isinstance(error, pg.InvalidRequest)
+        assert error.message.startswith("again: ")
+
+
+def doubled(result: pg.GenerationResult) -> Any:
+    return {"prompt": result.text} if result.text.count(".") < 4 else None
+
+
+LOOPED: dict[str, Any] = {
+    "loop in a loop": lambda route: pg.repeat(pg.repeat(route, doubled, limit=2), doubled, limit=2),
+    "loop of one round in a loop": lambda route: pg.repeat(
+        pg.repeat(route, lambda result: None, limit=1), doubled, limit=3
+    ),
+    "loop in a fallback in a loop": lambda route: pg.repeat(
+        pg.fallback(pg.repeat(route, doubled, limit=2), route, when=pg.Timeout), doubled, limit=2
+    ),
+    "samples of the looped route": lambda route: pg.repeat(
+        route.with_options({"samples": 2}), doubled, limit=2
+    ),
+    "samples of a fallback in a loop": lambda route: pg.repeat(
+        pg.fallback(route.with_options({"samples": 2}), route, when=pg.Timeout), doubled, limit=2
+    ),
+    "samples of a later round": lambda route: pg.repeat(
+        route, lambda result: {"prompt": result.text, "options": {"samples": 2}}, limit=2
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOOPED)
+@pytest.mark.parametrize("samples", [1, 2])
+def test_the_deltas_of_each_round_and_sample_are_its_text(name: str, samples: int) -> None:
+    pipe = LOOPED[name](pg.route(FakeEngine(counting)))
+    requests, options = [{"prompt": "x"}, {"prompt": "y.."}], {"samples": samples, "seed": 3}
+    slots = pg.run(pipe, requests, options)
+    deltas: Counter[tuple[int, int, int]] = Counter()
+    shown: dict[tuple[int, int, int], str] = {}
+    streamed: list[Any] = []
+    for event in pg.stream(pipe, requests, options):
+        if isinstance(event, pg.Delta):
+            at = (event.index, event.sample, event.round)
+            shown[at] = shown.get(at, "") + event.text
+            deltas[at] += 1
+        else:
+            streamed.append(event.slot)
+    assert tuple(streamed) == slots
+    assert shown == {
+        (index, sample, turn): told.text
+        for index, slot in enumerate(slots)
+        for sample, completed in enumerate(slot.unwrap().completions)
+        for turn, told in enumerate(completed.unwrap().rounds)
+    }
+    assert all(slot.unwrap().rounds[-1].text == slot.unwrap().text for slot in slots)
+    if "samples" not in name:
+        assert {at[1] for at in deltas} == {*range(samples)}
+
+
 def test_what_again_raises_names_it() -> None:
     pipe = pg.repeat(pg.route(FakeEngine("a")), lambda result: {}["bug"], limit=2)
     with pytest.raises(KeyError) as caught:
