@@ -328,7 +328,7 @@ def wrong_form(
     """What of a text is not of the form that was asked; empty where nothing is known to be.
 
     A text that is not `complete`, because its length or a stop ended it, need only be the start of
-    one that has the form. A `stripped` text may have had white space about it.
+    one that has the form. White space about a `stripped` text is, or was, no part of it.
 
     >>> (
     ...     wrong_form("[1", StructuredOptions(json_schema={})),
@@ -342,7 +342,8 @@ def wrong_form(
         texts = [
             strip(string) for choice in form.choice for string in (choice, choice.removeprefix(" "))
         ]
-        right = text in texts or (not complete and any(string.startswith(text) for string in texts))
+        shown = strip(text)
+        right = shown in texts or (not complete and any(one.startswith(shown) for one in texts))
         return "" if right else f"{text!r:.80} is none of the {len(form.choice)} choices"
     if form.regex is not None:
         # a first space may not be shown

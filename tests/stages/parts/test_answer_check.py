@@ -195,6 +195,15 @@ def test_a_regular_expression_is_matched_whole(
     assert not wrong_form("anything", asked, stripped=True)  # it may have had white space about it
 
 
+@pytest.mark.parametrize("text", ["7", " 7", "7 ", " 7 "])
+def test_white_space_that_is_stripped_is_no_part_of_a_choice(text: str) -> None:
+    for choice in (" 7 ", "7 ", " 7", "7"):
+        asked = pg.StructuredOptions(choice=(choice, "8"))
+        assert wrong_form(text, asked, stripped=True) == ""
+    assert wrong_form("9 ", asked, stripped=True)
+    assert wrong_form("7 ", asked)
+
+
 @pytest.fixture
 def without_llguidance(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regex_check, "_matcher", lambda pattern: None)
