@@ -44,6 +44,7 @@ from pipegen.records.fields import altered
 from pipegen.records.options import GenerationOptions, flat_values, resolve
 from pipegen.records.results import Encoded, Prompt, Raw, ResolvedRequest, TokenLogprob
 from pipegen.records.scores import Continued, TokenScores
+from pipegen.stages.fitting import check_changed
 from pipegen.stages.parts.several_calls import Asking, answer_in_parts, replayed
 
 __all__ = ["call"]
@@ -153,7 +154,11 @@ class _Pipeline:
         watching = [plugin for plugin in plugins if plugin.feed is not None]
         self._unhonoured = _unhonoured(plugins, by_itself, after)
         self._halts, self._watches = by_itself or _halts(after), bool(watching)
-        self.is_a_route = self._halts and not self._absent and self._unhonoured is None
+        since_fit = takewhile(lambda part: "fit" not in (part.name, part.stands_for), before)
+        self._changes = not by_itself and not all(part.internal for part in since_fit)
+        """Whether a stage of one's own may have changed what `fit` has checked."""
+        refuses = self._absent or self._changes or self._unhonoured is not None
+        self.is_a_route = self._halts and not refuses
         """Whether there is nothing to refuse and nothing to change, whatever a request asks for."""
 
     def admit(self, value: Any) -> Slot[Any]:
@@ -161,10 +166,14 @@ class _Pipeline:
         that cuts, the engine is not to end the row for that one.
 
         `UnsupportedOption` for an option whose stage is not in the pipe, `UnsupportedPlugin` for a
-        plugin.
+        plugin, and `InvalidRequest` for what a stage has broken since `fit`.
         """
         if not isinstance(value, (Encoded, ResolvedRequest)):
             return Success(value)
+        if self._changes and isinstance(value, Encoded):
+            broken = check_changed(value)
+            if broken is not None:
+                return Failure(broken)
         absent = next((stage for stage in self._absent if _asks(value.options, stage)), None)
         if absent is not None:
             option = _asks(value.options, absent)

@@ -18,7 +18,7 @@ from pipegen.records.option_table import OPTIONS
 from pipegen.records.options import DEFAULTS, GenerationOptions, unset
 from pipegen.records.results import CheckedIds, Encoded
 
-__all__ = ["check_fit", "check_ids", "fit", "remaining_tokens"]
+__all__ = ["check_changed", "check_fit", "check_ids", "fit", "remaining_tokens"]
 
 
 def fit(engine: TokenEngine) -> Pipe[Encoded, Encoded]:
@@ -109,6 +109,36 @@ def _option_ids(options: GenerationOptions) -> Iterator[tuple[str, tuple[int, ..
             yield f"{name} holds", ids
 
 
+def check_options(encoded: Encoded, stage: str) -> InvalidRequest | None:
+    """The error if an option has lost its value before the stage."""
+    name = unset(encoded.options)
+    if not name:
+        return None
+    return InvalidRequest(
+        f"the options that came to the stage {stage} have no value for {name}",
+        hint=(
+            "correct your stage before it: every option keeps a value, as in"
+            " dataclasses.replace(options, temperature=0.0)"
+        ),
+    )
+
+
+def check_changed(encoded: Encoded) -> InvalidRequest | None:
+    """The error if a stage since `fit` has taken an option's value, or made ids that are no
+    numbers. What the ids are is for `check_ids`.
+    """
+    same = encoded.checked is not None and encoded.checked.prompt is encoded.prompt
+    ids = encoded.prompt.token_ids
+    if same or (isinstance(ids, (tuple, list)) and set(map(type, ids)) <= {int}):
+        return check_options(encoded, "call")
+    kinds = {type(token_id).__name__ for token_id in ids} if isinstance(ids, (tuple, list)) else ()
+    shown = ", ".join(sorted(kinds)) or type(ids).__name__
+    return InvalidRequest(
+        f"the prompt that came to the stage call has no token ids, but {shown}",
+        hint="correct your stage before it: token_ids is a tuple of int",
+    )
+
+
 def check_fit(encoded: Encoded, capabilities: Capabilities) -> Slot[Encoded]:
     """Check that the prompt is within `max_prompt_tokens` and fits the model with its answer;
     `on_overflow="clip"` lowers `max_new_tokens` to make it fit.
@@ -122,18 +152,9 @@ def check_fit(encoded: Encoded, capabilities: Capabilities) -> Slot[Encoded]:
     unknown = check_ids(encoded, capabilities.vocab_size)
     if unknown is not None:
         return Failure(unknown)
-    name = unset(encoded.options)
-    if name:
-        message = f"the options that came to the stage fit have no value for {name}"
-        return Failure(
-            InvalidRequest(
-                message,
-                hint=(
-                    "correct your stage before it: every option keeps a value, as in"
-                    " dataclasses.replace(options, temperature=0.0)"
-                ),
-            )
-        )
+    unresolved = check_options(encoded, "fit")
+    if unresolved is not None:
+        return Failure(unresolved)
     max_prompt_tokens = encoded.options.max_prompt_tokens
     if (
         max_prompt_tokens is not None

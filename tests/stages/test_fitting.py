@@ -71,6 +71,30 @@ def test_an_empty_prompt_is_no_prompt(context_length: int | None) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"prompt": Prompt(token_ids=(1.0,), compact_token_ids=(1,))}, "no token ids, but float"),  # type: ignore[arg-type]
+        ({"prompt": Prompt(token_ids=None, compact_token_ids=(1,))}, "no token ids, but NoneType"),  # type: ignore[arg-type]
+        ({"options": GenerationOptions(temperature=1.0)}, "no value for max_new_tokens"),
+    ],
+)
+@pytest.mark.parametrize("removed", [(), ("fit",)])
+def test_what_a_stage_breaks_after_fit_fails_its_row_alone(
+    change: dict[str, Any], words: str, removed: tuple[str, ...]
+) -> None:
+    def broken(encoded: Encoded) -> Encoded:
+        return dataclasses.replace(encoded, **change) if encoded.prompt.text == "bad" else encoded
+
+    pipe = pg.route(FakeEngine("ab")).insert(pg.pure("mine", broken), after="fit")
+    for name in removed:
+        pipe = pipe.remove(name)
+    bad, good = pg.run(pipe, [{"prompt": "bad"}, {"prompt": "good"}])
+    assert isinstance(bad.failure(), InvalidRequest)
+    assert words in bad.failure().message
+    assert good.unwrap().text == "ab"
+
+
 def test_what_fits_exactly_is_left_as_it_is() -> None:
     assert wanted(fit(6, 8, max_new_tokens=2)) == wanted(fit(6, 9, max_new_tokens=2)) == (2, None)
     assert wanted(fit(10**6, None, max_new_tokens=2)) == (2, None)
