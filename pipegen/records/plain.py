@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from returns.result import Failure, Success
 
 from pipegen.core.border import Raised, guard_slot
 from pipegen.core.errors import InvalidRequest
+from pipegen.core.names import nearest
 from pipegen.core.slots import Slot
 from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import printed
+from pipegen.records.option_table import OPTIONS
 from pipegen.records.options import options_from
 from pipegen.records.requests import (
     FIELDS,
@@ -147,7 +149,7 @@ def _fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
     metadata = carried(values) if len(fields) < len(values) or "metadata" in fields else None
     if metadata:
         _refuse_misplaced(
-            [name for name in values if name in metadata and name not in _FIELDS],
+            {name: values[name] for name in values if name in metadata and name not in _FIELDS},
             prompted=not fields.keys().isdisjoint(_PROMPTS),
         )
         fields["metadata"] = metadata
@@ -166,12 +168,14 @@ def _fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _refuse_misplaced(names: Sequence[str], *, prompted: bool) -> None:
-    """Refuse names that are options, or nearly; where there is no prompt, also those that are
-    nearly a field's.
+def _refuse_misplaced(values: Mapping[str, Any], *, prompted: bool) -> None:
+    """Refuse names that are options, or nearly, and what holds options under nearly their name;
+    where there is no prompt, also names that are nearly a field's.
     """
-    for name in names:
+    for name, value in values.items():
         hint = misplaced(str(name))
+        if isinstance(value, Mapping) and not OPTIONS.keys().isdisjoint(value):
+            hint = hint or nearest(str(name).lower(), ("options",)) or None
         if hint is None and not prompted:
             hint = field_hint(str(name)) or None
         if hint is not None:

@@ -394,6 +394,8 @@ def test_plain_data_becomes_the_right_kind_of_request() -> None:
     ("given", "words"),
     [
         ({"promt": "a"}, "did you mean 'prompt'"),
+        ({"prompt": "a", "option": {"stop": ["b"]}}, "did you mean 'options'"),
+        ({"prompt": "a", "Options": {"temperature": 1.0}}, "did you mean 'options'"),
         ({"prompt": "a", "options": {"seed": "x"}}, "seed takes"),
         ({"prompt": "a", "options": 3}, "options takes"),
         ({"prompt": "a", "id": True}, "id takes a string that is not empty"),
