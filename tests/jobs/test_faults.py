@@ -103,7 +103,8 @@ def run(
 
         def noted(journal: Journal, key: str, values: Any) -> None:
             append(journal, key, values)
-            found.acknowledged += [values["id"]] if "id" in values else []
+            row = json.loads(values) if isinstance(values, str) else values
+            found.acknowledged += [row["id"]] if "id" in row else []
 
         with monkeypatch.context() as patch:
             patch.setattr("pipegen.cli.generate.open_routes", lambda load: pg.route(engine))
