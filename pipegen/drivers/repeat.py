@@ -86,6 +86,6 @@ def ended(rounds: tuple[Any, ...], end: RoundsEnd) -> GenerationResult:
             " put the stage that changes it after the loop"
         )
     result_id = first.id if last.id is None else last.id
-    told: dict[str, Any] = {"id": result_id, "rounds": rounds, "rounds_end": end}
-    samples = tuple([dataclasses.replace(sample, **told) for sample in last.samples])
-    return dataclasses.replace(last, **told, samples=samples)
+    changes: dict[str, Any] = {"id": result_id, "rounds": rounds, "rounds_end": end}
+    samples = tuple([dataclasses.replace(sample, **changes) for sample in last.samples])
+    return dataclasses.replace(last, **changes, samples=samples)

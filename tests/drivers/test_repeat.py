@@ -187,10 +187,10 @@ def test_the_deltas_of_each_round_and_sample_are_its_text(name: str, samples: in
             streamed.append(event.slot)
     assert tuple(streamed) == slots
     assert shown == {
-        (index, sample, turn): told.text
+        (index, sample, turn): result.text
         for index, slot in enumerate(slots)
         for sample, completed in enumerate(slot.unwrap().completions)
-        for turn, told in enumerate(completed.unwrap().rounds)
+        for turn, result in enumerate(completed.unwrap().rounds)
     }
     assert all(slot.unwrap().rounds[-1].text == slot.unwrap().text for slot in slots)
     if "samples" not in name:
