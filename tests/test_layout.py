@@ -156,7 +156,6 @@ def test_a_file_is_as_long_as_its_idea_and_those_over_600_lines_are_named() -> N
         "report/causes.py",  # every fault that verify names
         "report/recorded.py",
         "jobs/journal.py",
-        "records/results.py",  # the records between stages
         "stages/parts/template.py",  # the guard of chat templates
     }
 

@@ -281,7 +281,9 @@ def _init_of(kind: Any, plain_init: Callable[..., None]) -> Callable[..., None]:
     """The `__init__` of a record: one function without a loop, as `dataclasses` makes one, since
     several records are made for each row.
     """
-    fields, names = dataclasses.fields(kind), _names(kind)
+    fields = dataclasses.fields(kind)
+    given_fields = [f for f in fields if f.init]
+    names = [f.name for f in given_fields]
     hint: Callable[[str], str] = getattr(kind, "_hint_for", lambda name: nearest(name, names))
 
     def refuse(self: Any, values: dict[str, Any], unknown: dict[str, Any]) -> None:
@@ -292,11 +294,10 @@ def _init_of(kind: Any, plain_init: Callable[..., None]) -> Callable[..., None]:
 
     space: dict[str, Any] = {"_checked": _checked, "_missing": dataclasses.MISSING}
     space["_refuse"] = refuse
-    takes = [f"{f.name}=_default_{f.name}" for f in fields if f.kw_only]
-    first = [f"{f.name}=_default_{f.name}" for f in fields if not f.kw_only]
-    wrong = " or ".join(
-        ["_unknown", *[f"{f.name} is _missing" for f in fields if f.default is dataclasses.MISSING]]
-    )
+    takes = [f"{f.name}=_default_{f.name}" for f in given_fields if f.kw_only]
+    first = [f"{f.name}=_default_{f.name}" for f in given_fields if not f.kw_only]
+    needed = [f.name for f in given_fields if f.default is dataclasses.MISSING]
+    wrong = " or ".join(["_unknown", *[f"{name} is _missing" for name in needed]])
     values = ", ".join([f"{name!r}: {name}" for name in names])
     lines = [f"if {wrong}:", f" _refuse(self, {{{values}}}, _unknown)"]
     for place, (name, _, check) in enumerate(_checks(kind)):
@@ -308,7 +309,7 @@ def _init_of(kind: Any, plain_init: Callable[..., None]) -> Callable[..., None]:
             f.default,
             getattr(kind, f.name).__set__,
         )
-        lines += [f"_set_{f.name}(self, {f.name})"]
+        lines += [f"_set_{f.name}(self, {f.name if f.init else f'_default_{f.name}'})"]
     if hasattr(kind, "check_all"):  # looked up then: a subclass may have its own
         lines += ["self.check_all()"]
     head = f"def init({', '.join(['self, /', *first, *(['*', *takes] if takes else [])])}, **_unknown):"
@@ -324,7 +325,8 @@ def record(cls: type[C]) -> type[C]:
 
     A method `check_all(self)` may compare fields; it runs after the checks of single fields. A
     static method `_hint_for(name)` may give the hint for an unknown field in place of the nearest
-    name. `dataclasses.field(kw_only=False)` is a field that may also be given by position. A class
+    name. `dataclasses.field(kw_only=False)` is a field that may also be given by position; one with
+    `init=False` has its default in every record that is made, and in every copy. A class
     with `__slots__ = ()` holds fields that several records inherit. Raises `InvalidField` for a bad
     value and `UnknownField` for an unknown field.
     """
@@ -345,7 +347,8 @@ def record(cls: type[C]) -> type[C]:
 
 def altered(original: C, **values: Any) -> C:
     """`dataclasses.replace` for values that other records have checked already: nothing is checked
-    again. Raises `TypeError` for a field that the record does not have.
+    again. It may set a field that has `init=False`. Raises `TypeError` for a field that the record
+    does not have.
 
     >>> @record
     ... class Room:
@@ -363,9 +366,11 @@ def _copy_of(kind: Any) -> Callable[..., Any]:
     """The function that copies such a record, without a loop, as `_init_of` does."""
     space: dict[str, Any] = {"_kind": kind, "_new": object.__new__, "_missing": dataclasses.MISSING}
     lines = ["copy = _new(_kind)"]
-    for name in _names(kind):
-        space[f"_set_{name}"] = getattr(kind, name).__set__
-        lines += [f"_set_{name}(copy, _it.{name} if {name} is _missing else {name})"]
+    for f in dataclasses.fields(kind):
+        space[f"_set_{f.name}"] = getattr(kind, f.name).__set__
+        space[f"_default_{f.name}"] = f.default
+        kept = f"_it.{f.name}" if f.init else f"_default_{f.name}"
+        lines += [f"_set_{f.name}(copy, {kept} if {f.name} is _missing else {f.name})"]
     takes = ", ".join(f"{name}=_missing" for name in _names(kind))
     head = f"def copied(_it, /, *, {takes}):"
     exec("\n ".join([head, *lines, "return copy"]), space)  # noqa: S102 - of the names of fields

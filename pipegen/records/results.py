@@ -13,7 +13,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from returns.result import Failure, Success
 
@@ -29,7 +29,6 @@ from pipegen.records.rollouts import Grid, Rollout, rollout_of
 __all__ = [
     "CallForm",
     "ChatOutput",
-    "CheckedIds",
     "Decoded",
     "Encoded",
     "Finish",
@@ -171,21 +170,6 @@ class Prompt:
     """How the template writes a tool call, where the answer is to be one."""
 
 
-class CheckedIds(NamedTuple):
-    """That a model has all the ids of a row: it counts for this very prompt and these very
-    options.
-    """
-
-    prompt: Prompt
-    options: GenerationOptions
-    vocab_size: int
-
-    def is_about(self, encoded: Encoded, vocab_size: int) -> bool:
-        """Whether these ids were checked, and for such a model."""
-        same = self.prompt is encoded.prompt and self.options is encoded.options
-        return same and self.vocab_size == vocab_size
-
-
 @record
 class Encoded:
     """A prompt and the effective options: the input of an engine."""
@@ -201,8 +185,9 @@ class Encoded:
     watched: bool = True
     """Whether plugins watch the row while it is generated. False where a stage of one's own may
     change what they are to see: then the stage `stop` shows them the text."""
-    checked: CheckedIds | None = dataclasses.field(default=None, compare=False, repr=False)
-    """What the stage `fit` has found; no engine looks at these ids again. Set by that stage."""
+    checked: int | None = dataclasses.field(default=None, init=False, compare=False, repr=False)
+    """Set by the stage `fit`: a model with so many ids has all of this row, and no engine looks at
+    them again. A changed copy has lost it."""
 
 
 @record

@@ -16,7 +16,7 @@ from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.records.fields import altered
 from pipegen.records.option_table import OPTIONS
 from pipegen.records.options import DEFAULTS, GenerationOptions, unset
-from pipegen.records.results import CheckedIds, Encoded
+from pipegen.records.results import Encoded
 
 __all__ = ["check_changed", "check_fit", "check_ids", "fit", "remaining_tokens"]
 
@@ -41,9 +41,7 @@ def _fitted(encoded: Encoded, model: TokenModel) -> Slot[Encoded]:
     row = check_fit(encoded, model.capabilities)
     if size is None or not is_ok(row):
         return row
-    fitting = row.unwrap()
-    checked = CheckedIds(fitting.prompt, fitting.options, size)
-    return Success(altered(fitting, checked=checked))
+    return Success(altered(row.unwrap(), checked=size))
 
 
 def remaining_tokens(prompt_tokens: int, capabilities: Capabilities) -> int | None:
@@ -68,7 +66,7 @@ def check_ids(encoded: Encoded, vocab_size: int | None) -> InvalidRequest | None
     prompt = encoded.prompt
     if not prompt.token_ids:
         return InvalidRequest("the prompt is empty: an engine needs at least one token")
-    if vocab_size is None or (encoded.checked and encoded.checked.is_about(encoded, vocab_size)):
+    if vocab_size is None or encoded.checked == vocab_size:
         return None
     # they differ where there are images
     compact = () if prompt.compact_token_ids is prompt.token_ids else prompt.compact_token_ids
@@ -127,8 +125,8 @@ def check_changed(encoded: Encoded) -> InvalidRequest | None:
     """The error if a stage since `fit` has taken an option's value, or made ids that are no
     numbers. What the ids are is for `check_ids`.
     """
-    same = encoded.checked is not None and encoded.checked.prompt is encoded.prompt
     ids = encoded.prompt.token_ids
+    same = encoded.checked is not None
     if same or (isinstance(ids, (tuple, list)) and set(map(type, ids)) <= {int}):
         return check_options(encoded, "call")
     kinds = {type(token_id).__name__ for token_id in ids} if isinstance(ids, (tuple, list)) else ()

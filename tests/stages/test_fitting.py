@@ -285,7 +285,7 @@ def test_the_ids_of_a_row_are_looked_at_once_and_those_of_a_changed_one_again() 
     checked = stage.apply((pg.Success(row),))[0].unwrap()
     assert checked == row
     assert row.checked is None
-    assert checked.checked.is_about(checked, 9)
+    assert checked.checked == 9
     assert check_ids(checked, 9) is None
     assert check_ids(checked, 1) is not None  # of a smaller model
     ids = (1, 12)
@@ -296,7 +296,12 @@ def test_the_ids_of_a_row_are_looked_at_once_and_those_of_a_changed_one_again() 
         check_ids(dataclasses.replace(checked, options=stops), 9)
     )
     read = pickle.loads(pickle.dumps(checked))
-    assert read.checked.is_about(read, 9)
+    assert read.checked == 9
+    assert pickle.loads(pickle.dumps(other)).checked is None
+    with pytest.raises(ValueError, match="checked"):
+        dataclasses.replace(other, checked=9)
+    with pytest.raises(pg.UnknownField, match="checked"):
+        Encoded(request=REQUEST, options=row.options, prompt=row.prompt, checked=9)  # type: ignore[call-arg]
 
 
 def test_an_option_that_a_stage_took_the_value_of_is_named() -> None:
