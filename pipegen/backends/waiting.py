@@ -189,23 +189,17 @@ def beginning(asked: Encoded | ResolvedRequest | Continued) -> tuple[Any, ...]:
             prompt.token_ids[place:],
         )
     request = asked.request
-    parts: list[tuple[int, str | bytes]] = [] if request.prompt is None else [(0, request.prompt)]
+    parts: list[Any] = [] if request.prompt is None else [0, request.prompt]
     for message in request.messages or ():
-        parts.append((0, message.role))
-        for part in (
-            (message.content,) if isinstance(message.content, str) else message.content or ()
-        ):
-            if isinstance(part, ImagePart):
-                source = part.source
-                parts.append(
-                    (1, b"")
-                    if source is None
-                    else (
-                        (1, b"\0".join(source.contents))
-                        if source.contents
-                        else (2, source.url or source.path or "")
-                    )
-                )
+        content = message.content or ()
+        parts += (0, message.role)
+        for part in (content,) if isinstance(content, str) else content:
+            if not isinstance(part, ImagePart):
+                parts += (0, part if isinstance(part, str) else part.text)
+            elif (source := part.source) is None:
+                parts += (1, b"")
+            elif source.contents:
+                parts += (1, b"\0".join(source.contents))
             else:
-                parts.append((0, part if isinstance(part, str) else part.text))
+                parts += (2, source.url or source.path or "")
     return tuple(parts)

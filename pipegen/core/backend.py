@@ -4,7 +4,7 @@ while it works has `open` besides (see `pipegen.engines.session`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from pipegen.core.slots import Slot
@@ -43,8 +43,8 @@ class Session(Protocol):
         """
         ...
 
-    def add(self, inputs: Sequence[tuple[int, Any]]) -> None:
-        """Add rows, each with a number of its own. Raises as `generate` does."""
+    def add(self, inputs: Mapping[int, Any]) -> None:
+        """Add rows, each under a number of its own. Raises as `generate` does."""
         ...
 
     def step(self) -> Sequence[Any]:

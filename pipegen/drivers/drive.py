@@ -8,8 +8,9 @@ request is at the end of the pipe, the request has its slot. All calls of one en
 session, to which rows are added at any time. No request waits for another one, and an engine has
 rows to work on as long as there is input.
 
-**A whole batch** is there from the start, and its rows go together. All that want an engine at one
-place of the pipe are one call of it. A call begins when no row is on its way to an earlier one.
+**A whole batch** is there from the start. All its rows that want an engine at one place of the pipe
+are one call of it. A call begins when no row is on its way to an earlier one. Some hundred rows go
+through the stages together, so what lies between two stages is soon gone.
 
 **Bounds.** At most `in_flight` requests are in flight; by default, as many as the engine says keep
 it full. Slots are given out in the order of the input. At most `REORDER` times as many requests may
@@ -41,6 +42,7 @@ from returns.result import Failure, Success
 from pipegen.core.blame import named
 from pipegen.core.border import attempt
 from pipegen.core.errors import CallFailed
+from pipegen.core.functional import partition_all
 from pipegen.core.parallel import WORKERS
 from pipegen.core.pipe import Pipe
 from pipegen.core.rows import Advanced, Row, advance
@@ -49,7 +51,14 @@ from pipegen.core.steps import Wanted
 from pipegen.drivers.arguments import admitted, loaded
 from pipegen.drivers.isolation import error_of, isolated
 from pipegen.drivers.naming import request_words
-from pipegen.drivers.session import KeptAnswers, NoRequest, OpenSession, Request, image_bytes
+from pipegen.drivers.session import (
+    KeptAnswers,
+    NoRequest,
+    OpenSession,
+    Request,
+    image_bytes,
+    in_order,
+)
 from pipegen.engines.extras import MissingExtra
 from pipegen.engines.model import begin_run, end_run
 from pipegen.engines.protocol import Event, RowDone
@@ -68,8 +77,8 @@ IN_FLIGHT = 64
 """Requests in flight for an engine that does not tell what keeps it full."""
 REORDER = 8
 """How many times `in_flight` requests may have ended and wait for a slower one before them."""
-TOGETHER = 64
-"""Requests that are prepared together."""
+TOGETHER, BATCH_TOGETHER = 64, 256
+"""Rows that go through stages together, of an input that is read and of a whole batch."""
 SLOW_INPUT, PATIENCE = 0.002, 0.02
 """Seconds that an input may take a request, and a few; of a slower one no more than run are taken.
 """
@@ -117,7 +126,7 @@ class Drive(Generic[K]):
         self._kept, self._admits, self._clock = kept, admits, clock
         self._batch, self._begins, self._sees, self._stays = batch, begins, sees, stays
         self._whole = batch is not None
-        """Whether rows go together."""
+        """Whether it is a whole batch."""
         self._turns: deque[Request[K]] = deque()
         """The requests to be given out: all taken where they are ordered, else those that ended."""
         self._requests: dict[int, Request[K]] = {}
@@ -245,7 +254,7 @@ class Drive(Generic[K]):
                     ):
                         raise
                     worked, events = True, self._isolate(name, opened, bug)
-                self._take(name, opened, events)
+                self._take(opened, events)
                 worked |= bool(events) or opened.session.side_by_side > 0
         if self._whole and goes_on:
             worked |= self._end_calls()
@@ -382,8 +391,9 @@ class Drive(Generic[K]):
             self._turns.append(request)
         return request
 
-    def _begin(self, requests: Iterable[Request[K]]) -> None:
-        self._go([Row(request.number, request.given) for request in requests])
+    def _begin(self, requests: Sequence[Request[K]]) -> None:
+        for some in partition_all(BATCH_TOGETHER, requests):
+            self._go([Row(request.number, request.given) for request in some])
 
     # Rows go on, to their calls and to their ends.
 
@@ -412,7 +422,7 @@ class Drive(Generic[K]):
         for row in advanced.waiting:
             if row.key in self._requests:
                 self._apart.setdefault(row.key, []).append(row)
-        for row, wanted in sorted(advanced.calls, key=lambda call: _order(call[0])):
+        for row, wanted in in_order(advanced.calls, itemgetter(0)):
             if row.key in self._requests:
                 key = self._requests[row.key].key
                 answer = None if self._kept is None else self._kept.of(key, row, wanted)
@@ -425,16 +435,8 @@ class Drive(Generic[K]):
 
     def _want(self, row: Row, wanted: Wanted) -> None:
         """Put what a row wants to what its engine is to work on next."""
-        opened = self._open(row, wanted)
-        if wanted.same is not None and wanted.same in opened.same:
-            opened.others.setdefault(opened.same[wanted.same], []).append(row)
-            return
         self._rows += 1
-        if wanted.same is not None:
-            opened.same[wanted.same] = self._rows
-        opened.rows[self._rows], opened.wants[self._rows] = row, wanted
-        opened.new.append(self._rows)
-        if not self._whole:
+        if self._open(row, wanted).want(self._rows, row, wanted) and not self._whole:
             self._bytes += image_bytes(wanted.input)
 
     def _open(self, row: Row, wanted: Wanted) -> OpenSession:
@@ -444,7 +446,7 @@ class Drive(Generic[K]):
         if opened is None:
             settings: dict[str, Any] = {"tokens": self._sees is not None, "loop": self._loop}
             session = open_session(backend, self.wake, fed=not self._whole, **settings)
-            opened = self._sessions[name] = OpenSession(backend, session)
+            opened = self._sessions[name] = OpenSession(backend, session, wanted.shown)
         # it is asked again, since an engine may know better once it has started
         if self._limits is not None:
             self._limits[name] = getattr(backend, "in_flight", IN_FLIGHT)
@@ -518,9 +520,9 @@ class Drive(Generic[K]):
         if not new:
             return
         if self._whole:
-            new.sort(key=lambda number: _order(opened.rows[number]))
+            new = in_order(new, opened.rows.__getitem__)
             self._begins(opened)
-        opened.session.add([(number, opened.wants[number].input) for number in new])
+        opened.session.add({number: opened.inputs[number] for number in new})
 
     def _failed(self, name: Any, opened: OpenSession, failed: CallFailed) -> list[Event]:
         """A call failed as a whole: so do its rows, and the session is over."""
@@ -529,30 +531,34 @@ class Drive(Generic[K]):
             opened.session.close()
         return [RowDone(row=number, slot=Failure(failed.error)) for number in opened.rows]
 
-    def _take(self, name: Any, opened: OpenSession, events: Sequence[Event]) -> None:
+    def _take(self, opened: OpenSession, events: Sequence[Event]) -> None:
         """Let the rows go on that a step has ended; those of a batch, when all have ended."""
-        answered: list[tuple[Row, Wanted, Slot[Any]]] = []
+        kept: list[tuple[Row, Any, Slot[Any]]] = []
         for event in events:
             if self._sees is not None:
                 self._sees(event)
             if not isinstance(event, RowDone):
                 continue
-            first, wanted = opened.rows.pop(event.row), opened.wants.pop(event.row)
-            opened.same.pop(wanted.same, None)
-            self._bytes -= 0 if self._whole else image_bytes(wanted.input)
-            for row in (first, *opened.others.pop(event.row, ())):
-                if row.key not in self._requests:
-                    continue
-                if self._whole:
-                    opened.answered.append(row.answered(event.slot))
-                else:
-                    answered.append((row, wanted, event.slot))
-        if answered:
-            self._go([row.answered(slot) for row, _, slot in answered])
-        if self._kept is not None:
-            for row, wanted, slot in answered:
+            asked, rows = opened.end(event.row)
+            self._bytes -= 0 if self._whole else image_bytes(asked)
+            for row in rows:
                 if row.key in self._requests:
-                    self._kept.keep(self._requests[row.key].key, row, wanted, slot)
+                    opened.answered.append(row)
+                    opened.slots.append(event.slot)
+                    kept += () if self._kept is None else [(row, asked, event.slot)]
+        if not self._whole:
+            self._go_on(opened)
+        for row, asked, slot in kept:
+            if row.key in self._requests and self._kept is not None:
+                wanted = Wanted(opened.backend, asked)
+                self._kept.keep(self._requests[row.key].key, row, wanted, slot)
+
+    def _go_on(self, opened: OpenSession) -> None:
+        """Let the rows go on that have an answer."""
+        rows, opened.answered = opened.answered, []
+        slots, opened.slots = opened.slots, []
+        for some in partition_all(BATCH_TOGETHER, in_order(range(len(rows)), rows.__getitem__)):
+            self._go([rows[at].answered(slots[at]) for at in some])
 
     def _end_calls(self) -> bool:
         """Let the rows of a batch go on, where all rows of their call have ended; whether any did."""
@@ -560,7 +566,7 @@ class Drive(Generic[K]):
         for name in ended:
             opened = self._sessions.pop(name)
             opened.session.close()
-            self._go(sorted(opened.answered, key=_order))
+            self._go_on(opened)
         return bool(ended)
 
     def _isolate(self, name: Any, opened: OpenSession, bug: Exception) -> list[Event]:
@@ -592,7 +598,3 @@ def drive(pipe: Pipe[Any, B], batch: Iterable[Slot[Any]]) -> Batch[B]:
         while not runner.exhausted:  # no generator: it would change a StopIteration of the engine
             numbered_slots += runner.round()
     return tuple([slot for _, slot in numbered_slots])
-
-
-def _order(row: Row) -> Any:
-    return row.key, row.samples if row.outer is None else row.sample

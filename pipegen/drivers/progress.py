@@ -140,8 +140,8 @@ class _WatchedSession:
     def side_by_side(self) -> int:
         return self._session.side_by_side
 
-    def add(self, inputs: Sequence[tuple[int, Any]]) -> None:
-        self._made.update((number, 0) for number, _ in inputs)
+    def add(self, inputs: Mapping[int, Any]) -> None:
+        self._made.update(dict.fromkeys(inputs, 0))
         self._count(rows=len(inputs))
         self._session.add(inputs)
 

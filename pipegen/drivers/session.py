@@ -4,7 +4,7 @@ engines with the rows that they work on.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from enum import Enum, auto
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -18,11 +18,20 @@ from pipegen.records.messages import TextPart
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import Encoded, ResolvedRequest
 
-__all__ = ["KeptAnswers", "NoRequest", "OpenSession", "Request", "image_bytes", "is_light"]
+__all__ = [
+    "KeptAnswers",
+    "NoRequest",
+    "OpenSession",
+    "Request",
+    "image_bytes",
+    "in_order",
+    "is_light",
+]
 
 FEW, SHORT = 8, 20_000
 """Requests, and characters or tokens of each, that are worked on within an event loop."""
 K = TypeVar("K")
+T = TypeVar("T")
 K_contra = TypeVar("K_contra", contravariant=True)
 
 
@@ -68,22 +77,52 @@ class OpenSession:
     numbers in the session.
     """
 
-    def __init__(self, backend: Any, session: Session) -> None:
+    def __init__(self, backend: Any, session: Session, shown: bool) -> None:
         self.backend, self.session = backend, session
+        self.shown = shown
+        """Of the call of a batch: as in `Wanted`."""
         self.answered: list[Row] = []
-        """Rows with their answers, which go on once all of the call have one."""
+        """Rows that have an answer, and go on once all of the call have one."""
+        self.slots: list[Slot[Any]] = []
+        """The answers of these."""
         self.new: list[int] = []
         self.rows: dict[int, Row] = {}
-        self.wants: dict[int, Wanted] = {}
-        """What each of them wants."""
-        self.same: dict[Hashable, int] = {}
+        self.inputs: dict[int, Any] = {}
+        """What the engine gets for each of them."""
+        self._same: dict[Hashable, int] = {}
+        """By `Wanted.same`, the row that others may be asked with."""
+        self._names: dict[int, Hashable] = {}
+        """The same the other way round."""
         self.others: dict[int, list[Row]] = {}
         """Other rows, which want the same as the one of that number."""
+
+    def want(self, number: int, row: Row, wanted: Wanted) -> bool:
+        """Take a row under this number; False where it is asked with another one."""
+        if wanted.same is not None:
+            first = self._same.setdefault(wanted.same, number)
+            if first != number:
+                self.others.setdefault(first, []).append(row)
+                return False
+            self._names[number] = wanted.same
+        self.rows[number], self.inputs[number] = row, wanted.input
+        self.new.append(number)
+        return True
+
+    def end(self, number: int) -> tuple[Any, list[Row]]:
+        """What the engine got under this number, and the rows that have the answer."""
+        self._same.pop(self._names.pop(number, None), None)
+        return self.inputs.pop(number), [self.rows.pop(number), *self.others.pop(number, ())]
 
     @property
     def all_rows(self) -> list[Row]:
         """The rows of all numbers."""
         return [*self.rows.values(), *(row for rows in self.others.values() for row in rows)]
+
+
+def in_order(items: Iterable[T], row_of: Callable[[T], Row]) -> list[T]:
+    """Items that stand for a row each, in the order of the input and of a request's samples."""
+    by_sample = sorted(items, key=lambda item: row_of(item).sample)
+    return sorted(by_sample, key=lambda item: row_of(item).key)
 
 
 def is_light(pipe: Pipe[Any, Any], batch: Sequence[Slot[Any]]) -> bool:

@@ -114,9 +114,9 @@ class _Deltas:
         samples = self._samples()
         self._rows = {}
         for number, row in call.rows.items():
-            text, wanted = shown_text(self._pipe, row), call.wants[number]
-            is_shown = text.keeps and wanted.shown
-            follow = text.follow(wanted.input) if is_shown and text.follow is not None else None
+            text, asked = shown_text(self._pipe, row), call.inputs[number]
+            is_shown = text.keeps and call.shown
+            follow = text.follow(asked) if is_shown and text.follow is not None else None
             self._rows[number] = _Shown(row, self._place(row, samples[row.key]), is_shown, follow)
 
     def _see(self, event: Event) -> None:

@@ -215,8 +215,8 @@ class _Running:
         self._ended: deque[RowDone] = deque()
         self._threads = 0
 
-    def add(self, inputs: Sequence[tuple[int, GenerationResult]]) -> None:
-        self._waiting.extend(inputs)
+    def add(self, inputs: Mapping[int, GenerationResult]) -> None:
+        self._waiting.extend(inputs.items())
         self._start()
 
     def step(self) -> Sequence[RowDone]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -62,7 +62,7 @@ def answers(backend: Any, inputs: Sequence[Any]) -> list[Slot[Any]]:
     woken = threading.Semaphore(0)
     slots: dict[int, Slot[Any]] = {}
     with closing(open_session(backend, woken.release)) as session:
-        session.add([*enumerate(inputs)])
+        session.add(dict(enumerate(inputs)))
         while len(slots) < len(inputs):
             events = session.step()
             slots.update((event.row, event.slot) for event in events if isinstance(event, RowDone))
@@ -90,7 +90,7 @@ class BatchSession:
     ) -> None:
         self.backend, self._wake = backend, wake
         self._streams = tokens and hasattr(backend, "stream")
-        self._waiting: list[tuple[int, Any]] = []
+        self._waiting: dict[int, Any] = {}
         self._events: Generator[Sequence[Event], None, None] | None = None
         """What the call that runs tells."""
         self.side_by_side = ALL if loop is None else 0
@@ -100,9 +100,9 @@ class BatchSession:
         )
         self._working: Future[Sequence[Event]] | None = None
 
-    def add(self, inputs: Sequence[tuple[int, Any]]) -> None:
+    def add(self, inputs: Mapping[int, Any]) -> None:
         """Rows for the next call."""
-        self._waiting.extend(inputs)
+        self._waiting.update(inputs)
 
     def step(self) -> Sequence[Event]:
         """What the call tells. Raises `ContractError` where the backend gives another number of
@@ -130,12 +130,13 @@ class BatchSession:
     def _work(self) -> Sequence[Event]:
         while self._events is not None or self._waiting:
             if self._events is None:
-                scores = isinstance(self._waiting[0][1], Continued)
-                rows = [row for row in self._waiting if isinstance(row[1], Continued) == scores]
-                self._waiting = [
-                    row for row in self._waiting if isinstance(row[1], Continued) != scores
+                scores = isinstance(next(iter(self._waiting.values())), Continued)
+                numbers = [
+                    number
+                    for number, asked in self._waiting.items()
+                    if isinstance(asked, Continued) == scores
                 ]
-                numbers, inputs = [number for number, _ in rows], [row for _, row in rows]
+                inputs = [self._waiting.pop(number) for number in numbers]
                 if scores or not self._streams:
                     return self._answers(numbers, inputs, scores=scores)
                 self._events = self._streamed(numbers, inputs)

@@ -50,8 +50,8 @@ White_Space).
 
 
 def tokenize(engine: TokenEngine) -> Pipe[Rendered, Encoded]:
-    """The stage that makes token ids of prompts, images included; rows of a batch with equal
-    prompts share one.
+    """The stage that makes token ids of prompts, images included; rows with equal prompts that come
+    together share one.
 
     Fails with `PromptTooLong` where the text is known to be too long before it is tokenised, and as
     `tokenize_row` does.

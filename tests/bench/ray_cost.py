@@ -11,7 +11,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,8 +51,8 @@ class _Call:
     def __init__(self, engine: Waiting) -> None:
         self._engine, self._rows = engine, list[tuple[int, Encoded]]()
 
-    def add(self, inputs: Sequence[tuple[int, Encoded]]) -> None:
-        self._rows.extend(inputs)
+    def add(self, inputs: Mapping[int, Encoded]) -> None:
+        self._rows.extend(inputs.items())
 
     def step(self) -> Sequence[RowDone]:
         time.sleep(SECONDS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -54,7 +54,7 @@ def test_rows_that_are_added_later_are_another_call() -> None:
     session = open_session(backend, lambda: None)
     assert session.step() == ()
     for number in (7, 9):
-        session.add([(number, number)])
+        session.add({number: number})
         assert session.step() == [RowDone(row=number, slot=Success(number + 1))]
     assert backend.calls == [[7], [9]]
 
@@ -71,7 +71,7 @@ def test_a_stream_is_read_only_where_tokens_are_wanted_and_by_the_numbers_of_the
     assert asyncio.run(awaited()) == told
     assert backend.calls == [[5]]
     session = BatchSession(backend, tokens=True)
-    session.add([(8, 5)])
+    session.add({8: 5})
     assert session.step() == (TokensMade(row=8, token_ids=(5,)),)
     session.close()
 
@@ -94,7 +94,7 @@ def test_an_engine_whose_rows_end_by_themselves_is_waited_for() -> None:
         def __init__(self, wake: Any) -> None:
             self.wake, self.told, self.asked = wake, list[RowDone](), False
 
-        def add(self, inputs: Sequence[tuple[int, Any]]) -> None:
+        def add(self, inputs: Mapping[int, Any]) -> None:
             self.inputs = inputs
 
         def step(self) -> Sequence[Any]:
@@ -105,7 +105,9 @@ def test_an_engine_whose_rows_end_by_themselves_is_waited_for() -> None:
             return self.told
 
         def end(self) -> None:
-            self.told = [RowDone(row=row, slot=Success(asked)) for row, asked in self.inputs]
+            self.told = [
+                RowDone(row=row, slot=Success(asked)) for row, asked in self.inputs.items()
+            ]
             self.wake()
 
         def close(self) -> None:
@@ -142,7 +144,7 @@ def test_rows_to_score_and_rows_to_generate_from_are_calls_of_their_own() -> Non
 def test_a_stream_that_was_read_to_its_end_tells_no_more_and_takes_rows_again() -> None:
     session = open_session(Talking(), lambda: None, tokens=True)
     for _ in range(2):
-        session.add([(7, 7)])
+        session.add({7: 7})
         told = [*session.step(), *session.step()]
         assert [type(event) for event in told] == [TokensMade, RowDone]
         assert session.step() == ()
@@ -154,17 +156,17 @@ class Later:
     side_by_side = 0
 
     def __init__(self, wake: Callable[[], object]) -> None:
-        self._wake, self._rows, self._steps = wake, list[tuple[int, Any]](), 0
+        self._wake, self._rows, self._steps = wake, dict[int, Any](), 0
 
-    def add(self, inputs: Sequence[tuple[int, Any]]) -> None:
-        self._rows += inputs
+    def add(self, inputs: Mapping[int, Any]) -> None:
+        self._rows.update(inputs)
 
     def step(self) -> Sequence[RowDone]:
         self._steps += 1
         if self._steps == 1:
             self._wake()
             return ()
-        return [RowDone(row=number, slot=Success(-value)) for number, value in self._rows]
+        return [RowDone(row=number, slot=Success(-value)) for number, value in self._rows.items()]
 
     def close(self) -> None:
         """Nothing is open."""

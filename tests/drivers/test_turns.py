@@ -709,7 +709,7 @@ def test_tools_of_a_closed_call_are_not_called_any_more() -> None:
 
     strange = dataclasses.replace(result, tool_calls=(call("slow"), call("slow")))
     running = pg.tools([slow]).open(ended.set)
-    running.add([(0, strange)])
+    running.add({0: strange})
     begun.wait(60)
     running.close()
     go_on.set()

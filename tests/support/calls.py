@@ -18,7 +18,7 @@ def events(engine: Any, inputs: Sequence[Any]) -> Generator[Event, None, None]:
     """What a call with these rows tells, of an engine that works when its session steps."""
     left = len(inputs)
     with contextlib.closing(open_session(engine, lambda: None, tokens=True)) as session:
-        session.add([*enumerate(inputs)])
+        session.add(dict(enumerate(inputs)))
         while left:
             for event in session.step():
                 left -= isinstance(event, RowDone)
@@ -34,7 +34,7 @@ async def aevents(
         engine, lambda: loop.call_soon_threadsafe(woken.set), tokens=tokens, loop=loop
     )
     try:
-        await asyncio.to_thread(session.add, [*enumerate(inputs)])
+        await asyncio.to_thread(session.add, dict(enumerate(inputs)))
         while left:
             woken.clear()
             told = session.step()

@@ -4,7 +4,7 @@ first: it dies of the row that the test says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pipegen.engines.protocol import RowDone
@@ -38,9 +38,9 @@ class Rowwise(FakeEngine):
         self.rows: list[tuple[int, Any]] = []
         return self
 
-    def add(self, inputs: Sequence[tuple[int, Any]]) -> None:
-        self.fuse.asked += [self.text_of(asked) for _, asked in inputs]
-        self.rows += inputs
+    def add(self, inputs: Mapping[int, Any]) -> None:
+        self.fuse.asked += [self.text_of(asked) for asked in inputs.values()]
+        self.rows += inputs.items()
 
     def step(self) -> Sequence[RowDone]:
         number, asked = self.rows.pop(0)

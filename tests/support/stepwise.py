@@ -4,7 +4,7 @@ of the engine's own clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pipegen.engines.protocol import RowDone
@@ -25,11 +25,11 @@ class Steps:
         self.engine, self.wake, self.side_by_side = engine, wake, engine.side_by_side
         self.rows: dict[int, list[Any]] = {}
 
-    def add(self, inputs: Sequence[tuple[int, Any]]) -> None:
+    def add(self, inputs: Mapping[int, Any]) -> None:
         self.rows.update(
             {
                 number: [int(encoded.request.prompt.split()[0]), encoded]
-                for number, encoded in inputs
+                for number, encoded in inputs.items()
             }
         )
 

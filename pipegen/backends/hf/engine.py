@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -369,12 +369,12 @@ class HFSession:
         self._scored: list[tuple[int, Continued]] = []
         """The rows that are to be scored."""
 
-    def add(self, inputs: Sequence[tuple[int, Encoded | Continued]]) -> None:
-        """Add rows, each with its position. Raises `CallFailed` where the engine cannot be
+    def add(self, inputs: Mapping[int, Encoded | Continued]) -> None:
+        """Add rows, by their positions. Raises `CallFailed` where the engine cannot be
         loaded.
         """
         rows: list[HFRow] = []
-        for position, entry in inputs:
+        for position, entry in inputs.items():
             if isinstance(entry, Continued):
                 self._scored.append((position, entry))
             else:

@@ -6,10 +6,9 @@ import asyncio
 import copy
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 from pipegen.backends.http.access import Access
@@ -201,6 +200,8 @@ class ServerSession(Generic[A, R]):
         self._engine, self._wake, self._tokens, self._fed = engine, wake, tokens, fed
         self._loop = engine.loop.running() if loop is None else loop
         self._events = deque[Any]()
+        self._done, self._slots = deque[int](), deque[Slot[R]]()
+        """The rows that have ended since the last step, and the answer of each."""
         self._woken = False
         """Whether the caller has been woken since its last step."""
         self._bug: Exception | None = None
@@ -210,10 +211,12 @@ class ServerSession(Generic[A, R]):
         """
         # used on the loop alone
         self._ended = 0
-        self._next = deque[tuple[int, A]]()
-        """The rows that are asked for next, in this order."""
-        self._came_since: list[tuple[tuple[int, A], Any]] = []
-        """The rows that are put in order once all those are asked for, each with how it begins."""
+        self._inputs: dict[int, A] = {}
+        """The rows that wait, by their numbers."""
+        self._next = deque[int]()
+        """Those that are asked for next, in this order."""
+        self._came_since: dict[int, Any] = {}
+        """Those that are put in order once all these are asked for, with how each begins."""
         self._call_ends: float | None = None
         self._room = engine.sender.settings.max_in_flight
         """How many more rows may be asked for."""
@@ -221,10 +224,10 @@ class ServerSession(Generic[A, R]):
         self._closed: Future[None] | None = None
         """Set once no row runs any more."""
 
-    def add(self, inputs: Sequence[tuple[int, A]]) -> None:
+    def add(self, inputs: Mapping[int, A]) -> None:
         self._added += len(inputs)
-        rows = [(row, beginning(cast(Any, row[1]))) for row in inputs]
-        self._loop.call_soon_threadsafe(self._came, rows)
+        begins = {number: beginning(cast(Any, asked)) for number, asked in inputs.items()}
+        self._loop.call_soon_threadsafe(self._came, inputs, begins)
 
     def step(self) -> list[Any]:
         """What has come; it never waits. A bug raises, and `CallFailed` where the engine was
@@ -233,7 +236,11 @@ class ServerSession(Generic[A, R]):
         self._woken = False  # before it looks: what comes meanwhile wakes again
         if self._bug is not None:
             raise self._bug
-        return [self._events.popleft() for _ in range(len(self._events))]
+        ended = len(self._done)  # all else that is told of these rows has come
+        events = [self._events.popleft() for _ in range(len(self._events))]
+        for _ in range(ended):
+            events.append(RowDone(row=self._done.popleft(), slot=self._slots.popleft()))
+        return events
 
     def close(self) -> None:
         """Cancel the rows that still run, and wait until they have ended."""
@@ -242,12 +249,13 @@ class ServerSession(Generic[A, R]):
             self._loop.call_soon_threadsafe(self._cancel, closed)
             closed.result()
 
-    def _came(self, rows: Sequence[tuple[tuple[int, A], Any]]) -> None:
+    def _came(self, inputs: Mapping[int, A], begins: Mapping[int, Any]) -> None:
         """Ask for the rows that have come, as far as there is room."""
         if self._call_ends is None and not self._fed:
             self._call_ends = self._engine.sender.transport.call_ends()
-        self._came_since += rows
-        for _ in range(min(len(rows), self._room)):
+        self._inputs.update(inputs)
+        self._came_since.update(begins)
+        for _ in range(min(len(inputs), self._room)):
             self._room -= 1
             task = self._loop.create_task(self._rows())
             self._tasks.add(task)
@@ -258,11 +266,10 @@ class ServerSession(Generic[A, R]):
         engine, transport = self._engine, self._engine.sender.transport
         while self._next or self._came_since:
             if not self._next:
-                in_order = sorted(self._came_since, key=itemgetter(1))
-                self._came_since = []
-                self._next.extend(row for row, _ in in_order)
-                del in_order  # what thousands of rows begin with is of no use any more
-            number, row_input = self._next.popleft()
+                self._next.extend(sorted(self._came_since, key=self._came_since.__getitem__))
+                self._came_since = {}
+            number = self._next.popleft()
+            row_input = self._inputs.pop(number)
             deadline = transport.ends(transport.call_ends() if self._fed else self._call_ends)
             slot = await (
                 engine.followed(number, row_input, deadline, self._tell)
@@ -270,14 +277,20 @@ class ServerSession(Generic[A, R]):
                 else engine.row(row_input, deadline)
             )
             self._ended += 1
-            self._tell(RowDone(row=number, slot=slot))
+            self._slots.append(slot)
+            self._done.append(number)
+            self._awaken()
         self._room += 1
 
     def _tell(self, event: Any) -> None:
-        """Tell the caller, and wake it where it can do anything with that: rows that are one call
-        go on together, once all have ended.
-        """
+        """Tell the caller what a row has made."""
         self._events.append(event)
+        self._awaken()
+
+    def _awaken(self) -> None:
+        """Wake the caller where it can do anything with what has come: rows that are one call go on
+        together, once all have ended.
+        """
         if not self._woken and (self._fed or self._tokens or self._ended == self._added):
             self._woken = True
             self._wake()
@@ -299,8 +312,8 @@ class ServerSession(Generic[A, R]):
 
     def _cancel(self, closed: Future[None]) -> None:
         self._closed = closed
-        self._next.clear()
-        self._came_since.clear()
+        for held in (self._inputs, self._next, self._came_since):
+            held.clear()
         for task in self._tasks:
             task.cancel()
         if not self._tasks:

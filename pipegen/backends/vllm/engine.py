@@ -317,15 +317,15 @@ class VLLMSession:
         """How many rows vLLM runs side by side."""
         return self._engine._side_by_side if self._wake is None else 0
 
-    def add(self, inputs: Sequence[tuple[int, Encoded | Continued]]) -> None:
-        """Add rows, each with its number. Raises `CallFailed` where vLLM cannot start, or has
+    def add(self, inputs: Mapping[int, Encoded | Continued]) -> None:
+        """Add rows, by their numbers. Raises `CallFailed` where vLLM cannot start, or has
         died.
         """
         rows = self._engine._rows(
-            [(position, row) for position, row in inputs if not isinstance(row, Continued)],
+            [(number, row) for number, row in inputs.items() if not isinstance(row, Continued)],
             text=self._text,
         )
-        scored = {position: row for position, row in inputs if isinstance(row, Continued)}
+        scored = {number: row for number, row in inputs.items() if isinstance(row, Continued)}
         self.rows |= {row.position: row for row in rows}
         self.rows |= scored
         self._refused += newly_done(rows)

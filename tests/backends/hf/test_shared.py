@@ -120,14 +120,14 @@ def test_calls_that_are_left_while_a_step_begins_or_lets_rows_in_do_not_break_it
     """Another thread may leave a call at any moment; here it does so where the step has just looked
     whether rows are left.
     """
-    inputs = [(0, encoded([5, 6, 7], max_new_tokens=9)), (1, encoded([8, 9], max_new_tokens=9))]
+    inputs = {0: encoded([5, 6, 7], max_new_tokens=9), 1: encoded([8, 9], max_new_tokens=9)}
     whole = engine.generate([encoded([4, 4], max_new_tokens=3)])[0].unwrap().token_ids
     for another in (False, True):
         first, second = engine.open(lambda: None), engine.open(lambda: None)
         first.add(inputs)
         assert first.step() == []
         if another:
-            second.add([(0, encoded([4, 4], max_new_tokens=3))])
+            second.add({0: encoded([4, 4], max_new_tokens=3)})
         schedule = engine._shared._schedule
         plain, left = schedule._evict_finished, list(schedule._running)
 

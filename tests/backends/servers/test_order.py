@@ -56,12 +56,12 @@ def test_prompts_that_begin_alike_are_asked_for_one_after_another(most: int) -> 
         needed, awake.release, None, tokens=False, fed=True
     )
     try:
-        call.add([(number, encoded(ids)) for number, ids in enumerate(prompts)])
+        call.add({number: encoded(ids) for number, ids in enumerate(prompts)})
         assert answers(call, awake, 40) == dict(enumerate(prompts))
         assert server.asked == sorted(prompts)
-        call.add([(40, encoded((9, 9)))])  # alone, it is asked for at once
+        call.add({40: encoded((9, 9))})  # alone, it is asked for at once
         assert answers(call, awake, 1) == {40: (9, 9)}
-        call.add([(41, encoded((2, 1))), (42, encoded((1, 1)))])
+        call.add({41: encoded((2, 1)), 42: encoded((1, 1))})
         assert answers(call, awake, 2) == {41: (2, 1), 42: (1, 1)}
         assert server.asked[40:] == [(9, 9), (1, 1), (2, 1)]
     finally:

@@ -155,7 +155,7 @@ def test_rows_that_wait_fail_with_the_engine_that_died_and_start_no_other(
     with pg.backends.vllm("embedded", max_num_seqs=ROWS) as route:
         pg.run(route, interleaved(1, 1))
         call = route.engine.open(lambda: None)
-        call.add([(number, encoded((300, 20 + number), max_new_tokens=9)) for number in range(30)])
+        call.add({n: encoded((300, 20 + n), max_new_tokens=9) for n in range(30)})
         started[0].dies = True
         for _ in range(2):
             with pytest.raises(CallFailed):

@@ -1,0 +1,93 @@
+"""A long batch: its rows go through the stages in groups, and are one call of the engine all the
+same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakSet
+
+import pytest
+
+import pipegen as pg
+from pipegen.core.pipe import batch_stage
+from pipegen.drivers import drive as driver
+from pipegen.testing.fake import FakeEngine
+
+LENGTH = 2 * driver.BATCH_TOGETHER + 9
+
+
+def echo(encoded: Any) -> str:
+    return f"{encoded.prompt.text.count('x')} {encoded.options.seed}<|im_end|>"
+
+
+def asked(prompt: str, **options: Any) -> dict[str, Any]:
+    return {"prompt": prompt, "options": options}
+
+
+def test_a_long_batch_is_one_call_in_the_order_of_the_input() -> None:
+    engine = FakeEngine(echo)
+    requests = [asked("x" * (number % 7 + 1), seed=number) for number in range(LENGTH)]
+    slots = pg.run(pg.route(engine), requests)
+    assert [len(call) for call in engine.calls] == [LENGTH]
+    wanted = [f"{number % 7 + 1} {number}" for number in range(LENGTH)]
+    assert [slot.unwrap().text for slot in slots] == wanted
+
+
+def test_equal_prompts_are_prepared_once_for_each_group() -> None:
+    engine = FakeEngine("a<|im_end|>")
+    pg.run(pg.route(engine), [{"prompt": "Hi"}] * LENGTH)
+    assert len({id(encoded.prompt) for encoded in engine.calls[0]}) == 3
+
+
+class Box:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def test_what_lies_between_two_stages_is_gone_before_the_next_group() -> None:
+    alive, most = WeakSet[Box](), list[int]()
+
+    def boxed(number: int) -> Box:
+        alive.add(box := Box(number))
+        return box
+
+    def opened(boxes: Sequence[Box]) -> Callable[[Box], pg.Slot[int]]:
+        most.append(len(alive))
+        return lambda box: pg.Success(box.number)
+
+    pipe = pg.pure("box", boxed) >> batch_stage("open", opened)
+    slots = driver.drive(pipe, map(pg.Success, range(LENGTH)))
+    assert [slot.unwrap() for slot in slots] == [*range(LENGTH)]
+    assert most == [driver.BATCH_TOGETHER, driver.BATCH_TOGETHER, 9]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_results_do_not_depend_on_the_groups(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples of a request are in several groups here, before the second call and after it."""
+    samples = {"samples": 3, "temperature": 1.0}
+    requests = [asked("x" * number, seed=number, **samples) for number in range(1, 8)]
+
+    def again(result: pg.GenerationResult) -> dict[str, Any] | None:
+        return {"prompt": f"{result.text} x"} if result.text.startswith(("2", "5")) else None
+
+    def outcome() -> list[Any]:
+        first, second = FakeEngine(echo), FakeEngine(echo)
+
+        def odd(result: pg.GenerationResult) -> pg.Slot[pg.GenerationResult]:
+            if len(result.text) % 2:
+                return pg.Success(result)
+            return pg.Failure(pg.StageFailed("even", stage="odd"))
+
+        route = pg.route(first) >> pg.each("odd", odd)
+        both = pg.fallback(route, pg.route(second), when=(pg.StageFailed,))
+        slots = pg.run(pg.repeat(both, again, limit=3), requests)
+        calls = [[len(call) for call in engine.calls] for engine in (first, second)]
+        parts = [part.unwrap() for slot in slots for part in slot.unwrap().completions]
+        return [calls, [[turn.text for turn in part.rounds] for part in parts]]
+
+    whole = outcome()
+    monkeypatch.setattr(driver, "BATCH_TOGETHER", size)
+    assert outcome() == whole
+    assert whole[0][1]  # the second route was asked
