@@ -280,7 +280,6 @@ class ServerSession(Generic[A, R]):
             self._slots.append(slot)
             self._done.append(number)
             self._awaken()
-            await asyncio.sleep(0)  # answers that have come are read before a row is asked for
         self._room += 1
 
     def _tell(self, event: Any) -> None:
