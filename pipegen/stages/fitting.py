@@ -109,7 +109,7 @@ def _option_ids(options: GenerationOptions) -> Iterator[tuple[str, tuple[int, ..
 
 def check_options(encoded: Encoded, stage: str) -> InvalidRequest | None:
     """The error if an option has lost its value before the stage."""
-    name = unset(encoded.options)
+    name = unset(encoded.options) if encoded.checked is None else ""
     if not name:
         return None
     return InvalidRequest(
