@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 
 import pipegen as pg
-from pipegen.records.fields import altered, nearest
+from pipegen.records.fields import UnknownField, altered, integer, nearest, record
 from pipegen.records.frozen import printed
 from pipegen.testing.fake import FakeEngine
 
@@ -179,3 +180,22 @@ def test_a_copy_takes_every_field_of_its_record_and_no_other() -> None:
     assert altered(request) == request and altered(request, id=None).id is None
     with pytest.raises(TypeError, match="promt"):
         altered(request, promt="y")
+
+
+@record
+class Room:
+    seats: Annotated[int, integer(low=1)] = 4
+    counted: int | None = dataclasses.field(default=None, init=False, compare=False)
+
+
+def test_a_field_that_is_not_given_has_its_default_in_every_copy() -> None:
+    counted = altered(Room(seats=7), counted=7)
+    assert (counted.seats, counted.counted) == (7, 7)
+    assert counted == Room(seats=7)
+    for copied in (altered(counted, seats=5), dataclasses.replace(counted, seats=5)):
+        assert (copied.seats, copied.counted) == (5, None)
+    make: Any = Room
+    with pytest.raises(UnknownField, match="has no field 'counted'"):
+        make(counted=7)
+    with pytest.raises(ValueError, match="counted"):
+        dataclasses.replace(counted, counted=8)

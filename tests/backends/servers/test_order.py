@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from support.models import encoded
 
 from pipegen.backends.http.loops import LoopThread
 from pipegen.backends.servers.http_engine import ServerSession
+from pipegen.engines.protocol import RowDone
 
 
 class Server:
@@ -67,3 +69,26 @@ def test_prompts_that_begin_alike_are_asked_for_one_after_another(most: int) -> 
     finally:
         call.close()
         server.loop.close()
+
+
+def test_what_is_told_of_a_row_comes_before_its_end() -> None:
+    """The loop tells of a row and ends it, while the caller takes what has come."""
+    server = Server(1)
+    needed: Any = server
+
+    class Meanwhile(deque[Any]):
+        def __len__(self) -> int:
+            count = super().__len__()
+            if not count and not call._done:
+                self.append("text")
+                call._slots.append(Success("answer"))
+                call._done.append(0)
+            return count
+
+    call: ServerSession[Any, Any] = ServerSession(
+        needed, lambda: None, None, tokens=True, fed=False
+    )
+    call._events = Meanwhile()
+    assert call.step() == []
+    assert call.step() == ["text", RowDone(row=0, slot=Success("answer"))]
+    server.loop.close()
