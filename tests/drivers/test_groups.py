@@ -4,7 +4,7 @@ same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakSet
 
@@ -13,6 +13,7 @@ import pytest
 import pipegen as pg
 from pipegen.core.pipe import batch_stage
 from pipegen.drivers import drive as driver
+from pipegen.engines.protocol import RowDone
 from pipegen.testing.fake import FakeEngine
 
 LENGTH = 2 * driver.BATCH_TOGETHER + 9
@@ -91,3 +92,39 @@ def test_results_do_not_depend_on_the_groups(size: int, monkeypatch: pytest.Monk
     monkeypatch.setattr(driver, "BATCH_TOGETHER", size)
     assert outcome() == whole
     assert whole[0][1]  # the second route was asked
+
+
+class Backwards(FakeEngine):
+    """Its rows end from the last to the first; `added` has the seeds of each call."""
+
+    side_by_side = 1
+    added: list[list[int]]
+
+    def open(self, wake: Callable[[], object], **how: Any) -> Backwards:
+        self.rows: list[tuple[int, Any]] = []
+        return self
+
+    def add(self, inputs: Mapping[int, Any]) -> None:
+        self.added.append([asked.options.seed for asked in inputs.values()])
+        self.rows += inputs.items()
+
+    def step(self) -> Sequence[RowDone]:
+        number, asked = self.rows.pop()
+        return [RowDone(row=number, slot=self.generate([asked])[0])]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def test_a_later_call_has_rows_in_order_however_the_one_before_has_ended_them() -> None:
+    engine = Backwards(echo)
+    engine.added = []
+
+    def again(result: pg.GenerationResult) -> Any:
+        return asked("x", seed=result.options.seed) if len(result.rounds) < 2 else None
+
+    requests = [asked("x", seed=seed, samples=3, temperature=1.0) for seed in (1, 2)]
+    pg.run(pg.repeat(pg.route(engine), again, limit=3), requests)
+    first, second = engine.added[:2]
+    assert len(first) == len({*first}) == 6
+    assert second == first
