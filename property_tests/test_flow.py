@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -30,7 +30,7 @@ class Opened:
         self.ended: list[RowDone] = []
         self.thread: threading.Thread | None = None
 
-    def add(self, inputs: Sequence[tuple[int, Any]]) -> None:
+    def add(self, inputs: Mapping[int, Any]) -> None:
         assert not self.engine.closed_calls.get(id(self))
         self.rows.update(inputs)
         self.engine.most = max(self.engine.most, len(self.rows) + len(self.ended))

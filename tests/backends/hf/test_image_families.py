@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -125,8 +125,8 @@ def test_the_models_inputs_are_the_processors(
     request, sent = chat(SIZES[0], TEXTS[0], SIZES[3]), list[Encoded]()
     plain = HFSession.add
 
-    def add(call: HFSession, inputs: Sequence[tuple[int, Any]]) -> None:
-        sent.extend(row for _, row in inputs)
+    def add(call: HFSession, inputs: Mapping[int, Any]) -> None:
+        sent.extend(inputs.values())
         plain(call, inputs)
 
     monkeypatch.setattr(HFSession, "add", add)
