@@ -30,8 +30,8 @@ def fallback(first: Pipe[A, B], second: Pipe[A, B], *, when: When) -> Pipe[A, B]
     The last error keeps its own type and the errors before it go to `.earlier`; a result says what
     was tried before in `.tried`. Requests that came in failed, and those whose error does not
     qualify, are not tried again. A second route of the same name gets another one (`hf` and
-    `hf-2`), so that a result says which it came from. An empty tuple takes no
-    error. Raises `TypeError` for what is no pipe, and for a `when` that is none of these.
+    `hf-2`), so that a result says which it came from. An empty tuple catches no error. Raises
+    `TypeError` for what is no pipe, and for a `when` that is none of these.
 
     >>> from pipegen.core.errors import InvalidRequest, Timeout
     >>> from pipegen.core.pipe import each

@@ -202,7 +202,7 @@ class Close(NamedTuple):
 
     sampling: Sampling
     whole: bool
-    """Whether the step has put rows of its own together: these are told apart again. What a round of
+    """Whether the step has put rows of its own together, which are separated again. What a round of
     a loop gives is one result.
     """
     last: bool

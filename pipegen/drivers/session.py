@@ -92,7 +92,7 @@ class OpenSession:
         self._same: dict[Hashable, int] = {}
         """By `Wanted.same`, the row that others may be asked with."""
         self._names: dict[int, Hashable] = {}
-        """The same the other way round."""
+        """Of these rows, `Wanted.same`."""
         self.others: dict[int, list[Row]] = {}
         """Other rows, which want the same as the one of that number."""
 

@@ -236,7 +236,7 @@ class ServerSession(Generic[A, R]):
         self._woken = False  # before it looks: what comes meanwhile wakes again
         if self._bug is not None:
             raise self._bug
-        ended = len(self._done)  # all else that is told of these rows has come
+        ended = len(self._done)  # the other events of these rows have come before
         events = [self._events.popleft() for _ in range(len(self._events))]
         for _ in range(ended):
             events.append(RowDone(row=self._done.popleft(), slot=self._slots.popleft()))
@@ -279,15 +279,15 @@ class ServerSession(Generic[A, R]):
             self._ended += 1
             self._slots.append(slot)
             self._done.append(number)
-            self._awaken()
+            self._wake_caller()
         self._room += 1
 
     def _tell(self, event: Any) -> None:
         """Tell the caller what a row has made."""
         self._events.append(event)
-        self._awaken()
+        self._wake_caller()
 
-    def _awaken(self) -> None:
+    def _wake_caller(self) -> None:
         """Wake the caller where it can do anything with what has come: rows that are one call go on
         together, once all have ended.
         """
