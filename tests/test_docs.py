@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from support import readme
 
 import pipegen
 from pipegen.cli import main
@@ -107,6 +108,14 @@ def test_the_pipegen_commands_of_a_page_work(
             with pytest.raises(SystemExit) as left:
                 main(shlex.split(piped or command)[1:])
             assert left.value.code in (0, 1), f"$ {command}"
+
+
+def test_the_example_of_the_readme_is_run_and_any_difference_is_shown() -> None:
+    page = "Words.\n\n```python\nprint(1)\nprint(2)\n```\n\n```text\n1\n{}\n```\n"
+    assert readme.example(page.format(2)) == ("print(1)\nprint(2)\n", "1\n2\n")
+    assert readme.difference(page.format(2)) == ""
+    assert readme.difference(page.format("2\n3")).endswith(" 2\n-3")
+    assert readme.difference(page.format("")).endswith("-\n+2")
 
 
 NAMED = [getattr(pipegen, name) for name in pipegen.__all__]
