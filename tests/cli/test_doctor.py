@@ -319,6 +319,7 @@ def test_a_length_beyond_which_vllm_is_not_compared_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("transformers")
+    pytest.importorskip("torch")
     from support.models import write_model
 
     from pipegen.backends.vllm import self_check
