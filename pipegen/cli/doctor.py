@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import sys
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from pipegen.core.errors import CallFailed, TemplateFailed
 from pipegen.core.slots import is_ok
 from pipegen.engines.capabilities import ENGINES, FEATURES
 from pipegen.engines.extras import need
+from pipegen.engines.versions import bounds, is_newer, minor, required_by
 from pipegen.records import strict_json
 from pipegen.records.engine_list import ENGINE_LIST, shown
 from pipegen.records.options import option_names
@@ -43,18 +43,25 @@ def examine(model: str | None = None, engine: str | None = None) -> dict[str, An
     `MissingExtra`, `CallFailed` or `TemplateFailed` where the model cannot be read.
     """
     missing = {name: _missing(row.extra) for name, row in ENGINE_LIST.items()}
-    extras = {name: _missing(name) for name in ("hf", "peft", "online", "structured")}
+    untested = {name: _untested(row.extra) for name, row in ENGINE_LIST.items()}
+    extras = {
+        name: [*_missing(name), *_untested(name)] for name in ("hf", "peft", "online", "structured")
+    }
     return {
         "pipegen": version(),
         "python": platform.python_version(),
         "platform": platform.platform(terse=True),
         "packages": {name: _version(name) for name in PACKAGES},
+        "versions": _versions(),
         "devices": _devices(),
         "engines": {
             name: {
-                "runs": not absent,
+                "runs": not absent and not untested[name],
                 "missing": absent,
-                "install": install_command(ENGINE_LIST[name].extra) if absent else None,
+                "untested": untested[name],
+                "install": (
+                    install_command(ENGINE_LIST[name].extra) if absent or untested[name] else None
+                ),
             }
             for name, absent in missing.items()
         },
@@ -156,34 +163,58 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _needs(extra: str) -> tuple[str, ...]:
-    """What an extra of pipegen requires, such as `torch>=2.6`, by pipegen's own metadata."""
-    try:
-        requirements = metadata.requires(DISTRIBUTION) or ()
-    except metadata.PackageNotFoundError:
-        return ()
-    return tuple(
-        requirement.split(";")[0].strip()
-        for requirement in requirements
-        if re.search(rf"extra\s*==\s*['\"]{extra}['\"]", requirement)
-    )
+def _versions() -> dict[str, dict[str, Any]]:
+    """Each bounded package of the engines: what is installed, what pipegen takes, up to which minor
+    version its tests were run, and whether the installed one is fine.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    for name, known in bounds().items():
+        version = _version(name)
+        verdict = None
+        if version is not None:
+            verdict = (
+                "newer than tested"
+                if is_newer(name, version)
+                else "older than the lowest"
+                if not _takes(known.takes, version)
+                else "taken, not tested"
+                if minor(version) > known.tested
+                else "fine"
+            )
+        rows[name] = {
+            "installed": version,
+            "takes": known.takes,
+            "tested_up_to": ".".join(map(str, known.tested)),
+            "verdict": verdict,
+        }
+    return rows
 
 
 def _missing(extra: str) -> list[str]:
-    """What an extra requires and is not there, or not in a version that it takes."""
-    requirements = _needs(extra)
-    problems = [] if requirements else ["pipegen itself is not installed as a package"]
-    for requirement in requirements:
-        match = re.match(r"([A-Za-z0-9._-]+)(\[[^]]*\])?\s*(.*)", requirement)
-        name, versions = (match[1], match[3]) if match else (requirement, "")
+    """What an extra requires and is not there, or in a version that is too old for it."""
+    required = required_by(extra)
+    problems = [] if required else ["pipegen itself is not installed as a package"]
+    for name, versions in required.items():
         if name.lower() == DISTRIBUTION:
             continue
         version = _version(name)
         if version is None:
             problems.append(f"{name} is not installed")
-        elif not _takes(versions, version):
+        elif not _takes(versions, version) and not is_newer(name, version):
             problems.append(f"{name} {version} is installed; it takes {versions}")
     return problems
+
+
+def _untested(extra: str) -> list[str]:
+    """What an extra requires and is there in a version newer than pipegen takes."""
+    known = bounds()
+    installed = {name: _version(name) for name in required_by(extra)}
+    return [
+        f"{name} {version} is newer than pipegen's tests, which were run up to"
+        f" {'.'.join(map(str, known[name].tested))}; it takes {known[name].takes}"
+        for name, version in installed.items()
+        if version is not None and is_newer(name, version)
+    ]
 
 
 def _takes(versions: str, version: str) -> bool:
@@ -215,8 +246,8 @@ def _devices() -> list[str]:
 
 
 def run_doctor(model: str | None, engine: str | None = None, *, as_json: bool) -> int:
-    """Print what `examine` sees. The exit code: 0 when an engine can run here (and the model can be
-    read, and the engine gives its text), else 1.
+    """Print what `examine` sees. The exit code: 0 when an engine can run here, at versions that
+    pipegen takes (and the model can be read, and the engine gives its text), else 1.
     """
     if engine not in (None, "vllm"):
         refuse(f"takes vllm, not {engine!r}", "--engine")
@@ -279,11 +310,22 @@ def _show(report: dict[str, Any]) -> None:
         "\n",
         soft_wrap=True,
     )
+    for name, row in report["versions"].items():
+        if row["verdict"] is not None:
+            colour = "green" if row["verdict"] == "fine" else "yellow"
+            console.print(
+                f"{name} {row['installed']}  [{colour}]{row['verdict']}[/]: tested up to"
+                f" {row['tested_up_to']}, and pipegen takes {row['takes']}",
+                soft_wrap=True,
+            )
+    console.print()
     for name, engine in report["engines"].items():
         verdict = (
             "[green]can run here[/]"
             if engine["runs"]
             else f"[red]cannot run here[/]: {'; '.join(engine['missing'])}"
+            if engine["missing"]
+            else f"[yellow]not tested here[/]: {'; '.join(engine['untested'])}"
         )
         console.print(f"[bold]{shown(name)}[/] ({name})  {verdict}", soft_wrap=True)
     console.print(

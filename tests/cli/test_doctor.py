@@ -71,6 +71,7 @@ def test_json_says_the_same(capsys: pytest.CaptureFixture[str], bare: None) -> N
     assert seen["engines"]["hf"] == {
         "runs": False,
         "missing": seen["extras"]["hf"],
+        "untested": [],
         "install": install_command("hf"),
     }
     assert seen["devices"] == []
@@ -85,11 +86,111 @@ def test_an_old_package_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(words.startswith("transformers 1.0 is installed; it takes ") for words in missing)
 
 
+REQUIRED = (
+    "torch<2.15,>=2.8; extra == 'hf'",
+    "transformers<5.25,>=5.16; extra == 'hf'",
+    "peft<0.22,>=0.18; extra == 'peft'",
+    "aiohttp>=3.11; extra == 'online'",
+    "transformers<5.25,>=5.16; extra == 'online'",
+)
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What is installed, by name; to be filled by a test."""
+    packages: dict[str, str] = {}
+
+    def version(package: str) -> str:
+        if package not in packages:
+            raise metadata.PackageNotFoundError(package)
+        return packages[package]
+
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(metadata, "requires", lambda name: list(REQUIRED))
+    monkeypatch.setattr("pipegen.cli.doctor._devices", list)
+    return packages
+
+
+def test_versions_among_those_that_were_tested_are_fine(
+    capsys: pytest.CaptureFixture[str], installed: dict[str, str]
+) -> None:
+    installed |= {"torch": "2.13.0+cpu", "transformers": "5.24.1"}
+    code, shown = doctor(capsys)
+    assert code == 0
+    assert "torch 2.13.0+cpu  fine: tested up to 2.13, and pipegen takes >=2.8,<2.15" in shown
+    assert "transformers 5.24.1  fine: tested up to 5.24, and pipegen takes" in shown
+    assert "(hf)  can run here" in shown
+    assert "peft 0" not in shown  # not installed
+    assert examine()["versions"]["peft"] == {
+        "installed": None,
+        "takes": ">=0.18,<0.22",
+        "tested_up_to": "0.21",
+        "verdict": None,
+    }
+
+
+def test_a_newer_version_than_those_that_were_tested_is_said_and_its_engine_does_not_count(
+    capsys: pytest.CaptureFixture[str], installed: dict[str, str]
+) -> None:
+    installed |= {"torch": "2.13.0", "transformers": "5.25.0", "aiohttp": "3.14.5"}
+    code, shown = doctor(capsys)
+    assert code == 1
+    newer = (
+        "transformers 5.25.0 is newer than pipegen's tests, which were run up to 5.24; it takes"
+        " >=5.16,<5.25"
+    )
+    assert "transformers 5.25.0  newer than tested: tested up to 5.24" in shown
+    assert f"(hf)  not tested here: {newer}" in shown
+    assert f"To get hf: {install_hint('hf')}  ({newer})" in shown
+    seen = examine()
+    assert seen["engines"]["hf"] == {
+        "runs": False,
+        "missing": [],
+        "untested": [newer],
+        "install": install_command("hf"),
+    }
+    assert seen["extras"]["online"] == [newer]
+
+
+def test_a_newer_package_of_another_extra_leaves_the_engine_as_it_is(
+    capsys: pytest.CaptureFixture[str], installed: dict[str, str]
+) -> None:
+    installed |= {"torch": "2.13.0", "transformers": "5.24.0", "peft": "0.22.0"}
+    code, shown = doctor(capsys)
+    assert code == 0
+    assert "peft 0.22.0  newer than tested: tested up to 0.21" in shown
+    assert "(hf)  can run here" in shown
+
+
+@pytest.mark.parametrize(
+    ("version", "verdict"),
+    [
+        ("2.8.0", "fine"),
+        ("2.14.1", "taken, not tested"),
+        ("2.15.0", "newer than tested"),
+        ("3.0", "newer than tested"),
+        ("2.7.1", "older than the lowest"),
+    ],
+)
+def test_a_version_is_judged_by_its_minor_number(
+    version: str, verdict: str, installed: dict[str, str]
+) -> None:
+    pytest.importorskip("packaging")
+    installed |= {"torch": version}
+    row = examine()["versions"]["torch"]
+    assert (row["verdict"], row["tested_up_to"]) == (verdict, "2.13")
+
+
 def test_with_torch_an_engine_runs_here_and_a_device_is_named() -> None:
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     seen = examine()
-    assert seen["engines"]["hf"] == {"runs": True, "missing": [], "install": None}
+    assert seen["engines"]["hf"] == {
+        "runs": True,
+        "missing": [],
+        "untested": [],
+        "install": None,
+    }
     assert seen["devices"][-1].startswith("cpu")
 
 
@@ -218,6 +319,7 @@ def test_a_length_beyond_which_vllm_is_not_compared_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("transformers")
+    pytest.importorskip("torch")
     from support.models import write_model
 
     from pipegen.backends.vllm import self_check
