@@ -36,10 +36,10 @@ PACKAGES = (
 
 def examine(model: str | None = None, engine: str | None = None) -> dict[str, Any]:
     """All that the doctor sees, as plain data. Imports torch, where it is installed, to ask for its
-    devices.
+    devices, and lets the embedded model take its first steps on `hf`.
 
-    With a model, also what engines make of it; with the engine `vllm`, whether that gives the text
-    of transformers (see `_same_text`). Raises `FileNotFoundError`, `OSError`, `ValueError`,
+    With a model, also what engines make of it; with an engine, whether that gives the text of
+    transformers (see `_first_steps` and `_same_text`). Raises `FileNotFoundError`, `OSError`, `ValueError`,
     `MissingExtra`, `CallFailed` or `TemplateFailed` where the model cannot be read.
     """
     missing = {name: _missing(row.extra) for name, row in ENGINE_LIST.items()}
@@ -47,6 +47,8 @@ def examine(model: str | None = None, engine: str | None = None) -> dict[str, An
     extras = {
         name: [*_missing(name), *_untested(name)] for name in ("hf", "peft", "online", "structured")
     }
+    steps = None if missing["hf"] else _first_steps("embedded")
+    right = steps is None or steps["same"] is not False
     return {
         "pipegen": version(),
         "python": platform.python_version(),
@@ -56,7 +58,7 @@ def examine(model: str | None = None, engine: str | None = None) -> dict[str, An
         "devices": _devices(),
         "engines": {
             name: {
-                "runs": not absent and not untested[name],
+                "runs": not absent and not untested[name] and (name != "hf" or right),
                 "missing": absent,
                 "untested": untested[name],
                 "install": (
@@ -65,6 +67,7 @@ def examine(model: str | None = None, engine: str | None = None) -> dict[str, An
             }
             for name, absent in missing.items()
         },
+        "first_steps": steps,
         "extras": {name: absent for name, absent in extras.items() if absent},
         "features": {
             name: {
@@ -80,7 +83,14 @@ def examine(model: str | None = None, engine: str | None = None) -> dict[str, An
     } | (
         {}
         if model is None
-        else {"model": _model(model) | ({} if engine is None else {"same_text": _same_text(model)})}
+        else {
+            "model": _model(model)
+            | (
+                {}
+                if engine is None
+                else {"same_text": (_first_steps if engine == "hf" else _same_text)(model)}
+            )
+        }
     )
 
 
@@ -106,6 +116,29 @@ def _model(name: str) -> dict[str, Any]:
         "images": checkpoint.takes_images and not checkpoint.no_processor_because,
         "problem": (checkpoint.takes_images and checkpoint.no_processor_because) or None,
     }
+
+
+def _first_steps(name: str) -> dict[str, Any]:
+    """Whether the rows of a model on `hf` have the logits of transformers' plain forward at their
+    first steps; its weights are loaded.
+    """
+    report: dict[str, Any] = {"engine": "hf", "lengths": {}, "not_judged": []}
+    try:
+        from pipegen.backends.hf.engine import HFEngine
+        from pipegen.backends.hf.first_steps import WAYS, CannotCheck
+        from pipegen.engines.settings import ModelLoadConfig
+    except ImportError as absent:
+        return report | {"same": None, "because": str(absent)}
+    engine = HFEngine(ModelLoadConfig(model=name))
+    try:
+        way = engine.check()
+    except CannotCheck as unknown:
+        return report | {"same": None, "because": str(unknown)}
+    except CallFailed as failed:
+        return report | {"same": False, "because": str(failed.error)}
+    finally:
+        engine.close()
+    return report | {"same": True, "because": None if way == WAYS[0] else f"{way.words}: {way.why}"}
 
 
 def _same_text(name: str) -> dict[str, Any]:
@@ -249,8 +282,8 @@ def run_doctor(model: str | None, engine: str | None = None, *, as_json: bool) -
     """Print what `examine` sees. The exit code: 0 when an engine can run here, at versions that
     pipegen takes (and the model can be read, and the engine gives its text), else 1.
     """
-    if engine not in (None, "vllm"):
-        refuse(f"takes vllm, not {engine!r}", "--engine")
+    if engine not in (None, "hf", "vllm"):
+        refuse(f"takes hf or vllm, not {engine!r}", "--engine")
     if engine is not None and model is None:
         refuse("goes with --model", "--engine")
     try:
@@ -274,6 +307,9 @@ def run_doctor(model: str | None, engine: str | None = None, *, as_json: bool) -
 
 def _of_text(report: dict[str, Any]) -> str:
     """Whether an engine gives the text of transformers, for a reader."""
+    if report["engine"] == "hf" and report["same"]:
+        slower = "" if report["because"] is None else f" ({report['because']})"
+        return f"hf: its first steps have the logits of transformers' plain forward{slower}"
     if report["same"] is None:
         return f"{report['engine']}: not checked against transformers: {report['because']}"
     beyond = ", ".join(f"{tokens} tokens ({name})" for name, tokens in report["lengths"].items())
@@ -325,6 +361,8 @@ def _show(report: dict[str, Any]) -> None:
             if engine["runs"]
             else f"[red]cannot run here[/]: {'; '.join(engine['missing'])}"
             if engine["missing"]
+            else f"[red]cannot run here[/]: {escape(report['first_steps']['because'])}"
+            if name == "hf" and report["first_steps"]["same"] is False
             else f"[yellow]not tested here[/]: {'; '.join(engine['untested'])}"
         )
         console.print(f"[bold]{shown(name)}[/] ({name})  {verdict}", soft_wrap=True)

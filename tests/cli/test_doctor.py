@@ -108,6 +108,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.setattr(metadata, "version", version)
     monkeypatch.setattr(metadata, "requires", lambda name: list(REQUIRED))
     monkeypatch.setattr("pipegen.cli.doctor._devices", list)
+    right = {"engine": "hf", "lengths": {}, "not_judged": [], "same": True, "because": None}
+    monkeypatch.setattr("pipegen.cli.doctor._first_steps", lambda model: right)
     return packages
 
 
@@ -192,6 +194,39 @@ def test_with_torch_an_engine_runs_here_and_a_device_is_named() -> None:
         "install": None,
     }
     assert seen["devices"][-1].startswith("cpu")
+    assert seen["first_steps"]["same"] is True
+
+
+def test_an_engine_whose_first_steps_are_wrong_cannot_run_here(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from pipegen.backends.hf import running_batch
+
+    last = running_batch._last
+    monkeypatch.setattr(running_batch, "_last", lambda *given: last(*given).flip(-1))
+    code, shown = doctor(capsys)
+    assert code == 1
+    assert "(hf)  cannot run here: hf cannot load 'embedded': the first steps of Qwen3VL" in shown
+    assert examine()["engines"]["hf"]["runs"] is False
+    code, shown = doctor(capsys, "--model", "embedded", "--engine", "hf")
+    assert code == 1
+    assert "are not those of transformers' plain forward" in shown
+
+
+def test_the_first_steps_of_a_model_are_checked_where_that_is_asked(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from support.models import write_model
+
+    folder = write_model(tmp_path / "llama", "llama")
+    code, shown = doctor(capsys, "--model", str(folder), "--engine", "hf")
+    assert code == 0
+    assert "hf: its first steps have the logits of transformers' plain forward" in shown
+    assert "same_text" not in examine(str(folder))["model"]
 
 
 def test_a_model_is_told_with_the_dtype_that_every_engine_takes(
@@ -272,9 +307,9 @@ def test_a_model_whose_images_cannot_be_prepared_is_told_with_the_reason(tmp_pat
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--engine", "vllm"), ("--engine", "hf", "--model", "embedded")]
+    "arguments", [("--engine", "vllm"), ("--engine", "sglang", "--model", "embedded")]
 )
-def test_an_engine_is_compared_with_transformers_for_a_model_and_is_vllm(
+def test_an_engine_is_compared_with_transformers_for_a_model_and_is_hf_or_vllm(
     arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, _ = doctor(capsys, *arguments)

@@ -9,7 +9,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from returns.result import Failure, Result
@@ -19,7 +19,13 @@ from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.engine import CheckpointEngine, release
 from pipegen.backends.checkpoint.foreign import engine_failed, load_failed
 from pipegen.backends.hf.compiled import CompileFailed
-from pipegen.backends.hf.first_steps import use_way, way_of
+from pipegen.backends.hf.first_steps import (
+    CannotCheck,
+    Way,
+    check_first_steps,
+    use_way,
+    way_of,
+)
 from pipegen.backends.hf.grammar import Grammars
 from pipegen.backends.hf.load import (
     PassFailed,
@@ -52,6 +58,8 @@ if TYPE_CHECKING:
 
 __all__ = ["HFEngine"]
 
+
+T = TypeVar("T")
 
 _failed = functools.partial(engine_failed, "hf")
 ROWS = 32
@@ -222,14 +230,32 @@ class HFEngine(CheckpointEngine):
             self._weights.compiled,
         )
 
+    def check(self) -> Way:
+        """How the model's rows are read, by the check of first steps, which is made whatever was
+        kept; the weights are loaded. Raises `CallFailed`, and `CannotCheck` where it is not known.
+        """
+        with self._weights.lock, torch.no_grad():
+            return self._loading(
+                lambda: check_first_steps(self._weights.model(), self._checkpoint, self._pixels)
+            )
+
     def _loaded(self) -> Any:
+        def load() -> Any:
+            model = self._weights.model()
+            if not self._traits.checked:
+                use_way(way_of(model, self._checkpoint, self._pixels), model, self._traits)
+            return model
+
+        with self._weights.lock, torch.no_grad():
+            return self._loading(load)
+
+    def _loading(self, work: Callable[[], T]) -> T:
+        """What `work` gives; raises `CallFailed` where the model cannot be loaded."""
         load = self._checkpoint.load
         try:
-            with self._weights.lock, torch.no_grad():
-                model = self._weights.model()
-                if not self._traits.checked:
-                    way = way_of(model, self._checkpoint, self._pixels)
-                    use_way(way, model, self._traits)
+            return work()
+        except CannotCheck:
+            raise
         except CallFailed:
             raise
         except BadAdapter as error:
@@ -246,7 +272,6 @@ class HFEngine(CheckpointEngine):
             raise load_failed(
                 load, "cannot load", error, self._checkpoint.source, hint=advice(load, error)
             ) from error
-        return model
 
 
 class SharedSchedule(SharedSteps[Event]):
