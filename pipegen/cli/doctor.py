@@ -280,7 +280,7 @@ def _devices() -> list[str]:
 
 def run_doctor(model: str | None, engine: str | None = None, *, as_json: bool) -> int:
     """Print what `examine` sees. The exit code: 0 when an engine can run here, at versions that
-    pipegen takes (and the model can be read, and the engine gives its text), else 1.
+    pipegen takes (and the model can be read, and engines give the text of transformers), else 1.
     """
     if engine not in (None, "hf", "vllm"):
         refuse(f"takes hf or vllm, not {engine!r}", "--engine")
@@ -297,12 +297,10 @@ def run_doctor(model: str | None, engine: str | None = None, *, as_json: bool) -
         print(strict_json.dump(report))
     else:
         _show(report)
-    differs = report.get("model", {}).get("same_text", {}).get("same") is False
-    return (
-        0
-        if any(engine_facts["runs"] for engine_facts in report["engines"].values()) and not differs
-        else 1
-    )
+    texts = (report["first_steps"], report.get("model", {}).get("same_text"))
+    differs = any(text is not None and text["same"] is False for text in texts)
+    runs = any(engine_facts["runs"] for engine_facts in report["engines"].values())
+    return 0 if runs and not differs else 1
 
 
 def _of_text(report: dict[str, Any]) -> str:

@@ -342,27 +342,37 @@ def _run(
     """The logits of each row in pipegen's loop.
 
     Rows that are read together go through it twice: the second time they go on behind what was kept
-    of the first. The first of them has other padding then, which shows whether its positions are
-    those of its tokens, or of columns.
+    of the first, with other padding. Where nothing is kept, the first row joins the others. Either
+    shows whether positions are those of tokens, or of columns.
     """
     traits, seen = ModelTraits(), [Logits() for _ in rows]
     use_way(way, model, traits)
     kept = way.rows == "together"
     prefixes = Prefixes(math.inf if kept else 0, checkpoint, pixels, least=2, saved=math.inf)
-    first = [len(row) - _STEPS - _MORE for row in rows]
-    for lengths, steps in ((first, _STEPS), *([([len(rows[0]), *first[1:]], 1)] if kept else [])):
+    prompts = [len(row) - _STEPS - _MORE for row in rows]
+    for again in (False, True) if kept else (False,):
+        joins = again and bool(prefixes.off)
+        lengths = [len(rows[0]), *prompts[1:]] if again and not joins else prompts
+        steps = 1 if again and not joins else _STEPS
         schedule = Schedule(model, checkpoint, len(rows), pixels, traits, prefixes)
-        schedule.add(
-            [
-                _row(checkpoint, row, length, steps, places)
-                for row, length, places in zip(rows, lengths, seen, strict=True)
-            ]
-        )
+        added = [
+            _row(checkpoint, row, length, steps, places)
+            for row, length, places in zip(rows, lengths, seen, strict=True)
+        ]
+        if joins:
+            schedule.add(added[1:])
+            _step(schedule)
+            del added[1:]
+        schedule.add(added)
         while not schedule.finished:
-            for row in schedule.step():
-                if row.error is not None:
-                    raise row.error
+            _step(schedule)
     return seen
+
+
+def _step(schedule: Schedule) -> None:
+    for row in schedule.step():
+        if row.error is not None:
+            raise row.error
 
 
 def _row(
