@@ -69,7 +69,9 @@ class Compiled:
         self._model = model
         self._forward: Callable[..., Any] | None = None
 
-    def step(self, tokens: torch.Tensor, view: StaticCacheView, **inputs: Any) -> Any:
+    def step(
+        self, tokens: torch.Tensor, view: StaticCacheView, cache_name: str, **inputs: Any
+    ) -> Any:
         """What the model's own forward gives for these tokens, shape (rows, 1); the cache grows by
         their columns.
 
@@ -88,7 +90,7 @@ class Compiled:
             self._model.base_model.rope_deltas = None
         cache, mask = view.open()
         prepared = self._model.prepare_inputs_for_generation(
-            tokens, next_sequence_length=1, past_key_values=cache, attention_mask=mask, **inputs
+            tokens, next_sequence_length=1, attention_mask=mask, **inputs, **{cache_name: cache}
         )
         try:
             outputs = self._forward(**prepared, return_dict=True)

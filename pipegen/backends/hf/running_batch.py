@@ -18,6 +18,7 @@ from transformers import GenerationConfig
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.image_processors import IMAGE_MARKS, ImageInputs
 from pipegen.backends.hf import cache as caches
+from pipegen.backends.hf.cache_argument import cache_argument, cache_of, without_cache
 from pipegen.backends.hf.compiled import Compiled, StaticCacheView
 from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.prefix_tree import Beginning
@@ -60,7 +61,8 @@ def _read(
     model: Any, input_ids: torch.Tensor, lengths: list[int], images: Sequence[str], **state: Any
 ) -> Prefilled | None:
     """The hook: `generate` calls it with everything prepared."""
-    if min(lengths) < max(lengths) and caches.has_states(state.get("past_key_values")):
+    name = cache_argument(type(model))
+    if min(lengths) < max(lengths) and name is not None and caches.has_states(state.get(name)):
         return None
     for name in ("logits_processor", "stopping_criteria", "generation_config"):
         state.pop(name)
@@ -74,21 +76,22 @@ def _read(
         name: value for name, value in state.items() if name not in (*images, "mm_encoder_outputs")
     }
     rope = getattr(model.base_model, "rope_deltas", None)
-    if can_drop_rows(state, rope):
-        return RunningBatch(input_ids, lengths, state), logits
-    return StaticBatch(input_ids, rope, state), logits
+    name = cache_of(model, outputs, state)
+    if name is not None and can_drop_rows(name, state, rope):
+        return RunningBatch(input_ids, lengths, name, state), logits
+    return StaticBatch(input_ids, rope, name, state), logits
 
 
-def can_drop_rows(state: dict[str, Any], rope: torch.Tensor | None) -> bool:
-    """Whether all that the model keeps of a row is known. Rotary offsets, which it keeps on its
-    module, must not be needed: they are part of the positions.
+def can_drop_rows(name: str, state: dict[str, Any], rope: torch.Tensor | None) -> bool:
+    """Whether all that the model keeps of a row is known, the cache under its name. Rotary offsets,
+    which it keeps on its module, must not be needed: they are part of the positions.
     """
-    names = {"past_key_values", "attention_mask", "position_ids", *IMAGE_MARKS}
+    names = {name, "attention_mask", "position_ids", *IMAGE_MARKS}
     others = any(
         isinstance(value, torch.Tensor) for name, value in state.items() if name not in names
     )
     return (
-        caches.is_known(state.get("past_key_values"))
+        caches.is_known(state.get(name))
         and not others
         and (rope is None or "position_ids" in state)
     )
@@ -104,13 +107,18 @@ def _last(outputs: Any, like: torch.Tensor) -> torch.Tensor:
 
 class StaticBatch:
     """Rows of a model whose cache is not known: they stay together until the last of them is done,
-    the others are computed and ignored.
+    the others are computed and ignored. Of a model that keeps nothing each pass reads whole rows.
     """
 
     def __init__(
-        self, input_ids: torch.Tensor, rope: torch.Tensor | None, state: dict[str, Any]
+        self,
+        input_ids: torch.Tensor,
+        rope: torch.Tensor | None,
+        cache_name: str | None,
+        state: dict[str, Any],
     ) -> None:
-        self._ids, self._rope, self._state = input_ids, rope, state
+        self._ids, self._rope, self._cache_name = input_ids, rope, cache_name
+        self._state = without_cache(state) if cache_name is None else state
         self.width = input_ids.shape[1]
 
     def __len__(self) -> int:
@@ -122,14 +130,15 @@ class StaticBatch:
         self.width += 1
         if self._rope is not None:
             model.base_model.rope_deltas = self._rope  # another call may have run meanwhile
-        cached = any(
-            self._state.get(name) is not None for name in ("past_key_values", "cache_params")
-        )
         prepared = model.prepare_inputs_for_generation(
-            self._ids, next_sequence_length=1 if cached else None, **self._state
+            self._ids,
+            next_sequence_length=None if self._cache_name is None else 1,
+            **self._state,
         )
         outputs = model(**prepared, return_dict=True)
         self._state = model._update_model_kwargs_for_generation(outputs, self._state)
+        if self._cache_name is None:
+            self._state = without_cache(self._state)
         return _last(outputs, tokens)
 
 
@@ -141,10 +150,14 @@ class RunningBatch:
     """
 
     def __init__(
-        self, input_ids: torch.Tensor, lengths: Sequence[int], state: dict[str, Any]
+        self,
+        input_ids: torch.Tensor,
+        lengths: Sequence[int],
+        cache_name: str,
+        state: dict[str, Any],
     ) -> None:
-        self.lengths = list(lengths)
-        self.cache = caches.growing(state.pop("past_key_values"))
+        self.lengths, self.cache_name = list(lengths), cache_name
+        self.cache = caches.growing(state.pop(cache_name))
         state.pop("attention_mask", None)
         positions = state.pop("position_ids", None)
         self._positions = (
@@ -180,15 +193,15 @@ class RunningBatch:
             pads = [width - length for length in self.lengths]
             if self._whole is None or not self._whole.holds(self.cache, pads):
                 self._whole = StaticCacheView(self.cache, pads)
-            outputs = compiled.step(tokens, self._whole, **inputs)
+            outputs = compiled.step(tokens, self._whole, self.cache_name, **inputs)
         else:
             mask = self._mask(tokens.device)
             prepared = model.prepare_inputs_for_generation(
                 tokens,
                 next_sequence_length=1,
-                past_key_values=self.cache,
                 attention_mask=mask,
                 **inputs,
+                **{self.cache_name: self.cache},
             )
             outputs = model(**prepared, return_dict=True)
         if self._positions is not None:
@@ -219,7 +232,7 @@ class RunningBatch:
             }
         arguments = {
             "next_sequence_length": len(ids),
-            "past_key_values": self.cache,
+            self.cache_name: self.cache,
             "attention_mask": None,
             "is_first_iteration": False,
         }
@@ -363,7 +376,7 @@ def read_behind(
         )
     arguments = {
         "next_sequence_length": longest,
-        "past_key_values": cache,
+        batch.cache_name: cache,
         "attention_mask": mask,
         **first,
     }

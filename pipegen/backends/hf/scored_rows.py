@@ -112,11 +112,13 @@ class CachedRows:
     def __init__(
         self,
         cache: Any,
+        cache_name: str,
         present: torch.Tensor,
         positions: torch.Tensor | None,
         shared: dict[str, Any],
     ) -> None:
-        self.cache, self.present, self.positions, self.shared = cache, present, positions, shared
+        self.cache, self.cache_name = cache, cache_name
+        self.present, self.positions, self.shared = present, positions, shared
 
     @staticmethod
     def of(batch: RunningBatch, device: torch.device) -> CachedRows:
@@ -125,7 +127,11 @@ class CachedRows:
         pads = torch.tensor([[width - length] for length in batch.lengths], device=device)
         positions, shared = batch.next_inputs
         return CachedRows(
-            batch.cache, torch.arange(width, device=device) >= pads, positions, shared
+            batch.cache,
+            batch.cache_name,
+            torch.arange(width, device=device) >= pads,
+            positions,
+            shared,
         )
 
     @property
@@ -146,6 +152,7 @@ class CachedRows:
         )
         return CachedRows(
             caches.selected(self.cache, rows, self.width),
+            self.cache_name,
             self.present[index],
             positions,
             self.shared,
@@ -160,7 +167,7 @@ class CachedRows:
         lengths = torch.tensor([[len(row)] for row in tokens], device=device)
         places = torch.arange(count, device=device)
         self.present = torch.cat([self.present, places < lengths], dim=1)
-        inputs = {**self.shared, "past_key_values": self.cache, "next_sequence_length": count}
+        inputs = {**self.shared, self.cache_name: self.cache, "next_sequence_length": count}
         if self.positions is not None:
             own_places = places.minimum((lengths - 1).clamp(min=0)).to(self.positions.device)
             inputs["position_ids"] = self.positions + own_places

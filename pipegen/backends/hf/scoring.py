@@ -38,6 +38,7 @@ from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.engine import release
 from pipegen.backends.checkpoint.foreign import engine_failed
 from pipegen.backends.hf import cache as caches
+from pipegen.backends.hf.cache_argument import without_cache
 from pipegen.backends.hf.load import Weights, out_of_memory
 from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.prefixes import Prefixes
@@ -401,16 +402,10 @@ def _whole(
     """The hook of `generate`, which calls it with everything prepared: the logits of these columns
     of a single row.
     """
-    for name in (
-        "logits_processor",
-        "stopping_criteria",
-        "generation_config",
-        "past_key_values",
-        "logits_to_keep",
-    ):
+    for name in ("logits_processor", "stopping_criteria", "generation_config", "logits_to_keep"):
         state.pop(name, None)
     prepared = model.prepare_inputs_for_generation(
-        input_ids, is_first_iteration=True, **{**state, "use_cache": False}
+        input_ids, is_first_iteration=True, **without_cache(state)
     )
     if keeps:
         prepared["logits_to_keep"] = torch.arange(

@@ -171,7 +171,7 @@ def test_with_a_cache_that_cannot_be_cut_finished_rows_ride_on_unheeded(
         for at in range(4)
     ]
     expected = engine.generate(inputs)
-    monkeypatch.setattr(lane, "can_drop_rows", lambda state, rope: False)
+    monkeypatch.setattr(lane, "can_drop_rows", lambda name, state, rope: False)
     monkeypatch.setattr(engine, "_traits", ModelTraits())
     sizes = forwards()
     assert [raw.token_ids for raw in raws(engine, inputs)] == [
@@ -186,11 +186,11 @@ def test_rows_whose_positions_a_model_keeps_to_itself_cannot_leave() -> None:
     from pipegen.backends.hf.running_batch import can_drop_rows
 
     offsets, positions = torch.zeros(2, 1), torch.zeros(2, 1)
-    state = {"past_key_values": DynamicCache(), "use_cache": True}
-    assert can_drop_rows(state, None)
-    assert not can_drop_rows(state, offsets)
-    assert can_drop_rows({**state, "position_ids": positions}, offsets)
-    assert not can_drop_rows({**state, "kept_of_each_row": positions}, None)
+    state = {"cache": DynamicCache(), "use_cache": True}
+    assert can_drop_rows("cache", state, None)
+    assert not can_drop_rows("cache", state, offsets)
+    assert can_drop_rows("cache", {**state, "position_ids": positions}, offsets)
+    assert not can_drop_rows("cache", {**state, "kept_of_each_row": positions}, None)
 
 
 def test_rows_that_stay_together_bring_the_offsets_that_their_model_keeps(
@@ -201,7 +201,8 @@ def test_rows_that_stay_together_bring_the_offsets_that_their_model_keeps(
     model, own = engine._weights.model(), torch.ones(1, 1)
     # of a call that ran meanwhile
     monkeypatch.setattr(model.base_model, "rope_deltas", torch.zeros(1, 1), raising=False)
-    StaticBatch(torch.tensor([[3, 4]]), own, {"use_cache": False}).step(model, torch.tensor([[5]]))
+    batch = StaticBatch(torch.tensor([[3, 4]]), own, None, {"use_cache": False})
+    batch.step(model, torch.tensor([[5]]))
     assert model.base_model.rope_deltas is own
 
 

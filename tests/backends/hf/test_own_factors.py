@@ -96,7 +96,7 @@ def test_rows_that_cannot_leave_are_read_again_together(
 ) -> None:
     rows = [row(62), row(62, 1), row(61, 2), row(30, 3)]
     wanted = ids(engine_of("phi3_longrope"), rows)
-    monkeypatch.setattr(lane, "can_drop_rows", lambda state, rope: False)
+    monkeypatch.setattr(lane, "can_drop_rows", lambda name, state, rope: False)
     fixed = HFEngine(ModelLoadConfig(model=str(folder_of("phi3_longrope")), dtype="float32"))
     assert ids(fixed, rows) == wanted
 

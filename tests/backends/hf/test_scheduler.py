@@ -14,6 +14,7 @@ from support.calls import events as events_of
 from support.models import encoded
 
 from pipegen.backends.hf import scheduler as schedule
+from pipegen.backends.hf.cache_argument import cache_argument
 from pipegen.backends.hf.engine import HFEngine
 from pipegen.engines.protocol import RowDone, TokensMade
 from pipegen.engines.settings import ModelLoadConfig
@@ -120,7 +121,8 @@ def test_columns_that_no_row_needs_any_more_are_cut_off(
     engine = of_size(2)
     seen = passes(engine, monkeypatch)
     engine.generate([row(40, 6), row(4, 9)])
-    widths = [given["past_key_values"].get_seq_length() for given in seen]
+    name = cache_argument(type(engine._weights.model()))
+    widths = [given[name].get_seq_length() for given in seen]
     assert max(widths) == 45
     assert widths[-1] == 12
 
