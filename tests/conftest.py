@@ -5,6 +5,7 @@ takes).
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,9 @@ os.environ.update(
     TOKENIZERS_PARALLELISM="false",
 )
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# what checks of engines find is kept for one run of the tests
+_verdicts = tempfile.TemporaryDirectory(prefix="pipegen-tests-")
+os.environ["XDG_CACHE_HOME"] = _verdicts.name
 
 # Code for type checkers, which is not run; programs that measure; and real engines, in environments
 # of their own: `nox -s engines`, `nox -s servers`.

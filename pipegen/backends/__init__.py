@@ -102,6 +102,7 @@ class _HF(Protocol[P]):
         compile: bool = False,
         image_memory_bytes: int | None = None,
         prefix_memory_bytes: int | None = None,
+        self_check: bool = True,
     ) -> Route: ...
 
 
@@ -168,7 +169,7 @@ def _route_in_memory(
     return route(HFEngine(load, checkpoint))
 
 
-_IN_MEMORY = ("batch_size", "compile", "image_memory_bytes", "prefix_memory_bytes")
+_IN_MEMORY = ("batch_size", "compile", "image_memory_bytes", "prefix_memory_bytes", "self_check")
 hf = _hf(HFSettings)
 vllm = _function("vllm", VLLMSettings)
 vllm_server = _function("vllm_server", TokenServerSettings)

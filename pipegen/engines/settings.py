@@ -264,6 +264,12 @@ class HFSettings(WeightSettings):
         "Memory for beginnings that prompts share and for rows that have ended, in bytes; 0 reads"
         " every prompt whole. Default: 1 GiB.",
     ] = None
+    self_check: Annotated[
+        bool,
+        boolean,
+        Changes.NOTHING,
+        "Compare the first steps of a model that is loaded with transformers' plain forward.",
+    ] = True
 
 
 @record

@@ -93,7 +93,7 @@ def pipegen(work: Work, *, told: bool = False) -> tuple[Run, Counts]:
 
     route = pg.backends.hf(work["model"], batch_size=work["batch"], dtype="fp32")
     engine: Any = route.engine
-    counts = forced(engine._weights.model(), work)
+    counts = forced(engine._loaded(), work)
     options = pg.GenerationOptions(max_new_tokens=work["max_new_tokens"])
     eos = set(work["eos"])
     own = [{"options": {"max_new_tokens": length}} if told else {} for length in work["lengths"]]

@@ -145,7 +145,7 @@ def pipegen(work: Work) -> tuple[Run, Counts]:
 
     route = pg.backends.hf(work["model"], batch_size=work["batch"], dtype="fp32")
     engine: Any = route.engine
-    counts, eos = forced(engine._weights.model(), work), set(work["eos"])
+    counts, eos = forced(engine._loaded(), work), set(work["eos"])
     chat = pg.ChatTemplateOptions(continue_final_message=any(work["closings"]))
     options = pg.GenerationOptions(max_new_tokens=work["max_new_tokens"], chat=chat)
 

@@ -5,6 +5,7 @@ another way are found, and named.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,11 +29,11 @@ def test_vllm_reads_the_lengths_as_transformers(family: str, model_of: Callable[
 
 
 def test_a_difference_is_named_and_rows_beyond_it_are_refused(
-    vllm_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    vllm_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Without what vLLM is told of Ministral 3, in all its versions."""
     monkeypatch.setattr(start, "corrections", lambda *_: {})
-    monkeypatch.setattr(self_check, "_known", {})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     requests: list[Any] = [
         {"prompt_token_ids": [5 + length % 7] * length, "options": {"max_new_tokens": 2}}
         for length in (20, 62, 63, 100)

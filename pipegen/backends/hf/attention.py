@@ -8,6 +8,8 @@ queries of one head. The sums are the same, over keys and values as they lie in 
 
 from __future__ import annotations
 
+import inspect
+import re
 from typing import Any
 
 import torch
@@ -17,7 +19,15 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from pipegen.records.fields import InvalidField
 
-__all__ = ["NAME", "fitting_attention", "grouped_mask", "grouped_sdpa", "use_grouped"]
+__all__ = [
+    "NAME",
+    "fitting_attention",
+    "grouped_mask",
+    "grouped_sdpa",
+    "is_grouped",
+    "use_grouped",
+    "use_own",
+]
 
 NAME = "pipegen_grouped_sdpa"
 """What transformers calls it in `attn_implementation`."""
@@ -143,14 +153,43 @@ def fitting_attention(config: Any, requested: str | None) -> str | dict[str, str
 
 def use_grouped(model: Any) -> None:
     """Let a model's language part work so, where it works by `sdpa` through transformers'
-    interface; any other is left as it is.
+    interface; any other is left as it is. So is one whose code asks for the name `sdpa`: it would
+    do something else under another.
     """
     text = model.config.get_text_config()
-    if text._attn_implementation != "sdpa" or not getattr(
-        model, "_supports_attention_backend", False
+    if (
+        text._attn_implementation == "sdpa"
+        and getattr(model, "_supports_attention_backend", False)
+        and not asks_for_sdpa(type(model))
     ):
-        return
+        _set(model, NAME)
+
+
+def use_own(model: Any) -> None:
+    """Let transformers' own attention work where `use_grouped` let pipegen's."""
+    if is_grouped(model):
+        _set(model, "sdpa")
+
+
+def is_grouped(model: Any) -> bool:
+    """Whether pipegen's attention works in a model's language part."""
+    return bool(model.config.get_text_config()._attn_implementation == NAME)
+
+
+def asks_for_sdpa(model: Any) -> bool:
+    """Whether the code of a model's class compares the name of its attention with `sdpa`. Sparse
+    attention of DeepSeek V3.2 masks nothing under another name, for example.
+    """
+    source = inspect.getsource(inspect.getmodule(model) or model)
+    return _ASKS.search(source) is not None
+
+
+_ASKS = re.compile(r"""_attn_implementation\s*(?:==|!=|in\b|not\s+in\b)[^:\n]*["']sdpa["']""")
+
+
+def _set(model: Any, name: str) -> None:
+    text = model.config.get_text_config()
     part = next(
         (name for name in model.config.sub_configs if getattr(model.config, name) is text), None
     )
-    model.set_attn_implementation(NAME if part is None else {part: NAME})
+    model.set_attn_implementation(name if part is None else {part: name})

@@ -7,7 +7,6 @@ refused: a loop that does not find the cache would read the whole prompt behind 
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -28,10 +27,11 @@ old families have in their place.
 class UnknownCache(ValueError):
     """A model gives its cache back in a way that pipegen does not know."""
 
+    hint = "install a version of transformers that `pipegen doctor` calls tested"
 
-@functools.cache
-def cache_argument(model: type[Any]) -> str | None:
-    """The argument of a model's `forward` that takes a cache; None where there is none.
+
+def cache_argument(model: Any) -> str | None:
+    """The argument of the `forward` of a model's class that takes a cache; None where there is none.
 
     >>> class Model:
     ...     def forward(self, input_ids, past_key_values=None): ...
@@ -61,7 +61,7 @@ def cache_of(model: Any, outputs: Any, state: Mapping[str, Any]) -> str | None:
     raise UnknownCache(
         f"{type(model).__name__} gives its cache back as {', '.join(map(repr, sorted(found)))}, and"
         f" its forward {takes}: pipegen does not know how to hand it over on transformers"
-        f" {transformers.__version__}; install a version that `pipegen doctor` calls tried"
+        f" {transformers.__version__}"
     )
 
 

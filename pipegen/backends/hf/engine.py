@@ -19,6 +19,7 @@ from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.engine import CheckpointEngine, release
 from pipegen.backends.checkpoint.foreign import engine_failed, load_failed
 from pipegen.backends.hf.compiled import CompileFailed
+from pipegen.backends.hf.first_steps import use_way, way_of
 from pipegen.backends.hf.grammar import Grammars
 from pipegen.backends.hf.load import (
     Weights,
@@ -223,7 +224,11 @@ class HFEngine(CheckpointEngine):
     def _loaded(self) -> Any:
         load = self._checkpoint.load
         try:
-            return self._weights.model()
+            with self._weights.lock, torch.no_grad():
+                model = self._weights.model()
+                if not self._traits.checked:
+                    way = way_of(model, self._checkpoint, self._pixels)
+                    use_way(way, model, self._traits)
         except CallFailed:
             raise
         except BadAdapter as error:
@@ -240,6 +245,7 @@ class HFEngine(CheckpointEngine):
             raise load_failed(
                 load, "cannot load", error, self._checkpoint.source, hint=advice(load, error)
             ) from error
+        return model
 
 
 class SharedSchedule(SharedSteps[Event]):

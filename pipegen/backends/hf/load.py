@@ -63,14 +63,19 @@ def load_model(checkpoint: Checkpoint) -> Any:
     """The checkpoint's model with its weights, or the caller's, ready to generate. Its dtype is
     `Checkpoint.dtype`.
 
-    Raises `ValueError` where weights are missing, the model is an encoder-decoder, its steps cannot
-    be compiled, or the tokenizer has nothing to pad with. What transformers raises comes through.
+    Raises `ValueError` where weights are missing, the model is an encoder-decoder or an encoder, its
+    steps cannot be compiled, or the tokenizer has nothing to pad with. What transformers raises comes through.
     """
     load = checkpoint.load
     if getattr(checkpoint.config, "is_encoder_decoder", False):
         raise ValueError(
             f"{load.model!r} is an encoder-decoder ({checkpoint.config.model_type}); pipegen runs"
             " decoder-only models"
+        )
+    if _fills_masks(checkpoint.config):
+        raise ValueError(
+            f"{load.model!r} ({checkpoint.config.model_type}) fills masks in a text, each token seeing"
+            " those behind it: it cannot generate; pipegen runs decoder-only models"
         )
     _ = checkpoint.pad_token_id  # raises before anything large is read
     if isinstance(checkpoint, CheckpointInMemory):
@@ -86,6 +91,14 @@ def load_model(checkpoint: Checkpoint) -> Any:
     if load.compile:
         check_compilable(model)
     return model.eval()
+
+
+def _fills_masks(config: Any) -> bool:
+    """Whether a checkpoint is an encoder such as BERT, which transformers would load as a causal
+    model all the same.
+    """
+    names = getattr(config, "architectures", None) or ()
+    return bool(names) and all(name.endswith("ForMaskedLM") for name in names)
 
 
 def _read_model(checkpoint: Checkpoint) -> Any:

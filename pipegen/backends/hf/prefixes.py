@@ -79,10 +79,21 @@ _STATES = "the model's layers keep something else than columns, or place tokens 
 
 
 class Prefixes:
-    """What a model has read last, within `limit` bytes; 0 shares nothing."""
+    """What a model has read last, within `limit` bytes; 0 shares nothing. `least` and `saved` say
+    what pays.
+    """
 
-    def __init__(self, limit: float, checkpoint: Checkpoint, pixels: Pixels) -> None:
+    def __init__(
+        self,
+        limit: float,
+        checkpoint: Checkpoint,
+        pixels: Pixels,
+        *,
+        least: int = LEAST,
+        saved: float = SAVED,
+    ) -> None:
         self._checkpoint, self._pixels = checkpoint, pixels
+        self._least, self._saved = least, saved
         self._tree = PrefixTree(limit)
         self._empty: RunningBatch | None = None
         """A batch without rows, from which batches are made; None before the first one was read."""
@@ -159,7 +170,7 @@ class Prefixes:
         """How many of a row's tokens are there and need not be read."""
         length = self._tree.length_of(marked)
         images = any(length <= first for first, _ in marked.runs)
-        return 0 if length < LEAST or (images and not self._reads_images) else length
+        return 0 if length < self._least or (images and not self._reads_images) else length
 
     @functools.cached_property
     def _reads_images(self) -> bool:
@@ -183,7 +194,7 @@ class Prefixes:
                 other >= length > there
                 for other, there in zip(with_first[1:], starts[1:], strict=True)
             )
-            if length >= LEAST <= more and more * rows >= SAVED and self.takes(length):
+            if length >= self._least <= more and more * rows >= self._saved and self.takes(length):
                 lengths.append(length)
         later = self._read_later(marked, starts)
         sharing = [bool(lengths) and other >= lengths[-1] for other in with_first]
@@ -202,14 +213,18 @@ class Prefixes:
         # whose next tokens are alike have as much there as each other
         alike: dict[Any, list[int]] = {}
         for index, (mark, there) in enumerate(zip(marked, starts, strict=True)):
-            alike.setdefault(mark.ids[: there + LEAST], []).append(index)
+            alike.setdefault(mark.ids[: there + self._least], []).append(index)
         later: set[int] = set()
         for places in alike.values():
             if len(places) > 1:
                 first = places[0]
                 length = min(self._common(marked[first], marked[index]) for index in places[1:])
                 more = length - starts[first]
-                if more >= LEAST and more * (len(places) - 1) >= SAVED and self.takes(length):
+                if (
+                    more >= self._least
+                    and more * (len(places) - 1) >= self._saved
+                    and self.takes(length)
+                ):
                     later.update(places)
         return later
 
@@ -250,14 +265,18 @@ class Prefixes:
         rows: Sequence[Any],
         lengths: Sequence[int] = (),
         count: Count | None = None,
+        *,
+        fixed: bool = False,
     ) -> Prefilled | None:
         """Read the rows' sequences, but for the beginnings that are there; as `prefill` of a batch
-        otherwise.
+        otherwise. `fixed` rows stay together, and share nothing.
 
         lengths: of beginnings of the first row that are read before, shortest first. count: is
         called for each pass with how many tokens of each row it read, and how many were there.
         """
         count = count or (lambda read, shared: None)
+        if fixed:
+            self._off = _STATES
         if not self.off and all(map(self.takes, lengths)):
             self._read(model, rows[0], lengths, count)
         present = [0] * len(rows)
@@ -271,7 +290,7 @@ class Prefixes:
         longest = max(read)
         starts = [max(0, row.length - longest) for row in rows]
         if self._empty is None or not any(starts):
-            result = prefill(model, rows, self._checkpoint, self._pixels)
+            result = prefill(model, rows, self._checkpoint, self._pixels, fixed=fixed)
         else:
             images = [
                 image
@@ -361,7 +380,7 @@ class Prefixes:
             self._size = caches.token_bytes(batch.cache)
             self._window = caches.window_of(batch.cache)
         length = len(marked.ids)
-        if length >= LEAST and self.takes(length):
+        if length >= self._least and self.takes(length):
             self._tree.put(
                 marked,
                 lambda first, end: batch.columns_of(index, first, end),

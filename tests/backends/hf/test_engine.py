@@ -93,7 +93,7 @@ def test_images_and_texts_in_one_batch_get_what_they_get_alone(
 def test_rows_with_images_get_the_ids_of_generate(engine_of: Callable[[str], Any]) -> None:
     engine = engine_of("qwen3_vl")
     model, processor, mark = (
-        engine._weights.model(),
+        engine._loaded(),
         engine._checkpoint.image_processor,
         engine._checkpoint.image_token_id,
     )
@@ -167,17 +167,41 @@ def test_with_a_cache_that_cannot_be_cut_finished_rows_ride_on_unheeded(
     from pipegen.backends.hf.scheduler import ModelTraits
 
     inputs = [
-        sampled(at, max_new_tokens=2 + 3 * at, logprobs=True, repetition_penalty=1.2)
+        encoded(
+            range(60 + at, 66 + at),
+            max_new_tokens=2 + 3 * at,
+            logprobs=True,
+            repetition_penalty=1.2,
+        )
         for at in range(4)
     ]
     expected = engine.generate(inputs)
     monkeypatch.setattr(lane, "can_drop_rows", lambda name, state, rope: False)
-    monkeypatch.setattr(engine, "_traits", ModelTraits())
+    monkeypatch.setattr(engine, "_traits", ModelTraits(checked=True))
     sizes = forwards()
     assert [raw.token_ids for raw in raws(engine, inputs)] == [
         slot.unwrap().token_ids for slot in expected
     ]
     assert set(sizes) == {4}
+
+
+def test_with_a_cache_that_cannot_be_cut_only_rows_of_one_length_are_read_together(
+    engine: Any, forwards: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What such layers make of padding is not known."""
+    from pipegen.backends.hf import running_batch as lane
+    from pipegen.backends.hf.scheduler import ModelTraits
+
+    inputs = [
+        encoded(range(first, 65), max_new_tokens=3, stop=StopOptions(ignore_eos=True))
+        for first in (60, 61)
+    ] + [encoded(range(70, 75), max_new_tokens=3, stop=StopOptions(ignore_eos=True))]
+    expected = ids(engine, inputs)
+    monkeypatch.setattr(lane, "can_drop_rows", lambda name, state, rope: False)
+    monkeypatch.setattr(engine, "_traits", ModelTraits(checked=True))
+    sizes = forwards()
+    assert ids(engine, inputs) == expected
+    assert sizes == [3, 2, 2, 2, 1, 1, 1]  # the first pass found it out
 
 
 def test_rows_whose_positions_a_model_keeps_to_itself_cannot_leave() -> None:
@@ -198,7 +222,7 @@ def test_rows_that_stay_together_bring_the_offsets_that_their_model_keeps(
 ) -> None:
     from pipegen.backends.hf.running_batch import StaticBatch
 
-    model, own = engine._weights.model(), torch.ones(1, 1)
+    model, own = engine._loaded(), torch.ones(1, 1)
     # of a call that ran meanwhile
     monkeypatch.setattr(model.base_model, "rope_deltas", torch.zeros(1, 1), raising=False)
     batch = StaticBatch(torch.tensor([[3, 4]]), own, None, {"use_cache": False})
@@ -276,7 +300,7 @@ def test_threads_share_a_model(engine: Any) -> None:
 def test_logits_that_are_no_numbers_fail_their_row_alone(
     engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = engine._weights.model()
+    model = engine._loaded()
     plain = model.lm_head.forward
 
     def spoiled(hidden: torch.Tensor) -> torch.Tensor:

@@ -460,7 +460,7 @@ def test_what_stays_goes_first_where_the_memory_runs_out(
     whole = ids(opened(prefix_memory_bytes=0), prompts)
     ids(engine, prompts)
     there = engine._prefixes.bytes
-    model = engine._weights.model()
+    model = engine._loaded()
     plain, left = model.prepare_inputs_for_generation, [True]
 
     def full(*args: Any, **kwargs: Any) -> Any:
@@ -482,7 +482,7 @@ def test_beginnings_are_read_once_after_the_memory_ran_out_too(
 
     engine, prompts = opened(), tree(5, branches=1, rows=8, least=100)
     whole = ids(opened(prefix_memory_bytes=0), prompts)
-    model, passes = engine._weights.model(), [0]
+    model, passes = engine._loaded(), [0]
     plain = model.prepare_inputs_for_generation
 
     def full(*args: Any, **kwargs: Any) -> Any:
@@ -520,7 +520,7 @@ def test_rows_that_wait_again_after_memory_ran_out_are_shared_too(
 
     engine, prompts = opened(), tree(5, branches=2, rows=6)
     whole = ids(opened(prefix_memory_bytes=0), prompts)
-    model, passes = engine._weights.model(), 0
+    model, passes = engine._loaded(), 0
     plain = model.forward
 
     def full(*args: Any, **kwargs: Any) -> Any:

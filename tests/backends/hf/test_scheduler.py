@@ -38,7 +38,7 @@ def of_size(folder_of: Callable[[str], Any]) -> Callable[..., HFEngine]:
 
 def passes(engine: HFEngine, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Watch the model: what each pass was given."""
-    model, seen = engine._weights.model(), []
+    model, seen = engine._loaded(), []
     plain = model.forward
 
     @functools.wraps(plain)
@@ -121,7 +121,7 @@ def test_columns_that_no_row_needs_any_more_are_cut_off(
     engine = of_size(2)
     seen = passes(engine, monkeypatch)
     engine.generate([row(40, 6), row(4, 9)])
-    name = cache_argument(type(engine._weights.model()))
+    name = cache_argument(type(engine._loaded()))
     widths = [given[name].get_seq_length() for given in seen]
     assert max(widths) == 45
     assert widths[-1] == 12

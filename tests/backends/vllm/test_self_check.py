@@ -23,8 +23,10 @@ from pipegen.engines.settings import ModelLoadConfig
 
 
 @pytest.fixture
-def asked(started: list[Any], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The stand-in finds that windows differ; the models that it was asked of."""
+def asked(started: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """The stand-in finds that windows differ, and nothing was found before; the models that it was
+    asked of.
+    """
     seen: list[str] = []
 
     def differs(text: Any, *_: Any) -> Differs:
@@ -32,7 +34,7 @@ def asked(started: list[Any], monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return Differs(Boundary("sliding_window", 8), 0.05)
 
     monkeypatch.setattr(self_check, "differs_beyond", differs)
-    monkeypatch.setattr(self_check, "_known", {})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return seen
 
 
@@ -58,7 +60,25 @@ def test_in_this_process_rows_beyond_a_difference_are_refused_and_shorter_ones_r
     in_this_process(monkeypatch)
     assert outcomes(windowed) == [None, None, pg.UnsupportedOption]
     assert outcomes(windowed) == [None, None, pg.UnsupportedOption]
-    assert asked == ["mistral"]  # one answer is enough for a process
+    assert asked == ["mistral"]  # one answer is enough, also for later processes
+
+
+def test_what_was_found_to_be_the_same_is_kept_too(
+    asked: list[str], windowed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_this_process(monkeypatch)
+    monkeypatch.setattr(self_check, "differs_beyond", lambda *_: asked.append("same"))
+    assert [self_check.check_lengths(checkpoint(windowed)) for _ in range(2)] == [None, None]
+    assert asked == ["same"]
+
+
+def test_a_difference_from_the_first_tokens_on_is_kept_as_such(
+    asked: list[str], windowed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_this_process(monkeypatch)
+    monkeypatch.setattr(self_check, "differs_beyond", lambda *_: Differs(None, 0.5))
+    found = [self_check.check_lengths(checkpoint(windowed)) for _ in range(2)]
+    assert found == [Differs(None, 0.5)] * 2
 
 
 def test_in_a_process_of_its_own_it_is_made_where_it_is_asked_for(
