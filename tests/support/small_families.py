@@ -10,11 +10,12 @@ images and sound are made small too, and a family may need settings of its own.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["OWN", "SPECIAL", "VOCABULARY", "family_names", "model_of", "tokenizer_of"]
+__all__ = ["OWN", "SPECIAL", "VOCABULARY", "family_names", "is_known", "model_of", "tokenizer_of"]
 
 VOCABULARY = 128
 SPECIAL = 16
@@ -182,7 +183,7 @@ def _numbers(value: Sequence[Any], layers: int) -> bool:
     """Whether a list holds the numbers of layers, and not a value for each."""
     return (
         all(type(each) is int and 0 <= each < layers for each in value)
-        and all(first < second for first, second in zip(value, value[1:], strict=False))
+        and all(first < second for first, second in itertools.pairwise(value))
         and len(value) < layers
     )
 
@@ -290,7 +291,8 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         ),
         _MROPE,
     ),
-    **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe"), {"head_dim": HEAD}),
+    "hunyuan_v1_dense": {"head_dim": HEAD},
+    "hunyuan_v1_moe": {"head_dim": HEAD},
     **{f"{family}+decoder": {"start": {"is_decoder": True}} for family in _DECODERS},
     "hunyuan_vl": {
         "text_config.head_dim": HEAD,
@@ -321,6 +323,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     },
     "deepseek_vl_hybrid": {"high_res_vision_config.global_attn_indexes": [1]},
     "diffusion_gemma": {
+        "start": {"vision_config": {"model_type": "gemma4_vision"}},
         "text_config.num_experts": 4,
         "text_config.top_k_experts": 2,
         "text_config.moe_intermediate_size": 32,
@@ -535,13 +538,18 @@ def tokenizer_of() -> Any:
 
 
 def family_names() -> list[str]:
-    """Every family of the installed transformers that writes text."""
+    """Every family of the installed transformers that writes text; with `+decoder` those of BERT's
+    kind, made as decoders.
+    """
     from transformers.models.auto import modeling_auto
 
-    return sorted(
-        {
-            *modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-            *modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
-            *(family for family in OWN if "+" in family),
-        }
-    )
+    names = {
+        *modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        *modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    }
+    return sorted({*names, *(family for family in OWN if "+" in family)})
+
+
+def is_known(family: str) -> bool:
+    """Whether the installed transformers has the family."""
+    return family in family_names()
