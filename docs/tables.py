@@ -8,6 +8,7 @@ import functools
 import importlib
 import inspect
 import re
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
@@ -18,6 +19,7 @@ from pipegen.config.keys import KEYS
 from pipegen.core.distribution import DISTRIBUTION, install_command
 from pipegen.engines.capabilities import ENGINES, FEATURES
 from pipegen.engines.settings import FallbackSettings
+from pipegen.engines.versions import bounds_in
 from pipegen.records.engine_list import TYPES
 from pipegen.records.fields import help_of
 from pipegen.records.option_records import GROUPS, GenerationOptions
@@ -122,7 +124,27 @@ def keys_table() -> str:
     return "\n".join(rows)
 
 
+def versions_table() -> str:
+    """Which versions of the engines' packages pipegen takes."""
+    project = tomllib.loads(
+        (PAGES.parent / "pyproject.toml").read_text(encoding="utf-8")
+    )
+    known = bounds_in(
+        f"{required}; extra == '{extra}'"
+        for extra, requirements in project["project"][
+            "optional-dependencies"
+        ].items()
+        for required in requirements
+    )
+    rows = ["| package | taken | tested up to |", "| --- | --- | --- |"]
+    for name, bounds in sorted(known.items()):
+        tested = ".".join(map(str, bounds.tested))
+        rows.append(f"| {name} | `{bounds.takes}` | {tested} |")
+    return "\n".join(rows)
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
+    "start.md": versions_table,
     "options.md": options_table,
     "engines.md": capabilities_table,
     "config.md": keys_table,

@@ -1,10 +1,11 @@
-"""What CI runs: the README's command, and the sessions on real engines where their wheels can be
-had. Here with a nox and a pip that only say what they do.
+"""What CI runs: the README's command, the newest versions of all packages, and the sessions on real
+engines where their wheels can be had. Here with a nox and a pip that only say what they do.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -62,9 +63,12 @@ def closing(*sessions: str) -> list[str]:
     ]
 
 
-def test_the_readme_s_command_is_followed_by_the_real_engines(clone: Path) -> None:
+def test_the_readme_s_command_is_followed_by_the_newest_versions_and_the_real_engines(
+    clone: Path,
+) -> None:
     status, last, shown = ran(clone)
-    assert (status, last) == (0, closing("tests", "slow", "faults", "servers", "engines", LAWS))
+    sessions = ("tests", "newest", "slow", "faults", "servers", "engines", LAWS)
+    assert (status, last) == (0, closing(*sessions))
     assert "not run" not in shown
 
 
@@ -101,11 +105,11 @@ def test_what_cannot_be_had_is_said_and_left_out(
     clone: Path, absent: str, sessions: tuple[str, ...], words: str
 ) -> None:
     status, last, shown = ran(clone, ABSENT=absent)
-    assert (status, last) == (0, closing("tests", "slow", "faults", *sessions, LAWS))
+    assert (status, last) == (0, closing("tests", "newest", "slow", "faults", *sessions, LAWS))
     assert words in shown
 
 
-@pytest.mark.parametrize("failing", ["tests", "faults", "servers"])
+@pytest.mark.parametrize("failing", ["tests", "newest", "faults", "servers"])
 def test_any_session_that_fails_fails_the_whole_and_the_others_are_run(
     clone: Path, failing: str
 ) -> None:
@@ -125,3 +129,13 @@ def test_what_takes_too_long_is_stopped_and_fails_the_whole(clone: Path) -> None
     status, _, shown = ran(clone, SLOW="tests", PIPEGEN_CI_SECONDS="2")
     assert status == 124
     assert "+ stopped: all of it takes at most 2 seconds" in shown
+
+
+def test_contributing_says_how_long_all_may_take_and_a_session_needs() -> None:
+    script = (HERE / ".ci" / "run").read_text(encoding="utf-8")
+    seconds, enough = (
+        int(re.findall(rf"{name}:-(\d+)", script)[0])
+        for name in ("PIPEGEN_CI_SECONDS", "PIPEGEN_CI_ENOUGH")
+    )
+    page = (HERE / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert f"less than {enough // 60} of its {seconds // 60} minutes are left" in page

@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from support import readme
 
 import pipegen
 from pipegen.cli import main
@@ -107,6 +108,34 @@ def test_the_pipegen_commands_of_a_page_work(
             with pytest.raises(SystemExit) as left:
                 main(shlex.split(piped or command)[1:])
             assert left.value.code in (0, 1), f"$ {command}"
+
+
+README_COMMAND = re.compile(r"^    (pipegen .*)$", re.MULTILINE)
+
+
+def test_the_shell_commands_of_the_readme_run_as_pasted_into_a_clone(reader: Path) -> None:
+    """1: two requests of the file are wrong on purpose. What is left behind, git ignores."""
+    pytest.importorskip("torch")
+    before = sorted((reader / "docs").rglob("*"))
+    codes = []
+    for command in README_COMMAND.findall((HERE / "README.md").read_text(encoding="utf-8")):
+        with pytest.raises(SystemExit) as left:
+            main(shlex.split(command, comments=True)[1:])
+        codes.append((command.split()[1], left.value.code))
+    assert codes == [("generate", 1), ("generate", 1), ("generate", 0), ("chat", 0)]
+    made = {"results.jsonl", "results.jsonl.job"}
+    assert {path.name for path in reader.iterdir()} == {"docs", *made}
+    assert sorted((reader / "docs").rglob("*")) == before
+    ignored = (HERE / ".gitignore").read_text(encoding="utf-8").splitlines()
+    assert made <= {line.strip("/") for line in ignored}
+
+
+def test_the_example_of_the_readme_is_run_and_any_difference_is_shown() -> None:
+    page = "Words.\n\n```python\nprint(1)\nprint(2)\n```\n\n```text\n1\n{}\n```\n"
+    assert readme.example(page.format(2)) == ("print(1)\nprint(2)\n", "1\n2\n")
+    assert readme.difference(page.format(2)) == ""
+    assert readme.difference(page.format("2\n3")).endswith(" 2\n-3")
+    assert readme.difference(page.format("")).endswith("-\n+2")
 
 
 NAMED = [getattr(pipegen, name) for name in pipegen.__all__]

@@ -213,10 +213,11 @@ def doctor(
     engine: Annotated[
         str | None,
         typer.Option(
-            metavar="vllm",
+            metavar="hf|vllm",
             help=(
-                "With --model: compare vLLM with transformers beyond each window and scaling of"
-                " positions, on a small model."
+                "With --model: hf loads the model and compares its first steps with transformers'"
+                " plain forward; vllm compares vLLM with transformers beyond each window and scaling"
+                " of positions, on a small model."
             ),
         ),
     ] = None,

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import sys
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from pipegen.core.errors import CallFailed, TemplateFailed
 from pipegen.core.slots import is_ok
 from pipegen.engines.capabilities import ENGINES, FEATURES
 from pipegen.engines.extras import need
+from pipegen.engines.versions import bounds, is_newer, minor, required_by
 from pipegen.records import strict_json
 from pipegen.records.engine_list import ENGINE_LIST, shown
 from pipegen.records.options import option_names
@@ -36,28 +36,38 @@ PACKAGES = (
 
 def examine(model: str | None = None, engine: str | None = None) -> dict[str, Any]:
     """All that the doctor sees, as plain data. Imports torch, where it is installed, to ask for its
-    devices.
+    devices, and lets the embedded model take its first steps on `hf`.
 
-    With a model, also what engines make of it; with the engine `vllm`, whether that gives the text
-    of transformers (see `_same_text`). Raises `FileNotFoundError`, `OSError`, `ValueError`,
+    With a model, also what engines make of it; with an engine, whether that gives the text of
+    transformers (see `_first_steps` and `_same_text`). Raises `FileNotFoundError`, `OSError`, `ValueError`,
     `MissingExtra`, `CallFailed` or `TemplateFailed` where the model cannot be read.
     """
     missing = {name: _missing(row.extra) for name, row in ENGINE_LIST.items()}
-    extras = {name: _missing(name) for name in ("hf", "peft", "online", "structured")}
+    untested = {name: _untested(row.extra) for name, row in ENGINE_LIST.items()}
+    extras = {
+        name: [*_missing(name), *_untested(name)] for name in ("hf", "peft", "online", "structured")
+    }
+    steps = None if missing["hf"] else _first_steps("embedded")
+    right = steps is None or steps["same"] is not False
     return {
         "pipegen": version(),
         "python": platform.python_version(),
         "platform": platform.platform(terse=True),
         "packages": {name: _version(name) for name in PACKAGES},
+        "versions": _versions(),
         "devices": _devices(),
         "engines": {
             name: {
-                "runs": not absent,
+                "runs": not absent and not untested[name] and (name != "hf" or right),
                 "missing": absent,
-                "install": install_command(ENGINE_LIST[name].extra) if absent else None,
+                "untested": untested[name],
+                "install": (
+                    install_command(ENGINE_LIST[name].extra) if absent or untested[name] else None
+                ),
             }
             for name, absent in missing.items()
         },
+        "first_steps": steps,
         "extras": {name: absent for name, absent in extras.items() if absent},
         "features": {
             name: {
@@ -73,7 +83,14 @@ def examine(model: str | None = None, engine: str | None = None) -> dict[str, An
     } | (
         {}
         if model is None
-        else {"model": _model(model) | ({} if engine is None else {"same_text": _same_text(model)})}
+        else {
+            "model": _model(model)
+            | (
+                {}
+                if engine is None
+                else {"same_text": (_first_steps if engine == "hf" else _same_text)(model)}
+            )
+        }
     )
 
 
@@ -99,6 +116,29 @@ def _model(name: str) -> dict[str, Any]:
         "images": checkpoint.takes_images and not checkpoint.no_processor_because,
         "problem": (checkpoint.takes_images and checkpoint.no_processor_because) or None,
     }
+
+
+def _first_steps(name: str) -> dict[str, Any]:
+    """Whether the rows of a model on `hf` have the logits of transformers' plain forward at their
+    first steps; its weights are loaded.
+    """
+    report: dict[str, Any] = {"engine": "hf", "lengths": {}, "not_judged": []}
+    try:
+        from pipegen.backends.hf.engine import HFEngine
+        from pipegen.backends.hf.first_steps import WAYS, CannotCheck
+        from pipegen.engines.settings import ModelLoadConfig
+    except ImportError as absent:
+        return report | {"same": None, "because": str(absent)}
+    engine = HFEngine(ModelLoadConfig(model=name))
+    try:
+        way = engine.check()
+    except CannotCheck as unknown:
+        return report | {"same": None, "because": str(unknown)}
+    except CallFailed as failed:
+        return report | {"same": False, "because": str(failed.error)}
+    finally:
+        engine.close()
+    return report | {"same": True, "because": None if way == WAYS[0] else f"{way.words}: {way.why}"}
 
 
 def _same_text(name: str) -> dict[str, Any]:
@@ -156,34 +196,58 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _needs(extra: str) -> tuple[str, ...]:
-    """What an extra of pipegen requires, such as `torch>=2.6`, by pipegen's own metadata."""
-    try:
-        requirements = metadata.requires(DISTRIBUTION) or ()
-    except metadata.PackageNotFoundError:
-        return ()
-    return tuple(
-        requirement.split(";")[0].strip()
-        for requirement in requirements
-        if re.search(rf"extra\s*==\s*['\"]{extra}['\"]", requirement)
-    )
+def _versions() -> dict[str, dict[str, Any]]:
+    """Each bounded package of the engines: what is installed, what pipegen takes, up to which minor
+    version its tests were run, and whether the installed one is fine.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    for name, known in bounds().items():
+        version = _version(name)
+        verdict = None
+        if version is not None:
+            verdict = (
+                "newer than tested"
+                if is_newer(name, version)
+                else "older than the lowest"
+                if not _takes(known.takes, version)
+                else "taken, not tested"
+                if minor(version) > known.tested
+                else "fine"
+            )
+        rows[name] = {
+            "installed": version,
+            "takes": known.takes,
+            "tested_up_to": ".".join(map(str, known.tested)),
+            "verdict": verdict,
+        }
+    return rows
 
 
 def _missing(extra: str) -> list[str]:
-    """What an extra requires and is not there, or not in a version that it takes."""
-    requirements = _needs(extra)
-    problems = [] if requirements else ["pipegen itself is not installed as a package"]
-    for requirement in requirements:
-        match = re.match(r"([A-Za-z0-9._-]+)(\[[^]]*\])?\s*(.*)", requirement)
-        name, versions = (match[1], match[3]) if match else (requirement, "")
+    """What an extra requires and is not there, or in a version that is too old for it."""
+    required = required_by(extra)
+    problems = [] if required else ["pipegen itself is not installed as a package"]
+    for name, versions in required.items():
         if name.lower() == DISTRIBUTION:
             continue
         version = _version(name)
         if version is None:
             problems.append(f"{name} is not installed")
-        elif not _takes(versions, version):
+        elif not _takes(versions, version) and not is_newer(name, version):
             problems.append(f"{name} {version} is installed; it takes {versions}")
     return problems
+
+
+def _untested(extra: str) -> list[str]:
+    """What an extra requires and is there in a version newer than pipegen takes."""
+    known = bounds()
+    installed = {name: _version(name) for name in required_by(extra)}
+    return [
+        f"{name} {version} is newer than pipegen's tests, which were run up to"
+        f" {'.'.join(map(str, known[name].tested))}; it takes {known[name].takes}"
+        for name, version in installed.items()
+        if version is not None and is_newer(name, version)
+    ]
 
 
 def _takes(versions: str, version: str) -> bool:
@@ -215,11 +279,11 @@ def _devices() -> list[str]:
 
 
 def run_doctor(model: str | None, engine: str | None = None, *, as_json: bool) -> int:
-    """Print what `examine` sees. The exit code: 0 when an engine can run here (and the model can be
-    read, and the engine gives its text), else 1.
+    """Print what `examine` sees. The exit code: 0 when an engine can run here, at versions that
+    pipegen takes (and the model can be read, and engines give the text of transformers), else 1.
     """
-    if engine not in (None, "vllm"):
-        refuse(f"takes vllm, not {engine!r}", "--engine")
+    if engine not in (None, "hf", "vllm"):
+        refuse(f"takes hf or vllm, not {engine!r}", "--engine")
     if engine is not None and model is None:
         refuse("goes with --model", "--engine")
     try:
@@ -233,16 +297,17 @@ def run_doctor(model: str | None, engine: str | None = None, *, as_json: bool) -
         print(strict_json.dump(report))
     else:
         _show(report)
-    differs = report.get("model", {}).get("same_text", {}).get("same") is False
-    return (
-        0
-        if any(engine_facts["runs"] for engine_facts in report["engines"].values()) and not differs
-        else 1
-    )
+    texts = (report["first_steps"], report.get("model", {}).get("same_text"))
+    differs = any(text is not None and text["same"] is False for text in texts)
+    runs = any(engine_facts["runs"] for engine_facts in report["engines"].values())
+    return 0 if runs and not differs else 1
 
 
 def _of_text(report: dict[str, Any]) -> str:
     """Whether an engine gives the text of transformers, for a reader."""
+    if report["engine"] == "hf" and report["same"]:
+        slower = "" if report["because"] is None else f" ({report['because']})"
+        return f"hf: its first steps have the logits of transformers' plain forward{slower}"
     if report["same"] is None:
         return f"{report['engine']}: not checked against transformers: {report['because']}"
     beyond = ", ".join(f"{tokens} tokens ({name})" for name, tokens in report["lengths"].items())
@@ -279,11 +344,24 @@ def _show(report: dict[str, Any]) -> None:
         "\n",
         soft_wrap=True,
     )
+    for name, row in report["versions"].items():
+        if row["verdict"] is not None:
+            colour = "green" if row["verdict"] == "fine" else "yellow"
+            console.print(
+                f"{name} {row['installed']}  [{colour}]{row['verdict']}[/]: tested up to"
+                f" {row['tested_up_to']}, and pipegen takes {row['takes']}",
+                soft_wrap=True,
+            )
+    console.print()
     for name, engine in report["engines"].items():
         verdict = (
             "[green]can run here[/]"
             if engine["runs"]
             else f"[red]cannot run here[/]: {'; '.join(engine['missing'])}"
+            if engine["missing"]
+            else f"[red]cannot run here[/]: {escape(report['first_steps']['because'])}"
+            if name == "hf" and report["first_steps"]["same"] is False
+            else f"[yellow]not tested here[/]: {'; '.join(engine['untested'])}"
         )
         console.print(f"[bold]{shown(name)}[/] ({name})  {verdict}", soft_wrap=True)
     console.print(

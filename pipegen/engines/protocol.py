@@ -37,6 +37,7 @@ __all__ = [
     "answers_depend_on",
     "require_members",
     "require_token_engine",
+    "rewrites_of",
     "scores_tokens",
     "settles_itself",
     "takes_tokens",
@@ -98,6 +99,14 @@ def answers_depend_on(backend: Any) -> Mapping[str, Any]:
     return {"model": getattr(backend, "identity", backend.name)}
 
 
+def rewrites_of(engine: Any) -> tuple[str, ...]:
+    """What the engine's renderer changes in messages before the chat template reads them (see
+    `pipegen.engines.tokenizer.Renderer`): its `rewrites`, else its renderer's.
+    """
+    own: tuple[str, ...] | None = getattr(engine, "rewrites", None)
+    return getattr(getattr(engine, "renderer", None), "rewrites", ()) if own is None else own
+
+
 class TokenEngine(Backend[Encoded, Raw], Protocol):
     """An engine that takes and gives token ids.
 
@@ -111,6 +120,7 @@ class TokenEngine(Backend[Encoded, Raw], Protocol):
     - `read_model()` gives the `pipegen.engines.model.Model` that is known before a call, the same
       each time, where more is known later: what a server tells.
     - `depends_on`: see `answers_depend_on`.
+    - `rewrites`, where that is known before its renderer is loaded: see `rewrites_of`.
     - `open` and `in_flight`, where it takes rows while it works: `pipegen.engines.session`.
     """
 

@@ -64,6 +64,10 @@ class Renderer(Protocol):
     It may have `read_response(text, prompt=..., tools=...)` besides: the answer as a message with
     `content` and `tool_calls`, as the checkpoint itself reads answers. None where that says nothing
     about it. Whatever its reader raises comes through.
+
+    It may have `rewrites`: what it changes in messages before the template reads them, of `"null"`
+    (it takes out entries that are null) and `"reasoning"` (it gives a thought under more names).
+    Jobs have it in the keys of the rows with such messages. Without it, nothing is changed.
     """
 
     def __hash__(self) -> int: ...

@@ -19,7 +19,7 @@ from pipegen.core.border import attempt
 from pipegen.core.errors import CallFailed
 from pipegen.core.pipe import Pipe, Rebinding
 from pipegen.core.slots import is_ok
-from pipegen.engines.protocol import answers_depend_on
+from pipegen.engines.protocol import answers_depend_on, rewrites_of
 from pipegen.jobs.journal import (
     Finished,
     JournalError,
@@ -60,6 +60,7 @@ def settings_of(
     try:
         engines = [engine for engine in _engines_of(route) if hasattr(engine, "identity")]
         depends = [dict(answers_depend_on(engine)) for engine in engines]
+        rewrites = sorted({name for engine in engines for name in rewrites_of(engine)})
     except CallFailed as failure:
         raise failure.error from failure
     later = {
@@ -83,6 +84,7 @@ def settings_of(
         ],
         "pipeline": route.stages,
         "turns": route.leads_on,
+        "rewrites": rewrites,
         "plugins": plugins,
         "version": version,
         "options": strict_json.plain(set_options),
@@ -214,6 +216,12 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     words = (
         ["the rows before are of an earlier version of pipegen"] if "engines" not in before else []
     )
+    was_rewritten, is_rewritten = (", ".join(run.get("rewrites", ())) for run in (before, now))
+    if was_rewritten != is_rewritten:
+        words.append(
+            f"what is rewritten in messages was {was_rewritten or 'nothing'}, is"
+            f" {is_rewritten or 'nothing'}: rows without such messages are reused"
+        )
     return words + [
         f"{name} is another" if name.endswith(_MODEL) else f"{name} was {was}, is {new}"
         for name, was, new in _differences(before, now)

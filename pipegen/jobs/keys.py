@@ -1,13 +1,17 @@
 """The key of a row: what its answer depends on, and nothing else.
 
 A key is a digest of the prompt (messages and tools, a plain prompt, or ids), the turns after it,
-the continuation to score, and the bytes of its images and videos. It covers the resolved options, what the
-engines say that their answers depend on, the attached plugins, the names of the stages and the
-caller's `version`. A request without turns has the key of the plain pipeline, also under
+the continuation to score, and the bytes of its images and videos. It covers the resolved options,
+what the engines say that their answers depend on, the attached plugins, the names of the stages and
+the caller's `version`. A request without turns has the key of the plain pipeline, also under
 `pg.turns(route)`. A key is no position and no id: rows may be inserted, removed and put in another
 order between two runs. Equal requests have an ordinal among each other, since two of them are two
 answers. A key ends with its mark, by which `pipegen.jobs.history` tells with which settings a row
 was made.
+
+Some versions of transformers change messages before the chat template reads them. A key names the
+changes that bear on its request: the prompt is another one then. Requests without such messages have
+the same key in all versions.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import dataclasses
 import functools
 import json
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pipegen.records import strict_json
@@ -71,7 +75,7 @@ def context_of(
     requests may ask for, and how they are read.
     """
     return [
-        {name: settings.get(name) for name in (*_SHARED, "options", "turns")},
+        {name: settings.get(name) for name in (*_SHARED, "options", "turns", "rewrites")},
         repr(policy or RequestPolicy()),
         reading,
     ]
@@ -88,6 +92,7 @@ class Keys:
         self._blake2b = blake2b
         self._shared = _shared(settings)  # the options of the run are part of each request's
         self._turns = str(settings.get("turns", "")).encode()
+        self._rewrites: Sequence[str] = settings.get("rewrites", ())
         self._mark = _mark(self._shared, SHARED_MARK) if "engines" in settings else None
         self._counts = Counts()
 
@@ -117,11 +122,35 @@ class Keys:
         digest.update(content_of(request))
         if request.turns:
             digest.update(self._turns)
+        if self._rewrites:
+            digest.update("".join(_rewritten(request, self._rewrites)).encode())
         for piece in _contents(request):
             digest.update(self._blake2b(piece, digest_size=16).digest())
         if times:
             digest.update(str(times).encode())
         return digest.hexdigest() + (self._mark + mark if self._mark is not None else "")
+
+
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+"""The names of a message's thought; the renderer fills in the first two."""
+
+
+def _rewritten(request: GenerationRequest, rewrites: Sequence[str]) -> Iterator[str]:
+    """Those of the rewrites that change a message of the request."""
+    messages = [
+        message
+        for message in (*(request.messages or ()), *request.turns)
+        if message.extras or message.content is None
+    ]
+    if "null" in rewrites and any(
+        message.content is None or None in message.extras.values() for message in messages
+    ):
+        yield "null"
+    thoughts = [[message.extras.get(name) for name in _THOUGHTS] for message in messages]
+    if "reasoning" in rewrites and any(
+        any(thought is not None for thought in names) and None in names[:2] for names in thoughts
+    ):
+        yield "reasoning"
 
 
 def _contents(request: GenerationRequest) -> Iterator[bytes]:

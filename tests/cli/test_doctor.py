@@ -71,6 +71,7 @@ def test_json_says_the_same(capsys: pytest.CaptureFixture[str], bare: None) -> N
     assert seen["engines"]["hf"] == {
         "runs": False,
         "missing": seen["extras"]["hf"],
+        "untested": [],
         "install": install_command("hf"),
     }
     assert seen["devices"] == []
@@ -85,12 +86,147 @@ def test_an_old_package_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(words.startswith("transformers 1.0 is installed; it takes ") for words in missing)
 
 
+REQUIRED = (
+    "torch<2.15,>=2.8; extra == 'hf'",
+    "transformers<5.25,>=5.16; extra == 'hf'",
+    "peft<0.22,>=0.18; extra == 'peft'",
+    "aiohttp>=3.11; extra == 'online'",
+    "transformers<5.25,>=5.16; extra == 'online'",
+)
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What is installed, by name; to be filled by a test."""
+    packages: dict[str, str] = {}
+
+    def version(package: str) -> str:
+        if package not in packages:
+            raise metadata.PackageNotFoundError(package)
+        return packages[package]
+
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(metadata, "requires", lambda name: list(REQUIRED))
+    monkeypatch.setattr("pipegen.cli.doctor._devices", list)
+    right = {"engine": "hf", "lengths": {}, "not_judged": [], "same": True, "because": None}
+    monkeypatch.setattr("pipegen.cli.doctor._first_steps", lambda model: right)
+    return packages
+
+
+def test_versions_among_those_that_were_tested_are_fine(
+    capsys: pytest.CaptureFixture[str], installed: dict[str, str]
+) -> None:
+    installed |= {"torch": "2.13.0+cpu", "transformers": "5.24.1"}
+    code, shown = doctor(capsys)
+    assert code == 0
+    assert "torch 2.13.0+cpu  fine: tested up to 2.13, and pipegen takes >=2.8,<2.15" in shown
+    assert "transformers 5.24.1  fine: tested up to 5.24, and pipegen takes" in shown
+    assert "(hf)  can run here" in shown
+    assert "peft 0" not in shown  # not installed
+    assert examine()["versions"]["peft"] == {
+        "installed": None,
+        "takes": ">=0.18,<0.22",
+        "tested_up_to": "0.21",
+        "verdict": None,
+    }
+
+
+def test_a_newer_version_than_those_that_were_tested_is_said_and_its_engine_does_not_count(
+    capsys: pytest.CaptureFixture[str], installed: dict[str, str]
+) -> None:
+    installed |= {"torch": "2.13.0", "transformers": "5.25.0", "aiohttp": "3.14.5"}
+    code, shown = doctor(capsys)
+    assert code == 1
+    newer = (
+        "transformers 5.25.0 is newer than pipegen's tests, which were run up to 5.24; it takes"
+        " >=5.16,<5.25"
+    )
+    assert "transformers 5.25.0  newer than tested: tested up to 5.24" in shown
+    assert f"(hf)  not tested here: {newer}" in shown
+    assert f"To get hf: {install_hint('hf')}  ({newer})" in shown
+    seen = examine()
+    assert seen["engines"]["hf"] == {
+        "runs": False,
+        "missing": [],
+        "untested": [newer],
+        "install": install_command("hf"),
+    }
+    assert seen["extras"]["online"] == [newer]
+
+
+def test_a_newer_package_of_another_extra_leaves_the_engine_as_it_is(
+    capsys: pytest.CaptureFixture[str], installed: dict[str, str]
+) -> None:
+    installed |= {"torch": "2.13.0", "transformers": "5.24.0", "peft": "0.22.0"}
+    code, shown = doctor(capsys)
+    assert code == 0
+    assert "peft 0.22.0  newer than tested: tested up to 0.21" in shown
+    assert "(hf)  can run here" in shown
+
+
+@pytest.mark.parametrize(
+    ("version", "verdict"),
+    [
+        ("2.8.0", "fine"),
+        ("2.14.1", "taken, not tested"),
+        ("2.15.0", "newer than tested"),
+        ("3.0", "newer than tested"),
+        ("2.7.1", "older than the lowest"),
+    ],
+)
+def test_a_version_is_judged_by_its_minor_number(
+    version: str, verdict: str, installed: dict[str, str]
+) -> None:
+    pytest.importorskip("packaging")
+    installed |= {"torch": version}
+    row = examine()["versions"]["torch"]
+    assert (row["verdict"], row["tested_up_to"]) == (verdict, "2.13")
+
+
 def test_with_torch_an_engine_runs_here_and_a_device_is_named() -> None:
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     seen = examine()
-    assert seen["engines"]["hf"] == {"runs": True, "missing": [], "install": None}
+    assert seen["engines"]["hf"] == {
+        "runs": True,
+        "missing": [],
+        "untested": [],
+        "install": None,
+    }
     assert seen["devices"][-1].startswith("cpu")
+    assert seen["first_steps"]["same"] is True
+
+
+def test_an_engine_whose_first_steps_are_wrong_cannot_run_here(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from pipegen.backends.hf import running_batch
+
+    last = running_batch._last
+    monkeypatch.setattr(running_batch, "_last", lambda *given: last(*given).flip(-1))
+    code, shown = doctor(capsys)
+    assert code == 1
+    assert "(hf)  cannot run here: hf cannot load 'embedded': the first steps of Qwen3VL" in shown
+    assert examine()["engines"]["hf"]["runs"] is False
+    code, shown = doctor(capsys, "--model", "embedded", "--engine", "hf")
+    assert code == 1
+    assert "are not those of transformers' plain forward" in shown
+
+
+def test_the_first_steps_of_a_model_are_checked_where_that_is_asked(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from support.models import write_model
+
+    folder = write_model(tmp_path / "llama", "llama")
+    code, shown = doctor(capsys, "--model", str(folder), "--engine", "hf")
+    assert code == 0
+    assert "hf: its first steps have the logits of transformers' plain forward" in shown
+    assert "same_text" not in examine(str(folder))["model"]
 
 
 def test_a_model_is_told_with_the_dtype_that_every_engine_takes(
@@ -171,9 +307,9 @@ def test_a_model_whose_images_cannot_be_prepared_is_told_with_the_reason(tmp_pat
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--engine", "vllm"), ("--engine", "hf", "--model", "embedded")]
+    "arguments", [("--engine", "vllm"), ("--engine", "sglang", "--model", "embedded")]
 )
-def test_an_engine_is_compared_with_transformers_for_a_model_and_is_vllm(
+def test_an_engine_is_compared_with_transformers_for_a_model_and_is_hf_or_vllm(
     arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, _ = doctor(capsys, *arguments)
@@ -218,6 +354,7 @@ def test_a_length_beyond_which_vllm_is_not_compared_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("transformers")
+    pytest.importorskip("torch")
     from support.models import write_model
 
     from pipegen.backends.vllm import self_check

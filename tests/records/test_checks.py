@@ -197,5 +197,5 @@ def test_a_field_that_is_not_given_has_its_default_in_every_copy() -> None:
     make: Any = Room
     with pytest.raises(UnknownField, match="has no field 'counted'"):
         make(counted=7)
-    with pytest.raises(ValueError, match="counted"):
+    with pytest.raises((TypeError, ValueError), match="counted"):  # from Python 3.13 on the first
         dataclasses.replace(counted, counted=8)

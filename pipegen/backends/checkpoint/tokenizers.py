@@ -21,7 +21,7 @@ from immutabledict import immutabledict
 from pipegen.backends.checkpoint.locate import cached, cached_json
 from pipegen.backends.checkpoint.tokenizer_file import parts_alone, require_file_ids
 
-__all__ = ["HFRenderer", "HFTokenizer", "load_tokenizer"]
+__all__ = ["HFRenderer", "HFTokenizer", "load_tokenizer", "message_rewrites"]
 
 _BLANK = " \t\n\v\f\r▁"
 
@@ -215,6 +215,30 @@ def _unspeakable(model: dict[str, Any], ids: set[int]) -> dict[str, Any]:
     }
 
 
+@functools.cache
+def message_rewrites() -> tuple[str, ...]:
+    """What the installed transformers changes in messages before a chat template reads them (see
+    `pipegen.engines.tokenizer.Renderer`). It is found out by a template that writes a message.
+
+    transformers gives a thought under more names from 5.22, and takes out entries that are null
+    from 5.23.
+    """
+    message = {"role": "assistant", "content": None, "reasoning": "thought"}
+    try:
+        from tokenizers import Tokenizer, models
+        from transformers import PreTrainedTokenizerFast
+
+        fast: Any = PreTrainedTokenizerFast
+        written = fast(tokenizer_object=Tokenizer(models.BPE())).apply_chat_template(
+            [message], chat_template="{{ messages[0] | tojson }}", tokenize=False
+        )
+    except ImportError:  # of transformers, or of the Jinja that it wants: no template is rendered
+        return ()
+    seen = json.loads(written)
+    changed = {"null": "content" not in seen, "reasoning": "reasoning_content" in seen}
+    return tuple(name for name, is_changed in changed.items() if is_changed)
+
+
 class HFRenderer:
     """A chat template, rendered by transformers' own machinery. `templates` is its source, or
     several by name; None where there is none.
@@ -233,6 +257,11 @@ class HFRenderer:
         )
         self.template = "\n".join(self._templates.values()) if self._templates else None
         """The template's source; of several, all of them one after another."""
+
+    @property
+    def rewrites(self) -> tuple[str, ...]:
+        """What is changed in messages before the template reads them."""
+        return message_rewrites()
 
     @functools.cached_property
     def _reserved(self) -> frozenset[str]:

@@ -9,7 +9,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from returns.result import Failure, Result
@@ -19,14 +19,21 @@ from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.engine import CheckpointEngine, release
 from pipegen.backends.checkpoint.foreign import engine_failed, load_failed
 from pipegen.backends.hf.compiled import CompileFailed
-from pipegen.backends.hf.first_steps import use_way, way_of
+from pipegen.backends.hf.first_steps import (
+    CannotCheck,
+    Way,
+    check_first_steps,
+    use_way,
+    way_of,
+)
 from pipegen.backends.hf.grammar import Grammars
 from pipegen.backends.hf.load import (
+    PassFailed,
     Weights,
     advice,
     check_settings,
     is_out_of_memory,
-    out_of_memory,
+    pass_failed,
 )
 from pipegen.backends.hf.pixels import Pixels, Prepared
 from pipegen.backends.hf.prefixes import Prefixes
@@ -51,6 +58,8 @@ if TYPE_CHECKING:
 
 __all__ = ["HFEngine"]
 
+
+T = TypeVar("T")
 
 _failed = functools.partial(engine_failed, "hf")
 ROWS = 32
@@ -221,14 +230,32 @@ class HFEngine(CheckpointEngine):
             self._weights.compiled,
         )
 
+    def check(self) -> Way:
+        """How the model's rows are read, by the check of first steps, which is made whatever was
+        kept; the weights are loaded. Raises `CallFailed`, and `CannotCheck` where it is not known.
+        """
+        with self._weights.lock, torch.no_grad():
+            return self._loading(
+                lambda: check_first_steps(self._weights.model(), self._checkpoint, self._pixels)
+            )
+
     def _loaded(self) -> Any:
+        def load() -> Any:
+            model = self._weights.model()
+            if not self._traits.checked:
+                use_way(way_of(model, self._checkpoint, self._pixels), model, self._traits)
+            return model
+
+        with self._weights.lock, torch.no_grad():
+            return self._loading(load)
+
+    def _loading(self, work: Callable[[], T]) -> T:
+        """What `work` gives; raises `CallFailed` where the model cannot be loaded."""
         load = self._checkpoint.load
         try:
-            with self._weights.lock, torch.no_grad():
-                model = self._weights.model()
-                if not self._traits.checked:
-                    way = way_of(model, self._checkpoint, self._pixels)
-                    use_way(way, model, self._traits)
+            return work()
+        except CannotCheck:
+            raise
         except CallFailed:
             raise
         except BadAdapter as error:
@@ -245,7 +272,6 @@ class HFEngine(CheckpointEngine):
             raise load_failed(
                 load, "cannot load", error, self._checkpoint.source, hint=advice(load, error)
             ) from error
-        return model
 
 
 class SharedSchedule(SharedSteps[Event]):
@@ -254,7 +280,8 @@ class SharedSchedule(SharedSteps[Event]):
 
     The schedule is used only under `lock`, and only while the weights' own lock is held. A row is
     in it from `add` until it is done, or its call has left it; then it takes part in no further
-    step. What a step raises ends all rows of the schedule. After an interruption (Ctrl-C) rows of
+    step. Where the model's own code raises, rows are tried in halves, and the one that raises fails
+    alone. Whatever else a step raises ends all rows of the schedule. After an interruption (Ctrl-C) rows of
     other calls go on.
 
     start: makes the schedule, which loads the weights where needed. Raises `CallFailed`.
@@ -281,7 +308,7 @@ class SharedSchedule(SharedSteps[Event]):
         schedule = self._schedule
         if schedule is None:
             return
-        full: str | None = None
+        retry: Callable[[], list[HFRow]] | None = None
         rows: list[HFRow] = []
         try:
             with self._weights.lock, torch.no_grad():
@@ -291,15 +318,15 @@ class SharedSchedule(SharedSteps[Event]):
                 schedule.requeue()
                 raise
             # each call that the step was for raises it
-            stopped = _memory_full(raised)
+            stopped = _retry(schedule, raised)
             if not is_ok(stopped):
                 self._schedule = None
                 for mailbox in {row.mailbox for row in schedule.rows}:
                     mailbox.fail(stopped.failure())
                 return
-            full = stopped.unwrap()
+            retry = stopped.unwrap()
         # what the step held is free by now
-        rows = rows if full is None else _requeued(schedule, full)
+        rows = rows if retry is None else retry()
         if schedule.finished:  # before anybody is told that its last row has ended
             self._schedule = None
         _tell(rows)
@@ -311,37 +338,30 @@ class SharedSchedule(SharedSteps[Event]):
                 self._schedule = None
 
 
-def _memory_full(raised: Exception) -> Result[str, Exception]:
-    """What torch says where the memory was full; of any other exception of a step, what each call
-    raises.
+def _retry(schedule: Schedule, raised: Exception) -> Result[Callable[[], list[HFRow]], Exception]:
+    """How the rows of a step that raised go on: with fewer at a time, where the memory was full or
+    the model's code raised. Of any other exception, what each call raises.
     """
     if isinstance(raised, CompileFailed):
         hint = (
             "install what torch.compile needs (a C++ compiler; on a GPU, Triton), or leave"
             " compile out"
         )
-        failed = CallFailed(_failed(str(raised), hint=hint))
-        failed.__cause__ = raised
-        return Failure(failed)
-    if not isinstance(raised, RuntimeError):
-        return Failure(raised)
-    # torch's own errors for memory and for devices are RuntimeErrors
-    return attempt(lambda: out_of_memory(raised))
+        not_compiled = CallFailed(_failed(str(raised), hint=hint))
+        not_compiled.__cause__ = raised
+        return Failure(not_compiled)
+    failed = attempt(lambda: pass_failed(raised))
+    return failed.map(lambda why: functools.partial(_requeued, schedule, why))
 
 
-def _requeued(schedule: Schedule, full: str) -> list[HFRow]:
+def _requeued(schedule: Schedule, why: PassFailed) -> list[HFRow]:
     """The rows of a schedule, which wait again with what they have made, but for those that do not
-    fit even alone.
+    pass even alone.
     """
     rows = schedule.rows
-    for row in schedule.requeue_after_oom():
-        row.fail(
-            _failed(
-                full,
-                scope="row",
-                hint="free memory on the device, shorten the prompt, or lower max_new_tokens",
-            )
-        )
+    for row in schedule.requeue_in_halves() if why.raised else schedule.requeue_after_oom():
+        row.fail(why.of_row())
+    schedule.prune()
     release()
     return rows
 

@@ -2,8 +2,8 @@
 logits of transformers' plain forward?
 
 Two rows of different lengths, which begin alike, go three steps through the loop: padded in one
-pass, one token further, and once more behind what was kept of them. Their logits are compared with
-those of a forward over each whole row alone, without a cache. Where they differ, slower ways to read rows
+pass, one token further, and once more behind what was kept of them, with other padding. Their logits
+are compared with those of a forward over each whole row alone, without a cache. Where they differ, slower ways to read rows
 are tried, in the order of `WAYS`. The model's rows are read in the first way that gives the logits,
 and the log says so once. Where none does, the model does not load.
 
@@ -52,6 +52,10 @@ __all__ = [
 ]
 
 _log = logging.getLogger("pipegen")
+
+
+Logits = list[tuple[int, torch.Tensor]]
+"""Of a row: shape (vocabulary), in float32, each with the place of the token that they are behind."""
 
 
 class Way(NamedTuple):
@@ -262,8 +266,8 @@ def _wrong(
     if isinstance(alone, Exception):
         seen = f"they cannot be run: {type(alone).__name__}: {alone}"
     else:
-        (places,) = _run(model, checkpoint, pixels, WAYS[-1], [row])
-        first = _worst([{min(places): places[min(places)]}], [plain])
+        (logits,) = _run(model, checkpoint, pixels, WAYS[-1], [row])
+        first = _worst([logits[:1]], [plain])
         what = "attention or positions differ" if first > alone / 2 else "the cache differs"
         seen = f"{what}, and the logits by {alone:.2g} of their spread"
     return WrongSteps(
@@ -329,52 +333,59 @@ def _is_causal(model: Any, row: Sequence[int], plain: torch.Tensor) -> bool:
     """Whether other tokens at the end of a row leave the logits before them as they are."""
     half, allowed = len(row) // 2, _NOISE * _TOLERANCE.get(model.dtype, _ROUNDED)
     other = _plain(model, (*row[:half], *row[: len(row) - half]))
-    return _worst([dict(enumerate(other[:half]))], [plain]) <= allowed
+    return _worst([[*enumerate(other[:half])]], [plain]) <= allowed
 
 
 def _run(
     model: Any, checkpoint: Checkpoint, pixels: Pixels, way: Way, rows: Sequence[Sequence[int]]
-) -> list[dict[int, torch.Tensor]]:
-    """The logits of each row in pipegen's loop, shape (vocabulary), by the place of the token behind
-    which they are.
+) -> list[Logits]:
+    """The logits of each row in pipegen's loop.
 
     Rows that are read together go through it twice: the second time they go on behind what was kept
-    of the first.
+    of the first, with other padding. Where nothing is kept, the first row joins the others. Either
+    shows whether positions are those of tokens, or of columns.
     """
-    traits, seen = ModelTraits(), [dict[int, torch.Tensor]() for _ in rows]
+    traits, seen = ModelTraits(), [Logits() for _ in rows]
     use_way(way, model, traits)
     kept = way.rows == "together"
     prefixes = Prefixes(math.inf if kept else 0, checkpoint, pixels, least=2, saved=math.inf)
-    for left, steps in ((_STEPS + _MORE, _STEPS), *([(0, 1)] if kept else [])):
+    prompts = [len(row) - _STEPS - _MORE for row in rows]
+    for again in (False, True) if kept else (False,):
+        joins = again and bool(prefixes.off)
+        lengths = [len(rows[0]), *prompts[1:]] if again and not joins else prompts
+        steps = 1 if again and not joins else _STEPS
         schedule = Schedule(model, checkpoint, len(rows), pixels, traits, prefixes)
-        schedule.add(
-            [
-                _row(checkpoint, row, len(row) - left, steps, places)
-                for row, places in zip(rows, seen, strict=True)
-            ]
-        )
+        added = [
+            _row(checkpoint, row, length, steps, places)
+            for row, length, places in zip(rows, lengths, seen, strict=True)
+        ]
+        if joins:
+            schedule.add(added[1:])
+            _step(schedule)
+            del added[1:]
+        schedule.add(added)
         while not schedule.finished:
-            for row in schedule.step():
-                if row.error is not None:
-                    raise row.error
+            _step(schedule)
     return seen
 
 
+def _step(schedule: Schedule) -> None:
+    for row in schedule.step():
+        if row.error is not None:
+            raise row.error
+
+
 def _row(
-    checkpoint: Checkpoint,
-    ids: Sequence[int],
-    length: int,
-    steps: int,
-    places: dict[int, torch.Tensor],
+    checkpoint: Checkpoint, ids: Sequence[int], length: int, steps: int, seen: Logits
 ) -> HFRow:
     """A row whose prompt are the first so many ids, and which generates those behind them. Its
-    logits go into `places`.
+    logits go into `seen`.
     """
 
     def choose(context: RowContext) -> Any:
         def chosen(read: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
             place = read.shape[-1] - 1
-            places[place] = logits[0].float().cpu().clone()
+            seen.append((place, logits[0].float().cpu().clone()))
             only = torch.full_like(logits, -torch.inf)
             only[:, ids[(place + 1) % len(ids)]] = 0.0
             return only
@@ -391,13 +402,13 @@ def _row(
     return HFRow(len(ids), encoded, checkpoint.tokenizer, (), (plugin,))
 
 
-def _worst(rows: Sequence[Mapping[int, torch.Tensor]], plain: Sequence[torch.Tensor]) -> float:
+def _worst(rows: Sequence[Logits], plain: Sequence[torch.Tensor]) -> float:
     """The largest difference between the logits of a place and those of the plain forward, as a
     share of how much the latter differ among each other: root mean squares, around the mean.
     """
     worst = 0.0
-    for places, expected in zip(rows, plain, strict=True):
-        for place, logits in places.items():
+    for seen, expected in zip(rows, plain, strict=True):
+        for place, logits in seen:
             meant = expected[place] > _LEAST
             others = expected[place][meant]
             spread, difference = others - others.mean(), logits[meant] - others

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import inspect
 import threading
+import traceback
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -19,25 +20,27 @@ from pipegen.backends.checkpoint.adapters import (
 )
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.engine import release
-from pipegen.backends.checkpoint.foreign import engine_failed
+from pipegen.backends.checkpoint.foreign import engine_failed, short
 from pipegen.backends.checkpoint.in_memory import CheckpointInMemory
 from pipegen.backends.checkpoint.locate import check_adapter_folder
 from pipegen.backends.hf.attention import fitting_attention, use_grouped
+from pipegen.backends.hf.cache_argument import UnknownCache
 from pipegen.backends.hf.compiled import Compiled, check_compilable
 from pipegen.backends.hf.video_positions import correct_positions
-from pipegen.core.errors import CallFailed
+from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.engines.extras import need
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.fields import InvalidField
 from pipegen.records.secret import revealed
 
 __all__ = [
+    "PassFailed",
     "Weights",
     "advice",
     "check_settings",
     "is_out_of_memory",
     "load_model",
-    "out_of_memory",
+    "pass_failed",
     "pick_device",
     "use_own_factors",
 ]
@@ -354,19 +357,70 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     )
 
 
-def out_of_memory(error: RuntimeError) -> str:
-    """What torch says where there was no memory left. Raises `CallFailed` where an accelerator
-    failed, and any other error as it is.
+_MODEL_CODE = ("torch.nn.modules", "transformers")
 
-    >>> out_of_memory(RuntimeError("CUDA error: device-side assert triggered"))
+
+class PassFailed(NamedTuple):
+    """Why a pass failed, where fewer rows may pass."""
+
+    full: str
+    """What torch says where there was no memory left; empty where the model's code raised."""
+    raised: Exception | None
+    """What the model's code raised."""
+
+    def of_row(self) -> BackendFailed:
+        """The failure of a row that was alone in the pass; the traceback goes to the log."""
+        if self.raised is None:
+            return engine_failed(
+                "hf",
+                self.full,
+                scope="row",
+                hint="free memory on the device, shorten the prompt, or lower max_new_tokens",
+            )
+        return engine_failed(
+            "hf",
+            f"the model's code raises for this row: {short(self.raised)}",
+            scope="row",
+            hint="check the row's prompt and images; the log has the traceback under the incident",
+            raised=self.raised,
+        )
+
+
+def pass_failed(raised: Exception) -> PassFailed:
+    """What is known of a pass that raised, where fewer rows may pass. Raises `CallFailed` where an
+    accelerator failed, and a bug of pipegen as it is.
+
+    >>> pass_failed(RuntimeError("DefaultCPUAllocator: can't allocate memory")).full
+    "DefaultCPUAllocator: can't allocate memory"
+    >>> pass_failed(ValueError("a bug of pipegen"))
     Traceback (most recent call last):
     ...
-    pipegen.core.errors.CallFailed: CUDA error: device-side assert triggered
+    ValueError: a bug of pipegen
     """
-    if is_out_of_memory(error):
-        return str(error)
-    if isinstance(error, getattr(torch, "AcceleratorError", ())) or str(error).startswith(
-        "CUDA error"
-    ):
-        raise CallFailed(engine_failed("hf", str(error))) from error
-    raise error
+    if isinstance(raised, RuntimeError):
+        # torch's own errors for memory and for devices are RuntimeErrors
+        if is_out_of_memory(raised):
+            return PassFailed(str(raised), None)  # what was raised holds what the pass held
+        if isinstance(raised, getattr(torch, "AcceleratorError", ())) or str(raised).startswith(
+            "CUDA error"
+        ):
+            raise CallFailed(engine_failed("hf", str(raised))) from raised
+    if isinstance(raised, UnknownCache) or not _is_of_the_model(raised):
+        raise raised
+    return PassFailed("", raised)
+
+
+def _is_of_the_model(raised: Exception) -> bool:
+    """Whether the code of a model raised it, or that of transformers, and not pipegen's: by the
+    last frame of either.
+    """
+    frames = traceback.walk_tb(raised.__traceback__)
+    modules = [str(frame.f_globals.get("__name__")) for frame, _ in frames]
+    return next(
+        (
+            module.startswith(_MODEL_CODE)
+            for module in reversed(modules)
+            if module.startswith(("pipegen.", *_MODEL_CODE))
+        ),
+        False,
+    )

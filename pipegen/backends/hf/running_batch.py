@@ -86,7 +86,7 @@ def _read(
         return_dict=True,
     )
     logits = _last(outputs, input_ids)
-    state = model._update_model_kwargs_for_generation(outputs, state)
+    state = model._update_model_kwargs_for_generation(outputs, state, is_encoder_decoder=False)
     state = {
         name: value for name, value in state.items() if name not in (*images, "mm_encoder_outputs")
     }
@@ -151,7 +151,9 @@ class StaticBatch:
             **self._state,
         )
         outputs = model(**prepared, return_dict=True)
-        self._state = model._update_model_kwargs_for_generation(outputs, self._state)
+        self._state = model._update_model_kwargs_for_generation(
+            outputs, self._state, is_encoder_decoder=False
+        )
         if self._cache_name is None:
             self._state = without_cache(self._state)
         return _last(outputs, tokens)

@@ -26,14 +26,15 @@ with it (see `pipegen.backends.hf.prefixes`).
 
 `requeue` moves every row that is not done back to waiting, with the tokens it has.
 `requeue_after_oom` also lets go of what stays of earlier rows. Where there is nothing, it halves
-the number of tokens that may be cached.
+the number of tokens that may be cached. `requeue_in_halves`, after the model's code raised, halves
+the number of rows that run at a time, until one is alone.
 
 **Invariants.**
 
 - Every row is in exactly one state; a row keeps its generated tokens in every transition, so it
   continues where it was.
 - `_running[i]`, `_tokens[i]`, the sampler's row i and row i of `_batch` are the same row.
-- At most `size` rows are running, and sequences times width is at most `_max_tokens` where that is
+- At most `_most` rows are running (`size`, or fewer after a pass that raised), and sequences times width is at most `_max_tokens` where that is
   known, unless a single sequence is longer.
 - A row's tokens depend on its own options and seed alone, not on when it ran or beside which rows.
 - A `StaticBatch` (a model whose cache is not known) is never changed: its rows stay until the last
@@ -155,7 +156,7 @@ class Schedule:
             traits,
             compiled,
         )
-        self._prefixes = prefixes
+        self._prefixes, self._most = prefixes, self._size
         # of conversations the one that has had fewer turns, so that none is left to end alone
         self._waiting = Waiting[HFRow](
             size,
@@ -204,7 +205,7 @@ class Schedule:
     def step(self) -> list[HFRow]:
         """Bring rows one token further, and return those that got one or failed."""
         active = self._active
-        free = 0 if active and isinstance(self._batch, StaticBatch) else self._size - active
+        free = 0 if active and isinstance(self._batch, StaticBatch) else self._most - active
         while free and not self._prefilled and self._waiting and self._prefill(active):
             pass  # something was found out about the model: choose again what is read together
         return self._insert(self._prefilled, free) if free and self._prefilled else self._decode()
@@ -214,7 +215,7 @@ class Schedule:
         turns out not to take these together.
         """
         width = self._batch.width if active and self._batch is not None else 0
-        near = self._waiting.next(2 * self._size)
+        near = self._waiting.next(2 * self._most)
         if not near:
             return False
         most = pass_tokens(self._model.device)
@@ -226,7 +227,7 @@ class Schedule:
                 and self._fits(active + len(lengths), max(width, *lengths))
             )
 
-        places, prefixes = self._prefixes.group(near, self._size, fits)
+        places, prefixes = self._prefixes.group(near, self._most, fits)
         chosen = [near[index] for index in places]
         longest = max(width, *(source[0].length for source in chosen))
         if active and not self._fits(active + len(chosen), longest):
@@ -296,7 +297,7 @@ class Schedule:
         """
         pairs = [prefilled.rows.popleft() for _ in range(min(free, len(prefilled.rows)))]
         rows, sources = [row for row, _ in pairs], [index for _, index in pairs]
-        self._load = (self._size - free + len(rows), prefilled.batch.width, rows)
+        self._load = (self._most - free + len(rows), prefilled.batch.width, rows)
         is_all = not prefilled.rows and sources == [*range(len(prefilled.batch))]
         logits = (
             prefilled.logits
@@ -486,6 +487,15 @@ class Schedule:
             return []
         if sequences > 1:
             self._max_tokens = self._traits.max_tokens = (sequences + 1) // 2 * width
+        self.requeue()
+        return [] if sequences > 1 else [row for row in rows if not row.done]
+
+    def requeue_in_halves(self) -> Sequence[HFRow]:
+        """After a pass in which the model's code raised: all rows wait again, and half as many of
+        them run at a time, until the one that it raised for is alone. Returns that one.
+        """
+        sequences, _, rows = self._load
+        self._most = (sequences + 1) // 2 if sequences > 1 else self._size
         self.requeue()
         return [] if sequences > 1 else [row for row in rows if not row.done]
 

@@ -36,10 +36,9 @@ from transformers import GenerationConfig
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.engine import release
-from pipegen.backends.checkpoint.foreign import engine_failed
 from pipegen.backends.hf import cache as caches
 from pipegen.backends.hf.cache_argument import without_cache
-from pipegen.backends.hf.load import Weights, out_of_memory
+from pipegen.backends.hf.load import PassFailed, Weights, pass_failed
 from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.prefixes import Prefixes
 from pipegen.backends.hf.rows import group_size, pass_tokens
@@ -237,14 +236,15 @@ class Scoring:
     def _guarded(
         self, tails: list[Tail], work: Callable[[list[Tail]], None]
     ) -> Iterator[tuple[int, Slot[TokenScores]]]:
-        """The rows' answers after `work`; where the memory runs out, after each half of them."""
-        message = ""
+        """The rows' answers after `work`; where the memory runs out, or the model's code raises,
+        after each half of them.
+        """
+        failed: PassFailed | None = None
         try:
             work(tails)
-        except RuntimeError as error:
-            # torch's own errors for memory and for devices are RuntimeErrors
-            message = out_of_memory(error)
-        if not message:
+        except Exception as raised:  # noqa: BLE001 - the model's code may raise anything
+            failed = pass_failed(raised)
+        if failed is None:
             yield from ((tail.position, Success(tail.scores)) for tail in tails)
             return
         self._let_go()
@@ -252,17 +252,7 @@ class Scoring:
         for tail in tails:
             tail.clear()
         if len(tails) == 1:
-            yield (
-                tails[0].position,
-                Failure(
-                    engine_failed(
-                        "hf",
-                        message,
-                        scope="row",
-                        hint="free memory on the device, or shorten the context",
-                    )
-                ),
-            )
+            yield tails[0].position, Failure(failed.of_row())
             return
         half = len(tails) // 2
         for part in (tails[:half], tails[half:]):

@@ -1,8 +1,8 @@
 """vLLM on the wire, ids in and ids out: `/inference/v1/generate`, and `/v1/completions` for text
 where a server has that endpoint switched off.
 
-Pure functions; the facts are those of vLLM 0.32.0
-(`vllm/entrypoints/scale_out/token_in_token_out/protocol.py`).
+Pure functions; the facts are those of vLLM 0.32.0, and of 0.33.0 where it differs
+(`vllm/entrypoints/scale_out/token_in_token_out/`).
 """
 
 from __future__ import annotations
@@ -50,11 +50,18 @@ MOST_TEMPERATURE = 2.0
 NONE = Success(None)
 MOST_LOGPROBS = 20
 """What vLLM's `--max-logprobs` is unless a server says otherwise."""
+DRAWN_IS_EXTRA = (0, 33)
+"""From this vLLM on, `/inference/v1/generate` gives the drawn token and the likeliest ones that were
+asked, so one more where it is not among them; before, it cuts that to the number asked.
+"""
 
 
 @LastCallCache
 def sampling_params(
-    options: GenerationOptions, ending_ids: tuple[int, ...], stops: tuple[str, ...]
+    options: GenerationOptions,
+    ending_ids: tuple[int, ...],
+    stops: tuple[str, ...],
+    drawn_is_extra: bool,
 ) -> Slot[Mapping[str, Any]]:
     """vLLM's `SamplingParams` for these options, everything set; `None` is not sent. Fails where
     the server would change an option.
@@ -62,7 +69,7 @@ def sampling_params(
     The end tokens are among the stop tokens, so `ignore_eos` switches off what the server itself
     would add.
     """
-    refusal = unsupported(options, ending_ids, stops)
+    refusal = unsupported(options, ending_ids, stops, drawn_is_extra)
     if refusal is not None:
         return Failure(refusal)
     params = {
@@ -74,7 +81,7 @@ def sampling_params(
         "stop": list(stops),
         "stop_token_ids": list(ending_ids),
         "ignore_eos": True,
-        "logprobs": logprobs_asked(options),
+        "logprobs": logprobs_asked(options, drawn_is_extra),
         "include_stop_str_in_output": True,
         "skip_special_tokens": (
             options.decode is None or options.decode.skip_special_tokens is not False
@@ -92,17 +99,41 @@ def sampling_params(
     return Success({name: value for name, value in params.items() if value is not None})
 
 
-def logprobs_asked(options: GenerationOptions) -> int | None:
-    """How many logprobs to ask for: two at least, for the margin. The server counts the drawn token
-    among them, so one more where that need not be the likeliest."""
+def logprobs_asked(options: GenerationOptions, drawn_is_extra: bool = False) -> int | None:
+    """How many logprobs to ask for: two at least, for the margin. Where the server counts the drawn
+    token among them, one more, since that need not be the likeliest."""
     if not options.logprobs:
         return None
     top = max(options.top_logprobs or 0, MARGIN)
-    return top + 1 if options.temperature else top
+    return top + 1 if options.temperature and not drawn_is_extra else top
+
+
+def gives_drawn_as_extra(facts: Facts) -> bool:
+    """Whether the server gives the drawn token besides the likeliest ones. `/v1/completions` always
+    does.
+
+    A version that is no release, or is not known, is taken for an older one: to ask for one more is
+    right with every version.
+
+    >>> [
+    ...     gives_drawn_as_extra(Facts(about={"version": v}))
+    ...     for v in ("0.32.1", "0.33.0", "0.33.0rc1")
+    ... ]
+    [False, True, False]
+    """
+    if "generate" in facts.lacks:
+        return True
+    version = re.fullmatch(
+        r"(\d+)\.(\d+)(?:\.\d+)*(?:\.post\d+)?(?:\+[\w.]+)?", str(facts.about.get("version"))
+    )
+    return version is not None and (int(version[1]), int(version[2])) >= DRAWN_IS_EXTRA
 
 
 def unsupported(
-    options: GenerationOptions, ending_ids: tuple[int, ...], stops: tuple[str, ...]
+    options: GenerationOptions,
+    ending_ids: tuple[int, ...],
+    stops: tuple[str, ...],
+    drawn_is_extra: bool = False,
 ) -> UnsupportedOption | None:
     """The option that this server would change or cannot carry out, if there is one."""
     ignores_eos = options.stop is not None and options.stop.ignore_eos
@@ -122,15 +153,19 @@ def unsupported(
             f" {options.temperature:g}",
             option="temperature",
         )
-    if (logprobs_asked(options) or 0) > MOST_LOGPROBS:
+    if (logprobs_asked(options, drawn_is_extra) or 0) > MOST_LOGPROBS:
         words = (
-            f"vLLM gives the {MOST_LOGPROBS - 1} likeliest tokens besides the drawn one, not"
-            f" {options.top_logprobs}"
+            f"this vLLM server gives the {MOST_LOGPROBS - 1} likeliest tokens besides the drawn"
+            f" one, not {options.top_logprobs}"
         )
+        since = ".".join(map(str, DRAWN_IS_EXTRA))
         return UnsupportedOption(
             words,
             option="top_logprobs",
-            hint=f"ask for at most {MOST_LOGPROBS - 1} where temperature is above 0",
+            hint=(
+                f"ask for at most {MOST_LOGPROBS - 1} where temperature is above 0, or ask vLLM"
+                f" {since} by token ids (vllm_server)"
+            ),
         )
     if options.min_new_tokens and ignores_eos and (ending_ids or stops):
         words = (
@@ -153,7 +188,7 @@ def server_side_stops(options: GenerationOptions) -> frozenset[str]:
 
 def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
     """The request, by the way that the server offers."""
-    sampling = sampling_params(ask.options, ask.ending_ids, ask.stops)
+    sampling = sampling_params(ask.options, ask.ending_ids, ask.stops, gives_drawn_as_extra(facts))
     if ask.params is None and not is_ok(sampling):
         return Failure(sampling.failure())
     params = sampling.unwrap() if ask.params is None else ask.params
@@ -203,13 +238,7 @@ def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
         "return_tokens_as_token_ids": True,
         "add_special_tokens": False,
     }
-    params = {
-        **params,
-        **(
-            {"logprobs": max(ask.options.top_logprobs or 0, MARGIN)} if ask.options.logprobs else {}
-        ),
-    }
-    del params["detokenize"]
+    params = {name: value for name, value in params.items() if name != "detokenize"}
     reports |= {"prompt_logprobs": 1} if ask.scored else {}
     return Success(
         _request(

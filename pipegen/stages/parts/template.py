@@ -95,6 +95,11 @@ def _advice(renderer: Renderer, reason: str) -> str:
     """
     if isinstance(renderer, PromptFunction):
         return "correct the function: it gets messages as plain data, and gives the prompt's text"
+    if reason.startswith("SecurityError"):
+        return (
+            "correct options.chat.template, or the model's chat_template.jinja: the installed"
+            " version of what renders it does not allow this"
+        )
     broken = reason.startswith(("TemplateSyntaxError", "TemplateAssertionError"))
     return (
         "correct options.chat.template, or the model's chat_template.jinja: no message can be"

@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
+import transformers
+from packaging.version import Version
 from support.small_tokenizers import (
     chatml_tokenizer,
     instruct_tokenizer,
@@ -32,6 +34,8 @@ from pipegen.backends.checkpoint.tokenizers import load_tokenizer
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.fields import InvalidField
 
+TAKES_BYTES = Version(transformers.__version__) >= Version("5.22")
+"""Whether transformers takes a file of bytes as it is, whichever class of Llama it names."""
 CHARACTERS = sorted(set("".join(tokenizer_file.PROBES + tokenizer_file.LEADING)) - {" "})
 
 
@@ -82,18 +86,36 @@ def folder_of(rust: Rust, path: Path, **settings: Any) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("make", [bytes_like_deepseek, words_like_yi])
-@pytest.mark.parametrize("named", ["LlamaTokenizer", "LlamaTokenizerFast"])
+NAMED = pytest.mark.parametrize("named", ["LlamaTokenizer", "LlamaTokenizerFast"])
+
+
+@NAMED
 def test_a_class_that_splits_text_otherwise_is_an_error_that_says_what_mends_it(
-    tmp_path: Path, make: Any, named: str
+    tmp_path: Path, named: str
 ) -> None:
-    folder = folder_of(make(), tmp_path, tokenizer_class=named)
+    folder = folder_of(words_like_yi(), tmp_path, tokenizer_class=named)
     with pytest.raises(
         InvalidField, match='set "tokenizer_class": "PreTrainedTokenizerFast"'
     ) as raised:
         load_tokenizer(folder)
     assert folder in str(raised.value)
     assert repr(named) in str(raised.value)
+
+
+@NAMED
+@pytest.mark.parametrize("settings", [{}, {"legacy": False}, {"add_prefix_space": False}])
+def test_a_file_of_bytes_is_taken_where_it_loads_as_it_is(
+    tmp_path: Path, named: str, settings: dict[str, Any]
+) -> None:
+    folder = folder_of(bytes_like_deepseek(), tmp_path, tokenizer_class=named, **settings)
+    if not TAKES_BYTES:
+        with pytest.raises(InvalidField, match='"tokenizer_class": "PreTrainedTokenizerFast"'):
+            load_tokenizer(folder)
+        return
+    tokenizer, _ = load_tokenizer(folder)
+    for text in (*tokenizer_file.PROBES, *tokenizer_file.LEADING):
+        expected = bytes_like_deepseek().encode(text, add_special_tokens=False).ids
+        assert tokenizer.encode(text) == tuple(expected)
 
 
 @pytest.mark.parametrize("make", [bytes_like_deepseek, words_like_yi])
@@ -105,7 +127,7 @@ def test_the_setting_that_the_error_names_mends_it(tmp_path: Path, make: Any, me
 
 
 def test_every_engine_that_reads_checkpoints_gets_the_error(tmp_path: Path) -> None:
-    folder = folder_of(bytes_like_deepseek(), tmp_path, tokenizer_class="LlamaTokenizer")
+    folder = folder_of(words_like_yi(), tmp_path, tokenizer_class="LlamaTokenizer")
     with pytest.raises(InvalidField, match="Hello world"):
         # read when it is asked for
         Checkpoint(ModelLoadConfig(model=folder)).tokenizer  # noqa: B018
@@ -146,15 +168,15 @@ def test_what_the_checkpoints_settings_ask_for_is_no_difference(
 
 
 @pytest.mark.parametrize(
-    "settings", [{"legacy": False}, {"add_prefix_space": False}, {"add_prefix_space": True}]
+    "settings", [{}, {"legacy": False}, {"add_prefix_space": False}, {"add_prefix_space": True}]
 )
 def test_lost_spaces_are_a_difference_whatever_the_settings(
     tmp_path: Path, settings: dict[str, Any]
 ) -> None:
+    folder = folder_of(bytes_like_deepseek(), tmp_path, **settings)
+    raw = transformers.LlamaTokenizer.from_pretrained(folder)
     with pytest.raises(InvalidField, match="PreTrainedTokenizerFast"):
-        load_tokenizer(
-            folder_of(bytes_like_deepseek(), tmp_path, tokenizer_class="LlamaTokenizer", **settings)
-        )
+        tokenizer_file.require_file_ids(raw, tmp_path / "tokenizer.json", settings, folder)
 
 
 def test_a_prefix_space_is_a_difference_unless_the_settings_ask_for_it(tmp_path: Path) -> None:

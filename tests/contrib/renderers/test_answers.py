@@ -103,7 +103,7 @@ def test_a_choice_that_proves_nothing_is_refused(
         ({"choices": []}, "choices must be a list of 1"),
         ({}, "choices must be a list of 1"),
         (b'{"choices": [', r"the answer \(13 bytes\) is not JSON"),
-        (b"[" * 9000, "nested too deeply"),
+        (b"[" * 100_000, "nested too deeply"),
     ],
 )
 def test_an_answer_that_is_none_is_refused(
