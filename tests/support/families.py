@@ -21,6 +21,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -367,13 +368,12 @@ def _words(family: str, result: str, why: str, way: str) -> str:
 def main(arguments: Sequence[str]) -> None:
     import transformers
 
-    from pipegen.backends.hf.engine import HFEngine  # once, before there are children
-
-    assert HFEngine
+    import_module("pipegen.backends.hf.engine")  # once, before there are children
     if arguments[0] == "--table":
         print(table(json.loads(Path(arguments[1]).read_text())))
         return
-    transformers.logging.set_verbosity_error()
+    hf: Any = transformers  # its own annotations are partial
+    hf.logging.set_verbosity_error()
     path = Path(arguments[0])
     known = json.loads(path.read_text()) if path.exists() else {}
     for family in arguments[1:] or family_names():

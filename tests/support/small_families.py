@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 __all__ = ["OWN", "SPECIAL", "VOCABULARY", "family_names", "is_known", "model_of", "tokenizer_of"]
 
@@ -21,6 +21,8 @@ VOCABULARY = 128
 SPECIAL = 16
 """Ids below are special tokens, such as those of images; rows have none of them."""
 WIDTH, HEADS, HEAD = 64, 4, 16
+_WEIGHTS = 30_000_000
+"""How many a small model has at most."""
 
 _SMALL: Mapping[str, int] = {
     **dict.fromkeys(
@@ -457,6 +459,8 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     },
     "qwen4_exp_text": _QWEN4,
     "qwen4_exp": {f"text_config.{name}": value for name, value in _QWEN4.items()},
+    "muse_spark": {"out_hidden_size": 4 * WIDTH},
+    "minicpm_ocr": {"image_token_id": 4, "video_token_id": 5},
     "dots3_note_text": {"head_dim": 2 * HEAD},
     "dots3_note": {"text_config.head_dim": 2 * HEAD},
 }
@@ -478,22 +482,20 @@ def model_of(family: str) -> Any:
     import transformers
     from transformers.models.auto import modeling_auto
 
-    config = config_of(family)
-    if family.partition("+")[0] in modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
-        auto = transformers.AutoModelForImageTextToText
-    else:
-        auto = transformers.AutoModelForCausalLM
     from pipegen.backends.hf.attention import fitting_attention
 
+    config, hf = config_of(family), cast("Any", transformers)  # its own annotations are partial
+    images = family in modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    auto = hf.AutoModelForImageTextToText if images else hf.AutoModelForCausalLM
     attention = fitting_attention(config, None)
-    torch.manual_seed(0)
     arguments = {} if attention is None else {"attn_implementation": attention}
     with torch.device("meta"):
         size = sum(
             weights.numel() for weights in auto.from_config(config, **arguments).parameters()
         )
-    if size > 30_000_000:
+    if size > _WEIGHTS:
         raise ValueError(f"the small model has {size:,} weights")
+    torch.manual_seed(0)
     model = auto.from_config(config, dtype=torch.float32, **arguments)
     randomize(model)
     return model.eval()
@@ -523,18 +525,23 @@ def randomize(model: Any) -> None:
                 output.bias[:SPECIAL] = -1
 
 
-def tokenizer_of() -> Any:
-    """One word for each id."""
+def tokenizer_of(special: Mapping[int, str] | None = None, **settings: Any) -> Any:
+    """One word for each id, and for special tokens (by id) the words that are given."""
     import transformers
-    from tokenizers import Tokenizer, models
+    from tokenizers import Tokenizer, models, pre_tokenizers
 
-    words = {f"t{index}": index for index in range(VOCABULARY)}
-    tokens = Tokenizer(models.WordLevel(words, unk_token="t3"))
-    tokens.add_special_tokens([f"t{index}" for index in range(SPECIAL)])
-    fast: Any = transformers.PreTrainedTokenizerFast
-    return fast(
-        tokenizer_object=tokens, unk_token="t3", eos_token="t2", pad_token="t0", bos_token="t1"
+    words = [
+        (special or {}).get(index, f"<{index}>") if index < SPECIAL else f"w{index}"
+        for index in range(VOCABULARY)
+    ]
+    rust = Tokenizer(
+        models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=words[3])
     )
+    rust.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    rust.add_special_tokens(words[:SPECIAL])
+    fast: Any = transformers.PreTrainedTokenizerFast
+    names = ("pad_token", "bos_token", "eos_token", "unk_token")
+    return fast(tokenizer_object=rust, **dict(zip(names, words, strict=False)), **settings)
 
 
 def family_names() -> list[str]:
