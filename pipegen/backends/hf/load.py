@@ -357,7 +357,7 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     )
 
 
-_MODEL_CODE = ("torch.nn.modules", "transformers")
+_MODEL_CODE = ("torch.nn.modules", "torch.utils", "transformers")
 
 
 class PassFailed(NamedTuple):
