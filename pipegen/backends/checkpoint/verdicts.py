@@ -1,9 +1,9 @@
-"""What checks of engines have found, kept from one process to the next: a start that was checked
+"""What checks of engines have found, kept from one process to the next. A start that was checked
 before pays nothing.
 
-A verdict is a small JSON file in `checks`, named by a digest of what it is about: the check, the
-model, the versions of the packages, the engine's code. Whatever of these changes is checked again.
-A file that cannot be read or written is as if it were not there.
+A verdict is a small JSON file in `checks`. Its name is a digest of what it is about: the check, the
+model, the versions of the packages, the engine's code. If any of these changes, the check is made
+again. A file that cannot be read or written is as if it were not there.
 
 >>> import tempfile
 >>> from unittest import mock

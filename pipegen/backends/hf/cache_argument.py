@@ -2,7 +2,7 @@
 `past_key_values` or `cache_params` before 5.24, and is `cache` from then on.
 
 It is read from the model's own `forward`. A model that gives its cache back under another name is
-refused: a loop that does not find the cache would read the whole prompt behind a full one.
+refused. A loop that does not find the cache would read the whole prompt behind a full one.
 """
 
 from __future__ import annotations

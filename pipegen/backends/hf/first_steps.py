@@ -1,14 +1,14 @@
 """The check of first steps: before a model's first answer, do the rows of pipegen's own loop get the
 logits of transformers' plain forward?
 
-Two rows of different lengths, which begin alike, go three steps through the loop: padded in one
-pass, one token further, and once more behind what was kept of them, with other padding. Their logits
-are compared with those of a forward over each whole row alone, without a cache. Where they differ, slower ways to read rows
-are tried, in the order of `WAYS`. The model's rows are read in the first way that gives the logits,
-and the log says so once. Where none does, the model does not load.
+Two rows of different lengths begin alike. They are read in one pass, one of them padded. They go on
+by a token. Then they come again, and are read behind what was kept of them. Their logits are
+compared with those of a forward over each whole row alone. Where they differ, slower ways to read
+rows are tried (see `WAYS`). The first way that gives the logits is taken, and the log says so. Where
+none does, the model does not load.
 
-A short row shows no window, no boundary of rotary factors and no sparse attention: what is beyond
-those is decided by the configuration (see `first_way`).
+A short row shows no window, no boundary of rotary factors and no sparse attention. The configuration
+decides what is beyond those (see `first_way`).
 """
 
 from __future__ import annotations
@@ -107,16 +107,16 @@ to some of the others only, and padding may be among them. Llama 4 scales attent
 """
 _CHECK = "first steps"
 _STEPS, _SHARED, _SHORT, _LONG, _MORE = 2, 2, 3, 5, 1
-"""Tokens that a row generates before it comes again, that all rows begin with, that a short and a
-long prompt have, and that a row has beyond those that it generated when it comes again. They are
-few: the check costs a small part of the load.
+"""Tokens: those that a row generates, those that all rows begin with, those of a short and of a long
+prompt, and those that a row has more when it comes again. They are few. So the check costs a small
+part of the load.
 """
 _TOKENS = 1000
 """Rows are made of tokens with smaller numbers."""
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
 _ROUNDED = 0.15
 """The largest difference of logits between computations that are the same, as a share of how much
-the logits of a place differ; other types are rounded. Seen were up to 2e-5 in float32 and 0.05 in
+the logits of a place differ. Other types are rounded. Seen were up to 2e-5 in float32 and 0.05 in
 bfloat16. A wrong cache or mask differs by 0.3 to 1.5.
 """
 _NOISE = 4
@@ -191,9 +191,9 @@ def _kept_way(about: Mapping[str, Any] | None) -> Way | None:
 
 
 def check_first_steps(model: Any, checkpoint: Checkpoint, pixels: Pixels) -> Way:
-    """The fastest way in which the model's rows get the logits of transformers' plain forward. Must
-    be called without gradients, while nobody else uses the model; its attention is then that of the
-    way.
+    """The fastest way in which the model's rows get the logits of transformers' plain forward. The
+    model's attention is set to that of the way. Must be called without gradients, while nobody else
+    uses the model.
 
     Raises `WrongSteps` or `UnknownCache` where there is none, and `CannotCheck` where the plain
     forward takes no such rows.

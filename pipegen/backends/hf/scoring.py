@@ -38,7 +38,7 @@ from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.engine import release
 from pipegen.backends.hf import cache as caches
 from pipegen.backends.hf.cache_argument import without_cache
-from pipegen.backends.hf.load import PassFailed, Weights, pass_failed
+from pipegen.backends.hf.load import Weights, pass_failed
 from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.prefixes import Prefixes
 from pipegen.backends.hf.rows import group_size, pass_tokens
@@ -53,7 +53,8 @@ from pipegen.backends.hf.scored_rows import (
     fed,
     note,
 )
-from pipegen.core.slots import Slot
+from pipegen.core.border import attempt
+from pipegen.core.slots import Slot, is_ok
 from pipegen.records.scores import Continued, TokenScores
 
 __all__ = ["LOGITS", "Scoring"]
@@ -239,14 +240,11 @@ class Scoring:
         """The rows' answers after `work`; where the memory runs out, or the model's code raises,
         after each half of them.
         """
-        failed: PassFailed | None = None
-        try:
-            work(tails)
-        except Exception as raised:  # noqa: BLE001 - the model's code may raise anything
-            failed = pass_failed(raised)
-        if failed is None:
+        done = attempt(lambda: work(tails))
+        if is_ok(done):
             yield from ((tail.position, Success(tail.scores)) for tail in tails)
             return
+        failed = pass_failed(done.failure())
         self._let_go()
         release()
         for tail in tails:
