@@ -398,7 +398,8 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     },
     "zamba": {"attention_hidden_size": 128, "attention_head_dim": 32, "mamba_dt_rank": 8},
     "xlstm": {
-        "embedding_dim": WIDTH,
+        "hidden_size": 2 * WIDTH,
+        "embedding_dim": 2 * WIDTH,
         "num_blocks": 2,
         "chunk_size": 16,
         "max_inference_chunksize": 16,

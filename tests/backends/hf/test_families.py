@@ -46,16 +46,11 @@ REFUSED = {
 AS_GENERATE = ("doge", "moshi", "unlimited_ocr")
 """Families whose own `generate` differs from their plain forward, in rows beyond a length."""
 OPEN: Mapping[str, str] = {
-    "moss_transcribe_diarize": "a row that joins others has a gap between its positions",
     "reformer": "hashes at random",
     **dict.fromkeys(
-        ("blip", "blip-2", "idefics", "instructblip", "instructblipvideo", "kosmos-2"),
+        ("blip", "blip-2", "instructblip", "instructblipvideo"),
         "wants an image with every prompt, and raises",
     ),
-    "gemma4_assistant": "drafts for another model, and raises",
-    "gemma4_unified_assistant": "drafts for another model, and raises",
-    "llama4": "its class for images raises in transformers 5.24",
-    "pi0": "moves robots, and raises",
 }
 """Families that are neither right nor refused."""
 
