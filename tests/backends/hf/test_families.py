@@ -45,13 +45,7 @@ REFUSED = {
 """Families that do not load, and what the message says."""
 AS_GENERATE = ("doge", "moshi", "unlimited_ocr")
 """Families whose own `generate` differs from their plain forward, in rows beyond a length."""
-OPEN: Mapping[str, str] = {
-    "reformer": "hashes at random",
-    **dict.fromkeys(
-        ("blip", "blip-2", "instructblip", "instructblipvideo"),
-        "wants an image with every prompt, and raises",
-    ),
-}
+OPEN = {"reformer": "hashes at random"}
 """Families that are neither right nor refused."""
 
 
