@@ -369,7 +369,9 @@ def test_rows_whose_positions_are_columns_do_not_join_others(
 
     right = new_engine(folder_of("llama"), self_check=False).generate(INPUTS)
     monkeypatch.setattr(transformers.LlamaForCausalLM, "prepare_inputs_for_generation", dropped)
-    assert way(new_engine(folder_of("llama"))).rows == "of one length"
+    for dtype in ("float32", "bfloat16"):
+        engine = HFEngine(ModelLoadConfig(model=str(folder_of("llama")), dtype=dtype))
+        assert way(engine).rows == "of one length"
     assert new_engine(folder_of("llama")).generate(INPUTS) == right
 
 
