@@ -23,6 +23,7 @@ from typing import Any
 
 from returns.result import Failure, Success
 
+from pipegen.backends.forced_text import changed_in
 from pipegen.backends.settled_schema import NO_EDGES, rounded_in, settled, wrong_in_schema
 from pipegen.core.border import guard
 from pipegen.core.errors import UnsupportedOption
@@ -132,6 +133,28 @@ def _spelled_token(
     return UnsupportedOption(words, option="choice", hint="use choices without that text")
 
 
+def _changed_text(
+    form: StructuredOptions, tokenizer: Tokenizer, option: str, engine: str
+) -> UnsupportedOption | None:
+    """The refusal of a form with text that the tokenizer would change: no tokens spell it."""
+    text = _first_changed(form, tokenizer)
+    if text is None:
+        return None
+    words = (
+        f"{shown(engine)} does not honour {option} with the text {text!a}: the model's tokenizer"
+        " changes it to another one"
+    )
+    return UnsupportedOption(
+        words, option=option, hint="compose it: unicodedata.normalize('NFC', text)"
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _first_changed(form: StructuredOptions, tokenizer: Tokenizer) -> str | None:
+    normalised = getattr(tokenizer, "normalised", None)
+    return None if normalised is None else changed_in(form, normalised)
+
+
 @functools.lru_cache(maxsize=1024)
 def _wrong_with(form: StructuredOptions) -> str:
     """What is wrong with a form whichever engine reads it; empty where nothing is, or was found."""
@@ -160,7 +183,9 @@ def grammar_of(
         need("llguidance", "structured", f"{name} on {shown(engine)}")
     except MissingExtra as missing:
         return Failure(UnsupportedOption(str(missing), option=name))
-    refused = _spelled_token(options, tokenizer, engine)
+    refused = _spelled_token(options, tokenizer, engine) or _changed_text(
+        options.structured, tokenizer, name, engine
+    )
     if refused is not None:
         return Failure(refused)
     kept = {*eos_token_ids, *tokenizer.special_tokens.values()}
