@@ -53,6 +53,10 @@ _DATA = ("const", "enum", "default", "examples")
 """Keywords whose value is no schema."""
 _LOW = ("minimum", "exclusiveMinimum")
 _HIGH = ("maximum", "exclusiveMaximum")
+_MOST = ("maxLength", "maxItems", "maxProperties")
+_LEAST = ("minLength", "minItems", "minProperties")
+_MANY = 2**31 - 1
+"""So many characters, items or properties no answer has: it is what languages write for no bound."""
 _LARGEST = 10**18 - 1
 """The largest bound, by its size, that is sent: libraries count the digits of bounds in 64 bits."""
 
@@ -99,10 +103,14 @@ def _with_format(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _settled_bounds(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema without the bounds that allow every integer of 64 bits. Where it is one of
-    integers, the others become whole numbers.
+    """The schema without the bounds that allow every integer of 64 bits, or every answer. Where it
+    is one of integers, the others become whole numbers.
     """
-    out = dict(schema)
+    out = {
+        key: inner
+        for key, inner in schema.items()
+        if not (key in _MOST and _number(inner) and inner >= _MANY)
+    }
     for names, is_low in ((_LOW, True), (_HIGH, False)):
         for name in names:
             if _number(out.get(name)) and _allows_all(out[name], is_low=is_low):
@@ -241,9 +249,13 @@ def _wrong_number(schema: Mapping[str, Any]) -> str:
     step = schema.get("multipleOf")
     if _number(step) and not _is_small(step):
         return f"multipleOf: {step} is beyond the 18 digits of a step that grammars hold"
+    for name in _LEAST:
+        least = schema.get(name)
+        if _number(least) and least >= _MANY:
+            return f"{name}: {least} is more than an answer can have"
     for value in _numbers([schema[key] for key in ("const", "enum") if key in schema]):
         if not math.isfinite(value) or not -(2**63) <= value < 2**63:
-            return f"{value} in const or enum is no number that 64 bits hold"
+            return f"{value} in const or enum is beyond the integers of 64 bits"
     return ""
 
 

@@ -222,8 +222,10 @@ def _decoded(data: bytes, policy: ImagePolicy, index: int, counted: Counted) -> 
             if image.mode == "F":
                 return Failure(_of_floats(image, index))
             orientation = _orientation(image)
-            kind = _SENT.get(image.format or "", "") if _is_plain(image, orientation) else ""
-            upright = _turn(_rgb(image, _depth(data)), orientation)
+            depth = _depth(data)
+            is_plain = _is_plain(image, orientation) and depth != 16
+            kind = _SENT.get(image.format or "", "") if is_plain else ""
+            upright = _turn(_rgb(image, depth), orientation)
     except UnidentifiedImageError:
         if not data:
             return Failure(BadImage(index, message=f"image {index} is empty: 0 bytes"))

@@ -52,6 +52,14 @@ def test_bounds_of_integers_are_whole_and_those_that_allow_all_are_left_out(
     assert settled({"type": kind, **schema}) == {"type": kind, **kept}
 
 
+@pytest.mark.parametrize("name", ["Length", "Items", "Properties"])
+def test_counts_that_no_answer_has_are_left_out_above_and_refused_below(name: str) -> None:
+    assert settled({f"max{name}": 2**31 - 1, f"min{name}": 1}) == {f"min{name}": 1}
+    assert settled({f"max{name}": 100}) == {f"max{name}": 100}
+    assert "more than an answer can have" in wrong_in_schema({f"min{name}": 2**31 - 1})
+    assert wrong_in_schema({f"max{name}": 2**64}) == ""
+
+
 @pytest.mark.parametrize(
     "wrap",
     [

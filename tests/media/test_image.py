@@ -171,7 +171,7 @@ def test_a_tiff_of_twelve_bits_or_with_white_as_zero_is_read_as_it_says(
     assert tuple(opened(data).getpixel((place, 0))[0] for place in (0, 1)) == levels
 
 
-def png_of_16_bits(colour: int, row: tuple[int, ...], clear: tuple[int, ...]) -> bytes:
+def png_of_16_bits(colour: int, row: tuple[int, ...], clear: tuple[int, ...] = ()) -> bytes:
     """A PNG of two pixels, with a transparent level or colour."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
@@ -185,7 +185,11 @@ def png_of_16_bits(colour: int, row: tuple[int, ...], clear: tuple[int, ...]) ->
     head = chunk(b"IHDR", struct.pack(">IIBBBBB", 2, 1, 16, colour, 0, 0, 0))
     pixels = chunk(b"IDAT", zlib.compress(b"\0" + levels(*row)))
     return (
-        b"\x89PNG\r\n\x1a\n" + head + chunk(b"tRNS", levels(*clear)) + pixels + chunk(b"IEND", b"")
+        b"\x89PNG\r\n\x1a\n"
+        + head
+        + (chunk(b"tRNS", levels(*clear)) if clear else b"")
+        + pixels
+        + chunk(b"IEND", b"")
     )
 
 
@@ -200,6 +204,11 @@ def test_a_transparent_level_of_sixteen_bits_is_white_from_bytes_and_as_a_pil_im
     for source in (data, ImageSource.of(Image.open(io.BytesIO(data))).data or b""):
         image = opened(source)
         assert tuple(image.getpixel((place, 0))[0] for place in (0, 1)) == seen
+
+
+def test_a_file_of_sixteen_bits_is_not_sent_as_it_is() -> None:
+    opaque = png_of_16_bits(2, (258, 772, 1286, 65_535, 0, 0))
+    assert file_to_send(opaque, POLICY).unwrap().data != opaque
 
 
 def test_a_transparent_colour_of_sixteen_bits_is_refused_where_it_may_be_that_of_a_pixel() -> None:
