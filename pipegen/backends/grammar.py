@@ -23,6 +23,8 @@ from typing import Any
 
 from returns.result import Failure, Success
 
+from pipegen.backends.forced_text import changed_in
+from pipegen.backends.settled_schema import NO_EDGES, rounded_in, settled, wrong_in_schema
 from pipegen.core.border import guard
 from pipegen.core.errors import UnsupportedOption
 from pipegen.core.slots import Slot
@@ -46,8 +48,8 @@ __all__ = [
 
 @functools.lru_cache(maxsize=1024)
 def written_out(form: StructuredOptions) -> StructuredOptions:
-    r"""The form with the same meaning for every engine: in regular expressions, and in those of a
-    schema, classes of characters are those of ASCII.
+    r"""The form with the same meaning for every engine: in regular expressions, classes of
+    characters are those of ASCII; a schema is `settled`.
 
     >>> (
     ...     written_out(StructuredOptions(regex=r"\d{4}")).regex,
@@ -60,30 +62,8 @@ def written_out(form: StructuredOptions) -> StructuredOptions:
     if form.json_schema is None:
         return form
     schema = json.loads(str(form.json_schema))
-    plain = _with_ascii(schema)
+    plain = settled(schema)
     return form if plain == schema else StructuredOptions(json_schema=plain)
-
-
-def _with_ascii(schema: Any) -> Any:
-    """The schema with its patterns written out, in the same order."""
-    if isinstance(schema, list):
-        return [_with_ascii(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    out: dict[str, Any] = {}
-    for key, inner in schema.items():
-        if key == "pattern" and isinstance(inner, str):
-            out[key] = ascii_regex(inner)
-        elif key in _SCHEMAS:
-            out[key] = _with_ascii(inner)
-        elif key in _MAPS and isinstance(inner, dict):
-            out[key] = {
-                ascii_regex(name) if key == "patternProperties" else name: _with_ascii(part)
-                for name, part in inner.items()
-            }
-        else:
-            out[key] = inner
-    return out
 
 
 def form_of(options: GenerationOptions) -> dict[str, Any]:
@@ -153,59 +133,34 @@ def _spelled_token(
     return UnsupportedOption(words, option="choice", hint="use choices without that text")
 
 
-TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
-_SCHEMAS = (
-    "items",
-    "prefixItems",
-    "additionalProperties",
-    "contains",
-    "propertyNames",
-    "allOf",
-    "anyOf",
-    "oneOf",
-    "not",
-    "if",
-    "then",
-    "else",
-)
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+def _changed_text(
+    form: StructuredOptions, tokenizer: Tokenizer, option: str, engine: str
+) -> UnsupportedOption | None:
+    """The refusal of a form with text that the tokenizer would change: no tokens spell it."""
+    text = _first_changed(form, tokenizer)
+    if text is None:
+        return None
+    words = (
+        f"{shown(engine)} does not honour {option} with the text {text!a}: the model's tokenizer"
+        " changes it to another one"
+    )
+    return UnsupportedOption(
+        words, option=option, hint="compose it: unicodedata.normalize('NFC', text)"
+    )
 
 
-_NO_EDGES = (
-    r"engines cannot match word boundaries while they generate: write the regular expression"
-    r" without \b and \B"
-)
+@functools.lru_cache(maxsize=1024)
+def _first_changed(form: StructuredOptions, tokenizer: Tokenizer) -> str | None:
+    normalised = getattr(tokenizer, "normalised", None)
+    return None if normalised is None else changed_in(form, normalised)
 
 
 @functools.lru_cache(maxsize=1024)
 def _wrong_with(form: StructuredOptions) -> str:
-    """What is wrong with a form whichever engine reads it: a type that JSON Schema does not have,
-    the edge of a word. Empty where nothing is, or was found.
-    """
-    if form.regex is not None and edge_in(form.regex):
-        return _NO_EDGES
-    parts: list[Any] = [json.loads(form.json_schema)] if isinstance(form.json_schema, str) else []
-    while parts:
-        schema = parts.pop()
-        if not isinstance(schema, dict):
-            continue
-        kinds = schema.get("type", ())
-        for kind in kinds if isinstance(kinds, (list, tuple)) else (kinds,):
-            if not isinstance(kind, str) or kind not in TYPES:
-                return f"Invalid type: {kind if isinstance(kind, str) else json.dumps(kind)}"
-        patterns = schema.get("patternProperties")
-        if any(
-            isinstance(one, str) and edge_in(one)
-            for one in (schema.get("pattern"), *(patterns if isinstance(patterns, dict) else ()))
-        ):
-            return _NO_EDGES
-        for key in _SCHEMAS:
-            inner = schema.get(key)
-            parts += inner if isinstance(inner, list) else [inner]
-        for key in _MAPS:
-            inner = schema.get(key)
-            parts += inner.values() if isinstance(inner, dict) else ()
-    return ""
+    """What is wrong with a form whichever engine reads it; empty where nothing is, or was found."""
+    if form.regex is not None:
+        return NO_EDGES if edge_in(form.regex) else ""
+    return "" if form.json_schema is None else wrong_in_schema(json.loads(str(form.json_schema)))
 
 
 def grammar_of(
@@ -228,7 +183,9 @@ def grammar_of(
         need("llguidance", "structured", f"{name} on {shown(engine)}")
     except MissingExtra as missing:
         return Failure(UnsupportedOption(str(missing), option=name))
-    refused = _spelled_token(options, tokenizer, engine)
+    refused = _spelled_token(options, tokenizer, engine) or _changed_text(
+        options.structured, tokenizer, name, engine
+    )
     if refused is not None:
         return Failure(refused)
     kept = {*eos_token_ids, *tokenizer.special_tokens.values()}
@@ -257,6 +214,12 @@ def grammar_of(
 @functools.lru_cache(maxsize=1024)
 def _checked(form: StructuredOptions, ends: tuple[int, ...]) -> tuple[str, str]:
     """The grammar, and what is wrong with it; an empty text where nothing is."""
+    wrong = _wrong_with(form)  # llguidance may not see it
+    if not wrong and form.json_schema is not None:
+        wrong = rounded_in(str(form.json_schema))
+    if wrong:
+        return "", wrong
+
     from llguidance import LLMatcher
 
     text = text_of(form, ends)
@@ -275,8 +238,10 @@ def _by_bytes(form: StructuredOptions) -> Any:
 
 def has_form(form: StructuredOptions, text: str) -> bool:
     """Whether a whole text has the form. A space that the tokenizer does not show at the very start
-    may be missing.
+    may be missing. No text has one that no engine takes.
     """
+    if _wrong_with(form):
+        return False
     for answer in (text.encode(), b" " + text.encode()):
         matcher = _by_bytes(form).deep_copy()
         if matcher.try_consume_tokens(list(answer)) == len(answer) and matcher.is_accepting():

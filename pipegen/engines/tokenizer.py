@@ -18,6 +18,9 @@ class Tokenizer(Protocol):
     It may have `piece(token_id)` besides: what the token adds to the text after any other that is
     not empty, in whole characters. None if that may depend on its neighbours. Without it every
     token of a row with stop strings is looked at.
+
+    It may have `normalised(text)`: the text as the tokenizer changes it before it cuts it, with
+    plain spaces. Without it, no text is changed.
     """
 
     def __hash__(self) -> int: ...

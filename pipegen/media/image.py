@@ -8,6 +8,7 @@ Levels that are floats are refused: their range may be 0 to 1 or 0 to 255, and n
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 import io
@@ -15,6 +16,7 @@ import struct
 import threading
 import warnings
 import zlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from returns.result import Failure, Success
@@ -76,6 +78,8 @@ _SENT = {"JPEG": "jpeg", "MPO": "jpeg", "PNG": "png"}
 """Formats that may be sent as they are, with their MIME subtype."""
 _SAVE_AGAIN = "save it again with a usual program"
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
+_BITS, _PHOTOMETRIC = 258, 262
+"""The tags of a TIFF with the bits of a level, and with whether white is zero."""
 _BAND = 2**20
 """Pixels hashed at a time, to avoid a second copy of a large image."""
 
@@ -218,8 +222,10 @@ def _decoded(data: bytes, policy: ImagePolicy, index: int, counted: Counted) -> 
             if image.mode == "F":
                 return Failure(_of_floats(image, index))
             orientation = _orientation(image)
-            kind = _SENT.get(image.format or "", "") if _is_plain(image, orientation) else ""
-            upright = _turn(_rgb(image), orientation)
+            depth = _depth(data)
+            is_plain = _is_plain(image, orientation) and depth != 16
+            kind = _SENT.get(image.format or "", "") if is_plain else ""
+            upright = _turn(_rgb(image, depth), orientation)
     except UnidentifiedImageError:
         if not data:
             return Failure(BadImage(index, message=f"image {index} is empty: 0 bytes"))
@@ -305,21 +311,15 @@ def _turn(image: Image.Image, orientation: int) -> Image.Image:
     return image.transpose(Image.Transpose(_TURNS[orientation])) if orientation in _TURNS else image
 
 
-def _rgb(image: Image.Image) -> Image.Image:
-    """The image in RGB. Raises `ValueError` for levels that are not of 8 or 16 bits, and for modes
-    without a conversion.
+def _rgb(image: Image.Image, depth: int) -> Image.Image:
+    """The image in RGB; `depth` is that of a PNG. Raises `ValueError` for levels that are not of 8
+    or 16 bits, for what Pillow loses of 16, and for modes without a conversion.
     """
     from PIL import Image
 
-    if image.mode in _SIXTEEN_BITS:
-        # 65535 / 257 = 255. 257 is odd, so there are no ties in rounding.
-        return (
-            image.convert("I")
-            .convert("F")
-            .point(lambda level: level * (1 / 257) + 0.5)
-            .convert("L")
-            .convert("RGB")
-        )
+    # Pillow reads a PGM of more than 8 bits as levels up to 65535
+    if image.mode in _SIXTEEN_BITS or (image.mode == "I" and image.format == "PPM"):
+        return _eight_bits(image)
     if image.mode == "I":
         low, high = image.getextrema()
         if not (
@@ -330,12 +330,55 @@ def _rgb(image: Image.Image) -> Image.Image:
             raise ValueError(
                 f"its pixels are from {low} to {high}; 32-bit images must have levels from 0 to 255"
             )
+    if image.mode == "RGB" and depth == 16 and "transparency" in image.info:
+        colour = image.info.pop("transparency")
+        if _where(image, [level >> 8 for level in colour]).getbbox() is not None:
+            raise ValueError(
+                "it has 16 bits and a transparent colour, which Pillow reads as 8 bits"
+            )
     if image.has_transparency_data:
         transparent = image.convert("RGBA")
         over_white = Image.new("RGB", image.size, (255, 255, 255))
         over_white.paste(transparent, mask=transparent.getchannel("A"))
         return over_white
     return image if image.mode == "RGB" else image.convert("RGB")  # convert would copy it
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """An image of grey levels of more than 8 bits in RGB; a level that is transparent is white."""
+    from PIL import Image, ImageOps
+
+    tags = getattr(image, "tag_v2", {}) if image.format == "TIFF" else {}
+    # 65535 / 257 = 255. 257 is odd, so there are no ties in rounding.
+    unit = 4095 / 255 if tags.get(_BITS) == (12,) else 257
+    grey = (
+        image.convert("I").convert("F").point(lambda level: level * (1 / unit) + 0.5).convert("L")
+    )
+    if tags.get(_PHOTOMETRIC) == 0:
+        grey = ImageOps.invert(grey)
+    level = image.info.get("transparency")
+    if isinstance(level, int) and image.mode in _SIXTEEN_BITS:
+        # the two bytes of each level, as two bands
+        both = Image.frombytes("LA", image.size, image.tobytes())
+        first, second = level.to_bytes(2, "big" if image.mode == "I;16B" else "little")
+        grey.paste(255, mask=_where(both, (first, second)))
+    return grey.convert("RGB")
+
+
+def _where(image: Image.Image, values: Sequence[int]) -> Image.Image:
+    """A mask of the pixels that have these values, one of each band."""
+    from PIL import ImageChops
+
+    masks = [
+        band.point([255 * (level == value) for level in range(256)])
+        for band, value in zip(image.split(), values, strict=True)
+    ]
+    return functools.reduce(ImageChops.darker, masks)
+
+
+def _depth(data: bytes) -> int:
+    """The bits of each level of a PNG, by its head; 0 for another file."""
+    return data[24] if data[:8] == b"\x89PNG\r\n\x1a\n" and len(data) > 24 else 0
 
 
 def digest(image: Image.Image) -> str:
@@ -359,10 +402,10 @@ def prepare(
     """Decode one image, turn it upright, and resize it once to a size that the model's processor
     keeps.
 
-    The pixels are bit for bit those of a Qwen-VL processor (Pillow backend) with the same budget,
-    wherever it keeps its own choice of size (see `fit`). For a `native` processor the size is
-    unchanged, and `tokens` is 1 until the engine counts them. Fails with `BadImage(index)` for a
-    broken image and for a shape that the model does not take. With `do_resize=False` it fails for
+    The pixels are bit for bit those of a Qwen-VL processor (Pillow backend, up to Pillow 12) with
+    the same budget, wherever it keeps its own choice of size (see `fit`). For a `native` processor
+    the size is unchanged, and `tokens` is 1 until the engine counts them. Fails with
+    `BadImage(index)` for a broken image and for a shape that the model does not take. With `do_resize=False` it fails for
     sides that are not whole tokens or an area outside the bounds. A budget with a `native`
     processor is `UnsupportedOption`.
     """
@@ -381,12 +424,22 @@ def prepare(
     return open_image(data, policy, index).bind(lambda image: sized(image, spec, options, index))
 
 
+def _resized(image: Image.Image, size: tuple[int, int], resample: int) -> Image.Image:
+    """The image at a size: first its width, then its height. Pillow 13 chooses the order by the
+    image, and rounds in between; older ones have this order.
+    """
+    from PIL import Image
+
+    for step in ((size[0], image.height), size):
+        if step != image.size:
+            image = image.resize(step, Image.Resampling(resample))
+    return image
+
+
 def sized(
     image: Image.Image, spec: ImageSpec, options: VlmPreprocessOptions, index: int
 ) -> Slot[PreparedImage]:
     """As `prepare`, for an upright RGB image."""
-    from PIL import Image
-
     width, height = image.size
     if spec.kind == "native":
         return Success(
@@ -413,7 +466,7 @@ def sized(
                     hint="crop or pad the image, or widen the range from min_pixels to max_pixels",
                 )
             )
-    fitted = image if size == image.size else image.resize(size, Image.Resampling(spec.resample))
+    fitted = _resized(image, size, spec.resample)
     grid = (1, size[1] // spec.patch_size, size[0] // spec.patch_size)
     tokens = grid[1] * grid[2] // spec.merge_size**2
     return Success(

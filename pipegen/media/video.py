@@ -15,10 +15,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
+import struct
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import partial
 from itertools import pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from returns.result import Failure, Success
@@ -52,8 +54,21 @@ _KNOWN = (
     RuntimeError,
 )
 """What PyAV raises on a broken file; anything else is logged with its traceback."""
-_TURNS = {90: 2, 180: 3, 270: 4}
-"""Degrees against the clock -> the `PIL.Image.Transpose` that turns a frame by them."""
+_TURNS = {
+    (False, 1, 1): None,
+    (False, -1, 1): 0,
+    (False, 1, -1): 1,
+    (False, -1, -1): 3,
+    (True, 1, 1): 5,
+    (True, 1, -1): 4,
+    (True, -1, 1): 2,
+    (True, -1, -1): 6,
+}
+"""Whether a display matrix swaps the sides, and the signs of its two numbers -> the
+`PIL.Image.Transpose` that does the same.
+"""
+_ASKEW = 0.01
+"""The other two numbers may have this share of the larger ones: they are rounded."""
 _LOWER = "make it shorter or smaller, or raise ImagePolicy.{} if you trust the source"
 
 
@@ -425,5 +440,30 @@ def _upright(frame: Any) -> Image.Image:
     from PIL import Image
 
     image: Image.Image = frame.to_image()
-    turn = _TURNS.get(round(frame.rotation) % 360)
+    turn = _turn_of(frame)
     return image if turn is None else image.transpose(Image.Transpose(turn))
+
+
+def _turn_of(frame: Any) -> int | None:
+    """How a frame is turned and mirrored, by its display matrix (ISO 14496-12). Its scale, which is
+    that of all frames, is left out.
+    """
+    for one in frame.side_data:
+        if one.type.name != "DISPLAYMATRIX":
+            continue
+        across, down, left, up = itemgetter(0, 1, 3, 4)(struct.unpack("=9i", bytes(one)[:36]))
+        straight, swapped = min(abs(across), abs(up)), min(abs(down), abs(left))
+        if straight > swapped and max(abs(down), abs(left)) <= _ASKEW * straight:
+            return _TURNS[False, _sign(across), _sign(up)]
+        if swapped > straight and max(abs(across), abs(up)) <= _ASKEW * swapped:
+            return _TURNS[True, _sign(down), _sign(left)]
+        raise _Refused(
+            f"is turned or sheared by its display matrix ({across}, {down}, {left}, {up}) to what is"
+            " no quarter turn",
+            "write its frames upright: ffmpeg -i old.mp4 new.mp4",
+        )
+    return None
+
+
+def _sign(number: int) -> int:
+    return 1 if number > 0 else -1

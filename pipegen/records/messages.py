@@ -261,8 +261,15 @@ def _tiff(image: Any) -> bytes:
 
     buffer = io.BytesIO()
     upright = ImageOps.exif_transpose(cast("Image.Image", image))
-    # TIFF has no transparent palette entry or level: alpha keeps them.
-    (upright.convert("RGBA") if "transparency" in upright.info else upright).save(buffer, "TIFF")
+    if upright.mode == "I" and image.format == "PPM":  # Pillow's levels up to 65535
+        upright = upright.convert("I;16")
+    clear = upright.info.get("transparency")
+    if isinstance(clear, tuple) and max(clear) > 255:
+        raise ValueError("it has 16 bits and a transparent colour, which Pillow reads as 8 bits")
+    if clear is not None and upright.mode.startswith("I;16"):  # alpha has 8 bits
+        upright.save(buffer, "PNG")
+    else:  # TIFF has no transparent palette entry or level: alpha keeps them
+        (upright if clear is None else upright.convert("RGBA")).save(buffer, "TIFF")
     return buffer.getvalue()
 
 

@@ -254,7 +254,7 @@ class VlmPreprocessOptions:
 
 def _schema(value: Any) -> str:
     """A JSON object, as JSON text: the order of a schema's properties counts, and its text keeps
-    it.
+    it. A text keeps the digits of its numbers.
     """
     if not isinstance(value, (str, Mapping)):
         raise ValueError("a JSON Schema as a mapping or as JSON text")
@@ -266,6 +266,8 @@ def _schema(value: Any) -> str:
         raise ValueError(f"a JSON Schema as a mapping or as JSON text ({refusal})") from None
     if not isinstance(schema, dict):
         raise ValueError("a JSON Schema as a mapping or as JSON text")
+    if isinstance(value, str) and not strict_json.floats_hold(value):
+        return value.strip()
     return strict_json.dump(schema)
 
 

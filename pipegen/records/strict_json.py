@@ -15,11 +15,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any, NoReturn
 
 from pipegen.records.frozen import NESTING, thaw
 
-__all__ = ["NotStrict", "check_plain", "dump", "load", "plain"]
+__all__ = ["NotStrict", "check_plain", "dump", "floats_hold", "load", "plain"]
 
 _LINE_ENDS = str.maketrans(
     {"\x7f": "\\u007f", "\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
@@ -58,6 +59,22 @@ def load(text: str) -> Any:
         raise NotStrict(str(refusal).split(";")[0]) from None
     check_plain(value)
     return value
+
+
+def floats_hold(text: str) -> bool:
+    """Whether floats hold all numbers of a JSON text with a point or an exponent, to the digit.
+
+    >>> floats_hold("[0.1, 1.50, 1e3]"), floats_hold("[0.12345678901234567890]")
+    (True, False)
+    """
+    lost: list[str] = []
+
+    def read(digits: str) -> None:
+        if Decimal(digits) != Decimal(repr(float(digits))):
+            lost.append(digits)
+
+    json.loads(text, parse_float=read)
+    return not lost
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

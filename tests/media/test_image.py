@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
+import random
 import struct
 import sys
 import threading
@@ -129,6 +131,95 @@ def test_sixteen_bits_are_scaled_to_eight_and_not_clipped(file_format: str) -> N
     for level in (0, 128, 129, 256, 257, 32_767, 32_768, 65_406, 65_407, 65_535):
         image.putpixel((0, 0), level)
         assert opened(saved(image, file_format)).getpixel((0, 0)) == ((2 * level + 257) // 514,) * 3
+
+
+@pytest.mark.parametrize(
+    ("data", "levels"),
+    [
+        (b"P5 2 1 65535\n" + bytes([0, 255, 255, 255]), (1, 255)),
+        (b"P5 2 1 65535\n" + bytes([0, 255, 0, 0]), (1, 0)),
+        (b"P2 2 1 65535\n255 65535\n", (1, 255)),
+        (b"P5 2 1 1023\n" + bytes([2, 0, 3, 255]), (128, 255)),
+        (b"P5 2 1 255\n" + bytes([1, 255]), (1, 255)),
+    ],
+)
+def test_a_pgm_of_more_than_eight_bits_is_scaled(data: bytes, levels: tuple[int, int]) -> None:
+    for source in (data, ImageSource.of(Image.open(io.BytesIO(data))).data or b""):
+        image = opened(source)
+        assert tuple(image.getpixel((place, 0))[0] for place in (0, 1)) == levels
+
+
+def tiff_of(bits: int, photometric: int, body: bytes) -> bytes:
+    """A TIFF of two grey pixels."""
+    tags = {256: 2, 257: 1, 258: bits, 259: 1, 262: photometric, 273: 8, 277: 1, 278: 1, 279: 4}
+    entries = [struct.pack("<HHIHH", tag, 3, 1, value, 0) for tag, value in tags.items()]
+    head = b"II*\0" + struct.pack("<I", 12) + body
+    return head + struct.pack("<H", len(tags)) + b"".join(entries) + bytes(4)
+
+
+@pytest.mark.parametrize(
+    ("data", "levels"),
+    [
+        (tiff_of(12, 1, b"\xff\xf8\x00\x00"), (255, 128)),
+        (tiff_of(16, 0, b"\xff\xff\x00\x80"), (0, 127)),
+        (tiff_of(16, 1, b"\xff\xff\x00\x80"), (255, 128)),
+    ],
+)
+def test_a_tiff_of_twelve_bits_or_with_white_as_zero_is_read_as_it_says(
+    data: bytes, levels: tuple[int, int]
+) -> None:
+    assert tuple(opened(data).getpixel((place, 0))[0] for place in (0, 1)) == levels
+
+
+def png_of_16_bits(colour: int, row: tuple[int, ...], clear: tuple[int, ...] = ()) -> bytes:
+    """A PNG of two pixels, with a transparent level or colour."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        )
+
+    def levels(*values: int) -> bytes:
+        return struct.pack(f">{len(values)}H", *values)
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", 2, 1, 16, colour, 0, 0, 0))
+    pixels = chunk(b"IDAT", zlib.compress(b"\0" + levels(*row)))
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + head
+        + (chunk(b"tRNS", levels(*clear)) if clear else b"")
+        + pixels
+        + chunk(b"IEND", b"")
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "clear", "seen"),
+    [((258, 257), 258, (255, 1)), ((0, 65_535), 0, (255, 255)), ((2, 770), 3, (0, 3))],
+)
+def test_a_transparent_level_of_sixteen_bits_is_white_from_bytes_and_as_a_pil_image(
+    row: tuple[int, int], clear: int, seen: tuple[int, int]
+) -> None:
+    data = png_of_16_bits(0, row, (clear,))
+    for source in (data, ImageSource.of(Image.open(io.BytesIO(data))).data or b""):
+        image = opened(source)
+        assert tuple(image.getpixel((place, 0))[0] for place in (0, 1)) == seen
+
+
+def test_a_file_of_sixteen_bits_is_not_sent_as_it_is() -> None:
+    opaque = png_of_16_bits(2, (258, 772, 1286, 65_535, 0, 0))
+    assert file_to_send(opaque, POLICY).unwrap().data != opaque
+
+
+def test_a_transparent_colour_of_sixteen_bits_is_refused_where_it_may_be_that_of_a_pixel() -> None:
+    hidden = png_of_16_bits(2, (258, 772, 1286, 65_535, 0, 0), (258, 772, 1286))
+    error = open_image(hidden, POLICY).failure()
+    assert "it has 16 bits and a transparent colour" in error.message
+    with pytest.raises(InvalidField, match="16 bits and a transparent colour"):
+        ImageSource.of(Image.open(io.BytesIO(hidden)))
+    # of 8 bits, the transparent colour would be that of the first pixel
+    shown = opened(png_of_16_bits(2, (1 << 8, 2 << 8, 3 << 8, 65_535, 0, 0), (1, 2, 3)))
+    assert [shown.getpixel((place, 0)) for place in (0, 1)] == [(1, 2, 3), (255, 0, 0)]
 
 
 def test_thirty_two_bit_levels_are_taken_from_0_to_255_and_refused_beyond() -> None:
@@ -318,6 +409,20 @@ def test_images_are_decoded_at_the_same_time(monkeypatch: pytest.MonkeyPatch) ->
         assert all(
             map(is_ok, pool.map(lambda data: open_image(data, POLICY), [image_file("BMP")] * 2))
         )
+
+
+@pytest.mark.parametrize("size", [(40, 300), (300, 40), (10, 400), (97, 61)])
+@pytest.mark.parametrize("resample", [1, 2, 3, 5])
+def test_an_image_is_resized_by_its_width_first_whatever_the_version(
+    size: tuple[int, int], resample: int
+) -> None:
+    pixels = random.Random(1).randbytes(size[0] * size[1] * 3)
+    image = Image.frombytes("RGB", size, pixels)
+    spec = dataclasses.replace(QWEN3, resample=resample)
+    prepared = prepare(saved(image), spec, VlmPreprocessOptions(), 0, POLICY).unwrap()
+    assert prepared.height != size[1]
+    wide = image.resize((prepared.width, size[1]), resample)
+    assert prepared.rgb == wide.resize((prepared.width, prepared.height), resample).tobytes()
 
 
 def test_p1_a_large_image_lands_within_the_budget() -> None:  # P1

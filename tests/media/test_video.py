@@ -133,7 +133,13 @@ def test_images_with_times_are_of_one_size() -> None:
     assert error.message == "video 0: frame 1 has 32x32 pixels, and the first 64x64"
 
 
-def test_a_turned_video_is_upright() -> None:
+ONE = 1 << 16
+EIGHTH = 46_341
+"""The sine of an eighth of a turn."""
+
+
+def with_matrix(across: int, down: int, left: int, up: int) -> bytes:
+    """A video of 96x32 pixels, whose first frame is bright at the left, with a display matrix."""
     import io
 
     import av
@@ -147,11 +153,112 @@ def test_a_turned_video_is_upright() -> None:
                 file.mux(packet)
     data = bytearray(out.getvalue())
     place = data.index(b"tkhd") + 4 + 4 + 4 * 5 + 4 * 4  # the matrix of the track's head
-    assert data[place : place + 4] == (1 << 16).to_bytes(4, "big")
-    quarter = (0, 1 << 16, 0, -(1 << 16), 0, 0, 0, 0, 1 << 30)
-    data[place : place + 36] = b"".join(one.to_bytes(4, "big", signed=True) for one in quarter)
-    video = prepared(bytes(data)).unwrap()
-    assert (video.width, video.height) == (32, 96)
+    assert data[place : place + 4] == ONE.to_bytes(4, "big")
+    matrix = (across, down, 0, left, up, 0, 0, 0, 1 << 30)
+    data[place : place + 36] = b"".join(one.to_bytes(4, "big", signed=True) for one in matrix)
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "side"),
+    [
+        ((ONE, 0, 0, ONE), "left"),
+        ((2 * ONE, 0, 0, 2 * ONE), "left"),
+        ((ONE, 90, -90, ONE), "left"),  # rounded
+        ((-ONE, 0, 0, ONE), "right"),
+        ((ONE, 0, 0, -ONE), "left"),
+        ((-ONE, 0, 0, -ONE), "right"),
+        ((0, ONE, -ONE, 0), "top"),
+        ((0, -ONE, ONE, 0), "bottom"),
+        ((0, ONE, ONE, 0), "top"),
+        ((0, -ONE, -ONE, 0), "bottom"),
+    ],
+)
+def test_a_turned_or_mirrored_video_is_upright(
+    matrix: tuple[int, int, int, int], side: str
+) -> None:
+    video = prepared(with_matrix(*matrix)).unwrap()
+    turned = side in ("top", "bottom")
+    assert (video.width, video.height) == ((32, 96) if turned else (96, 32))
+    size = (video.width, video.height)
+    frame = Image.frombytes("RGB", size, video.rgb[: size[0] * size[1] * 3]).convert("L")
+    middle = size[0] // 2, size[1] // 2
+    places = {
+        "left": (2, middle[1]),
+        "right": (size[0] - 3, middle[1]),
+        "top": (middle[0], 2),
+        "bottom": (middle[0], size[1] - 3),
+    }
+    bright = {name for name, place in places.items() if is_bright(frame, place)}
+    assert bright == {side}
+
+
+def is_bright(image: Image.Image, place: tuple[int, int]) -> bool:
+    level = image.getpixel(place)
+    assert isinstance(level, int)
+    return level > 128
+
+
+def corner(data: bytes) -> str:
+    """Which corner of the first frame of a video is bright."""
+    video = prepared(data).unwrap()
+    size = (video.width, video.height)
+    frame = Image.frombytes("RGB", size, video.rgb[: size[0] * size[1] * 3]).convert("L")
+    found = [
+        f"{high} {wide}"
+        for high, y in (("top", 2), ("bottom", size[1] - 3))
+        for wide, x in (("left", 2), ("right", size[0] - 3))
+        if is_bright(frame, (x, y))
+    ]
+    return ", ".join(found)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "where"),
+    [
+        ((ONE, 0, 0, -ONE), "bottom left"),
+        ((-ONE, 0, 0, ONE), "top right"),
+        ((0, ONE, ONE, 0), "top left"),
+        ((0, -ONE, -ONE, 0), "bottom right"),
+        ((0, ONE, -ONE, 0), "top right"),
+    ],
+)
+def test_a_corner_goes_where_the_matrix_says(
+    matrix: tuple[int, int, int, int], where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode = videos._frames
+
+    def with_corner(container: Any, stream: Any) -> Any:
+        for frame in decode(container, stream):
+            shown, matrices = frame.to_ndarray(format="rgb24"), list(frame.side_data)
+            shown[:] = 0
+            shown[:12, :30] = 255
+            yield Shown(Image.fromarray(shown), matrices, frame)
+
+    monkeypatch.setattr(videos, "_frames", with_corner)
+    assert corner(with_matrix(*matrix)) == where
+
+
+class Shown:
+    """A frame of a video with other pixels."""
+
+    def __init__(self, image: Image.Image, side_data: list[Any], frame: Any) -> None:
+        self.image, self.side_data, self.frame = image, side_data, frame
+
+    def to_image(self) -> Image.Image:
+        return self.image
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.frame, name)
+
+
+@pytest.mark.parametrize(
+    "matrix", [(EIGHTH, EIGHTH, -EIGHTH, EIGHTH), (ONE, ONE // 2, 0, ONE), (ONE, 4000, -4000, ONE)]
+)
+def test_what_is_turned_by_no_quarter_is_refused(matrix: tuple[int, int, int, int]) -> None:
+    error = refused(with_matrix(*matrix))
+    assert "is turned or sheared by its display matrix" in error.message
+    assert "ffmpeg -i old.mp4 new.mp4" in error.hint
 
 
 BROKEN = {

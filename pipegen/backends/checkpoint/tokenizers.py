@@ -86,6 +86,17 @@ class HFTokenizer:
             else ""
         )
 
+    def normalised(self, text: str) -> str:
+        """The text as it is changed before it is cut into tokens. Spaces in front, and
+        what stands for spaces, do not count.
+        """
+        normalizer = self._backend.normalizer
+        if normalizer is None:
+            return text
+        changed = str(normalizer.normalize_str(text)).replace("▁", " ")
+        alike = text.replace("▁", " ").lstrip(" ") == changed.lstrip(" ")
+        return text if alike else changed
+
     def piece(self, token_id: int) -> str | None:
         """What the token adds to the text after any other that is not empty. None if that may
         depend on its neighbours, as with parts of characters.

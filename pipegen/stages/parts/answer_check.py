@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, NoReturn
 
@@ -356,7 +357,7 @@ def wrong_form(
     if form.json_schema is None:
         return ""
     try:
-        value = json.loads(text, parse_constant=_no_constant)
+        value = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_once)
     except json.JSONDecodeError as refusal:
         may_go_on = not complete and _begins_json(text, refusal)
         return (
@@ -365,6 +366,8 @@ def wrong_form(
             else f"{text!r:.80} is not JSON: {refusal.msg} at character {refusal.pos}"
         )
     except (ValueError, RecursionError) as refusal:
+        if isinstance(refusal, _KeyTwice):
+            return str(refusal)
         # a number of thousands of digits, or nested too deeply to be read
         return f"{text!r:.80} is not JSON: {refusal}" if isinstance(refusal, _NoNumber) else ""
     wrong = wrong_in_json(value, json.loads(str(form.json_schema)))
@@ -393,6 +396,19 @@ class _NoNumber(ValueError):
 
 def _no_constant(name: str) -> NoReturn:
     raise _NoNumber(f"{name} is no number of JSON")
+
+
+class _KeyTwice(ValueError):
+    pass
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these pairs. Readers of JSON differ in which of two equal keys counts."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise _KeyTwice(f"the JSON has the key {json.dumps(twice, ensure_ascii=False):.80} twice")
+    return found
 
 
 _PART = re.compile(r"-?\d*\.?\d*([eE][+-]?\d*)?\s*")

@@ -1,9 +1,9 @@
 """Whether a value obeys a JSON Schema, as far as a small check can tell: what it does not know it
 does not judge.
 
-References beyond the schema itself, those of a schema in which another one has an `$id`, `format`,
-`contentEncoding` and `unevaluated...` are not judged. Classes of characters in a `pattern` mean
-ASCII.
+References beyond the schema itself, those of a schema in which another one has an `$id`,
+`contentEncoding` and `unevaluated...` are not judged. Of formats, those of dates and times are.
+Classes of characters in a `pattern` mean ASCII.
 
 >>> schema = {
 ...     "type": "object",
@@ -26,9 +26,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pipegen.stages.parts.json_formats import is_of
 from pipegen.stages.parts.regex_check import found_in
 
-__all__ = ["wrong_in_json"]
+__all__ = ["schema_at", "wrong_in_json"]
 
 _Inner = Callable[..., str]
 _DEEPEST = 64
@@ -179,11 +180,11 @@ def _wrong_alone(value: Any, schema: Mapping[str, Any]) -> str:
         return f"{_shown(value)} is none of {_shown(schema['enum'])}"
     if "const" in schema and not _same(value, schema["const"]):
         return f"{_shown(value)} is not {_shown(schema['const'])}"
-    for name, (kind, measure, right, relation) in _BOUNDS.items():
+    for name, (of, measure, right, relation) in _BOUNDS.items():
         bound = schema.get(name)
         if (
             _is_number(bound)
-            and isinstance(value, kind)
+            and isinstance(value, of)
             and not isinstance(value, bool)
             and not right(measure(value), bound)
         ):
@@ -191,6 +192,9 @@ def _wrong_alone(value: Any, schema: Mapping[str, Any]) -> str:
     pattern = schema.get("pattern")
     if isinstance(value, str) and isinstance(pattern, str) and found_in(pattern, value) is False:
         return f"{_shown(value)} does not match the pattern {_shown(pattern)}"
+    kind = schema.get("format")
+    if isinstance(value, str) and isinstance(kind, str) and is_of(kind, value) is False:
+        return f"{_shown(value)} is no {kind}"
     if (
         isinstance(value, list)
         and schema.get("uniqueItems") is True
@@ -280,7 +284,7 @@ def _wrong_joined(
     value: Any, schema: Mapping[str, Any], path: str, root: Any, inner: _Inner
 ) -> str:
     """What is wrong with a value by the schemas that this one is made of."""
-    parts = [_referred(schema["$ref"], root)] if "$ref" in schema else []
+    parts = [schema_at(schema["$ref"], root)] if "$ref" in schema else []
     parts += _listed(schema, "allOf")
     if "if" in schema and inner(value, schema["if"]):
         parts.append(schema.get("else"))
@@ -354,7 +358,7 @@ def _items(value: Any) -> list[tuple[str, Any]]:
     return list(value.items()) if isinstance(value, dict) else []
 
 
-def _referred(reference: Any, root: Any) -> Any:
+def schema_at(reference: Any, root: Any) -> Any:
     """The schema at a place of the root schema; None where it lies elsewhere."""
     if not isinstance(reference, str) or not re.match(r"#(/|$)", reference):
         return None

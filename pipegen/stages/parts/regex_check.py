@@ -1,5 +1,5 @@
-r"""Regular expressions: `\d`, `\w` and `\s` mean ASCII on every engine, a dot is anything but the
-end of a line, and whether a text matches.
+r"""Regular expressions: `\d`, `\w` and `\s` mean ASCII on every engine, a dot is anything but
+`\n`, and whether a text matches.
 
 >>> ascii_regex(r"\d{2}[\w-]\\d")
 '[0-9]{2}[0-9A-Za-z_-]\\\\d'

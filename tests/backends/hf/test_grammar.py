@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -262,6 +263,30 @@ def test_a_form_that_cannot_be_compiled_fails_its_own_slot_before_weights_load(
     assert [
         pg.is_ok(slot) for slot in engine.generate([bad[0], encoded([60], max_new_tokens=2)])
     ] == [False, True]
+
+
+@pytest.mark.parametrize("text", ["e\u0301", "e\u0301a"])
+def test_text_that_the_tokenizer_composes_is_refused_before_the_run_and_composed_is_taken(
+    text: str, engine: Any
+) -> None:
+    def forms(text: str) -> list[dict[str, Any]]:
+        return [
+            {"choice": (text, "xy")},
+            {"regex": text},
+            {"json_schema": {"const": text}},
+            {"json_schema": {"properties": {text: {"type": "null"}}, "required": [text]}},
+        ]
+
+    for form in forms(text):
+        (slot,) = engine.generate([encoded([60], max_new_tokens=30, structured=form)])
+        error = slot.failure()
+        assert isinstance(error, pg.UnsupportedOption)
+        assert (error.option, r"e\u0301" in error.message) == (next(iter(form)), True)
+        assert "the model's tokenizer changes it" in error.message
+    composed = unicodedata.normalize("NFC", text)
+    rows = [encoded([60], max_new_tokens=30, structured=form) for form in forms(composed)[1:3]]
+    for slot in engine.generate(rows):
+        assert composed in engine.tokenizer.decode(slot.unwrap().token_ids)
 
 
 def test_a_form_that_is_too_large_fails_its_row_alone(engine: Any) -> None:

@@ -285,7 +285,14 @@ def test_forms_are_given_as_grammars_where_no_other_library_is_named(
 
 
 @pytest.mark.parametrize(
-    "form", [{"regex": "("}, {"json_schema": {"not": {}}}, {"json_schema": {"type": "no"}}]
+    "form",
+    [
+        {"regex": "("},
+        {"json_schema": {"not": {}}},
+        {"json_schema": {"type": "no"}},
+        {"json_schema": {"type": "integer", "minimum": 2**63}},
+        {"choice": ("e\u0301", "a")},  # the tokenizer composes it
+    ],
 )
 def test_a_form_that_cannot_be_compiled_fails_its_slot_and_starts_nothing(
     form: Any, started: list[Any]

@@ -70,15 +70,15 @@ CASES: list[tuple[Any, list[Any], list[Any]]] = [
     ({"allOf": [{"type": "integer"}, {"minimum": 3}]}, [3], [2, "x"]),
     ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, [3, None], ["x"]),
     ({"oneOf": [{"type": "integer"}, {"minimum": 3}]}, [2, 3.5], [3]),
-    ({"oneOf": [{"type": "string"}, {"format": "date"}]}, ["x"], []),
+    ({"oneOf": [{"type": "string"}, {"format": "email"}]}, ["x"], []),
     ({"not": {"type": "null"}}, [1], [None]),
-    ({"not": {"allOf": [{"format": "date"}]}}, ["x"], []),
+    ({"not": {"allOf": [{"format": "email"}]}}, ["x"], []),
     (
         {"if": {"type": "integer"}, "then": {"minimum": 3}, "else": {"type": "null"}},
         [3, None],
         [2, "x"],
     ),
-    ({"if": {"format": "date"}, "then": {"type": "null"}}, ["x", None], []),
+    ({"if": {"format": "email"}, "then": {"type": "null"}}, ["x", None], []),
     (
         {
             "if": {"type": "integer", "format": "x"},
@@ -88,7 +88,7 @@ CASES: list[tuple[Any, list[Any], list[Any]]] = [
         [3, "x"],
         [None],
     ),
-    ({"contains": {"format": "date"}, "maxContains": 1}, [["x", "y"]], [[]]),
+    ({"contains": {"format": "email"}, "maxContains": 1}, [["x", "y"]], [[]]),
     ({"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}, [1], []),
     (LIST, [{"next": {"next": {}}}], [{"next": {"other": 1}}, {"next": 1}]),
     ({"$ref": "#/allOf/0", "allOf": [{"type": "null"}]}, [None], [1]),
