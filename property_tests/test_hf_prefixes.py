@@ -39,7 +39,7 @@ def engine(family: str, memory: int | None = None) -> Any:
         )
         made = HFEngine(load)
         _ = (
-            made._weights.model(),
+            made._loaded(),
             made.eos_token_ids,
             made.tokenizer,
             made.image_placeholder and made._checkpoint.image_spec,

@@ -56,6 +56,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "max_num_seqs": (1, 2),
     "enforce_eager": (False, True),
     "check_lengths": (False, True),
+    "self_check": (True, False),
     "enable_prefix_caching": (False, True),
     "limit_mm_per_prompt": ({"image": 1}, {"image": 2}),
     "api_key": ("sk-one", "sk-two"),
