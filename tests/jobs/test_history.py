@@ -298,3 +298,22 @@ class TestRowsWithoutTurns:
         nested = pg.repeat(pg.turns(pg.route(engine)), lambda result: None, limit=1)
         assert "turns(" in nested.leads_on
         assert pg.turns(pg.route(engine), lambda result: None).leads_on == ""
+
+
+@pytest.mark.parametrize("setting", [{"max_bytes": 40}, {"raised": "fail"}, {"timeout": 1.5}])
+def test_what_tools_tell_a_model_is_part_of_the_key(setting: Any, tmp_path: Path) -> None:
+    def look(city: str) -> str:
+        """Look out."""
+        return "sun " * 40
+
+    def agent(**settings: Any) -> Any:
+        return pg.turns(pg.route(FakeEngine("yes<|im_end|>")), pg.tools([look], **settings))
+
+    requests = [{"messages": [{"role": "user", "content": "Hi"}]}]
+    run(tmp_path, requests, route=agent())
+    defaults = {"max_bytes": 65536, "raised": "message", "timeout": 60}
+    assert run(tmp_path, requests, route=agent(**defaults)).reused == 1
+    other = run(tmp_path, requests, route=agent(**setting))
+    assert other.reused == 0
+    assert other.changed and next(iter(setting)) in agent(**setting).stages
+    assert run(tmp_path, requests, route=agent(**setting)).reused == 1
