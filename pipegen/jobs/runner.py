@@ -10,6 +10,7 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -22,7 +23,7 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import Options, check_run, pairs, require_iterable
 from pipegen.drivers.drive import Drive
 from pipegen.drivers.mapping import flow_of
-from pipegen.jobs.history import Made, changes, made_before, note_run, settings_of
+from pipegen.jobs.history import Made, changes, earlier_models, made_before, note_run, settings_of
 from pipegen.jobs.in_flight import InFlight, remove_left
 from pipegen.jobs.journal import (
     SETTINGS,
@@ -99,12 +100,17 @@ class Job(Iterator[T], Generic[T]):
         """The finished rows on disk."""
         try:
             remove_stale(folder)
-            self.settings, last_settings = note_run(folder, settings, rows=len(self.journal))
+            self.settings, last_settings = note_run(
+                folder,
+                settings,
+                rows=len(self.journal),
+                earlier_of=partial(earlier_models, route),
+            )
             self.changed = (
                 () if last_settings is None else tuple(changes(last_settings, self.settings))
             )
             self.made_before = made_before(self.journal, last_settings, self.settings)
-            self._steps = Steps(folder)
+            self._steps = Steps(folder, self.settings)
             self._noted = InFlight(folder, finished=self.journal.has)
         except BaseException:
             self.journal.close()

@@ -519,7 +519,9 @@ def test_a_folder_of_other_files_is_refused_and_left_as_it_is(tmp_path: Path, na
     (folder / name).parent.mkdir(parents=True)
     (folder / name).write_text("mine")
     engine = FakeEngine(echo)
-    with pytest.raises(JournalError, match=r"other files .* and no job\.json: it is no job's folder"):
+    with pytest.raises(
+        JournalError, match=r"other files .* and no job\.json: it is no job's folder"
+    ):
         run(engine, folder, PROMPTS)
     assert [path for path in folder.rglob("*") if path.is_file()] == [folder / name]
     assert not engine.calls
