@@ -8,7 +8,6 @@ import io
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
@@ -166,7 +165,11 @@ def _cards(flags: ViewFlags, images: ImagePolicy) -> Iterator[str]:
                 figure
                 for source in sources
                 for figure in (
-                    _frames(source, request_lookup.images, next(times, None))
+                    (Figure(_NO_FOLDER, None),)
+                    if request_lookup.images.root is None
+                    and _has_path(source)
+                    and flags.asked is None
+                    else _frames(source, request_lookup.images, next(times, None))
                     if isinstance(source, VideoSource)
                     else (
                         figure_of(
@@ -182,6 +185,14 @@ def _cards(flags: ViewFlags, images: ImagePolicy) -> Iterator[str]:
             yield card(
                 entry, str(prompt), figures, metadata, other_entries.get(entry.id), compared=names
             )
+
+
+_NO_FOLDER = "files of images are shown with --image-root, the folder that they are in"
+
+
+def _has_path(source: ImageSource) -> bool:
+    frames = source.frames if isinstance(source, VideoSource) else ()
+    return source.path is not None or any(frame.path is not None for frame in frames)
 
 
 def _rounds(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -272,9 +283,20 @@ def entry_of(values: Mapping[str, Any], request: GenerationRequest | None = None
     )
 
 
+def _is_below(path: str, folder: str | os.PathLike[str] | None) -> bool:
+    """Whether a path is in a folder, whatever `..` and links say."""
+    if folder is None:
+        return False
+    root, real = os.path.realpath(folder), os.path.realpath(path)
+    return os.path.commonpath([root, real]) == root
+
+
 class _Asked:
     """The requests of the results: of the rows themselves, or of the input of the run, which is
     read beside them.
+
+    What the command of a job names is not trusted: results come from others, too. Its input is read
+    in the folder of `--image-root` alone, and without a flag no file of an image is.
     """
 
     def __init__(self, flags: ViewFlags, images: ImagePolicy, stack: contextlib.ExitStack) -> None:
@@ -282,26 +304,25 @@ class _Asked:
         self._items: Iterator[Item] = iter(())
         self._columns = Columns()
         job = Path(f"{flags.results}.job")
-        if flags.asked is not None:
-            self.images = within(images, str(flags.asked))
-            self._items = open_source(
-                str(flags.asked), Question(None), self.images, Columns(), stack, "--input"
-            ).items
-        elif (job / "command.json").is_file():
-            command = command_in(job)
+        command = command_in(job) if (job / COMMAND).is_file() else None
+        question = Question(None)
+        if command is not None:
             self._columns = Columns(dict(command.columns), frozenset(command.kept))
-            # it may be gone, and the answers are there still
-            if command.source is None or os.path.exists(command.source):
-                question = Question(
-                    command.prompt, command.system, tuple(command.images), overwrite=True
-                )
-                root = command.image_root
-                if images.root is None and root is not None and os.path.isdir(root):
-                    images = replace(images, root=root)
-                self.images = within(images, command.source, command.prompt)
-                self._items = open_source(
-                    command.source, question, self.images, self._columns, stack
-                ).items
+            question = Question(command.prompt, command.system, overwrite=True)
+        source = None if command is None else command.source
+        if flags.asked is not None:
+            source = str(flags.asked)
+            self.images = within(images, source)
+            self._items = open_source(
+                source, question, self.images, self._columns, stack, "--input"
+            ).items
+        elif source is not None and not _is_below(source, images.root):
+            say(f"the run's input is not read; to show its requests: --input {source}")
+        elif source is not None and os.path.exists(source):
+            # where it is gone, the answers are there still
+            self._items = open_source(source, question, images, self._columns, stack).items
+        elif command is not None and source is None:
+            self._items = open_source(None, question, images, self._columns, stack).items
         self._passed: dict[str, Item] = {}
 
     def of(
