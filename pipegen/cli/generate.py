@@ -350,9 +350,9 @@ def _job_slots(
         after.callback(lambda: tally.count_all(running.rest()))
         stack.callback(ending.stops, None)
         if there and not settings["restart"]:
-            again = {"again": lambda error: True, "known": None}
-            policies = (files.asked.options, settings["image_policy"], settings["policy"])
-            rows = rows_of(there, running.journal, Keys(running.settings), *policies, **again)
+            images, policy = settings["image_policy"], settings["policy"]
+            how = (running.journal, Keys(running.settings), files.asked.options, images, policy)
+            rows = rows_of(there, *how, again=lambda error: True)
             _refuse_sidecars([row.name for row in rows if row.kept is None])
         ending.stops(running)
         _begun(running, files)

@@ -20,6 +20,7 @@ from pipegen.core.errors import CallFailed
 from pipegen.core.pipe import Pipe, Rebinding
 from pipegen.core.slots import is_ok
 from pipegen.engines.protocol import answers_depend_on, earlier_identities_of, rewrites_of
+from pipegen.jobs.code import changed_code, codes_of
 from pipegen.jobs.journal import (
     Finished,
     JournalError,
@@ -78,6 +79,7 @@ def settings_of(
         if options is None
         else {name: value for name, value in flat_values(options).items() if value is not None}
     )
+    codes = attempt(lambda: codes_of(route, engines)).value_or({})  # it looks at foreign objects
     return {
         "engines": [
             engine for number, engine in enumerate(depends) if engine not in depends[:number]
@@ -88,6 +90,7 @@ def settings_of(
         "plugins": plugins,
         "version": version,
         "options": strict_json.plain(set_options),
+        **({"code": codes} if codes else {}),
     }
 
 
@@ -144,6 +147,14 @@ def note_run(
         ),
     }
     mark = mark_of(settings)
+    others = changed_code(runs.get(mark, {}).get("code"), settings.get("code", {}))
+    if others and rows:
+        _log.warning(
+            "%s: the code of %s is another than that of the finished rows, which are reused;"
+            " version=... of the job, or of a plugin, asks them again",
+            folder,
+            " and of ".join(others),
+        )
     # to Python 1 is equal to true
     if mark not in runs or strict_json.dump(
         {name: last_settings.get(name) for name in settings}
