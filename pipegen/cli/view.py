@@ -32,6 +32,7 @@ from pipegen.records.messages import ImageSource, VideoSource, plain_messages, s
 from pipegen.records.plain import carried
 from pipegen.records.requests import GenerationRequest, ImagePolicy, VlmGenerationRequest
 from pipegen.report.boxes import Box, Scale, boxes_in
+from pipegen.report.diff import Occurrences
 from pipegen.report.gallery import (
     MISSING,
     PAGE_ROWS,
@@ -127,14 +128,15 @@ def _overview(flags: ViewFlags) -> tuple[Overview, int]:
     other_kinds: Counter[str] = Counter()
     other_errors: set[str] = set()
     other_entries = _by_id(flags.other)
-    count = differing = 0
+    count, differing, name_of = 0, 0, Occurrences()
     for values in results_in(flags.results):
         entry = entry_of(values)
+        name = name_of(entry.id)
         count += 1
         kinds[entry.kind] += 1
         if not entry.ok:
             errors.add(entry.kind)
-        against = other_entries.get(entry.id)
+        against = other_entries.get(name)
         other_kinds[MISSING if against is None else against.kind] += 1
         if against is not None and not against.ok:
             other_errors.add(against.kind)
@@ -146,16 +148,19 @@ def _overview(flags: ViewFlags) -> tuple[Overview, int]:
 
 
 def _by_id(path: Path | None) -> dict[str, Entry]:
-    return {} if path is None else {entry.id: entry for entry in map(entry_of, results_in(path))}
+    """The results of a file by their ids; of equal ids, by their order too."""
+    entries, name_of = () if path is None else map(entry_of, results_in(path)), Occurrences()
+    return {name_of(entry.id): entry for entry in entries}
 
 
 def _cards(flags: ViewFlags, images: ImagePolicy) -> Iterator[str]:
     other_entries = _by_id(flags.other)
     names = None if flags.other is None else (flags.results.name, flags.other.name)
     with contextlib.ExitStack() as stack:
-        request_lookup = _Asked(flags, images, stack)
+        request_lookup, name_of = _Asked(flags, images, stack), Occurrences()
         for values in results_in(flags.results):
-            request, metadata = request_lookup.of(str(values.get("id")), values)
+            name = name_of(values.get("id"))
+            request, metadata = request_lookup.of(name, values)
             entry = entry_of(values, request)
             first = (_rounds(values) or [values])[0]
             prompt = first.get("prompt_text") or ("" if request is None else _prompt(request))
@@ -183,7 +188,7 @@ def _cards(flags: ViewFlags, images: ImagePolicy) -> Iterator[str]:
                 )
             ]
             yield card(
-                entry, str(prompt), figures, metadata, other_entries.get(entry.id), compared=names
+                entry, str(prompt), figures, metadata, other_entries.get(name), compared=names
             )
 
 
@@ -324,6 +329,7 @@ class _Asked:
         elif command is not None and source is None:
             self._items = open_source(None, question, images, self._columns, stack).items
         self._passed: dict[str, Item] = {}
+        self._name_of = Occurrences()
 
     def of(
         self, name: str, values: Mapping[str, Any]
@@ -349,10 +355,11 @@ class _Asked:
             item = next(self._items, None)
             if item is None:
                 break
-            if str(item.origin.id) == name:
+            item_name = self._name_of(item.origin.id)
+            if item_name == name:
                 matching_item = item
             elif len(self._passed) < PAGE_ROWS:
-                self._passed[str(item.origin.id)] = item  # rows may be in another order
+                self._passed[item_name] = item  # rows may be in another order
         request = (
             None
             if matching_item is None or not is_ok(matching_item.slot)

@@ -606,3 +606,11 @@ def test_a_browser_filters_by_error_text_and_id(tmp_path: Path, command: Command
         True,
         [],
     ]
+
+
+def test_results_of_equal_ids_are_compared_by_their_order(command: Command, tmp_path: Path) -> None:
+    lines = [json.dumps({**to_plain(answer(text)), "id": "same"}) for text in ("x", "y")]
+    for name in ("one", "two"):
+        (tmp_path / name).write_text("\n".join(lines))
+    assert command("view", tmp_path / "one", tmp_path / "two", "-o", tmp_path / "o.html").code == 0
+    assert "0 differ" in (tmp_path / "o.html").read_text()
