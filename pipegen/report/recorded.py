@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from pipegen.core.functional import partition_all
@@ -461,6 +461,8 @@ def _unknown_options(options: GenerationOptions) -> list[str]:
         "no_repeat_ngram_size": (None, 0),
     }
     names = [name for name, values in neutral.items() if getattr(options, name, None) not in values]
+    if options.allowed_token_ids and options.temperature:
+        names.append("allowed_token_ids")
     return [*names, *(["a form"] if options.structured is not None else [])]
 
 
@@ -471,7 +473,7 @@ class _Judge(NamedTuple):
     policy: ImagePolicy | None
 
     def verdict(self) -> RowVerdict:
-        tries = (self._template, self._logprobs, self._not_judged, self._chosen)
+        tries = (self._template, self._logprobs, self._allowed, self._not_judged, self._chosen)
         kind, evidence = next(
             (result for result in (look() for look in tries) if result is not None),
             ("right", self._agreement),
@@ -538,6 +540,19 @@ class _Judge(NamedTuple):
             ),
         )
 
+    def _allowed(self) -> tuple[RowKind, str] | None:
+        """The first token that the request does not allow. Without ids nothing is known of them."""
+        allowed, ids = self.row.result.options.allowed_token_ids, self.row.result.token_ids
+        index = next(
+            (index for index, token in enumerate(ids) if allowed and token not in allowed), None
+        )
+        if index is None:
+            return None
+        return "sampling", (
+            f"at token {index} it has {self._word(ids[index])} ({ids[index]}), which"
+            " allowed_token_ids leaves out"
+        )
+
     def _not_judged(self) -> tuple[RowKind, str] | None:
         unknown = _unknown_options(self.row.result.options)
         if not unknown:
@@ -587,6 +602,19 @@ class _Judge(NamedTuple):
     def _parted(self) -> tuple[int, str] | None:
         """The first token that greedy decoding would not have chosen."""
         scored, free = self.row.scored, self._free
+        allowed = self.row.result.options.allowed_token_ids
+        if allowed and not self.row.result.token_ids:
+            return None
+        if allowed:  # the likeliest of all may be one that is left out
+            held_back = [
+                index
+                for index, (choice, _) in enumerate(scored.likeliest)
+                if choice not in allowed and index not in free
+            ]
+            free |= frozenset(held_back)
+            odd = self._not_the_likeliest(held_back[:_LOOKED], frozenset(allowed))
+            if odd is not None:
+                return odd
         for index, (token, (choice, highest), logprob) in enumerate(
             zip(self.row.ids, scored.likeliest, scored.token_logprobs, strict=True)
         ):
@@ -646,24 +674,7 @@ class _Judge(NamedTuple):
     def _looked_at(self, places: Sequence[int]) -> tuple[int, str] | None:
         """The first of these places whose token is not among those that top_k and top_p leave."""
         row, options = self.row, self.row.result.options
-        if not places or row.result.image_grid_thw or row.result.image_digests:
-            return None
-        rows = [{"prompt_token_ids": [*row.prompt, *row.ids[:index]]} for index in places]
-        greedy = {
-            "temperature": 0.0,
-            "max_new_tokens": 1,
-            "logprobs": True,
-            "top_logprobs": _TOP,
-            "ignore_eos": True,
-        }
-        for index, slot in sorted(
-            zip(places, run(self.reference, rows, greedy), strict=True),
-            key=lambda pair: pair[0],
-        ):
-            drawn = slot.unwrap().logprobs if is_ok(slot) else None
-            if not drawn:
-                continue
-            tokens = [*drawn[0].top]
+        for index, tokens in self._likeliest_at(places):
             filter_name = _left_out(
                 row.scored.token_logprobs[index],
                 tokens,
@@ -680,6 +691,49 @@ class _Judge(NamedTuple):
                     ),
                 )
         return None
+
+    def _not_the_likeliest(
+        self, places: Sequence[int], allowed: frozenset[int]
+    ) -> tuple[int, str] | None:
+        """The first of these places where greedy decoding takes another one of the allowed."""
+        row = self.row
+        for index, tokens in self._likeliest_at(places):
+            best, highest = next(
+                ((token, logprob) for token, logprob in tokens if token in allowed), (None, 0.0)
+            )
+            if (
+                best is not None
+                and best != row.ids[index]
+                and highest - row.scored.token_logprobs[index] > self.limits.margin
+            ):
+                return index, (
+                    f"it was greedy, and at token {index} it has {self._word(row.ids[index])}, and"
+                    f" of the allowed ones the reference {self._word(best)}"
+                )
+        return None
+
+    def _likeliest_at(
+        self, places: Sequence[int]
+    ) -> Iterator[tuple[int, tuple[tuple[int, float], ...]]]:
+        """The likeliest tokens that the reference has in these places, where that is known."""
+        row = self.row
+        if not places or row.result.image_grid_thw or row.result.image_digests:
+            return
+        rows = [{"prompt_token_ids": [*row.prompt, *row.ids[:index]]} for index in places]
+        greedy = {
+            "temperature": 0.0,
+            "max_new_tokens": 1,
+            "logprobs": True,
+            "top_logprobs": _TOP,
+            "ignore_eos": True,
+        }
+        for index, slot in sorted(
+            zip(places, run(self.reference, rows, greedy), strict=True),
+            key=lambda pair: pair[0],
+        ):
+            drawn = slot.unwrap().logprobs if is_ok(slot) else None
+            if drawn:
+                yield index, tuple(drawn[0].top)
 
 
 def _surely_left(logprob: float, options: GenerationOptions) -> bool:
