@@ -1,10 +1,9 @@
-"""Whether the code of a user's own is the code that kept rows were made with: stages, functions of
-loops, tools and plugins.
+"""Whether a user's own code is that of the kept rows: stages, loops, tools and plugins.
 
-A digest has a function's bytecode and constants, its defaults, and what it closes over, by value
-where that is plain. So are the plain globals that it reads, and the functions of its module that
-it calls. Names of files, places of lines, comments and docstrings are left out. The code is no part
-of a row's key: a change is said, and `version` settles it.
+A digest has a function's bytecode, constants and defaults. What it closes over counts by value,
+where that is plain. Plain globals that it reads count too. So do functions of its module. File
+names, lines, comments and docstrings do not. A row's key has no code. A change is said. `version`
+settles it.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ _HOOKS = ("start", "feed", "trim", "logits_processor", "stopping_criteria", "ref
 
 
 def codes_of(route: Pipe[Any, Any], engines: Iterable[Any]) -> dict[str, str]:
-    """The digest of each function of a user's own in a pipe, by where it is; and for which Python
-    they are, since others make other bytecode.
+    """The digest of each function of a user's own in a pipe, by where it is. `python` tells for
+    which Python they are. Others make other bytecode.
 
     >>> from pipegen.core.pipe import pure
     >>> texts = ("lambda n: 2 * n", "lambda n: 2 * n", "lambda n: 3 * n")
@@ -91,9 +90,7 @@ def _digest(parts: Sequence[str]) -> str:
 
 
 def _parts(value: Any, seen: set[int]) -> Iterator[str]:
-    """What is compared of a function, and of what it closes over. Of pipegen's own code nothing is
-    but what of the user's is in it.
-    """
+    """What is compared of a function, and of what it closes over. Pipegen's own code is left out."""
     if id(value) in seen:
         return
     if isinstance(value, functools.partial):
@@ -196,9 +193,7 @@ def _names(code: CodeType) -> list[str]:
 
 
 def _plain(value: Any, seen: set[int]) -> Iterator[str]:
-    """A plain value, or a collection, in which functions count by their code. What is no plain value
-    counts by its type.
-    """
+    """A plain value or a collection. Functions in it count by their code."""
     if isinstance(value, (set, frozenset, list, tuple, dict)):
         yield f"{type(value).__name__} {len(value)}"
         if len(value) > _MOST or id(value) in seen:

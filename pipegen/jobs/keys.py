@@ -309,7 +309,7 @@ _DATA = frozenset({"const", "enum", "default", "required", "type", "dependentReq
 
 
 def _schema(schema: Any, reading: Reading) -> Any:
-    """A schema as it counts: of two that mean the same to the grammar, the one without words.
+    """A schema as it counts. Words do not, where the grammar alone reads it.
 
     >>> _schema({"title": "A", "properties": {"title": {"description": "?"}}}, "bare")
     {'properties': {'title': {}}}

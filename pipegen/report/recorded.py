@@ -33,6 +33,7 @@ from pipegen.report.causes import OTHER_WEIGHTS, Limits, limits_of
 from pipegen.report.diff import common_prefix
 from pipegen.report.follow_ups import drawn_otherwise
 from pipegen.report.obeying import FaultName, disobedience, kind_of, room_in
+from pipegen.report.respelled import unspelled
 from pipegen.report.verdict import SPREAD, Answer, Precision, distances, rms
 from pipegen.stages.parts import answer_check
 
@@ -133,6 +134,8 @@ class _Row(NamedTuple):
     """The prompt as the reference renders it, where the request is at hand."""
     far: tuple[float, ...]
     """How far recorded log probabilities are away."""
+    request: str
+    """The id of its request."""
 
     @property
     def prompt(self) -> tuple[int, ...]:
@@ -178,28 +181,49 @@ def verify_results(
         )
     )
     limits = limits_of(precision, measured)
-    verdicts = tuple(
-        [
-            _unless(
-                row
-                if isinstance(row, RowVerdict)
-                else _Judge(row, reference, limits, image_policy).verdict(),
-                disobedience,
-            )
-            for row, disobedience in zip(rows, wrong, strict=True)
-        ]
-    )
+    verdicts: list[RowVerdict] = []
+    for row, disobeyed in zip(rows, wrong, strict=True):
+        if isinstance(row, RowVerdict):
+            verdicts.append(_unless(row, disobeyed))
+            continue
+        verdict = _Judge(row, reference, limits, image_policy).verdict()
+        if verdict.verdict in ("weights", "unknown", "sampling") and not row.result.token_ids:
+            verdict = _respelled(row, verdict, requests, reference, limits, image_policy)
+        verdicts.append(_unless(verdict, disobeyed))
     overall = ""
     if all(row.verdict in ("right", "not judged") for row in verdicts):
         overall = _of_all(scored_rows, far, limits)
     return Recorded(
         model=model,
         precision=precision,
-        rows=verdicts,
+        rows=tuple(verdicts),
         spread=far,
         most_spread=limits.spread,
         whole=overall,
     )
+
+
+def _respelled(
+    row: _Row,
+    verdict: RowVerdict,
+    requests: Callable[[str], Slot[GenerationRequest] | None],
+    reference: Route,
+    limits: Limits,
+    policy: ImagePolicy | None,
+) -> RowVerdict:
+    """The verdict on a row without ids. Is another spelling of its text right? Then the text is
+    wrong, and not the weights.
+    """
+    for words, text in unspelled(row.result.raw_text):
+        result = dataclasses.replace(row.result, raw_text=text)
+        again = _scored_rows([(row.id, row.request, result)], reference, requests, policy)[0]
+        if (
+            isinstance(again, _Row)
+            and _Judge(again, reference, limits, policy).verdict().verdict == "right"
+        ):
+            evidence = f"it is {row.result.raw_text!r:.80}: the model's text, {words}"
+            return RowVerdict(id=row.id, verdict="text", evidence=evidence)
+    return verdict
 
 
 def _of_all(rows: Sequence[_Row], far: float | None, limits: Limits) -> str:
@@ -245,7 +269,7 @@ def _scored_rows(
     unscored = [entry for entry in prepared if isinstance(entry, _Asked)]
     scores = iter(_scores([slot for entry in unscored for slot in entry.slots], reference, policy))
     out: list[_Row | RowVerdict] = []
-    for entry in prepared:
+    for (_, request, _), entry in zip(named_results, prepared, strict=True):
         if isinstance(entry, RowVerdict):
             out.append(entry)
             continue
@@ -273,6 +297,7 @@ def _scored_rows(
                 scored,
                 expected,
                 tuple(distances(recorded, scored.token_logprobs)),
+                request,
             )
         )
     return out

@@ -5,6 +5,7 @@ that reads them once.
 from __future__ import annotations
 
 import dataclasses
+import html
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -421,3 +422,29 @@ def _allowing(rows: Any, allowed: tuple[int, ...]) -> Any:
         )
         for name, slot in rows
     ]
+
+
+@pytest.mark.parametrize(
+    ("spell", "words"),
+    [
+        (lambda text: html.escape(text).replace(",", "&#44;"), "HTML"),
+        (lambda text: text.replace(" ", "\u00a0").replace("'", "\u2019"), "typographic"),
+        (lambda text: text.replace(",", "\\u002c"), "JSON"),
+    ],
+)
+def test_a_text_in_another_spelling_is_no_sign_of_other_weights(
+    spell: Any, words: str, embedded: pg.Route
+) -> None:
+    rows = []
+    for name, slot in results(embedded):
+        result = slot.unwrap()
+        text = spell(result.raw_text)
+        if text != result.raw_text:
+            plain = {"token_ids": (), "logprobs": None, "completion_tokens": 0, "prompt_tokens": 0}
+            rows.append(
+                (name, pg.Success(dataclasses.replace(result, text=text, raw_text=text, **plain)))
+            )
+    for row in judged(rows, embedded, asked=True).rows:
+        assert row.verdict == "text", (row.verdict, row.evidence)
+        assert words in row.evidence
+    assert rows

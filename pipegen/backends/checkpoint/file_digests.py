@@ -1,12 +1,10 @@
 """What a model is: a digest of its files, the same wherever they lie.
 
-Small files (configuration, tokenizer, templates) count whole. Of weights count the header, which
-has names, types and shapes, and the first, middle and last kilobyte of each tensor. So a change of
-any tensor is seen, and a large model takes a second. What a training run leaves beside a model
-does not count: see `_left_by_training`.
+Small files (configuration, tokenizer, templates) count whole. Of weights the header counts. It has
+names, types and shapes. The first, middle and last kilobyte of each tensor count too. So a change
+of any tensor is seen. A large model takes a second. What training leaves beside it does not count.
 
-The digests of earlier versions had samples of each file, which missed many tensors. They are still
-computed, so that a job which began with one goes on.
+Earlier versions sampled each file. They missed many tensors. Jobs that began so keep that digest.
 """
 
 from __future__ import annotations
