@@ -30,12 +30,12 @@ _PIECE = 1024
 _LONGEST_HEADER = 100_000_000
 """No header of safetensors is longer."""
 _LEFT_BY_TRAINING = re.compile(
-    r"(optimizer|scheduler|scaler|rng_state|training_args|trainer_state|train_results|eval_results"
-    r"|test_results|predict_results|all_results|run_results)\b.*"
-    r"|(optimizer|scheduler|scaler|rng_state)_.*"
-    r"|.*(_optim_states|_model_states)\.pt"
+    r"((optimizer|optim|scheduler|lr_scheduler|sampler|dataloader|(grad_)?scaler|rng_state"
+    r"|training_args|training_state|train_state|trainer_state)[-_.].*)"
+    r"|((train|training|eval|test|predict|all|run)_results\..*)"
+    r"|.*_(optim|model)_states\.pt"
     r"|zero_to_fp32\.py"
-    r"|(.*[-_.])?(log|logs|metrics)([-_.].*)?\.(txt|json)"
+    r"|(.*[-_.])?(log|logs|metrics|loss|losses|history|predictions)([-_.].*)?\.(txt|json)"
     r"|(readme|license|notice|requirements|use_policy)([-_.].*)?\.txt"
 )
 

@@ -60,6 +60,11 @@ def test_the_digest_of_earlier_versions_is_as_it_was(tmp_path: Path) -> None:
         *((name, False) for name in ("optimizer.pt", "scheduler.pt", "rng_state_0.pth")),
         *((name, False) for name in ("training_args.bin", "trainer_state.json", "scaler.pt")),
         *((name, False) for name in ("all_results.json", "train_log.txt", "log.txt", "README.md")),
+        *(
+            (name, False)
+            for name in ("sampler.bin", "grad_scaler.pt", "optimizer_0.bin", "loss.txt")
+        ),
+        *((name, True) for name in ("optimizers.json", "merges.txt", "consolidated.00.pth")),
         *((name, False) for name in ("zero_to_fp32.py", "requirements.txt", "trainer_log.jsonl")),
         *((name, True) for name in ("vocab.txt", "modeling_mine.py", "generation_config.json")),
         *((name, True) for name in ("tokenizer.json", "chat_template.jinja", "blog.json")),
