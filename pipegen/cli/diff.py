@@ -11,7 +11,7 @@ from pipegen.io.results_in import slots_in
 from pipegen.records import strict_json
 from pipegen.records.fields import nearest
 from pipegen.records.results import GenerationResult
-from pipegen.report.diff import STAGES, compare, summary
+from pipegen.report.diff import STAGES, Occurrences, compare, summary
 from pipegen.report.gallery import printable
 
 __all__ = ["run_diff"]
@@ -50,11 +50,7 @@ def run_diff(first: Path, second: Path, *, as_json: bool, ignore: tuple[str, ...
 
 
 def _read(file: Path, flag: str) -> dict[str, Slot[GenerationResult]]:
-    """The slots of a file of results, by their ids."""
-    slots: dict[str, Slot[GenerationResult]] = {}
+    """The slots of a file of results, by their ids; of equal ids, by their order too."""
+    name_of = Occurrences()
     with reading(file, flag):
-        for name, slot in slots_in(file, brief=True):
-            if str(name) in slots:
-                refuse(f"{file}: the id {name!r} occurs twice", flag)
-            slots[str(name)] = slot
-    return slots
+        return {name_of(result_id): slot for result_id, slot in slots_in(file, brief=True)}

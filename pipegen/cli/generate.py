@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -37,7 +37,7 @@ from pipegen.cli.outputs import (
 from pipegen.cli.plugins import attached
 from pipegen.cli.progress import Meter, is_shown, progress, tells
 from pipegen.cli.run_flags import RunFlags
-from pipegen.cli.sources import Asked, is_image_folder, open_source, refuse_missing
+from pipegen.cli.sources import Asked, is_image_folder, open_source, refuse_missing, stamp_of
 from pipegen.cli.usage import open_routes, refuse
 from pipegen.core.border import guard
 from pipegen.core.errors import InternalError
@@ -49,8 +49,9 @@ from pipegen.engines.extras import MissingExtra
 from pipegen.io.jsonl import Written
 from pipegen.io.tables import TableError
 from pipegen.jobs.journal import SETTINGS
-from pipegen.jobs.new_file import JournalError, new_file, remove_stale
-from pipegen.jobs.rows import retry_of
+from pipegen.jobs.keys import Keys
+from pipegen.jobs.new_file import JournalError, Replaced, new_file, remove_stale
+from pipegen.jobs.rows import retry_of, rows_of
 from pipegen.jobs.runner import Job, start_job
 from pipegen.records.fields import InvalidField
 from pipegen.records.results import GenerationResult
@@ -202,6 +203,9 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
             "policy": request_settings.policy,
         }
         slots: Iterable[tuple[Origin, Slot[GenerationResult] | Written, bool]]
+        foreign = _sidecars_there(files, reopened)
+        if foreign and (files.job is None or not (files.job / SETTINGS).is_file()):
+            _refuse_sidecars([origin for origin, _ in foreign])
         try:
             if files.job is None:
                 stream = _open_out(files, stack)
@@ -230,14 +234,10 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
                     settings |= {"again": source.unread, "reading": source.reading}
                     settings |= {"stamp": source.stamp}
                     items = source.items if source.unread is None else source.unread()
-                    rows = _job_slots(route, items, files, settings, ending, tally)
+                    rows = _job_slots(route, items, files, settings, ending, tally, foreign)
                 slots = stack.enter_context(contextlib.closing(rows))
                 remove_stale(Path(files.out or "").absolute().parent)
-                stream = (
-                    stack.enter_context(new_file(Path(files.out or "")))
-                    if files.part is None
-                    else None
-                )
+                stream = stack.enter_context(_out_of_job(files)) if files.part is None else None
             make = (
                 None
                 if stream is None
@@ -276,7 +276,45 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
                 show_progress(origin.read, None)
         except MissingExtra as missing:
             refuse(str(missing), "--model")
-    return BUG if tally.bugs else 1 if tally.failed or tally.lost_samples or tally.unanswered else 0
+    gone = job is not None and not (job / SETTINGS).is_file()
+    if gone:
+        say(
+            f"{job} was removed during the run: no finished row is kept there"
+            + (f", and {files.out} is all there is" if stream is not None else "")
+        )
+    if source.stamp and _stamp_now(files.source) != source.stamp:
+        say(f"{files.source} was changed during the run: some rows may be of the file as it was")
+    return (
+        BUG
+        if tally.bugs
+        else (1 if tally.failed or tally.lost_samples or tally.unanswered or gone else 0)
+    )
+
+
+@contextlib.contextmanager
+def _out_of_job(files: Files) -> Iterator[BinaryIO]:
+    """OUT of a job, written anew. What others have written there meanwhile stays, and is bad
+    usage.
+    """
+    before = _stamp_now(files.out)
+    try:
+        with new_file(
+            Path(files.out or ""), changed=lambda: _stamp_now(files.out) not in (None, before)
+        ) as stream:
+            yield stream
+    except Replaced as replaced:
+        refuse(
+            f"{replaced}; the answers are kept: pipegen export {files.job} -o FILE writes them",
+            "--out",
+        )
+
+
+def _stamp_now(file: str | None) -> str | None:
+    """The stamp of a file; None where it is not there."""
+    try:
+        return stamp_of(file or "")
+    except OSError:
+        return None
 
 
 def _job_slots(
@@ -286,9 +324,13 @@ def _job_slots(
     settings: dict[str, Any],
     ending: _Ending,
     tally: Tally,
+    there: Sequence[tuple[Origin, Any]] = (),
 ) -> Generator[tuple[Origin, Slot[GenerationResult] | Written, bool], None, None]:
     """The places and slots of the job, each with whether it was finished before. Raises
     `KeyboardInterrupt` where a signal has stopped it.
+
+    there: the requests whose sidecars exist. Those of finished rows are the job's own; another one
+        is bad usage, before anything is asked.
 
     Rows that are kept and not given out, since the job ends before, are counted.
     """
@@ -307,6 +349,11 @@ def _job_slots(
     ):
         after.callback(lambda: tally.count_all(running.rest()))
         stack.callback(ending.stops, None)
+        if there and not settings["restart"]:
+            images, policy = settings["image_policy"], settings["policy"]
+            how = (running.journal, Keys(running.settings), files.asked.options, images, policy)
+            rows = rows_of(there, *how, again=lambda error: True)
+            _refuse_sidecars([row.name for row in rows if row.kept is None])
         ending.stops(running)
         _begun(running, files)
         reused_count = 0
@@ -315,6 +362,26 @@ def _job_slots(
             reused_count = running.reused
         if running.stopped:
             raise KeyboardInterrupt
+
+
+def _sidecars_there(
+    files: Files, opened: Callable[[], Iterator[tuple[Origin, Any]]]
+) -> list[tuple[Origin, Any]]:
+    """The requests whose sidecars exist, where these are not replaced."""
+    if files.sidecar is None or files.overwrite:
+        return []
+    return [item for item in opened() if sidecar_exists(item[0].sidecar) is not None]
+
+
+def _refuse_sidecars(origins: Sequence[Origin]) -> None:
+    names = [str(origin.sidecar) for origin in origins]
+    if names:
+        refuse(
+            f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}: {len(names)} of the files"
+            " that are to be written exist, and this job has not made them; move them, or give"
+            " --overwrite, which replaces them",
+            "--sidecar",
+        )
 
 
 def _begun(job: Job[Any], files: Files) -> None:

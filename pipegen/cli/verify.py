@@ -23,6 +23,7 @@ from pipegen.io.tables import Columns, TableError
 from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField
 from pipegen.records.requests import GenerationRequest, ImagePolicy
+from pipegen.report.diff import Occurrences
 from pipegen.report.gallery import printable
 from pipegen.report.questions import prompts
 from pipegen.report.recorded import ROW_KINDS, Recorded, verify_results
@@ -128,15 +129,25 @@ def _of_file(flags: VerifyFlags) -> tuple[bool, dict[str, Any], str]:
         "trust_remote_code": flags.trust_remote_code,
     }
     with contextlib.ExitStack() as stack:
+        request_name, row_name = Occurrences(), Occurrences()  # equal ids are paired by their order
         requests = (
-            {str(item.origin.id): item.slot for item in _requests(flags, images, stack)}
+            {request_name(item.origin.id): item.slot for item in _requests(flags, images, stack)}
             if flags.source is not None
             else {}
         )
         with reading(file, "URL"):
             slots = [
-                (str(name), slot) for name, slot in itertools.islice(slots_in(file), flags.rows)
+                (row_name(name), slot)
+                for name, slot in itertools.islice(slots_in(file), flags.rows)
             ]
+        for name, count in row_name.counts.items() if flags.rows is None else ():
+            requests_count = request_name.counts[name]
+            if requests_count and count != requests_count:
+                refuse(
+                    f"{requests_count} of its requests have the id {name!r}, and {count} rows of"
+                    f" {file}: which is whose is not known",
+                    "IN",
+                )
         unasked = sum(name not in requests for name, _ in slots)
         if requests and slots and unasked == len(slots):
             refuse(f"holds a request of no row of {file}: the ids are others", "IN")

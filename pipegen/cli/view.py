@@ -8,7 +8,6 @@ import io
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
@@ -33,6 +32,7 @@ from pipegen.records.messages import ImageSource, VideoSource, plain_messages, s
 from pipegen.records.plain import carried
 from pipegen.records.requests import GenerationRequest, ImagePolicy, VlmGenerationRequest
 from pipegen.report.boxes import Box, Scale, boxes_in
+from pipegen.report.diff import Occurrences
 from pipegen.report.gallery import (
     MISSING,
     PAGE_ROWS,
@@ -128,14 +128,15 @@ def _overview(flags: ViewFlags) -> tuple[Overview, int]:
     other_kinds: Counter[str] = Counter()
     other_errors: set[str] = set()
     other_entries = _by_id(flags.other)
-    count = differing = 0
+    count, differing, name_of = 0, 0, Occurrences()
     for values in results_in(flags.results):
         entry = entry_of(values)
+        name = name_of(entry.id)
         count += 1
         kinds[entry.kind] += 1
         if not entry.ok:
             errors.add(entry.kind)
-        against = other_entries.get(entry.id)
+        against = other_entries.get(name)
         other_kinds[MISSING if against is None else against.kind] += 1
         if against is not None and not against.ok:
             other_errors.add(against.kind)
@@ -147,16 +148,19 @@ def _overview(flags: ViewFlags) -> tuple[Overview, int]:
 
 
 def _by_id(path: Path | None) -> dict[str, Entry]:
-    return {} if path is None else {entry.id: entry for entry in map(entry_of, results_in(path))}
+    """The results of a file by their ids; of equal ids, by their order too."""
+    entries, name_of = () if path is None else map(entry_of, results_in(path)), Occurrences()
+    return {name_of(entry.id): entry for entry in entries}
 
 
 def _cards(flags: ViewFlags, images: ImagePolicy) -> Iterator[str]:
     other_entries = _by_id(flags.other)
     names = None if flags.other is None else (flags.results.name, flags.other.name)
     with contextlib.ExitStack() as stack:
-        request_lookup = _Asked(flags, images, stack)
+        request_lookup, name_of = _Asked(flags, images, stack), Occurrences()
         for values in results_in(flags.results):
-            request, metadata = request_lookup.of(str(values.get("id")), values)
+            name = name_of(values.get("id"))
+            request, metadata = request_lookup.of(name, values)
             entry = entry_of(values, request)
             first = (_rounds(values) or [values])[0]
             prompt = first.get("prompt_text") or ("" if request is None else _prompt(request))
@@ -166,7 +170,11 @@ def _cards(flags: ViewFlags, images: ImagePolicy) -> Iterator[str]:
                 figure
                 for source in sources
                 for figure in (
-                    _frames(source, request_lookup.images, next(times, None))
+                    (Figure(_NO_FOLDER, None),)
+                    if request_lookup.images.root is None
+                    and _has_path(source)
+                    and flags.asked is None
+                    else _frames(source, request_lookup.images, next(times, None))
                     if isinstance(source, VideoSource)
                     else (
                         figure_of(
@@ -180,8 +188,16 @@ def _cards(flags: ViewFlags, images: ImagePolicy) -> Iterator[str]:
                 )
             ]
             yield card(
-                entry, str(prompt), figures, metadata, other_entries.get(entry.id), compared=names
+                entry, str(prompt), figures, metadata, other_entries.get(name), compared=names
             )
+
+
+_NO_FOLDER = "files of images are shown with --image-root, the folder that they are in"
+
+
+def _has_path(source: ImageSource) -> bool:
+    frames = source.frames if isinstance(source, VideoSource) else ()
+    return source.path is not None or any(frame.path is not None for frame in frames)
 
 
 def _rounds(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -272,9 +288,20 @@ def entry_of(values: Mapping[str, Any], request: GenerationRequest | None = None
     )
 
 
+def _is_below(path: str, folder: str | os.PathLike[str] | None) -> bool:
+    """Whether a path is in a folder, whatever `..` and links say."""
+    if folder is None:
+        return False
+    root, real = os.path.realpath(folder), os.path.realpath(path)
+    return os.path.commonpath([root, real]) == root
+
+
 class _Asked:
     """The requests of the results: of the rows themselves, or of the input of the run, which is
     read beside them.
+
+    What the command of a job names is not trusted: results come from others, too. Its input is read
+    in the folder of `--image-root` alone, and without a flag no file of an image is.
     """
 
     def __init__(self, flags: ViewFlags, images: ImagePolicy, stack: contextlib.ExitStack) -> None:
@@ -282,27 +309,27 @@ class _Asked:
         self._items: Iterator[Item] = iter(())
         self._columns = Columns()
         job = Path(f"{flags.results}.job")
-        if flags.asked is not None:
-            self.images = within(images, str(flags.asked))
-            self._items = open_source(
-                str(flags.asked), Question(None), self.images, Columns(), stack, "--input"
-            ).items
-        elif (job / "command.json").is_file():
-            command = command_in(job)
+        command = command_in(job) if (job / COMMAND).is_file() else None
+        question = Question(None)
+        if command is not None:
             self._columns = Columns(dict(command.columns), frozenset(command.kept))
-            # it may be gone, and the answers are there still
-            if command.source is None or os.path.exists(command.source):
-                question = Question(
-                    command.prompt, command.system, tuple(command.images), overwrite=True
-                )
-                root = command.image_root
-                if images.root is None and root is not None and os.path.isdir(root):
-                    images = replace(images, root=root)
-                self.images = within(images, command.source, command.prompt)
-                self._items = open_source(
-                    command.source, question, self.images, self._columns, stack
-                ).items
+            question = Question(command.prompt, command.system, overwrite=True)
+        source = None if command is None else command.source
+        if flags.asked is not None:
+            source = str(flags.asked)
+            self.images = within(images, source)
+            self._items = open_source(
+                source, question, self.images, self._columns, stack, "--input"
+            ).items
+        elif source is not None and not _is_below(source, images.root):
+            say(f"the run's input is not read; to show its requests: --input {source}")
+        elif source is not None and os.path.exists(source):
+            # where it is gone, the answers are there still
+            self._items = open_source(source, question, images, self._columns, stack).items
+        elif command is not None and source is None:
+            self._items = open_source(None, question, images, self._columns, stack).items
         self._passed: dict[str, Item] = {}
+        self._name_of = Occurrences()
 
     def of(
         self, name: str, values: Mapping[str, Any]
@@ -328,10 +355,11 @@ class _Asked:
             item = next(self._items, None)
             if item is None:
                 break
-            if str(item.origin.id) == name:
+            item_name = self._name_of(item.origin.id)
+            if item_name == name:
                 matching_item = item
             elif len(self._passed) < PAGE_ROWS:
-                self._passed[str(item.origin.id)] = item  # rows may be in another order
+                self._passed[item_name] = item  # rows may be in another order
         request = (
             None
             if matching_item is None or not is_ok(matching_item.slot)

@@ -45,13 +45,17 @@ ROWS = 32
 """Results whose calls are answered at a time."""
 
 
+_TIMEOUT, _MAX_BYTES = 60.0, 65536
+_DEFAULTS = {"timeout": _TIMEOUT, "raised": "message", "max_bytes": _MAX_BYTES}
+
+
 def tools(
     functions: Iterable[Callable[..., Any]],
     *,
     limit: int = 16,
-    timeout: float = 60.0,
+    timeout: float = _TIMEOUT,
     raised: Literal["message", "fail"] = "message",
-    max_bytes: int = 65536,
+    max_bytes: int = _MAX_BYTES,
 ) -> Tools:
     """Tools for `pg.turns`: plain or async functions, or objects with `name`, `description`,
     `parameters` or `inputSchema` (a JSON Schema) and `__call__`.
@@ -134,7 +138,14 @@ class Tools:
 
     @property
     def depends_on(self) -> Mapping[str, Any]:
-        return {"tools": sorted(self.functions)}
+        return {"tools": sorted(self.functions), **self.settings}
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The settings that change what a model is told, without those that are the default."""
+        raised = "fail" if self.fails else "message"
+        values = {"timeout": self.timeout, "raised": raised, "max_bytes": self.max_bytes}
+        return {name: value for name, value in values.items() if value != _DEFAULTS[name]}
 
     def generate(self, inputs: Sequence[GenerationResult]) -> Sequence[Slot[ToolReplies]]:
         """The answers of the tools to the calls of each result."""

@@ -216,4 +216,9 @@ def _calling(tool_set: Tools) -> Pipe[Any, Any]:
 
 
 def _words(tool_set: Tools) -> str:
-    return json.dumps(thaw(tool_set.schemas), sort_keys=True)
+    """What of the tools changes answers. Settings that are the default are left out: rows of
+    earlier versions are reused.
+    """
+    words = json.dumps(thaw(tool_set.schemas), sort_keys=True)
+    settings = tool_set.settings
+    return f"{words} {json.dumps(settings, sort_keys=True)}" if settings else words

@@ -37,6 +37,7 @@ __all__ = [
     "answers_depend_on",
     "require_members",
     "require_token_engine",
+    "earlier_identities_of",
     "rewrites_of",
     "scores_tokens",
     "settles_itself",
@@ -105,6 +106,14 @@ def rewrites_of(engine: Any) -> tuple[str, ...]:
     """
     own: tuple[str, ...] | None = getattr(engine, "rewrites", None)
     return getattr(getattr(engine, "renderer", None), "rewrites", ()) if own is None else own
+
+
+def earlier_identities_of(engine: Any) -> Mapping[str, str]:
+    """The identity that earlier versions of pipegen gave a model, by its identity today; empty where
+    it is the same.
+    """
+    identities: Mapping[str, str] = getattr(engine, "earlier_identities", {})
+    return identities
 
 
 class TokenEngine(Backend[Encoded, Raw], Protocol):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,8 @@ from pipegen.core.border import attempt
 from pipegen.core.errors import CallFailed
 from pipegen.core.pipe import Pipe, Rebinding
 from pipegen.core.slots import is_ok
-from pipegen.engines.protocol import answers_depend_on, rewrites_of
+from pipegen.engines.protocol import answers_depend_on, earlier_identities_of, rewrites_of
+from pipegen.jobs.code import changed_code, codes_of
 from pipegen.jobs.journal import (
     Finished,
     JournalError,
@@ -27,11 +28,11 @@ from pipegen.jobs.journal import (
     read_settings,
     write_settings,
 )
-from pipegen.jobs.keys import SHARED_MARK, mark_of
+from pipegen.jobs.keys import RULE, SHARED_MARK, in_keys, mark_of
 from pipegen.records import strict_json
 from pipegen.records.options import GenerationOptions, flat_values, options_from, resolve
 
-__all__ = ["Made", "changes", "made_before", "note_run", "settings_of"]
+__all__ = ["Made", "changes", "earlier_models", "made_before", "note_run", "settings_of"]
 
 _log = logging.getLogger("pipegen")
 _RUNS = 64
@@ -78,6 +79,7 @@ def settings_of(
         if options is None
         else {name: value for name, value in flat_values(options).items() if value is not None}
     )
+    codes = attempt(lambda: codes_of(route, engines)).value_or({})  # it looks at foreign objects
     return {
         "engines": [
             engine for number, engine in enumerate(depends) if engine not in depends[:number]
@@ -88,7 +90,22 @@ def settings_of(
         "plugins": plugins,
         "version": version,
         "options": strict_json.plain(set_options),
+        **({"code": codes} if codes else {}),
     }
+
+
+def earlier_models(route: Pipe[Any, Any]) -> dict[str, str]:
+    """See `earlier_identities_of`, for all engines of a pipe. Raises `GenerationError` where a model
+    cannot be read.
+    """
+    try:
+        return {
+            now: earlier
+            for engine in _engines_of(route)
+            for now, earlier in earlier_identities_of(engine).items()
+        }
+    except CallFailed as failure:
+        raise failure.error from failure
 
 
 def _engines_of(route: Pipe[Any, Any]) -> list[Any]:
@@ -101,7 +118,11 @@ def _engines_of(route: Pipe[Any, Any]) -> list[Any]:
 
 
 def note_run(
-    folder: Path, settings: dict[str, Any], *, rows: int = 0
+    folder: Path,
+    settings: dict[str, Any],
+    *,
+    rows: int = 0,
+    earlier_of: Callable[[], Mapping[str, str]] = dict,
 ) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
     """Write the settings of a run to `job.json`, beside those of the runs before; give them, and
     what `job.json` held, None where there was none.
@@ -110,9 +131,11 @@ def note_run(
     beside finished rows is written anew, with a warning: a row's key holds with what it was made.
     Raises `JournalError`.
 
-    rows: how many rows of the folder are finished.
+    rows: how many rows of the folder are finished. earlier_of: the identities that earlier versions
+    of pipegen gave the models; in a folder that has one of them, rows keep it.
     """
     last_settings = _read(folder, settings, rows)
+    settings = _in_folder(settings, last_settings, earlier_of)
     if last_settings is None:
         write_settings(folder, {**settings, "runs": {mark_of(settings): settings}})
         return settings, None
@@ -124,6 +147,14 @@ def note_run(
         ),
     }
     mark = mark_of(settings)
+    others = changed_code(runs.get(mark, {}).get("code"), settings.get("code", {}))
+    if others and rows:
+        _log.warning(
+            "%s: the code of %s is another than that of the finished rows, which are reused;"
+            " version=... of the job, or of a plugin, asks them again",
+            folder,
+            " and of ".join(others),
+        )
     # to Python 1 is equal to true
     if mark not in runs or strict_json.dump(
         {name: last_settings.get(name) for name in settings}
@@ -141,6 +172,37 @@ def note_run(
     return settings, last_settings
 
 
+def _in_folder(
+    settings: Mapping[str, Any],
+    last_settings: Mapping[str, Any] | None,
+    earlier_of: Callable[[], Mapping[str, str]],
+) -> dict[str, Any]:
+    """The settings of a run by the rule of keys of its folder."""
+    if last_settings is None:
+        rules: dict[str, Any] = {"keys": RULE}
+    else:
+        rules = {name: last_settings[name] for name in ("keys", "weights") if name in last_settings}
+        runs = [last_settings, *last_settings.get("runs", {}).values()]
+        known = {str(engine.get("model")) for run in runs for engine in run.get("engines", ())}
+        names = dict(rules.get("weights", {}))
+        models = {str(engine["model"]) for engine in settings["engines"] if "model" in engine}
+        if not models <= known | {*names}:
+            names |= {
+                now: earlier
+                for now, earlier in earlier_of().items()
+                if earlier in known and earlier not in names.values()
+            }
+        rules |= {"weights": names} if names else {}
+    engines = [in_keys(engine, rules) for engine in settings["engines"]]
+    return {
+        **settings,
+        **rules,
+        "engines": [
+            engine for place, engine in enumerate(engines) if engine not in engines[:place]
+        ],
+    }
+
+
 def _read(folder: Path, settings: Mapping[str, Any], rows: int) -> Mapping[str, Any] | None:
     try:
         last_settings = read_settings(folder)
@@ -151,7 +213,7 @@ def _read(folder: Path, settings: Mapping[str, Any], rows: int) -> Mapping[str, 
             "%s: it is written anew, and finished rows with the settings of this run are reused",
             damaged,
         )
-        return {**settings, "earlier": True}
+        return {**settings, "keys": RULE, "earlier": True}
     if rows and last_settings is None:
         raise JournalError(
             f"{folder} holds results and no job.json: it is no job's folder; give another"

@@ -9,6 +9,10 @@ order between two runs. Equal requests have an ordinal among each other, since t
 answers. A key ends with its mark, by which `pipegen.jobs.history` tells with which settings a row
 was made.
 
+Some spellings mean the same: a schema's titles and descriptions, `1` and `1.0`, `localhost` and
+`127.0.0.1`. Folders that this version begins take them as equal; `job.json` says so with `keys`. A
+folder of an earlier version keeps its rule, so its rows are reused.
+
 Some versions of transformers change messages before the chat template reads them. A key names the
 changes that bear on its request: the prompt is another one then. Requests without such messages have
 the same key in all versions.
@@ -19,9 +23,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias
+
+from immutabledict import immutabledict
 
 from pipegen.records import strict_json
 from pipegen.records.messages import VideoSource, plain_messages
@@ -31,12 +38,14 @@ from pipegen.records.results import Encoded, GenerationResult, ResolvedRequest
 
 __all__ = [
     "MARK",
+    "RULE",
     "SHARED_MARK",
     "Counts",
     "Keys",
     "call_key",
     "content_of",
     "context_of",
+    "in_keys",
     "mark_of",
 ]
 
@@ -48,13 +57,58 @@ SHARED_MARK, MARK = 5, 12
 """Digits at the end of a key: the first of them for the shared settings, all of them for these and
 the row's resolved options.
 """
+RULE = 2
+"""The rule of keys in folders that this version begins. In those without one each spelling counts."""
+Reading: TypeAlias = Literal["as written", "numbers", "bare"]
+"""What of a schema counts: all, all but how numbers are written, or neither that nor what is said
+about it.
+"""
 
 
 def mark_of(settings: Mapping[str, Any]) -> str:
     """The end of the keys of the rows that were made with these settings, and with no options of
     their own.
     """
-    return _mark(_shared(settings), SHARED_MARK) + _options(options_from(settings["options"]))[1]
+    options = options_from(settings["options"])
+    return _mark(_shared(settings), SHARED_MARK) + _options(options, _reading(settings))[1]
+
+
+def in_keys(engine: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What an engine's answers depend on, as the keys of a run have it.
+
+    >>> engine = {"base_url": "http://localhost:8000", "extra_body": {"top_a": 1.0}}
+    >>> in_keys(engine, {"keys": RULE})
+    {'base_url': 'http://127.0.0.1:8000', 'extra_body': {'top_a': 1}}
+    """
+    model, values = engine.get("model"), dict(engine)
+    if isinstance(model, str):
+        values["model"] = settings.get("weights", {}).get(model, model)
+    if settings.get("keys", 1) < RULE:
+        return values
+    for name in ("base_url", "model"):
+        if isinstance(values.get(name), str):
+            values[name] = _LOCALHOST.sub("127.0.0.1", values[name])
+    return {name: _shortest(value) for name, value in values.items()}
+
+
+_LOCALHOST = re.compile(r"(?<=://)localhost(?=[:/]|$)", re.IGNORECASE)
+
+
+def _shortest(value: Any) -> Any:
+    """The value, with whole numbers as integers wherever they are in it."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, Mapping):
+        return {name: _shortest(inner) for name, inner in value.items()}
+    return [_shortest(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def _reading(settings: Mapping[str, Any]) -> Reading:
+    """A chat server may show its model the words of a schema, so they count there."""
+    if settings.get("keys", 1) < RULE:
+        return "as written"
+    chat = any("base_url" in engine and "model" not in engine for engine in settings["engines"])
+    return "numbers" if chat else "bare"
 
 
 def _shared(settings: Mapping[str, Any]) -> bytes:
@@ -75,7 +129,11 @@ def context_of(
     requests may ask for, and how they are read.
     """
     return [
-        {name: settings.get(name) for name in (*_SHARED, "options", "turns", "rewrites")},
+        {
+            name: settings.get(name)
+            for name in (*_SHARED, "options", "turns", "rewrites", "keys")
+            if name in settings or name != "keys"
+        },
         repr(policy or RequestPolicy()),
         reading,
     ]
@@ -94,6 +152,7 @@ class Keys:
         self._turns = str(settings.get("turns", "")).encode()
         self._rewrites: Sequence[str] = settings.get("rewrites", ())
         self._mark = _mark(self._shared, SHARED_MARK) if "engines" in settings else None
+        self._reading = _reading(settings)
         self._counts = Counts()
 
     def of(self, request: GenerationRequest) -> str:
@@ -114,7 +173,7 @@ class Keys:
 
     def later(self, request: GenerationRequest, times: int) -> str:
         """The key of a request before which so many equal ones came."""
-        options, mark = _options(request.options)
+        options, mark = _options(request.options, self._reading)
         digest = self._blake2b(
             self._shared, digest_size=16 if self._mark is None else 16 - MARK // 2
         )
@@ -161,15 +220,17 @@ def _contents(request: GenerationRequest) -> Iterator[bytes]:
         yield from source.contents or (b"",)
 
 
-def call_key(row: str, number: Any, engine: str, asked: Any) -> str:
+def call_key(
+    row: str, number: Any, engine: str, asked: Any, settings: Mapping[str, Any] = immutabledict()
+) -> str:
     """The key of one input of a row's call: the row's key, the number of the call, what the
-    engine's answers depend on, and what is asked of it.
+    engine's answers depend on, and what is asked of it in a run of these settings.
     """
     from hashlib import blake2b
 
     digest = blake2b(json.dumps([row, number, engine]).encode(), digest_size=16)
     if isinstance(asked, (Encoded, ResolvedRequest)):
-        digest.update(_options(asked.options)[0])
+        digest.update(_options(asked.options, _reading(settings))[0])
     if isinstance(asked, Encoded):
         digest.update(array("Q", asked.prompt.token_ids).tobytes())
         digest.update(
@@ -211,7 +272,7 @@ _ADDED = ("max_thinking_tokens", "tool_choice", "fps", "max_frames", "max_video_
 
 
 @functools.lru_cache(maxsize=1024)
-def _options(options: GenerationOptions | None) -> tuple[bytes, str]:
+def _options(options: GenerationOptions | None, reading: Reading) -> tuple[bytes, str]:
     """The options that change the answer, each with its value, and their part of a mark; the
     requests of a run have few distinct ones.
     """
@@ -219,11 +280,57 @@ def _options(options: GenerationOptions | None) -> tuple[bytes, str]:
     for name in _ADDED:
         if values[name] is None:
             del values[name]
+    if reading != "as written" and values["json_schema"] is not None:
+        values["json_schema"] = json.dumps(_schema(json.loads(values["json_schema"]), reading))
     uses_generation_config = options is not None and bool(options.use_generation_config)
     data = json.dumps([values, uses_generation_config], ensure_ascii=False).encode(
         "utf-8", "surrogatepass"
     )
     return data, _mark(data, MARK - SHARED_MARK)
+
+
+_WORDS = frozenset(
+    {"title", "description", "$comment", "examples", "deprecated", "readOnly", "writeOnly"}
+)
+"""Keywords of JSON Schema that say nothing of what is valid."""
+_BOUNDS = frozenset(
+    {
+        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+        *("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
+        *("minContains", "maxContains"),
+    }
+)
+_BY_NAME = frozenset(
+    {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
+)
+"""Keywords with schemas by names, which are no keywords."""
+_DATA = frozenset({"const", "enum", "default", "required", "type", "dependentRequired"})
+"""Keywords whose values are data."""
+
+
+def _schema(schema: Any, reading: Reading) -> Any:
+    """A schema as it counts. Words do not, where the grammar alone reads it.
+
+    >>> _schema({"title": "A", "properties": {"title": {"description": "?"}}}, "bare")
+    {'properties': {'title': {}}}
+    >>> _schema({"title": "A", "minimum": 1.0, "const": 1.0}, "numbers")
+    {'title': 'A', 'minimum': 1, 'const': 1.0}
+    """
+    if isinstance(schema, list):
+        return [_schema(inner, reading) for inner in schema]
+    if not isinstance(schema, dict):
+        return schema
+    values: dict[str, Any] = {}
+    for name, value in schema.items():
+        if name in _WORDS and reading == "bare":
+            continue
+        if name in _BY_NAME and isinstance(value, dict):
+            values[name] = {inner: _schema(value[inner], reading) for inner in value}
+        elif name in _BOUNDS:
+            values[name] = _shortest(value)
+        else:
+            values[name] = value if name in _DATA else _schema(value, reading)
+    return values
 
 
 class Counts:

@@ -7,11 +7,19 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-__all__ = ["TEMPORARY", "JournalError", "new_file", "refused", "remove_stale", "sync_folder"]
+__all__ = [
+    "TEMPORARY",
+    "JournalError",
+    "Replaced",
+    "new_file",
+    "refused",
+    "remove_stale",
+    "sync_folder",
+]
 
 TEMPORARY = ".pipegen-"
 """How the names of files begin that are being written; the machine's name and the process's number
@@ -23,6 +31,10 @@ class JournalError(Exception):
     """A journal cannot be read, written or shared; the message says which file, why, and what to
     do.
     """
+
+
+class Replaced(JournalError):
+    """A file that was to be written has come to hold what others wrote meanwhile."""
 
 
 @contextlib.contextmanager
@@ -57,12 +69,15 @@ class _NewFile(io.FileIO):
 
 
 @contextlib.contextmanager
-def new_file(path: Path) -> Iterator[BinaryIO]:
+def new_file(path: Path, *, changed: Callable[[], bool] = lambda: False) -> Iterator[BinaryIO]:
     """A stream whose content takes the place of the file when the block is left; where it raises,
     the old file stays.
 
     Raises `JournalError` where the file cannot be written, and where there is something else than a
     file: a device is never replaced.
+
+    changed: whether others have written to the file meanwhile. Raises `Replaced` where they wrote
+        something else: that stays.
     """
     import tempfile
 
@@ -83,12 +98,21 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
                 )
                 os.fsync(handle)
         with refused(path):
+            if changed() and not _alike(name, path):
+                raise Replaced(f"{path} was written by others in the meantime, and is not replaced")
             os.replace(name, path)  # the names are what counts here
             sync_folder(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(name)
         raise
+
+
+def _alike(one: str, other: Path) -> bool:
+    """Whether two files have the same bytes."""
+    import filecmp
+
+    return filecmp.cmp(one, other, shallow=False)
 
 
 def sync_folder(folder: Path) -> None:

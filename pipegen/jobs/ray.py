@@ -20,6 +20,7 @@ import os
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -32,7 +33,7 @@ from pipegen.drivers.arguments import Options, check_settings, prepare_batch
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.io.table_out import AnswerTable
 from pipegen.io.tables import Block, Columns, Row, without_nulls
-from pipegen.jobs.history import note_run, settings_of
+from pipegen.jobs.history import earlier_models, note_run, settings_of
 from pipegen.jobs.keys import Keys
 from pipegen.jobs.replica import Replica
 from pipegen.records.plain import request_from
@@ -116,7 +117,9 @@ class Generate:
         )
         self._settings = None if folder is None else settings_of(route, self._options, version)
         if folder is not None and self._settings is not None:
-            self._settings, _ = note_run(folder, self._settings)
+            self._settings, _ = note_run(
+                folder, self._settings, earlier_of=partial(earlier_models, route)
+            )
 
     async def __call__(self, table: pa.Table) -> pa.Table:
         """The table with the columns of its answers. Raises where the engine cannot go on."""

@@ -10,6 +10,7 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -22,9 +23,10 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import Options, check_run, pairs, require_iterable
 from pipegen.drivers.drive import Drive
 from pipegen.drivers.mapping import flow_of
-from pipegen.jobs.history import Made, changes, made_before, note_run, settings_of
+from pipegen.jobs.history import Made, changes, earlier_models, made_before, note_run, settings_of
 from pipegen.jobs.in_flight import InFlight, remove_left
 from pipegen.jobs.journal import (
+    SETTINGS,
     Journal,
     JournalError,
     SettingsDamaged,
@@ -44,7 +46,7 @@ from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPoli
 from pipegen.records.results import GenerationResult
 from pipegen.records.scores import Scored
 
-__all__ = ["GRACE", "Job", "begin_anew", "job", "job_keyed", "start_job"]
+__all__ = ["GRACE", "Job", "begin_anew", "job", "job_keyed", "require_job_folder", "start_job"]
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -93,16 +95,22 @@ class Job(Iterator[T], Generic[T]):
         settings = settings_of(route, options, version)
         if restart:
             begin_anew(folder)
+        require_job_folder(folder)
         self.journal = Journal(folder)
         """The finished rows on disk."""
         try:
             remove_stale(folder)
-            self.settings, last_settings = note_run(folder, settings, rows=len(self.journal))
+            self.settings, last_settings = note_run(
+                folder,
+                settings,
+                rows=len(self.journal),
+                earlier_of=partial(earlier_models, route),
+            )
             self.changed = (
                 () if last_settings is None else tuple(changes(last_settings, self.settings))
             )
             self.made_before = made_before(self.journal, last_settings, self.settings)
-            self._steps = Steps(folder)
+            self._steps = Steps(folder, self.settings)
             self._noted = InFlight(folder, finished=self.journal.has)
         except BaseException:
             self.journal.close()
@@ -447,6 +455,22 @@ def begin_anew(folder: Path) -> None:
         )
     _remove_rows(folder)
     remove_left(folder)
+
+
+def require_job_folder(folder: Path) -> None:
+    """Raise `JournalError` for a folder of other files: nothing is written among them. Rows of a job
+    whose `job.json` is missing have an error of their own.
+    """
+    with refused(folder, "read"):
+        names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+        rows = {path.name for path in files_of(folder)} if names else set()
+    other_names = sorted(name for name in names - rows if not name.startswith("."))
+    # looked at last: another process may be writing it
+    if other_names and not rows and not (folder / SETTINGS).exists():
+        raise JournalError(
+            f"{folder} holds other files ({', '.join(map(repr, other_names[:3]))}) and no {SETTINGS}:"
+            " it is no job's folder; give one that is new or empty"
+        )
 
 
 def _remove_rows(folder: Path) -> None:

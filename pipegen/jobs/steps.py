@@ -13,9 +13,11 @@ ordinal. Failed answers are not kept.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from immutabledict import immutabledict
 from returns.result import Success
 
 from pipegen.core.border import attempt
@@ -25,13 +27,16 @@ from pipegen.core.steps import Wanted
 from pipegen.engines.protocol import answers_depend_on
 from pipegen.io.answers import answer_from, answer_to_plain
 from pipegen.jobs.journal import STEPS, Journal
-from pipegen.jobs.keys import call_key
+from pipegen.jobs.keys import call_key, in_keys
 from pipegen.jobs.rows import Row
 from pipegen.records import strict_json
 
 __all__ = ["Steps", "Turn"]
 
 K = TypeVar("K")
+
+
+_NONE: Mapping[str, Any] = immutabledict()
 
 
 class Turn(Generic[K]):
@@ -46,8 +51,8 @@ class Turn(Generic[K]):
 class Steps:
     """The steps of a job's folder. Raises `JournalError` as `Journal` does."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, settings: Mapping[str, Any] = _NONE) -> None:
+        self._folder, self._settings = folder, settings
         self._engines: dict[int, tuple[Any, str]] = {}
         """By the id of a call's backend: it, and what its answers depend on, as that was at its
         first call.
@@ -98,11 +103,15 @@ class Steps:
         """
         backend = wanted.backend
         if id(backend) not in self._engines:
-            depends = json.dumps(answers_depend_on(backend), sort_keys=True)
+            depends = json.dumps(
+                in_keys(answers_depend_on(backend), self._settings), sort_keys=True
+            )
             self._engines[id(backend)] = backend, depends
         at = [row.place, row.sample, len(row.answers)]
         depends = self._engines[id(backend)][1]
-        key = attempt(lambda: call_key(turn.row.key or "", at, depends, wanted.input))
+        key = attempt(
+            lambda: call_key(turn.row.key or "", at, depends, wanted.input, self._settings)
+        )
         return key.value_or(None)
 
 

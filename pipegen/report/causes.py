@@ -38,6 +38,7 @@ from typing import NamedTuple
 from pipegen.core.functional import partition_all
 from pipegen.records.fields import altered
 from pipegen.report.diff import common_prefix
+from pipegen.report.respelled import is_respelled
 from pipegen.report.verdict import (
     MARGIN,
     SPREAD,
@@ -803,6 +804,7 @@ _RELATIONS: tuple[tuple[Kind, str, Callable[[str, str], bool]], ...] = (
             text != expected and "".join(text.split()) == "".join(expected.split())
         ),
     ),
+    ("text", "in another spelling: typographic characters, escapes or encoding", is_respelled),
     ("text", "without its first or last letters", _without),
     (
         "text",

@@ -29,6 +29,7 @@ from pipegen.records.results import GenerationResult
 
 __all__ = [
     "STAGES",
+    "Occurrences",
     "Compared",
     "Difference",
     "common_prefix",
@@ -41,6 +42,25 @@ WIDTH = 60
 """How many characters of a value are shown."""
 BEFORE = 30
 """How many characters of a text are shown before the place where it differs."""
+
+
+class Occurrences:
+    """Names of results with equal ids, which are told apart by their order.
+
+    >>> name_of = Occurrences()
+    >>> [name_of(id) for id in ("a", "b", "a", "a")]
+    ['a', 'b', 'a [2]', 'a [3]']
+    """
+
+    def __init__(self) -> None:
+        self.counts = Counter[str]()
+        """How often each id came."""
+
+    def __call__(self, id: object) -> str:
+        name = str(id)
+        self.counts[name] += 1
+        count = self.counts[name]
+        return name if count == 1 else f"{name} [{count}]"
 
 
 class Difference(NamedTuple):

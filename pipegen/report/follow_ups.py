@@ -31,6 +31,8 @@ __all__ = ["Base", "FollowUps", "drawn_otherwise"]
 GREEDY, DRAWN = 8, 16
 """So many requests are asked again greedily, and with seeds."""
 DRAWN_TOKENS = 24
+_FILTERS: Mapping[str, Any] = {"top_k": 1, "top_p": 0.001}
+"""Filters that leave the likeliest token alone."""
 SAMPLES = 4
 """So many samples of a request are asked for."""
 _SURE = 6.0
@@ -94,11 +96,16 @@ class FollowUps(NamedTuple):
     @property
     def asked(self) -> int:
         """How many requests are asked."""
-        return 3 * len(self.longest) + 3 * len(self.widest) + (1 + SAMPLES) * len(self._sampled)
+        filtered = len(_FILTERS) * len(self._sampled)
+        drawn = 3 * len(self.widest) + (1 + SAMPLES) * len(self._sampled)
+        return 3 * len(self.longest) + drawn + filtered
 
     def faults(self) -> Iterator[Fault]:
         """What is wrong."""
-        tries = (self._short, self._stops, self._streams, self._drawn, self._samples)
+        tries = (
+            *(self._short, self._stops, self._streams, self._drawn, self._filtered),
+            self._samples,
+        )
         yield from (fault for fault in (look() for look in tries) if fault is not None)
 
     def _ask(
@@ -320,6 +327,33 @@ class FollowUps(NamedTuple):
                 len(others),
                 "requests drawn with two seeds",
             )
+        return None
+
+    def _filtered(self) -> Fault | None:
+        """Tokens drawn with filters that leave the likeliest one alone."""
+        bases = self._sampled
+        for name, value in _FILTERS.items():
+            options = dataclasses.replace(_drawing(3), **{name: value})
+            answers = [
+                answer
+                for answer in self._ask(bases, [options] * len(bases), whole=True)
+                if isinstance(answer, Answer)
+            ]
+            partings = [
+                (answer, parting)
+                for answer in answers
+                if (parting := answer.parting) is not None and parting.margin > self.margin
+            ]
+            if len(partings) >= 2:
+                return _fault(
+                    "sampling",
+                    [
+                        (answer, f"another token than the likeliest one came with {name}={value}")
+                        for answer, _ in partings
+                    ],
+                    len(answers),
+                    f"requests drawn with {name}={value}, which leaves the likeliest token alone",
+                )
         return None
 
     def _samples(self) -> Fault | None:

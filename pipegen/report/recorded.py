@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from pipegen.core.functional import partition_all
@@ -33,6 +33,7 @@ from pipegen.report.causes import OTHER_WEIGHTS, Limits, limits_of
 from pipegen.report.diff import common_prefix
 from pipegen.report.follow_ups import drawn_otherwise
 from pipegen.report.obeying import FaultName, disobedience, kind_of, room_in
+from pipegen.report.respelled import unspelled
 from pipegen.report.verdict import SPREAD, Answer, Precision, distances, rms
 from pipegen.stages.parts import answer_check
 
@@ -133,6 +134,8 @@ class _Row(NamedTuple):
     """The prompt as the reference renders it, where the request is at hand."""
     far: tuple[float, ...]
     """How far recorded log probabilities are away."""
+    request: str
+    """The id of its request."""
 
     @property
     def prompt(self) -> tuple[int, ...]:
@@ -178,28 +181,49 @@ def verify_results(
         )
     )
     limits = limits_of(precision, measured)
-    verdicts = tuple(
-        [
-            _unless(
-                row
-                if isinstance(row, RowVerdict)
-                else _Judge(row, reference, limits, image_policy).verdict(),
-                disobedience,
-            )
-            for row, disobedience in zip(rows, wrong, strict=True)
-        ]
-    )
+    verdicts: list[RowVerdict] = []
+    for row, disobeyed in zip(rows, wrong, strict=True):
+        if isinstance(row, RowVerdict):
+            verdicts.append(_unless(row, disobeyed))
+            continue
+        verdict = _Judge(row, reference, limits, image_policy).verdict()
+        if verdict.verdict in ("weights", "unknown", "sampling") and not row.result.token_ids:
+            verdict = _respelled(row, verdict, requests, reference, limits, image_policy)
+        verdicts.append(_unless(verdict, disobeyed))
     overall = ""
     if all(row.verdict in ("right", "not judged") for row in verdicts):
         overall = _of_all(scored_rows, far, limits)
     return Recorded(
         model=model,
         precision=precision,
-        rows=verdicts,
+        rows=tuple(verdicts),
         spread=far,
         most_spread=limits.spread,
         whole=overall,
     )
+
+
+def _respelled(
+    row: _Row,
+    verdict: RowVerdict,
+    requests: Callable[[str], Slot[GenerationRequest] | None],
+    reference: Route,
+    limits: Limits,
+    policy: ImagePolicy | None,
+) -> RowVerdict:
+    """The verdict on a row without ids. Is another spelling of its text right? Then the text is
+    wrong, and not the weights.
+    """
+    for words, text in unspelled(row.result.raw_text):
+        result = dataclasses.replace(row.result, raw_text=text)
+        again = _scored_rows([(row.id, row.request, result)], reference, requests, policy)[0]
+        if (
+            isinstance(again, _Row)
+            and _Judge(again, reference, limits, policy).verdict().verdict == "right"
+        ):
+            evidence = f"it is {row.result.raw_text!r:.80}: the model's text, {words}"
+            return RowVerdict(id=row.id, verdict="text", evidence=evidence)
+    return verdict
 
 
 def _of_all(rows: Sequence[_Row], far: float | None, limits: Limits) -> str:
@@ -245,7 +269,7 @@ def _scored_rows(
     unscored = [entry for entry in prepared if isinstance(entry, _Asked)]
     scores = iter(_scores([slot for entry in unscored for slot in entry.slots], reference, policy))
     out: list[_Row | RowVerdict] = []
-    for entry in prepared:
+    for (_, request, _), entry in zip(named_results, prepared, strict=True):
         if isinstance(entry, RowVerdict):
             out.append(entry)
             continue
@@ -273,6 +297,7 @@ def _scored_rows(
                 scored,
                 expected,
                 tuple(distances(recorded, scored.token_logprobs)),
+                request,
             )
         )
     return out
@@ -461,6 +486,8 @@ def _unknown_options(options: GenerationOptions) -> list[str]:
         "no_repeat_ngram_size": (None, 0),
     }
     names = [name for name, values in neutral.items() if getattr(options, name, None) not in values]
+    if options.allowed_token_ids and options.temperature:
+        names.append("allowed_token_ids")
     return [*names, *(["a form"] if options.structured is not None else [])]
 
 
@@ -471,7 +498,7 @@ class _Judge(NamedTuple):
     policy: ImagePolicy | None
 
     def verdict(self) -> RowVerdict:
-        tries = (self._template, self._logprobs, self._not_judged, self._chosen)
+        tries = (self._template, self._logprobs, self._allowed, self._not_judged, self._chosen)
         kind, evidence = next(
             (result for result in (look() for look in tries) if result is not None),
             ("right", self._agreement),
@@ -538,6 +565,19 @@ class _Judge(NamedTuple):
             ),
         )
 
+    def _allowed(self) -> tuple[RowKind, str] | None:
+        """The first token that the request does not allow. Without ids nothing is known of them."""
+        allowed, ids = self.row.result.options.allowed_token_ids, self.row.result.token_ids
+        index = next(
+            (index for index, token in enumerate(ids) if allowed and token not in allowed), None
+        )
+        if index is None:
+            return None
+        return "sampling", (
+            f"at token {index} it has {self._word(ids[index])} ({ids[index]}), which"
+            " allowed_token_ids leaves out"
+        )
+
     def _not_judged(self) -> tuple[RowKind, str] | None:
         unknown = _unknown_options(self.row.result.options)
         if not unknown:
@@ -587,6 +627,19 @@ class _Judge(NamedTuple):
     def _parted(self) -> tuple[int, str] | None:
         """The first token that greedy decoding would not have chosen."""
         scored, free = self.row.scored, self._free
+        allowed = self.row.result.options.allowed_token_ids
+        if allowed and not self.row.result.token_ids:
+            return None
+        if allowed:  # the likeliest of all may be one that is left out
+            held_back = [
+                index
+                for index, (choice, _) in enumerate(scored.likeliest)
+                if choice not in allowed and index not in free
+            ]
+            free |= frozenset(held_back)
+            odd = self._not_the_likeliest(held_back[:_LOOKED], frozenset(allowed))
+            if odd is not None:
+                return odd
         for index, (token, (choice, highest), logprob) in enumerate(
             zip(self.row.ids, scored.likeliest, scored.token_logprobs, strict=True)
         ):
@@ -646,24 +699,7 @@ class _Judge(NamedTuple):
     def _looked_at(self, places: Sequence[int]) -> tuple[int, str] | None:
         """The first of these places whose token is not among those that top_k and top_p leave."""
         row, options = self.row, self.row.result.options
-        if not places or row.result.image_grid_thw or row.result.image_digests:
-            return None
-        rows = [{"prompt_token_ids": [*row.prompt, *row.ids[:index]]} for index in places]
-        greedy = {
-            "temperature": 0.0,
-            "max_new_tokens": 1,
-            "logprobs": True,
-            "top_logprobs": _TOP,
-            "ignore_eos": True,
-        }
-        for index, slot in sorted(
-            zip(places, run(self.reference, rows, greedy), strict=True),
-            key=lambda pair: pair[0],
-        ):
-            drawn = slot.unwrap().logprobs if is_ok(slot) else None
-            if not drawn:
-                continue
-            tokens = [*drawn[0].top]
+        for index, tokens in self._likeliest_at(places):
             filter_name = _left_out(
                 row.scored.token_logprobs[index],
                 tokens,
@@ -680,6 +716,49 @@ class _Judge(NamedTuple):
                     ),
                 )
         return None
+
+    def _not_the_likeliest(
+        self, places: Sequence[int], allowed: frozenset[int]
+    ) -> tuple[int, str] | None:
+        """The first of these places where greedy decoding takes another one of the allowed."""
+        row = self.row
+        for index, tokens in self._likeliest_at(places):
+            best, highest = next(
+                ((token, logprob) for token, logprob in tokens if token in allowed), (None, 0.0)
+            )
+            if (
+                best is not None
+                and best != row.ids[index]
+                and highest - row.scored.token_logprobs[index] > self.limits.margin
+            ):
+                return index, (
+                    f"it was greedy, and at token {index} it has {self._word(row.ids[index])}, and"
+                    f" of the allowed ones the reference {self._word(best)}"
+                )
+        return None
+
+    def _likeliest_at(
+        self, places: Sequence[int]
+    ) -> Iterator[tuple[int, tuple[tuple[int, float], ...]]]:
+        """The likeliest tokens that the reference has in these places, where that is known."""
+        row = self.row
+        if not places or row.result.image_grid_thw or row.result.image_digests:
+            return
+        rows = [{"prompt_token_ids": [*row.prompt, *row.ids[:index]]} for index in places]
+        greedy = {
+            "temperature": 0.0,
+            "max_new_tokens": 1,
+            "logprobs": True,
+            "top_logprobs": _TOP,
+            "ignore_eos": True,
+        }
+        for index, slot in sorted(
+            zip(places, run(self.reference, rows, greedy), strict=True),
+            key=lambda pair: pair[0],
+        ):
+            drawn = slot.unwrap().logprobs if is_ok(slot) else None
+            if drawn:
+                yield index, tuple(drawn[0].top)
 
 
 def _surely_left(logprob: float, options: GenerationOptions) -> bool:

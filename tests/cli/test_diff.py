@@ -89,6 +89,22 @@ def test_brief_lines_are_compared_by_what_they_have(tmp_path: Path) -> None:
     assert again.exit_code == 0
 
 
+def test_results_of_equal_ids_are_compared_by_their_order(tmp_path: Path) -> None:
+    def file(name: str, *texts: str) -> str:
+        results = [dataclasses.replace(RESULT, text=text, raw_text=text) for text in texts]
+        lines = [to_plain(Success(result), "same") for result in results]
+        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return str(tmp_path / name)
+
+    one, other = file("a", "x", "y", "z"), file("b", "x", "Y")
+    assert CliRunner().invoke(app, ["diff", one, one]).exit_code == 0
+    done = CliRunner().invoke(app, ["diff", one, other])
+    assert done.exit_code == 1
+    assert "same [2]: raw text" in done.stdout
+    assert "same [3]: outcome" in done.stdout
+    assert done.stderr == "3 requests, 1 equal, 1 differ at outcome, 1 differ at raw text\n"
+
+
 @pytest.mark.parametrize("text", ["{", '{"id": "a"}', "[]", '{"id": "a", "ok": true}', "\xff"])
 def test_a_file_that_holds_no_results_is_bad_usage(tmp_path: Path, text: str) -> None:
     (tmp_path / "b").write_text(text, encoding="latin-1")

@@ -207,6 +207,6 @@ def test_an_export_and_a_page_follow_the_rule_of_the_run(
     assert (
         json.loads((tmp_path / "out.jsonl.job" / "command.json").read_text())["image_root"] is None
     )
-    assert command("view", out).code == 0
+    assert command("view", out, "--input", source).code == 0
     page = (tmp_path / "out.html").read_text()
     assert "is outside" in page

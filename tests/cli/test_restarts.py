@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -317,3 +318,47 @@ def test_the_stamp_of_a_file_changes_with_its_size_and_with_its_time(tmp_path: P
     assert stamp("two", 1_000) == first
     assert stamp("three", 1_000) != first
     assert stamp("one", 2_000) != first
+
+
+def test_what_others_wrote_to_out_meanwhile_stays(
+    command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.jsonl"
+
+    def script(encoded: Any) -> str:
+        out.write_text("precious")
+        return "Hi<|im_end|>"
+
+    engine.script = script
+    flags = (jsonl({"prompt": "a"}, {"prompt": "b"}), "--model", "fake", "-o", out)
+    ran = command("generate", *flags)
+    assert (ran.code, out.read_text()) == (2, "precious")
+    assert "written by others in the meantime" in ran.err
+    assert f"pipegen export {out}.job -o FILE" in ran.err
+    other = tmp_path / "other.jsonl"
+    assert command("export", f"{out}.job", "-o", other).code == 0
+    assert len(other.read_text().splitlines()) == 2
+
+
+def test_an_input_that_changes_and_a_job_that_vanishes_are_said(
+    command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path, written: Any
+) -> None:
+    out, requests = tmp_path / "out.jsonl", jsonl({"prompt": "a"}, {"prompt": "b"})
+
+    def change(encoded: Any) -> str:
+        requests.write_text(requests.read_text() + "\n\n")
+        return "Hi<|im_end|>"
+
+    engine.script = change
+    ran = command("generate", requests, "--model", "fake", "-o", out)
+    assert (ran.code, "was changed during the run" in ran.err) == (0, True)
+    assert "was changed" not in command("generate", requests, "--model", "fake", "-o", out).err
+
+    def remove(encoded: Any) -> str:
+        shutil.rmtree(f"{out}.job", ignore_errors=True)
+        return "Hi<|im_end|>"
+
+    engine.script = remove
+    ran = command("generate", requests, "--model", "fake", "-o", out, "--temperature", "0.7")
+    assert (ran.code, f"{out}.job was removed during the run" in ran.err) == (1, True)
+    assert [line["ok"] for line in written(out)] == [True, True]

@@ -222,6 +222,20 @@ def test_flags_of_servers_and_requests_of_other_rows_are_refused_with_a_file(
     assert command("verify", results, first, "--model", "embedded").code == 0
 
 
+def test_rows_of_equal_ids_are_paired_with_their_requests_by_order(
+    command: Command, made: tuple[Path, Path], jsonl: Any
+) -> None:
+    lines, asked = ([json.loads(line) for line in file.read_text().splitlines()] for file in made)
+    results = jsonl(*[{**line, "id": "same"} for line in lines], name="same.jsonl")
+    requests = jsonl(*[{**line, "id": "same"} for line in asked], name="asked.jsonl")
+    ran = command("verify", results, requests, "--model", "embedded", "--json", "--quiet")
+    assert (ran.code, ran.out[0]["counts"]) == (0, {"right": 2})
+    assert [row["id"] for row in ran.out[0]["rows"]] == ["same", "same [2]"]
+    one = jsonl({**lines[0], "id": "same"}, name="one.jsonl")
+    ran = command("verify", one, requests, "--model", "embedded")
+    assert (ran.code, "which is whose is not known" in " ".join(ran.err.split())) == (2, True)
+
+
 def test_a_file_of_the_batch_form_is_not_judged_and_is_compared(
     command: Command, jsonl: Any
 ) -> None:

@@ -269,15 +269,77 @@ def test_images_of_every_size_are_shown_large_enough_for_their_boxes(
         assert text in page.texts
 
 
-def test_the_input_is_found_by_the_job(command: Command, generate: Command, tmp_path: Path) -> None:
-    (tmp_path / "good.png").write_bytes(b"good")
+def test_the_columns_of_the_input_are_those_of_the_job(
+    command: Command, generate: Command, tmp_path: Path
+) -> None:
     asked = tmp_path / "in.jsonl"
     asked.write_text(json.dumps({"id": "a", "question": "What is it?"}) + "\n")
-    generate(asked, "-o", tmp_path / "out.jsonl", "--map", "prompt=question")
-    assert command("view", tmp_path / "out.jsonl").code == 0
-    assert "What is it?" in Page(tmp_path / "out.html").texts
+    generate(asked, "-o", tmp_path / "out.jsonl", "--map", "prompt=question", "--brief")
+    ran = command("view", tmp_path / "out.jsonl")
+    assert (ran.code, f"--input {asked}" in ran.err) == (0, True)
+    assert "What is it?" not in Page(tmp_path / "out.html").texts
+    for flags in (("--input", asked), ("--image-root", tmp_path)):
+        assert command("view", tmp_path / "out.jsonl", *flags).code == 0
+        assert "What is it?" in Page(tmp_path / "out.html").texts
     asked.unlink()
     assert command("view", tmp_path / "out.jsonl").code == 0
+
+
+@pytest.mark.parametrize("flags", [(), ("--image-root", "mine")])
+@pytest.mark.parametrize("linked", [False, True])
+def test_what_a_foreign_job_names_is_not_read(
+    command: Command,
+    generate: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: Any,
+    linked: bool,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    theirs, mine = tmp_path / "theirs", tmp_path / "mine"
+    theirs.mkdir()
+    mine.mkdir()
+    (theirs / "in.jsonl").write_text(json.dumps({"id": "line 1", "prompt": "Hi"}) + "\n")
+    out = theirs / "out.jsonl"
+    generate(theirs / "in.jsonl", "-o", out)
+    secret = tmp_path / "secret.txt"
+    secret.write_text("my password\n")
+    named = secret
+    if linked:
+        named = out.with_name("out.jsonl.job") / "in.txt"
+        named.symlink_to(secret)
+    said = out.with_name("out.jsonl.job") / "command.json"
+    said.write_text(
+        json.dumps(
+            {**json.loads(said.read_text()), "source": str(named), "image_root": str(tmp_path)}
+        )
+    )
+    assert command("view", out, *flags).code == 0
+    assert "my password" not in (theirs / "out.html").read_text()
+
+
+@pytest.mark.parametrize("flags", [(), ("--image-root", "theirs")])
+def test_images_that_a_foreign_table_names_are_not_read(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: Any
+) -> None:
+    pytest.importorskip("pyarrow")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "private.png").write_bytes(png("red"))
+    (tmp_path / "theirs" / "a.png").write_bytes(png("red"))
+    frames = {"frames": [str(tmp_path / "private.png")], "times": [0.0]}
+    rows: list[dict[str, Any]] = [
+        {"id": 1, "prompt": "What?", "images": [str(tmp_path / "private.png")]},
+        {"id": 2, "prompt": "What?", "images": [str(tmp_path / "theirs" / "a.png")]},
+    ]
+    pg.write_table("theirs/r.parquet", zip(rows, [answer("x"), answer("y")], strict=True))
+    pg.write_table(
+        "theirs/v.parquet", [({"id": 1, "prompt": "?", "videos": [frames]}, answer("x"))]
+    )
+    for name, shown in (("r", 1 if flags else 0), ("v", 0)):
+        assert command("view", f"theirs/{name}.parquet", *flags).code == 0
+        page = Page(tmp_path / "theirs" / f"{name}.html")
+        assert len([tag for tag, _ in page.elements if tag == "img"]) == shown
 
 
 def test_a_table_of_results_brings_its_own_prompts_and_images(
@@ -544,3 +606,11 @@ def test_a_browser_filters_by_error_text_and_id(tmp_path: Path, command: Command
         True,
         [],
     ]
+
+
+def test_results_of_equal_ids_are_compared_by_their_order(command: Command, tmp_path: Path) -> None:
+    lines = [json.dumps({**to_plain(answer(text)), "id": "same"}) for text in ("x", "y")]
+    for name in ("one", "two"):
+        (tmp_path / name).write_text("\n".join(lines))
+    assert command("view", tmp_path / "one", tmp_path / "two", "-o", tmp_path / "o.html").code == 0
+    assert "0 differ" in (tmp_path / "o.html").read_text()

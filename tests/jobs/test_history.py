@@ -298,3 +298,120 @@ class TestRowsWithoutTurns:
         nested = pg.repeat(pg.turns(pg.route(engine)), lambda result: None, limit=1)
         assert "turns(" in nested.leads_on
         assert pg.turns(pg.route(engine), lambda result: None).leads_on == ""
+
+
+@pytest.mark.parametrize("setting", [{"max_bytes": 40}, {"raised": "fail"}, {"timeout": 1.5}])
+def test_what_tools_tell_a_model_is_part_of_the_key(setting: Any, tmp_path: Path) -> None:
+    def look(city: str) -> str:
+        """Look out."""
+        return "sun " * 40
+
+    def agent(**settings: Any) -> Any:
+        return pg.turns(pg.route(FakeEngine("yes<|im_end|>")), pg.tools([look], **settings))
+
+    requests = [{"messages": [{"role": "user", "content": "Hi"}]}]
+    run(tmp_path, requests, route=agent())
+    defaults = {"max_bytes": 65536, "raised": "message", "timeout": 60}
+    assert run(tmp_path, requests, route=agent(**defaults)).reused == 1
+    other = run(tmp_path, requests, route=agent(**setting))
+    assert other.reused == 0
+    assert other.changed and next(iter(setting)) in agent(**setting).stages
+    assert run(tmp_path, requests, route=agent(**setting)).reused == 1
+
+
+class Weights(Set):
+    """An engine whose model had another identity in earlier versions."""
+
+    def __init__(self, model: str, earlier: str) -> None:
+        super().__init__(model=model)
+        self.identity = model
+        self.earlier_identities = {model: earlier}
+
+
+def test_a_folder_with_an_earlier_digest_of_the_weights_is_reused(tmp_path: Path) -> None:
+    def of(engine: Any) -> Any:
+        return run(tmp_path, PROMPTS, route=pg.route(engine))
+
+    of(Set(model="sampled"))
+    once = of(Weights("whole", "sampled"))
+    assert (once.reused, once.changed) == (6, ())
+    other = of(Weights("other", "sampled"))  # which the samples did not see
+    assert (other.reused, other.changed) == (0, ("the model is another",))
+    assert [of(Weights(name, "sampled")).reused for name in ("whole", "other")] == [6, 6]
+
+
+def schema(**words: Any) -> dict[str, Any]:
+    inner = {"type": "integer", **({"description": "its age"} if words else {})}
+    return {"json_schema": {"type": "object", "properties": {"title": inner}, **words}}
+
+
+@pytest.mark.parametrize("in_request", [False, True])
+@pytest.mark.parametrize(
+    ("one", "other", "reused"),
+    [
+        (schema(), schema(title="Cat", description="A cat.", examples=[1]), True),
+        (schema(minProperties=1), schema(minProperties=1.0), True),
+        (schema(), {"json_schema": {"type": "object", "properties": {}}}, False),
+        ({"json_schema": {"const": 1}}, {"json_schema": {"const": 1.0}}, False),
+        ({"json_schema": {"enum": ["a"]}}, {"json_schema": {"enum": ["b"]}}, False),
+    ],
+)
+def test_schemas_that_mean_the_same_are_one(
+    one: Any, other: Any, reused: bool, in_request: bool, tmp_path: Path
+) -> None:
+    route = pg.route(FakeEngine('{"title": 1}<|im_end|>'))
+    counts = [
+        run(
+            tmp_path,
+            [{"prompt": "a", "options": options}] if in_request else [{"prompt": "a"}],
+            None if in_request else options,
+            route,
+        ).reused
+        for options in (one, other)
+    ]
+    assert counts == [0, int(reused)]
+
+
+def test_a_chat_server_may_show_its_model_the_words_of_a_schema(tmp_path: Path) -> None:
+    engine = Set(base_url="http://a")
+    del engine.depends_on["model"]
+    for options, reused in ((schema(), 0), (schema(title="Cat"), 0), (schema(title="Cat"), 1)):
+        assert run(tmp_path, PROMPTS[:1], options, pg.route(engine)).reused == reused
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "reused"),
+    [
+        ({"base_url": "http://localhost:8000"}, {"base_url": "http://127.0.0.1:8000"}, True),
+        ({"base_url": "http://localhost:8000"}, {"base_url": "http://localhost:8001"}, False),
+        ({"base_url": "http://localhost.de"}, {"base_url": "http://127.0.0.1.de"}, False),
+        ({"extra_body": {"top_a": 1}}, {"extra_body": {"top_a": 1.0}}, True),
+        ({"extra_body": {"top_a": 1}}, {"extra_body": {"top_a": True}}, False),
+    ],
+)
+def test_settings_that_mean_the_same_are_one(
+    one: Any, other: Any, reused: bool, tmp_path: Path
+) -> None:
+    counts = [
+        run(tmp_path, PROMPTS, route=pg.route(Set(**values))).reused for values in (one, other)
+    ]
+    assert counts == [0, 6 * reused]
+
+
+def test_a_folder_of_an_earlier_version_keeps_its_keys(tmp_path: Path) -> None:
+    route, options = pg.route(FakeEngine("{}<|im_end|>")), schema(title="Cat")
+    run(tmp_path, PROMPTS, options, route)
+    rows = [tmp_path / "results-0001.jsonl", tmp_path / "job.json"]
+    new = [path.read_bytes() for path in rows]
+    settings = json.loads(new[1])
+    for values in (settings, *settings["runs"].values()):
+        del values["keys"]
+    for path in tmp_path.iterdir():
+        path.unlink()
+    del settings["runs"]
+    rows[1].write_text(json.dumps(settings))
+    run(tmp_path, PROMPTS, options, route)
+    assert rows[0].read_bytes()[:40] != new[0][:40]
+    assert "keys" not in json.loads(rows[1].read_text())
+    assert run(tmp_path, PROMPTS, options, route).reused == 6
+    assert run(tmp_path, PROMPTS, schema(title="Dog"), route).reused == 0

@@ -513,6 +513,31 @@ def test_results_without_their_settings_are_no_job(tmp_path: Path) -> None:
             run(engine, tmp_path, PROMPTS[:1])
 
 
+@pytest.mark.parametrize("name", ["cat.png", "notes/a.txt", "running-1", "job.json.bak"])
+def test_a_folder_of_other_files_is_refused_and_left_as_it_is(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "imgs"
+    (folder / name).parent.mkdir(parents=True)
+    (folder / name).write_text("mine")
+    engine = FakeEngine(echo)
+    with pytest.raises(
+        JournalError, match=r"other files .* and no job\.json: it is no job's folder"
+    ):
+        run(engine, folder, PROMPTS)
+    assert [path for path in folder.rglob("*") if path.is_file()] == [folder / name]
+    assert not engine.calls
+
+
+def test_files_beside_the_rows_of_a_job_stay_and_hidden_ones_are_no_hindrance(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / ".gitignore").write_text("*")
+    run(FakeEngine(echo), tmp_path, PROMPTS[:1])
+    (tmp_path / "notes.txt").write_text("mine")
+    engine = FakeEngine(echo)
+    run(engine, tmp_path, PROMPTS[:1])
+    assert not engine.calls
+
+
 def test_a_model_that_cannot_be_read_is_an_error_at_once(tmp_path: Path) -> None:
     class Unreadable(FakeEngine):
         @property

@@ -5,6 +5,7 @@ that reads them once.
 from __future__ import annotations
 
 import dataclasses
+import html
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -381,3 +382,69 @@ def test_right_rows_of_a_chat_server_obey_and_faults_of_it_are_named(
     ]
     other = sum(slot != one for (_, slot), (_, one) in zip(rows, upper, strict=True))
     assert judged(upper, embedded, asked=True).counts["text"] == other > 2
+
+
+@pytest.mark.parametrize("more", [{}, {"logprobs": True}, {"temperature": 1.0, "seed": 3}], ids=str)
+def test_rows_with_allowed_tokens_are_judged_by_these(
+    more: dict[str, Any], embedded: pg.Route
+) -> None:
+    likeliest = {token for _, slot in results(embedded) for token in slot.unwrap().token_ids}
+    allowed = (*sorted(likeliest)[::2], 300, 301, 302)  # without many that would be taken
+    rows = results(embedded, allowed_token_ids=allowed, **more)
+    assert judged(rows, embedded).counts.keys() <= {"right", "not judged"}
+    first = rows[0][1].unwrap().token_ids[0]
+    without = tuple(token for token in allowed if token != first)
+    (fault,) = judged(_allowing(rows[:1], without), embedded).rows
+    assert (fault.verdict, "allowed_token_ids leaves out" in fault.evidence) == ("sampling", True)
+
+
+def test_a_greedy_row_that_did_not_take_the_likeliest_of_the_allowed_is_named(
+    embedded: pg.Route,
+) -> None:
+    best = results(embedded)[0][1].unwrap().token_ids
+    rows = results(embedded, allowed_token_ids=(300, 301, 302))[:1]
+    more = (300, 301, 302, *(token for token in best if token != best[0]))
+    (row,) = judged(_allowing(rows, more), embedded).rows
+    assert row.verdict in ("unknown", "weights")
+    assert "it was greedy" in row.evidence
+
+
+def _allowing(rows: Any, allowed: tuple[int, ...]) -> Any:
+    return [
+        (
+            name,
+            slot.map(
+                lambda result: dataclasses.replace(
+                    result,
+                    options=dataclasses.replace(result.options, allowed_token_ids=allowed),
+                )
+            ),
+        )
+        for name, slot in rows
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spell", "words"),
+    [
+        (lambda text: html.escape(text).replace(",", "&#44;"), "HTML"),
+        (lambda text: text.replace(" ", "\u00a0").replace("'", "\u2019"), "typographic"),
+        (lambda text: text.replace(",", "\\u002c"), "JSON"),
+    ],
+)
+def test_a_text_in_another_spelling_is_no_sign_of_other_weights(
+    spell: Any, words: str, embedded: pg.Route
+) -> None:
+    rows = []
+    for name, slot in results(embedded):
+        result = slot.unwrap()
+        text = spell(result.raw_text)
+        if text != result.raw_text:
+            plain = {"token_ids": (), "logprobs": None, "completion_tokens": 0, "prompt_tokens": 0}
+            rows.append(
+                (name, pg.Success(dataclasses.replace(result, text=text, raw_text=text, **plain)))
+            )
+    for row in judged(rows, embedded, asked=True).rows:
+        assert row.verdict == "text", (row.verdict, row.evidence)
+        assert words in row.evidence
+    assert rows

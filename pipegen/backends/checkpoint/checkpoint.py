@@ -17,6 +17,7 @@ from immutabledict import immutabledict
 from returns.result import Failure
 
 from pipegen.backends.checkpoint import image_processors as processors
+from pipegen.backends.checkpoint.file_digests import earlier_identity_of, identity_of
 from pipegen.backends.checkpoint.foreign import (
     broken_in,
     dtype_of,
@@ -29,7 +30,6 @@ from pipegen.backends.checkpoint.locate import (
     EMBEDDED,
     cached_json,
     has_weights,
-    identity_of,
     instead_of,
     locate,
 )
@@ -119,6 +119,13 @@ class Checkpoint:
         folders = self._folders
         with loading(self.load, "the files", self.source):
             return identity_of(*folders)
+
+    @cached_property
+    def earlier_identity(self) -> str:
+        """The identity that earlier versions of pipegen gave these files."""
+        folders = self._folders
+        with loading(self.load, "the files", self.source):
+            return earlier_identity_of(*folders)
 
     def resolved(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The settings that change answers, without those that say what holds for this checkpoint

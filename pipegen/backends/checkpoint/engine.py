@@ -43,6 +43,11 @@ class HasModelMetadata:
         return self._checkpoint.identity
 
     @property
+    def earlier_identities(self) -> Mapping[str, str]:
+        """See `earlier_identities_of`."""
+        return {self._checkpoint.identity: self._checkpoint.earlier_identity}
+
+    @property
     def tokenizer(self) -> Tokenizer:
         return self._checkpoint.tokenizer
 

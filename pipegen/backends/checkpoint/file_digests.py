@@ -1,0 +1,176 @@
+"""What a model is: a digest of its files, the same wherever they lie.
+
+Small files (configuration, tokenizer, templates) count whole. Of weights the header counts. It has
+names, types and shapes. The first, middle and last kilobyte of each tensor count too. So a change
+of any tensor is seen. A large model takes a second. What training leaves beside it does not count.
+
+Earlier versions sampled each file. They missed many tensors. Jobs that began so keep that digest.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+__all__ = ["WEIGHTS", "earlier_identity_of", "identity_of"]
+
+WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
+"""How names of files end that have weights."""
+_WHOLE = frozenset({".json", ".jinja", ".txt", ".model", ".tiktoken", ".py"})
+_LARGE = 2**26
+"""A file of this many bytes is sampled, whatever it holds."""
+_SAMPLES, _SAMPLE = 64, 4096
+"""How often a file is sampled whose tensors are not known, and the bytes of a sample."""
+_PIECE = 1024
+"""The bytes of a tensor that count, at each of three places."""
+_LONGEST_HEADER = 100_000_000
+"""No header of safetensors is longer."""
+_LEFT_BY_TRAINING = re.compile(
+    r"((optimizer|optim|scheduler|lr_scheduler|sampler|dataloader|(grad_)?scaler|rng_state"
+    r"|training_args|training_state|train_state|trainer_state)[-_.].*)"
+    r"|((train|training|eval|test|predict|all|run)_results\..*)"
+    r"|.*_(optim|model)_states\.pt"
+    r"|zero_to_fp32\.py"
+    r"|(.*[-_.])?(log|logs|metrics|loss|losses|history|predictions)([-_.].*)?\.(txt|json)"
+    r"|(readme|license|notice|requirements|use_policy)([-_.].*)?\.txt"
+)
+
+
+def identity_of(*folders: Path) -> str:
+    """The digest of the folders' files, as 32 hexadecimal digits. Raises `OSError` where they
+    cannot be read.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / "config.json").write_text("{}")
+    >>> before = identity_of(folder)
+    >>> _ = (folder / "trainer_state.json").write_text("{}")
+    >>> before == identity_of(folder), len(before)
+    (True, 32)
+    """
+    from hashlib import blake2b
+
+    digest = blake2b(b"tensors", digest_size=16)
+    for folder in folders:
+        for file in _files(folder):
+            size = file.stat().st_size
+            digest.update(f"\0{file.relative_to(folder).as_posix()}\0{size}\0".encode())
+            with file.open("rb") as opened:
+                for piece in _pieces(file, opened, size):
+                    digest.update(piece)
+        digest.update(b"\0\0")
+    return digest.hexdigest()
+
+
+def earlier_identity_of(*folders: Path) -> str:
+    """The digest that earlier versions of pipegen computed."""
+    from hashlib import blake2b
+
+    digest = blake2b(digest_size=16)
+    for folder in folders:
+        for file in sorted(folder.iterdir()):
+            if file.suffix not in _WHOLE | WEIGHTS or not file.is_file():
+                continue
+            size = file.stat().st_size
+            digest.update(f"\0{file.name}\0{size}\0".encode())
+            with file.open("rb") as opened:
+                if file.suffix in _WHOLE and size <= _LARGE:
+                    digest.update(opened.read())
+                else:
+                    for piece in _samples(opened, size):
+                        digest.update(piece)
+        digest.update(b"\0\0")
+    return digest.hexdigest()
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """The files that count, in order: those of the folder, and its further chat templates."""
+    for file in sorted([*folder.iterdir(), *folder.glob("additional_chat_templates/*.jinja")]):
+        if file.suffix in _WHOLE | WEIGHTS and not _left_by_training(file.name) and file.is_file():
+            yield file
+
+
+def _left_by_training(name: str) -> bool:
+    """Whether no model is read from a file of this name: the state and the logs of a training run,
+    and texts for people.
+
+    >>> [
+    ...     name
+    ...     for name in ("optimizer.pt", "rng_state_0.pth", "train_log.txt", "vocab.txt", "a.json")
+    ...     if not _left_by_training(name)
+    ... ]
+    ['vocab.txt', 'a.json']
+    """
+    return _LEFT_BY_TRAINING.fullmatch(name.lower()) is not None
+
+
+def _pieces(file: Path, opened: BinaryIO, size: int) -> Iterator[bytes]:
+    """What counts of a file."""
+    if file.suffix in _WHOLE and size <= _LARGE:
+        yield opened.read()
+        return
+    places = _tensors(opened, size) if file.suffix == ".safetensors" else None
+    if places is not None:
+        header, tensors = places
+        yield header
+        for begin, end in tensors:
+            yield from _of_tensor(opened, begin, end)
+    elif file.suffix in WEIGHTS and zipfile.is_zipfile(opened):
+        yield from _of_archive(opened)
+    else:
+        yield from _samples(opened, size)
+
+
+def _tensors(opened: BinaryIO, size: int) -> tuple[bytes, list[tuple[int, int]]] | None:
+    """The header of a file of safetensors, and where its tensors begin and end. None where it is no
+    such file.
+    """
+    opened.seek(0)
+    length = int.from_bytes(opened.read(8), "little")
+    if length > min(size - 8, _LONGEST_HEADER):
+        return None
+    header = opened.read(length)
+    try:
+        entries = json.loads(header)
+        places = [
+            tuple(8 + length + int(offset) for offset in entry["data_offsets"])
+            for name, entry in entries.items()
+            if name != "__metadata__"
+        ]
+        return header, sorted((begin, end) for begin, end in places)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _of_tensor(opened: BinaryIO, begin: int, end: int) -> Iterator[bytes]:
+    """The first, middle and last kilobyte, or the whole of a small tensor."""
+    if end - begin <= 3 * _PIECE:
+        opened.seek(begin)
+        yield opened.read(max(0, end - begin))
+        return
+    for place in (begin, (begin + end - _PIECE) // 2, end - _PIECE):
+        opened.seek(place)
+        yield opened.read(_PIECE)
+
+
+def _of_archive(opened: BinaryIO) -> Iterator[bytes]:
+    """The table of an archive of PyTorch's: each tensor is an entry with a checksum."""
+    try:
+        with zipfile.ZipFile(opened) as archive:
+            entries = sorted((entry.filename, entry) for entry in archive.infolist())
+            for name, entry in entries:
+                yield f"{name}\0{entry.file_size}\0{entry.CRC}\0".encode()
+                with archive.open(entry) as content:
+                    yield content.read(_PIECE)
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError):
+        yield b"damaged"
+
+
+def _samples(opened: BinaryIO, size: int) -> Iterator[bytes]:
+    for sample in range(_SAMPLES):
+        opened.seek(sample * max(0, size - _SAMPLE) // (_SAMPLES - 1))
+        yield opened.read(_SAMPLE)

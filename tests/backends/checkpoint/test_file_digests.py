@@ -1,0 +1,117 @@
+"""What of a checkpoint's files is part of the model's identity."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from pipegen.backends.checkpoint.file_digests import earlier_identity_of, identity_of
+
+TENSORS = 97
+
+
+def tensors(changed: int | None = None, place: int = 0) -> dict[str, torch.Tensor]:
+    """Many tensors of 40 kB; one of them with another number at one place."""
+    made = {f"layer.{number}": torch.arange(10_000.0) + number for number in range(TENSORS)}
+    if changed is not None:
+        made[f"layer.{changed}"][place] += 0.5
+    return made
+
+
+def save(folder: Path, values: dict[str, torch.Tensor], name: str = "model.safetensors") -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text("{}")
+    if name.endswith(".safetensors"):
+        save_file(values, folder / name)
+    else:
+        torch.save(values, folder / name)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_a_change_of_any_tensor_is_seen(tmp_path: Path, name: str) -> None:
+    folder = save(tmp_path / "a", tensors(), name)
+    known = {identity_of(folder)}
+    for changed in range(TENSORS):
+        save(folder, tensors(changed, (0, 5_000, 9_999)[changed % 3]), name)
+        known.add(identity_of(folder))
+    assert len(known) == TENSORS + 1
+    save(folder, tensors(), name)
+    assert identity_of(folder) in known
+
+
+def test_the_digest_of_earlier_versions_is_as_it_was(tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(bytes(range(256)) * 4096)
+    assert earlier_identity_of(folder) == "c50d73b7566d5b17bac2ddbdd0215610"
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        *((name, False) for name in ("optimizer.pt", "scheduler.pt", "rng_state_0.pth")),
+        *((name, False) for name in ("training_args.bin", "trainer_state.json", "scaler.pt")),
+        *((name, False) for name in ("all_results.json", "train_log.txt", "log.txt", "README.md")),
+        *(
+            (name, False)
+            for name in ("sampler.bin", "grad_scaler.pt", "optimizer_0.bin", "loss.txt")
+        ),
+        *((name, True) for name in ("optimizers.json", "merges.txt", "consolidated.00.pth")),
+        *((name, False) for name in ("zero_to_fp32.py", "requirements.txt", "trainer_log.jsonl")),
+        *((name, True) for name in ("vocab.txt", "modeling_mine.py", "generation_config.json")),
+        *((name, True) for name in ("tokenizer.json", "chat_template.jinja", "blog.json")),
+        ("additional_chat_templates/tools.jinja", True),
+        ("pytorch_model.bin", True),
+    ],
+)
+def test_what_training_leaves_beside_a_model_is_no_part_of_it(
+    tmp_path: Path, name: str, counts: bool
+) -> None:
+    folder = save(tmp_path / "a", {"a": torch.ones(3)})
+    before = identity_of(folder)
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_bytes(b"one")
+    assert (identity_of(folder) != before) == counts
+    with_it = identity_of(folder)
+    (folder / name).write_bytes(b"two")
+    assert (identity_of(folder) != with_it) == counts
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"weights",
+        (2**40).to_bytes(8, "little"),
+        (4).to_bytes(8, "little") + b"[1]x",
+        (2).to_bytes(8, "little") + b"{}",
+        (7).to_bytes(8, "little") + b'{"a":1}',
+    ],
+)
+def test_a_file_that_is_no_model_has_a_digest_too(tmp_path: Path, data: bytes) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(data)
+    before = identity_of(tmp_path)
+    file.write_bytes(data + b"!")
+    assert identity_of(tmp_path) != before
+
+
+def test_names_and_shapes_count(tmp_path: Path) -> None:
+    made: list[dict[str, Any]] = [
+        {"a": torch.zeros(4)},
+        {"b": torch.zeros(4)},
+        {"a": torch.zeros(2, 2)},
+        {"a": torch.zeros(8, dtype=torch.int16)},
+    ]
+    known = {identity_of(save(tmp_path / str(number), one)) for number, one in enumerate(made)}
+    assert len(known) == len(made)
+    with safe_open(tmp_path / "0" / "model.safetensors", "pt") as opened:
+        assert json.dumps([*opened.keys()]) == '["a"]'
