@@ -293,7 +293,7 @@ class Events:
             elif not line and self._data:
                 data, self._data, self._held = b"\n".join(self._data), [], 0
                 self.done = data == b"[DONE]"
-                if not self.done:
+                if not self.done and data.strip():  # some servers send empty ones now and then
                     out.append(data)
         if not self.done:
             self._line += piece[start:]
