@@ -366,7 +366,7 @@ def _judged(
     prompt, limit = output.usage.get("prompt_tokens", 0), output.limit
     most, counted = output.job.options.max_new_tokens, route != "openai_chat"
     if not counted and most is not None and not LENGTHS.intersection(extra_body):
-        counted = token_count > most
+        counted = token_count > most + 1  # it may count the end token beside them
     return Answer(
         text=output.text,
         finish=WORDS[output.finish],
