@@ -508,7 +508,8 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
                         )
                     )
                 )
-        return result_of(answer, route, self.plugins, self.sender.extra_body)
+        made = result_of(answer, route, self.plugins, self.sender.extra_body)
+        return made.alt(self.sender.access.scrubbed)
 
     def row(self, asked: ResolvedRequest, deadline: float) -> Awaitable[Slot[ChatOutput]]:
         if self._cuts_away(asked) or self.watches:

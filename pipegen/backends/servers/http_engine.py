@@ -276,6 +276,7 @@ class ServerSession(Generic[A, R]):
                 if self._tokens
                 else engine.row(row_input, deadline)
             )
+            slot = slot.alt(engine.sender.access.scrubbed)
             self._ended += 1
             self._slots.append(slot)
             self._done.append(number)
