@@ -103,12 +103,27 @@ def sampling_params(
 
 
 def logprobs_asked(options: GenerationOptions, drawn_is_extra: bool = False) -> int | None:
-    """How many logprobs to ask for: two at least, for the margin. Where the server counts the drawn
-    token among them, one more, since that need not be the likeliest."""
+    """How many logprobs to ask for: two at least, for the margin. Where the server counts the chosen
+    token among them, one more, if that need not be the likeliest."""
     if not options.logprobs:
         return None
     top = max(options.top_logprobs or 0, MARGIN)
-    return top + 1 if options.temperature and not drawn_is_extra else top
+    return top if drawn_is_extra or _takes_likeliest(options) else top + 1
+
+
+def _takes_likeliest(options: GenerationOptions) -> bool:
+    """Whether each token is the likeliest one to the model itself: nothing is drawn, nothing is
+    barred, and nothing changes how likely a token is.
+    """
+    return not (
+        options.temperature
+        or options.allowed_token_ids is not None
+        or options.structured is not None
+        or options.min_new_tokens
+        or options.presence_penalty
+        or options.frequency_penalty
+        or options.repetition_penalty not in (None, 1.0)
+    )
 
 
 def gives_drawn_as_extra(facts: Facts) -> bool:
