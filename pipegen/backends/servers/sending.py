@@ -281,7 +281,9 @@ class Sender:
                         if isinstance(ready.body, Upload):
                             ready.body.let_go()
             except AttemptFailed as trouble:
-                raise AttemptFailed(trouble.error, again=trouble.again and not begun) from trouble
+                raise AttemptFailed(
+                    trouble.error, again=trouble.again and not begun, later=trouble.later
+                ) from trouble
 
         try:
             try:
@@ -346,7 +348,9 @@ class Sender:
             lacks = guard(lambda: self.wire.lacking(reply, request), self._unreadable).value_or("")
             if not lacks or lacks in facts.lacks:
                 raise AttemptFailed(
-                    self._refusal(reply, ask), again=reply.status in AGAIN
+                    self._refusal(reply, ask),
+                    again=reply.status in AGAIN,
+                    later=await self.transport.is_later(reply.status),
                 ) from ended
             self.directory.learn(lacks)
             return
