@@ -13,6 +13,7 @@ from immutabledict import immutabledict
 from returns.result import Failure, Success
 
 from pipegen.backends.http.access import Access
+from pipegen.backends.servers.call_pieces import CallPieces
 from pipegen.backends.servers.finishes import ended_wrong, meaning_of
 from pipegen.backends.servers.http_engine import HttpEngine, WholeRow
 from pipegen.backends.servers.images import messages_of
@@ -94,11 +95,7 @@ class ChatRow:
         )
         self._text: list[str] = []
         self._reasoning: list[str] = []
-        self._calls: dict[tuple[int, int], dict[str, Any]] = {}
-        """By index, and by the number of calls that had it before: some servers give several the
-        same one.
-        """
-        self._newest: dict[int, int] = {}
+        self._calls = CallPieces()
         self._ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._prompt_ids: tuple[int, ...] = ()
@@ -162,7 +159,7 @@ class ChatRow:
         if piece.reasoning:
             self._reasoning.append(piece.reasoning)
         for place, call in enumerate(piece.tool_calls):
-            self._add(call, place)
+            self._error = self._calls.add(call, place) or self._error
         self._ids += piece.token_ids or ()
         self._logprobs += piece.logprobs or ()
         self._prompt_ids = piece.prompt_token_ids or self._prompt_ids
@@ -186,61 +183,6 @@ class ChatRow:
         if stop_options is not None and stop in (stop_options.stop_token_ids or ()):
             return Finish.STOP_TOKEN, stop
         return Finish.EOS, None
-
-    def _add(self, call: Mapping[str, Any], place: int) -> None:
-        """Add a tool call, or a piece of one: strings of arguments are joined, everything else
-        comes once. Empty words say nothing. Another id begins another call, where it has a name.
-        """
-        given, function, new_id = call.get("index"), call.get("function"), call.get("id")
-        index = place if given is None else given
-        if type(index) is not int:
-            self._error = MalformedResponse(f"tool_calls[{place}].index is {index!r:.40}")
-            return
-        key = index, self._newest.get(index, 0)
-        old_id = self._calls.get(key, {}).get("id")
-        if new_id and old_id and new_id != old_id:
-            known = [
-                other
-                for other, made in self._calls.items()
-                if other[0] == index and made.get("id") == new_id
-            ]
-            named = isinstance(function, Mapping) and function.get("name")
-            if not known and not named:
-                self._error = MalformedResponse(
-                    f"the id of tool_calls[{place}] changes from {old_id!r:.60} to {new_id!r:.60}"
-                    " in the middle of the call"
-                )
-                return
-            key = known[0] if known else (index, key[1] + 1)
-            self._newest[index] = key[1]
-        tool_call = self._calls.setdefault(key, {})
-        for name, value in call.items():
-            if name == "function" and value is not None:
-                self._add_function(
-                    tool_call.setdefault("function", {}), value, f"tool_calls[{place}].function"
-                )
-            elif name != "index" and value is not None and (value != "" or name not in tool_call):
-                tool_call[name] = value
-
-    def _add_function(self, function: dict[str, Any], value: Any, place: str) -> None:
-        if not isinstance(value, Mapping):
-            self._error = MalformedResponse(f"{place} is {type(value).__name__}, not an object")
-            return
-        for name in ("name", "arguments"):
-            if not isinstance(value.get(name), (str, type(None))):
-                self._error = MalformedResponse(
-                    f"{place}.{name} is {type(value[name]).__name__}, not a string"
-                )
-                return
-        function.update(
-            {
-                key: entry
-                for key, entry in value.items()
-                if key != "arguments" and entry is not None and (entry != "" or key not in function)
-            }
-        )
-        if value.get("arguments") is not None:
-            function["arguments"] = function.get("arguments", "") + value["arguments"]
 
     def _settled(self, text: str) -> Finish | None:
         """How the row ended. A word that is not known stands for the end that pipegen sees: the
@@ -289,7 +231,7 @@ class ChatRow:
             text=text[: fold.length],
             raw_text=text[: fold.seen],
             reasoning="".join(self._reasoning) if self._reasoning else None,
-            tool_calls=tuple(freeze(self._calls[key]) for key in sorted(self._calls)),
+            tool_calls=self._calls.joined,
             finish=finish or fold.finish or Finish.ABORTED,
             stop=fold.stop,
             token_ids=tuple(self._ids),
