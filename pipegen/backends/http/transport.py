@@ -269,10 +269,13 @@ class Transport:
             # while the server is down the gate lets rows through one by one
             return max(pause or 0.0, 0.0 if gate.down else jitter(state))
 
+        last = trouble
+
         def stop(state: tenacity.RetryCallState) -> bool:
-            nonlocal counted
+            nonlocal counted, last
             error = state.outcome.exception() if state.outcome is not None else None
             later = isinstance(error, AttemptFailed) and error.later
+            last = error if isinstance(error, AttemptFailed) else last
             if not (later and gate.patient and loop.time() < patient_until):
                 counted += 1
             return counted > self.retries or loop.time() + state.upcoming_sleep >= deadline
@@ -290,7 +293,14 @@ class Transport:
                 if first is not None:
                     replayed, first = first, None
                     raise replayed
-                return await attempt()
+                try:
+                    return await attempt()
+                except AttemptFailed as ended:
+                    if not isinstance(ended.error, Timeout) or ended.again:
+                        raise
+                    words = f"{ended.error.message}; before that: {last.error.message}"[:1000]
+                    error = ended.error.with_fields(message=words)
+                    raise AttemptFailed(error, again=False) from ended
         raise AssertionError("tenacity ends with an answer or an error")
 
     async def is_later(self, status: int) -> bool:

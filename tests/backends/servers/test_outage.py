@@ -124,6 +124,8 @@ async def test_a_row_has_no_more_time_than_its_own(
     server = Away(loop, lambda: Said(503), back=10_000.0)
     slots = await answers(loop, monkeypatch, server, 12.0, timeout=10.0)
     assert all(isinstance(slot.failure(), (RateLimited, Timeout)) for slot in slots)
+    late = [slot.failure().message for slot in slots if isinstance(slot.failure(), Timeout)]
+    assert sum("before that: the server answered 503" in words for words in late) >= 3
     assert 9.0 < loop.time() < 11.0
 
 
