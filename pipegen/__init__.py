@@ -26,6 +26,7 @@ if typing.TYPE_CHECKING:
         PluginFailed,
         PromptTooLong,
         RateLimited,
+        Refused,
         StageFailed,
         TemplateFailed,
         Timeout,
@@ -130,6 +131,7 @@ __all__ = [
     "Progress",
     "PromptTooLong",
     "RateLimited",
+    "Refused",
     "RequestPolicy",
     "Rollout",
     "Route",
@@ -211,7 +213,7 @@ _HOMES = {
         "pipegen.backends": "GenerationEngine",
         "pipegen.core.errors": (
             "BackendFailed BadImage BadVideo CallFailed ContractError GenerationError InternalError"
-            " InvalidRequest MalformedResponse PluginFailed PromptTooLong RateLimited StageFailed"
+            " InvalidRequest MalformedResponse PluginFailed PromptTooLong RateLimited Refused StageFailed"
             " TemplateFailed Timeout UnsupportedMultimodal UnsupportedOption UnsupportedPlugin"
         ),
         "pipegen.records.fields": "InvalidField UnknownField",

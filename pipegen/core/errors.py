@@ -34,6 +34,7 @@ __all__ = [
     "PluginFailed",
     "PromptTooLong",
     "RateLimited",
+    "Refused",
     "StageFailed",
     "TemplateFailed",
     "Timeout",
@@ -313,6 +314,21 @@ class RateLimited(GenerationError):
     retryable: ClassVar[bool] = True
     """The same request may succeed when it is sent again."""
     default_hint: ClassVar[str] = "send it again later, or lower max_in_flight"
+
+
+@_error
+class Refused(GenerationError):
+    """The server did not answer for what was asked: its content filter ended the answer, or the
+    model refused. `text` is what had come.
+    """
+
+    refusal: str = field(default="", kw_only=True)
+    """The words of the refusal; empty if the server gave none."""
+    text: str = field(default="", kw_only=True)
+    """The answer up to there."""
+    default_hint: ClassVar[str] = (
+        "change what is asked, or ask another model: fallback(first, second, when=Refused)"
+    )
 
 
 @_error

@@ -391,6 +391,12 @@ class ServerSettings:
         Changes.NOTHING,
         "How often one request is sent again at most, where that is safe.",
     ] = 3
+    outage: Annotated[
+        float,
+        number(low=0),
+        Changes.NOTHING,
+        "Seconds for which a server that is away, or answers `later` (429, 503), is waited for.",
+    ] = 120.0
     batch_budget: Annotated[
         float | None,
         number(above=0),

@@ -65,6 +65,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "max_in_flight": (1, 2),
     "retries": (1, 2),
     "batch_budget": (None, 9.0),
+    "outage": (120.0, 0.0),
     "server_limit": (False, True),
     "extra_body": ({"reasoning_effort": "low"}, {"reasoning_effort": "high"}),
     "dialect": ("plain", "vllm"),

@@ -12,15 +12,24 @@
 
 from __future__ import annotations
 
+import base64
+import html
+import itertools
+import json
 import os
 import re
-from collections.abc import Mapping
-from urllib.parse import urlsplit
+from collections.abc import Iterator, Mapping
+from urllib.parse import quote, quote_plus, urlsplit
 
+from pipegen.core.errors import GenerationError
 from pipegen.records.fields import InvalidField
 
 __all__ = ["Access", "access_to", "addresses_of"]
 
+PREFIX = 8
+"""Characters at the beginning of a key that are masked without the rest."""
+_SECRET = re.compile(r"auth|key|token|secret|password|cookie|credential", re.IGNORECASE)
+"""Names of headers whose values are keys."""
 LOCAL_KEY = "EMPTY"
 """The key that is sent where none is set: local servers take any."""
 _VERSION = re.compile(r"v\d\w*")
@@ -56,12 +65,50 @@ class Access:
         return self._headers
 
     def scrub(self, text: str) -> str:
-        """The text without any header's value in it, in case that a server repeats them."""
-        for value in self._headers.values():
-            for secret in {value, value.rpartition(" ")[2]}:
+        """The text without any header's value in it, in case that a server repeats them: as they
+        are, in another case, or as URLs, JSON, HTML and base64 write them. Of a key, its first 8
+        characters are enough.
+
+        >>> access = Access("http://h", {"Authorization": "Bearer sk-1/2+3=4"})
+        >>> access.scrub("no SK-1/2+3=4, sk-1%2F2%2B3%3D4, c2stMS8yKzM9NA== or sk-1/2+3...")
+        'no ***, ***, *** or ***...'
+        """
+        places = sorted(
+            place for form, enough in self._forms().items() for place in _places(text, form, enough)
+        )
+        out, end = "", 0
+        for start, stop in places:
+            if start >= end:
+                out += text[end:start] + "***"
+            end = max(end, stop)
+        return out + text[end:]
+
+    def scrubbed(self, error: GenerationError) -> GenerationError:
+        """The error without any header's value in its words."""
+        words = {
+            name: self.scrub(value)
+            for name in ("message", "hint", "refusal", "text")
+            if isinstance(value := getattr(error, name, None), str)
+        }
+        changed = {name: value for name, value in words.items() if value != getattr(error, name)}
+        return error.with_fields(**changed) if changed else error
+
+    def _forms(self) -> dict[str, int]:
+        """How the values of the headers may be written, and how many characters of each are enough
+        to know it by.
+        """
+        forms: dict[str, int] = {}
+        for name, value in self._headers.items():
+            if name.lower() == "content-type":
+                continue
+            key = _SECRET.search(name) is not None
+            for secret in (value, value.rpartition(" ")[2]):
                 if len(secret) > 3 and secret != LOCAL_KEY:
-                    text = text.replace(secret, "***")
-        return text
+                    for form in _spellings(secret):
+                        most = len(form)
+                        whole = not key or (secret is value and " " in value)
+                        forms[form] = most if whole else min(most, PREFIX)
+        return forms
 
     def __repr__(self) -> str:
         return f"Access(root={self.root!r})"
@@ -70,6 +117,44 @@ class Access:
         raise TypeError(
             "an Access holds a key and is not pickled: make the route again where it is needed"
         )
+
+
+def _spellings(secret: str) -> set[str]:
+    """A secret as others write it."""
+    raw, quoted = secret.encode(), json.dumps(secret)[1:-1]
+    forms = {
+        secret,
+        quote(secret, safe=""),
+        quote(secret),
+        quote_plus(secret),
+        html.escape(secret),
+        html.escape(secret).replace("/", "&#x2F;"),
+        quoted,
+        quoted.replace("/", r"\/"),
+        raw.hex(),
+    }
+    # within the base64 of a longer text a secret has one of three forms, but for its edges
+    for before in range(3):
+        start = -(-before * 8 // 6)
+        whole = base64.b64encode(bytes(before) + raw).decode()
+        inner = whole.rstrip("=")[start:]
+        if (len(raw) + before) % 3:
+            inner = inner[:-1]
+        for form in (inner, whole[start:] if not before else inner):
+            forms |= {form, form.replace("+", "-").replace("/", "_")}
+    return {form for form in forms if len(form) > 3}
+
+
+def _places(text: str, form: str, enough: int) -> Iterator[tuple[int, int]]:
+    """Where a text has this form of a secret, or a beginning of it of `enough` characters."""
+    rest = form[enough:].lower()
+    for found in re.finditer(re.escape(form[:enough]), text, re.IGNORECASE | re.ASCII):
+        end = found.end()
+        same = itertools.takewhile(
+            lambda pair: pair[0] == pair[1],
+            zip(text[end : end + len(rest)].lower(), rest, strict=False),
+        )
+        yield found.start(), end + sum(1 for _ in same)
 
 
 def addresses_of(base_url: str | None, default: str) -> tuple[str, str]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 import codecs
 import functools
 import io
-from collections.abc import AsyncGenerator, Callable, Mapping
+import zlib
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -123,6 +124,61 @@ class Upload:
             self._gone(self.size)
 
 
+class Unpacked:
+    """A body that a proxy has packed on the way, unpacked as it comes: gzip or deflate. Some do so
+    unasked.
+
+    >>> import gzip
+    >>> packed = gzip.compress(b"an answer")
+    >>> unpacked = Unpacked("gzip")
+    >>> b"".join(piece for part in (packed[:12], packed[12:]) for piece in unpacked.feed(part))
+    b'an answer'
+    >>> unpacked.whole
+    True
+    """
+
+    def __init__(self, encoding: str) -> None:
+        encoding = encoding.strip().lower()
+        self._stream: Any = None
+        self._begun = False
+        if encoding in ("gzip", "x-gzip", "deflate"):
+            self._stream = zlib.decompressobj(32 + zlib.MAX_WBITS)
+        elif encoding not in ("", "identity"):
+            raise Broken(
+                f"the answer is packed as {encoding!r:.40}, which was not asked for",
+                "see what stands between pipegen and the server: it may pack answers as gzip alone",
+                lasting=True,
+            )
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is missing at the end."""
+        return not self._begun or self._stream is None or self._stream.eof
+
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        """What these bytes are, by pieces of at most `LARGE`: a few may stand for very many. Raises
+        `Broken`.
+        """
+        if self._stream is None:
+            yield piece
+            return
+        self._begun = True
+        try:
+            while piece:
+                made = self._stream.decompress(piece, LARGE)
+                piece = self._stream.unconsumed_tail
+                if made:
+                    yield made
+                if self._stream.eof and not piece and self._stream.unused_data:
+                    # one after another is one body
+                    piece, self._stream = (
+                        self._stream.unused_data,
+                        zlib.decompressobj(32 + zlib.MAX_WBITS),
+                    )
+        except zlib.error as error:
+            raise Broken(f"the answer is not what it was packed as: {error}") from error
+
+
 class Opened:
     """An answer whose head has come, and whose body is still coming."""
 
@@ -140,16 +196,20 @@ class Opened:
         """
         most = most if self.status == 200 else min(most, REFUSAL)
         content, came, length = self._response.content, self._came, 0
+        unpacked = Unpacked(self.headers.get("Content-Encoding", ""))
         try:
-            while piece := await content.readany():
-                came.append(piece)
-                length += len(piece)
-                if length > most and self.status == 200:
-                    raise TooLong(f"an answer of more than {most} bytes")
-                if length > most:
-                    break
+            while packed := await content.readany():
+                for piece in unpacked.feed(packed):
+                    came.append(piece)
+                    length += len(piece)
+                    if length > most and self.status == 200:
+                        raise TooLong(f"an answer of more than {most} bytes")
+                    if length > most:
+                        return b"".join(came)
         except _of_connections() as error:
             raise _broken(error) from error
+        if not unpacked.whole:
+            raise Broken("the packed answer ended before it was whole")
         return b"".join(came)
 
     def came(self) -> bytes:
@@ -158,9 +218,11 @@ class Opened:
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         """The body as it comes. Raises `Broken`."""
+        unpacked = Unpacked(self.headers.get("Content-Encoding", ""))
         try:
-            async for piece in self._response.content.iter_any():
-                yield piece
+            async for packed in self._response.content.iter_any():
+                for piece in unpacked.feed(packed):
+                    yield piece
         except _of_connections() as error:
             raise _broken(error) from error
 
@@ -221,8 +283,8 @@ class Client:
         from aiohttp.payload import BytesPayload
 
         self._payload = BytesPayload
-        # No redirects, cookies or compression: nothing carries the key elsewhere, and an answer is
-        # no larger than it says.
+        # No redirects, cookies or compression: nothing carries the key elsewhere. What is packed
+        # all the same is unpacked within the bound of the answer.
         connector = aiohttp.TCPConnector(limit=limit, ttl_dns_cache=300, keepalive_timeout=60)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
         self._session = aiohttp.ClientSession(
@@ -293,7 +355,7 @@ class Events:
             elif not line and self._data:
                 data, self._data, self._held = b"\n".join(self._data), [], 0
                 self.done = data == b"[DONE]"
-                if not self.done:
+                if not self.done and data.strip():  # some servers send empty ones now and then
                     out.append(data)
         if not self.done:
             self._line += piece[start:]

@@ -12,6 +12,16 @@ from typing import Any
 __all__ = ["Block", "Deadlines", "Gate", "Late", "Room"]
 
 
+DOWN = 8
+"""After so many answers in a row that say "later", a server is away."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
+"""Seconds until it is asked whether it is back: doubled each time."""
+PROBE_SECONDS = 5.0
+"""Seconds after which another request is let through though the last one has no answer yet: one that
+comes slowly is no sign that the server is away.
+"""
+
+
 class Room:
     """Room for `most` at a time (requests, bytes), all of one event loop, first come first served.
     What is larger than that is held alone.
@@ -39,7 +49,7 @@ class Room:
         """Take room for so much where there is some without waiting; whether there was."""
         if self._waiting or not self._fits(size):
             return False
-        self.held += size
+        self._take(size)
         return True
 
     async def enter(self, size: int = 1) -> None:
@@ -67,11 +77,14 @@ class Room:
     def _fits(self, size: int) -> bool:
         return not self.held or self.held + size <= self.most
 
+    def _take(self, size: int) -> None:
+        self.held += size
+
     def _admit(self) -> None:
         while self._waiting and (self._waiting[0][1].done() or self._fits(self._waiting[0][0])):
             size, turn = self._waiting.popleft()
             if not turn.done():
-                self.held += size
+                self._take(size)
                 turn.set_result(None)
 
 
@@ -83,10 +96,24 @@ class Gate(Room):
     answers gives a sixteenth of `most` back (additive increase, multiplicative decrease: Chiu and
     Jain 1989). So a refusal now and then leaves most of the width, and a server that is full is
     soon asked no more than it takes.
+
+    A server that answers nothing but "later" (`later`) several times in a row is `down`. Then one
+    request at a time is let through, to see whether it is back, after waits that grow. The first
+    good answer opens the gate. After `outage` seconds nobody waits for it any more.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, outage: float = 0.0) -> None:
         super().__init__(most)
+        self._outage = outage
+        self._known = False
+        """Whether the server has ever answered anything."""
+        self._began: float | None = None
+        """When the first of the answers came that said "later", with none between."""
+        self._later = 0
+        """How many of those came."""
+        self._pause, self._next_probe = 0.0, 0.0
+        self._probe: float | None = None
+        """When the request was let through that tries whether the server is back."""
         self._step = max(1.0, most / 16)
         self.width = float(most)
         self._closed_until = 0.0
@@ -97,6 +124,49 @@ class Gate(Room):
         """An answer came well."""
         if self.width < self.most:
             self.width = min(float(self.most), self.width + self._step / self.width)
+        self._known = True
+        if self._began is not None:
+            self._began, self._later, self._probe = None, 0, None
+            self._pause = self._next_probe = 0.0
+            self._admit()
+
+    def later(self, sent_at: float, *, answered: bool) -> None:
+        """The server said "later" to a request that was sent at `sent_at`, or its connection broke
+        before it `answered`. One that never answered is no server that will come back.
+        """
+        self._known = self._known or answered
+        if not self._known:
+            return
+        now = asyncio.get_running_loop().time()
+        self._began = now if self._began is None else self._began
+        self._later += 1
+        if self._later == DOWN or (self._probe is not None and sent_at >= self._probe):
+            self._probe = None
+            self._pause = min(LONGEST_PAUSE, self._pause * 2 or FIRST_PAUSE)
+            self._next_probe = now + self._pause
+
+    @property
+    def patient(self) -> bool:
+        """Whether it is worth waiting for a server that says "later"."""
+        if not self._outage or self._began is None:
+            return bool(self._outage)
+        return asyncio.get_running_loop().time() < self._began + self._outage
+
+    @property
+    def down(self) -> bool:
+        """Whether the server is away for all requests alike, and may come back."""
+        return self._later >= DOWN and self.patient
+
+    def leave(self, size: int = 1, sent_at: float | None = None) -> None:
+        """Give the room back; `sent_at` is when its request was sent."""
+        if self._probe is not None and sent_at is not None and sent_at >= self._probe:
+            self._probe = None
+        super().leave(size)
+
+    def _take(self, size: int) -> None:
+        super()._take(size)
+        if self.down:
+            self._probe = asyncio.get_running_loop().time()
 
     def narrow(self, sent_at: float, seconds: float | None) -> None:
         """The server had no room for a request that was sent at `sent_at`, and asks to wait
@@ -108,15 +178,25 @@ class Gate(Room):
         self._closed_until = max(self._closed_until, now + (seconds or 0.0))
 
     def _fits(self, size: int) -> bool:
-        return (
-            self.held < int(self.width) and asyncio.get_running_loop().time() >= self._closed_until
-        )
+        return self.held < int(self.width) and asyncio.get_running_loop().time() >= self._opens()
+
+    def _opens(self) -> float:
+        """When the next request may be let through, as far as the time decides it."""
+        if not self.down:
+            return self._closed_until
+        probes = self._next_probe if self._probe is None else self._probe + PROBE_SECONDS
+        ends = (self._began or 0.0) + self._outage
+        return max(self._closed_until, min(probes, ends))
 
     def _admit(self) -> None:
         super()._admit()
-        loop = asyncio.get_running_loop()
-        if self._waiting and loop.time() < self._closed_until and self._timer is None:
-            self._timer = loop.call_at(self._closed_until, self._reopen)
+        loop, opens = asyncio.get_running_loop(), self._opens()
+        if self._waiting and loop.time() < opens:
+            if self._timer is not None and self._timer.when() > opens:
+                self._timer.cancel()
+                self._timer = None
+            if self._timer is None:
+                self._timer = loop.call_at(opens, self._reopen)
 
     def _reopen(self) -> None:
         self._timer = None

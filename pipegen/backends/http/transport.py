@@ -23,6 +23,7 @@ may bring the server down.
 
 **Invariants.**
 
+- A server that answers "later" to everything is asked by one request at a time, until it is back.
 - A row has one deadline for everything: the gate, the connection, the answer, pauses, further
   attempts. Nothing that a server sends moves it.
 - Every attempt that entered the gate leaves it exactly once, and closes what it opened.
@@ -70,17 +71,19 @@ PREPARED = 2
 
 
 class AttemptFailed(Exception):
-    """An attempt failed. `again` says that it is safe and sensible to try once more."""
+    """An attempt failed. `again` says that it is safe and sensible to try once more, `later` that the
+    server is away, or asks for patience: that is no fault of the request.
+    """
 
-    def __init__(self, error: GenerationError, *, again: bool) -> None:
-        super().__init__(error, again)
-        self.error, self.again = error, again
+    def __init__(self, error: GenerationError, *, again: bool, later: bool = False) -> None:
+        super().__init__(error, again, later)
+        self.error, self.again, self.later = error, again, later
 
     def __str__(self) -> str:
         return self.error.message
 
     def __reduce__(self) -> Any:
-        return functools.partial(type(self), again=self.again), (self.error,)
+        return functools.partial(type(self), again=self.again, later=self.later), (self.error,)
 
 
 class HttpStatusError(Exception):
@@ -115,14 +118,14 @@ class Transport:
             settings.retries,
             settings.batch_budget,
         )
-        self.max_in_flight = settings.max_in_flight
+        self.max_in_flight, self.outage = settings.max_in_flight, settings.outage
         self._held = PerLoop(self._on_loop, _put_away)
 
     def _on_loop(self) -> _OnLoop:
         client = Client(self.max_in_flight + 8, self.access.headers())
         return _OnLoop(
             client,
-            Gate(self.max_in_flight),
+            Gate(self.max_in_flight, self.outage),
             Deadlines(),
             Room(UPLOAD_BYTES),
             asyncio.Semaphore(PREPARED),
@@ -161,6 +164,7 @@ class Transport:
             await self._enter(here, deadline)
         sent_at = asyncio.get_running_loop().time()
         opened: Opened | None = None
+        reply: WireReply | None = None
         try:
             with here.deadlines.by(deadline):
                 opened = await here.client.open(request.method, self.access.url(request.path), body)
@@ -171,16 +175,16 @@ class Transport:
             self._malformed(refusal)
         except (Broken, Late) as ended:
             if opened is None or opened.status != 200 or not is_ok(json_of(opened.came())):
-                raise self._trouble(
-                    ended, "for the answer" if opened is None else "for the rest of the answer"
-                ) from ended
+                waited = "for the answer" if opened is None else "for the rest of the answer"
+                raise self._trouble(ended, waited, here.gate, sent_at) from ended
             # whole, though its connection was not
             reply = WireReply(status=200, headers=opened.headers, body=opened.came())
         finally:
-            here.gate.leave()
+            if reply is not None:  # before it leaves: what it says decides who comes next
+                self._note(here.gate, reply, sent_at)
+            here.gate.leave(sent_at=sent_at)
             if opened is not None:
                 opened.close()
-        self._note(here.gate, reply, sent_at)
         if reply.status != 200:
             raise HttpStatusError(reply)
         return reply
@@ -225,13 +229,12 @@ class Transport:
                             raise TooLong(f"more than {total} bytes")
                         yield data
         except (Broken, Late) as ended:
-            raise self._trouble(
-                ended, "for the answer" if opened is None else "for the rest of its stream"
-            ) from ended
+            waited = "for the answer" if opened is None else "for the rest of its stream"
+            raise self._trouble(ended, waited, here.gate, sent_at) from ended
         except TooLong as refusal:
             self._malformed(refusal)
         finally:
-            here.gate.leave()
+            here.gate.leave(sent_at=sent_at)
             if opened is not None:
                 opened.close()
         if not events.done:
@@ -243,7 +246,8 @@ class Transport:
         self, trouble: AttemptFailed, attempt: Callable[[], Awaitable[T]], deadline: float
     ) -> T:
         """Call `attempt` until it raises no `AttemptFailed`, or none that allows another attempt;
-        then that is raised.
+        then that is raised. What failed because the server is away, or asks for patience, counts
+        for none of the `retries`, for up to `outage` seconds.
 
         `trouble` is what the first attempt has ended in, so one that works costs nothing more than
         itself.
@@ -251,6 +255,8 @@ class Transport:
         if not trouble.again or not self.retries:
             raise trouble
         first: AttemptFailed | None = trouble
+        gate, loop = (await self.here()).gate, asyncio.get_running_loop()
+        patient_until, counted = loop.time() + self.outage, 0
         import tenacity
 
         def wait(state: tenacity.RetryCallState) -> float:
@@ -260,13 +266,19 @@ class Transport:
                 if isinstance(error, AttemptFailed) and isinstance(error.error, RateLimited)
                 else None
             )
-            return max(pause or 0.0, jitter(state))
+            # while the server is down the gate lets rows through one by one
+            return max(pause or 0.0, 0.0 if gate.down else jitter(state))
+
+        last = trouble
 
         def stop(state: tenacity.RetryCallState) -> bool:
-            return (
-                state.attempt_number > self.retries
-                or asyncio.get_running_loop().time() + state.upcoming_sleep >= deadline
-            )
+            nonlocal counted, last
+            error = state.outcome.exception() if state.outcome is not None else None
+            later = isinstance(error, AttemptFailed) and error.later
+            last = error if isinstance(error, AttemptFailed) else last
+            if not (later and gate.patient and loop.time() < patient_until):
+                counted += 1
+            return counted > self.retries or loop.time() + state.upcoming_sleep >= deadline
 
         jitter = tenacity.wait_exponential(
             multiplier=FIRST_WAIT, max=LONGEST_WAIT
@@ -281,8 +293,19 @@ class Transport:
                 if first is not None:
                     replayed, first = first, None
                     raise replayed
-                return await attempt()
+                try:
+                    return await attempt()
+                except AttemptFailed as ended:
+                    if not isinstance(ended.error, Timeout) or ended.again:
+                        raise
+                    words = f"{ended.error.message}; before that: {last.error.message}"[:1000]
+                    error = ended.error.with_fields(message=words)
+                    raise AttemptFailed(error, again=False) from ended
         raise AssertionError("tenacity ends with an answer or an error")
+
+    async def is_later(self, status: int) -> bool:
+        """Whether this status asks for patience. A failed gateway does where the server is down."""
+        return status in (429, 503) or (status in AGAIN and (await self.here()).gate.down)
 
     async def abort(self, request: WireRequest) -> None:
         """Tell the server to end a request; what it answers makes no difference, since the request
@@ -309,13 +332,18 @@ class Transport:
         except Late as late:
             raise AttemptFailed(self.late("for its turn"), again=False) from late
 
-    def _trouble(self, ended: Broken | Late, waited: str) -> AttemptFailed:
-        """What ended an attempt; where its time was over, it was the last."""
+    def _trouble(
+        self, ended: Broken | Late, waited: str, gate: Gate, sent_at: float
+    ) -> AttemptFailed:
+        """What ended an attempt; where its time was over, it was the last. A connection that breaks
+        may be the request's own fault, unless the server is away for others too.
+        """
         if isinstance(ended, Broken):
+            gate.later(sent_at, answered=False)
             error = unreachable(
                 self.access.root, self.access.scrub(str(ended)), ended.hint, lasting=ended.lasting
             )
-            return AttemptFailed(error, again=not ended.lasting)
+            return AttemptFailed(error, again=not ended.lasting, later=gate.down)
         return AttemptFailed(self.late(waited), again=False)
 
     def late(self, waited: str) -> Timeout:
@@ -348,7 +376,9 @@ class Transport:
             gate.narrow(
                 sent_at, min(asked, self.timeout * CLOSED_SHARE) if asked < self.timeout else None
             )
-        elif reply.status not in AGAIN:
+        if reply.status in AGAIN:
+            gate.later(sent_at, answered=True)
+        else:
             gate.widen()
 
 

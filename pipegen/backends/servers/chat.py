@@ -13,6 +13,8 @@ from immutabledict import immutabledict
 from returns.result import Failure, Success
 
 from pipegen.backends.http.access import Access
+from pipegen.backends.servers.call_pieces import CallPieces
+from pipegen.backends.servers.finishes import ended_wrong, meaning_of
 from pipegen.backends.servers.http_engine import HttpEngine, WholeRow
 from pipegen.backends.servers.images import messages_of
 from pipegen.backends.servers.openai import asks_to_think
@@ -32,7 +34,7 @@ from pipegen.engines.protocol import TextMade
 from pipegen.engines.settings import ChatServerSettings
 from pipegen.records.engine_list import shown
 from pipegen.records.fields import InvalidField
-from pipegen.records.frozen import freeze
+from pipegen.records.frozen import NOTHING, freeze
 from pipegen.records.options import GenerationOptions, resolve
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import (
@@ -44,7 +46,7 @@ from pipegen.records.results import (
     Turn,
     closest_choice,
 )
-from pipegen.stages.parts.answer_check import WORDS, Answer, disobeyed
+from pipegen.stages.parts.answer_check import WORDS, Answer, disobeyed, wrong_form
 from pipegen.stages.parts.folds import TextFold
 from pipegen.stages.parts.reasoning import thinking_beside_form, thinking_unfinished
 from pipegen.stages.trimming import trimmed, trimmers
@@ -53,10 +55,8 @@ __all__ = ["ChatEngine", "ChatRow", "result_of"]
 
 UNSET = GenerationOptions()
 _CUT = (Finish.STOP_STRING, Finish.PLUGIN)
-ENDED = ("stop", "eos", "tool_calls", "function_call")
-"""What servers call a row that ended by itself, at its end token, a stop, or the end of a tool
-call.
-"""
+LENGTHS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
+"""Fields of `extra_body` that set another length than the options."""
 
 
 class ChatDelta(NamedTuple):
@@ -85,19 +85,25 @@ class ChatRow:
     (['a ', '', ''], True, 'END')
     """
 
-    def __init__(self, job: ResolvedRequest, plugins: Sequence[Plugin] = ()) -> None:
-        decode = job.options.decode
+    def __init__(
+        self, job: ResolvedRequest, plugins: Sequence[Plugin] = (), server: str = "the server"
+    ) -> None:
+        decode, self._server = job.options.decode, server
         self._job, self._stops = job, _stops(job)
         self._fold = TextFold(
             self._stops, plugins=plugins, strip=decode is not None and bool(decode.strip_whitespace)
         )
         self._text: list[str] = []
         self._reasoning: list[str] = []
-        self._calls: dict[int, dict[str, Any]] = {}
+        self._calls = CallPieces()
         self._ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._prompt_ids: tuple[int, ...] = ()
+        self._refusal: list[str] = []
+        self._names: dict[str, int] = {}
+        """The server's names for the answer, each with the number of its pieces."""
         self._finish: str | None = None
+        self._words = ""
         self._usage: Mapping[str, int] = {}
         self._error: GenerationError | None = None
 
@@ -133,22 +139,27 @@ class ChatRow:
         if self.cut_short:
             return ChatDelta("", "")
         goes_on = piece.text or piece.reasoning or piece.tool_calls
-        if goes_on and self._finish is not None:
+        if self._finish is not None and (goes_on or piece.finish not in (None, self._finish)):
+            more = "" if goes_on else f", with finish_reason {piece.finish!r:.40}"
             self._error = MalformedResponse(
-                f"the stream goes on after finish_reason {self._finish!r:.40}"
+                f"the stream goes on after finish_reason {self._finish!r:.40}{more}"
             )
+        if goes_on and piece.answer_id:
+            self._name(piece.answer_id)
+        if piece.refusal:
+            self._refusal.append(piece.refusal)
         final = self._read(piece.text) if piece.text else ""
-        if piece.finish is not None:
+        if piece.finish is not None and self._finish is None:
             if isinstance(piece.stop, str) and piece.stop in self._stops:
                 # The server cut its stop away. With it, the text is cut by pipegen's rule,
                 # whichever stop the server took.
                 final += self._read(piece.stop)
             final += self._fold.end(*self._ending(piece.finish, piece.stop))
-            self._finish = piece.finish
+            self._finish, self._words = piece.finish, piece.words
         if piece.reasoning:
             self._reasoning.append(piece.reasoning)
         for place, call in enumerate(piece.tool_calls):
-            self._add(call, place)
+            self._error = self._calls.add(call, place) or self._error
         self._ids += piece.token_ids or ()
         self._logprobs += piece.logprobs or ()
         self._prompt_ids = piece.prompt_token_ids or self._prompt_ids
@@ -165,45 +176,40 @@ class ChatRow:
 
     def _ending(self, finish: str, stop: str | int | None) -> tuple[Finish, str | int | None]:
         """How the row ended, by the words of the server."""
-        if finish not in ENDED:
-            return (Finish.LENGTH if finish == "length" else Finish.ABORTED), None
+        meaning = meaning_of(finish)
+        if meaning != "stop":
+            return (Finish.LENGTH if meaning == "length" else Finish.ABORTED), None
         stop_options = self._job.options.stop
         if stop_options is not None and stop in (stop_options.stop_token_ids or ()):
             return Finish.STOP_TOKEN, stop
         return Finish.EOS, None
 
-    def _add(self, call: Mapping[str, Any], place: int) -> None:
-        """Add a tool call, or a piece of one: strings of arguments are joined, everything else
-        comes once.
+    def _settled(self, text: str) -> Finish | None:
+        """How the row ended. A word that is not known stands for the end that pipegen sees: the
+        length that was asked, or a form that is complete.
         """
-        index = call.get("index", place)
-        if type(index) is not int:
-            self._error = MalformedResponse(f"tool_calls[{place}].index is {index!r:.40}")
-            return
-        tool_call = self._calls.setdefault(index, {})
-        for name, value in call.items():
-            if name == "function" and value is not None:
-                self._add_function(
-                    tool_call.setdefault("function", {}), value, f"tool_calls[{place}].function"
-                )
-            elif name != "index" and value is not None:
-                tool_call[name] = value
+        finish, options = self._fold.finish, self._job.options
+        if finish is not Finish.ABORTED or meaning_of(self._finish or "") != "unknown":
+            return finish
+        if (
+            options.max_new_tokens
+            and self._usage.get("completion_tokens") == options.max_new_tokens
+        ):
+            return Finish.LENGTH
+        form = options.structured
+        whole = form is not None and form.regex is None and not wrong_form(text, form)
+        return Finish.EOS if whole else finish
 
-    def _add_function(self, function: dict[str, Any], value: Any, place: str) -> None:
-        if not isinstance(value, Mapping):
-            self._error = MalformedResponse(f"{place} is {type(value).__name__}, not an object")
-            return
-        for name in ("name", "arguments"):
-            if not isinstance(value.get(name), (str, type(None))):
-                self._error = MalformedResponse(
-                    f"{place}.{name} is {type(value[name]).__name__}, not a string"
-                )
-                return
-        function.update(
-            {key: entry for key, entry in value.items() if key != "arguments" and entry is not None}
-        )
-        if value.get("arguments") is not None:
-            function["arguments"] = function.get("arguments", "") + value["arguments"]
+    def _name(self, answer_id: str) -> None:
+        """Take the server's name for the answer that a piece is of: the same in all of them, or
+        another one in each.
+        """
+        self._names[answer_id] = self._names.get(answer_id, 0) + 1
+        if 1 < len(self._names) < sum(self._names.values()):
+            ids = " and ".join(repr(name)[:60] for name in list(self._names)[:2])
+            self._error = MalformedResponse(
+                f"the stream mixes the pieces of several answers, of the ids {ids}"
+            )
 
     def slot(self, limit: int | None = None) -> Slot[ChatOutput]:
         """The finished row's answer, with the limit that the server names for it. What a server
@@ -212,13 +218,21 @@ class ChatRow:
         if self._wrong is not None:
             return Failure(self._wrong)
         fold, text = self._fold, "".join(self._text)
+        finish, refusal = self._settled(text[: fold.length]), "".join(self._refusal)
+        given_up = self._finish is not None and finish is Finish.ABORTED
+        if given_up or (refusal and fold.finish not in _CUT):
+            return Failure(
+                ended_wrong(
+                    self._server, self._finish or "", self._words, text[: fold.length], refusal
+                )
+            )
         output = ChatOutput(
             job=self._job,
             text=text[: fold.length],
             raw_text=text[: fold.seen],
             reasoning="".join(self._reasoning) if self._reasoning else None,
-            tool_calls=tuple(freeze(self._calls[index]) for index in sorted(self._calls)),
-            finish=fold.finish or Finish.ABORTED,
+            tool_calls=self._calls.joined,
+            finish=finish or fold.finish or Finish.ABORTED,
             stop=fold.stop,
             token_ids=tuple(self._ids),
             logprobs=tuple(self._logprobs) if self._job.options.logprobs else None,
@@ -229,7 +243,12 @@ class ChatRow:
         return Success(output)
 
 
-def result_of(output: ChatOutput, route: str, plugins: Sequence[Plugin]) -> Slot[GenerationResult]:
+def result_of(
+    output: ChatOutput,
+    route: str,
+    plugins: Sequence[Plugin],
+    extra_body: Mapping[str, Any] = NOTHING,
+) -> Slot[GenerationResult]:
     """The result: stripped and trimmed as on every route, with the counts that the server reports.
 
     A server that ends a row for its length before `max_new_tokens` has clipped it. The options then
@@ -240,7 +259,8 @@ def result_of(output: ChatOutput, route: str, plugins: Sequence[Plugin]) -> Slot
         output.usage.get("completion_tokens", len(output.token_ids)),
         output.job.options.max_new_tokens or 0,
     )
-    wrong = disobeyed(_judged(output, token_count, route), output.job.options, route)
+    judged = _judged(output, token_count, route, extra_body)
+    wrong = disobeyed(judged, output.job.options, route)
     if wrong is not None:
         return Failure(wrong)
     clipped = output.finish is Finish.LENGTH and 0 < token_count < token_limit
@@ -279,16 +299,21 @@ def result_of(output: ChatOutput, route: str, plugins: Sequence[Plugin]) -> Slot
     )
 
 
-def _judged(output: ChatOutput, token_count: int, route: str) -> Answer:
-    """The answer, as far as it can be judged. A plain server may count in tokens of another kind,
-    so its count is not held against it.
+def _judged(
+    output: ChatOutput, token_count: int, route: str, extra_body: Mapping[str, Any]
+) -> Answer:
+    """The answer, as far as it can be judged. Of a plain server, whose fields for a length are not
+    all known, only more tokens than it was asked for are held against it.
     """
     prompt, limit = output.usage.get("prompt_tokens", 0), output.limit
+    most, counted = output.job.options.max_new_tokens, route != "openai_chat"
+    if not counted and most is not None and not LENGTHS.intersection(extra_body):
+        counted = token_count > most + 1  # it may count the end token beside them
     return Answer(
         text=output.text,
         finish=WORDS[output.finish],
         stops=output.finish is not Finish.EOS,
-        token_count=None if route == "openai_chat" else token_count,
+        token_count=token_count if counted else None,
         room=None if limit is None or not prompt else limit - prompt - SPARE,
         called=bool(output.tool_calls),
     )
@@ -425,7 +450,8 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
                         )
                     )
                 )
-        return result_of(answer, route, self.plugins)
+        made = result_of(answer, route, self.plugins, self.sender.extra_body)
+        return made.alt(self.sender.access.scrubbed)
 
     def row(self, asked: ResolvedRequest, deadline: float) -> Awaitable[Slot[ChatOutput]]:
         if self._cuts_away(asked) or self.watches:
@@ -441,7 +467,7 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
         deadline: float,
         tell: Callable[[TextMade], None] | None,
     ) -> Slot[ChatOutput]:
-        row = ChatRow(asked, self.plugins)
+        row = ChatRow(asked, self.plugins, shown(self.name))
 
         def take(piece: Completion) -> bool:
             addition = row.take(piece)
@@ -492,7 +518,7 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
         )
 
     def answer(self, asked: ResolvedRequest, completion: Completion) -> Slot[ChatOutput]:
-        row = ChatRow(asked, self.plugins)
+        row = ChatRow(asked, self.plugins, shown(self.name))
         row.take(completion)
         return self._ended(row)
 

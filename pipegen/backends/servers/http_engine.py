@@ -276,6 +276,8 @@ class ServerSession(Generic[A, R]):
                 if self._tokens
                 else engine.row(row_input, deadline)
             )
+            if not is_ok(slot):
+                slot = slot.alt(engine.sender.access.scrubbed)
             self._ended += 1
             self._slots.append(slot)
             self._done.append(number)

@@ -17,6 +17,7 @@ from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.servers import sglang, vllm
 from pipegen.backends.servers.errors import classified
 from pipegen.backends.servers.extra_body import SERVERS, check_extra_body
+from pipegen.backends.servers.finishes import gives_up, refuses, word_of
 from pipegen.backends.servers.logprobs import MARGIN, entries_in, entries_of_meta, logprobs_of
 from pipegen.backends.servers.reading import (
     error_message,
@@ -35,7 +36,7 @@ from pipegen.backends.servers.wire import (
     WireReply,
     WireRequest,
 )
-from pipegen.core.errors import GenerationError, PromptTooLong, UnsupportedOption
+from pipegen.core.errors import GenerationError, PromptTooLong, Refused, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.engine_list import shown
 from pipegen.records.fields import altered
@@ -181,7 +182,9 @@ def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completi
     or, last, the usage alone.
     """
     completions = pieces(
-        event, lambda choice, place: _completion(choice, event, ask, "delta", place, seen)
+        event,
+        lambda choice, place: _completion(choice, event, ask, "delta", place, seen),
+        event=True,
     )
     return completions.map(lambda parts: parts or (Completion(usage=usage_of(event.get("usage"))),))
 
@@ -205,23 +208,29 @@ def _completion(
 def _read(
     choice: Mapping[str, Any], answer: Mapping[str, Any], holder: str, place: str
 ) -> Slot[Completion]:
-    message = choice.get(holder)
+    message, finish = choice.get(holder), choice.get("finish_reason")
+    if message is None and (holder == "delta" or gives_up(finish)):
+        message = {}
     if not isinstance(message, Mapping):
         return malformed(f"{place}.{holder} is {type(message).__name__}, not an object")
-    reasoning = (
-        message.get("reasoning_content")
-        if message.get("reasoning_content") is not None
-        else message.get("reasoning")
+    text, thought = _texts_of(message.get("content"))
+    reasoning = next(
+        (
+            message[name]
+            for name in ("reasoning_content", "reasoning")
+            if message.get(name) is not None
+        ),
+        thought,
     )
-    calls, finish, index = (
-        message.get("tool_calls") or [],
-        choice.get("finish_reason"),
-        choice.get("index", 0),
-    )
+    calls, index = message.get("tool_calls") or [], choice.get("index", 0)
+    function, refusal = message.get("function_call"), message.get("refusal")
+    if isinstance(function, Mapping) and isinstance(calls, list):  # the older form of one call
+        calls = [*calls, {"type": "function", "function": function}]
     for name, value in (
-        ("content", message.get("content")),
+        ("content", text),
         ("reasoning", reasoning),
         ("finish_reason", finish),
+        ("refusal", refusal),
     ):
         if value is not None and not isinstance(value, str):
             return malformed(f"{place}.{name} is {type(value).__name__}, not a string")
@@ -251,15 +260,45 @@ def _read(
         Completion(
             token_ids=None if token_ids is None else token_ids.unwrap(),
             prompt_token_ids=None if prompt_ids is None else prompt_ids.unwrap(),
-            finish=finish,
+            finish=word_of(finish),
             stop=stop if isinstance(stop, (int, str)) else None,
-            text=message.get("content"),
+            text=text,
             reasoning=reasoning,
-            tool_calls=tuple([freeze(call) for call in calls]),
+            tool_calls=tuple(
+                [
+                    # a whole call has its place
+                    freeze({**call, "index": position} if holder == "message" else call)
+                    for position, call in enumerate(calls)
+                ]
+            ),
+            refusal=refusal,
+            answer_id=answer_id if isinstance(answer_id := answer.get("id"), str) else "",
             usage=usage_of(answer.get("usage")),
             index=index,
         )
     )
+
+
+def _texts_of(content: Any) -> tuple[Any, str | None]:
+    """The text of a message, and what it thought, where its content is a list of parts.
+
+    >>> _texts_of([{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Hi"}])
+    ('Hi', 'Hm.')
+    """
+    if not isinstance(content, list):
+        return content, None
+    text, thought = "", ""
+    for part in content:
+        if isinstance(part, str):
+            text += part
+        elif isinstance(part, Mapping) and isinstance(part.get("text"), str):
+            text += part["text"]
+        elif isinstance(part, Mapping) and part.get("type") == "thinking":
+            inner, _ = _texts_of(part.get("thinking"))
+            thought += inner if isinstance(inner, str) else ""
+        else:
+            return content, None
+    return text, thought or None
 
 
 def _with_logprobs(
@@ -331,11 +370,12 @@ def _lacking(reply: WireReply, request: WireRequest) -> str:
 
 
 def _halts(options: GenerationOptions, dialect: str) -> frozenset[str]:
-    """What such a server may end a row at. A plain one names no stop; and SGLang, asked to leave a
-    stop string in the text, leaves a stop token there too.
+    """What such a server may end a row at. A plain one names no stop; vLLM takes few of them; and
+    SGLang, asked to leave a stop string in the text, leaves a stop token there too.
     """
     if dialect == "vllm":
-        return frozenset({"ids", "stops"})
+        many = options.stop is not None and len(options.stop.stop or ()) > vllm.MOST_STOPS
+        return frozenset({"ids"} if many else {"ids", "stops"})
     by_ids = options.stop is not None and bool(options.stop.stop_token_ids)
     return frozenset({"ids"}) if dialect == "plain" or by_ids else sglang.server_side_stops(options)
 
@@ -347,6 +387,8 @@ def _classify(server: str, reply: WireReply, ask: ServerRequest) -> GenerationEr
             ask.prompt_tokens or None,
             message=f"{server} says that the prompt is too long: {message}",
         )
+    if any(refuses(holder.get(name)) for name in ("code", "type")):
+        return Refused(f"{server} refused to answer: {message}", refusal=message)
     return classified(server, reply, ask, _too_long)
 
 

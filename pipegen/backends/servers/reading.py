@@ -202,14 +202,16 @@ Read = Callable[[Mapping[str, Any], str], Slot[Completion]]
 """Reads one choice, given its place for messages."""
 
 
-def pieces(answer: Any, read: Read) -> Slot[tuple[Completion, ...]]:
+def pieces(answer: Any, read: Read, *, event: bool = False) -> Slot[tuple[Completion, ...]]:
     """What the choice of an answer, or of one event of a stream, brings; none where there is no
-    choice.
+    choice. An `event` may have no choices at all: it is a sign of life.
 
     >>> pieces({"choices": [7]}, lambda choice, place: Success(Completion())).failure().message
     'choices[0] is int, not an object'
     """
     choices = answer.get("choices") if isinstance(answer, dict) else None
+    if choices is None and event and isinstance(answer, dict):
+        return Success(())
     if not isinstance(choices, list):
         return malformed(f"choices is {type(choices).__name__}, not a list")
     if len(choices) > 1:

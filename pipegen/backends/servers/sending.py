@@ -25,7 +25,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import json
 import secrets
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
@@ -40,6 +39,7 @@ from pipegen.backends.http.transport import AttemptFailed, HttpStatusError, Tran
 from pipegen.backends.servers.errors import AGAIN
 from pipegen.backends.servers.extra_body import unknown_field
 from pipegen.backends.servers.facts import LOOK_UP_SECONDS, Directory
+from pipegen.backends.servers.finishes import error_within
 from pipegen.backends.servers.reading import json_of, malformed
 from pipegen.backends.servers.wire import (
     Completion,
@@ -191,23 +191,22 @@ class Sender:
             )
             try:
                 reply = await self.transport.once(request, deadline, body=body, most=most)
+                value = json_of(reply.body)
+                if (within := error_within(value.value_or(None))) is not None:
+                    raise HttpStatusError(within)
             except (asyncio.CancelledError, HttpStatusError, AttemptFailed) as ended:
                 await self._ended(ended, facts, ask, request)
             else:
-                answer = self._read(row, ask, reply)
+                answer = self._read(row, ask, value)
                 _value(answer)
                 return answer
             finally:
                 if isinstance(body, Upload):
                     body.let_go()
 
-    def _read(self, row: Asked[R], ask: ServerRequest, reply: WireReply) -> Slot[R]:
+    def _read(self, row: Asked[R], ask: ServerRequest, value: Slot[Any]) -> Slot[R]:
         return guard_slot(
-            lambda: (
-                json_of(reply.body)
-                .bind(lambda value: self.wire.from_wire(value, ask))
-                .bind(row.read)
-            ),
+            lambda: value.bind(lambda answer: self.wire.from_wire(answer, ask)).bind(row.read),
             self._unreadable,
         )
 
@@ -282,7 +281,9 @@ class Sender:
                         if isinstance(ready.body, Upload):
                             ready.body.let_go()
             except AttemptFailed as trouble:
-                raise AttemptFailed(trouble.error, again=trouble.again and not begun) from trouble
+                raise AttemptFailed(
+                    trouble.error, again=trouble.again and not begun, later=trouble.later
+                ) from trouble
 
         try:
             try:
@@ -294,17 +295,12 @@ class Sender:
         return None
 
     def pieces_in(self, ask: ServerRequest, seen: int, value: Any) -> Slot[tuple[Completion, ...]]:
-        """The pieces of an event, or the error that it tells of: a stream's status was sent before
-        anything went wrong.
+        """The pieces of an event. Raises the error that it tells of: a stream's status was sent
+        before anything went wrong.
         """
-        if not isinstance(value, dict) or (
-            value.get("error") is None and value.get("object") != "error"
-        ):
-            return self.wire.from_event(value, ask, seen)
-        error = value["error"] if isinstance(value.get("error"), dict) else value
-        code = error.get("code")
-        status = code if type(code) is int and 400 <= code < 600 else 500
-        raise HttpStatusError(WireReply(status=status, body=json.dumps(value).encode()))
+        if (within := error_within(value)) is not None:
+            raise HttpStatusError(within)
+        return self.wire.from_event(value, ask, seen)
 
     async def _ready(self, make: Make, heavy: bool, deadline: float) -> _Sendable:
         """What to send, by the way that the server is known to offer. Raises `AttemptFailed` where
@@ -352,7 +348,9 @@ class Sender:
             lacks = guard(lambda: self.wire.lacking(reply, request), self._unreadable).value_or("")
             if not lacks or lacks in facts.lacks:
                 raise AttemptFailed(
-                    self._refusal(reply, ask), again=reply.status in AGAIN
+                    self._refusal(reply, ask),
+                    again=reply.status in AGAIN,
+                    later=await self.transport.is_later(reply.status),
                 ) from ended
             self.directory.learn(lacks)
             return
@@ -391,9 +389,11 @@ class Sender:
 
 
 def _value(slot: Slot[R]) -> R:
-    """The slot's value. Raises its failure as `AttemptFailed`: a malformed answer may come whole
-    when it is asked for again.
+    """The slot's value. Raises its failure as `AttemptFailed`: an answer that was malformed, or that
+    the server gave up, may come whole when it is asked for again.
     """
     if not is_ok(slot):
-        raise AttemptFailed(slot.failure(), again=isinstance(slot.failure(), MalformedResponse))
+        error = slot.failure()
+        gave_up = isinstance(error, BackendFailed) and error.retryable
+        raise AttemptFailed(error, again=gave_up or isinstance(error, MalformedResponse))
     return slot.unwrap()

@@ -20,10 +20,12 @@ from pipegen.backends.http.access import Access
 from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.http.transport import AttemptFailed
 from pipegen.backends.rows import RowState, other_prompt
+from pipegen.backends.servers.finishes import ended_wrong, meaning_of
 from pipegen.backends.servers.http_engine import HttpEngine, WholeRow
 from pipegen.backends.servers.images import places
 from pipegen.backends.servers.reading import refused_ids
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire
+from pipegen.core.border import of_tokenizer
 from pipegen.core.errors import GenerationError, MalformedResponse, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities
@@ -32,6 +34,7 @@ from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import TokensMade
 from pipegen.engines.settings import ServerSettings
 from pipegen.engines.tokenizer import Tokenizer
+from pipegen.records.fields import altered
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import GenerationOptions, VlmPreprocessOptions
 from pipegen.records.results import Encoded, PreparedImage, Prompt, Raw
@@ -308,6 +311,9 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         """The row's answer. One that the server ended as it was asked to is not followed: the
         stages `decode` and `stop` judge its ids once more anyway.
         """
+        meaning = None if completion.finish is None else meaning_of(completion.finish)
+        if meaning in ("stop", "length"):
+            completion = altered(completion, finish=meaning)
         ids, options, finish = completion.token_ids, asked.options, completion.finish
         if ids is None:
             return Failure(MalformedResponse(f"{self.name} gives no token ids"))
@@ -477,6 +483,7 @@ class ServerRow(RowState):
         self._stops, self._room = stops, room
         self._server, self._vocab_size = server, tokenizer.vocab_size
         self._finish: str | None = None
+        self._words, self._tokenizer = "", tokenizer
 
     @property
     def done(self) -> bool:
@@ -487,7 +494,7 @@ class ServerRow(RowState):
         """Take a piece; the event of the tokens that belong to the row."""
         self.fail(unusable(piece, self.encoded.prompt, self._vocab_size, self._server))
         event = self.take(piece.token_ids or (), piece.logprobs) if self.error is None else None
-        self._finish = piece.finish
+        self._finish, self._words = piece.finish, piece.words
         return event
 
     def slot(self) -> Slot[Raw]:
@@ -498,7 +505,20 @@ class ServerRow(RowState):
         """
         if self.error is None and self.fold.finish is None:
             count, limit = len(self.token_ids), self.options.max_new_tokens or 0
-            self.aborted = self._finish not in ("stop", "length")
+            meaning = None if self._finish is None else meaning_of(self._finish)
+            if meaning == "unknown" and count == limit:
+                meaning = "length"
+            if meaning in ("failed", "refused", "unknown"):
+                self.fail(
+                    ended_wrong(
+                        self._server,
+                        str(self._finish),
+                        self._words,
+                        of_tokenizer(self._tokenizer.decode, self.token_ids),
+                    )
+                )
+            self._finish = meaning
+            self.aborted = meaning is None
             if not self.aborted and not count:
                 self.fail(
                     MalformedResponse(

@@ -15,6 +15,7 @@ from returns.result import Failure, Success
 from pipegen.backends import grammar
 from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.servers.errors import classified, lengths_in
+from pipegen.backends.servers.finishes import gives_up, word_of
 from pipegen.backends.servers.images import data_url
 from pipegen.backends.servers.logprobs import MARGIN, entries_of_meta, logprobs_of, scores_of_meta
 from pipegen.backends.servers.reading import ids_of, malformed, merged, usage_of
@@ -202,12 +203,15 @@ def _completion(item: Any, ask: ServerRequest, tokens_before: int) -> Slot[Compl
         reason is None or (isinstance(reason, Mapping) and isinstance(reason.get("type"), str))
     ):
         return malformed(f"meta_info.finish_reason is {reason!r:.80}")
-    finish, stop = (None, None) if reason is None else (reason["type"], reason.get("matched"))
+    finish, stop = (
+        (None, None) if reason is None else (word_of(reason["type"]), reason.get("matched"))
+    )
+    said = reason.get("message") if reason is not None else None
     if stop == "NaN happened":  # what SGLang calls an id outside the vocabulary
         return malformed("SGLang's logits were not numbers")
     output_ids, total = item.get("output_ids"), meta.get("completion_tokens")
     ids_slot = ids_of(
-        [] if output_ids is None and (ask.stream or finish == "abort") else output_ids, "output_ids"
+        [] if output_ids is None and (ask.stream or gives_up(finish)) else output_ids, "output_ids"
     )
     if not is_ok(ids_slot):
         return Failure(ids_slot.failure())
@@ -246,6 +250,7 @@ def _completion(item: Any, ask: ServerRequest, tokens_before: int) -> Slot[Compl
             token_ids=new,
             logprobs=logprobs.unwrap(),
             finish=finish,
+            words=said if isinstance(said, str) else "",
             stop=stop if isinstance(stop, (int, str)) else None,
             prompt_token_ids=prompt_ids.unwrap(),
             usage=usage_of(meta),

@@ -16,6 +16,7 @@ from returns.result import Failure, Success
 from pipegen.backends.grammar import form_of, unsupported_with_form
 from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.servers.errors import classified, lengths_in
+from pipegen.backends.servers.finishes import gives_up, word_of
 from pipegen.backends.servers.images import data_url
 from pipegen.backends.servers.logprobs import MARGIN, entries_in, logprobs_of, scores_of_tables
 from pipegen.backends.servers.reading import (
@@ -48,6 +49,8 @@ LEAST_TEMPERATURE = 0.01
 """vLLM raises a temperature above 0 to at least this, with a warning only."""
 MOST_TEMPERATURE = 2.0
 NONE = Success(None)
+MOST_STOPS = 4
+"""Stop strings that vLLM takes in one request for text (`VLLM_MAX_STOP_STRINGS`)."""
 MOST_LOGPROBS = 20
 """What vLLM's `--max-logprobs` is unless a server says otherwise."""
 DRAWN_IS_EXTRA = (0, 33)
@@ -100,12 +103,27 @@ def sampling_params(
 
 
 def logprobs_asked(options: GenerationOptions, drawn_is_extra: bool = False) -> int | None:
-    """How many logprobs to ask for: two at least, for the margin. Where the server counts the drawn
-    token among them, one more, since that need not be the likeliest."""
+    """How many logprobs to ask for: two at least, for the margin. Where the server counts the chosen
+    token among them, one more, if that need not be the likeliest."""
     if not options.logprobs:
         return None
     top = max(options.top_logprobs or 0, MARGIN)
-    return top + 1 if options.temperature and not drawn_is_extra else top
+    return top if drawn_is_extra or _takes_likeliest(options) else top + 1
+
+
+def _takes_likeliest(options: GenerationOptions) -> bool:
+    """Whether each token is the likeliest one to the model itself: nothing is drawn, nothing is
+    barred, and nothing changes how likely a token is.
+    """
+    return not (
+        options.temperature
+        or options.allowed_token_ids is not None
+        or options.structured is not None
+        or options.min_new_tokens
+        or options.presence_penalty
+        or options.frequency_penalty
+        or options.repetition_penalty not in (None, 1.0)
+    )
 
 
 def gives_drawn_as_extra(facts: Facts) -> bool:
@@ -279,7 +297,9 @@ def from_wire(answer: Any, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
 
 def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completion, ...]]:
     """What one event of a stream brings: only new tokens."""
-    return pieces(event, lambda choice, place: _completion(choice, event, ask, seen, place))
+    return pieces(
+        event, lambda choice, place: _completion(choice, event, ask, seen, place), event=True
+    )
 
 
 def _completion(
@@ -290,14 +310,15 @@ def _completion(
     place: str,
 ) -> Slot[Completion]:
     ids = choice.get("token_ids")
-    if ids is None and (ask.stream or choice.get("finish_reason") == "abort"):
+    word = choice.get("finish_reason")
+    if ids is None and (ask.stream or gives_up(word)):
         ids = []
     elif ids is None:
         return malformed(f"{place} holds no token_ids: the server is too old to give them")
     prompt = choice.get("prompt_token_ids", answer.get("prompt_token_ids"))
     index, finish, stop = (
         choice.get("index", 0),
-        choice.get("finish_reason"),
+        word_of(word) if isinstance(word, str) else word,
         choice.get("stop_reason"),
     )
     if type(index) is not int or not (finish is None or isinstance(finish, str)):
@@ -386,6 +407,10 @@ def too_long(message: str) -> tuple[int, int] | None:
     return lengths_in(message, _TOO_LONG)
 
 
+_TOO_MANY = re.compile(r"'too_long'.*'stop'.*at most \d+ items", re.DOTALL)
+"""What vLLM says of more stop strings than it takes."""
+
+
 def lacking(reply: WireReply, request: WireRequest) -> str:
     """`generate`, `render` where the endpoint is not there or is switched off; `stops` where the
     server halts at ids alone.
@@ -404,7 +429,9 @@ def lacking(reply: WireReply, request: WireRequest) -> str:
         return "generate"
     return (
         "stops"
-        if reply.status == 400 and "stop strings are not supported" in message and holder
+        if reply.status in (400, 422)
+        and holder
+        and ("stop strings are not supported" in message or _TOO_MANY.search(message))
         else ""
     )
 

@@ -104,7 +104,9 @@ class Completion:
     """None where the server gives no ids."""
     logprobs: tuple[TokenLogprob, ...] | None = None
     finish: str | None = None
-    """`stop`, `length`, `abort`, ... in the engine's own word; None while it runs."""
+    """`stop`, `length`, `abort`, ... in the engine's own word (see `finishes.meaning_of`); None
+    while it runs.
+    """
     stop: int | str | None = None
     """The stop token or stop string that the server says it halted at."""
     prompt_token_ids: tuple[int, ...] | None = None
@@ -113,6 +115,12 @@ class Completion:
     reasoning: str | None = None
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     """In an event, pieces of calls; each names the `index` of its call."""
+    refusal: str | None = None
+    """The words of a model that refuses, where the server gives them apart."""
+    words: str = ""
+    """What the server says of an end that is none."""
+    answer_id: str = ""
+    """The server's name for the answer that an event is of; empty where it has none."""
     usage: Mapping[str, int] = NOTHING
     index: int = 0
     features: Any = None

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import html
+import json
 import pickle
+from typing import Any
+from urllib.parse import quote, quote_plus
 
 import pytest
+from support.canned_server import Canned, CannedServer
 
 import pipegen as pg
 from pipegen.backends.http.access import access_to, addresses_of
@@ -105,3 +111,67 @@ def test_the_key_is_in_no_repr_pickle_error_or_result() -> None:
 def test_headers_that_could_break_out_are_refused(headers: object) -> None:
     with pytest.raises(pg.InvalidField):
         access_to("http://h", default="", variable="X", headers=headers)  # type: ignore[arg-type]
+
+
+KEY = "sk-proj/Ab1+cd=9&f<g>hij-KLM"
+WRITTEN = [
+    KEY,
+    KEY.upper(),
+    quote(KEY, safe=""),
+    quote(KEY, safe="").lower(),
+    quote_plus(KEY),
+    html.escape(KEY),
+    json.dumps(KEY),
+    json.dumps(KEY).replace("/", r"\/"),
+    base64.b64encode(KEY.encode()).decode(),
+    base64.urlsafe_b64encode(KEY.encode()).decode().rstrip("="),
+    base64.b64encode(f"Bearer {KEY}".encode()).decode(),
+    base64.b64encode(f"user:{KEY}:x".encode()).decode(),
+    KEY.encode().hex(),
+    KEY[:8],
+    f"{KEY[:14]}...",
+]
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+def test_a_key_is_masked_however_it_is_written(written: str) -> None:
+    access = access_to("http://h", default="", variable="X", api_key=KEY)
+    seen = access.scrub(f"the key {written} is not known to application/json")
+    assert seen.startswith("the key ")
+    assert seen.endswith(" is not known to application/json")
+    left = seen.removeprefix("the key ").removesuffix(" is not known to application/json")
+    assert "***" in left
+    assert len(left.replace("***", "")) <= 12
+    assert not any(KEY[at : at + 4].lower() in left.lower() for at in range(len(KEY) - 4))
+
+
+def test_only_of_a_key_is_a_beginning_enough() -> None:
+    headers = {"X-Team": "team-of-the-red"}
+    access = access_to("http://h", default="", variable="X", api_key=KEY, headers=headers)
+    assert access.scrub("team-of-the-blue, team-of-the-red") == "team-of-the-blue, ***"
+
+
+def test_an_error_that_quotes_an_answer_has_no_key_and_an_answer_stays_as_it_is() -> None:
+    pytest.importorskip("aiohttp")
+    pytest.importorskip("tenacity")
+
+    def answer(finish: str) -> Canned:
+        choice = {"index": 0, "finish_reason": finish, "message": {"content": f"It is {KEY}."}}
+        return Canned({"choices": [choice]})
+
+    def asked(finish: str, **options: Any) -> Any:
+        with (
+            CannedServer(answer(finish)) as server,
+            pg.backends.openai_server(
+                "toy", base_url=server.url, api_key=KEY, dialect="vllm", retries=0
+            ) as route,
+        ):
+            return pg.run(route, [{"prompt": "Hi", "options": options}])[0]
+
+    refused, malformed = (
+        asked("refusal").failure(),
+        asked("stop", structured={"choice": ["no"]}).failure(),
+    )
+    assert isinstance(refused, pg.Refused)
+    assert (refused.text, KEY[:8] in str(malformed)) == ("It is ***.", False)
+    assert asked("stop").unwrap().text == f"It is {KEY}."

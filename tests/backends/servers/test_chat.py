@@ -186,8 +186,6 @@ def test_tool_calls_that_come_in_pieces_are_joined() -> None:
         ("stop", 8, (pg.Finish.EOS, None)),
         ("stop", "END", (pg.Finish.STOP_STRING, "END")),
         ("length", None, (pg.Finish.LENGTH, None)),
-        ("content_filter", None, (pg.Finish.ABORTED, None)),
-        ("abort", None, (pg.Finish.ABORTED, None)),
     ],
 )
 def test_how_a_row_ended_is_told_apart(finish: str, stop: Any, wanted: Any) -> None:

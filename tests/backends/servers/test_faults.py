@@ -222,7 +222,7 @@ def test_a_server_that_asks_for_more_patience_than_there_is_is_rate_limited_at_o
 def test_what_is_safe_is_asked_again_and_no_more_often_than_allowed(kind: str, calls: int) -> None:
     with (
         FaultyServer(share=1.0, kinds=(kind,)) as server,
-        route_to(server, timeout=30.0, retries=2) as route,
+        route_to(server, timeout=30.0, retries=2, outage=0) as route,
     ):
         assert isinstance(pg.run(route, prompts(1), OPTIONS)[0].failure(), TYPED)
     assert sum(server.asked.values()) == calls

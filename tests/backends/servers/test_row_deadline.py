@@ -10,13 +10,11 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
+from support.attempts import Row, sender_to
 from support.clock import Clock, on_clock
 
-from pipegen.backends.http.access import access_to
 from pipegen.backends.servers.wire import Completion, WireRequest
 from pipegen.core.errors import BackendFailed, RateLimited, Timeout
-from pipegen.engines.settings import ServerSettings
-from pipegen.records.options import GenerationOptions, resolve
 
 pytest.importorskip("aiohttp")
 pytest.importorskip("tenacity")
@@ -57,49 +55,6 @@ class Server:
 
     async def close(self) -> None:
         """Nothing is open."""
-
-
-async def sender_to(server: Server, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Any:
-    from pipegen.backends.http import transport
-    from pipegen.backends.servers.openai import DIALECTS
-    from pipegen.backends.servers.sending import Sender
-    from pipegen.backends.servers.wire import Facts
-
-    monkeypatch.setattr(transport, "Client", lambda limit, headers: server)
-    made = Sender(
-        DIALECTS["plain"],
-        access_to("http://h", default="", variable="NO_SUCH_KEY"),
-        ServerSettings(**settings),
-        "m",
-    )
-
-    async def facts() -> Facts:
-        return Facts()
-
-    monkeypatch.setattr(made.directory, "facts", facts)
-    return made
-
-
-class Row:
-    """A row that is asked for whole."""
-
-    heavy = False
-
-    def ask(self, facts: Any, model: Any, rid: str) -> Any:
-        from returns.result import Success
-
-        from pipegen.backends.servers.wire import ServerRequest
-
-        return Success(
-            ServerRequest(
-                messages=({"role": "user", "content": "Hi"},), options=resolve(GenerationOptions())
-            )
-        )
-
-    def read(self, completions: tuple[Completion, ...]) -> Any:
-        from returns.result import Success
-
-        return Success(completions)
 
 
 @on_clock

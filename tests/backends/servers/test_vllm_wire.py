@@ -250,6 +250,28 @@ def test_the_likeliest_tokens_are_the_best_of_those_sent(ask: Any) -> None:
     assert isinstance(vllm.from_wire(few, drawn).failure(), MalformedResponse)
 
 
+CHANGED: list[dict[str, Any]] = [
+    {"allowed_token_ids": (5, 6)},
+    {"min_new_tokens": 1},
+    {"presence_penalty": 1.0},
+    {"frequency_penalty": 1.0},
+    {"repetition_penalty": 1.5},
+]
+
+
+@pytest.mark.parametrize("options", CHANGED)
+def test_a_greedy_token_that_need_not_be_the_likeliest_takes_no_place(
+    ask: Any, options: dict[str, Any]
+) -> None:
+    asked = ask((9,), logprobs=True, top_logprobs=2, ending_ids=(7,), **options)
+    params = vllm.to_wire(asked, Facts()).unwrap().body["sampling_params"]
+    assert params["logprobs"] == 3
+    newer = vllm.to_wire(asked, Facts(about={"version": "0.33.0"})).unwrap()
+    assert newer.body["sampling_params"]["logprobs"] == 2
+    plain = ask((9,), logprobs=True, top_logprobs=2, ending_ids=(7,))
+    assert vllm.to_wire(plain, Facts()).unwrap().body["sampling_params"]["logprobs"] == 2
+
+
 def test_logprobs_of_completions_are_read_too(ask: Any) -> None:
     said = {
         "tokens": ["token_id:5", "token_id:6"],

@@ -1,0 +1,184 @@
+"""What the end of a server's answer means: the words for it, and the errors within answers of
+status 200. One table for all routes, whole answers and streams.
+
+>>> [meaning_of(word) for word in ("end_turn", "MAX_TOKENS", "content_filter", "abort", "moon")]
+['stop', 'length', 'refused', 'failed', 'unknown']
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
+
+from pipegen.backends.servers.wire import WireReply
+from pipegen.core.errors import BackendFailed, GenerationError, MalformedResponse, Refused
+
+__all__ = ["Meaning", "ended_wrong", "error_within", "gives_up", "meaning_of", "refuses", "word_of"]
+
+Meaning: TypeAlias = Literal["stop", "length", "failed", "refused", "unknown"]
+"""`stop` and `length` are ends of an answer. After the others there is none."""
+_MEANINGS: Mapping[Meaning, str] = {
+    "stop": (
+        "stop stop_sequence stop_string stop_token stopped eos eos_token eot end end_of_text"
+        " end_turn end_of_turn complete completed done finished tool_calls tool_call tool_use"
+        " function_call"
+    ),
+    "length": (
+        "length max_length max_tokens max_new_tokens max_output_tokens max_completion_tokens"
+        " model_length token_limit length_limit context_length context_length_exceeded"
+        " model_context_window_exceeded"
+    ),
+    "failed": (
+        "error abort aborted cancel cancelled canceled fail failed failure timeout network_error"
+        " server_error internal_error engine_error insufficient_system_resource"
+    ),
+    "refused": (
+        "content_filter content_filtered content_policy_violation refusal refused safety sensitive"
+        " recitation blocklist blocked prohibited_content spii image_safety moderation"
+        " moderation_blocked guardrail_intervened error_toxic responsible_ai_policy_violation"
+    ),
+}
+"""The words that servers have for the end of an answer, by what they mean; in any case, and with
+the prefix of an enumeration.
+"""
+_BY_WORD: Mapping[str, Meaning] = {
+    word: meaning for meaning, words in _MEANINGS.items() for word in words.split()
+}
+_UNSAID = frozenset({"", "null", "none"})
+"""What some servers write while an answer goes on."""
+_STATUSES: Mapping[int, str] = {
+    400: (
+        "bad_request bad_request_error badrequesterror invalid_request invalid_request_error"
+        " invalid_argument validation_error context_length_exceeded string_above_max_length"
+    ),
+    401: "authentication_error unauthenticated unauthorized invalid_api_key invalid_authentication",
+    402: "insufficient_quota billing_error payment_required",
+    403: "permission_error permission_denied permission_denied_error forbidden access_denied",
+    404: "not_found not_found_error notfounderror model_not_found",
+    429: (
+        "rate_limit rate_limited rate_limit_error ratelimiterror rate_limit_exceeded"
+        " rate_limit_reached too_many_requests toomanyrequests resource_exhausted requests tokens"
+        " throttled throttling throttling_exception"
+    ),
+    502: "bad_gateway",
+    503: (
+        "overloaded overloaded_error engine_overloaded engine_overloaded_error service_unavailable"
+        " service_unavailable_error serviceunavailable unavailable capacity_exceeded no_capacity"
+        " queue_full model_loading"
+    ),
+    504: "timeout timeout_error gateway_timeout deadline_exceeded",
+}
+"""The status that the code or type of an error stands for, where it says none."""
+_BY_CODE: Mapping[str, int] = {
+    code: status for status, codes in _STATUSES.items() for code in codes.split()
+}
+
+
+def _plain(word: str) -> str:
+    word = word.strip().casefold().replace("-", "_").replace(" ", "_")
+    return word.rpartition(".")[2].removeprefix("finish_reason_")
+
+
+def word_of(reported: str | None) -> str | None:
+    """The word for an end, as the server has it; None where it says none, which some servers write
+    as an empty text.
+    """
+    return None if reported is None or reported.strip().casefold() in _UNSAID else reported
+
+
+def meaning_of(word: str) -> Meaning:
+    """What a server's word for the end of an answer means."""
+    return _BY_WORD.get(_plain(word), "unknown")
+
+
+def gives_up(word: Any) -> bool:
+    """Whether an answer that ends with this word is none."""
+    return isinstance(word, str) and meaning_of(word) in ("failed", "refused")
+
+
+def refuses(code: Any) -> bool:
+    """Whether the code of an error says that the server does not answer for what was asked."""
+    return isinstance(code, str) and meaning_of(code) == "refused"
+
+
+def ended_wrong(
+    server: str, word: str, words: str = "", text: str = "", refusal: str = ""
+) -> GenerationError:
+    """The error of an answer that the server ended with this word, which is neither `stop` nor
+    `length`, or that it refused.
+
+    words: what else the server says of it. text: what came before.
+
+    >>> ended_wrong("vLLM", "abort", "out of memory").message
+    "vLLM gave the answer up (finish_reason 'abort'): out of memory"
+    """
+    reason, more = f"finish_reason {word!r:.60}", f": {words}"[:1000] if words else ""
+    meaning = meaning_of(word)
+    if refusal or meaning == "refused":
+        said = f": {refusal}"[:1000] if refusal else more
+        return Refused(
+            f"{server} refused to answer ({reason}){said}", refusal=refusal or words, text=text
+        )
+    if meaning == "failed":
+        return BackendFailed(
+            f"{server} gave the answer up ({reason}){more}",
+            hint="see the server's log; the request can be sent again",
+            backend=server,
+            scope="row",
+        )
+    return MalformedResponse(
+        f"{server} ended the answer with {reason}, which is no end that is known{more}",
+        hint="the answer was not used: see what the server means by that word",
+    )
+
+
+def error_within(value: Any) -> WireReply | None:
+    """The refusal that an answer of status 200, or an event of a stream, tells of; None where it
+    tells of none.
+
+    It stands beside the choices, in a choice, in its message, or in SGLang's reason for an end.
+    Its code is its status, or its words are.
+
+    >>> error_within({"error": {"message": "slow down", "type": "rate_limit_error"}}).status
+    429
+    >>> error_within({"choices": [], "error": None}) is None
+    True
+    """
+    item = value[0] if isinstance(value, list) and len(value) == 1 else value
+    if not isinstance(item, Mapping):
+        return None
+    choices = item.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    holders = [item, choice]
+    if isinstance(choice, Mapping):
+        holders += [choice.get("message"), choice.get("delta")]
+    for holder in holders:
+        if isinstance(holder, Mapping) and isinstance(holder.get("error"), (str, Mapping)):
+            error = holder["error"]
+            if error:
+                return _reply(error if isinstance(error, Mapping) else {"message": error})
+    if item.get("object") == "error" or (choices is None and item.get("type") == "error"):
+        return _reply(item)
+    meta = item.get("meta_info")
+    reason = meta.get("finish_reason") if isinstance(meta, Mapping) else None
+    if isinstance(reason, Mapping) and type(reason.get("status_code")) is int:
+        return _reply(reason)
+    return None
+
+
+def _reply(error: Mapping[str, Any]) -> WireReply:
+    """The error as an answer of the status that it names."""
+    status = 500
+    for name in ("status", "status_code", "code", "type"):
+        code = error.get(name)
+        number = (
+            int(code) if isinstance(code, str) and code.isdecimal() and len(code) == 3 else code
+        )
+        if type(number) is int and 400 <= number < 600:
+            status = number
+            break
+        if isinstance(code, str) and _plain(code) in _BY_CODE:
+            status = _BY_CODE[_plain(code)]
+            break
+    return WireReply(status=status, body=json.dumps({"error": dict(error)}).encode())
