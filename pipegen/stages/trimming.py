@@ -172,17 +172,27 @@ def with_tool_calls(
     chat = result.options.chat or ChatTemplateOptions()
     tools = thaw(raw.encoded.request.tools)
     writer = writer_of(renderer, chat)
-    read = read_calls(answer, ending, tools, writer)
+    cut = _cut(result)
+    read = read_calls(answer, ending, tools, writer, cut)
     if raw.thought is not None and not read.calls:  # some write other calls after thoughts
         ids = (*raw.thought.token_ids, *result.token_ids[:count])
         both = of_tokenizer(tokenizer.decode, ids)
-        behind = read_calls(both, ending, tools, writer)
+        behind = read_calls(both, ending, tools, writer, cut)
         if behind.calls:
             content = (behind.content or "")[len(both) - len(answer) :]
             read = behind._replace(content=content)
     return dataclasses.replace(
         result, tool_calls=read.calls, content=read.content, tool_calls_unread=read.unread
     )
+
+
+def _cut(result: GenerationResult) -> str:
+    """What cut an answer that the model did not end; empty where nothing did."""
+    if result.finish is Finish.LENGTH:
+        return f"max_new_tokens={result.options.max_new_tokens} ended it"
+    if result.finish in (Finish.STOP_STRING, Finish.STOP_TOKEN):
+        return f"the stop {result.stop!r:.80} ended it"
+    return "" if result.finish is Finish.EOS else f"it ended with {result.finish.value!r}"
 
 
 def trim_row(
