@@ -1,7 +1,7 @@
-"""The event loop of async tools: that of an asynchronous caller, or one that lives as long as the
-tools do.
+"""The event loop of async tools.
 
-So a session that one call of a tool opened serves the next one.
+It is that of an asynchronous caller. Others have one that lives as long as the tools do. So a
+session that one call of a tool opened serves the next one.
 
 >>> async def add(first, second):
 ...     return first + second
@@ -30,7 +30,7 @@ CALLERS_LOOP: ContextVar[AbstractEventLoop | None] = ContextVar("CALLERS_LOOP", 
 
 
 class OwnLoop:
-    """An event loop in a thread of its own, from when it is needed until `close()`."""
+    """An event loop in a thread of its own. It runs until `close()`."""
 
     def __init__(self) -> None:
         self._serving: tuple[threading.Thread, AbstractEventLoop, Event] | None = None

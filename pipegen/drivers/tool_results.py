@@ -1,7 +1,7 @@
 """What a tool gave, as the content of its message: text, JSON, or parts with images.
 
-A text is itself. All else is JSON as pydantic writes it: fields of dataclasses, ISO dates, digits of
-a Decimal as text, values of an Enum, sets in the order of their texts.
+A text is itself. All else is JSON as pydantic writes it. Dates are in the ISO form. A Decimal is a
+text. An Enum is its value. The items of a set are in the order of their texts.
 
 >>> import datetime, decimal
 >>> content_of({"on": datetime.date(2026, 1, 2), "price": decimal.Decimal("1.50")}).unwrap()
@@ -48,7 +48,7 @@ class _UnwritableError(Exception):
 def content_of(value: Any) -> Slot[Content]:
     """The content of a tool's message; `StageFailed` where nothing can write it.
 
-    An image of PIL, an image of MCP, and a list with such or with image parts, become parts.
+    Images of PIL and of MCP become parts. So does a list that has images.
 
     >>> content_of([{"type": "image", "image": b"abc"}, "A red circle."]).unwrap()[1]
     {'type': 'text', 'text': 'A red circle.'}

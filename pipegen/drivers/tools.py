@@ -64,15 +64,23 @@ def tools(
 
     The schema of a function comes from its name, signature, type hints and docstring, and it gets
     its arguments as these say. The calls of one answer are made in order, those of several rows
-    side by side, in threads.
-    limit: answers that a conversation has at most. timeout: seconds for one call; one that takes
-    longer is left running. raised: what a tool raises, its timeout and its own CancelledError too,
-    becomes its answer ("message"), or fails the row with `StageFailed` ("fail"). max_bytes: how
-    much of a tool's answer the model sees in UTF-8; a longer one is cut, and says so. unread: an
-    answer that looks like a call, and is not read as one, ends the conversation ("end"), or the
-    model is told what was wrong, as by a user, and goes on ("tell"). An unknown
-    tool and wrong arguments are answered in words. A tool that ends its thread, as `sys.exit()`
-    does, fails its row. Raises `TypeError` for what is no tool or no such limit.
+    side by side, in threads. An async function runs on the event loop of an asynchronous caller,
+    else on one that all calls of these tools share.
+
+    limit: answers that a conversation has at most.
+    timeout: seconds for one call. One that takes longer is left running, or cancelled if it is
+        async.
+    raised: what a tool raises becomes its answer ("message"), or fails the row with `StageFailed`
+        ("fail"). So does its timeout, and a CancelledError of its own.
+    max_bytes: how much of a tool's answer the model sees in UTF-8. A longer one is cut, and says
+        so.
+    unread: an answer that looks like a call, and is not read as one, ends the conversation
+        ("end"). With "tell" the model is told what was wrong, in a user's message.
+
+    An unknown tool and wrong arguments are answered in words. What a tool gives is a text, or
+    becomes JSON. Images become content parts. What nothing can write fails the row with
+    `StageFailed`. A tool that ends its thread, as `sys.exit()` does, fails its row. Raises
+    `TypeError` for what is no tool or no such limit.
 
     >>> def weather(city: str) -> str:
     ...     "The weather of a city."
@@ -183,8 +191,8 @@ class Tools:
         return Success(ToolReplies(result=result, messages=freeze(messages)))
 
     def answer(self, name: Any, arguments: Any) -> Slot[Content]:
-        """What a call is answered; `StageFailed` where its tool raised and that fails the row, and
-        where what it gave cannot be written.
+        """What a call is answered. `StageFailed` where its tool raised and that fails the row. The
+        same where what it gave cannot be written.
         """
         return self._content(name, arguments, ToolCalls(_own_loop(self)))
 

@@ -67,8 +67,8 @@ def turns(
         `StageFailed`.
 
     The result is that of the last turn, with those of all turns in `.rounds`. `.rounds_end` is
-    "done", "limit" or "tokens"; with tools also "unread", where the last answer looks like a tool
-    call and was not read as one, or "cut", where its length or a stop cut it there. The options of a run are for all turns.
+    "done", "limit" or "tokens". With tools it is "unread" where the last answer looks like a tool
+    call and was not read as one. It is "cut" where its length or a stop cut it there. The options of a run are for all turns.
 
     A request without messages, with other tools, or with `turns` where there is a step, is
     `InvalidRequest`. Raises `TypeError` for what is no pipe, step or limit.

@@ -34,6 +34,7 @@ from pipegen.records.results import (
     closest_choice,
 )
 from pipegen.stages.parts.answer_check import WORDS, Answer, disobeyed
+from pipegen.stages.parts.call_signs import what_cut
 from pipegen.stages.parts.call_syntax import FIRST_ID, loads, openai_call, writer_of
 from pipegen.stages.parts.detokenize import spell
 from pipegen.stages.parts.plugin_state import ask_plugin
@@ -172,7 +173,7 @@ def with_tool_calls(
     chat = result.options.chat or ChatTemplateOptions()
     tools = thaw(raw.encoded.request.tools)
     writer = writer_of(renderer, chat)
-    cut = _cut(result)
+    cut = what_cut(result.finish, result.stop, result.options)
     read = read_calls(answer, ending, tools, writer, cut)
     if raw.thought is not None and not read.calls:  # some write other calls after thoughts
         ids = (*raw.thought.token_ids, *result.token_ids[:count])
@@ -184,15 +185,6 @@ def with_tool_calls(
     return dataclasses.replace(
         result, tool_calls=read.calls, content=read.content, tool_calls_unread=read.unread
     )
-
-
-def _cut(result: GenerationResult) -> str:
-    """What cut an answer that the model did not end; empty where nothing did."""
-    if result.finish is Finish.LENGTH:
-        return f"max_new_tokens={result.options.max_new_tokens} ended it"
-    if result.finish in (Finish.STOP_STRING, Finish.STOP_TOKEN):
-        return f"the stop {result.stop!r:.80} ended it"
-    return "" if result.finish is Finish.EOS else f"it ended with {result.finish.value!r}"
 
 
 def trim_row(

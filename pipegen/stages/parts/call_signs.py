@@ -13,9 +13,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from pipegen.records.options import GenerationOptions
+from pipegen.records.results import Finish
 from pipegen.stages.parts.call_syntax import tool_of
 
-__all__ = ["looks_like_call"]
+__all__ = ["looks_like_call", "unread_by_server", "what_cut"]
 
 _TAG = re.compile(r"<[^<>\s][^<>]*>|\[[A-Z_]{2,}\]")
 _OF_CALLS = re.compile(
@@ -34,9 +36,9 @@ def looks_like_call(
 ) -> bool:
     """Whether an answer looks like a tool call.
 
-    openings: what the template writes before the name of a call. plain: an answer without calls as
-        the template writes it: what is in it is no sign of a call. cut: whether something cut the
-        answer, so that only the beginning of a call may be there.
+    openings: what the template writes before the name of a call.
+    plain: an answer without calls, as the template writes it. What is in it is no sign of a call.
+    cut: whether something cut the answer. Then the beginning of a call is a sign.
     """
     tags = [
         tag
@@ -50,7 +52,7 @@ def looks_like_call(
     if names and re.search(
         rf'"(?:name|function|tool|tool_name)"\s*:\s*"(?:{names})"'
         rf"|<function=\"?(?:{names})\"?>|<invoke name=\"(?:{names})\"|functions\.(?:{names}):[0-9]"
-        rf"|^\s*\[?(?:{names})\(|(?:^|\n)\W{{0,4}}(?:{names})\s*\{{",
+        rf"|^\s*\[?(?:{names})\(|(?:^|[\n>\]])\W{{0,4}}(?:{names})\s*\{{",
         answer,
     ):
         return True
@@ -59,4 +61,24 @@ def looks_like_call(
     begun = answer.strip()
     return any(begun[:2] == opening.strip()[:2] for opening in openings if begun) or any(
         begun.endswith(tag[:size]) for tag in tags for size in range(3, len(tag))
+    )
+
+
+def what_cut(finish: Finish, stop: str | int | None, options: GenerationOptions) -> str:
+    """What cut an answer that the model did not end; empty where nothing did."""
+    if finish is Finish.LENGTH:
+        return f"max_new_tokens={options.max_new_tokens} ended it"
+    if finish in (Finish.STOP_STRING, Finish.STOP_TOKEN):
+        return f"the stop {stop!r:.80} ended it"
+    return "" if finish is Finish.EOS else f"it ended with {finish.value!r}"
+
+
+def unread_by_server(text: str, tools: Sequence[Any], cut: str) -> str | None:
+    """Why a server that reads calls itself gave none; None where the text does not look like one."""
+    if not tools or not looks_like_call(text, tools, cut=bool(cut)):
+        return None
+    return (
+        f"the answer was cut within a tool call: {cut}"
+        if cut
+        else "the server gave the call as text: start it with the tool parser of the model"
     )

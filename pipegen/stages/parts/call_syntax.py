@@ -175,8 +175,8 @@ def _without_id(text: str, call: Mapping[str, Any]) -> str:
 
 @functools.lru_cache(maxsize=32)
 def writers_of(writer: Writer) -> tuple[Writer, ...]:
-    """The writer, and those of it whose ids are as models write them where the template does not
-    say so: without ids, or with ids that are made of names.
+    """The writer, and those whose ids are as models write them. Some leave out what the template
+    writes. Others make ids of names.
 
     >>> from pipegen.testing.fake import ToyRenderer
     >>> [each.ids for each in writers_of(Writer(ToyRenderer()))]

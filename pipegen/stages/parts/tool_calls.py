@@ -3,8 +3,9 @@
 The syntax of a call comes from what the checkpoint says (a response template beside its tokenizer),
 else from its chat template (see `pipegen.stages.parts.call_syntax`).
 
-A reading counts only if the template, given the calls, writes the very text of the answer.
-Otherwise the text stays text, and `unread` says why.
+A reading counts only if the template, given the calls, writes the very text of the answer. Ids are
+not compared, where the model writes others. Tagged values are compared as texts. Otherwise the text
+stays text, and `unread` says why.
 
 >>> from pipegen.testing.fake import ToyRenderer
 >>> read_calls("It is sunny.", "", (), Writer(ToyRenderer()))
