@@ -36,7 +36,6 @@ __all__ = ["Content", "content_of", "is_error", "text_of", "with_image_bytes"]
 Content: TypeAlias = str | list[dict[str, Any]]
 """The content of a message."""
 _DEEPEST = 64
-_IMAGES = ("image", "image_url")
 _DATA = "data:image/*;base64,"
 """Before the bytes of an image, whatever its format."""
 
@@ -122,13 +121,22 @@ def _kind(value: Any) -> Any:
 def _is_image(value: Any) -> bool:
     if _is_pil(value):
         return True
-    kind = _kind(value)
-    return kind in _IMAGES and (isinstance(value, Mapping) or hasattr(value, "data"))
+    if not isinstance(value, Mapping):
+        return _kind(value) == "image" and hasattr(value, "data") and hasattr(value, "model_dump")
+    image = value.get("image")
+    is_source = isinstance(image, (str, bytes, bytearray, PurePath)) or _is_pil(image)
+    is_mcp = isinstance(value.get("data"), str) and "mimeType" in value
+    if value.get("type") == "image_url":
+        return isinstance(value.get("image_url"), (str, Mapping))
+    return value.get("type") == "image" and (is_source or is_mcp)
 
 
 def _is_block(value: Any) -> bool:
-    is_text = _kind(value) == "text" and (isinstance(value, Mapping) or hasattr(value, "text"))
-    return isinstance(value, str) or is_text or _is_image(value)
+    if isinstance(value, str) or _is_image(value):
+        return True
+    if isinstance(value, Mapping):
+        return value.get("type") == "text" and isinstance(value.get("text"), str)
+    return _kind(value) == "text" and hasattr(value, "text") and hasattr(value, "model_dump")
 
 
 def _part(value: Any, path: str) -> dict[str, Any]:

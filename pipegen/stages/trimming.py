@@ -182,8 +182,13 @@ def with_tool_calls(
         if behind.calls:
             content = (behind.content or "")[len(both) - len(answer) :]
             read = behind._replace(content=content)
+    form = result.options.structured
+    of_a_form = form is not None and form.tool_choice is None  # then it is no call that failed
     return dataclasses.replace(
-        result, tool_calls=read.calls, content=read.content, tool_calls_unread=read.unread
+        result,
+        tool_calls=read.calls,
+        content=read.content,
+        tool_calls_unread=None if of_a_form else read.unread,
     )
 
 

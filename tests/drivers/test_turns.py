@@ -391,6 +391,9 @@ class Block:
         self.type = kind
         vars(self).update(more)
 
+    def model_dump(self, **how: Any) -> dict[str, Any]:
+        return vars(self)
+
 
 class Answer:
     """As the results of MCP are."""
@@ -420,6 +423,8 @@ def test_what_tools_give_becomes_json() -> None:
         ({3: True}.values(), "[true]"),
         (Model(), '{"mode": "json"}'),
         (None, "null"),
+        ([{"type": "image", "title": "a cat"}], '[{"type": "image", "title": "a cat"}]'),
+        ([{"type": "text", "text": "a"}], '[{"type": "text", "text": "a"}]'),
         (Answer(Block("text", text="one"), Block("text", text="two")), "one\ntwo"),
         (Answer(structured={"a": 1}), '{"a": 1}'),
         ([Block("text", text="one")], "one"),
@@ -913,6 +918,7 @@ def test_a_call_that_is_not_read_is_no_answer(
     result = pg.run(agent(pg.tools([weather]), then_sunny(answer)), [asked()], options)[0].unwrap()
     assert (len(result.rounds), result.rounds_end) == (1, end)
     assert (result.tool_calls_unread is not None) == (end != "done")
+    assert pg.from_plain(pg.to_plain(pg.Success(result))).unwrap().rounds_end == end  # type: ignore[union-attr]
     told = pg.tools([weather], unread="tell")
     result = pg.run(agent(told, then_sunny(answer)), [asked()], options)[0].unwrap()
     if end == "done":
@@ -925,6 +931,13 @@ def test_a_call_that_is_not_read_is_no_answer(
     assert message.content == f"error: no tool was called: {words}"
     ends = "ended it" if end == "cut" else '"name": "weather", "arguments": {"city": "Rome"}'
     assert words is not None and ends in words
+
+
+def test_an_answer_of_a_form_is_no_call_that_was_not_read() -> None:
+    form = {"json_schema": {"type": "object"}}
+    answer = '{"name": "weather", "city": "Rome"}<|im_end|>'
+    result = pg.run(agent(pg.tools([weather]), then_sunny(answer)), [asked()], form)[0].unwrap()
+    assert (result.rounds_end, result.tool_calls_unread) == ("done", None)
 
 
 def test_a_model_that_is_told_reaches_the_limit_as_any_other() -> None:
