@@ -224,8 +224,9 @@ def _plain(value: Any, path: str, depth: int) -> Any:
         return _plain(value.model_dump(mode="json"), path, depth + 1)
     if callable(getattr(value, "tolist", None)):
         return _plain(value.tolist(), path, depth + 1)
-    if hasattr(type(value), "__attrs_attrs__"):
-        names = [field.name for field in type(value).__attrs_attrs__]
+    fields = getattr(type(value), "__attrs_attrs__", None)  # attrs
+    if fields is not None:
+        names = [field.name for field in fields]
         return {name: _plain(getattr(value, name), f"{path}.{name}", depth + 1) for name in names}
     raise _UnwritableError(f"at {path}: an object of type {type(value).__name__}")
 

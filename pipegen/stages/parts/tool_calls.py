@@ -51,6 +51,7 @@ from pipegen.stages.parts.reasoning import reasoning_of
 __all__ = ["ToolCalls", "read_calls"]
 
 _SAMPLE = {"name": NAME, "arguments": ARGUMENTS}
+OTHERWISE = "the chat template writes the call of the answer otherwise"
 BEGUN = "the answer begins a tool call, and does not go on in its form"
 
 
@@ -221,11 +222,7 @@ def read_calls(
         return ToolCalls(unread=f"the answer was cut within a tool call: {cut}")
     form = _meant(answer, tools, writer, (prompt, plain.rpartition(WORDS)[0]))
     reasons = (one.unread for one in found if one.unread)
-    return ToolCalls(
-        unread=f"the chat template writes the call of the answer otherwise, as {form}"
-        if form
-        else next(reasons, BEGUN)
-    )
+    return ToolCalls(unread=f"{OTHERWISE}: {form}" if form else next(reasons, BEGUN))
 
 
 def _sign(writer: Writer, tools: Sequence[Any]) -> str:
@@ -263,9 +260,9 @@ def _read_by(
     )
     around = _around_thought(writer, opening)
     opened = (texts[0], texts[1].rpartition(WORDS)[0])
-    tried = False
+    tried: Sequence[Mapping[str, Any]] | None = None
     for content, written, calls, stands_for in candidates:
-        tried = True
+        tried = calls if tried is None else tried
         for message in _messages(content, written, around):
             rendered = writer.write([USER, message], tools, opens=False)
             if rendered is None:
@@ -276,12 +273,11 @@ def _read_by(
                 named_ids = writer.ids == "named"
                 given = ({**call, "id": named_id(call)} if named_ids else call for call in calls)
                 return ToolCalls(content, tuple(freeze(openai_call(call)) for call in given))
-    if tried:
-        return ToolCalls(
-            unread="the chat template writes the calls that were read in the answer otherwise than"
-            " the answer does"
-        )
-    return ToolCalls(unread=BEGUN)
+    if tried is None:
+        return ToolCalls(unread=BEGUN)
+    # a value with an end tag was not read as it was meant
+    form = "" if "</" in repr(tried) else _form(tried, tools, writer, opened)
+    return ToolCalls(unread=f"{OTHERWISE}: {form}" if form else OTHERWISE)
 
 
 def _meant(answer: str, tools: Sequence[Any], writer: Writer, opened: Sequence[str]) -> str:
@@ -299,14 +295,21 @@ def _meant(answer: str, tools: Sequence[Any], writer: Writer, opened: Sequence[s
         arguments = loads(arguments) if isinstance(arguments, str) else arguments
         if isinstance(arguments, dict):
             function = {"name": call["name"], "arguments": arguments}
-            message = said("", {"id": FIRST_ID, "type": "function", "function": function})
-            text = writer.write([USER, message], tools, opens=False) or ""
-            syntax = syntax_of(writer)
-            end = syntax.unwrap().end if is_ok(syntax) else ""
-            before = next((one for one in opened if one and text.startswith(one)), text)
-            form = text.removeprefix(before).removesuffix(end)
-            return repr(form)[:600] if call["name"] in form else ""
+            meant = {"id": FIRST_ID, "type": "function", "function": function}
+            return _form([meant], tools, writer, opened)
     return ""
+
+
+def _form(
+    calls: Sequence[Mapping[str, Any]], tools: Sequence[Any], writer: Writer, opened: Sequence[str]
+) -> str:
+    """How the template writes these calls; empty where it does not."""
+    text = writer.write([USER, said("", *calls)], tools, opens=False) or ""
+    syntax = syntax_of(writer)
+    end = syntax.unwrap().end if is_ok(syntax) else ""
+    before = next((one for one in opened if one and text.startswith(one)), text)
+    form = text.removeprefix(before).removesuffix(end)
+    return repr(form)[:600] if calls[0]["function"]["name"] in form else ""
 
 
 class _Candidate(NamedTuple):

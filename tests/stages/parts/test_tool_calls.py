@@ -147,6 +147,16 @@ LOOK_LIKE_CALLS = {
     ),
     "no tag": (HERMES, '{"name": "get", "parameters": {"city": "Rome"}}', WHOLE),
     "no JSON": (HERMES, "<tool_call>\nget Rome\n</tool_call>", "does not go on in its form"),
+    "tagged otherwise": (
+        TAGGED,
+        "<call=get>\n<arg=city>\nRome\n</arg>\n</call> and more",
+        "<arg=city>\\nRome\\n</arg>\\n</call>",
+    ),
+    "a value that has an end tag": (
+        TAGGED,
+        "<call=get>\n<arg=city>\nRome\n</arg>\n\n</call>",
+        "the chat template writes the call of the answer otherwise",
+    ),
     "another family's form": (TAGGED, COMPACT, "<call=get>"),
     "as a function": (HERMES, '[get(city="Rome")]', "does not go on in its form"),
     "a template without calls": (HEAD + FOOT, COMPACT, "does not write the name of a call"),
