@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from contextvars import copy_context
 from typing import Any, TypeVar
 
 from pipegen.core.border import attempt
@@ -16,6 +17,7 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import Options, check_run, pair, pairs, require_iterable
 from pipegen.drivers.drive import Drive
 from pipegen.drivers.session import NoRequest
+from pipegen.drivers.tool_loop import CALLERS_LOOP
 from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 
@@ -231,12 +233,14 @@ async def aimap_keyed(
         outcome = attempt(go_on)
         return slots, None if is_ok(outcome) else outcome.failure()
 
+    context = copy_context()
+    context.run(CALLERS_LOOP.set, loop)
     fetching = asyncio.create_task(fetch())
     fetching.add_done_callback(fetched)
     working: asyncio.Future[Any] | None = None
     try:
         while True:
-            working = loop.run_in_executor(None, work)
+            working = loop.run_in_executor(None, context.run, work)
             slots, error = await asyncio.shield(working)
             has_room.set()
             for keyed_slot in slots:

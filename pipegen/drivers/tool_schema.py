@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, NotRequired, Required, Union
 
 from pipegen.stages.parts.json_check import wrong_in_json
 
-__all__ = ["arguments_of", "schema_of"]
+__all__ = ["arguments_of", "schema_of", "with_whole_numbers"]
 
 _NAMES: Mapping[Any, str] = {
     str: "string",
@@ -67,6 +67,48 @@ def arguments_of(function: Callable[..., Any], values: Mapping[str, Any]) -> dic
     """
     hints = _hints_of(function)
     return {key: _value(hints.get(key, Any), value) for key, value in values.items()}
+
+
+def with_whole_numbers(value: Any, schema: Any) -> Any:
+    """The value with whole numbers where its schema takes integers, and no other numbers.
+
+    >>> with_whole_numbers({"n": 1.0}, {"properties": {"n": {"type": "integer"}}})
+    {'n': 1}
+    """
+    if not isinstance(schema, Mapping):
+        return value
+    if isinstance(value, float):
+        kinds = _kinds_of(schema)
+        return _whole(value) if "integer" in kinds and "number" not in kinds else value
+    if isinstance(value, dict):
+        entries = schema.get("properties")
+        entries = entries if isinstance(entries, Mapping) else {}
+        others = schema.get("additionalProperties")
+        return {
+            key: with_whole_numbers(item, entries.get(key, others)) for key, item in value.items()
+        }
+    if isinstance(value, list):
+        return [with_whole_numbers(item, schema.get("items")) for item in value]
+    return value
+
+
+def _kinds_of(schema: Any) -> set[Any]:
+    """The types that a schema names."""
+    if not isinstance(schema, Mapping):
+        return set()
+    kind = schema.get("type")
+    kinds = set(kind) if isinstance(kind, (list, tuple)) else {kind}
+    inner = [*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]
+    return kinds.union(*map(_kinds_of, inner))
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _is_same(allowed: Any, value: Any) -> bool:
+    is_bool = isinstance(allowed, bool) or isinstance(value, bool)
+    return bool(allowed == value) and (not is_bool or type(allowed) is type(value))
 
 
 def _signature_of(function: Callable[..., Any]) -> inspect.Signature:
@@ -183,6 +225,10 @@ def _value(hint: Any, value: Any) -> Any:
         return _value(fitting_type, value)
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return hint(value)
+    if hint is int:
+        return _whole(value)
+    if origin is Literal:
+        return next((allowed for allowed in type_args if _is_same(allowed, value)), value)
     if isinstance(value, list) and (hint in _LISTS or origin in _LISTS):
         fixed = origin is tuple and type_args[-1:] != (...,)
         each = type_args if fixed else (type_args[0] if type_args else Any,) * len(value)

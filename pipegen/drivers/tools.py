@@ -20,17 +20,21 @@ import contextlib
 import inspect
 import json
 import threading
+import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
+from weakref import WeakKeyDictionary
 
 from returns.result import Failure, Success
 
 from pipegen.core.border import Raised, attempt, guard, guard_slot
 from pipegen.core.errors import InternalError, StageFailed
 from pipegen.core.slots import Slot, is_ok
-from pipegen.drivers.tool_schema import arguments_of, schema_of
+from pipegen.drivers.tool_loop import OwnLoop, ToolCalls
+from pipegen.drivers.tool_results import Content, content_of, is_error, text_of
+from pipegen.drivers.tool_schema import arguments_of, schema_of, with_whole_numbers
 from pipegen.engines.protocol import RowDone
 from pipegen.engines.session import answers
 from pipegen.records.frozen import freeze, thaw
@@ -41,12 +45,18 @@ __all__ = ["Tools", "tools"]
 
 _ENDS = (SystemExit, KeyboardInterrupt, GeneratorExit)
 """What ends a thread or a program, and is no error that a model could answer."""
+T = TypeVar("T")
 ROWS = 32
 """Results whose calls are answered at a time."""
 
 
 _TIMEOUT, _MAX_BYTES = 60.0, 65536
-_DEFAULTS = {"timeout": _TIMEOUT, "raised": "message", "max_bytes": _MAX_BYTES}
+_DEFAULTS = {
+    "timeout": _TIMEOUT,
+    "raised": "message",
+    "max_bytes": _MAX_BYTES,
+    "unread": "end",
+}
 
 
 def tools(
@@ -56,19 +66,30 @@ def tools(
     timeout: float = _TIMEOUT,
     raised: Literal["message", "fail"] = "message",
     max_bytes: int = _MAX_BYTES,
+    unread: Literal["end", "tell"] = "end",
 ) -> Tools:
     """Tools for `pg.turns`: plain or async functions, or objects with `name`, `description`,
     `parameters` or `inputSchema` (a JSON Schema) and `__call__`.
 
     The schema of a function comes from its name, signature, type hints and docstring, and it gets
     its arguments as these say. The calls of one answer are made in order, those of several rows
-    side by side, in threads.
-    limit: answers that a conversation has at most. timeout: seconds for one call; one that takes
-    longer is left running. raised: what a tool raises, its timeout and its own CancelledError too,
-    becomes its answer ("message"), or fails the row with `StageFailed` ("fail"). max_bytes: how
-    much of a tool's answer the model sees in UTF-8; a longer one is cut, and says so. An unknown
-    tool and wrong arguments are answered in words. A tool that ends its thread, as `sys.exit()`
-    does, fails its row. Raises `TypeError` for what is no tool or no such limit.
+    side by side, in threads. An async function runs on the event loop of an asynchronous caller,
+    else on one that all calls of these tools share.
+
+    limit: answers that a conversation has at most.
+    timeout: seconds for one call. One that takes longer is left running, or cancelled if it is
+        async.
+    raised: what a tool raises becomes its answer ("message"), or fails the row with `StageFailed`
+        ("fail"). So does its timeout, and a CancelledError of its own.
+    max_bytes: how much of a tool's answer the model sees in UTF-8. A longer one is cut, and says
+        so.
+    unread: an answer that looks like a call, and is not read as one, ends the conversation
+        ("end"). With "tell" the model is told what was wrong, in a user's message.
+
+    An unknown tool and wrong arguments are answered in words. What a tool gives is a text, or
+    becomes JSON. Images become content parts. What nothing can write fails the row with
+    `StageFailed`. A tool that ends its thread, as `sys.exit()` does, fails its row. Raises
+    `TypeError` for what is no tool or no such limit.
 
     >>> def weather(city: str) -> str:
     ...     "The weather of a city."
@@ -95,9 +116,16 @@ def tools(
         raise TypeError(f"timeout takes a number of seconds, not {timeout!r:.80}")
     if raised not in ("message", "fail"):
         raise TypeError(f'raised takes "message" or "fail", not {raised!r:.80}')
-    fails = raised == "fail"
+    if unread not in ("end", "tell"):
+        raise TypeError(f'unread takes "end" or "tell", not {unread!r:.80}')
     return Tools(
-        by_name, freeze(schemas), limit, min(timeout, threading.TIMEOUT_MAX), fails, max_bytes
+        by_name,
+        freeze(schemas),
+        limit,
+        min(timeout, threading.TIMEOUT_MAX),
+        raised == "fail",
+        max_bytes,
+        unread == "tell",
     )
 
 
@@ -133,6 +161,7 @@ class Tools:
     timeout: float
     fails: bool
     max_bytes: int
+    tells_unread: bool = False
     name = "tools"
     in_flight = 1
 
@@ -143,8 +172,12 @@ class Tools:
     @property
     def settings(self) -> Mapping[str, Any]:
         """The settings that change what a model is told, without those that are the default."""
-        raised = "fail" if self.fails else "message"
-        values = {"timeout": self.timeout, "raised": raised, "max_bytes": self.max_bytes}
+        values = {
+            "timeout": self.timeout,
+            "raised": "fail" if self.fails else "message",
+            "max_bytes": self.max_bytes,
+            "unread": "tell" if self.tells_unread else "end",
+        }
         return {name: value for name, value in values.items() if value != _DEFAULTS[name]}
 
     def generate(self, inputs: Sequence[GenerationResult]) -> Sequence[Slot[ToolReplies]]:
@@ -153,25 +186,37 @@ class Tools:
 
     def open(self, wake: Callable[[], object], **how: Any) -> _Running:
         """A call to which results may be added."""
-        return _Running(self, wake)
+        return _Running(self, wake, ToolCalls(_own_loop(self), how.get("loop")))
 
-    def replies(self, result: GenerationResult, left: Callable[[], bool]) -> Slot[ToolReplies]:
+    def replies(
+        self, result: GenerationResult, left: Callable[[], bool], awaited: ToolCalls | None = None
+    ) -> Slot[ToolReplies]:
         """A message for each call of a result, in order, until `left()`."""
+        if awaited is None:
+            awaited = ToolCalls(_own_loop(self))
         messages: list[Mapping[str, Any]] = []
+        if not result.tool_calls and result.tool_calls_unread is not None:
+            words = f"error: no tool was called: {result.tool_calls_unread}"
+            messages.append({"role": "user", "content": words})
         for call in result.tool_calls:
             if left():
                 break
             function = call.get("function")
             function = function if isinstance(function, Mapping) else {}
-            text = self.answer(function.get("name"), function.get("arguments"))
-            if not is_ok(text):
-                return Failure(text.failure())
+            content = self._content(function.get("name"), function.get("arguments"), awaited)
+            if not is_ok(content):
+                return Failure(content.failure())
             id_field = {"tool_call_id": call["id"]} if call.get("id") is not None else {}
-            messages.append({"role": "tool", **id_field, "content": text.unwrap()})
+            messages.append({"role": "tool", **id_field, "content": content.unwrap()})
         return Success(ToolReplies(result=result, messages=freeze(messages)))
 
-    def answer(self, name: Any, arguments: Any) -> Slot[str]:
-        """What a call is answered; `StageFailed` where its tool raised and that fails the row."""
+    def answer(self, name: Any, arguments: Any) -> Slot[Content]:
+        """What a call is answered. `StageFailed` where its tool raised and that fails the row. The
+        same where what it gave cannot be written.
+        """
+        return self._content(name, arguments, ToolCalls(_own_loop(self)))
+
+    def _content(self, name: Any, arguments: Any, awaited: ToolCalls) -> Slot[Content]:
         if not isinstance(name, str) or name not in self.functions:
             names = ", ".join(map(repr, self.functions))
             return Success(self._cut(f"error: there is no tool {name!r:.80}; there are {names}"))
@@ -189,14 +234,30 @@ class Tools:
             return Success(self._cut(f"error: wrong arguments: {wrong}"))
         function = self.functions[name]
 
-        def work() -> str:
+        def work() -> Slot[Content]:
             has_schema = _parameters_of(function) is not None
-            keywords = values if has_schema else arguments_of(function, values)
-            return _text(function(**keywords), self.timeout)
+            keywords = (
+                with_whole_numbers(values, thaw(schema["parameters"]))
+                if has_schema
+                else arguments_of(function, values)
+            )
+            given = function(**keywords)
+            if inspect.isawaitable(given):
+                given = awaited.wait(given, self.timeout)
+            content = content_of(given)
+            if not is_error(given):
+                return content
+            if self.fails:
+                return content.bind(lambda known: Failure(StageFailed(text_of(known))))
+            return content.map(lambda known: f"error: {text_of(known)}")
 
         outcome = _within(work, self.timeout, traced=self.fails)
         if outcome is not None and is_ok(outcome):
-            return Success(self._cut(outcome.unwrap()))
+            content = outcome.unwrap()
+            if is_ok(content):
+                return Success(self._shortened(content.unwrap()))
+            words = f"the tool {name!r} failed: {content.failure().message}"
+            return Failure(StageFailed(words, stage=name))
         error = (
             StageFailed("it ended its thread, as sys.exit() does")
             if outcome is None
@@ -207,6 +268,14 @@ class Tools:
         words = f"the tool {name!r} failed: {error.message}"
         return Failure(StageFailed(words, stage=name, incident=error.incident))
 
+    def _shortened(self, content: Content) -> Content:
+        if isinstance(content, str):
+            return self._cut(content)
+        return [
+            {**part, "text": self._cut(part["text"])} if part.get("type") == "text" else part
+            for part in content
+        ]
+
     def _cut(self, text: str) -> str:
         data = text.encode("utf-8", "replace")
         if len(data) <= self.max_bytes:
@@ -215,13 +284,25 @@ class Tools:
         return f"{beginning}\n[cut: {self.max_bytes} of {len(data)} bytes]"
 
 
+_LOOPS: WeakKeyDictionary[Tools, OwnLoop] = WeakKeyDictionary()
+"""The loops of tools: each ends with its tools."""
+
+
+def _own_loop(owner: Tools) -> OwnLoop:
+    loop = _LOOPS.get(owner)
+    if loop is None:
+        loop = _LOOPS.setdefault(owner, OwnLoop())
+        weakref.finalize(owner, loop.close)
+    return loop
+
+
 class _Running:
     """Results whose calls are being answered. One thread uses it; `_run` is in others."""
 
     side_by_side = 0
 
-    def __init__(self, tools: Tools, wake: Callable[[], object]) -> None:
-        self._tools, self._wake, self._left = tools, wake, False
+    def __init__(self, tools: Tools, wake: Callable[[], object], awaited: ToolCalls) -> None:
+        self._tools, self._wake, self._left, self._awaited = tools, wake, False, awaited
         self._waiting: deque[tuple[int, GenerationResult]] = deque()
         self._ended: deque[RowDone] = deque()
         self._threads = 0
@@ -240,6 +321,7 @@ class _Running:
     def close(self) -> None:
         self._left = True
         self._waiting.clear()
+        self._awaited.close()
 
     def _start(self) -> None:
         while self._waiting and self._threads < ROWS:
@@ -248,7 +330,7 @@ class _Running:
 
     def _run(self, number: int, result: GenerationResult) -> None:
         slot = guard_slot(
-            lambda: self._tools.replies(result, lambda: self._left),
+            lambda: self._tools.replies(result, lambda: self._left, self._awaited),
             lambda raised: InternalError(
                 f"pipegen has a bug: {raised.words}", incident=raised.incident
             ),
@@ -257,13 +339,13 @@ class _Running:
         self._wake()
 
 
-def _within(work: Callable[[], str], seconds: float, *, traced: bool) -> Slot[str] | None:
+def _within(work: Callable[[], T], seconds: float, *, traced: bool) -> Slot[T] | None:
     """What `work` gives within so many seconds, in a thread of its own, or what it raised. None
     where it raised what ends a thread or a program: it ends this thread, and no more.
     """
     from asyncio import CancelledError  # half of what `import pipegen` would cost
 
-    outcomes: list[Slot[str]] = []
+    outcomes: list[Slot[T]] = []
     tool_errors, ended = (Exception, CancelledError), threading.Event()
 
     def run() -> None:
@@ -283,15 +365,3 @@ def _within(work: Callable[[], str], seconds: float, *, traced: bool) -> Slot[st
 
 def _raised(raised: Raised) -> StageFailed:
     return StageFailed(raised.words, incident=raised.incident)
-
-
-def _text(value: Any, seconds: float) -> str:
-    """The text of what a tool gave; what is awaitable is awaited."""
-    if inspect.isawaitable(value):
-        import asyncio
-
-        async def awaited(value: Awaitable[Any]) -> Any:
-            return await asyncio.wait_for(value, seconds)
-
-        value = asyncio.run(awaited(value))
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

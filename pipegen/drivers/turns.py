@@ -30,12 +30,13 @@ from pipegen.core.rows import guarded
 from pipegen.core.slots import Slot, is_ok
 from pipegen.core.steps import Again, Call, Wanted
 from pipegen.drivers.repeat import ended
+from pipegen.drivers.tool_results import with_image_bytes
 from pipegen.drivers.tools import Tools
 from pipegen.records.frozen import thaw
 from pipegen.records.messages import Message
 from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest
-from pipegen.records.results import GenerationResult, RoundsEnd
+from pipegen.records.results import Finish, GenerationResult, RoundsEnd, ToolReplies
 
 __all__ = ["next_request", "turns"]
 
@@ -66,7 +67,8 @@ def turns(
         `StageFailed`.
 
     The result is that of the last turn, with those of all turns in `.rounds`. `.rounds_end` is
-    "done", "limit" or "tokens". The options of a run are for all turns.
+    "done", "limit" or "tokens". With tools it is "unread" where the last answer looks like a tool
+    call and was not read as one. It is "cut" where its length or a stop cut it there. The options of a run are for all turns.
 
     A request without messages, with other tools, or with `turns` where there is a step, is
     `InvalidRequest`. Raises `TypeError` for what is no pipe, step or limit.
@@ -111,13 +113,14 @@ def turns(
                 else None
             )
         elif tool_set is not None:  # no tool is called for nothing
-            goes_on, request = bool(result.tool_calls), Success[Any](rounds[-1])
+            told = tool_set.tells_unread and result.tool_calls_unread is not None
+            goes_on, request = bool(result.tool_calls) or told, Success[Any](rounds[-1])
         else:
             reply = guarded(f"step of {name}", partial(_reply, step), rounds[-1], catch)
             if not is_ok(reply):
                 return reply
             goes_on, request = reply.unwrap() is not None, reply
-        end = over(rounds) if goes_on else "done"
+        end = over(rounds) if goes_on else _last(result) if tool_set is not None else "done"
         if end is None:
             return Again(request, rounds)
         return Success(dataclasses.replace(result, rounds_end=end))
@@ -125,6 +128,7 @@ def turns(
     opens = _own_turns if step is None else partial(_opening, tool_set)
     opening = row_stage("open turns", opens, takes=GenerationRequest)
     later = opening >> pipe if step is None else pipe
+    tells = ", unread calls are told" if tool_set is not None and tool_set.tells_unread else ""
     step_name = getattr(step, "__qualname__", "") if tool_set is None else _words(tool_set)
     return loop(
         opening >> pipe,
@@ -132,9 +136,16 @@ def turns(
         later=later if tool_set is None else _calling(tool_set) >> pipe,
         decides="step",
         name=name,
-        version=f"{step_name} at most {limit}, {max_tokens} tokens",
+        version=f"{step_name} at most {limit}, {max_tokens} tokens{tells}",
         plain=pipe if step is None else None,
     )
+
+
+def _last(result: GenerationResult) -> RoundsEnd:
+    """How a conversation with tools ends whose last answer called none."""
+    if result.tool_calls_unread is None or result.tool_calls:
+        return "done"
+    return "unread" if result.finish is Finish.EOS else "cut"
 
 
 def _reply(step: Any, result: GenerationResult) -> Slot[GenerationRequest | None]:
@@ -210,9 +221,17 @@ def _calling(tool_set: Tools) -> Pipe[Any, Any]:
     def ask(result: Any, answers: tuple[Slot[Any], ...]) -> Wanted | Slot[Any]:
         if not answers:
             return Wanted(tool_set, result, shown=False)
-        return answers[0].map(lambda replies: next_request(replies.result, thaw(replies.messages)))
+        return answers[0].map(lambda replies: next_request(replies.result, _read(replies)))
 
     return pipe_of(Call(name="tools", backend=tool_set, ask=ask, keeps_text=True))
+
+
+def _read(replies: ToolReplies) -> list[dict[str, Any]]:
+    """The messages of tools, with the bytes of their images."""
+    return [
+        {**message, "content": with_image_bytes(message["content"])}
+        for message in thaw(replies.messages)
+    ]
 
 
 def _words(tool_set: Tools) -> str:

@@ -48,7 +48,7 @@ __all__ = [
     "margin_of",
 ]
 
-RoundsEnd = Literal["done", "limit", "tokens"]
+RoundsEnd = Literal["done", "limit", "tokens", "unread", "cut"]
 """How the rounds of a loop ended."""
 Thinking = Literal["honoured", "unsupported"]
 """Whether the chat template honours the thinking switch."""
@@ -463,7 +463,7 @@ class GenerationResult:
     the request has `tools`, those that pipegen read.
     """
     tool_calls_unread: str | None = None
-    """Why the answer's tool calls could not be read, where it seems to have some."""
+    """Why no tool call was read, where the answer looks like one."""
     content: str | None = None
     """The text before the tool calls, where pipegen read some; `text` holds both."""
     exact: bool | None = None

@@ -34,6 +34,7 @@ from pipegen.records.results import (
     closest_choice,
 )
 from pipegen.stages.parts.answer_check import WORDS, Answer, disobeyed
+from pipegen.stages.parts.call_signs import what_cut
 from pipegen.stages.parts.call_syntax import FIRST_ID, loads, openai_call, writer_of
 from pipegen.stages.parts.detokenize import spell
 from pipegen.stages.parts.plugin_state import ask_plugin
@@ -172,16 +173,22 @@ def with_tool_calls(
     chat = result.options.chat or ChatTemplateOptions()
     tools = thaw(raw.encoded.request.tools)
     writer = writer_of(renderer, chat)
-    read = read_calls(answer, ending, tools, writer)
+    cut = what_cut(result.finish, result.stop, result.options)
+    read = read_calls(answer, ending, tools, writer, cut)
     if raw.thought is not None and not read.calls:  # some write other calls after thoughts
         ids = (*raw.thought.token_ids, *result.token_ids[:count])
         both = of_tokenizer(tokenizer.decode, ids)
-        behind = read_calls(both, ending, tools, writer)
+        behind = read_calls(both, ending, tools, writer, cut)
         if behind.calls:
             content = (behind.content or "")[len(both) - len(answer) :]
             read = behind._replace(content=content)
+    form = result.options.structured
+    of_a_form = form is not None and form.tool_choice is None  # then it is no call that failed
     return dataclasses.replace(
-        result, tool_calls=read.calls, content=read.content, tool_calls_unread=read.unread
+        result,
+        tool_calls=read.calls,
+        content=read.content,
+        tool_calls_unread=None if of_a_form else read.unread,
     )
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import dataclasses
+import datetime as dt
+import decimal
 import enum
+import gc
 import json
 import signal
 import threading
@@ -12,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypedDict
 
 import pytest
 from support.rowwise import Fuse, Rowwise
@@ -235,7 +239,9 @@ def test_what_a_tool_raises_is_its_answer_or_fails_the_row() -> None:
     error = one_call(broken, raised="fail")
     assert isinstance(error, pg.StageFailed) and error.stage == "broken" and error.incident
     assert error.message == "the tool 'broken' failed: ValueError: no"
-    assert one_call(lambda_of(object())).startswith("error: TypeError: Object of type object")
+    error = one_call(lambda_of(object()))
+    assert isinstance(error, pg.StageFailed)
+    assert "cannot be written as JSON: at $: an object of type object" in error.message
 
 
 @pytest.mark.parametrize("ends", [SystemExit(3), KeyboardInterrupt()], ids=repr)
@@ -311,9 +317,9 @@ def test_a_cancelled_run_is_cancelled_while_its_tools_run(driver: Any) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        go_on.set()
 
     asyncio.run(cancelled())
-    go_on.set()
 
 
 @pytest.mark.parametrize("drive", [pg.run, pg.imap, lambda *given: asyncio.run(pg.arun(*given))])
@@ -359,6 +365,208 @@ def test_async_functions_are_awaited_and_values_are_json() -> None:
         return {"städte": [city]}
 
     assert one_call(later, {"city": "a"}) == '{"städte": ["a"]}'
+
+
+@dataclasses.dataclass
+class Bought:
+    size: decimal.Decimal
+    on: dt.date
+
+
+class Colour(enum.Enum):
+    RED = "r"
+
+
+class Model:
+    """As pydantic's models are."""
+
+    def model_dump(self, *, mode: str) -> dict[str, Any]:
+        return {"mode": mode}
+
+
+class Block:
+    """As the blocks of MCP are."""
+
+    def __init__(self, kind: str, **more: Any) -> None:
+        self.type = kind
+        vars(self).update(more)
+
+    def model_dump(self, **how: Any) -> dict[str, Any]:
+        return vars(self)
+
+
+class Answer:
+    """As the results of MCP are."""
+
+    def __init__(self, *content: Any, error: bool = False, structured: Any = None) -> None:
+        self.content, self.isError, self.structuredContent = list(content), error, structured
+
+
+def test_what_tools_give_becomes_json() -> None:
+    numpy = pytest.importorskip("numpy")
+    day = dt.date(2026, 1, 2)
+    price = decimal.Decimal("1.50")
+    cases: tuple[tuple[Any, str], ...] = (
+        (Bought(price, day), '{"size": "1.50", "on": "2026-01-02"}'),
+        ([numpy.int64(3), numpy.float32(0.5), numpy.bool_(True)], "[3, 0.5, true]"),
+        (numpy.arange(4).reshape(2, 2), "[[0, 1], [2, 3]]"),
+        (numpy.int64(3), "3"),
+        (price, "1.50"),
+        (
+            dt.datetime(2026, 1, 2, 3, 4, tzinfo=dt.UTC),
+            "2026-01-02T03:04:00+00:00",
+        ),
+        ({"after": dt.timedelta(minutes=1, seconds=0.5)}, '{"after": "PT60.5S"}'),
+        (Path("a/b"), "a/b"),
+        (Colour.RED, "r"),
+        ({Colour.RED: {"b", "a"}, day: (1, None)}, '{"r": ["a", "b"], "2026-01-02": [1, null]}'),
+        ({3: True}.values(), "[true]"),
+        (Model(), '{"mode": "json"}'),
+        (None, "null"),
+        ([{"type": "image", "title": "a cat"}], '[{"type": "image", "title": "a cat"}]'),
+        ([{"type": "text", "text": "a"}], '[{"type": "text", "text": "a"}]'),
+        (Answer(Block("text", text="one"), Block("text", text="two")), "one\ntwo"),
+        (Answer(structured={"a": 1}), '{"a": 1}'),
+        ([Block("text", text="one")], "one"),
+        (Answer(Block("resource", resource=Block("", uri="file:a"))), "file:a"),
+        (Answer(Block("text", text="no"), error=True), "error: no"),
+    )
+    for value, words in cases:
+        assert one_call(lambda_of(value)) == words
+    failed = one_call(lambda_of(Answer(Block("text", text="no"), error=True)), raised="fail")
+    assert isinstance(failed, pg.StageFailed) and failed.message.endswith("failed: no")
+
+
+def test_what_nothing_can_write_fails_the_row() -> None:
+    deep: list[Any] = []
+    deep.append(deep)
+    for value, words in (
+        ({"a": [object()]}, r"at $.a[0]: an object of type object"),
+        (deep, "nested more than 64 deep"),
+        ({(1, 2): 3}, "a key of type tuple"),
+        (int, "the type int"),
+        (b"a", "an object of type bytes"),
+    ):
+        for raised in ("message", "fail"):
+            error = one_call(lambda_of(value), raised=raised)
+            assert isinstance(error, pg.StageFailed) and words in error.message
+
+
+def test_images_of_a_tool_become_parts_of_its_message() -> None:
+    pil = pytest.importorskip("PIL.Image")
+    picture = pil.new("RGB", (2, 2), "red")
+    data = base64.b64encode(b"bytes").decode()
+    seen: list[Any] = []
+
+    def script(row: Any) -> str:
+        message = row.request.messages[-1]
+        if message.role != "tool":
+            return calls(call("tool"))
+        parts = message.content
+        seen.append([(type(part).__name__, getattr(part, "text", None)) for part in parts])
+        return "ok<|im_end|>"
+
+    image, words = ("ImagePart", None), ("TextPart", "red")
+    for value, parts in (
+        (picture, [image]),
+        (["red", picture], [words, image]),
+        ([{"type": "text", "text": "red"}, {"type": "image", "image": picture}], [words, image]),
+        ([{"type": "image", "image": b"bytes"}], [image]),
+        ([{"type": "image", "data": data, "mimeType": "image/png"}], [image]),
+        (
+            Answer(Block("image", data=data, mimeType="image/png"), Block("text", text="red")),
+            [image, words],
+        ),
+    ):
+        seen.clear()
+        (slot,) = pg.run(agent(pg.tools([lambda_of(value)]), script), [asked()])
+        assert slot.unwrap().text == "ok" and seen == [parts]
+        assert len(slot.unwrap().image_digests) == 1
+
+
+def test_whole_numbers_of_a_call_are_integers() -> None:
+    got: list[Any] = []
+
+    def tool(
+        n: int, many: list[int], maybe: int | None, size: float, pick: Literal[1, "a"] = 1
+    ) -> None:
+        got.extend((n, many, maybe, size, pick))
+
+    one_call(tool, {"n": 1.0, "many": [2.0], "maybe": 3.0, "size": 4.0, "pick": 1.0})
+    assert repr(got) == "[1, [2], 3, 4.0, 1]"
+    got.clear()
+
+    class Own:
+        name, description = "own", ""
+        inputSchema: ClassVar = {
+            "type": "object",
+            "properties": {
+                "n": {"type": "integer"},
+                "many": {
+                    "type": "array",
+                    "items": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+                },
+                "size": {"type": ["integer", "number"]},
+                "inner": {"additionalProperties": {"type": "integer"}},
+            },
+        }
+
+        def __call__(self, **values: Any) -> None:
+            got.append(values)
+
+    one_call(Own(), {"n": 1.0, "many": [2.0], "size": 4.0, "inner": {"a": 5.0}, "other": 6.0})
+    assert repr(got) == "[{'n': 1, 'many': [2], 'size': 4.0, 'inner': {'a': 5}, 'other': 6.0}]"
+
+
+@pytest.mark.parametrize("drive", DRIVERS)
+def test_async_tools_of_a_run_share_one_loop(drive: Any) -> None:
+    loops: list[Any] = []
+    threads: list[Any] = []
+
+    async def look(city: str) -> str:
+        loops.append(asyncio.get_running_loop())
+        threads.append(threading.current_thread())
+        return city
+
+    def script(row: Any) -> str:
+        return "ok<|im_end|>" if len(replies(row)) == 2 else calls(call("look", city="a"))
+
+    toolbox = pg.tools([look])
+    slots = drive(agent(toolbox, script), [asked(), asked(id="b")])
+    assert [slot.unwrap().text for slot in slots] == ["ok", "ok"]
+    assert len(loops) == 4 and len({id(loop) for loop in loops}) == 1
+    is_callers = threads[0] is threading.main_thread()
+    assert is_callers == (DRIVERS.index(drive) >= 2)
+    if not is_callers:  # its loop ends with the tools
+        assert threads[0].is_alive()
+        del toolbox, slots
+        gc.collect()
+        threads[0].join(60)
+        assert not threads[0].is_alive()
+
+
+@pytest.mark.parametrize("drive", DRIVERS)
+def test_an_async_tool_that_ends_its_program_fails_its_row_alone(drive: Any) -> None:
+    async def leaves() -> str:
+        raise SystemExit(3)
+
+    (slot,) = drive(agent(pg.tools([leaves]), lambda row: calls(call("leaves"))), [asked()])
+    error = slot.failure()
+    assert isinstance(error, pg.StageFailed)
+    assert error.message == "the tool 'leaves' failed: it ended its thread, as sys.exit() does"
+
+
+def test_an_async_tool_that_takes_too_long_is_cancelled() -> None:
+    ended = threading.Event()
+
+    async def slow() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    assert one_call(slow, timeout=0.01).startswith("error: TimeoutError")
+    assert ended.wait(60)
 
 
 def test_a_long_answer_is_cut_and_says_so() -> None:
@@ -553,6 +761,7 @@ def test_what_is_no_tool_is_refused() -> None:
         {"timeout": 0},
         {"timeout": True},
         {"raised": 1},
+        {"unread": "say"},
     ):
         with pytest.raises(TypeError, match=" takes "):
             pg.tools([weather], **more)
@@ -684,6 +893,57 @@ def test_a_tool_gets_its_arguments_as_its_types_say() -> None:
     assert one_call(travel, {**given, "others": None}).count("None") == 1
     wrong = one_call(travel, {**given, "at": [1.5]})
     assert wrong.startswith("error: wrong arguments: at $.at")
+
+
+UNREAD = json.dumps([call(city="Rome")], separators=(",", ":"))
+
+
+def then_sunny(first: str) -> Callable[[Any], str]:
+    return lambda row: "Sunny.<|im_end|>" if row.request.continues else first
+
+
+@pytest.mark.parametrize(
+    ("answer", "options", "end"),
+    [
+        (UNREAD + "<|im_end|>", {}, "unread"),
+        (calls(call(city="Rome")), {"max_new_tokens": 60}, "cut"),
+        (calls(call(city="Rome")), {"stop": ["arguments"]}, "cut"),
+        ("Sunny.<|im_end|>", {}, "done"),
+        ("Sunny.<|im_end|>", {"max_new_tokens": 3}, "done"),
+    ],
+)
+def test_a_call_that_is_not_read_is_no_answer(
+    answer: str, options: dict[str, Any], end: str
+) -> None:
+    result = pg.run(agent(pg.tools([weather]), then_sunny(answer)), [asked()], options)[0].unwrap()
+    assert (len(result.rounds), result.rounds_end) == (1, end)
+    assert (result.tool_calls_unread is not None) == (end != "done")
+    assert pg.from_plain(pg.to_plain(pg.Success(result))).unwrap().rounds_end == end  # type: ignore[union-attr]
+    told = pg.tools([weather], unread="tell")
+    result = pg.run(agent(told, then_sunny(answer)), [asked()], options)[0].unwrap()
+    if end == "done":
+        assert len(result.rounds) == 1
+        return
+    assert (len(result.rounds), result.rounds_end) == (2, "done")
+    message = result.turn.request.messages[-1]
+    assert message.role == "user"
+    words = result.rounds[0].tool_calls_unread
+    assert message.content == f"error: no tool was called: {words}"
+    ends = "ended it" if end == "cut" else '"name": "weather", "arguments": {"city": "Rome"}'
+    assert words is not None and ends in words
+
+
+def test_an_answer_of_a_form_is_no_call_that_was_not_read() -> None:
+    form = {"json_schema": {"type": "object"}}
+    answer = '{"name": "weather", "city": "Rome"}<|im_end|>'
+    result = pg.run(agent(pg.tools([weather]), then_sunny(answer)), [asked()], form)[0].unwrap()
+    assert (result.rounds_end, result.tool_calls_unread) == ("done", None)
+
+
+def test_a_model_that_is_told_reaches_the_limit_as_any_other() -> None:
+    toolbox = pg.tools([weather], unread="tell", limit=3)
+    result = pg.run(agent(toolbox, lambda row: UNREAD + "<|im_end|>"), [asked()])[0].unwrap()
+    assert (len(result.rounds), result.rounds_end) == (3, "limit")
 
 
 def test_calls_that_are_no_calls_are_answered_in_words() -> None:

@@ -99,6 +99,23 @@ def test_95_of_100_loops_over_held_out_arguments_are_right_from_call_to_answer()
     assert len(wrong) <= 0.05 * len(wanted), wrong
 
 
+def test_the_end_token_of_a_forced_call_is_as_likely_as_the_model_finds_it_there() -> None:
+    limits = {"type": "integer", "maximum": 9}
+    schema = {
+        "type": "object",
+        "properties": {"a": limits, "b": limits},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+    tool = {"type": "function", "function": {"name": "add", "parameters": schema}}
+    asked = {**request("What is 3 + 4?"), "tools": [tool]}
+    with pg.backends.hf("embedded") as route:
+        result = pg.run(route, [asked], {"tool_choice": "add", "logprobs": True})[0].unwrap()
+    assert result.logprobs is not None and result.logprobs[-1].logprob > -0.01
+    assert result.forced[-1] == len(result.token_ids) - 1
+    assert not result.rollout.mask[-1]
+
+
 def test_held_out_arguments_are_not_in_the_training_data() -> None:
     rng = random.Random(1)
     for _ in range(500):

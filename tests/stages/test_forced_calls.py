@@ -57,7 +57,7 @@ def test_the_answer_is_a_call(choice: str, calls: int) -> None:
         number for place, number in enumerate(result.token_ids) if place not in result.forced
     ]
     name = 'add", "arguments": ' if calls == 2 else ""
-    assert of.tokenizer.decode(sampled) == name + '{"a":3,"b":4}' + END
+    assert of.tokenizer.decode(sampled) == name + '{"a":3,"b":4}'
     assert len(of.calls) == calls
     assert pg.run(pg.route(of), [ASKED], result.options)[0].unwrap() == result
 
@@ -144,6 +144,16 @@ def test_log_probabilities_of_what_stands_around_a_call_are_scored() -> None:
     result = asked(of, tool_choice="add", logprobs=True).unwrap()
     (row,) = of.scored[0]
     assert row.continuation == result.token_ids[: result.forced[-1] + 1]
+
+
+def test_the_end_token_of_a_call_is_scored_where_it_stands() -> None:
+    of = engine()
+    result = asked(of, tool_choice="add", logprobs=True).unwrap()
+    end = len(result.token_ids) - 1
+    assert end in result.forced and result.rollout.mask[end] is False
+    (row,) = of.scored[0]
+    assert row.continuation == result.token_ids  # the end token behind what closes the call
+    assert (result.finish, called(result)) == (pg.Finish.EOS, [("add", {"a": 3, "b": 4})])
 
 
 class Marked(ToyRenderer):

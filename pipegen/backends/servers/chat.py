@@ -47,6 +47,7 @@ from pipegen.records.results import (
     closest_choice,
 )
 from pipegen.stages.parts.answer_check import WORDS, Answer, disobeyed, wrong_form
+from pipegen.stages.parts.call_signs import unread_by_server, what_cut
 from pipegen.stages.parts.folds import TextFold
 from pipegen.stages.parts.reasoning import thinking_beside_form, thinking_unfinished
 from pipegen.stages.trimming import trimmed, trimmers
@@ -290,6 +291,13 @@ def result_of(
             thinking_unfinished=not output.tool_calls
             and thinking_unfinished(output.finish, output.raw_text, reasoning=output.reasoning),
             tool_calls=output.tool_calls,
+            tool_calls_unread=None
+            if output.tool_calls or options.structured is not None
+            else unread_by_server(
+                output.text,
+                output.job.request.tools,
+                what_cut(output.finish, output.stop, options),
+            ),
             options=options,
             clipped_from=token_limit if clipped else None,
             trimmed_by=trimmers(plugins),

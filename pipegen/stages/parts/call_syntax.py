@@ -15,7 +15,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from returns.result import Failure, Success
 
@@ -47,12 +47,15 @@ __all__ = [
     "common_beginning",
     "json_at",
     "loads",
+    "named_id",
     "said",
     "syntax_of",
     "thought_before_call",
     "thoughts_in",
+    "tool_of",
     "openai_call",
     "writer_of",
+    "writers_of",
 ]
 
 NAME, THOUGHT, WORDS = "zqone", "Qzthought", "Qzwords"
@@ -78,6 +81,10 @@ class Writer(NamedTuple):
     template: str | None = None
     variables: FrozenMapping = NOTHING
     probed: FrozenMapping = NOTHING
+    ids: Literal["written", "left out", "named"] = "written"
+    """The ids of calls: as the template writes them, left out of what it writes, or made of the
+    call's name (`functions.NAME:ID`), whatever number the template gives a call.
+    """
 
     def write(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], *, opens: bool
@@ -85,10 +92,15 @@ class Writer(NamedTuple):
         """The conversation as text; None where the template rejects it. Some take the arguments of
         calls only as JSON text.
         """
+        calls = [call for message in messages for call in message.get("tool_calls") or ()]
+        if calls and self.ids == "named":
+            messages = [*map(_with_names, messages)]
         text = self._written(messages, tools, opens)
-        if text is None and any(message.get("tool_calls") for message in messages):
+        if text is None and calls:
             text = self._written([*map(_with_text, messages)], tools, opens)
-        return text
+        if text is None or self.ids == "written":
+            return text
+        return (_without_ids if self.ids == "left out" else _with_ids)(text, calls)
 
     def _written(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], opens: bool
@@ -114,6 +126,81 @@ class Writer(NamedTuple):
 def _with_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
     calls = message.get("tool_calls")
     return {**message, "tool_calls": [*map(openai_call, calls)]} if calls else message
+
+
+def _with_names(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    calls = [{**call, "id": named_id(call)} for call in message.get("tool_calls") or ()]
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def named_id(call: Mapping[str, Any]) -> str:
+    """The id of a call, made of its name.
+
+    >>> named_id({"id": "0", "function": {"name": "add"}})
+    'functions.add:0'
+    """
+    return f"functions.{call['function']['name']}:{call['id']}"
+
+
+def _with_ids(text: str, calls: Sequence[Mapping[str, Any]]) -> str:
+    """The text with the ids of its calls where the template counts them."""
+    parts: list[str] = []
+    place = 0
+    for index, call in enumerate(calls):
+        counted = re.escape(named_id({**call, "id": index}))
+        found = re.compile(rf"{counted}(?![0-9])").search(text, place)
+        if found:
+            parts += [text[place : found.start()], named_id(call)]
+            place = found.end()
+    return "".join((*parts, text[place:]))
+
+
+def _without_ids(text: str, calls: Sequence[Mapping[str, Any]]) -> str:
+    """The text without the ids of its calls, and without the keys or tags before them."""
+    return functools.reduce(_without_id, calls, text)
+
+
+def _without_id(text: str, call: Mapping[str, Any]) -> str:
+    word = re.escape(call["id"])
+    for pattern in (
+        rf',\s*"\w+":\s*"{word}"',
+        rf'"\w+":\s*"{word}",\s*',
+        rf"(<[^<>]+>|\[[^\[\]]+\]){word}(?=[<\[])",
+    ):
+        shorter, count = re.subn(pattern, "", text, count=1)
+        if count:
+            return shorter
+    return text
+
+
+@functools.lru_cache(maxsize=32)
+def writers_of(writer: Writer) -> tuple[Writer, ...]:
+    """The writer, and those whose ids are as models write them. Some leave out what the template
+    writes. Others make ids of names.
+
+    >>> from pipegen.testing.fake import ToyRenderer
+    >>> [each.ids for each in writers_of(Writer(ToyRenderer()))]
+    ['written', 'left out']
+    """
+    plain = writer._replace(ids="written")
+    calls = [_call(index, ARGUMENTS) for index in range(2)]
+    both = plain.write([USER, said("", *calls)], TOOLS, opens=False) or ""
+    counted = all(f"{name}:{index}" in both for index, name in enumerate(_NAMES))
+    named = counted or (NAME not in both and ID in both)
+    syntax = syntax_of(plain)
+    numbered = is_ok(syntax) and "id" in syntax.unwrap().holes
+    others = [
+        *([plain._replace(ids="named")] if named else ()),
+        *([plain._replace(ids="left out")] if numbered else ()),
+    ]
+    read = [each for each in others if is_ok(syntax_of(each))]
+    return (plain, *read) if numbered else (*read, plain)
+
+
+def tool_of(tool: Any) -> tuple[str, Any]:
+    """The name of a tool, and the schema of its arguments."""
+    function = tool.get("function", tool) if isinstance(tool, Mapping) else {}
+    return str(function.get("name") or ""), function.get("parameters") or {"type": "object"}
 
 
 def openai_call(call: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,7 +286,7 @@ TOOLS = [
 ]
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=64)
 def syntax_of(writer: Writer) -> Slot[Syntax]:
     """The syntax of the template's calls; `TemplateFailed` where it cannot be derived."""
 

@@ -12,8 +12,7 @@ around them is written, and not generated (see `pipegen.stages.parts.several_cal
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from returns.result import Failure, Success
 
@@ -36,6 +35,7 @@ from pipegen.stages.parts.call_syntax import (
     arguments_in,
     loads,
     syntax_of,
+    tool_of,
     writer_of,
 )
 from pipegen.stages.parts.control_tokens import ControlTokens
@@ -90,7 +90,7 @@ def call_form(
     the template's calls cannot be forced.
     """
     chosen = tool_choice(options)
-    tools = {name: schema for name, schema in map(_tool, thaw(request.tools)) if name}
+    tools = {name: schema for name, schema in map(tool_of, thaw(request.tools)) if name}
     if chosen != "required":
         tools = {name: schema for name, schema in tools.items() if name == chosen}
     if chosen in _OF_SERVERS and not tools:
@@ -156,9 +156,3 @@ def call_texts(writer: Writer, control: ControlTokens | None = None) -> Slot[Cal
         return Success(CallTexts(opens, between, closes, after))
     message = "a call in the form that the chat template writes is not read back from its text"
     return Failure(TemplateFailed(message))
-
-
-def _tool(tool: Any) -> tuple[str, Any]:
-    """The name of a tool, and the schema of its arguments."""
-    function = tool.get("function", tool) if isinstance(tool, Mapping) else {}
-    return str(function.get("name") or ""), function.get("parameters") or {"type": "object"}

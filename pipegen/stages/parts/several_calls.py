@@ -15,7 +15,8 @@ between thought and answer.
   count all tokens.
 - **Seeds**: the thought has the row's own, the answer one that is derived from it.
 - **A tool call** that is asked for is written around its name, which is generated where there is a
-  choice, and around its arguments, which are JSON of the tool's schema.
+  choice, and around its arguments, which are JSON of the tool's schema. The end token behind the
+  call is written too: it was sampled where the arguments end.
 """
 
 from __future__ import annotations
@@ -321,8 +322,7 @@ def _called(
     written.write(form.closes)
     if written.room <= 0:
         return Success(raw)
-    last = altered(raw, token_ids=raw.token_ids[-1:], logprobs=(raw.logprobs or ())[-1:] or None)
-    written.take(last, 1)
+    written.write(raw.token_ids[-1:])  # it was sampled before the end of the call, not behind it
     return Success(altered(raw, call=(form.names[chosen], text)))
 
 

@@ -3,8 +3,9 @@
 The syntax of a call comes from what the checkpoint says (a response template beside its tokenizer),
 else from its chat template (see `pipegen.stages.parts.call_syntax`).
 
-A reading counts only if the template, given the calls, writes the very text of the answer.
-Otherwise the text stays text, and `unread` says why.
+A reading counts only if the template, given the calls, writes the very text of the answer. Ids are
+not compared, where the model writes others. Tagged values are compared as texts. Otherwise the text
+stays text, and `unread` says why.
 
 >>> from pipegen.testing.fake import ToyRenderer
 >>> read_calls("It is sunny.", "", (), Writer(ToyRenderer()))
@@ -13,30 +14,45 @@ ToolCalls(content=None, calls=(), unread=None)
 
 from __future__ import annotations
 
+import ast
 import itertools
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pipegen.core.border import guard
+from pipegen.core.border import attempt, guard
 from pipegen.core.errors import InvalidRequest
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.tokenizer import Renderer
-from pipegen.records.frozen import freeze
+from pipegen.records.frozen import NOTHING, freeze
+from pipegen.stages.parts.call_signs import looks_like_call
 from pipegen.stages.parts.call_syntax import (
+    ARGUMENTS,
+    FIRST_ID,
+    NAME,
     USER,
     WORDS,
     Syntax,
     Writer,
     json_at,
     loads,
+    named_id,
     openai_call,
     said,
     syntax_of,
     thought_before_call,
+    tool_of,
+    writers_of,
 )
+from pipegen.stages.parts.json_check import wrong_in_json
 from pipegen.stages.parts.reasoning import reasoning_of
 
 __all__ = ["ToolCalls", "read_calls"]
+
+_SAMPLE = {"name": NAME, "arguments": ARGUMENTS}
+OTHERWISE = "the chat template writes the call of the answer otherwise"
+BEGUN = "the answer begins a tool call, and does not go on in its form"
 
 
 class ToolCalls(NamedTuple):
@@ -134,38 +150,104 @@ def _tagged(
 
 
 def _typed(read: _Read, tools: Sequence[Any], how: str) -> dict[str, Any]:
-    """The arguments with their types: of JSON as they are, of tagged values by the tool's schema
-    (`schema`), as JSON where they are some (`json`), or as text (`text`).
+    """The arguments with their types: of JSON as they are, of tagged values each by the tool's
+    schema (`schema`), as JSON where they are some (`json`), or as text (`text`).
     """
     if isinstance(read.arguments, Mapping):
         return dict(read.arguments)
-    kinds: dict[str, Any] = {}
-    for tool in tools:
-        function = tool.get("function", tool) if isinstance(tool, Mapping) else {}
-        if function.get("name") == read.name:
-            parameters = function.get("parameters") or {}
-            kinds = dict(parameters.get("properties") or {})
-
-    def value(key: str, text: str) -> Any:
-        entry = kinds.get(key)
-        kind = entry.get("type") if isinstance(entry, Mapping) else None
-        if how == "text" or (how == "schema" and kind == "string"):
-            return text
-        if text in ("True", "False", "None"):
-            return {"True": True, "False": False, "None": None}[text]
-        loaded = loads(text)
-        return text if loaded is None and text != "null" else loaded
-
-    return {key: value(key, text) for key, text in read.arguments}
+    if how == "text":
+        return dict(read.arguments)
+    if how == "json":
+        return {key: next(_readings(text), text) for key, text in read.arguments}
+    parameters: Mapping[str, Any] = {}
+    for name, schema in map(tool_of, tools):
+        if name == read.name and isinstance(schema, Mapping):
+            parameters = schema
+    entries = parameters.get("properties")
+    entries = entries if isinstance(entries, Mapping) else {}
+    shared = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
+    return {key: _value(text, entries.get(key), shared) for key, text in read.arguments}
 
 
-def read_calls(answer: str, ending: str, tools: Sequence[Any], writer: Writer) -> ToolCalls:
+def _value(text: str, entry: Any, shared: Mapping[str, Any]) -> Any:
+    """A tagged value: the first of its readings that its schema allows. They are JSON, what Python
+    writes for JSON, and text. A text is one where the schema takes no other value.
+
+    >>> [_value("true", {"type": kind}, {}) for kind in ("boolean", "string")]
+    [True, 'true']
+    >>> _value("{'a': None}", {"type": "object"}, {})
+    {'a': None}
+    """
+    readings = [*(value for value in _readings(text) if not isinstance(value, str)), text]
+    schema = {**shared, **entry} if isinstance(entry, Mapping) else {}
+    return next((value for value in readings if not wrong_in_json(value, schema)), readings[0])
+
+
+def _readings(text: str) -> Iterator[Any]:
+    loaded = loads(text)
+    if loaded is not None or text.strip() == "null":
+        yield loaded
+        return
+    try:
+        value = ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return
+    if value is None or isinstance(value, (bool, list, dict)):
+        written = attempt(lambda: loads(json.dumps(value)))
+        if written.value_or(None) == value:
+            yield value
+
+
+def read_calls(
+    answer: str, ending: str, tools: Sequence[Any], writer: Writer, cut: str = ""
+) -> ToolCalls:
     """The tool calls of an answer. `answer` is its text with all tokens but the one that ended it,
-    whose text `ending` is.
+    whose text `ending` is. `cut` says what cut the answer, if anything did.
+    """
+    prompt = writer.write([USER], tools, opens=True) or ""
+    plain = writer.write([USER, said(WORDS)], tools, opens=False) or ""
+    named = _by_checkpoint(answer, prompt, tools, writer.renderer)
+    forms = writers_of(writer)
+    found = [_read_by(form, answer, ending, tools, named, (prompt, plain)) for form in forms]
+    read = next((one for one in found if one.calls), None)
+    if read is not None:
+        return read
+    signs = [_sign(form, tools) for form in forms]
+    begun = any(
+        one.unread and is_ok(syntax_of(form)) for one, form in zip(found, forms, strict=True)
+    )
+    if not begun and not looks_like_call(answer, tools, signs, plain, cut=bool(cut)):
+        return ToolCalls()
+    if cut:
+        return ToolCalls(unread=f"the answer was cut within a tool call: {cut}")
+    form = _meant(answer, tools, writer, (prompt, plain.rpartition(WORDS)[0]))
+    reasons = (one.unread for one in found if one.unread)
+    return ToolCalls(unread=f"{OTHERWISE}: {form}" if form else next(reasons, BEGUN))
+
+
+def _sign(writer: Writer, tools: Sequence[Any]) -> str:
+    """What the template writes before the name of a call; all that it writes with one where that is
+    not known.
     """
     syntax = syntax_of(writer)
-    prompt = writer.write([USER], tools, opens=True) or ""
-    named = _by_checkpoint(answer, prompt, tools, writer.renderer)
+    message = said("", {"id": FIRST_ID, "type": "function", "function": _SAMPLE})
+    return (
+        syntax.unwrap().open
+        if is_ok(syntax)
+        else writer.write([USER, message], tools, opens=False) or ""
+    )
+
+
+def _read_by(
+    writer: Writer,
+    answer: str,
+    ending: str,
+    tools: Sequence[Any],
+    named: tuple[str, list[dict[str, Any]]] | None,
+    texts: tuple[str, str],
+) -> ToolCalls:
+    """What is read where ids are as this writer writes them."""
+    syntax = syntax_of(writer)
     if named is None and not is_ok(syntax):
         return ToolCalls(unread=syntax.failure().message)
     opening = syntax.unwrap().open if is_ok(syntax) else ""
@@ -173,55 +255,119 @@ def read_calls(answer: str, ending: str, tools: Sequence[Any], writer: Writer) -
     if not seems:
         return ToolCalls()
     candidates = itertools.chain(
-        [named] if named and named[1] else [],
+        [_Candidate(named[0], named[1], named[1])] if named and named[1] else [],
         _candidates(answer, ending, tools, syntax.unwrap()) if is_ok(syntax) else (),
     )
     around = _around_thought(writer, opening)
-    plain = writer.write([USER, said(WORDS)], tools, opens=False) or ""
-    opened = (prompt, plain.rpartition(WORDS)[0])
-    tried = False
-    for content, calls in candidates:
-        tried = True
-        for message in _messages(content, calls, around):
+    opened = (texts[0], texts[1].rpartition(WORDS)[0])
+    tried: Sequence[Mapping[str, Any]] | None = None
+    for content, written, calls, stands_for in candidates:
+        tried = calls if tried is None else tried
+        for message in _messages(content, written, around):
             rendered = writer.write([USER, message], tools, opens=False)
-            if rendered is not None and _is_written(rendered, answer, ending, opened, syntax):
-                return ToolCalls(content, tuple(freeze(openai_call(call)) for call in calls))
-    if tried:
-        return ToolCalls(
-            unread="the chat template writes the calls that were read in the answer otherwise than"
-            " the answer does"
-        )
-    return ToolCalls(unread="the answer begins a tool call, and does not go on in its form")
+            if rendered is None:
+                continue
+            for made, number in stands_for.items():
+                rendered = rendered.replace(made, number, 1)
+            if _is_written(rendered, answer, ending, opened, syntax):
+                named_ids = writer.ids == "named"
+                given = ({**call, "id": named_id(call)} if named_ids else call for call in calls)
+                return ToolCalls(content, tuple(freeze(openai_call(call)) for call in given))
+    if tried is None:
+        return ToolCalls(unread=BEGUN)
+    # a value with an end tag was not read as it was meant
+    form = "" if "</" in repr(tried) else _form(tried, tools, writer, opened)
+    return ToolCalls(unread=f"{OTHERWISE}: {form}" if form else OTHERWISE)
+
+
+def _meant(answer: str, tools: Sequence[Any], writer: Writer, opened: Sequence[str]) -> str:
+    """How the template writes the call that an answer has in another form; empty where the answer
+    has no JSON of a call.
+    """
+    names = {name for name, _ in map(tool_of, tools)}
+    for start in (found.start() for found in itertools.islice(re.finditer(r"\{", answer), 64)):
+        value, _ = json_at(answer, start)
+        inner = value.get("function") if isinstance(value, dict) else None
+        call = inner if isinstance(inner, dict) else value
+        if not isinstance(call, dict) or call.get("name") not in names:
+            continue
+        arguments = call.get("arguments", call.get("parameters"))
+        arguments = loads(arguments) if isinstance(arguments, str) else arguments
+        if isinstance(arguments, dict):
+            function = {"name": call["name"], "arguments": arguments}
+            meant = {"id": FIRST_ID, "type": "function", "function": function}
+            return _form([meant], tools, writer, opened)
+    return ""
+
+
+def _form(
+    calls: Sequence[Mapping[str, Any]], tools: Sequence[Any], writer: Writer, opened: Sequence[str]
+) -> str:
+    """How the template writes these calls; empty where it does not."""
+    text = writer.write([USER, said("", *calls)], tools, opens=False) or ""
+    syntax = syntax_of(writer)
+    end = syntax.unwrap().end if is_ok(syntax) else ""
+    before = next((one for one in opened if one and text.startswith(one)), text)
+    form = text.removeprefix(before).removesuffix(end)
+    return repr(form)[:600] if calls[0]["function"]["name"] in form else ""
+
+
+class _Candidate(NamedTuple):
+    """What an answer may mean."""
+
+    content: str
+    """The text before the calls."""
+    written: Sequence[Mapping[str, Any]]
+    """The calls, of which the template is to write the text of the answer."""
+    calls: Sequence[Mapping[str, Any]]
+    """The calls, as they are given: their tagged values have types."""
+    stands_for: Mapping[str, str] = NOTHING
+    """Ids that were made, and those of the answer in their places."""
 
 
 def _candidates(
     answer: str, ending: str, tools: Sequence[Any], syntax: Syntax
-) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """What the answer may mean: the text before the calls, and the calls."""
+) -> Iterator[_Candidate]:
     start = answer.find(syntax.open)
     reads = _sequence(answer, start + len(syntax.open), syntax, ending)
     if not reads:
         return
     before = answer[:start]
-    for how in ("schema", "json", "text"):
-        calls = [
-            {
-                "id": read.number or f"call{index:05d}",
-                "type": "function",
-                "function": {"name": read.name, "arguments": _typed(read, tools, how)},
-            }
-            for index, read in enumerate(reads)
-        ]
-        bare = before.removeprefix(syntax.lead)
-        contents = [
-            content
-            for text in (bare, before)
-            for content in (text.removesuffix(syntax.glue), text, text.rstrip("\n"), text.strip())
-        ]
-        for content in dict.fromkeys(contents):
-            yield content, calls
-        if all(isinstance(read.arguments, Mapping) for read in reads):
-            return
+    bare = before.removeprefix(syntax.lead)
+    contents = dict.fromkeys(
+        content
+        for text in (bare, before)
+        for content in (text.removesuffix(syntax.glue), text, text.rstrip("\n"), text.strip())
+    )
+    made = [f"call{index:05d}" for index in range(len(reads))]
+    numbers = [read.number or own for read, own in zip(reads, made, strict=True)]
+    texts = not all(isinstance(read.arguments, Mapping) for read in reads)
+    # a template may refuse the ids that a model writes
+    for ids in (numbers, made)[: 1 if numbers == made else 2]:
+        stands_for = {
+            own: number
+            for own, number in zip(made, numbers, strict=True)
+            if ids is made and own != number
+        }
+        typed = _calls(reads, ids, tools, "schema")
+        for how in ("schema", "json", "text") if texts else ("schema",):
+            written = typed if how == "schema" else _calls(reads, ids, tools, how)
+            for content in contents:
+                calls = written if how == "json" else typed
+                yield _Candidate(content, written, calls, stands_for)
+
+
+def _calls(
+    reads: Sequence[_Read], ids: Sequence[str], tools: Sequence[Any], how: str
+) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": own,
+            "type": "function",
+            "function": {"name": read.name, "arguments": _typed(read, tools, how)},
+        }
+        for read, own in zip(reads, ids, strict=True)
+    ]
 
 
 def _around_thought(writer: Writer, opening: str) -> tuple[str, str, str] | None:

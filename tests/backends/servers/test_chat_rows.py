@@ -10,7 +10,7 @@ import pytest
 
 import pipegen as pg
 from pipegen.backends.servers import openai
-from pipegen.backends.servers.chat import ChatRow
+from pipegen.backends.servers.chat import ChatRow, result_of
 from pipegen.backends.servers.wire import Completion, Facts
 from pipegen.engines.plugin import Plugin
 from pipegen.records.options import GenerationOptions, StopOptions, resolve
@@ -66,6 +66,30 @@ def test_a_server_may_end_a_row_only_where_its_end_can_be_told() -> None:
         for dialect in openai.DIALECTS
     }
     assert found == {"vllm": [True, True], "sglang": [True, False], "plain": [False, False]}
+
+
+TOOL = {"type": "function", "function": {"name": "get", "parameters": {"type": "object"}}}
+CALL = '<tool_call>\n{"name": "get", "arguments": {}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "finish", "tools", "words"),
+    [
+        (CALL, "stop", [TOOL], "the server gave the call as text"),
+        (CALL[:20], "length", [TOOL], "the answer was cut within a tool call: max_new_tokens=9"),
+        (CALL, "stop", [], None),
+        ("It is sunny.", "stop", [TOOL], None),
+    ],
+)
+def test_a_call_that_the_server_gave_as_text_says_so(
+    text: str, finish: str, tools: Any, words: str | None
+) -> None:
+    request = pg.TextGenerationRequest(messages=MESSAGES, tools=tools)
+    options = resolve(GenerationOptions(max_new_tokens=9))
+    collected = ChatRow(ResolvedRequest(request=request, options=options))
+    collected.take(Completion(text=text, finish=finish))
+    result = result_of(collected.slot().unwrap(), "vllm_chat", ()).unwrap()
+    assert result.tool_calls_unread == words or str(result.tool_calls_unread).startswith(str(words))
 
 
 # Logprobs

@@ -136,6 +136,153 @@ def test_an_answer_that_the_template_would_write_otherwise_stays_text(answer: st
     assert found.unread is not None
 
 
+COMPACT = '<tool_call>\n{"name":"get","arguments":{"city":"Rome"}}\n</tool_call>'
+WHOLE = '<tool_call>\\n{"name": "get", "arguments": {"city": "Rome"}}\\n</tool_call>'
+LOOK_LIKE_CALLS = {
+    "compact JSON": (HERMES, COMPACT, WHOLE),
+    "another order of keys": (
+        HERMES,
+        '<tool_call>\n{"arguments": {"city": "Rome"}, "name": "get"}\n</tool_call>',
+        WHOLE,
+    ),
+    "no tag": (HERMES, '{"name": "get", "parameters": {"city": "Rome"}}', WHOLE),
+    "no JSON": (HERMES, "<tool_call>\nget Rome\n</tool_call>", "does not go on in its form"),
+    "tagged otherwise": (
+        TAGGED,
+        "<call=get>\n<arg=city>\nRome\n</arg>\n</call> and more",
+        "<arg=city>\\nRome\\n</arg>\\n</call>",
+    ),
+    "a value that has an end tag": (
+        TAGGED,
+        "<call=get>\n<arg=city>\nRome\n</arg>\n\n</call>",
+        "the chat template writes the call of the answer otherwise",
+    ),
+    "another family's form": (TAGGED, COMPACT, "<call=get>"),
+    "as a function": (HERMES, '[get(city="Rome")]', "does not go on in its form"),
+    "a template without calls": (HEAD + FOOT, COMPACT, "does not write the name of a call"),
+}
+
+
+@pytest.mark.parametrize("name", LOOK_LIKE_CALLS)
+def test_a_text_that_looks_like_a_call_says_why_it_is_none(name: str) -> None:
+    template, answer, words = LOOK_LIKE_CALLS[name]
+    found = read(template, answer)
+    assert found.calls == () and words in (found.unread or "")
+
+
+@pytest.mark.parametrize("size", [9, 15, 25, 50, 60])
+def test_a_call_that_was_cut_says_what_cut_it(size: int) -> None:
+    answer = written(HERMES, "", [call({"city": "Rome"})])[:size]
+    writer = writer_of(renderer(HERMES), ChatTemplateOptions())
+    found = read_calls(answer, "", TOOLS, writer, "max_new_tokens=9 ended it")
+    assert found.unread == "the answer was cut within a tool call: max_new_tokens=9 ended it"
+    assert read_calls("Rome is", "", TOOLS, writer, "max_new_tokens=9 ended it") == ToolCalls()
+
+
+PRINTS = TAGGED.replace("v | tojson", "v | string")
+TYPED = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "yes": {"type": "boolean"},
+        "more": {"$ref": "#/$defs/more"},
+        "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "unit": {"enum": ["1", "2"]},
+    },
+    "$defs": {"more": {"type": "object"}},
+}
+VALUES: dict[str, tuple[str, Any]] = {
+    "true": ("yes", True),
+    "True": ("yes", True),
+    '{"a":1}': ("more", {"a": 1}),
+    "{'a': None}": ("more", {"a": None}),
+    "12": ("city", "12"),
+    '"12"': ("city", '"12"'),
+    "null": ("maybe", None),
+    "1": ("unit", "1"),
+    "soon": ("days", "soon"),
+    "[1,2]": ("unknown", [1, 2]),
+}
+
+
+@pytest.mark.parametrize("text", VALUES)
+@pytest.mark.parametrize("template", [TAGGED, PRINTS], ids=["JSON", "printed"])
+def test_each_tagged_value_is_read_by_the_schema_on_its_own(template: str, text: str) -> None:
+    key, value = VALUES[text]
+    tools = [{"type": "function", "function": {"name": "get", "parameters": TYPED}}]
+    answer = f"<call=get>\n<arg={key}>\n{text}\n</arg>\n<arg=days>\n3\n</arg>\n</call>\n"
+    if key == "days":
+        answer = f"<call=get>\n<arg={key}>\n{text}\n</arg>\n</call>\n"
+    writer = writer_of(renderer(template), ChatTemplateOptions())
+    (found,) = read_calls(answer, "<|im_end|>", tools, writer).calls
+    arguments = json.loads(found["function"]["arguments"])
+    assert arguments == ({key: value} if key == "days" else {key: value, "days": 3})
+    assert type(arguments[key]) is type(value)
+
+
+REFUSES = "{% if c.id | length != 9 %}{{ raise_exception('nine letters') }}{% endif %}"
+NUMBERED = {
+    "JSON": (
+        LIST.replace('{"name"', REFUSES + '{"name"'),
+        '[TOOL_CALLS][{"name": "get", "arguments": {"city": "Rome"}ID}]',
+        ', "id": "%s"',
+    ),
+    "JSON, first": (
+        LIST.replace('{"name"', '{"id": "{{ c.id }}", "name"').replace(
+            ', "id": "{{ c.id }}"}', "}"
+        ),
+        '[TOOL_CALLS][{ID"name": "get", "arguments": {"city": "Rome"}}]',
+        '"id": "%s", ',
+    ),
+    "a tag": (
+        HEAD
+        + "{% for c in m.tool_calls or [] %}[TOOL_CALLS]{{ c.function.name }}[CALL_ID]{{ c.id }}"
+        + REFUSES
+        + "[ARGS]{{ c.function.arguments | tojson }}{% endfor %}"
+        + FOOT,
+        '[TOOL_CALLS]getID[ARGS]{"city": "Rome"}',
+        "[CALL_ID]%s",
+    ),
+}
+
+
+@pytest.mark.parametrize("number", ["", "abcdefghi", "x"])
+@pytest.mark.parametrize("name", NUMBERED)
+def test_an_id_is_made_where_the_model_writes_none_or_one_that_is_refused(
+    name: str, number: str
+) -> None:
+    template, answer, form = NUMBERED[name]
+    found = read(template, answer.replace("ID", form % number if number else "", 1))
+    taken = "abcdefghi" if number == "abcdefghi" else "call00000"
+    if name == "JSON, first" and number:  # it takes any
+        taken = number
+    assert [json.loads(one["function"]["arguments"]) for one in found.calls] == [{"city": "Rome"}]
+    assert (found.calls[0]["id"], found.content, found.unread) == (taken, "", None)
+
+
+NAMED = HEAD + (
+    "{% for c in m.tool_calls or [] %}{% if loop.first %}<|section|>{% endif %}<|begin|>NUMBER"
+    "<|argument|>{{ c.function.arguments | tojson }}<|end|>{% if loop.last %}<|done|>{% endif %}"
+    "{% endfor %}" + FOOT
+)
+
+
+@pytest.mark.parametrize(
+    "number", ["{{ c.id }}", "functions.{{ c.function.name }}:{{ loop.index0 }}"]
+)
+@pytest.mark.parametrize("first", [0, 3])
+def test_ids_that_are_made_of_names_are_read(number: str, first: int) -> None:
+    template = NAMED.replace("NUMBER", number)
+    ids = [f"functions.get:{index}" for index in (first, first + 1)]
+    body = "".join(f'<|begin|>{one}<|argument|>{{"city": "Rome"}}<|end|>' for one in ids)
+    found = read(template, f"I look.<|section|>{body}<|done|>")
+    assert [one["id"] for one in found.calls] == ids
+    assert [one["function"]["name"] for one in found.calls] == ["get", "get"]
+    assert (found.content, found.unread) == ("I look.", None)
+    assert read(template, "It is sunny.") == ToolCalls()
+
+
 THINKS = {  # how a thought is written before calls
     "in a field": (
         HERMES.replace("{{ m.content }}", "[THINK]{{ m.thinking or '' }}[/THINK]{{ m.content }}"),
@@ -174,8 +321,9 @@ def test_a_thought_that_is_always_written_is_no_part_of_the_content() -> None:
 
 
 def test_a_template_without_calls_says_so() -> None:
-    found = read(HEAD + FOOT, "It is sunny.")
+    found = read(HEAD + FOOT, '<tool_call>{"name": "get"}')
     assert found.unread == "the chat template does not write the name of a call"
+    assert read(HEAD + FOOT, "It is sunny.") == ToolCalls()
 
 
 def test_the_checkpoints_own_reader_comes_first_and_is_checked_too() -> None:

@@ -1,0 +1,254 @@
+"""What a tool gave, as the content of its message: text, JSON, or parts with images.
+
+A text is itself. All else is JSON as pydantic writes it. Dates are in the ISO form. A Decimal is a
+text. An Enum is its value. The items of a set are in the order of their texts.
+
+>>> import datetime, decimal
+>>> content_of({"on": datetime.date(2026, 1, 2), "price": decimal.Decimal("1.50")}).unwrap()
+'{"on": "2026-01-02", "price": "1.50"}'
+>>> content_of([object()]).failure().message
+'what it gave cannot be written as JSON: at $[0]: an object of type object'
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import datetime as dt
+import decimal
+import enum
+import io
+import json
+import sys
+import uuid
+from collections import deque
+from collections.abc import Mapping, Sequence, Set as AbstractSet, ValuesView
+from pathlib import Path, PurePath
+from typing import Any, TypeAlias
+
+from returns.result import Failure, Success
+
+from pipegen.core.errors import StageFailed
+from pipegen.core.slots import Slot
+
+__all__ = ["Content", "content_of", "is_error", "text_of", "with_image_bytes"]
+
+Content: TypeAlias = str | list[dict[str, Any]]
+"""The content of a message."""
+_DEEPEST = 64
+_DATA = "data:image/*;base64,"
+"""Before the bytes of an image, whatever its format."""
+
+
+class _UnwritableError(Exception):
+    """Nothing writes a value as JSON."""
+
+
+def content_of(value: Any) -> Slot[Content]:
+    """The content of a tool's message; `StageFailed` where nothing can write it.
+
+    Images of PIL and of MCP become parts. So does a list that has images.
+
+    >>> content_of([{"type": "image", "image": b"abc"}, "A red circle."]).unwrap()[1]
+    {'type': 'text', 'text': 'A red circle.'}
+    """
+    try:
+        return Success(_content(value))
+    except _UnwritableError as error:
+        return Failure(StageFailed(f"what it gave cannot be written as JSON: {error}"))
+
+
+def is_error(value: Any) -> bool:
+    """Whether this is a result of MCP that says that the tool failed."""
+    return _is_mcp(value) and bool(_either(value, "isError", "is_error"))
+
+
+def text_of(content: Content) -> str:
+    """The words of a content."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(part["text"] for part in content if part.get("type") == "text")
+
+
+def _content(value: Any) -> Content:
+    if isinstance(value, str):
+        return str(value)
+    if _is_mcp(value):
+        blocks = value.content
+        structured = _either(value, "structuredContent", "structured_content")
+        return _joined(blocks) if blocks or structured is None else _dumped(structured)
+    if _is_image(value):
+        return [_part(value, "$")]
+    if isinstance(value, (list, tuple)) and value and all(map(_is_block, value)):
+        if any(map(_is_image, value)):
+            return [_part(item, f"$[{index}]") for index, item in enumerate(value)]
+        if not all(isinstance(item, (str, Mapping)) for item in value):
+            return _joined(value)
+    return _dumped(value)
+
+
+def _dumped(value: Any) -> str:
+    plain = _plain(value, "$", 0)
+    return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
+
+
+def _joined(blocks: Sequence[Any]) -> Content:
+    """The blocks of MCP: one text, or parts where there are images."""
+    parts = [_part(block, f"$.content[{index}]") for index, block in enumerate(blocks)]
+    if any(part["type"] != "text" for part in parts):
+        return parts
+    return "\n".join(part["text"] for part in parts)
+
+
+def _either(value: Any, *names: str) -> Any:
+    return next((getattr(value, name) for name in names if hasattr(value, name)), None)
+
+
+def _is_mcp(value: Any) -> bool:
+    has_flag = hasattr(value, "isError") or hasattr(value, "is_error")
+    return has_flag and isinstance(getattr(value, "content", None), (list, tuple))
+
+
+def _is_pil(value: Any) -> bool:
+    pil = sys.modules.get("PIL.Image")
+    return pil is not None and isinstance(value, pil.Image)
+
+
+def _kind(value: Any) -> Any:
+    return value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
+
+
+def _is_image(value: Any) -> bool:
+    if _is_pil(value):
+        return True
+    if not isinstance(value, Mapping):
+        return _kind(value) == "image" and hasattr(value, "data") and hasattr(value, "model_dump")
+    image = value.get("image")
+    is_source = isinstance(image, (str, bytes, bytearray, PurePath)) or _is_pil(image)
+    is_mcp = isinstance(value.get("data"), str) and "mimeType" in value
+    if value.get("type") == "image_url":
+        return isinstance(value.get("image_url"), (str, Mapping))
+    return value.get("type") == "image" and (is_source or is_mcp)
+
+
+def _is_block(value: Any) -> bool:
+    if isinstance(value, str) or _is_image(value):
+        return True
+    if isinstance(value, Mapping):
+        return value.get("type") == "text" and isinstance(value.get("text"), str)
+    return _kind(value) == "text" and hasattr(value, "text") and hasattr(value, "model_dump")
+
+
+def _part(value: Any, path: str) -> dict[str, Any]:
+    """One part of a content, as plain data."""
+    if isinstance(value, str):
+        return {"type": "text", "text": str(value)}
+    if _is_pil(value):
+        file = io.BytesIO()
+        value.save(file, "PNG")
+        return _image_part(file.getvalue())
+    if not isinstance(value, Mapping):
+        kind = _kind(value)
+        if kind == "text":
+            return {"type": "text", "text": str(value.text)}
+        if kind == "image":
+            return _image_part(base64.b64decode(value.data, validate=True))
+        inner = _either(value, "resource") or value
+        words = _either(inner, "text") or _either(inner, "uri")
+        if words is None:
+            raise _UnwritableError(f"at {path}: a block of type {kind}")
+        return {"type": "text", "text": str(words)}
+    if value.get("type") == "image":
+        image = value.get("image", value.get("data"))
+        if _is_pil(image):
+            return _part(image, path)
+        if isinstance(image, (bytes, bytearray)):
+            return _image_part(bytes(image))
+        if isinstance(image, str) and "mimeType" in value:
+            return _image_part(base64.b64decode(image, validate=True))
+        if isinstance(image, PurePath) or (isinstance(image, str) and ":" not in image):
+            return _image_part(Path(image).read_bytes())
+    plain: dict[str, Any] = _plain(value, path, 0)
+    return plain
+
+
+def with_image_bytes(content: Any) -> Any:
+    """A content whose images are their bytes, as a request has images that were read.
+
+    >>> with_image_bytes([_image_part(b"abc")])
+    [{'type': 'image', 'image': b'abc'}]
+    """
+    if isinstance(content, str):
+        return content
+    return [
+        {"type": "image", "image": base64.b64decode(part["image_url"]["url"].removeprefix(_DATA))}
+        if part.get("type") == "image_url" and part["image_url"]["url"].startswith(_DATA)
+        else part
+        for part in content
+    ]
+
+
+def _image_part(data: bytes) -> dict[str, Any]:
+    url = _DATA + base64.b64encode(data).decode()
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _plain(value: Any, path: str, depth: int) -> Any:
+    """The value as JSON has it."""
+    if depth > _DEEPEST:
+        raise _UnwritableError(f"at {path}: it is nested more than {_DEEPEST} deep")
+    if isinstance(value, enum.Enum):
+        return _plain(value.value, path, depth + 1)
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    word = _word(value)
+    if word is not None:
+        return word
+    if isinstance(value, Mapping):
+        return {
+            _key(key, path): _plain(item, f"{path}.{key}", depth + 1) for key, item in value.items()
+        }
+    if isinstance(value, AbstractSet):
+        items = [_plain(item, f"{path}[...]", depth + 1) for item in value]
+        return sorted(items, key=lambda item: json.dumps(item, sort_keys=True))
+    if isinstance(value, (Sequence, deque, ValuesView)) and not isinstance(
+        value, (bytes, bytearray, memoryview)
+    ):
+        return [_plain(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
+    if isinstance(value, type):
+        raise _UnwritableError(f"at {path}: the type {value.__name__}")
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+        return {name: _plain(getattr(value, name), f"{path}.{name}", depth + 1) for name in names}
+    if callable(getattr(value, "model_dump", None)):
+        return _plain(value.model_dump(mode="json"), path, depth + 1)
+    if callable(getattr(value, "tolist", None)):
+        return _plain(value.tolist(), path, depth + 1)
+    fields = getattr(type(value), "__attrs_attrs__", None)  # attrs
+    if fields is not None:
+        names = [field.name for field in fields]
+        return {name: _plain(getattr(value, name), f"{path}.{name}", depth + 1) for name in names}
+    raise _UnwritableError(f"at {path}: an object of type {type(value).__name__}")
+
+
+def _word(value: Any) -> str | None:
+    """The text of a value that JSON has as text; None where it is another one."""
+    if isinstance(value, (dt.datetime, dt.date, dt.time)):
+        return value.isoformat()
+    if isinstance(value, dt.timedelta):
+        return f"PT{value.total_seconds():.6f}".rstrip("0").rstrip(".") + "S"
+    if isinstance(value, (decimal.Decimal, PurePath, uuid.UUID)):
+        return str(value)
+    return None
+
+
+def _key(key: Any, path: str) -> Any:
+    key = key.value if isinstance(key, enum.Enum) else key
+    if key is None or isinstance(key, (str, bool, int, float)):
+        return key
+    word = _word(key)
+    if word is None and callable(getattr(key, "tolist", None)):
+        word = key.tolist()
+    if not isinstance(word, (str, int, float)):
+        raise _UnwritableError(f"at {path}: a key of type {type(key).__name__}")
+    return word
