@@ -31,6 +31,7 @@ from pipegen.media.source import load_sources
 from pipegen.media.video import frames_of
 from pipegen.records.messages import ImageSource, VideoSource, plain_messages, shown
 from pipegen.records.plain import carried
+from pipegen.records.request_forms import KEYS
 from pipegen.records.requests import GenerationRequest, ImagePolicy, VlmGenerationRequest
 from pipegen.report.boxes import Box, Scale, boxes_in
 from pipegen.report.gallery import (
@@ -272,6 +273,10 @@ def entry_of(values: Mapping[str, Any], request: GenerationRequest | None = None
     )
 
 
+_SHOWN = {"messages", "prompt", "images", "image", "videos", "video", "turns", *KEYS}
+"""What is shown of a request."""
+
+
 class _Asked:
     """The requests of the results: of the rows themselves, or of the input of the run, which is
     read beside them.
@@ -313,11 +318,7 @@ class _Asked:
         if isinstance(row, Mapping):
             request_fields = self._columns.request(row)
             _, slot = request_from_row(
-                {
-                    key: value
-                    for key, value in request_fields.items()
-                    if key in ("messages", "prompt", "images", "image", "videos", "video", "turns")
-                },
+                {key: value for key, value in request_fields.items() if key in _SHOWN},
                 1,
             )
             return (slot.unwrap() if is_ok(slot) else None), {

@@ -27,7 +27,8 @@ from pipegen.engines.extras import need
 from pipegen.io.arrow_values import python_rows
 from pipegen.io.forms import ARROW, PARQUET, TableError, form_of, refuse_address
 from pipegen.records.fields import nearest
-from pipegen.records.requests import FIELDS, misplaced
+from pipegen.records.request_forms import KEYS, refused
+from pipegen.records.requests import FIELDS, misplaced, unread_media
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,11 +51,14 @@ _ROWS, _BYTES = 1024, 8 * 2**20
 """The most rows, and bytes (about), that are read at a time."""
 USER = "user"
 """In place of a field: the column holds the text of a user's turn."""
-_READ = {*FIELDS, "image"}
+_READ = {*FIELDS, "image", "video", *KEYS}
 TARGETS = tuple(sorted({*_READ, USER}))
 """What a column may be mapped to."""
 _MEDIA = ("image", "images", "video", "videos")
-_PROMPTS = ("messages", "prompt", "prompt_token_ids", "turns")
+_PROMPTS = (
+    *("messages", "prompt", "prompt_token_ids", "turns"),
+    *("conversations", "conversation", "query"),
+)
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 """The name of a folder of rows that have no value for its column."""
 _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
@@ -136,7 +140,14 @@ class Columns(NamedTuple):
         return [
             name
             for name in names
-            if name not in carried and (name in _READ or name in self.fields.values())
+            if name not in carried
+            and (
+                name in _READ
+                or name in self.fields.values()
+                # which a row may be refused for
+                or refused(name) is not None
+                or unread_media(name) is not None
+            )
         ]
 
     def _aside(self, values: Mapping[str, Any]) -> list[str]:
