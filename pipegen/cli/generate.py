@@ -336,6 +336,7 @@ def _begun(job: Job[Any], files: Files) -> None:
         kept_columns,
         question.images,
         *policy_fields,
+        columns.drops_answer,
     )
     note_command(files.job or Path(), command)
     if job.before and not files.quiet:

@@ -294,7 +294,7 @@ class _Asked:
             ).items
         elif (job / "command.json").is_file():
             command = command_in(job)
-            self._columns = Columns(dict(command.columns), frozenset(command.kept))
+            self._columns = command.read
             # it may be gone, and the answers are there still
             if command.source is None or os.path.exists(command.source):
                 question = Question(

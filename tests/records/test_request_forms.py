@@ -10,7 +10,7 @@ import pytest
 import pipegen as pg
 from pipegen.records.messages import Message
 from pipegen.records.plain import request_from
-from pipegen.records.request_forms import FORMS, REFUSED
+from pipegen.records.request_forms import FORMS, REFUSED, without_final_answer
 from pipegen.records.requests import GenerationRequest
 from pipegen.testing.fake import FakeEngine
 
@@ -185,3 +185,64 @@ def test_the_words_of_a_row_are_those_of_its_first_form() -> None:
 def test_every_form_of_the_table_is_read() -> None:
     names = ["OpenAI chat", "OpenAI batch", "ms-swift", "LLaVA", "ShareGPT", "TRL"]
     assert [form.name for form in FORMS] == names
+
+
+@pytest.mark.parametrize(
+    ("values", "references"),
+    [
+        ({"messages": [USER, {"role": "assistant", "content": "4"}]}, ["4"]),
+        (
+            {
+                "conversations": [
+                    {"from": "human", "value": "Hi"},
+                    {"from": "gpt", "value": "4"},
+                    {"from": "gpt", "value": "5"},
+                ]
+            },
+            ["4", "5"],
+        ),
+        ({"conversation": [{"human": "Hi", "assistant": "4"}]}, ["4"]),
+        ({"prompt": [USER, {"role": "assistant", "content": "4"}]}, ["4"]),
+        ({"messages": json.dumps([USER, {"role": "assistant", "content": "4"}])}, ["4"]),
+    ],
+)
+def test_the_answers_that_end_a_row_are_its_references(values: Any, references: list[str]) -> None:
+    assert turns_of(without_final_answer(values)) == [("user", "Hi")]
+    kept = without_final_answer({**values, "metadata": {"page": 7}})["metadata"]
+    assert kept == {"page": 7, "references": references}
+
+
+def test_an_answer_with_calls_is_kept_whole() -> None:
+    answer = {"role": "assistant", "content": "", "tool_calls": [{"function": CALL}]}
+    kept = without_final_answer({"messages": [USER, answer]})["metadata"]["references"]
+    assert [json.loads(text) for text in kept] == [answer]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"messages": [USER]},
+        {"messages": "no JSON"},
+        {"prompt": "Hi"},
+        {"messages": [{"role": "assistant", "content": "alone"}]},
+        {"label": 1},
+    ],
+)
+def test_a_row_that_ends_with_no_answer_is_as_it_was(values: Any) -> None:
+    assert without_final_answer(values) == values
+
+
+def test_a_request_that_ends_with_an_answer_is_refused_on_every_route() -> None:
+    messages = [USER, {"role": "assistant", "content": "Hello"}]
+    engine = FakeEngine("Yes.<|im_end|>")
+    continued = pg.GenerationOptions(chat=pg.ChatTemplateOptions(continue_final_message=True))
+    closed = pg.GenerationOptions(chat=pg.ChatTemplateOptions(add_generation_prompt=False))
+    record = pg.TextGenerationRequest(messages=messages)
+    for request in ({"messages": messages}, record):
+        (slot,) = pg.run(pg.route(engine), [request])
+        assert "continue_final_message" in slot.failure().hint
+        for options in (continued, closed):
+            (slot,) = pg.run(pg.route(engine), [request], options)
+            assert slot.unwrap().text == "Yes."
+    (scored,) = pg.score(pg.route(engine), [{"messages": messages, "continuation": "a"}])
+    assert isinstance(scored.failure(), pg.InvalidRequest)
