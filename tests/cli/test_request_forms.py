@@ -204,3 +204,26 @@ def test_a_row_without_an_answer_is_as_it_is(
     ran = generate(source, "-o", tmp_path / "out.jsonl", "--drop-final-answer")
     assert ran.code == 0, ran.err
     assert "metadata" not in json.loads((tmp_path / "out.jsonl").read_text())
+
+
+@pytest.mark.parametrize("maps", [(), ("--map", "user=prompt"), ("--map", "prompt=prompt")])
+@pytest.mark.parametrize("template", ["toy", None])
+def test_a_text_file_of_questions_for_a_chat_model_names_the_flag_once(
+    generate: Command,
+    engine: FakeEngine,
+    tmp_path: Path,
+    template: str | None,
+    maps: tuple[str, ...],
+) -> None:
+    engine.renderer.template = template
+    source, out = tmp_path / "in.txt", tmp_path / "out.jsonl"
+    source.write_text("What is 2 + 2?\nAnd 3 + 3?\n")
+    ran = generate(source, "-o", out, *maps)
+    said = ran.err.count("--map user=prompt")
+    assert said == (1 if template is not None and not maps else 0)
+    if template is not None:
+        assert ran.code == 0, ran.err
+        prompts = [row.prompt.text or "" for call in engine.calls for row in call]
+        assert all(("<|im_start|>user" in one) == (maps[1:] == ("user=prompt",)) for one in prompts)
+    lines = written(tmp_path / "in.jsonl", {"prompt": "Is it so?"})
+    assert "--map" not in generate(lines, "-o", tmp_path / "lines.jsonl").err
