@@ -158,9 +158,13 @@ def forms_table() -> str:
         rows.append(f"| {form.name} | {' | '.join(cells)} |")
     rows += ["", "| refused | what to do |", "| --- | --- |"]
     for hint in dict.fromkeys(REFUSED.values()):
-        names = ", ".join(f"`{key}`" for key, other in REFUSED.items() if other == hint)
+        names = ", ".join(
+            f"`{key}`" for key, other in REFUSED.items() if other == hint
+        )
         words = re.sub(r"did you mean (.*?)'(\w+)'\?", r"\1`\2`.", hint)
-        rows.append(f"| {names} | {words.removeprefix('; ').removesuffix('.')} |")
+        rows.append(
+            f"| {names} | {words.removeprefix('; ').removesuffix('.')} |"
+        )
     return "\n".join(rows)
 
 
