@@ -122,6 +122,7 @@ _ROLES: Mapping[str, str] = {
 }
 """What other forms call the roles."""
 _TURN = '{"from": "human", "value": "..."}'
+_UNSEEN = ", or put it into metadata if the model is not to see it"
 _PAIRS = 'pairs such as ["a question", "its answer"], or messages'
 
 
@@ -226,7 +227,7 @@ def _with_turns(
     elif result.get("prompt") is not None or result.get("prompt_token_ids") is not None:
         raise InvalidField(
             f"{which} goes before messages, and this request has none: its prompt is continued as"
-            " it is; ask by messages (on the command line --map user=COLUMN makes them)"
+            f" it is; ask by messages (on the command line --map user=COLUMN makes them){_UNSEEN}"
         )
     messages = result.get("messages", [] if result.get("turns") else None)
     if not isinstance(messages, (list, tuple)):
@@ -277,12 +278,14 @@ def _loaded(name: str, value: Any) -> Any:
     try:
         return strict_json.load(value)
     except strict_json.NotStrict as refusal:
-        raise InvalidField(f"{name}, where it is text, takes JSON: {refusal}") from None
+        unseen = _UNSEEN if name == "history" else ""
+        raise InvalidField(f"{name}, where it is text, takes JSON: {refusal}{unseen}") from None
 
 
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise InvalidField(f"{name} takes a text, not {printed(value)}")
+        unseen = _UNSEEN if name == "system" else ""
+        raise InvalidField(f"{name} takes a text, not {printed(value)}{unseen}")
     return value
 
 
@@ -309,7 +312,7 @@ def _history(value: Any) -> list[Any]:
     if value is None:
         return []
     if not isinstance(value, (list, tuple)):
-        raise InvalidField(f"history takes a list of {_PAIRS}, not {printed(value)}")
+        raise InvalidField(f"history takes a list of {_PAIRS}, not {printed(value)}{_UNSEEN}")
     turns: list[Any] = []
     for position, entry in enumerate(value):
         if isinstance(entry, (Mapping, Message)):
