@@ -24,6 +24,7 @@ from pipegen.records.engine_list import TYPES
 from pipegen.records.fields import help_of
 from pipegen.records.option_records import GROUPS, GenerationOptions
 from pipegen.records.option_table import OPTIONS, SERVER_NAMES
+from pipegen.records.request_forms import FORMS, REFUSED
 
 PAGES = Path(__file__).parent
 SHOWN = re.compile(
@@ -143,11 +144,36 @@ def versions_table() -> str:
     return "\n".join(rows)
 
 
+def forms_table() -> str:
+    """One row for each form of other programs, and one for each kind of key that is refused."""
+    rows = [
+        "| form | holds the words | read beside them | reference answers, carried along |",
+        "| --- | --- | --- | --- |",
+    ]
+    for form in FORMS:
+        cells = (
+            ", ".join(f"`{key}`" for key in keys)
+            for keys in (form.words, form.beside, form.answers)
+        )
+        rows.append(f"| {form.name} | {' | '.join(cells)} |")
+    rows += ["", "| refused | what to do |", "| --- | --- |"]
+    for hint in dict.fromkeys(REFUSED.values()):
+        names = ", ".join(
+            f"`{key}`" for key, other in REFUSED.items() if other == hint
+        )
+        words = re.sub(r"did you mean (.*?)'(\w+)'\?", r"\1`\2`.", hint)
+        rows.append(
+            f"| {names} | {words.removeprefix('; ').removesuffix('.')} |"
+        )
+    return "\n".join(rows)
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "start.md": versions_table,
     "options.md": options_table,
     "engines.md": capabilities_table,
     "config.md": keys_table,
+    "data.md": forms_table,
 }
 
 

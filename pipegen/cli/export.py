@@ -49,6 +49,13 @@ class Command(NamedTuple):
     allowed_hosts: Sequence[str] = ()
     policy: Mapping[str, Any] = {}
     """What a request might ask for."""
+    drop_final_answer: bool = False
+    """Whether the answers that end a conversation were left out."""
+
+    @property
+    def read(self) -> Columns:
+        """The columns, as requests were read from them."""
+        return Columns(dict(self.columns), frozenset(self.kept), self.drop_final_answer)
 
 
 def note_command(folder: Path, command: Command) -> None:
@@ -106,7 +113,7 @@ def _are_texts(value: Any) -> bool:
 
 _CHECKS: Mapping[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("source", "prompt", "system", "image_root"), _is_text_or_none),
-    **dict.fromkeys(("brief", "allow_http"), _is_truth),
+    **dict.fromkeys(("brief", "allow_http", "drop_final_answer"), _is_truth),
     **dict.fromkeys(("kept", "images", "allowed_hosts"), _are_texts),
     "model": _is_text,
     "columns": lambda value: isinstance(value, dict) and all(map(_is_text, value.values())),
@@ -156,7 +163,7 @@ def run_export(folder: Path, out: str | None, moved: str | None = None) -> int:
             question = Question(
                 command.prompt, command.system, tuple(command.images), overwrite=True
             )
-            columns = Columns(dict(command.columns), frozenset(command.kept))
+            columns = command.read
             source = open_source(
                 command.source,
                 question,

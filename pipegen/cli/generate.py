@@ -46,6 +46,9 @@ from pipegen.drivers.mapping import imap_keyed
 from pipegen.drivers.progress import watched
 from pipegen.drivers.turns import turns
 from pipegen.engines.extras import MissingExtra
+from pipegen.engines.model import reader_of
+from pipegen.engines.protocol import takes_tokens
+from pipegen.io.forms import form_of as input_form
 from pipegen.io.jsonl import Written
 from pipegen.io.tables import TableError
 from pipegen.jobs.journal import SETTINGS
@@ -188,6 +191,7 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
         route = stack.enter_context(
             turns(attached(open_routes(request_settings.load), request_settings.plugins))
         )
+        _say_continued(files, route)
         show_progress = stack.enter_context(progress(total, meter, shown=not files.quiet))
         if not files.quiet or files.summary is not None:
             route = watched(route, tells(show_progress, meter))
@@ -317,6 +321,21 @@ def _stamp_now(file: str | None) -> str | None:
         return None
 
 
+def _say_continued(files: Files, route: Any) -> None:
+    """Say so where the lines of a text file are continued by a chat model: most are questions."""
+    path = Path(files.source or "-")
+    if files.asked.columns.fields or not path.is_file() or input_form(path).kind != "text":
+        return
+    for model in [reader_of(engine)() for engine in route.owns if takes_tokens(engine)]:
+        if is_ok(model) and model.unwrap().renderer.template is not None:
+            say(
+                f"{path}: each line is continued as it is, without the model's chat template; if"
+                " the lines are questions, add --map user=prompt (--map prompt=prompt says that"
+                " they are not)"
+            )
+            return
+
+
 def _job_slots(
     route: Any,
     items: Iterator[tuple[Origin, Any]],
@@ -403,6 +422,7 @@ def _begun(job: Job[Any], files: Files) -> None:
         kept_columns,
         question.images,
         *policy_fields,
+        columns.drops_answer,
     )
     note_command(files.job or Path(), command)
     if job.before and not files.quiet:

@@ -25,6 +25,7 @@ from pipegen.io.text_tables import csv_cells, csv_values
 from pipegen.jobs.rows import Unread
 from pipegen.media.folder import images_in
 from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart
+from pipegen.records.request_forms import without_final_answer
 from pipegen.records.requests import GenerationRequest, VlmGenerationRequest
 
 __all__ = [
@@ -132,7 +133,8 @@ class UnreadLine(Origin, Unread):
 
 def reading_of(columns: Columns, system: str | None) -> str:
     """How lines are read: what their requests depend on besides them."""
-    return repr([sorted(columns.fields.items()), sorted(columns.kept), system])
+    drops = ["drops the answer"] if columns.drops_answer else []
+    return repr([sorted(columns.fields.items()), sorted(columns.kept), system, *drops])
 
 
 def unread_lines(
@@ -150,7 +152,12 @@ def _from_line(line: Line, columns: Columns) -> Item:
         return Item(Origin(str(line.number), line.end), Failure(parsed.failure()))
     values = parsed.unwrap()
     if is_batch(values):
-        slot = request_from_batch(values, f"{line.what} {line.number}")
+        asked = values
+        if columns.drops_answer and isinstance(values["body"], Mapping):
+            messages = {"messages": values["body"].get("messages")}
+            body = {**values["body"], "messages": without_final_answer(messages)["messages"]}
+            asked = {**values, "body": body}
+        slot = request_from_batch(asked, f"{line.what} {line.number}")
         name = (
             values["custom_id"]
             if isinstance(values["custom_id"], str) and values["custom_id"]

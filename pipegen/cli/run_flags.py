@@ -85,6 +85,17 @@ class AskedFlags:
             rich_help_panel=FILES,
         ),
     ] = None
+    drop_final_answer: Annotated[
+        bool,
+        typer.Option(
+            "--drop-final-answer",
+            help=(
+                "Leave the answer out that a row ends with, as in data sets; OUT has it as"
+                " references."
+            ),
+            rich_help_panel=FILES,
+        ),
+    ] = False
     options_file: Annotated[
         Path | None,
         typer.Option(

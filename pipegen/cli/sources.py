@@ -102,7 +102,7 @@ def asked_of(flags: AskedFlags, load: Load, options: dict[str, Any]) -> Asked:
             flags.prompt,
         ),
         policy_of(flags.limit or ()),
-        columns_of(flags.columns or ()),
+        columns_of(flags.columns or ())._replace(drops_answer=flags.drop_final_answer),
         plugins_of(flags.plugin or ()),
     )
 

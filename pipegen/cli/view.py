@@ -30,6 +30,7 @@ from pipegen.media.source import load_sources
 from pipegen.media.video import frames_of
 from pipegen.records.messages import ImageSource, VideoSource, plain_messages, shown
 from pipegen.records.plain import carried
+from pipegen.records.request_forms import KEYS
 from pipegen.records.requests import GenerationRequest, ImagePolicy, VlmGenerationRequest
 from pipegen.report.boxes import Box, Scale, boxes_in
 from pipegen.report.diff import Occurrences
@@ -296,6 +297,10 @@ def _is_below(path: str, folder: str | os.PathLike[str] | None) -> bool:
     return os.path.commonpath([root, real]) == root
 
 
+_SHOWN = {"messages", "prompt", "images", "image", "videos", "video", "turns", *KEYS}
+"""What is shown of a request."""
+
+
 class _Asked:
     """The requests of the results: of the rows themselves, or of the input of the run, which is
     read beside them.
@@ -312,7 +317,7 @@ class _Asked:
         command = command_in(job) if (job / COMMAND).is_file() else None
         question = Question(None)
         if command is not None:
-            self._columns = Columns(dict(command.columns), frozenset(command.kept))
+            self._columns = command.read
             question = Question(command.prompt, command.system, overwrite=True)
         source = None if command is None else command.source
         if flags.asked is not None:
@@ -340,11 +345,7 @@ class _Asked:
         if isinstance(row, Mapping):
             request_fields = self._columns.request(row)
             _, slot = request_from_row(
-                {
-                    key: value
-                    for key, value in request_fields.items()
-                    if key in ("messages", "prompt", "images", "image", "videos", "video", "turns")
-                },
+                {key: value for key, value in request_fields.items() if key in _SHOWN},
                 1,
             )
             return (slot.unwrap() if is_ok(slot) else None), {

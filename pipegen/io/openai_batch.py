@@ -35,6 +35,7 @@ from pipegen.records.fields import nearest
 from pipegen.records.option_table import SERVER_NAMES
 from pipegen.records.options import in_our_words, option_names
 from pipegen.records.plain import request_from
+from pipegen.records.request_forms import refused
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import Finish, GenerationResult, TokenLogprob
 
@@ -158,13 +159,8 @@ def _options(fields: Mapping[str, Any], where: str, *, chat: bool) -> tuple[dict
     for field, value in fields.items():
         name = _RENAMED.get(field, field)
         if name not in option_names():
-            return (
-                {},
-                (
-                    f"{where}: body.{field} is not supported"
-                    f" here{nearest(field, (*_RENAMED, *option_names()))}"
-                ),
-            )
+            hint = nearest(field, (*_RENAMED, *option_names())) or refused(field) or ""
+            return {}, f"{where}: body.{field} is not supported here{hint}"
         if name in options and options[name] != value:
             return {}, f"{where}: body.{field} contradicts another name of {name}"
         options[name] = in_our_words(name, value)

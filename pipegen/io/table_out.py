@@ -78,6 +78,9 @@ CSV_COLUMNS = (
     "error_hint",
 )
 
+REFERENCES = "references"
+"""The column of the answers that were left out of a row, where that is asked for."""
+
 
 @functools.lru_cache(maxsize=64)  # most results of a run share theirs
 def _options(options: GenerationOptions) -> str:
@@ -355,6 +358,8 @@ class AnswerTable(TableOut):
 
         self.brief = brief
         answer = self._answer_columns()
+        if columns.drops_answer:
+            answer = answer.append(pa.field(REFERENCES, pa.list_(pa.string())))
         super().__init__(schema.names, columns, folder, answer=answer.names)
         self.model, self.numbered, self.form = model, numbered, form
         self.rows: list[Row] = []
@@ -430,6 +435,8 @@ class AnswerTable(TableOut):
     def add(self, row: Row, name: LineId, slot: Slot[Any]) -> bool:
         """Keep a row; whether there are enough to be written."""
         values, size = self._answer(slot)
+        if self.columns.drops_answer:
+            values = (*values, self.columns.references(row.values))
         self.rows.append(row)
         self.ids.append(name)
         self.answers.append(values)
@@ -617,12 +624,14 @@ def csv_out(
     """As `parquet_out`, for CSV, or TSV by its delimiter. Nested values are JSON text, an image is
     its path, and of several samples the first counts.
     """
-    table = TableOut(names, columns, folder, answer=CSV_COLUMNS)
+    dropped = (REFERENCES,) if columns.drops_answer else ()
+    answer = (*CSV_COLUMNS, *dropped)
+    table = TableOut(names, columns, folder, answer=answer)
     text = io.TextIOWrapper(
         stream, encoding="utf-8", errors="replace", newline="", write_through=True
     )
     lines = csv.writer(text, delimiter=delimiter, lineterminator="\n")
-    lines.writerow([*(() if table.own_id else ("id",)), *table.names.values(), *CSV_COLUMNS])
+    lines.writerow([*(() if table.own_id else ("id",)), *table.names.values(), *answer])
 
     def cell(column: str, value: Any) -> Any:
         if column in table.images:
@@ -642,7 +651,8 @@ def csv_out(
         cells = [cell(column, row.values.get(column)) for column in table.names]
         if table.own_id and row.values.get("id") is None:
             cells[list(table.names).index("id")] = name
-        lines.writerow([*(() if table.own_id else (name,)), *cells, *_flat(slot)])
+        references = [cell("", columns.references(row.values)) for _ in dropped]
+        lines.writerow([*(() if table.own_id else (name,)), *cells, *_flat(slot), *references])
 
     try:
         yield write

@@ -27,7 +27,8 @@ from pipegen.engines.extras import need
 from pipegen.io.arrow_values import python_rows
 from pipegen.io.forms import ARROW, PARQUET, TableError, form_of, refuse_address
 from pipegen.records.fields import nearest
-from pipegen.records.requests import FIELDS, misplaced
+from pipegen.records.request_forms import KEYS, refused, without_final_answer
+from pipegen.records.requests import FIELDS, misplaced, unread_media
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,11 +51,14 @@ _ROWS, _BYTES = 1024, 8 * 2**20
 """The most rows, and bytes (about), that are read at a time."""
 USER = "user"
 """In place of a field: the column holds the text of a user's turn."""
-_READ = {*FIELDS, "image"}
+_READ = {*FIELDS, "image", "video", *KEYS}
 TARGETS = tuple(sorted({*_READ, USER}))
 """What a column may be mapped to."""
 _MEDIA = ("image", "images", "video", "videos")
-_PROMPTS = ("messages", "prompt", "prompt_token_ids", "turns")
+_PROMPTS = (
+    *("messages", "prompt", "prompt_token_ids", "turns"),
+    *("conversations", "conversation", "query"),
+)
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 """The name of a folder of rows that have no value for its column."""
 _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
@@ -71,9 +75,13 @@ class Columns(NamedTuple):
     """For a field of requests, its column."""
     kept: frozenset[str] = frozenset()
     """Columns that are carried along, though they have the name of a field or of an option."""
+    drops_answer: bool = False
+    """Whether the answers that end a conversation are left out: see `without_final_answer`."""
 
     def request(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """The row as the plain data of a request."""
+        if self.drops_answer:
+            return without_final_answer(self._replace(drops_answer=False).request(values))
         if not self.fields and not self.kept:
             return values
         carried = self._aside(values)
@@ -98,6 +106,11 @@ class Columns(NamedTuple):
         elif text is not None:
             request_fields["messages"] = [{"role": "user", "content": text}]
         return {**request_fields, **({"metadata": metadata} if metadata else {})}
+
+    def references(self, values: Mapping[str, Any]) -> list[str] | None:
+        """The answers that were left out of a row; None where none was."""
+        metadata = self.request(values).get("metadata") if self.drops_answer else None
+        return metadata.get("references") if isinstance(metadata, Mapping) else None
 
     def column_of(self, field: str) -> str | None:
         """The column that a field is read from; None where none is, since it is carried along."""
@@ -136,7 +149,14 @@ class Columns(NamedTuple):
         return [
             name
             for name in names
-            if name not in carried and (name in _READ or name in self.fields.values())
+            if name not in carried
+            and (
+                name in _READ
+                or name in self.fields.values()
+                # which a row may be refused for
+                or refused(name) is not None
+                or unread_media(name) is not None
+            )
         ]
 
     def _aside(self, values: Mapping[str, Any]) -> list[str]:

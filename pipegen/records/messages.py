@@ -44,6 +44,13 @@ _SIZES = ("min_pixels", "max_pixels", "resized_height", "resized_width", "detail
 _FRAMES = (*_SIZES, "total_pixels", "fps", "nframes", "min_frames", "max_frames", "num_frames")
 """Keys of a video part that choose its frames in other programs."""
 _SOUND = ("audio", "audio_url", "input_audio")
+_PARTS = "put it into content, as a part of its own"
+_UNREAD: Mapping[str, str] = {
+    **dict.fromkeys(("image", "images", "image_url", "video", "videos", "video_url"), _PARTS),
+    **dict.fromkeys(("audio", "audios"), "pipegen takes no sound: write it down as text"),
+    "function_call": "give it as one of tool_calls",
+}
+"""Keys of a message that other programs show the model, and templates do not read."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -501,6 +508,11 @@ def message_from(value: Any, where: str) -> Message:
     }
     if not extras:
         return Message(role=role, content=content)
+    unread = next((key for key in extras if key in _UNREAD and extras[key] not in ("", [], ())), "")
+    if unread:
+        raise InvalidField(
+            f"{where} has a key {unread!r}, which no chat template reads: {_UNREAD[unread]}"
+        )
     try:
         extras = freeze(extras)
     except ValueError as refusal:

@@ -16,6 +16,7 @@ from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import printed
 from pipegen.records.option_table import OPTIONS
 from pipegen.records.options import options_from
+from pipegen.records.request_forms import as_messages, read_keys, refused_entry
 from pipegen.records.requests import (
     FIELDS,
     MESSAGES,
@@ -43,9 +44,10 @@ def request_from(values: Mapping[str, Any], where: str = "request") -> Slot[Gene
     With a `continuation`, it is a request to score.
 
     So a row of a table or of a data set is a request. `id` may be a whole number. `messages`,
-    `tools`, `turns` and `options` may be JSON text. Other columns, such as a label, become entries of
-    `metadata`. The name of an option, or nearly so, is refused: options go into `options`. Anything
-    wrong is an `InvalidRequest` whose message begins with `where`.
+    `tools`, `turns` and `options` may be JSON text. Other programs' forms are read too:
+    `pipegen.records.request_forms` has their table. Other columns, such as a label, become entries
+    of `metadata`. What the model should see or obey, and is not read, is refused. Anything wrong is
+    an `InvalidRequest` whose message begins with `where`.
 
     >>> request_from({"messages": []}).failure().message
     'request: messages takes at least one message, not []'
@@ -116,7 +118,10 @@ _MEDIA = {"images", "videos"}
 _JSON = {"messages", "tools", "options", "prompt_token_ids", "continues", "turns"}
 """The fields that may be JSON text."""
 _FIELDS = dict.fromkeys((*FIELDS, "image", "video"))
-_PROMPTS = ("messages", "prompt", "prompt_token_ids", "turns")
+_PROMPTS = (
+    *("messages", "prompt", "prompt_token_ids", "turns"),
+    *("conversations", "conversation", "query"),
+)
 
 
 def carried(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,9 +131,11 @@ def carried(values: Mapping[str, Any]) -> dict[str, Any]:
     >>> carried({"prompt": "Is it so?", "label": True, "metadata": {"page": 7}})
     {'label': True, 'page': 7}
     """
-    metadata = values.get("metadata")
+    metadata, read = values.get("metadata"), read_keys(values)
     others = {
-        name: value for name, value in values.items() if name not in _FIELDS and value is not None
+        name: value
+        for name, value in values.items()
+        if name not in _FIELDS and name not in read and value is not None
     }
     return (
         others
@@ -150,7 +157,7 @@ def _fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
     if metadata:
         _refuse_misplaced(
             {name: values[name] for name in values if name in metadata and name not in _FIELDS},
-            prompted=not fields.keys().isdisjoint(_PROMPTS),
+            prompted=not (fields.keys() | read_keys(values)).isdisjoint(_PROMPTS),
         )
         fields["metadata"] = metadata
     if type(fields.get("id")) is int:
@@ -162,24 +169,31 @@ def _fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
             fields[plural] = [fields.pop(singular)]
     for name, value in fields.items():
         if name in _JSON and isinstance(value, str):
-            fields[name] = _from_text(name, value)
+            fields[name] = () if name == "tools" and not value else _from_text(name, value)
         elif name in _MEDIA and isinstance(value, (str, bytes, Mapping)) and value:
             fields[name] = _images_of(value)
-    return fields
+    return as_messages(fields, values)
 
 
 def _refuse_misplaced(values: Mapping[str, Any], *, prompted: bool) -> None:
-    """Refuse names that are options, or nearly, and what holds options under nearly their name;
-    where there is no prompt, also names that are nearly a field's.
+    """Refuse names that are options, or nearly, what holds options under nearly their name, and
+    what other programs obey; where there is no prompt, also names that are nearly a field's.
     """
     for name, value in values.items():
         hint = misplaced(str(name))
         if isinstance(value, Mapping) and not OPTIONS.keys().isdisjoint(value):
             hint = hint or nearest(str(name).lower(), ("options",)) or None
+        if hint is None and (other := refused_entry(str(name), value)) is not None:
+            hint = _or_metadata(other)
         if hint is None and not prompted:
             hint = field_hint(str(name)) or None
         if hint is not None:
             raise InvalidField(f"there is no field {printed(name)}{hint}")
+
+
+def _or_metadata(hint: str) -> str:
+    rest = "put it into metadata if the model is not to see it"
+    return f"{hint} {rest.capitalize()}" if hint.endswith("?") else f"{hint}; {rest}"
 
 
 def _refuse_unread_media(values: Mapping[str, Any]) -> None:
@@ -190,10 +204,7 @@ def _refuse_unread_media(values: Mapping[str, Any]) -> None:
         if name not in _FIELDS and isinstance(value, (str, bytes, Mapping, list, tuple)) and value:
             hint = unread_media(str(name))
             if hint is not None:
-                raise InvalidField(
-                    f"there is no field {printed(name)}{hint}; put it into metadata if the model is"
-                    " not to see it"
-                )
+                raise InvalidField(f"there is no field {printed(name)}{_or_metadata(hint)}")
 
 
 def _from_text(name: str, text: str) -> Any:

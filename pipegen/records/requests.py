@@ -15,7 +15,6 @@ import dataclasses
 import functools
 import os
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,12 +37,11 @@ from pipegen.records.fields import (
     with_schema,
 )
 from pipegen.records.frozen import exact, printed
+from pipegen.records.media_places import filled, place
 from pipegen.records.messages import (
-    ImagePart,
     ImageSource,
     Message,
     TextPart,
-    VideoPart,
     VideoSource,
     message_from,
 )
@@ -296,20 +294,9 @@ class GenerationRequest:
     def with_sources(self, sources: tuple[ImageSource, ...]) -> GenerationRequest:
         """The same request with its images and videos replaced, in message order."""
         left = iter(sources)
-        messages = tuple([_filled(message, left) for message in self.messages or ()])
-        turns = tuple([_filled(message, left) for message in self.turns])
+        messages = tuple([filled(message, left) for message in self.messages or ()])
+        turns = tuple([filled(message, left) for message in self.turns])
         return dataclasses.replace(self, messages=messages, turns=turns)
-
-
-def _filled(message: Message, sources: Any) -> Message:
-    if not message.sources:
-        return message
-    parts = tuple(
-        type(part)(source=next(sources)) if isinstance(part, ImagePart) else part
-        for part in message.content or ()
-    )
-    # a message with sources has parts
-    return dataclasses.replace(message, content=parts)  # type: ignore[arg-type]
 
 
 class TextGenerationRequest(GenerationRequest):
@@ -338,9 +325,10 @@ class VlmGenerationRequest(GenerationRequest):
     """A request with any number of images and videos; it may have none, as a row of a table whose
     list of images is empty.
 
-    Images are in the messages, or in `images`: these fill the messages' empty image parts in order.
-    If there are none, they go before the text of the first user turn. So do `videos`, behind the
-    images. `prompt` with images is short for one user turn: the images, then the text.
+    Images are in the messages, or in `images`. These fill the messages' empty image parts and the
+    tags `<image>` of their texts, in order. If there are none, they go before the text of the first
+    user turn. So do `videos`, with the tag `<video>`, behind the images. `prompt` with images is
+    short for one user turn: the images, then the text.
 
     >>> VlmGenerationRequest(prompt="What is it?", images=["a.png"]).messages[0].content[0].source
     ImageSource(path='a.png')
@@ -382,14 +370,16 @@ class VlmGenerationRequest(GenerationRequest):
                 "VlmGenerationRequest takes images and videos with messages or prompt, not with"
                 " prompt_token_ids"
             )
-        if self.messages is not None:
-            object.__setattr__(self, "messages", _place(self.messages, self.images, self.videos))
-            object.__setattr__(self, "images", ())
-            object.__setattr__(self, "videos", ())
         if any(source is None for message in self.turns for source in message.sources):
             raise InvalidField(
                 "turns name their images and videos themselves: a part of one is empty"
             )
+        if self.messages is not None:
+            messages, turns = place(self.messages, self.turns, self.images, self.videos)
+            object.__setattr__(self, "messages", messages)
+            object.__setattr__(self, "turns", turns)
+            object.__setattr__(self, "images", ())
+            object.__setattr__(self, "videos", ())
 
 
 def _continuation(value: Any) -> Any:
@@ -445,57 +435,6 @@ class ScoringRequest(VlmGenerationRequest):
             metadata: Mapping[str, Any] = ...,
             continues: Continues | Mapping[str, Any] | None = None,
         ) -> None: ...
-
-
-def _place(
-    messages: tuple[Message, ...],
-    images: tuple[ImageSource, ...],
-    videos: tuple[VideoSource, ...],
-) -> tuple[Message, ...]:
-    """Put `images` into the empty image parts, and `videos` into the empty video parts; or before
-    the text of the first user turn where there are none.
-    """
-    media: dict[type[ImagePart], tuple[ImageSource, ...]] = {ImagePart: images, VideoPart: videos}
-    empty = Counter(
-        type(part)
-        for message in messages
-        for part in (message.content if isinstance(message.content, tuple) else ())
-        if isinstance(part, ImagePart) and part.source is None
-    )
-    ahead = [kind() for kind, sources in media.items() if not empty[kind] for _ in sources]
-    if ahead:
-        first = next(
-            (position for position, message in enumerate(messages) if message.role == "user"), None
-        )
-        if first is None:
-            raise InvalidField(
-                "images and videos take a user message, or a part of their own in the messages"
-            )
-        content = messages[first].content
-        parts = (TextPart(text=content),) if isinstance(content, str) else content or ()
-        holder = dataclasses.replace(messages[first], content=(*ahead, *parts))
-        messages = (*messages[:first], holder, *messages[first + 1 :])
-        empty.update(map(type, ahead))
-    for kind, name in ((ImagePart, "image"), (VideoPart, "video")):
-        if empty[kind] != len(media[kind]):
-            raise InvalidField(
-                f"the messages leave {empty[kind]} {name} parts open, and {name}s holds"
-                f" {len(media[kind])} {name}s"
-            )
-    left = {kind: iter(sources) for kind, sources in media.items()}
-    placed = (
-        iter(
-            [
-                part.source if part.source is not None else next(left[type(part)])
-                for part in (message.content if isinstance(message.content, tuple) else ())
-                if isinstance(part, ImagePart)
-            ]
-        )
-        for message in messages
-    )
-    return tuple(
-        _filled(message, sources) for message, sources in zip(messages, placed, strict=True)
-    )
 
 
 def folder(value: Any) -> Any:

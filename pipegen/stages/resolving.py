@@ -160,6 +160,7 @@ def check_support(
 ) -> Slot[ResolvedRequest]:
     """Whether the engine takes this request at all; needs no prompt.
 
+    - Messages must not end with an answer, unless it is continued (`InvalidRequest`).
     - Images and videos must be among the engine's capabilities, and not too many
       (`UnsupportedMultimodal`). They must be read (`BadImage`, `BadVideo`).
     - Every option whose value differs from the neutral default must be one that the engine honours
@@ -176,6 +177,9 @@ def check_support(
     >>> check_support(job, Capabilities(engine="toy", honours=frozenset({"seed"}))).failure().option
     'no_repeat_ngram_size'
     """
+    refusal = _answered(job)
+    if refusal is not None:
+        return Failure(refusal)
     sources = job.request.sources
     videos = sum(isinstance(source, VideoSource) for source in sources)
     images = len(sources) - videos
@@ -232,6 +236,27 @@ def check_support(
                 )
             )
     return Success(job)
+
+
+def _answered(job: ResolvedRequest) -> InvalidRequest | None:
+    """Why a request that ends with an answer is not asked: a second answer would follow it."""
+    messages, chat = job.request.messages, job.options.chat
+    if (
+        not messages
+        or messages[-1].role != "assistant"
+        or chat is None
+        or chat.continue_final_message
+        or not chat.add_generation_prompt
+    ):
+        return None
+    return InvalidRequest(
+        f"messages[{len(messages) - 1}], the last one, is an assistant's: a second answer would"
+        " follow it",
+        hint=(
+            "set the option continue_final_message to continue it; leave it out if it is a data"
+            " set's answer, as pipegen generate --drop-final-answer does"
+        ),
+    )
 
 
 def _reason(plugin: Plugin, request: GenerationRequest) -> Result[str | None, PluginFailed]:

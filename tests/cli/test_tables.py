@@ -112,6 +112,7 @@ def test_messages_are_structs_or_json_text(
     turns = [
         {"role": "user", "content": "Hi"},
         {"role": "assistant", "content": "Ho", "tool_calls": None},
+        {"role": "user", "content": "And?"},
     ]
     text = [json.dumps(TURNS), json.dumps(turns)]
     if form == "json" and not hasattr(pa, "json_"):

@@ -296,3 +296,17 @@ def test_a_failure_has_the_status_of_its_kind(error: pg.GenerationError, status:
     assert made["response"]["body"] is None
     assert (made["error"]["code"], made["error"]["message"]) == (type(error).__name__, "x")
     assert made["error"]["error"]["code"] == status
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("functions", "'tools'"), ("instructions", "'system'"), ("documents", "template_kwargs")],
+)
+def test_a_field_of_other_programs_is_refused_with_what_pipegen_calls_it(
+    name: str, instead: str
+) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}], name: ["a"]}
+    values = {"custom_id": "a", "url": "/v1/chat/completions", "body": body}
+    error = request_from_batch(values, "line 1").failure()
+    assert error.message.startswith(f"line 1: body.{name} is not supported here")
+    assert instead in error.message

@@ -83,6 +83,12 @@ USER = {"role": "user", "content": "Hi"}
         ([{"role": "user", "content": 3}], r"messages\[0\].content takes a string or a list"),
         ([{"role": "user", "content": "a", "name": object()}], r"messages\[0\] takes plain data"),
         (["Hi"], r"messages\[0\] takes a mapping"),
+        ([{**USER, "images": ["a.png"]}], r"messages\[0\] has a key 'images', .* into content"),
+        ([USER, {**USER, "audio": "a.wav"}], r"messages\[1\] has a key 'audio', .* no sound"),
+        (
+            [USER, {"role": "assistant", "content": "", "function_call": {"name": "get"}}, USER],
+            r"messages\[1\] has a key 'function_call', .* tool_calls",
+        ),
     ],
 )
 def test_a_bad_message_is_refused_and_its_place_named(messages: Any, place: str) -> None:  # T8

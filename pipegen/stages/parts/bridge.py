@@ -204,17 +204,34 @@ def _shape(
                     texts.append(text.bind(functools.partial(_following, sentinel)))
         failed = next((slot.failure() for slot in after if not is_ok(slot)), None)
         written = {slot.unwrap() for slot in after if is_ok(slot)}
-        if failed is None and len(written) == 1:
+        absent = _unwritten_role(form, next(iter(written), ""))
+        if failed is None and len(written) == 1 and absent is None:
             endings = sorted({slot.unwrap() for slot in ends if is_ok(slot)})
             return Success(_Shape(kind, tuple(endings)))
-        message = (
-            "the chat template has no bridge to such a turn: what it writes after an answer depends"
-            " on the answer, or on the turns before it"
-            if failed is None
-            else f"the chat template has no bridge to such a turn: {failed.message}"
+        reason = (
+            failed.message
+            if failed is not None
+            else "what it writes after an answer depends on the answer, or on the turns before it"
+            if len(written) != 1
+            else f"it does not write a turn of role {absent!r} behind an answer"
         )
+        message = f"the chat template has no bridge to such a turn: {reason}"
         error = TemplateFailed(message, hint=_ADVICE)
     return Failure(error)
+
+
+def _unwritten_role(form: Form, after: str) -> str | None:
+    """The role of the first new turn whose words are not behind the answer, in their order."""
+    place = 0
+    for index, (role, _) in enumerate(form.roles):
+        place = after.find(_words(index), place)
+        if place < 0:
+            return role
+    return None
+
+
+def _words(index: int) -> str:
+    return f"probe words {index}"
 
 
 def _earlier(form: Form) -> tuple[tuple[Message, ...], ...]:
@@ -228,7 +245,7 @@ def _earlier(form: Form) -> tuple[tuple[Message, ...], ...]:
 def _probes(form: Form) -> tuple[Message, ...]:
     messages = []
     for index, (role, has_images) in enumerate(form.roles):
-        content: Any = f"probe words {index}"
+        content: Any = _words(index)
         if has_images:
             content = [{"type": "image"}, {"type": "text", "text": content}]
         extras = {"tool_call_id": f"call{index:05d}", "name": "probe"} if role == "tool" else {}

@@ -347,10 +347,7 @@ def unwritten_words(
     """
     kinds: dict[str, str] = {}
     for row, message in enumerate(shaped.messages):
-        if message["content"] and (
-            not isinstance(message["content"], list)
-            or any(part["type"] == "text" and part["text"] for part in message["content"])
-        ):
+        if _has_words(message["content"]):
             kinds.setdefault(message["role"], f"messages[{row}].content")
         if message.get("tool_calls"):
             kinds.setdefault("tool_calls", f"messages[{row}].tool_calls")
@@ -373,6 +370,46 @@ def unwritten_words(
                         " words into a turn of a role that it writes"
                     ),
                 )
+    return _unwritten_turn(write, shaped, renderer)
+
+
+def _has_words(content: Any) -> bool:
+    if isinstance(content, list):
+        return any(part["type"] == "text" and part["text"] for part in content)
+    return bool(content)
+
+
+def _unwritten_turn(
+    write: Callable[[Conversation], Slot[str]], shaped: Conversation, renderer: Renderer
+) -> TemplateFailed | None:
+    """The error of a turn whose place the template leaves out, though it writes its role elsewhere:
+    a system message behind the first turn, or a second turn in a row. None if there is none.
+
+    Of turns between equal roles one is tried: other words in it must change the render.
+    """
+    roles = [message["role"] for message in shaped.messages]
+    tried: dict[tuple[str, ...], int] = {}
+    for row, (before, role, after) in enumerate(
+        zip(["", *roles], roles, [*roles[1:], ""], strict=False)
+    ):
+        told = row > 0 and role in ("system", "developer")
+        twice = role in (before, after) and role != "tool"
+        if (told or twice) and _has_words(shaped.messages[row]["content"]):
+            tried.setdefault((before, role, after), row)
+    whole = write(shaped) if tried else None
+    if whole is None or not is_ok(whole):  # which the render itself says
+        return None
+    for row in tried.values():
+        message = shaped.messages[row]
+        turns = list(shaped.messages)
+        turns[row] = {**message, "content": _changed(message["content"])}
+        other = write(shaped._replace(messages=turns))
+        if is_ok(other) and other.unwrap() == whole.unwrap():
+            return TemplateFailed(
+                f"{author(renderer)} writes nothing of messages[{row}].content: it has no place for"
+                f" a turn of role {roles[row]!r} there",
+                hint="put the words into the first message, or into a turn of another role",
+            )
     return None
 
 

@@ -1,0 +1,471 @@
+"""Other people's forms of requests, read as pipegen's own.
+
+`FORMS` is the table of the forms that are known. What names words for the model, or something that
+it should obey, is read or refused: it is never carried along.
+
+>>> row = {
+...     "system": "Be brief.",
+...     "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}],
+... }
+>>> [message["role"] for message in as_messages({}, row)["messages"]]
+['system', 'user', 'assistant']
+>>> sorted(read_keys(row)), refused("system_prompt")
+(['conversations', 'system'], "; did you mean 'system'?")
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pipegen.records import strict_json
+from pipegen.records.fields import InvalidField
+from pipegen.records.frozen import exact, printed
+from pipegen.records.messages import Message
+from pipegen.records.option_table import OPTIONS
+
+__all__ = [
+    "FORMS",
+    "KEYS",
+    "REFUSED",
+    "RequestForm",
+    "as_messages",
+    "read_keys",
+    "refused",
+    "refused_entry",
+    "without_final_answer",
+]
+
+
+class RequestForm(NamedTuple):
+    """A form of requests: by which keys it is known, and what becomes of the others."""
+
+    name: str
+    words: tuple[str, ...]
+    """Keys that hold the conversation."""
+    beside: tuple[str, ...]
+    """Keys that are read beside it."""
+    answers: tuple[str, ...] = ()
+    """Keys of reference answers: these are carried along."""
+
+
+FORMS = (
+    RequestForm("OpenAI chat", ("messages",), ("tools",)),
+    RequestForm("OpenAI batch", ("body",), ("custom_id", "method", "url")),
+    RequestForm(
+        "ms-swift",
+        ("messages", "query"),
+        ("system", "history", "images", "videos", "tools"),
+        ("response", "rejected_response"),
+    ),
+    RequestForm("LLaVA", ("conversations",), ("system", "image", "images", "video", "videos")),
+    RequestForm("ShareGPT", ("conversations", "conversation"), ("system", "tools")),
+    RequestForm(
+        "TRL",
+        ("messages", "prompt"),
+        ("tools", "images"),
+        ("completion", "chosen", "rejected"),
+    ),
+)
+"""The forms that are known beside pipegen's own."""
+_OWN = ("messages", "prompt", "prompt_token_ids", "turns")
+_WORDS = ("conversations", "conversation", "query")
+"""Keys that hold the conversation where none of `_OWN` does."""
+KEYS = (*_WORDS, "system", "history")
+"""The keys of other forms that are read as part of a request."""
+
+_SYSTEM = "; did you mean 'system'?"
+_PREFILL = (
+    "; the beginning of an answer is a last message of role assistant, with the option"
+    " continue_final_message"
+)
+_SAMPLING = "; options go into options, under pipegen's names"
+_SOUND = "; pipegen takes no sound: write it down as text, or leave it out"
+REFUSED: Mapping[str, str] = {
+    **dict.fromkeys(("system_prompt", "system_message", "system_instruction"), _SYSTEM),
+    **dict.fromkeys(("instructions", "system_instructions", "system_content"), _SYSTEM),
+    **dict.fromkeys(("sys_prompt", "developer_message", "developer_prompt"), _SYSTEM),
+    **dict.fromkeys(("chat_history", "message_history"), "; did you mean 'history'?"),
+    "documents": '; documents go into options, as {"template_kwargs": {"documents": [...]}}',
+    "functions": "; did you mean 'tools'?",
+    "function_call": "; did you mean the option 'tool_choice'? It goes into options",
+    **dict.fromkeys(("audio", "audios"), _SOUND),
+    **dict.fromkeys(("prefill", "assistant_prefill", "assistant_prefix"), _PREFILL),
+    **dict.fromkeys(("response_prefix", "response_prefill"), _PREFILL),
+    "reasoning_effort": (
+        '; it goes into options, as {"template_kwargs": {"reasoning_effort": ...}}'
+    ),
+    **dict.fromkeys(("logit_bias", "bad_words"), "; pipegen has no such option"),
+    "temp": "; did you mean the option 'temperature'? It goes into options",
+    **dict.fromkeys(("sampling_params", "sampling_parameters", "generation_config"), _SAMPLING),
+    **dict.fromkeys(("generation_kwargs", "generation_params", "gen_kwargs"), _SAMPLING),
+    **dict.fromkeys(("extra_body", "model_kwargs", "sampling_args"), _SAMPLING),
+    **dict.fromkeys(("multi_modal_data", "mm_data"), "; images go into images"),
+    "stop_words": "; did you mean the option 'stop'? It goes into options",
+    "n_predict": "; did you mean the option 'max_new_tokens'? It goes into options",
+    "num_beams": "; pipegen has no such option",
+    "parallel_tool_calls": "; pipegen does not bound the number of calls",
+}
+"""Keys that other programs understand, each with what to do instead: it is refused."""
+_NEUTRAL: Mapping[str, Any] = {"parallel_tool_calls": True, "num_beams": 1}
+"""Values that ask for what pipegen does anyway."""
+_AUDIO_FILE = re.compile(r"audios?(?:file|path|filename|filepath|url|uri|bytes|data)s?")
+_ROLES: Mapping[str, str] = {
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "bot", "model"), "assistant"),
+    **dict.fromkeys(("function_call", "tool_call"), "call"),
+    **dict.fromkeys(("observation", "tool", "tool_response", "function_response"), "tool"),
+    "system": "system",
+    "developer": "developer",
+}
+"""What other forms call the roles."""
+_TURN = '{"from": "human", "value": "..."}'
+_UNSEEN = ", or put it into metadata if the model is not to see it"
+_PAIRS = 'pairs such as ["a question", "its answer"], or messages'
+
+
+def _folded(name: str) -> str:
+    return re.sub(r"[-_ .]", "", name).lower()
+
+
+@functools.cache
+def _known() -> Mapping[str, str]:
+    """The keys as they are compared, each with its hint."""
+    named = {key: f"; did you mean {key!r}?" for key in ("system", "history")}
+    option_names = [name for name in OPTIONS if "_" in name]
+    options = {
+        name: f"; did you mean the option {name!r}? It goes into options" for name in option_names
+    }
+    return {_folded(key): hint for key, hint in {**options, **named, **REFUSED}.items()}
+
+
+def refused_entry(name: str, value: Any) -> str | None:
+    """As `refused`, for an entry: None where its value says nothing, as those that tables fill in.
+
+    >>> refused_entry("documents", []), refused_entry("label", "yes")
+    (None, None)
+    """
+    if isinstance(value, (str, bytes, Mapping, list, tuple)) and not value:
+        return None
+    return None if _NEUTRAL.get(name, _NEUTRAL) == value else refused(name)
+
+
+@functools.lru_cache(maxsize=1024)
+def refused(name: str) -> str | None:
+    """The hint for a key that names words for the model, or something that it should obey, and is
+    not read; None for any other.
+
+    A word and its plural are two words: a data set has a `document`.
+
+    >>> refused("functions"), refused("systemPrompt"), refused("document")
+    ("; did you mean 'tools'?", "; did you mean 'system'?", None)
+    """
+    if name in KEYS or name in OPTIONS:
+        return None
+    folded, known = _folded(name[:100]), _known()
+    if folded in known:
+        return known[folded]
+    if _AUDIO_FILE.fullmatch(folded):
+        return _SOUND
+    from difflib import get_close_matches
+
+    near = get_close_matches(folded, known, n=1, cutoff=0.9)
+    if not near or near[0] in (f"{folded}s", folded.removesuffix("s")):
+        return None
+    return known[near[0]] if near[0][0] == folded[0] else None
+
+
+def read_keys(values: Mapping[str, Any]) -> frozenset[str]:
+    """The keys of other forms that are read of these values.
+
+    >>> sorted(read_keys({"messages": [], "query": "carried along", "system": "Be brief."}))
+    ['system']
+    """
+    if values.keys().isdisjoint(KEYS):
+        return frozenset()
+    names = [name for name in ("system", "history") if name in values]
+    if all(values.get(name) is None for name in _OWN):
+        names += [name for name in _WORDS if values.get(name) is not None][:1]
+    return frozenset(names)
+
+
+def as_messages(fields: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a request with what other forms say in `values`. Raises `InvalidField`.
+
+    fields: pipegen's own fields of `values`, where JSON text is read already.
+    """
+    result = dict(fields)
+    keys = read_keys(values)
+    if _is_conversation(result.get("prompt")) and "messages" not in result:
+        result["messages"] = result.pop("prompt")
+    for name in keys.intersection(_WORDS):
+        if name == "query":
+            result["messages"] = [_asked(_text(name, values[name]), result)]
+        else:
+            turns = _turns(name, _loaded(name, values[name]))
+            result["messages"] = _in_our_roles(name, turns)
+    if isinstance(result.get("messages"), (list, tuple)):
+        result["messages"] = _in_our_roles("messages", result["messages"])
+    system = _text("system", values.get("system") or "") if "system" in keys else ""
+    history = _history(_loaded("history", values.get("history"))) if "history" in keys else []
+    if not system and not history:
+        return result
+    which = " and ".join([*(["system"] if system else []), *(["history"] if history else [])])
+    if result.get("continues") is not None:
+        raise InvalidField(f"{which} goes before a first turn, and this request continues one")
+    return _with_turns(result, which, system, history)
+
+
+def _with_turns(
+    result: dict[str, Any], which: str, system: str, history: list[Any]
+) -> dict[str, Any]:
+    """The fields with a system message and earlier turns before their messages."""
+    if isinstance(result.get("prompt"), str) and (result.get("images") or result.get("videos")):
+        result["messages"] = [_asked(result.pop("prompt"), result)]
+    elif result.get("prompt") is not None or result.get("prompt_token_ids") is not None:
+        raise InvalidField(
+            f"{which} goes before messages, and this request has none: its prompt is continued as"
+            f" it is; ask by messages (on the command line --map user=COLUMN makes them){_UNSEEN}"
+        )
+    messages = result.get("messages", [] if result.get("turns") else None)
+    if not isinstance(messages, (list, tuple)):
+        return result  # which is refused for it
+    heads = 0
+    while heads < len(messages) and _role(messages[heads]) in ("system", "developer"):
+        heads += 1
+    head = [*messages[:heads]]
+    if system and heads:
+        written = _content(head[0])
+        if written != system:
+            raise InvalidField(
+                "system and the system message of messages are two different texts: give one"
+            )
+    elif system:
+        head = [{"role": "system", "content": system}]
+    result["messages"] = [*head, *history, *messages[heads:]]
+    return result
+
+
+def _asked(text: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A user's turn of the text and of the images beside it. They go before it, unless tags say
+    where.
+    """
+    places = [
+        {"type": kind}
+        for kind in ("image", "video")
+        if f"<{kind}>" not in text
+        for _ in fields.get(f"{kind}s") or ()
+    ]
+    content = [*places, {"type": "text", "text": text}] if places else text
+    return {"role": "user", "content": content}
+
+
+def _is_conversation(value: Any) -> bool:
+    return (
+        isinstance(value, (list, tuple))
+        and bool(value)
+        and all(isinstance(entry, (Mapping, Message)) for entry in value)
+    )
+
+
+def _loaded(name: str, value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if not value.strip():
+        return None
+    try:
+        return strict_json.load(value)
+    except strict_json.NotStrict as refusal:
+        unseen = _UNSEEN if name == "history" else ""
+        raise InvalidField(f"{name}, where it is text, takes JSON: {refusal}{unseen}") from None
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        unseen = _UNSEEN if name == "system" else ""
+        raise InvalidField(f"{name} takes a text, not {printed(value)}{unseen}")
+    return value
+
+
+def _turns(name: str, value: Any) -> list[Any]:
+    """The entries of a conversation; `{"human", "assistant"}` is two of them."""
+    if not isinstance(value, (list, tuple)) or not value:
+        raise InvalidField(f"{name} takes a list of turns such as {_TURN}, not {printed(value)}")
+    entries: list[Any] = []
+    for entry in value:
+        pair = (
+            [(role, entry[role]) for role in _PAIR if entry.get(role) is not None]
+            if isinstance(entry, Mapping) and not entry.keys() & {"from", "role"}
+            else []
+        )
+        entries += [{"from": role, "value": text} for role, text in pair] or [entry]
+    return entries
+
+
+_PAIR = ("system", "human", "user", "assistant", "gpt")
+
+
+def _history(value: Any) -> list[Any]:
+    """Earlier turns: pairs of a question and its answer, or messages."""
+    if value is None:
+        return []
+    if not isinstance(value, (list, tuple)):
+        raise InvalidField(f"history takes a list of {_PAIRS}, not {printed(value)}{_UNSEEN}")
+    turns: list[Any] = []
+    for position, entry in enumerate(value):
+        if isinstance(entry, (Mapping, Message)):
+            turns.append(entry)
+        elif isinstance(entry, (list, tuple)) and len(entry) == 2:
+            turns += [
+                {"role": role, "content": _text(f"history[{position}]", text)}
+                for role, text in zip(("user", "assistant"), entry, strict=True)
+                if text is not None
+            ]
+        else:
+            raise InvalidField(f"history[{position}] takes {_PAIRS}, not {printed(entry)}")
+    return [*_in_our_roles("history", turns)]
+
+
+def _role(message: Any) -> str:
+    return message.role if isinstance(message, Message) else _named(message)
+
+
+def _content(message: Any) -> Any:
+    """The content of a message, as a text where its parts are all text."""
+    content = message.content if isinstance(message, Message) else message.get("content")
+    if isinstance(content, (list, tuple)):
+        texts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+        return "".join(map(str, texts)) if None not in texts else content
+    return content
+
+
+def _in_our_roles(name: str, messages: Sequence[Any]) -> Sequence[Any]:
+    """The messages with the roles and names of other forms as ours; calls that follow each other
+    are one message.
+    """
+    if all(
+        not isinstance(message, Mapping)
+        or ("from" not in message and _named(message) not in _OTHER_ROLES)
+        for message in messages
+    ):
+        return messages
+    result: list[Any] = []
+    for position, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            result.append(message)
+            continue
+        ours = _in_our_role(f"{name}[{position}]", message)
+        calls = ours.get("tool_calls") or ()
+        roles = [_ROLES.get(_named(turn)) for turn in messages[max(0, position - 1) : position + 1]]
+        if roles == ["call", "call"]:
+            result[-1] = {**result[-1], "tool_calls": [*result[-1]["tool_calls"], *calls]}
+        else:
+            result.append(ours)
+    return result
+
+
+_OTHER_ROLES = frozenset(role for role, ours in _ROLES.items() if role != ours)
+
+
+def _named(message: Any) -> str:
+    """What a turn calls its role."""
+    if not isinstance(message, Mapping):
+        return ""
+    role = message.get("from", message.get("role"))
+    return str(exact(role)) if isinstance(role, str) else ""
+
+
+def _in_our_role(where: str, message: Mapping[str, Any]) -> dict[str, Any]:
+    rest = {
+        key: entry
+        for key, entry in message.items()
+        if key not in ("from", "role", "value", "content")
+    }
+    content = message["value"] if "value" in message else message.get("content")
+    role = _ROLES.get(_named(message))
+    if role is None:
+        raise InvalidField(
+            f"{where}.{'from' if 'from' in message else 'role'} takes one of"
+            f" {', '.join(_ROLES)}, not {printed(message.get('from', message.get('role')))}"
+        )
+    if role == "call":
+        return {"role": "assistant", "content": "", **rest, "tool_calls": _calls(where, content)}
+    return {"role": role, "content": content, **rest}
+
+
+def _calls(where: str, content: Any) -> list[dict[str, Any]]:
+    """The tool calls that a turn holds as JSON: one, or a list of them."""
+    value = _loaded(where, content)
+    calls = [value] if isinstance(value, Mapping) else value
+    if not isinstance(calls, (list, tuple)) or not all(
+        isinstance(call, Mapping) and isinstance(call.get("name"), str) for call in calls
+    ):
+        raise InvalidField(
+            f'{where} takes a call as JSON, such as {{"name": "get", "arguments": {{}}}}, not'
+            f" {printed(content)}"
+        )
+    return [
+        {
+            "type": "function",
+            "function": {"name": call["name"], "arguments": call.get("arguments", {})},
+        }
+        for call in calls
+    ]
+
+
+def without_final_answer(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The values without the answers that end their conversation, which become `references` in
+    their metadata. As they are where they end with no answer, or cannot be read.
+
+    >>> row = {
+    ...     "messages": [
+    ...         {"role": "user", "content": "2 + 2?"},
+    ...         {"role": "assistant", "content": "4"},
+    ...     ]
+    ... }
+    >>> without_final_answer(row)
+    {'messages': [{'role': 'user', 'content': '2 + 2?'}], 'metadata': {'references': ['4']}}
+    """
+    name = next((name for name in (*_OWN[:2], *_WORDS[:2]) if values.get(name) is not None), None)
+    if name is None:
+        return values
+    try:
+        turns = _turns(name, _loaded(name, values[name]))
+    except InvalidField:  # which the request says
+        return values
+    kept = list(turns)
+    while kept and _is_answer(kept[-1]):
+        kept.pop()
+    dropped = turns[len(kept) :]
+    if not dropped or not kept:
+        return values
+    metadata = values.get("metadata")
+    own = {} if metadata is None else metadata
+    own = own if isinstance(own, Mapping) else {"metadata": own}
+    result = {
+        ("input_references" if key == "references" else key): entry
+        for key, entry in values.items()
+        if key != "metadata"
+    }
+    references = [_reference(turn) for turn in dropped]
+    return {**result, name: kept, "metadata": {**own, "references": references}}
+
+
+def _is_answer(turn: Any) -> bool:
+    role = turn.role if isinstance(turn, Message) else _named(turn)
+    return _ROLES.get(role) in ("assistant", "call")
+
+
+def _reference(turn: Any) -> str:
+    """The words of an answer; all of it as JSON text where it is more than words."""
+    content = turn.get("value", turn.get("content")) if isinstance(turn, Mapping) else None
+    others = {
+        key: entry
+        for key, entry in (turn.items() if isinstance(turn, Mapping) else ())
+        if key not in ("from", "role", "value", "content") and entry
+    }
+    if isinstance(content, str) and not others:
+        return content
+    return strict_json.dump(turn)
