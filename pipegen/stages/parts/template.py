@@ -254,10 +254,10 @@ def _conversation(role: str, content: Any, other: Any) -> list[dict[str, Any]]:
     return [probed, user]
 
 
-def _calling(name: str) -> dict[str, Any]:
+def _calling(name: str, content: str | None = "") -> dict[str, Any]:
     return {
         "role": "assistant",
-        "content": "",
+        "content": content,
         "tool_calls": [
             {
                 "type": "function",
@@ -329,6 +329,30 @@ def _drops(kind: str, renderer: Renderer, template: str | None, more: FrozenMapp
 
     first = written("probe")
     return first is not None and first == written("other")
+
+
+@functools.lru_cache(maxsize=32)
+def _calls_only_beside_null(renderer: Renderer, template: str | None, more: FrozenMapping) -> bool:
+    """Whether the template writes tool calls beside content that is null, and drops them beside the
+    empty text.
+    """
+    user = {"role": "user", "content": _content("user", renderer, template, more)}
+    variables = {"add_generation_prompt": False, "continue_final_message": False, **thaw(more)}
+
+    def writes(content: str | None) -> bool:
+        first, other = (
+            call_template(
+                renderer,
+                [user, _calling(name, content)],
+                template=template,
+                variables=variables,
+                probes=True,
+            )
+            for name in ("probe", "other")
+        )
+        return is_ok(first) and is_ok(other) and first.unwrap() != other.unwrap()
+
+    return not writes("") and writes(None)
 
 
 def unwritten_words(
@@ -529,9 +553,15 @@ def shape_content(
     """The message with its content in a form that the template writes.
 
     Text parts are joined to a string if the template takes only strings, and a string becomes a
-    text part if it takes only parts. Content with images stays a list.
+    text part if it takes only parts. Content with images stays a list. No content is the empty
+    text, or null where the template writes tool calls only beside null.
     """
     content = message["content"]
+    if not content and message.get("tool_calls"):
+        only_null = _calls_only_beside_null(renderer, template, more)
+        return {**message, "content": None if only_null else ""}
+    if content is None:
+        return {**message, "content": ""}
     if (
         isinstance(content, list)
         and all(part["type"] == "text" for part in content)
