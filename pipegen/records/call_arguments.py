@@ -57,15 +57,7 @@ def without_unread(messages: Messages) -> list[dict[str, Any]]:
 
 
 def _read(value: Any) -> Any:
-    if value is None:
-        return {}
-    if not isinstance(value, str):
-        return value
-    try:
-        arguments = strict_json.load(value)
-    except strict_json.NotStrict:
-        return value
-    return arguments if isinstance(arguments, dict) else value
+    return {} if value is None else strict_json.loaded(value, dict)
 
 
 def _written(value: Any) -> str:
@@ -89,7 +81,9 @@ def _with_arguments(message: dict[str, Any], change: Callable[[Any], Any]) -> di
         return {**call, "function": changed(call["function"])} if "function" in call else call
 
     calls = message.get("tool_calls")
-    message = {**message, "tool_calls": [*map(changed, calls)]} if _is_list(calls) else message
+    message = (
+        {**message, "tool_calls": [*map(changed, calls)]} if isinstance(calls, list) else message
+    )
     legacy = message.get("function_call")
     return message if legacy is None else {**message, "function_call": changed(legacy)}
 
@@ -99,7 +93,10 @@ def _calls_of(message: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     if message.get("role") != "assistant":
         return
     calls = message.get("tool_calls")
-    places = [(f"tool_calls[{n}]", call) for n, call in enumerate(calls if _is_list(calls) else ())]
+    places = [
+        (f"tool_calls[{n}]", call)
+        for n, call in enumerate(calls if isinstance(calls, list) else ())
+    ]
     for path, call in (*places, ("function_call", message.get("function_call"))):
         if not isinstance(call, dict):
             continue
@@ -108,7 +105,3 @@ def _calls_of(message: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         function = call.get("function")
         if isinstance(function, dict) and "arguments" in function:
             yield f"{path}.function", function
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)

@@ -43,7 +43,7 @@ def request_from(values: Mapping[str, Any], where: str = "request") -> Slot[Gene
     With a `continuation`, it is a request to score.
 
     So a row of a table or of a data set is a request. `id` may be a whole number. `messages`,
-    `tools`, `turns` and `options` may be JSON text. Other columns, such as a label, become entries of
+    `tools`, `turns` and `options` may be JSON text, the first two lists of JSON texts too. Other columns, such as a label, become entries of
     `metadata`. The name of an option, or nearly so, is refused: options go into `options`. Anything
     wrong is an `InvalidRequest` whose message begins with `where`.
 
@@ -115,21 +115,21 @@ _ALONE = (
 _MEDIA = {"images", "videos"}
 _JSON = {"messages", "tools", "options", "prompt_token_ids", "continues", "turns"}
 """The fields that may be JSON text."""
+_JSON_LISTS = {"messages", "tools"}
+"""The fields that may be lists of JSON texts."""
 _FIELDS = dict.fromkeys((*FIELDS, "image", "video"))
 _PROMPTS = ("messages", "prompt", "prompt_token_ids", "turns")
 
 
 def carried(values: Mapping[str, Any]) -> dict[str, Any]:
     """The entries of plain data that are the caller's own: its `metadata`, and what is no field of
-    a request.
+    a request. Null is a value too.
 
-    >>> carried({"prompt": "Is it so?", "label": True, "metadata": {"page": 7}})
-    {'label': True, 'page': 7}
+    >>> carried({"prompt": "Is it so?", "label": None, "metadata": {"page": 7}})
+    {'label': None, 'page': 7}
     """
     metadata = values.get("metadata")
-    others = {
-        name: value for name, value in values.items() if name not in _FIELDS and value is not None
-    }
+    others = {name: value for name, value in values.items() if name not in _FIELDS}
     return (
         others
         if metadata is None
@@ -149,7 +149,11 @@ def _fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
     metadata = carried(values) if len(fields) < len(values) or "metadata" in fields else None
     if metadata:
         _refuse_misplaced(
-            {name: values[name] for name in values if name in metadata and name not in _FIELDS},
+            {
+                name: value
+                for name, value in values.items()
+                if name not in _FIELDS and value is not None
+            },
             prompted=not fields.keys().isdisjoint(_PROMPTS),
         )
         fields["metadata"] = metadata
@@ -163,6 +167,8 @@ def _fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in fields.items():
         if name in _JSON and isinstance(value, str):
             fields[name] = _from_text(name, value)
+        elif name in _JSON_LISTS and isinstance(value, (list, tuple)):
+            fields[name] = [strict_json.loaded(entry, dict) for entry in value]
         elif name in _MEDIA and isinstance(value, (str, bytes, Mapping)) and value:
             fields[name] = _images_of(value)
     return fields

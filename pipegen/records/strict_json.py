@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from pipegen.records.frozen import NESTING, thaw
 
-__all__ = ["NotStrict", "check_plain", "dump", "load", "plain"]
+__all__ = ["NotStrict", "check_plain", "dump", "load", "loaded", "plain"]
 
 _LINE_ENDS = str.maketrans(
     {"\x7f": "\\u007f", "\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
@@ -58,6 +58,21 @@ def load(text: str) -> Any:
         raise NotStrict(str(refusal).split(";")[0]) from None
     check_plain(value)
     return value
+
+
+def loaded(value: Any, kind: type) -> Any:
+    """What a JSON text says, where it is a value of this kind; anything else as it is.
+
+    >>> loaded('{"a": 1}', dict), loaded('{"a": 1}', list), loaded(7, dict)
+    ({'a': 1}, '{"a": 1}', 7)
+    """
+    if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
+        return value
+    try:
+        read = load(value)
+    except NotStrict:
+        return value
+    return read if isinstance(read, kind) else value
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
