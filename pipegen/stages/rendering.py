@@ -392,7 +392,14 @@ def _render_messages(
     probed = probe_variables(more)
     shaped = plain._replace(
         messages=[
-            shape_content(message, renderer, chat.template, probed) for message in plain.messages
+            shape_content(
+                message,
+                renderer,
+                chat.template,
+                probed,
+                continued=bool(chat.continue_final_message) and message is plain.messages[-1],
+            )
+            for message in plain.messages
         ]
     )
     honoured = honours_thinking(renderer, chat.template, probed)

@@ -192,7 +192,8 @@ def test_the_recipe_for_data_sets_writes_json_columns(tmp_path: Path) -> None:
     nested = datasets.Features(
         {"messages": [{"role": datasets.Value("string"), "content": datasets.Json()}]}
     )
-    rows = [{"messages": [{"role": "user", "content": content}]} for content in ("Hi", [])]
+    contents: tuple[Any, ...] = ("Hi", [])
+    rows = [{"messages": [{"role": "user", "content": content}]} for content in contents]
     pairs = ((row, pg.run(route, [rows[0]])[0]) for row in rows)
     pg.write_table(out, pairs, schema=nested.arrow_schema)
     assert [row["messages"][0]["content"] for row in pg.read_table(out)] == ["Hi", []]

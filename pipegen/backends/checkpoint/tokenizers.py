@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -296,14 +297,24 @@ class HFRenderer:
                     f" {', '.join(map(repr, self._templates))}"
                 )
         source = self._templates.get(template, template)
-        rendered = self.raw.apply_chat_template(
-            list(messages),
-            tools=list(tools) or None,
-            chat_template=source,
-            tokenize=False,
-            **variables,
-        )
-        return str(rendered)
+
+        def written(messages: Sequence[Mapping[str, Any]], **more: Any) -> str:
+            rendered = self.raw.apply_chat_template(
+                list(messages),
+                tools=list(tools) or None,
+                chat_template=source,
+                tokenize=False,
+                **{**variables, **more},
+            )
+            return str(rendered)
+
+        if not variables.get("continue_final_message"):
+            return written(messages)
+        # transformers' own way strips white space from what is continued, and from the header
+        words = str((messages, tools, variables))
+        end = next(name for n in itertools.count() if (name := f"{_OPEN_END}{n}") not in words)
+        marked, content = _open_ended(messages, end)
+        return _continued(written(marked, continue_final_message=False), content, end)
 
     def read_response(
         self, text: str, *, prompt: str, tools: Sequence[Mapping[str, Any]]
@@ -313,6 +324,52 @@ class HFRenderer:
             return None
         message = self.raw.parse_response(text, prefix=prompt, tools=list(tools) or None)
         return message if isinstance(message, Mapping) else None
+
+
+_OPEN_END = "CONTINUE_FINAL_MESSAGE_TAG_"
+"""With a number, what stands behind the text to continue while the template writes it. It has no white space, so
+that a template which trims leaves alone what is before it.
+"""
+
+
+def _open_ended(
+    messages: Sequence[Mapping[str, Any]], end: str
+) -> tuple[list[Mapping[str, Any]], str]:
+    """The messages with `end` behind the last one's text, and that text. What a template may
+    trim in front of it is left out.
+    """
+    content = messages[-1].get("content")
+    if isinstance(content, list):
+        place = max(
+            (row for row, part in enumerate(content) if isinstance(part.get("text"), str)),
+            default=None,
+        )
+        if place is None:
+            raise _refusal("the final message has no text to continue")
+        text = content[place]["text"]
+        content = [*content]
+        content[place] = {**content[place], "text": text.lstrip() + end}
+        return [*messages[:-1], {**messages[-1], "content": content}], text
+    text = content or ""
+    return [*messages[:-1], {**messages[-1], "content": text.lstrip() + end}], text
+
+
+def _continued(rendered: str, text: str, end: str) -> str:
+    """The prompt up to `end`, with the white space of the text to continue."""
+    before, tag, _ = rendered.rpartition(end)
+    words = text.lstrip()
+    if not tag or not before.endswith(words):
+        raise _refusal(
+            "it does not write the final message as it is, so that nothing can continue it"
+        )
+    return before[: len(before) - len(words)] + text
+
+
+def _refusal(words: str) -> Exception:
+    """The error with which a template refuses messages."""
+    from jinja2 import TemplateError
+
+    return TemplateError(words)
 
 
 def load_tokenizer(

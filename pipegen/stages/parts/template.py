@@ -548,16 +548,23 @@ def ignores_users(renderer: Renderer) -> bool:
 
 
 def shape_content(
-    message: Mapping[str, Any], renderer: Renderer, template: str | None, more: FrozenMapping
+    message: Mapping[str, Any],
+    renderer: Renderer,
+    template: str | None,
+    more: FrozenMapping,
+    *,
+    continued: bool = False,
 ) -> dict[str, Any]:
     """The message with its content in a form that the template writes.
 
     Text parts are joined to a string if the template takes only strings, and a string becomes a
     text part if it takes only parts. Content with images stays a list. No content is the empty
-    text, or null where the template writes tool calls only beside null.
+    text, or null where the template writes tool calls only beside null. It is a part too where the
+    message is `continued`.
     """
     content = message["content"]
-    if not content and message.get("tool_calls"):
+    content = content or "" if continued else content
+    if not content and message.get("tool_calls") and not continued:
         only_null = _calls_only_beside_null(renderer, template, more)
         return {**message, "content": None if only_null else ""}
     if content is None:
@@ -570,11 +577,11 @@ def shape_content(
         return {**message, "content": "".join(part["text"] for part in content)}
     if (
         isinstance(content, str)
-        and content
+        and (content or continued)
         and _takes(message["role"], renderer, template, more) == (False, True)
     ):
         return {**message, "content": [{"type": "text", "text": content}]}
-    return dict(message)
+    return {**message, "content": content}
 
 
 _LONG = 200
