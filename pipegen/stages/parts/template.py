@@ -369,6 +369,13 @@ def unwritten_words(
     conversation is rendered with other ones: equal renders show that it does. A thought that is
     taken out of an earlier answer is no such word, nor is a name or an id.
     """
+    part = _unwritten_part(write, shaped, renderer, template, more)
+    if part is not None:
+        return TemplateFailed(
+            f"{author(renderer)} writes nothing of {part}: it reads other parts of the content",
+            hint="put the words into one part, or set options.chat.template to a template that"
+            " writes all parts",
+        )
     kinds: dict[str, str] = {}
     for row, message in enumerate(shaped.messages):
         if message["content"] and (
@@ -397,6 +404,60 @@ def unwritten_words(
                         " words into a turn of a role that it writes"
                     ),
                 )
+    return None
+
+
+@functools.lru_cache(maxsize=128)
+def _parts_missing(
+    role: str, kinds: tuple[str, ...], renderer: Renderer, template: str | None, more: FrozenMapping
+) -> tuple[int, ...]:
+    """The places of text parts, in content of parts of these kinds, whose words are not found in
+    what the template writes.
+    """
+    words = [f"{_PROBE} {place} end" for place in range(len(kinds))]
+    parts = [
+        {"type": kind, "text": word} if kind == "text" else {"type": kind}
+        for kind, word in zip(kinds, words, strict=True)
+    ]
+    other = "other turn" if role == "user" else _content("user", renderer, template, more)
+    slot = call_template(
+        renderer,
+        _conversation(role, parts, other),
+        template=template,
+        variables={"add_generation_prompt": False, "continue_final_message": False, **thaw(more)},
+        probes=True,
+    )
+    if not is_ok(slot):
+        return ()
+    written = slot.unwrap()
+    return tuple(
+        place for place, kind in enumerate(kinds) if kind == "text" and words[place] not in written
+    )
+
+
+def _unwritten_part(
+    write: Callable[[Conversation], Slot[str]],
+    shaped: Conversation,
+    renderer: Renderer,
+    template: str | None,
+    more: FrozenMapping,
+) -> str | None:
+    """The path of a text part that the template does not write, though it writes others."""
+    for row, message in enumerate(shaped.messages):
+        content = message["content"]
+        if not isinstance(content, list) or len(content) < 2:
+            continue
+        kinds = tuple(part["type"] for part in content)
+        for place in _parts_missing(message["role"], kinds, renderer, template, more):
+            if not content[place]["text"].strip():
+                continue
+            parts = [*content]
+            parts[place] = {**content[place], "text": f"{content[place]['text']} probe"}
+            messages = [*shaped.messages]
+            messages[row] = {**message, "content": parts}
+            first, other = write(shaped), write(shaped._replace(messages=messages))
+            if is_ok(first) and is_ok(other) and first.unwrap() == other.unwrap():
+                return f"messages[{row}].content[{place}]"
     return None
 
 
