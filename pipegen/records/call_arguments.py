@@ -40,15 +40,11 @@ def arguments_written(messages: Messages) -> list[dict[str, Any]]:
 
 def unread_arguments(messages: Messages) -> str | None:
     """The place of the first arguments that are text, after `arguments_read`."""
-    return next(
-        (
-            f"messages[{row}].{path}.arguments"
-            for row, message in enumerate(messages)
-            for path, call in _calls_of(message)
-            if isinstance(call["arguments"], str)
-        ),
-        None,
-    )
+    for row, message in enumerate(messages):
+        for path, call in _calls_of(message) if message["role"] == "assistant" else ():
+            if isinstance(call["arguments"], str):
+                return f"messages[{row}].{path}.arguments"
+    return None
 
 
 def without_unread(messages: Messages) -> list[dict[str, Any]]:
@@ -67,7 +63,10 @@ def _written(value: Any) -> str:
 
 
 def _changed(messages: Messages, change: Callable[[Any], Any]) -> list[dict[str, Any]]:
-    return [_with_arguments(message, change) for message in messages]
+    return [
+        _with_arguments(message, change) if message["role"] == "assistant" else message
+        for message in messages
+    ]
 
 
 def _with_arguments(message: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
@@ -90,8 +89,6 @@ def _with_arguments(message: dict[str, Any], change: Callable[[Any], Any]) -> di
 
 def _calls_of(message: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """What has arguments in an assistant's message, with its place."""
-    if message.get("role") != "assistant":
-        return
     calls = message.get("tool_calls")
     places = [
         (f"tool_calls[{n}]", call)

@@ -297,24 +297,21 @@ class HFRenderer:
                     f" {', '.join(map(repr, self._templates))}"
                 )
         source = self._templates.get(template, template)
-
-        def written(messages: Sequence[Mapping[str, Any]], **more: Any) -> str:
-            rendered = self.raw.apply_chat_template(
-                list(messages),
-                tools=list(tools) or None,
-                chat_template=source,
-                tokenize=False,
-                **{**variables, **more},
-            )
-            return str(rendered)
-
-        if not variables.get("continue_final_message"):
-            return written(messages)
-        # transformers' own way strips white space from what is continued, and from the header
-        words = str((messages, tools, variables))
-        end = next(name for n in itertools.count() if (name := f"{_OPEN_END}{n}") not in words)
-        marked, content = _open_ended(messages, end)
-        return _continued(written(marked, continue_final_message=False), content, end)
+        end = text = ""
+        if variables.get("continue_final_message"):
+            # transformers' own way strips white space from what is continued, and from the header
+            words = str((messages, tools, variables))
+            end = next(name for n in itertools.count() if (name := f"{_OPEN_END}{n}") not in words)
+            messages, text = _open_ended(messages, end)
+            variables = {**variables, "continue_final_message": False}
+        rendered = self.raw.apply_chat_template(
+            list(messages),
+            tools=list(tools) or None,
+            chat_template=source,
+            tokenize=False,
+            **variables,
+        )
+        return _continued(str(rendered), text, end) if end else str(rendered)
 
     def read_response(
         self, text: str, *, prompt: str, tools: Sequence[Mapping[str, Any]]

@@ -369,15 +369,12 @@ def unwritten_words(
     conversation is rendered with other ones: equal renders show that it does. A thought that is
     taken out of an earlier answer is no such word, nor is a name or an id.
     """
-    part = _unwritten_part(write, shaped, renderer, template, more)
-    if part is not None:
-        return TemplateFailed(
-            f"{author(renderer)} writes nothing of {part}: it reads other parts of the content",
-            hint="put the words into one part, or set options.chat.template to a template that"
-            " writes all parts",
-        )
     kinds: dict[str, str] = {}
     for row, message in enumerate(shaped.messages):
+        if isinstance(message["content"], list):
+            part = _unwritten_part(write, shaped, row, renderer, template, more)
+            if part is not None:
+                return part
         if message["content"] and (
             not isinstance(message["content"], list)
             or any(part["type"] == "text" and part["text"] for part in message["content"])
@@ -408,17 +405,15 @@ def unwritten_words(
 
 
 @functools.lru_cache(maxsize=128)
-def _parts_missing(
-    role: str, kinds: tuple[str, ...], renderer: Renderer, template: str | None, more: FrozenMapping
-) -> tuple[int, ...]:
-    """The places of text parts, in content of parts of these kinds, whose words are not found in
-    what the template writes.
+def _skips_parts(
+    role: str, media: frozenset[str], renderer: Renderer, template: str | None, more: FrozenMapping
+) -> bool:
+    """Whether words of several text parts, beside media of these kinds, are not all found in what
+    the template writes.
     """
-    words = [f"{_PROBE} {place} end" for place in range(len(kinds))]
-    parts = [
-        {"type": kind, "text": word} if kind == "text" else {"type": kind}
-        for kind, word in zip(kinds, words, strict=True)
-    ]
+    words = [f"{_PROBE} {place} end" for place in range(4)]
+    texts = [{"type": "text", "text": word} for word in words]
+    parts = [*({"type": kind} for kind in sorted(media)), *texts]
     other = "other turn" if role == "user" else _content("user", renderer, template, more)
     slot = call_template(
         renderer,
@@ -427,37 +422,38 @@ def _parts_missing(
         variables={"add_generation_prompt": False, "continue_final_message": False, **thaw(more)},
         probes=True,
     )
-    if not is_ok(slot):
-        return ()
-    written = slot.unwrap()
-    return tuple(
-        place for place, kind in enumerate(kinds) if kind == "text" and words[place] not in written
-    )
+    return is_ok(slot) and not all(word in slot.unwrap() for word in words)
 
 
 def _unwritten_part(
     write: Callable[[Conversation], Slot[str]],
     shaped: Conversation,
+    row: int,
     renderer: Renderer,
     template: str | None,
     more: FrozenMapping,
-) -> str | None:
-    """The path of a text part that the template does not write, though it writes others."""
-    for row, message in enumerate(shaped.messages):
-        content = message["content"]
-        if not isinstance(content, list) or len(content) < 2:
+) -> TemplateFailed | None:
+    """The error of a text part of a message that the template does not write."""
+    message = shaped.messages[row]
+    content = message["content"]
+    media = frozenset(part["type"] for part in content) - {"text"}
+    if not _skips_parts(message["role"], media, renderer, template, more) or len(content) < 2:
+        return None
+    for place, part in enumerate(content):
+        if part["type"] != "text" or not part["text"].strip():
             continue
-        kinds = tuple(part["type"] for part in content)
-        for place in _parts_missing(message["role"], kinds, renderer, template, more):
-            if not content[place]["text"].strip():
-                continue
-            parts = [*content]
-            parts[place] = {**content[place], "text": f"{content[place]['text']} probe"}
-            messages = [*shaped.messages]
-            messages[row] = {**message, "content": parts}
-            first, other = write(shaped), write(shaped._replace(messages=messages))
-            if is_ok(first) and is_ok(other) and first.unwrap() == other.unwrap():
-                return f"messages[{row}].content[{place}]"
+        parts = [*content]
+        parts[place] = {**part, "text": f"{part['text']} probe"}
+        messages = [*shaped.messages]
+        messages[row] = {**message, "content": parts}
+        first, other = write(shaped), write(shaped._replace(messages=messages))
+        if is_ok(first) and is_ok(other) and first.unwrap() == other.unwrap():
+            return TemplateFailed(
+                f"{author(renderer)} writes nothing of messages[{row}].content[{place}]: it reads"
+                " other parts of the content",
+                hint="put the words into one part, or set options.chat.template to a template that"
+                " writes all parts",
+            )
     return None
 
 
