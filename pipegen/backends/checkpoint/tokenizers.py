@@ -386,13 +386,27 @@ def load_tokenizer(
     )
     tokenizer = HFTokenizer(raw)
     file = cached(path_or_name, "tokenizer.json", revision)
+    config = cached_json(path_or_name, "tokenizer_config.json", revision)
     if file is not None:
-        require_file_ids(
-            raw, file, cached_json(path_or_name, "tokenizer_config.json", revision), path_or_name
-        )
+        require_file_ids(raw, file, config, path_or_name)
     return tokenizer, HFRenderer(
-        raw, _processor_templates(path_or_name, revision) or raw.chat_template
+        raw,
+        _processor_templates(path_or_name, revision)
+        or _with_those_of(config.get("chat_template"), raw.chat_template),
     )
+
+
+def _with_those_of(configured: Any, templates: Any) -> Any:
+    """The tokenizer's templates with those of `tokenizer_config.json`, which transformers leaves out
+    where there are others in `additional_chat_templates`.
+    """
+    if not isinstance(templates, Mapping) or "default" in templates:
+        return templates
+    if isinstance(configured, list):
+        configured = {entry["name"]: entry["template"] for entry in configured}
+    elif isinstance(configured, str):
+        configured = {"default": configured}
+    return {**(configured or {}), **templates}
 
 
 def _processor_templates(path_or_name: str, revision: str | None) -> str | None:
