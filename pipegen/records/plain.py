@@ -27,6 +27,7 @@ from pipegen.records.requests import (
     misplaced,
     unread_media,
 )
+from pipegen.records.table_nulls import without_table_nulls
 
 __all__ = ["Request", "carried", "request_from", "unreadable"]
 
@@ -171,7 +172,7 @@ def _fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
             fields[name] = [strict_json.loaded(entry, dict) for entry in value]
         elif name in _MEDIA and isinstance(value, (str, bytes, Mapping)) and value:
             fields[name] = _images_of(value)
-    return fields
+    return without_table_nulls(fields) if "tools" in fields else fields
 
 
 def _refuse_misplaced(values: Mapping[str, Any], *, prompted: bool) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import pipegen as pg
 from pipegen.io.tables import Columns
+from pipegen.records.frozen import thaw
 from pipegen.records.plain import request_from
 from pipegen.testing.fake import FakeEngine
 
@@ -224,3 +225,28 @@ def test_an_entry_that_is_null_is_carried_along_as_one() -> None:
 def test_an_option_that_is_null_is_not_misplaced() -> None:
     assert request_from({"prompt": "Hi", "seed": None}).unwrap().prompt == "Hi"
     assert "seed" in request_from({"prompt": "Hi", "seed": 1}).failure().message
+
+
+def test_rows_that_datasets_gives_get_no_nulls_from_other_tools_and_calls() -> None:
+    datasets = pytest.importorskip("datasets")
+    named = [[{**TURNS[0][0]}, {**TURNS[0][1]}] for _ in TOOLS]
+    for turns, tools, argument in zip(named, TOOLS, "ab", strict=True):
+        function = {"name": tools[0]["function"]["name"], "arguments": {argument: "x"}}
+        turns[1] = {**turns[1], "tool_calls": [{"type": "function", "function": function}]}
+    rows = [{"messages": m, "tools": t} for m, t in zip(named, TOOLS, strict=True)]
+    data_set = datasets.Dataset.from_list(rows)
+    assert data_set[0]["tools"][0]["function"]["parameters"]["properties"]["b"] is None
+    for given, row in zip(rows, data_set, strict=True):
+        assert request_from(row).unwrap().tools == request_from(given).unwrap().tools
+        assert request_from(row).unwrap().messages == request_from(given).unwrap().messages
+
+
+def test_nulls_that_a_caller_may_mean_stay() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "default": None}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema, "strict": None}}]
+    call = {"type": "function", "function": {"name": "f", "arguments": {"a": None}}}
+    other = {"type": "function", "function": {"name": "g", "arguments": {"b": None}}}
+    row = {"messages": [{"role": "assistant", "tool_calls": [call, other]}], "tools": tools}
+    request = request_from(row).unwrap()
+    assert thaw(request.tools) == tools
+    assert thaw((request.messages or ())[0].extras["tool_calls"]) == [call, other]
