@@ -20,7 +20,7 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.io.arrow_values import python_rows
 from pipegen.io.jsonl import Line, LineId, lines_of, request_from_row, values_of_line
 from pipegen.io.openai_batch import CHAT, ENDPOINTS, is_batch, request_from_batch
-from pipegen.io.tables import Block, Columns, Row, Table, without_nulls
+from pipegen.io.tables import Block, Columns, Row, Table
 from pipegen.io.text_tables import csv_cells, csv_values
 from pipegen.jobs.rows import Unread
 from pipegen.media.folder import images_in
@@ -222,7 +222,7 @@ class UnreadRow(Origin, Unread):
             return Failure(InvalidRequest(f"{where}: {values}"))
 
         def make_item() -> Item:
-            fields = self._of.columns.request(without_nulls(values))
+            fields = self._of.columns.request(values)
             return _from_values(fields, self._number, what, self)
 
         (item,) = with_system(iter([_guarded(make_item, where, self)]), self._of.system)
@@ -286,7 +286,7 @@ def table_rows(table: Table, reading: Reading) -> Unreads:
     columns = reading.columns.reads(table.schema.names)
     for block in table.blocks():
         names = [name for name in columns if name in block.batch.schema.names]
-        for index, values in enumerate(python_rows(block.batch.select(names))):
+        for index, values in enumerate(python_rows(block.batch.select(names), asked=True)):
             number += 1
             row = UnreadRow(number, number, values, reading, block, index)
             yield row, row

@@ -1,31 +1,174 @@
-"""The values of Arrow as Python's, none of them changed.
+"""The values of Arrow as Python's: as they are stored, or as rows have them.
 
 Python has no type for some times: nanoseconds, years after 9999, time zones that it does not know.
 Such a value is the whole number that Arrow stores, which Arrow takes back; or text, where it is to
 be read. Text that is not UTF-8 is its bytes.
+
+Rows have what a value says, where Arrow stores it in another form:
+
+| in Arrow | in a row |
+| --- | --- |
+| JSON text of the type `arrow.json`, wherever it stands | the value |
+| a map with text for keys | a dict |
+| a period of pandas, such as a month | text: `2026-01` |
+| null in a struct of a tool's schema, or of a call | no key: the struct has the keys of all rows |
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable
+import functools
+import json
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
+
+from pipegen.io.jsonl import readable
+from pipegen.records import strict_json
+from pipegen.records.frozen import thaw
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["holds_time", "python_rows", "python_values"]
+__all__ = [
+    "holds_time",
+    "python_rows",
+    "python_values",
+    "row_values",
+    "stored_values",
+    "without_extensions",
+]
 
 
-def python_rows(batch: pa.RecordBatch, *, text: bool = False) -> list[dict[str, Any]]:
-    """The rows of a batch. With `text`, times that Python has no type for are text."""
+_OF_TOOLS = frozenset(
+    ("tools", "parameters", "arguments", "json_schema", "tool_calls", "function_call")
+)
+"""Columns and fields below which a null of a struct is no value."""
+Change = Callable[[Any], Any]
+
+
+def python_rows(
+    batch: pa.RecordBatch, *, text: bool = False, asked: bool = False
+) -> list[dict[str, Any]]:
+    """The rows of a batch. With `text`, times that Python has no type for are text. Rows that are
+    `asked` have no nulls of a struct at all.
+    """
     names = batch.schema.names
-    columns = [python_values(column, text=text) for column in batch.columns]
+    columns = [
+        _changed(python_values(column, text=text), _change(field, asked))
+        for field, column in zip(batch.schema, batch.columns, strict=True)
+    ]
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
+def _changed(values: list[Any], change: Change | None) -> list[Any]:
+    if change is None:
+        return values
+    return [None if value is None else change(value) for value in values]
+
+
+def _change(field: pa.Field, dense: bool) -> Change | None:
+    """What makes the value in a row of one that Arrow stores; None where they are the same.
+
+    dense: whether nulls of a struct are left out.
+    """
+    import pyarrow as pa
+
+    kind = field.type
+    dense = dense or field.name in _OF_TOOLS
+    stored = _stored_as(field)
+    if stored == "arrow.json":
+        return _from_json
+    if stored == "pandas.period":
+        period = _periods(field)
+        return None if period is None else lambda number: str(period(number))
+    if isinstance(kind, pa.BaseExtensionType):
+        return _change(field.with_type(kind.storage_type), dense)
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        return _change(field.with_type(kind.value_type), dense)
+    if pa.types.is_struct(kind):
+        inner = {entry.name: _change(entry, dense) for entry in kind}
+        if not dense and not any(inner.values()):
+            return None
+        return functools.partial(_struct, inner, dense)
+    if pa.types.is_map(kind):
+        key, item = (_change(entry, dense) for entry in (kind.key_field, kind.item_field))
+        return functools.partial(_mapping, key, item)
+    if _is_list(kind):
+        entries = _change(kind.value_field.with_name(""), dense)
+        return None if entries is None else functools.partial(_changed, change=entries)
+    return None
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return any(
+        is_kind(kind)
+        for is_kind in (
+            pa.types.is_list,
+            pa.types.is_large_list,
+            pa.types.is_fixed_size_list,
+            pa.types.is_list_view,
+            pa.types.is_large_list_view,
+        )
+    )
+
+
+def _stored_as(field: pa.Field) -> str:
+    """The name of the extension that the values are of; one that Arrow does not know, such as
+    pandas' without pandas, stands in the field.
+    """
+    name = getattr(field.type, "extension_name", None)
+    if name is None:
+        name = (field.metadata or {}).get(b"ARROW:extension:name", b"").decode()
+    return str(name)
+
+
+def _from_json(value: Any) -> Any:
+    """The value of a JSON text; what is none stays text."""
+    try:
+        return strict_json.load(value) if isinstance(value, str) else value
+    except strict_json.NotStrict:
+        return value
+
+
+def _periods(field: pa.Field) -> Callable[[Any], Any] | None:
+    """What makes a period of its number or its text; None without pandas, whose rule it is."""
+    try:
+        import pandas as pd  # type: ignore[import-untyped, unused-ignore]
+
+        frequency = getattr(field.type, "freq", None) or json.loads(
+            (field.metadata or {})[b"ARROW:extension:metadata"]
+        ).get("freq")
+        pd.Period(ordinal=0, freq=frequency)
+    except (ImportError, KeyError, ValueError, AttributeError):
+        return None
+    return lambda value: (
+        pd.Period(value, freq=frequency)
+        if isinstance(value, str)
+        else pd.Period(ordinal=value, freq=frequency)
+    )
+
+
+def _struct(inner: dict[str, Change | None], dense: bool, value: Any) -> Any:
+    return {
+        name: entry if entry is None or (change := inner.get(name)) is None else change(entry)
+        for name, entry in value.items()
+        if entry is not None or not dense
+    }
+
+
+def _mapping(key: Change | None, item: Change | None, value: Any) -> Any:
+    """A map as a dict; as pairs where its keys are no texts, or one occurs twice."""
+    names, entries = _changed([name for name, _ in value], key), [entry for _, entry in value]
+    entries = _changed(entries, item)
+    if all(isinstance(name, str) for name in names) and len({*names}) == len(names):
+        return dict(zip(names, entries, strict=True))
+    return [*zip(names, entries, strict=True)]
+
+
 def python_values(array: pa.Array, *, text: bool = False) -> list[Any]:
-    """The values of an array."""
+    """The values of an array, as Arrow stores them."""
     import pyarrow as pa
 
     kind = array.type
@@ -38,6 +181,76 @@ def python_values(array: pa.Array, *, text: bool = False) -> list[Any]:
     except (pa.ArrowException, ValueError, OverflowError, KeyError):
         pass  # some value has no type in Python
     return [_value(scalar, text) for scalar in array]
+
+
+def row_values(values: list[Any], field: pa.Field) -> list[Any]:
+    """The values that Arrow stores in such a field as rows have them."""
+    return _changed(values, _change(field, False))
+
+
+def stored_values(values: list[Any], field: pa.Field) -> list[Any]:
+    """The values of rows as Arrow stores them in such a field: JSON as its text.
+
+    >>> import pyarrow as pa
+    >>> stored_values(["Hi", [1], None], pa.field("content", pa.json_()))
+    ['"Hi"', '[1]', None]
+    """
+    return _changed(values, _storing(field))
+
+
+def _storing(field: pa.Field) -> Change | None:
+    import pyarrow as pa
+
+    kind = field.type
+    if _stored_as(field) == "arrow.json":
+        return lambda value: strict_json.dump(thaw(value, readable))
+    if _stored_as(field) == "pandas.period":
+        period = _periods(field)
+        return None if period is None else lambda text: getattr(period(text), "ordinal", text)
+    if pa.types.is_struct(kind):
+        inner = {entry.name: _storing(entry) for entry in kind}
+        return functools.partial(_in_mapping, inner) if any(inner.values()) else None
+    if pa.types.is_map(kind):
+        item = _storing(kind.item_field)
+        return None if item is None else functools.partial(_in_map, item)
+    if _is_list(kind):
+        entries = _storing(kind.value_field)
+        return None if entries is None else functools.partial(_in_list, entries)
+    return None
+
+
+def _in_mapping(inner: dict[str, Change | None], value: Any) -> Any:
+    return _struct(inner, False, value) if isinstance(value, Mapping) else value
+
+
+def _in_map(item: Change, value: Any) -> Any:
+    pairs = value.items() if isinstance(value, Mapping) else value
+    return [(name, None if entry is None else item(entry)) for name, entry in pairs]
+
+
+def _in_list(entries: Change, value: Any) -> Any:
+    return _changed([*value], entries) if isinstance(value, (list, tuple)) else value
+
+
+def without_extensions(kind: Any) -> pa.DataType:
+    """The type in which Arrow stores such values, without extensions, wherever they stand."""
+    import pyarrow as pa
+
+    def inner(field: Any) -> Any:
+        return field.with_type(without_extensions(field.type))
+
+    if isinstance(kind, pa.BaseExtensionType):
+        return without_extensions(kind.storage_type)
+    if pa.types.is_struct(kind):
+        return pa.struct([inner(field) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(without_extensions(kind.key_type), inner(kind.item_field), kind.keys_sorted)
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(inner(kind.value_field), kind.list_size)
+    for fits, make in ((pa.types.is_list, pa.list_), (pa.types.is_large_list, pa.large_list)):
+        if fits(kind):
+            return make(inner(kind.value_field))
+    return kind
 
 
 def _is_time(kind: pa.DataType) -> bool:

@@ -34,7 +34,12 @@ from returns.result import Success
 from pipegen.core.functional import without_none
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.extras import need
-from pipegen.io.arrow_values import python_values
+from pipegen.io.arrow_values import (
+    python_values,
+    row_values,
+    stored_values,
+    without_extensions,
+)
 from pipegen.io.forms import TableError
 from pipegen.io.jsonl import LineId, readable
 from pipegen.io.tables import Block, Columns, Row
@@ -513,8 +518,10 @@ class AnswerTable(TableOut):
                     chunks += pieces
                     continue
                 values = [value for piece in pieces for value in python_values(piece)]
+                values = row_values(values, field) if field.name in self.images else values
             else:
                 values = [row.values.get(field.name) if block is None else None for row in rows]
+                values = values if field.name in self.images else stored_values(values, field)
             if field.name in self.images:
                 values = [self.all_stored(value) for value in values]
                 values = (
@@ -605,6 +612,8 @@ def _cast(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         return pa.array(values, kind.value_type).dictionary_encode().cast(kind)
     if isinstance(kind, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(kind, pa.array(values).cast(kind.storage_type))
+    if (stored := without_extensions(kind)) != kind:
+        return pa.array(values, stored).cast(kind)
     raise TypeError(f"{kind} is made of no other type")
 
 

@@ -14,6 +14,8 @@ text of a user's turn. Folders such as `lang=en` are columns too, as in Hive.
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import os
 import re
 from collections import Counter
@@ -44,7 +46,6 @@ __all__ = [
     "is_table",
     "read_table",
     "tables_in",
-    "without_nulls",
 ]
 
 _ROWS, _BYTES = 1024, 8 * 2**20
@@ -91,7 +92,7 @@ class Columns(NamedTuple):
             if name not in carried and name not in self.fields.values()
         }
         row_metadata = request_fields.pop("metadata", None)
-        metadata = {name: values[name] for name in carried if values[name] is not None}
+        metadata = {name: values[name] for name in carried}
         metadata |= (
             row_metadata
             if isinstance(row_metadata, Mapping)
@@ -193,6 +194,13 @@ class Block:
     def rows(self) -> list[dict[str, Any]]:
         """The rows as Python values, to be read: times that Python has no type for are text."""
         return python_rows(self.batch, text=True)
+
+    @cached_property
+    def asked(self) -> list[dict[str, Any]]:
+        """The rows as requests are made of them, without the nulls that structs of several forms
+        get.
+        """
+        return python_rows(self.batch, text=True, asked=True)
 
 
 class Row:
@@ -303,6 +311,9 @@ def read_table(path: str | os.PathLike[str]) -> Table:
     """The rows of a Parquet or Arrow file, or of a folder of them, as mappings: requests for
     `imap`. Rows are read as they are asked for.
 
+    JSON in a column is its value, a map with text for keys a dict, a period of pandas text. A struct
+    of tools has no key that is null.
+
     Subfolders such as `lang=en` are a column `lang`: of whole numbers where all its values are,
     else of text. A time that Python has no type for, such as one in nanoseconds, is the whole
     number that Arrow stores.
@@ -409,28 +420,6 @@ def _twice_within(kind: pa.DataType) -> str | None:
     )
 
 
-def without_nulls(values: dict[str, Any]) -> dict[str, Any]:
-    """A row without the nulls that Arrow fills into structs of several forms; a list keeps its own.
-
-    >>> without_nulls({"messages": [{"role": "user", "content": "Hi", "name": None}]})
-    {'messages': [{'role': 'user', 'content': 'Hi'}]}
-    """
-    return {
-        name: _dense(value) if isinstance(value, (list, dict)) else value
-        for name, value in values.items()
-    }
-
-
-def _dense(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {
-            name: _dense(entry) if isinstance(entry, (list, dict)) else entry
-            for name, entry in value.items()
-            if entry is not None
-        }
-    return [_dense(entry) if isinstance(entry, (list, dict)) else entry for entry in value]
-
-
 def _words(refusal: Exception) -> str:
     message = (
         refusal.strerror if isinstance(refusal, OSError) and refusal.strerror else str(refusal)
@@ -448,7 +437,7 @@ def _opened(path: Path) -> Iterator[tuple[pa.Schema, int | None, Iterator[pa.Rec
     import pyarrow.parquet as pq
 
     if path.suffix.lower() in PARQUET:
-        with pq.ParquetFile(path, buffer_size=2**20, pre_buffer=False) as file:
+        with pq.ParquetFile(path, buffer_size=2**20, pre_buffer=False, **_extensions()) as file:
             yield file.schema_arrow, file.metadata.num_rows, _parquet_batches(file)
         return
     with pa.memory_map(str(path)) as source:
@@ -463,6 +452,16 @@ def _opened(path: Path) -> Iterator[tuple[pa.Schema, int | None, Iterator[pa.Rec
             stream = pa.ipc.open_stream(source)
             schema, batches = stream.schema, iter(stream)
         yield schema, None, _cut(batches)
+
+
+@functools.cache
+def _extensions() -> dict[str, bool]:
+    """What lets Parquet's JSON be read as such, where this pyarrow has a switch for it."""
+    import pyarrow.parquet as pq
+
+    switch = "arrow_extensions_enabled"
+    has = switch in inspect.signature(pq.ParquetFile.__init__).parameters
+    return {switch: True} if has else {}
 
 
 def _parquet_batches(file: Any) -> Iterator[pa.RecordBatch]:

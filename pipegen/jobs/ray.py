@@ -32,7 +32,7 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import Options, check_settings, prepare_batch
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.io.table_out import AnswerTable
-from pipegen.io.tables import Block, Columns, Row, without_nulls
+from pipegen.io.tables import Block, Columns, Row
 from pipegen.jobs.history import earlier_models, note_run, settings_of
 from pipegen.jobs.keys import Keys
 from pipegen.jobs.replica import Replica
@@ -125,13 +125,14 @@ class Generate:
         """The table with the columns of its answers. Raises where the engine cannot go on."""
         import asyncio
 
+        blocks = [*map(Block, table.combine_chunks().to_batches())]
         rows = [
-            Row(None, block, index)
-            for block in map(Block, table.combine_chunks().to_batches())
-            for index in range(block.batch.num_rows)
+            Row(None, block, index) for block in blocks for index in range(block.batch.num_rows)
         ]
         requests = [
-            request_from(self._columns.request(without_nulls(row.values)), "row") for row in rows
+            request_from(self._columns.request(values), "row")
+            for block in blocks
+            for values in block.asked
         ]
         keyed_requests = await asyncio.to_thread(self._keyed, requests)
         slots = await _slots(self._replica, keyed_requests)

@@ -22,6 +22,7 @@ from typing import Annotated, Any, Self, cast
 
 from immutabledict import immutabledict
 
+from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField, mapping, number, record, tuple_of
 from pipegen.records.frozen import exact, freeze, printed, thaw
 
@@ -514,10 +515,23 @@ def message_from(value: Any, where: str) -> Message:
             f"{where} has a key {unread!r}, which no chat template reads: {_UNREAD[unread]}"
         )
     try:
+        if "tool_calls" in extras:
+            extras["tool_calls"] = _calls_from(extras["tool_calls"])
         extras = freeze(extras)
     except ValueError as refusal:
         raise InvalidField(f"{where} takes {refusal}") from None
     return Message(role=role, content=content, extras=extras)
+
+
+def _calls_from(value: Any) -> Any:
+    """Tool calls that a table has as JSON text, or as a list of JSON texts; anything else as it
+    is.
+    """
+    if isinstance(value, str):
+        return strict_json.loaded(value, list)
+    if isinstance(value, (list, tuple)):
+        return [strict_json.loaded(call, dict) for call in value]
+    return value
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:

@@ -28,6 +28,7 @@ from pipegen.records.requests import (
     misplaced,
     unread_media,
 )
+from pipegen.records.table_nulls import without_table_nulls
 
 __all__ = ["Request", "carried", "request_from", "unreadable"]
 
@@ -44,10 +45,10 @@ def request_from(values: Mapping[str, Any], where: str = "request") -> Slot[Gene
     With a `continuation`, it is a request to score.
 
     So a row of a table or of a data set is a request. `id` may be a whole number. `messages`,
-    `tools`, `turns` and `options` may be JSON text. Other programs' forms are read too:
-    `pipegen.records.request_forms` has their table. Other columns, such as a label, become entries
-    of `metadata`. What the model should see or obey, and is not read, is refused. Anything wrong is
-    an `InvalidRequest` whose message begins with `where`.
+    `tools`, `turns` and `options` may be JSON text, the first two lists of JSON texts too. Other
+    programs' forms are read too: `pipegen.records.request_forms` has their table. Other columns, such
+    as a label, become entries of `metadata`. What the model should see or obey, and is not read, is
+    refused. Anything wrong is an `InvalidRequest` whose message begins with `where`.
 
     >>> request_from({"messages": []}).failure().message
     'request: messages takes at least one message, not []'
@@ -117,6 +118,8 @@ _ALONE = (
 _MEDIA = {"images", "videos"}
 _JSON = {"messages", "tools", "options", "prompt_token_ids", "continues", "turns"}
 """The fields that may be JSON text."""
+_JSON_LISTS = {"messages", "tools"}
+"""The fields that may be lists of JSON texts."""
 _FIELDS = dict.fromkeys((*FIELDS, "image", "video"))
 _PROMPTS = (
     *("messages", "prompt", "prompt_token_ids", "turns"),
@@ -126,16 +129,14 @@ _PROMPTS = (
 
 def carried(values: Mapping[str, Any]) -> dict[str, Any]:
     """The entries of plain data that are the caller's own: its `metadata`, and what is no field of
-    a request.
+    a request. Null is a value too.
 
-    >>> carried({"prompt": "Is it so?", "label": True, "metadata": {"page": 7}})
-    {'label': True, 'page': 7}
+    >>> carried({"prompt": "Is it so?", "label": None, "metadata": {"page": 7}})
+    {'label': None, 'page': 7}
     """
     metadata, read = values.get("metadata"), read_keys(values)
     others = {
-        name: value
-        for name, value in values.items()
-        if name not in _FIELDS and name not in read and value is not None
+        name: value for name, value in values.items() if name not in _FIELDS and name not in read
     }
     return (
         others
@@ -156,7 +157,11 @@ def _fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
     metadata = carried(values) if len(fields) < len(values) or "metadata" in fields else None
     if metadata:
         _refuse_misplaced(
-            {name: values[name] for name in values if name in metadata and name not in _FIELDS},
+            {
+                name: value
+                for name, value in values.items()
+                if name in metadata and name not in _FIELDS and value is not None
+            },
             prompted=not (fields.keys() | read_keys(values)).isdisjoint(_PROMPTS),
         )
         fields["metadata"] = metadata
@@ -170,9 +175,12 @@ def _fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in fields.items():
         if name in _JSON and isinstance(value, str):
             fields[name] = () if name == "tools" and not value else _from_text(name, value)
+        elif name in _JSON_LISTS and isinstance(value, (list, tuple)):
+            fields[name] = [strict_json.loaded(entry, dict) for entry in value]
         elif name in _MEDIA and isinstance(value, (str, bytes, Mapping)) and value:
             fields[name] = _images_of(value)
-    return as_messages(fields, values)
+    fields = as_messages(fields, values)
+    return without_table_nulls(fields) if "tools" in fields else fields
 
 
 def _refuse_misplaced(values: Mapping[str, Any], *, prompted: bool) -> None:

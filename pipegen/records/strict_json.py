@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from pipegen.records.frozen import NESTING, thaw
 
-__all__ = ["NotStrict", "check_plain", "dump", "floats_hold", "load", "plain"]
+__all__ = ["NotStrict", "check_plain", "dump", "floats_hold", "load", "loaded", "plain"]
 
 _LINE_ENDS = str.maketrans(
     {"\x7f": "\\u007f", "\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
@@ -75,6 +75,21 @@ def floats_hold(text: str) -> bool:
 
     json.loads(text, parse_float=read)
     return not lost
+
+
+def loaded(value: Any, kind: type) -> Any:
+    """What a JSON text says, where it is a value of this kind; anything else as it is.
+
+    >>> loaded('{"a": 1}', dict), loaded('{"a": 1}', list), loaded(7, dict)
+    ({'a': 1}, '{"a": 1}', 7)
+    """
+    if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
+        return value
+    try:
+        read = load(value)
+    except NotStrict:
+        return value
+    return read if isinstance(read, kind) else value
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -40,13 +40,14 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.model import TokenModel, reader_of
 from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.engines.tokenizer import Renderer, Tokenizer
+from pipegen.records.call_arguments import arguments_read, unread_arguments, without_unread
 from pipegen.records.fields import InvalidField, altered, instance, record, string
 from pipegen.records.frozen import NOTHING, thaw
 from pipegen.records.messages import Message, plain_messages
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import CallForm, PreparedImage, ResolvedRequest, Thinking, ThoughtForm
-from pipegen.stages.parts.bridge import Before, bridged, keeps_ids, read_arguments
+from pipegen.stages.parts.bridge import Before, bridged, keeps_ids
 from pipegen.stages.parts.control_tokens import ControlTokens, control_tokens
 from pipegen.stages.parts.forced_calls import call_form, tool_choice
 from pipegen.stages.parts.foreign_text import (
@@ -380,11 +381,8 @@ def _render_messages(
     written: str,
 ) -> Slot[Rendered]:
     more = chat.template_kwargs or NOTHING
-    messages = job.request.messages or ()
-    if job.request.continues is not None:
-        messages = tuple(map(read_arguments, messages))
     plain = Conversation(
-        plain_messages(messages),
+        arguments_read(plain_messages(job.request.messages or ())),
         [thaw(tool) for tool in job.request.tools],
         thaw(more),
     )
@@ -394,7 +392,14 @@ def _render_messages(
     probed = probe_variables(more)
     shaped = plain._replace(
         messages=[
-            shape_content(message, renderer, chat.template, probed) for message in plain.messages
+            shape_content(
+                message,
+                renderer,
+                chat.template,
+                probed,
+                continued=bool(chat.continue_final_message) and message is plain.messages[-1],
+            )
+            for message in plain.messages
         ]
     )
     honoured = honours_thinking(renderer, chat.template, probed)
@@ -414,6 +419,11 @@ def _render_messages(
             variables={**switches, **conversation.variables},
         )
 
+    unread = unread_arguments(shaped.messages)
+    if unread is not None and not is_ok(write(shaped)):
+        readable = write(shaped._replace(messages=without_unread(shaped.messages)))
+        if is_ok(readable):
+            return Failure(_not_taken(unread, renderer))
     unwritten = unwritten_words(write, shaped, renderer, chat.template, probed)
     if unwritten is not None:
         return Failure(unwritten)
@@ -519,6 +529,13 @@ def _refusal(
             f" {messages[-1]['role']!r}"
         )
     return None
+
+
+def _not_taken(path: str, renderer: Renderer) -> InvalidRequest:
+    return InvalidRequest(
+        f"{path} is text that is no JSON object, and {author(renderer)} takes none",
+        hint='write the arguments as a mapping, or as the JSON text of an object: {"city": "Rome"}',
+    )
 
 
 def _refused(path: str, token: str) -> InvalidRequest:

@@ -304,11 +304,12 @@ def test_the_types_of_columns_are_those_of_all_their_values() -> None:
     assert [str(field.type) for field in schema_of_kinds(kinds)] == list(kinds.values())
 
 
-def test_json_columns_are_text_to_python(tmp_path: Path) -> None:
-    messages = json.dumps([{"role": "user", "content": "Hi"}])
+def test_json_columns_are_values_to_python(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "Hi"}]
+    messages = json.dumps(turns)
     kind = getattr(pa, "json_", None)
     if kind is None:
         pytest.skip("this pyarrow knows no arrow.json")
     column = pa.ExtensionArray.from_storage(kind(pa.utf8()), pa.array([messages]))
     pq.write_table(pa.table({"messages": column}), tmp_path / "x.parquet", store_schema=True)
-    assert list(read_table(tmp_path / "x.parquet")) == [{"messages": messages}]
+    assert list(read_table(tmp_path / "x.parquet")) == [{"messages": turns}]

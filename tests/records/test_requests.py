@@ -448,7 +448,7 @@ def test_a_row_of_a_data_set_is_a_request() -> None:
     }
     request = request_from(row).unwrap()
     assert (request.id, [source.data for source in request.sources]) == ("7", [b"x"])
-    assert request.metadata == {"label": 3, "choices": ["a", "b"]}
+    assert request.metadata == {"label": 3, "choices": ["a", "b"], "when": None}
     by_path = request_from(
         {"prompt": "What?", "images": [{"bytes": None, "path": "a.png"}, "b.png"]}
     ).unwrap()

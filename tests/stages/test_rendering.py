@@ -270,6 +270,51 @@ def test_a_final_assistant_turn_is_continued() -> None:  # T10
     assert (text or "").endswith("assistant\nThe answer is")
 
 
+TRIMMING = CHATML.replace("write(message.content)", "(write(message.content) | trim)")
+TEXTS = ("", "Sure:\n", "Sure: ", "\n\nSure:", "  Sure  ", "\n", "a  b\n\n", "<think>\n", "Sure")
+
+
+@pytest.mark.parametrize("template", [CHATML, TRIMMING, PARTS_ONLY])
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_text_to_continue_keeps_its_white_space(template: str, text: str) -> None:
+    def prompt(text: str) -> str:
+        turn = {"role": "assistant", "content": text}
+        return chatml(USER, turn, own=template, continue_final_message=True).unwrap().text or ""
+
+    assert prompt(text) == prompt("x").removesuffix("x") + text
+    in_parts = [{"type": "text", "text": text}]
+    turn = {"role": "assistant", "content": in_parts}
+    parts = chatml(USER, turn, own=template, continue_final_message=True).unwrap().text
+    assert parts == prompt(text)
+
+
+def test_an_empty_text_to_continue_keeps_the_header() -> None:
+    for content in ("", None):
+        turn = {"role": "assistant", "content": content}
+        for template in (CHATML, TRIMMING):
+            slot = chatml(USER, turn, own=template, continue_final_message=True)
+            assert (slot.unwrap().text or "").endswith("<|im_start|>assistant\n")
+
+
+def test_words_of_others_do_not_end_the_prompt() -> None:
+    words = "CONTINUE_FINAL_MESSAGE_TAG_0 CONTINUE_FINAL_MESSAGE_TAG"
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}{{ messages[0].content }}"
+    turn = {"role": "assistant", "content": ""}
+    user = {"role": "user", "content": words}
+    slot = chatml(user, turn, own=template, continue_final_message=True)
+    assert slot.unwrap().text == words
+
+
+@pytest.mark.parametrize("words", ["split() | join(' ')", "upper()", "split(':')[0]"])
+def test_a_template_that_changes_the_text_to_continue_fails_the_request(words: str) -> None:
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content." + words + " }}{% endfor %}"
+    turn = {"role": "assistant", "content": "Sure:\n"}
+    error = chatml(USER, turn, own=template, continue_final_message=True).failure()
+    assert isinstance(error, TemplateFailed)
+    assert "does not write the final message as it is" in error.message
+    assert not error.incident
+
+
 def test_continuing_anything_but_an_assistant_turn_is_refused() -> None:  # T10
     slot = chatml(USER, continue_final_message=True)
     assert isinstance(slot.failure(), InvalidRequest)

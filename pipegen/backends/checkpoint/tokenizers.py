@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -307,6 +308,13 @@ class HFRenderer:
                     f" {', '.join(map(repr, self._templates))}"
                 )
         source = self._templates.get(template, template)
+        end = text = ""
+        if variables.get("continue_final_message"):
+            # transformers' own way strips white space from what is continued, and from the header
+            words = str((messages, tools, variables))
+            end = next(name for n in itertools.count() if (name := f"{_OPEN_END}{n}") not in words)
+            messages, text = _open_ended(messages, end)
+            variables = {**variables, "continue_final_message": False}
         rendered = self.raw.apply_chat_template(
             list(messages),
             tools=list(tools) or None,
@@ -314,7 +322,7 @@ class HFRenderer:
             tokenize=False,
             **variables,
         )
-        return str(rendered)
+        return _continued(str(rendered), text, end) if end else str(rendered)
 
     def read_response(
         self, text: str, *, prompt: str, tools: Sequence[Mapping[str, Any]]
@@ -324,6 +332,52 @@ class HFRenderer:
             return None
         message = self.raw.parse_response(text, prefix=prompt, tools=list(tools) or None)
         return message if isinstance(message, Mapping) else None
+
+
+_OPEN_END = "CONTINUE_FINAL_MESSAGE_TAG_"
+"""With a number, what stands behind the text to continue while the template writes it. It has no white space, so
+that a template which trims leaves alone what is before it.
+"""
+
+
+def _open_ended(
+    messages: Sequence[Mapping[str, Any]], end: str
+) -> tuple[list[Mapping[str, Any]], str]:
+    """The messages with `end` behind the last one's text, and that text. What a template may
+    trim in front of it is left out.
+    """
+    content = messages[-1].get("content")
+    if isinstance(content, list):
+        place = max(
+            (row for row, part in enumerate(content) if isinstance(part.get("text"), str)),
+            default=None,
+        )
+        if place is None:
+            raise _refusal("the final message has no text to continue")
+        text = content[place]["text"]
+        content = [*content]
+        content[place] = {**content[place], "text": text.lstrip() + end}
+        return [*messages[:-1], {**messages[-1], "content": content}], text
+    text = content or ""
+    return [*messages[:-1], {**messages[-1], "content": text.lstrip() + end}], text
+
+
+def _continued(rendered: str, text: str, end: str) -> str:
+    """The prompt up to `end`, with the white space of the text to continue."""
+    before, tag, _ = rendered.rpartition(end)
+    words = text.lstrip()
+    if not tag or not before.endswith(words):
+        raise _refusal(
+            "it does not write the final message as it is, so that nothing can continue it"
+        )
+    return before[: len(before) - len(words)] + text
+
+
+def _refusal(words: str) -> Exception:
+    """The error with which a template refuses messages."""
+    from jinja2 import TemplateError
+
+    return TemplateError(words)
 
 
 def load_tokenizer(
@@ -343,13 +397,27 @@ def load_tokenizer(
     )
     tokenizer = HFTokenizer(raw)
     file = cached(path_or_name, "tokenizer.json", revision)
+    config = cached_json(path_or_name, "tokenizer_config.json", revision)
     if file is not None:
-        require_file_ids(
-            raw, file, cached_json(path_or_name, "tokenizer_config.json", revision), path_or_name
-        )
+        require_file_ids(raw, file, config, path_or_name)
     return tokenizer, HFRenderer(
-        raw, _processor_templates(path_or_name, revision) or raw.chat_template
+        raw,
+        _processor_templates(path_or_name, revision)
+        or _with_those_of(config.get("chat_template"), raw.chat_template),
     )
+
+
+def _with_those_of(configured: Any, templates: Any) -> Any:
+    """The tokenizer's templates with those of `tokenizer_config.json`, which transformers leaves out
+    where there are others in `additional_chat_templates`.
+    """
+    if not isinstance(templates, Mapping) or "default" in templates:
+        return templates
+    if isinstance(configured, list):
+        configured = {entry["name"]: entry["template"] for entry in configured}
+    elif isinstance(configured, str):
+        configured = {"default": configured}
+    return {**(configured or {}), **templates}
 
 
 def _processor_templates(path_or_name: str, revision: str | None) -> str | None:

@@ -17,6 +17,7 @@ from pipegen.backends.http.plain_json import encoded
 from pipegen.core.errors import InvalidRequest, UnsupportedMultimodal
 from pipegen.core.slots import Slot, is_ok
 from pipegen.media.image import file_to_send
+from pipegen.records.call_arguments import arguments_written
 from pipegen.records.messages import ImagePart, Message, VideoSource, plain_messages
 from pipegen.records.requests import GenerationRequest, ImagePolicy
 from pipegen.records.results import PreparedImage, Prompt
@@ -82,7 +83,8 @@ def messages_of(request: GenerationRequest) -> Slot[tuple[Mapping[str, Any], ...
     """The messages as the server takes them; a plain prompt is one user turn.
 
     Images go as data URLs. That is the file itself where its pixels are taken as they are (see
-    `file_to_send`), else the upright RGB image as a PNG.
+    `file_to_send`), else the upright RGB image as a PNG. The arguments of tool calls go as JSON
+    text.
     """
     if request.prompt_token_ids is not None:
         return Failure(
@@ -92,14 +94,21 @@ def messages_of(request: GenerationRequest) -> Slot[tuple[Mapping[str, Any], ...
             )
         )
     messages = request.messages or (Message(role="user", content=request.prompt or ""),)
-    plain = plain_messages(messages)
     try:
+        plain = arguments_written(plain_messages(messages))
         encoded([plain, request.tools])
     except UnicodeEncodeError:
         return Failure(
             InvalidRequest(
                 "the messages hold half a surrogate pair",
                 hint="send whole characters: the text was cut inside one, or decoded wrongly",
+            )
+        )
+    except (TypeError, ValueError) as refusal:
+        return Failure(
+            InvalidRequest(
+                f"the messages or tools hold what JSON has no form for: {refusal}",
+                hint="send text, finite numbers, lists and mappings",
             )
         )
     index = itertools.count()

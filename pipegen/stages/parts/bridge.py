@@ -56,7 +56,6 @@ __all__ = [
     "check_earlier_images",
     "form_of",
     "keeps_ids",
-    "read_arguments",
 ]
 
 _ids = token_ids  # a field has this name
@@ -449,38 +448,13 @@ def _differs(
     tokenizer would encode the answer in another way.
     """
     user = Message(role="user", content="Hello there")
-    prompt, rendered = render((user,)), render((user, read_arguments(answer), *new))
+    prompt, rendered = render((user,)), render((user, answer, *new))
     written = of_tokenizer(tokenizer.decode, continues.token_ids)
     if not is_ok(prompt) or not is_ok(rendered):
         return True
     if (prompt.unwrap().text or "") + written + text != rendered.unwrap().text:
         return True
     return of_tokenizer(tokenizer.encode, written) != continues.token_ids
-
-
-def read_arguments(message: Message) -> Message:
-    """The message with the arguments of its tool calls as mappings, as chat templates take them;
-    chat servers take them as JSON text.
-
-    >>> from pipegen.records.messages import message_from
-    >>> call = {"function": {"name": "get", "arguments": '{"city": "Rome"}'}}
-    >>> message = message_from({"role": "assistant", "tool_calls": [call]}, "message")
-    >>> read_arguments(message).extras["tool_calls"][0]["function"]["arguments"]["city"]
-    'Rome'
-    """
-    calls = thaw(message.extras.get("tool_calls"))
-    if message.role != "assistant" or not isinstance(calls, list):
-        return message
-    for call in calls:
-        function = call.get("function") if isinstance(call, dict) else None
-        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
-            try:
-                arguments = json.loads(function["arguments"])
-            except ValueError:
-                continue
-            if isinstance(arguments, dict):
-                function["arguments"] = arguments
-    return altered(message, extras=freeze({**message.extras, "tool_calls": calls}))
 
 
 def check_earlier_images(

@@ -254,10 +254,10 @@ def _conversation(role: str, content: Any, other: Any) -> list[dict[str, Any]]:
     return [probed, user]
 
 
-def _calling(name: str) -> dict[str, Any]:
+def _calling(name: str, content: str | None = "") -> dict[str, Any]:
     return {
         "role": "assistant",
-        "content": "",
+        "content": content,
         "tool_calls": [
             {
                 "type": "function",
@@ -331,6 +331,30 @@ def _drops(kind: str, renderer: Renderer, template: str | None, more: FrozenMapp
     return first is not None and first == written("other")
 
 
+@functools.lru_cache(maxsize=32)
+def _calls_only_beside_null(renderer: Renderer, template: str | None, more: FrozenMapping) -> bool:
+    """Whether the template writes tool calls beside content that is null, and drops them beside the
+    empty text.
+    """
+    user = {"role": "user", "content": _content("user", renderer, template, more)}
+    variables = {"add_generation_prompt": False, "continue_final_message": False, **thaw(more)}
+
+    def writes(content: str | None) -> bool:
+        first, other = (
+            call_template(
+                renderer,
+                [user, _calling(name, content)],
+                template=template,
+                variables=variables,
+                probes=True,
+            )
+            for name in ("probe", "other")
+        )
+        return is_ok(first) and is_ok(other) and first.unwrap() != other.unwrap()
+
+    return not writes("") and writes(None)
+
+
 def unwritten_words(
     write: Callable[[Conversation], Slot[str]],
     shaped: Conversation,
@@ -347,6 +371,10 @@ def unwritten_words(
     """
     kinds: dict[str, str] = {}
     for row, message in enumerate(shaped.messages):
+        if isinstance(message["content"], list):
+            part = _unwritten_part(write, shaped, row, renderer, template, more)
+            if part is not None:
+                return part
         if _has_words(message["content"]):
             kinds.setdefault(message["role"], f"messages[{row}].content")
         if message.get("tool_calls"):
@@ -409,6 +437,59 @@ def _unwritten_turn(
                 f"{author(renderer)} writes nothing of messages[{row}].content: it has no place for"
                 f" a turn of role {roles[row]!r} there",
                 hint="put the words into the first message, or into a turn of another role",
+            )
+    return None
+
+
+@functools.lru_cache(maxsize=128)
+def _skips_parts(
+    role: str, media: frozenset[str], renderer: Renderer, template: str | None, more: FrozenMapping
+) -> bool:
+    """Whether words of several text parts, beside media of these kinds, are not all found in what
+    the template writes.
+    """
+    words = [f"{_PROBE} {place} end" for place in range(4)]
+    texts = [{"type": "text", "text": word} for word in words]
+    parts = [*({"type": kind} for kind in sorted(media)), *texts]
+    other = "other turn" if role == "user" else _content("user", renderer, template, more)
+    slot = call_template(
+        renderer,
+        _conversation(role, parts, other),
+        template=template,
+        variables={"add_generation_prompt": False, "continue_final_message": False, **thaw(more)},
+        probes=True,
+    )
+    return is_ok(slot) and not all(word in slot.unwrap() for word in words)
+
+
+def _unwritten_part(
+    write: Callable[[Conversation], Slot[str]],
+    shaped: Conversation,
+    row: int,
+    renderer: Renderer,
+    template: str | None,
+    more: FrozenMapping,
+) -> TemplateFailed | None:
+    """The error of a text part of a message that the template does not write."""
+    message = shaped.messages[row]
+    content = message["content"]
+    media = frozenset(part["type"] for part in content) - {"text"}
+    if not _skips_parts(message["role"], media, renderer, template, more) or len(content) < 2:
+        return None
+    for place, part in enumerate(content):
+        if part["type"] != "text" or not part["text"].strip():
+            continue
+        parts = [*content]
+        parts[place] = {**part, "text": f"{part['text']} probe"}
+        messages = [*shaped.messages]
+        messages[row] = {**message, "content": parts}
+        first, other = write(shaped), write(shaped._replace(messages=messages))
+        if is_ok(first) and is_ok(other) and first.unwrap() == other.unwrap():
+            return TemplateFailed(
+                f"{author(renderer)} writes nothing of messages[{row}].content[{place}]: it reads"
+                " other parts of the content",
+                hint="put the words into one part, or set options.chat.template to a template that"
+                " writes all parts",
             )
     return None
 
@@ -561,14 +642,27 @@ def ignores_users(renderer: Renderer) -> bool:
 
 
 def shape_content(
-    message: Mapping[str, Any], renderer: Renderer, template: str | None, more: FrozenMapping
+    message: Mapping[str, Any],
+    renderer: Renderer,
+    template: str | None,
+    more: FrozenMapping,
+    *,
+    continued: bool = False,
 ) -> dict[str, Any]:
     """The message with its content in a form that the template writes.
 
     Text parts are joined to a string if the template takes only strings, and a string becomes a
-    text part if it takes only parts. Content with images stays a list.
+    text part if it takes only parts. Content with images stays a list. No content is the empty
+    text, or null where the template writes tool calls only beside null. It is a part too where the
+    message is `continued`.
     """
     content = message["content"]
+    content = content or "" if continued else content
+    if not content and message.get("tool_calls") and not continued:
+        only_null = _calls_only_beside_null(renderer, template, more)
+        return {**message, "content": None if only_null else ""}
+    if content is None:
+        return {**message, "content": ""}
     if (
         isinstance(content, list)
         and all(part["type"] == "text" for part in content)
@@ -577,11 +671,11 @@ def shape_content(
         return {**message, "content": "".join(part["text"] for part in content)}
     if (
         isinstance(content, str)
-        and content
+        and (content or continued)
         and _takes(message["role"], renderer, template, more) == (False, True)
     ):
         return {**message, "content": [{"type": "text", "text": content}]}
-    return dict(message)
+    return {**message, "content": content}
 
 
 _LONG = 200

@@ -75,8 +75,10 @@ def test_the_prompt_is_the_one_that_transformers_makes() -> None:
     )
     for message in MESSAGES:
         request = pg.TextGenerationRequest(messages=[message, Message(role="user", content="Hi")])
+        plain = plain_messages(request.messages or ())
+        plain[0]["content"] = plain[0]["content"] or ""  # null is the empty text, not "None"
         expected = chatml_tokenizer().apply_chat_template(
-            plain_messages(request.messages or ()), chat_template=template, tokenize=False
+            plain, chat_template=template, tokenize=False
         )
         (slot,) = pg.run(pg.route(engine(template)), [request])
         assert slot.unwrap().prompt_text == expected

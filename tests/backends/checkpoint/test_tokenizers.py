@@ -191,3 +191,29 @@ def test_a_processor_without_a_template_leaves_the_tokenizers(tmp_path: Path) ->
 def test_a_folder_without_a_tokenizer_is_an_error(tmp_path: Path) -> None:
     with pytest.raises((OSError, ValueError)):
         load_tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_default_template_beside_additional_ones_is_used_for_plain_chat(
+    listed: bool, tmp_path: Path
+) -> None:
+    chatml_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink(missing_ok=True)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    plain, named = "plain: {{ messages[0].content }}", {"name": "rag", "template": "rag"}
+    config["chat_template"] = [{"name": "default", "template": plain}, named] if listed else plain
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    others = tmp_path / "additional_chat_templates"
+    others.mkdir()
+    (others / "tool_use.jinja").write_text("tools: {{ tools | tojson }}")
+    _, renderer = load_tokenizer(str(tmp_path))
+
+    def rendered(tools: list[Any], template: str | None = None) -> str:
+        return renderer.render(USER, tools=tools, template=template, variables={})
+
+    assert (rendered([]), rendered([{"a": 1}])) == (
+        "plain: " + USER[0]["content"],
+        'tools: [{"a": 1}]',
+    )
+    assert rendered([], "tool_use") == "tools: null"
+    assert not listed or rendered([], "rag") == "rag"

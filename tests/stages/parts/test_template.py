@@ -15,7 +15,7 @@ from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
 from pipegen.core.errors import TemplateFailed
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
-from pipegen.records.requests import TextGenerationRequest
+from pipegen.records.requests import TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import ResolvedRequest
 from pipegen.stages.rendering import Rendered, render_row
 
@@ -163,3 +163,64 @@ def test_a_template_that_refuses_a_probe_and_one_that_changes_what_it_writes_are
             some, USER, template_kwargs={"documents": [{"title": "On words", "kind": "paper"}]}
         )
     )
+
+
+FIRST_PART = "{% for m in messages %}{{ m.role }}: {{ m.content[0].text }}\n{% endfor %}"
+LAST_PART = FIRST_PART.replace("[0]", "[-1]")
+ALL_PARTS = (
+    "{% for m in messages %}{{ m.role }}: {% for p in m.content %}{{ p.text or '<image>' }}"
+    "{% endfor %}\n{% endfor %}"
+)
+
+
+def parts(*texts: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
+@pytest.mark.parametrize("mode", ["text", "reject", "allow"])
+@pytest.mark.parametrize(
+    ("template", "content", "place"),
+    [
+        (FIRST_PART, parts("Look here.", "What is it?"), 1),
+        (FIRST_PART, parts("Look here.", "", "What is it?"), 2),
+        (LAST_PART, parts("Look here.", "What is it?"), 0),
+        (FIRST_PART.replace("}}", "| upper }}"), parts("Look here.", "What is it?"), 1),
+    ],
+)
+def test_a_part_that_the_template_does_not_write_fails_the_request(
+    template: str, content: Any, place: int, mode: str
+) -> None:
+    for messages in (
+        [{"role": "user", "content": content}],
+        [
+            {"role": "user", "content": parts("Hi")},
+            {"role": "assistant", "content": parts("Yes?")},
+            {"role": "user", "content": content},
+        ],
+    ):
+        error = rendered(template, *messages, control_tokens=mode).failure()
+        assert isinstance(error, TemplateFailed)
+        path = f"messages[{len(messages) - 1}].content[{place}]"
+        assert f"writes nothing of {path}" in error.message
+        assert "into one part" in error.hint
+
+
+def test_a_template_that_writes_each_part_is_as_it_was() -> None:
+    both = {"role": "user", "content": parts("Look here.", "What is it?")}
+    for template in (ALL_PARTS, ALL_PARTS.replace("p.text", "p.text | upper"), CHATML):
+        text = rendered(template, both).unwrap().text or ""
+        assert "look here.what is it?" in text.lower()
+    assert "Look here." in (
+        rendered(FIRST_PART, {**both, "content": parts("Look here.", " ")}).unwrap().text or ""
+    )
+
+
+def test_words_beside_an_image_are_parts_too() -> None:
+    raw = chatml_tokenizer()
+    content = [{"type": "image", "image": "a.png"}, *parts("What is it?")]
+    request = VlmGenerationRequest(messages=[{"role": "user", "content": content}])
+    job = ResolvedRequest(request=request, options=resolve(GenerationOptions()))
+    templates = [ALL_PARTS, FIRST_PART]
+    slots = [render_row(job, HFTokenizer(raw), HFRenderer(raw, source)) for source in templates]
+    assert [is_ok(slot) for slot in slots] == [True, False]
+    assert "messages[0].content[1]" in slots[1].failure().message
