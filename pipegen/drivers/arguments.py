@@ -88,6 +88,11 @@ def require_iterable(requests: Any, *, asynchronous: bool = False) -> None:
             f"requests are a list or another iterable, not one {type(requests).__name__}: put a"
             " single request into a list"
         )
+    if callable(getattr(requests, "iterrows", None)):
+        raise TypeError(
+            f"requests are a list or another iterable, not a {type(requests).__name__}, whose items"
+            ' are the names of its columns: hand over its .to_dict("records")'
+        )
     if not asynchronous and isinstance(requests, AsyncIterable):
         raise TypeError(
             "requests are a list or another iterable, not an asynchronous"

@@ -16,6 +16,7 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import Options, check_run, pair, pairs, require_iterable
 from pipegen.drivers.drive import Drive
 from pipegen.drivers.session import NoRequest
+from pipegen.records.frozen import plain_number
 from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 
@@ -115,6 +116,7 @@ def flow_of(
     `ValueError` for a number that makes no sense.
     """
     run_options = check_run(route, options, image_policy, policy)
+    in_flight = plain_number(in_flight)
     if in_flight is not None and (type(in_flight) is not int or in_flight < 1):
         raise ValueError(f"in_flight takes a whole number of at least 1, not {in_flight!r}")
     return Drive(
