@@ -22,6 +22,7 @@ from typing import Annotated, Any, Self, cast
 
 from immutabledict import immutabledict
 
+from pipegen.core.errors import BadImage, BadVideo
 from pipegen.records.fields import InvalidField, mapping, number, record, tuple_of
 from pipegen.records.frozen import exact, freeze, plain_list, printed, thaw
 
@@ -64,6 +65,8 @@ class ImageSource:
     """The most pixels that the image may have, from the `ImagePolicy` under which it was read."""
     origin: ImageSource | None = dataclasses.field(default=None, compare=False, repr=False)
     """The path or URL that `data` was read from."""
+    unread: BadImage | BadVideo | None = dataclasses.field(default=None, compare=False, repr=False)
+    """Why it could not be read, in a request that a fallback hands on."""
 
     def check_all(self) -> None:
         if sum(value is not None for value in (self.path, self.url, self.data)) != 1:
