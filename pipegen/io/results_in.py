@@ -42,10 +42,9 @@ def results_in(path: Path) -> Iterator[dict[str, Any]]:
         )
     if kind in ("parquet", "arrow"):
         table = read_table(path)
-        if not {"ok", "text", "finish_reason"} <= set(table.schema.names):
+        if not {"ok", "text"} <= set(names := table.schema.names) or not {*_FINISH} & set(names):
             raise TableError(
-                f"{path}: not results of pipegen generate: it has no columns ok, text and"
-                " finish_reason"
+                f"{path}: not results of pipegen generate: it has no columns ok, text and finish"
             )
         yield from map(partial(_from_row, answer_columns(brief=False).names), table)
         return
@@ -98,6 +97,14 @@ def _filled(values: Mapping[str, Any]) -> dict[str, Any]:
     return filled
 
 
+_FINISH = ("finish", "finish_reason")
+"""The column that says how an answer ended; tables of earlier versions have the second name."""
+
+
+def _finish_of(entry: Mapping[str, Any]) -> Any:
+    return next((entry[name] for name in _FINISH if entry.get(name) is not None), None)
+
+
 def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
     line_fields: dict[str, Any] = {
         "id": row.get("id"),
@@ -114,7 +121,7 @@ def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
     }
     usage = row.get("usage") or {}
     line_fields |= {
-        "finish": row.get("finish_reason"),
+        "finish": _finish_of(row),
         "prompt_tokens": usage.get("prompt_tokens") or 0,
         "completion_tokens": usage.get("completion_tokens") or 0,
     }
@@ -125,7 +132,7 @@ def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
             {
                 "text": entry["text"] or "",
                 "raw_text": entry["text"] or "",
-                "finish": entry["finish_reason"],
+                "finish": _finish_of(entry),
                 "options": options,
             }
             for entry in row.get(name) or ()
@@ -134,7 +141,7 @@ def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("samples", "rounds")
     )
     failed = [
-        {"sample": number, "error": {"type": "InternalError", "message": entry["finish_reason"]}}
+        {"sample": number, "error": {"type": "InternalError", "message": _finish_of(entry)}}
         for number, entry in enumerate(row.get("samples") or ())
         if entry["text"] is None
     ]

@@ -8,7 +8,7 @@ first row too.
 | --- | --- |
 | the input's | as they were; one that has the name of an answer's column gets `input_` before it |
 | `ok` | whether there is an answer |
-| `text`, `finish_reason`, `stop` | the answer, and how it ended |
+| `text`, `finish`, `stop` | the answer, and how it ended |
 | `usage` | `prompt_tokens`, `completion_tokens` |
 | `error` | `type`, `message`, `hint`, where there is no answer |
 | `raw_text`, `reasoning`, `tool_calls`, `samples`, `rounds` | as in a result; tool calls are JSON text |
@@ -69,7 +69,7 @@ Write = Callable[[Row, LineId, Slot[Any]], None]
 CSV_COLUMNS = (
     "ok",
     "text",
-    "finish_reason",
+    "finish",
     "stop",
     "prompt_tokens",
     "completion_tokens",
@@ -89,11 +89,11 @@ def answer_columns(*, brief: bool) -> pa.Schema:
     import pyarrow as pa
 
     text, count = pa.string(), pa.int32()
-    sample_type = pa.struct([("text", text), ("finish_reason", text), ("completion_tokens", count)])
+    sample_type = pa.struct([("text", text), ("finish", text), ("completion_tokens", count)])
     columns = [
         ("ok", pa.bool_()),
         ("text", text),
-        ("finish_reason", text),
+        ("finish", text),
         ("stop", text),
         ("usage", pa.struct([("prompt_tokens", count), ("completion_tokens", count)])),
         ("error", pa.struct([("type", text), ("message", text), ("hint", text)])),
@@ -178,12 +178,12 @@ def _sample(slot: Slot[GenerationResult]) -> dict[str, Any]:
     if not is_ok(slot):
         return {
             "text": None,
-            "finish_reason": type(slot.failure()).__name__,
+            "finish": type(slot.failure()).__name__,
             "completion_tokens": 0,
         }
     return {
         "text": slot.unwrap().text,
-        "finish_reason": slot.unwrap().finish.value,
+        "finish": slot.unwrap().finish.value,
         "completion_tokens": slot.unwrap().completion_tokens,
     }
 
