@@ -6,6 +6,7 @@ A row of Parquet or Arrow also has `row`: the columns of its input.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -97,6 +98,16 @@ def _filled(values: Mapping[str, Any]) -> dict[str, Any]:
     return filled
 
 
+def _transcript_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The transcript of a result of several rounds. In a table of an earlier version a column of
+    that name is the caller's.
+    """
+    if row.get("rounds") and isinstance(text := row.get("transcript"), str):
+        with contextlib.suppress(strict_json.NotStrict):
+            return {"transcript": strict_json.load(text)}
+    return {}
+
+
 _FINISH = ("finish", "finish_reason")
 """The column that says how an answer ended; tables of earlier versions have the second name."""
 
@@ -127,6 +138,7 @@ def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
     }
     options = strict_json.load(row["options"]) if row.get("options") else {}
     calls = strict_json.load(row["tool_calls"]) if row.get("tool_calls") else []
+    kept = _transcript_of(row)
     samples, rounds = (
         [
             {
@@ -151,6 +163,7 @@ def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
         **values,
         "options": options,
         "tool_calls": calls,
+        **kept,
         "samples": samples,
         "rounds": rounds,
         "failed_samples": failed,

@@ -11,7 +11,7 @@ first row too.
 | `text`, `finish`, `stop` | the answer, and how it ended |
 | `usage` | `prompt_tokens`, `completion_tokens` |
 | `error` | `type`, `message`, `hint`, where there is no answer |
-| `raw_text`, `reasoning`, `tool_calls`, `samples`, `rounds` | as in a result; tool calls are JSON text |
+| `raw_text`, `reasoning`, `tool_calls`, `samples`, `rounds`, `transcript` | as in a result; tool calls and the transcript are JSON text |
 | `model`, `options` | the model's name, and the effective options as JSON text |
 | `prompt_token_ids`, `token_ids`, `tokens`, `logprobs`, `prompt_logprobs` | unless they are left out; the last three where log probabilities were asked for |
 """
@@ -43,6 +43,7 @@ from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import thaw
 from pipegen.records.messages import ImageSource
+from pipegen.records.next_turn import transcript_field
 from pipegen.records.options import GenerationOptions, flat_values
 from pipegen.records.results import GenerationResult
 
@@ -102,6 +103,7 @@ def answer_columns(*, brief: bool) -> pa.Schema:
         ("tool_calls", text),
         ("samples", pa.list_(sample_type)),
         ("rounds", pa.list_(sample_type)),
+        ("transcript", text),
         ("model", text),
         ("options", text),
     ]
@@ -127,6 +129,7 @@ def _answer(slot: Slot[GenerationResult], model: str, *, brief: bool) -> tuple[A
             None,
             None,
             failure,
+            None,
             None,
             None,
             None,
@@ -165,13 +168,18 @@ def _answer(slot: Slot[GenerationResult], model: str, *, brief: bool) -> tuple[A
         None,
         result.raw_text,
         result.reasoning,
-        strict_json.dump(strict_json.plain(result.tool_calls)) if result.tool_calls else None,
+        _json(result.tool_calls),
         samples,
         rounds,
+        _json(transcript_field(result).get("transcript")),
         model,
         _options(result.options),
         *ids,
     )
+
+
+def _json(value: Any) -> str | None:
+    return strict_json.dump(strict_json.plain(value)) if value else None
 
 
 def _sample(slot: Slot[GenerationResult]) -> dict[str, Any]:

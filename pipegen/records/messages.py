@@ -22,7 +22,6 @@ from typing import Annotated, Any, Self, cast
 
 from immutabledict import immutabledict
 
-from pipegen.core.errors import BadImage, BadVideo
 from pipegen.records.fields import InvalidField, mapping, number, record, tuple_of
 from pipegen.records.frozen import exact, freeze, plain_list, printed, thaw
 
@@ -65,7 +64,7 @@ class ImageSource:
     """The most pixels that the image may have, from the `ImagePolicy` under which it was read."""
     origin: ImageSource | None = dataclasses.field(default=None, compare=False, repr=False)
     """The path or URL that `data` was read from."""
-    unread: BadImage | BadVideo | None = dataclasses.field(default=None, compare=False, repr=False)
+    unread: Any = dataclasses.field(default=None, compare=False, repr=False)
     """Why it could not be read, in a request that a fallback hands on."""
 
     def check_all(self) -> None:
