@@ -64,6 +64,28 @@ class Unread(Failure[E]):  # type: ignore[misc]  # final; it goes wherever a fai
         return Failure(self.failure())
 
 
+def _misses(slot: Result[object, object], name: str) -> object:
+    """Raise `AttributeError` for what a slot does not have, with what to write where the value in
+    it has it.
+    """
+    kind = type(slot).__name__
+    words = f"{kind!r} object has no attribute {name!r}"
+    if not name.startswith("_"):
+        if isinstance(slot, Success):
+            if hasattr(type(slot.unwrap()), name):  # a property may raise
+                words = f"a slot has no {name!r}, and the value in it has: slot.unwrap().{name}"
+        elif isinstance(error := slot.failure(), GenerationError):
+            words = (
+                f"a slot has no {name!r}, and this one failed ({type(error).__name__}:"
+                f" {error.message:.200}): pg.is_ok(slot) says which did, and slot.failure() why"
+            )
+    raise AttributeError(words, name=name, obj=slot)
+
+
+# Only for what is not there: a Result of returns is otherwise as it was.
+type.__setattr__(Result, "__getattr__", _misses)
+
+
 def is_ok(slot: Result[T, E]) -> TypeIs[Success[T]]:
     """Whether the slot holds a value; type checkers follow it.
 

@@ -13,7 +13,14 @@ from typing import Any, TypeVar
 from pipegen.core.border import attempt
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
-from pipegen.drivers.arguments import Options, check_run, pair, pairs, require_iterable
+from pipegen.drivers.arguments import (
+    Options,
+    check_run,
+    pair,
+    pairs,
+    require_iterable,
+    with_option_words,
+)
 from pipegen.drivers.drive import Drive
 from pipegen.drivers.session import NoRequest
 from pipegen.records.frozen import plain_number
@@ -27,6 +34,7 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 
+@with_option_words
 def imap(
     route: Pipe[GenerationRequest, B],
     requests: Iterable[Request],
@@ -67,6 +75,7 @@ def imap(
         yield slot
 
 
+@with_option_words
 def imap_keyed(
     route: Pipe[GenerationRequest, B],
     requests: Iterable[tuple[K, Request]],
@@ -140,6 +149,7 @@ def _taken_from(requests: Iterator[tuple[K, Any]]) -> Callable[[], tuple[K, Any]
     return take
 
 
+@with_option_words
 async def aimap(
     route: Pipe[GenerationRequest, B],
     requests: Iterable[Request] | AsyncIterable[Request],
@@ -171,6 +181,7 @@ async def aimap(
         yield slot
 
 
+@with_option_words
 async def aimap_keyed(
     route: Pipe[GenerationRequest, B],
     requests: Iterable[tuple[K, Request]] | AsyncIterable[tuple[K, Request]],

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Self, cast
 
 from immutabledict import immutabledict
 
-from pipegen.records.fields import InvalidField, mapping, number, record, tuple_of
+from pipegen.records.fields import InvalidField, mapping, nearest, number, record, tuple_of
 from pipegen.records.frozen import exact, freeze, plain_list, printed, thaw
 
 __all__ = [
@@ -514,6 +514,19 @@ def _content_from(role: str, content: Any, where: str) -> Any:
     )
 
 
+def _refuse_misspelt(message: Mapping[Any, Any], where: str) -> None:
+    """Refuse a message without content that has it under nearly that name: its words would be
+    lost.
+    """
+    texts = [str(key) for key, entry in message.items() if isinstance(entry, (str, list, tuple))]
+    near = nearest("content", [key for key in texts if key not in ("role", "name", "content")], 0.7)
+    found = near.removeprefix("; did you mean ").removesuffix("?") or (
+        "'text'" if "text" in texts else ""
+    )
+    if found:
+        raise InvalidField(f"{where} has no content, but {found}: name it content")
+
+
 def message_from(value: Any, where: str) -> Message:
     """A message from its OpenAI form. Raises `InvalidField`, which begins with the path, such as
     `messages[2].content[0].type`.
@@ -526,7 +539,13 @@ def message_from(value: Any, where: str) -> Message:
         )
     role, content = exact(value.get("role")), value.get("content")
     if role not in ROLES:
-        raise InvalidField(f"{where}.role takes one of {', '.join(ROLES)}, not {printed(role)}")
+        near = nearest("role", [key for key in value if key != "role"]) if role is None else ""
+        raise InvalidField(
+            f"{where}.role takes one of {', '.join(ROLES)}, not {printed(role)}"
+            + near.replace("did you mean", "the message has").removesuffix("?")
+        )
+    if content is None and not value.get("tool_calls"):
+        _refuse_misspelt(value, where)
     content = _content_from(role, content, where)
     # tables fill in what a message lacks
     extras = {
