@@ -43,9 +43,7 @@ P = TypeVar("P", bound=Pipe[Any, Any])
 
 
 def chat_of(file: Path | None, model: str | None, **flags: str | None) -> ChatConfig:
-    """The chat of a file, or with one model, of which flags say the engine, the address and the
-    system message. Anything wrong is bad usage.
-    """
+    """The chat of a file, or of one model with its flags. Anything wrong is bad usage."""
     given = without_none({"model": model, **flags})
     if file is not None and given:
         refuse("goes without --config: the chat file sets it", flag_of(next(iter(given))))

@@ -90,9 +90,7 @@ F = TypeVar("F", bound=AskedFlags)
 
 
 def of_image(flags: F) -> F:
-    """The flags with an image as IN taken for one of the one question: `--image FILE`, without
-    IN.
-    """
+    """The flags, with an image as IN in the place of `--image`."""
     source = flags.source
     if source is None or Path(source).suffix.lower() not in SUFFIXES or not os.path.isfile(source):
         return flags

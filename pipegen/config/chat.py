@@ -256,7 +256,7 @@ def _mapping(values: Any, place: Place, keys: Iterable[str]) -> Mapping[str, Any
 
 
 def _meant(name: str, keys: Iterable[str]) -> str:
-    """What an unknown key may be: another word for one that goes here, or one of a backend."""
+    """What an unknown key may be. It may be one of a backend."""
     if name in SYSTEM_NAMES and "system_message" in keys:
         return "; did you mean 'system_message'?"
     near = nearest(name, keys)

@@ -249,9 +249,8 @@ def _alone(program: Sequence[Any], at: int, going: Going, bug: Bug | None) -> Go
 
 
 def _unread(row: Row, slot: Unread[Any], program: Sequence[Any], at: int) -> Slot[Any]:
-    """A request that was never read, after the stages at a place. Before a nest it gets what
-    pipegen's own stages add to a request, such as options. Any other stage makes it a failure
-    alone.
+    """A request that was never read, after the stages at a place. Before a nest, pipegen's own
+    stages add to it, such as options. Any other stage makes it a failure alone.
     """
     if row.outer is not None or not any(isinstance(step, Nest) for step in program[at:]):
         return slot.plain()

@@ -65,9 +65,7 @@ class Unread(Failure[E]):  # type: ignore[misc]  # final; it goes wherever a fai
 
 
 def _misses(slot: Result[object, object], name: str) -> object:
-    """Raise `AttributeError` for what a slot does not have, with what to write where the value in
-    it has it.
-    """
+    """Raise `AttributeError` for what a slot does not have. It says what to write instead."""
     kind = type(slot).__name__
     words = f"{kind!r} object has no attribute {name!r}"
     if not name.startswith("_"):

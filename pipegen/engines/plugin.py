@@ -35,11 +35,11 @@ class RowContext:
     its methods.
     """
     exact_tokenizer: Tokenizer | None = None
-    """The tokenizer as pipegen's stages use it, which adds nothing and cleans nothing up."""
+    """The tokenizer as pipegen's stages use it. It adds nothing."""
 
 
 def takes(function: Any, count: int) -> bool:
-    """Whether a function takes so many arguments by position, as far as its signature says.
+    """Whether a function takes so many arguments by position.
 
     >>> takes(lambda row: row, 1), takes(lambda input_ids, scores: scores, 1)
     (True, False)

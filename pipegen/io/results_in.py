@@ -99,8 +99,8 @@ def _filled(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _transcript_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The transcript of a result of several rounds. In a table of an earlier version a column of
-    that name is the caller's.
+    """The transcript of a result of several rounds. In older tables such a column is the
+    caller's.
     """
     if row.get("rounds") and isinstance(text := row.get("transcript"), str):
         with contextlib.suppress(strict_json.NotStrict):
@@ -109,7 +109,7 @@ def _transcript_of(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _FINISH = ("finish", "finish_reason")
-"""The column that says how an answer ended; tables of earlier versions have the second name."""
+"""How an answer ended. Tables of earlier versions have the second name."""
 
 
 def _finish_of(entry: Mapping[str, Any]) -> Any:

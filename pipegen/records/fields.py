@@ -64,7 +64,7 @@ def schema_of(check: Check) -> dict[str, Any]:
 
 
 def integer(low: int | None = None, high: int | None = None) -> Check:
-    """A whole number within bounds, of numpy or torch too, which becomes Python's; not a bool."""
+    """A whole number within bounds, of numpy or torch too; not a bool."""
     expected = (
         "a whole number"
         + (f" of at least {low}" if low is not None else "")

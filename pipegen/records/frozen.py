@@ -150,10 +150,9 @@ def exact(value: Any) -> Any:
 
 
 def plain_number(value: Any) -> Any:
-    """A number of another library, such as numpy or torch, as Python's own; anything else as it is.
+    """A number of numpy, torch and the like as Python's own. Anything else stays as it is.
 
-    An array or a tensor without dimensions is a number; one with dimensions is none, even where it
-    has one value.
+    An array without dimensions is a number. One with dimensions is none, even of one value.
 
     >>> import enum
     >>> class Level(enum.IntEnum):
@@ -173,7 +172,7 @@ def plain_number(value: Any) -> Any:
 
 
 def plain_list(value: Any) -> Any:
-    """An array, a tensor or a series with one dimension as a list; anything else as it is."""
+    """An array or a series with one dimension as a list. Anything else stays as it is."""
     if isinstance(value, (list, tuple, str)) or getattr(value, "ndim", None) != 1:
         return value
     entries = getattr(value, "tolist", None)

@@ -515,9 +515,7 @@ def _content_from(role: str, content: Any, where: str) -> Any:
 
 
 def _refuse_misspelt(message: Mapping[Any, Any], where: str) -> None:
-    """Refuse a message without content that has it under nearly that name: its words would be
-    lost.
-    """
+    """Refuse a message whose content has nearly that name. Its words would be lost."""
     texts = [str(key) for key, entry in message.items() if isinstance(entry, (str, list, tuple))]
     near = nearest("content", [key for key in texts if key not in ("role", "name", "content")], 0.7)
     found = near.removeprefix("; did you mean ").removesuffix("?") or (

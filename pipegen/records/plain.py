@@ -108,8 +108,8 @@ def _request_from(values: Any, where: str) -> Slot[GenerationRequest]:
 
 
 def _row_of(values: Any) -> Any:
-    """A row of pandas (`iterrows`, `itertuples`) or another named tuple as a mapping; anything else
-    as it is. A value that pandas takes for a missing one is None.
+    """A row of pandas (`iterrows`, `itertuples`) as a mapping. Anything else stays as it is. A
+    missing value is None.
     """
     entries = (
         getattr(values, "_asdict", None)

@@ -559,7 +559,7 @@ class GenerationResult:
 
     @property
     def transcript(self) -> list[dict[str, Any]]:
-        """The conversation as plain messages, tools' answers included. `InvalidField` if unknown."""
+        """The conversation as messages. Tools' answers are in it. `InvalidField` if it is unknown."""
         from pipegen.records.next_turn import transcript_of  # which is made of results
 
         return transcript_of(self)
