@@ -29,6 +29,7 @@ from returns.result import Failure
 import pipegen.backends.hf
 import pipegen.backends.vllm  # noqa: F401 - as above
 from pipegen.core import errors
+from pipegen.core.fallback import fallback, warn_of
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch
 from pipegen.drivers.arguments import Options
@@ -210,7 +211,7 @@ def load(config: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResult]:
 
     The second engine has the same settings but `engine_kwargs`, which are the first one's; it loads
     only when a request needs it. Where a package of the first engine is not installed, it answers
-    everything, and results say why (`tried`). `pg.attach` attaches plugins to both. The
+    everything, a warning of the logger `pipegen` says so, and results say why (`tried`). `pg.attach` attaches plugins to both. The
     checkpoint's configuration is read here, but no weights, and no server is asked. A model that
     cannot be read raises `InvalidField` or `CallFailed` at once.
 
@@ -234,15 +235,16 @@ def load(config: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResult]:
 
 
 def with_fallback(
-    first: Callable[[], Route], config: ModelLoadConfig
+    first: Callable[[], Route],
+    config: ModelLoadConfig,
+    tell: Callable[[str, str, str], object] = warn_of,
 ) -> Pipe[GenerationRequest, GenerationResult]:
     """The fallback from a route to the second engine of its configuration; the route itself where
     there is none.
 
     Where a package of the first engine is missing, each request is answered by the second one,
-    after an error that says what to install.
+    after an error that says what to install. `tell(first, second, why)` is told of it once.
     """
-    from pipegen.core.fallback import fallback
 
     if config.fallback_backend is None:
         return first()
@@ -258,6 +260,7 @@ def with_fallback(
     try:
         primary = first()
     except MissingExtra as missing:
+        tell(config.backend, config.fallback_backend, str(missing))
         primary, when = _unavailable(config.backend, missing), errors.BackendFailed
     return fallback(primary, _route_of(alone), when=when)
 

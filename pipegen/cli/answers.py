@@ -58,6 +58,10 @@ class Speaker:
         return [self.last.then(prompt), self.last.then(prompt, history="template")]
 
 
+_LEAST = 0.05
+"""Seconds in which an answer comes in one piece."""
+
+
 @dataclass
 class Answer:
     """One answer while it is generated. Times are monotonic, in seconds."""
@@ -130,16 +134,19 @@ class Answer:
         )
 
     def facts(self) -> dict[str, Any]:
-        """`seconds`, `seconds_to_first`, and `tokens_per_second` over the whole time."""
+        """`seconds`, `seconds_to_first`, and `tokens_per_second` from the first piece on: what came
+        before may be loading. Of an answer in one piece it is over the whole time.
+        """
         if self.ended is None:
             return {}
         seconds = self.ended - self.began
         tokens = self.result.completion_tokens if self.result else 0
         first = None if self.first is None else round(self.first - self.began, 3)
+        wrote = seconds if self.first is None else self.ended - self.first
         return {
             "seconds": round(seconds, 3),
             "seconds_to_first": first,
-            "tokens_per_second": round(tokens / max(seconds, 1e-9), 2),
+            "tokens_per_second": round(tokens / max(wrote if wrote > _LEAST else seconds, 1e-9), 2),
         }
 
 

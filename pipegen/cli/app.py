@@ -79,7 +79,7 @@ Examples:
       --model Qwen/Qwen3-VL-4B-Instruct
   pipegen generate data.parquet -o out.parquet --map user=question \\
       --model Qwen/Qwen3-4B
-  pipegen generate --prompt "What is in it?" --image cat.png \\
+  pipegen generate cat.png --prompt "What is in it?" \\
       --model Qwen/Qwen3-VL-4B-Instruct
   cat in.jsonl | pipegen generate - --model ./checkpoint --brief | jq .text
   pipegen generate in.jsonl -o out.jsonl --model Qwen/Qwen3-4B \\
@@ -133,9 +133,10 @@ def _root(
 def generate(options: dict[str, Any], settings: dict[str, Any], flags: RunFlags) -> None:
     from pipegen.cli.generate import Files, run_generate
     from pipegen.cli.on_ray import on_ray
-    from pipegen.cli.sources import asked_of
+    from pipegen.cli.sources import asked_of, of_image
     from pipegen.cli.usage import load_of, shard_of
 
+    flags = of_image(flags)
     loads = partial(load_of, flags, settings, flags.fallback, flags.fallback_when)
     files = Files(
         **vars(flags),
@@ -233,8 +234,8 @@ def doctor(
     raise typer.Exit(run_doctor(model, engine, as_json=as_json))
 
 
-CHAT = """Ask the models of a chat file at the same time, and see their answers side by side. A chat
-file is YAML or JSON:
+CHAT = """Ask the models of a chat file at the same time, and see their answers side by side, or one
+model with --model. A chat file is YAML or JSON:
 
 \b
     agents:
@@ -262,6 +263,8 @@ interrupted (answers that were whole are shown).
 
 CHAT_EXAMPLES = """\b
 Examples:
+  pipegen chat --model Qwen/Qwen3-4B "What is machine learning?"
+  pipegen chat --model Qwen/Qwen3-4B --backend vllm --base-url http://localhost:8000
   pipegen chat --config chat.yaml "What is machine learning?" --dry-run
   pipegen chat --config chat.yaml "What is machine learning?"
   pipegen chat --config chat.yaml
@@ -271,10 +274,27 @@ Examples:
 
 @app.command(help=CHAT, short_help="Ask several models, side by side.", epilog=CHAT_EXAMPLES)
 def chat(
-    config: Annotated[
-        Path, typer.Option("--config", "-c", metavar="FILE", help="The chat file, .yaml or .json.")
-    ],
     prompt: Annotated[str | None, typer.Argument(metavar="[PROMPT]", help="What to ask.")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", "-c", metavar="FILE", help="The chat file, .yaml or .json."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", "-m", help="A local folder, a hub name, or: embedded; in place of --config."
+        ),
+    ] = None,
+    backend: Annotated[
+        str | None, typer.Option("--backend", help="The engine of --model. Default: hf.")
+    ] = None,
+    base_url: Annotated[
+        str | None,
+        typer.Option("--base-url", metavar="URL", help="The server that has --model."),
+    ] = None,
+    system: Annotated[
+        str | None, typer.Option("--system", help="The system message of --model.")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object for each model.")
     ] = False,
@@ -282,9 +302,11 @@ def chat(
         bool, typer.Option("--dry-run", help="Show what would be sent, and send nothing.")
     ] = False,
 ) -> None:
-    from pipegen.cli.chat import run_chat
+    from pipegen.cli.chat import chat_of, run_chat
 
-    raise typer.Exit(run_chat(config, prompt, as_json=as_json, dry_run=dry_run))
+    asked = chat_of(config, model, backend=backend, base_url=base_url, system=system)
+    flag = "--model" if config is None else "--config"
+    raise typer.Exit(run_chat(asked, prompt, as_json=as_json, dry_run=dry_run, flag=flag))
 
 
 @app.command(short_help="The JSON Schema of chat files.")

@@ -70,9 +70,10 @@ def estimate(
     ] = False,
 ) -> None:
     from pipegen.cli.estimate import price_of, run_estimate
-    from pipegen.cli.sources import asked_of
+    from pipegen.cli.sources import asked_of, of_image
     from pipegen.cli.usage import load_of
 
+    flags = of_image(flags)
     request_settings = asked_of(flags, load_of(flags, settings), options)
     raise typer.Exit(
         run_estimate(flags.source, request_settings, price_of(price), speed, as_json=as_json)

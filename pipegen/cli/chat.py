@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipegen.backends.servers.dry import wire_requests
 from pipegen.cli.answers import Answer, Speaker, as_line, ask
+from pipegen.cli.flags import flag_of
 from pipegen.cli.outputs import say
 from pipegen.cli.screen import plain, screen
 from pipegen.cli.usage import refuse
-from pipegen.config import Agent, BackendConfig, ChatConfig, read_chat
+from pipegen.config import Agent, BackendConfig, ChatConfig, Place, chat_from, read_chat
 from pipegen.core.errors import CallFailed
 from pipegen.core.functional import without_none
 from pipegen.core.pipe import Pipe
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from pipegen.drivers.route import Route
 
-__all__ = ["LOG", "run_chat"]
+__all__ = ["LOG", "chat_of", "run_chat"]
 
 LOG = Path(".pipegen") / "chat.jsonl"
 """Where `ui.logging_enabled` writes, below the current folder."""
@@ -41,19 +42,39 @@ INTERRUPTED = 130
 P = TypeVar("P", bound=Pipe[Any, Any])
 
 
-def run_chat(file: Path, prompt: str | None, *, as_json: bool, dry_run: bool) -> int:
+def chat_of(file: Path | None, model: str | None, **flags: str | None) -> ChatConfig:
+    """The chat of a file, or of one model with its flags. Anything wrong is bad usage."""
+    given = without_none({"model": model, **flags})
+    if file is not None and given:
+        refuse("goes without --config: the chat file sets it", flag_of(next(iter(given))))
+    if file is None and model is None:
+        refuse(
+            "say which model to ask: --model NAME (a folder, a hub name, or embedded), or --config"
+            " FILE",
+            "--model",
+        )
+    try:
+        if file is not None:
+            return read_chat(file)
+        type_of = flags.get("backend") or "hf"
+        backend = {"type": type_of, "model": model, "base_url": flags.get("base_url")}
+        values = {"backend": without_none(backend), "system_message": flags.get("system")}
+        return chat_from(without_none(values), Place("--model"))
+    except InvalidField as refusal:
+        refuse(str(refusal), "--config" if file is not None else "--model")
+
+
+def run_chat(
+    chat: ChatConfig, prompt: str | None, *, as_json: bool, dry_run: bool, flag: str = "--config"
+) -> int:
     """The exit code: 0 if all answered, 1 if some failed or reached the length limit while
     thinking, 130 if interrupted.
     """
-    try:
-        chat = read_chat(file)
-    except InvalidField as refusal:
-        refuse(str(refusal), "--config")
     if dry_run and prompt is None:
         refuse("takes a PROMPT", "--dry-run")
     with contextlib.ExitStack() as stack:
         if dry_run and prompt is not None:
-            routes = _opened(chat, stack, lambda backend: backend.first(dry=True))
+            routes = _opened(chat, stack, lambda backend: backend.first(dry=True), flag)
             lines = [
                 _dry_line(agent, route, prompt)
                 for agent, route in zip(chat.agents, routes, strict=True)
@@ -63,7 +84,7 @@ def run_chat(file: Path, prompt: str | None, *, as_json: bool, dry_run: bool) ->
         speakers = [
             Speaker(agent, route)
             for agent, route in zip(
-                chat.agents, _opened(chat, stack, BackendConfig.open), strict=True
+                chat.agents, _opened(chat, stack, BackendConfig.open, flag), strict=True
             )
         ]
         with asyncio.Runner() as runner:
@@ -77,7 +98,10 @@ def run_chat(file: Path, prompt: str | None, *, as_json: bool, dry_run: bool) ->
 
 
 def _opened(
-    chat: ChatConfig, stack: contextlib.ExitStack, open_backend: Callable[[BackendConfig], P]
+    chat: ChatConfig,
+    stack: contextlib.ExitStack,
+    open_backend: Callable[[BackendConfig], P],
+    flag: str,
 ) -> list[P]:
     """The routes to the models of the chat; the stack releases them."""
     routes: list[P] = []
@@ -85,7 +109,8 @@ def _opened(
         try:
             routes.append(open_backend(agent.backend))
         except (InvalidField, ImportError, CallFailed) as refusal:
-            refuse(f"agents[{position}] ({agent.id}): {refusal}", "--config")
+            where = f"agents[{position}] ({agent.id}): " if flag == "--config" else ""
+            refuse(f"{where}{refusal}", flag)
         stack.enter_context(routes[-1])
     return routes
 

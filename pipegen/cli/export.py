@@ -67,6 +67,10 @@ def note_command(folder: Path, command: Command) -> None:
 def command_in(folder: Path) -> Command:
     """The command of a job's folder. A folder without one, and a damaged one, are bad usage."""
     path = folder / COMMAND
+    if folder.is_file():
+        job = folder.with_name(f"{folder.name}.job")
+        there = f": its job is {job}" if job.is_dir() else ", and there is no job of it"
+        refuse(f"{folder} is a file, and JOB is a job's folder{there}", "JOB")
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,6 +22,10 @@ __all__ = ["EVERY", "Meter", "Moved", "is_shown", "progress", "short", "shown_ti
 
 EVERY = 30.0
 """Seconds between two lines, where stderr is no terminal."""
+CHECKED = 3.0
+"""Seconds after which it is looked whether a line is due, also while nothing happens."""
+_LEAST = 0.05
+"""Seconds of work below which a rate is that of the whole time."""
 _SOON = 1.0
 """Seconds of work before its speed is shown."""
 Moved = Callable[[int | None, str | None], None]
@@ -48,7 +53,8 @@ def shown_time(seconds: float) -> str:
 class Meter:
     """What the clock says of a run. Its time begins when the meter is made.
 
-    Loading is the time from the first call of the engine to its first token or answer.
+    Loading is the time before the engine's first token. Of an engine that gives whole answers, such
+    as a server, it is the time before its first call.
     """
 
     tally: Tally
@@ -59,9 +65,11 @@ class Meter:
     called: float | None = None
     """When the engine was called first."""
     working: float | None = None
-    """When its first token or answer came."""
+    """When its work began, as far as it is known."""
     shown: float = field(init=False)
     """When the last line was shown."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Lets one thread show a line at a time."""
 
     def __post_init__(self) -> None:
         self.began = self.shown = self.clock()
@@ -71,16 +79,14 @@ class Meter:
         if self.called is None:
             self.called = self.clock()
         if self.working is None and (now.done or now.tokens):
-            self.working = self.clock()
+            self.working = self.called if now.done else self.clock()
 
     @property
     def loading(self) -> float:
-        """Seconds until the engine's first token or answer."""
-        return (
-            0.0
-            if self.called is None
-            else (self.clock() if self.working is None else self.working) - self.called
-        )
+        """Seconds until the engine's work began; 0 where it was not called."""
+        if self.called is None:
+            return 0.0
+        return (self.clock() if self.working is None else self.working) - self.began
 
     @property
     def seconds(self) -> float:
@@ -113,17 +119,19 @@ class Meter:
 
     def tell(self) -> None:
         """Show a line about the run, where the last one is `EVERY` seconds ago."""
-        moment = self.clock()
-        if moment - self.shown >= EVERY:
-            self.shown = moment
-            say(f"{shown_time(moment - self.began)}: {self.words()}")
+        with self.lock:
+            moment = self.clock()
+            if moment - self.shown >= EVERY:
+                self.shown = moment
+                say(f"{shown_time(moment - self.began)}: {self.words()}")
 
     def plain(self) -> dict[str, Any]:
         """The run's counts, times and rates as plain data. Rates are of what was asked in this run,
         without the time of loading.
         """
         tally, seconds, loading = self.tally, self.seconds, self.loading
-        done, worked = tally.done, max(seconds - loading, 1e-9)
+        done, worked = tally.done, seconds - loading
+        worked = worked if worked > _LEAST else max(seconds, 1e-9)
         return {
             "requests": self.total if self.total is not None else done,
             "succeeded": tally.succeeded,
@@ -147,6 +155,16 @@ class Meter:
         }
 
 
+@dataclass
+class _Texts(Meter):
+    """Shows the last text that it was given."""
+
+    text: str = ""
+
+    def words(self) -> str:
+        return self.text
+
+
 def is_shown(wanted: bool) -> bool:
     """Whether progress is wanted, and stderr is a terminal."""
     return wanted and sys.stderr.isatty()
@@ -159,14 +177,15 @@ def progress(
     """A progress bar over `total` units (None if unknown). Call the result with the units done so
     far and a text. The bar never goes back.
 
-    Without a terminal, lines of the meter, if there is one, are shown in its place.
+    Without a terminal, a line is shown in its place every `EVERY` seconds, also while nothing
+    happens, such as while a model loads. It is the meter's, or the last text.
     """
+    if not shown:
+        yield lambda done, text: None
+        return
     if not is_shown(shown):
-        yield (
-            (lambda done, text: None)
-            if meter is None or not shown
-            else (lambda done, text: meter.tell())
-        )
+        with _lines(meter) as moved:
+            yield moved
         return
     from rich.console import Console
     from rich.progress import (
@@ -194,6 +213,31 @@ def progress(
             bar.update(task, completed=completed, description=words)
 
         yield update
+
+
+@contextlib.contextmanager
+def _lines(meter: Meter | None) -> Iterator[Moved]:
+    """Lines about the run, of a thread that looks whether one is due."""
+    texts, ended = _Texts(Tally()), threading.Event()
+
+    def moved(done: int | None, text: str | None) -> None:
+        texts.text = text or texts.text
+        if meter is not None:
+            meter.tell()
+        elif texts.text:
+            texts.tell()
+
+    def look() -> None:
+        while not ended.wait(CHECKED):
+            moved(None, None)
+
+    thread = threading.Thread(target=look, name="pipegen-progress", daemon=True)
+    thread.start()
+    try:
+        yield moved
+    finally:
+        ended.set()
+        thread.join()
 
 
 def tells(moved: Moved, meter: Meter) -> Callable[[Progress], None]:

@@ -28,7 +28,7 @@ class AskedFlags:
             metavar="IN",
             help=(
                 "A .jsonl, .json, .parquet, .arrow, .csv, .tsv or .txt file, or - for stdin, or a"
-                " folder of images or tables."
+                " folder of images or tables, or an image with --prompt."
             ),
         ),
     ] = None

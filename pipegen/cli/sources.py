@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 from pipegen.cli.inputs import (
     Item,
@@ -84,6 +84,19 @@ class Asked(NamedTuple):
     """The columns that fields of requests are read from, where their names differ."""
     plugins: tuple[Plugin, ...] = ()
     """Attached to the engine, in this order."""
+
+
+F = TypeVar("F", bound=AskedFlags)
+
+
+def of_image(flags: F) -> F:
+    """The flags, with an image as IN in the place of `--image`."""
+    source = flags.source
+    if source is None or Path(source).suffix.lower() not in SUFFIXES or not os.path.isfile(source):
+        return flags
+    if flags.prompt is None:
+        refuse(f"{source} is an image: say what to ask of it", "--prompt")
+    return replace(flags, source=None, image=[source, *(flags.image or ())])
 
 
 def asked_of(flags: AskedFlags, load: Load, options: dict[str, Any]) -> Asked:

@@ -239,7 +239,7 @@ def open_route(load: Load, *, falls_back: bool = False) -> Route:
     that is not there is bad usage.
 
     So is a package that is missing, unless another engine takes over (`falls_back`): then
-    `MissingExtra` raises, and stderr has its words.
+    `MissingExtra` raises.
     """
     prefix = (
         f"{shown(load.backend.type)}: "
@@ -252,7 +252,6 @@ def open_route(load: Load, *, falls_back: bool = False) -> Route:
             _ = route.engine.capabilities
     except (NoSuchModel, ImportError) as refusal:  # a missing extra is an ImportError
         if falls_back and isinstance(refusal, MissingExtra):
-            typer.echo(f"{refusal}; until then {load.backend.fallback_backend} answers", err=True)
             raise
         refuse(f"{prefix}{refusal}", load.flag if load.flag == "--config" else "--model")
     except InvalidField as refusal:
@@ -282,7 +281,9 @@ def open_routes(load: Load) -> Pipe[GenerationRequest, GenerationResult]:
     flags = ("--fallback",) if load.flag == "--backend" else ("--fallback", load.flag)
     try:
         return backends.with_fallback(
-            partial(open_route, load, falls_back=config.fallback_backend is not None), config
+            partial(open_route, load, falls_back=config.fallback_backend is not None),
+            config,
+            lambda _, second, why: typer.echo(f"{why}; until then {second} answers", err=True),
         )
     except (InvalidField, ImportError) as refusal:
         refuse(str(refusal), *flags)

@@ -24,9 +24,9 @@ from urllib.parse import urlsplit
 from pipegen.config.chat_fields import field_refusal, with_fields
 from pipegen.config.files import Place
 from pipegen.config.generation import is_option, options_beside
-from pipegen.config.keys import KEYS, keys_of, legacy_key_hint
+from pipegen.config.keys import KEYS, SYSTEM_NAMES, keys_of, legacy_key_hint
 from pipegen.config.secret import expanded, provider_variables
-from pipegen.core.names import CLOSE
+from pipegen.core.names import CLOSE, nearest
 from pipegen.engines.settings import (
     SETTINGS,
     FallbackSettings,
@@ -247,6 +247,8 @@ def _unknown(
             )
         ]
         return f"type {kind!r} takes no such key; {', '.join(takers)} do"
+    if name in SYSTEM_NAMES:
+        return "system_message, beside backend, is the system message"
     if name in ("id", "system_message"):
         return f"{name} goes beside backend, not into it"
     why = legacy_key_hint(name, beside) or ("" if dialect is None else field_refusal(name, dialect))
@@ -254,7 +256,11 @@ def _unknown(
         return why
     names = ("type", "model", *_FALLBACK, *keys, *option_names(), *SERVER_NAMES)
     if dialect is None:
-        near = nearest_setting(name, names) or "; chat servers alone are passed other fields"
+        near = (
+            nearest_setting(name, names)
+            or nearest(name, KEYS, CLOSE)
+            or "; chat servers alone are passed other fields"
+        )
         return f"type {kind!r} takes no such key{near}"
     near = nearest_setting(name, names, CLOSE)
     reason = f"type {kind!r} takes no such key{near}"

@@ -25,9 +25,10 @@ from returns.result import Failure, Success
 
 from pipegen.config.backend import BackendConfig, backend_from
 from pipegen.config.files import Place, read_plain
-from pipegen.config.keys import legacy_key_hint
+from pipegen.config.keys import KEYS, SYSTEM_NAMES, legacy_key_hint
 from pipegen.core.errors import InvalidRequest
 from pipegen.core.functional import without_none
+from pipegen.core.names import CLOSE
 from pipegen.core.pipe import row_stage
 from pipegen.core.slots import Slot
 from pipegen.records.fields import (
@@ -42,6 +43,7 @@ from pipegen.records.fields import (
     taken_instead,
 )
 from pipegen.records.messages import Message
+from pipegen.records.options import option_names
 from pipegen.records.requests import GenerationRequest
 
 if TYPE_CHECKING:
@@ -248,6 +250,17 @@ def _mapping(values: Any, place: Place, keys: Iterable[str]) -> Mapping[str, Any
         if name not in keys:
             raise UnknownField(
                 f"{place.at(name)}:"
-                f" {legacy_key_hint(name, values) or f'there is no such key here{nearest(str(name), keys)}'}"
+                f" {legacy_key_hint(name, values) or f'there is no such key here{_meant(str(name), keys)}'}"
             )
     return values
+
+
+def _meant(name: str, keys: Iterable[str]) -> str:
+    """What an unknown key may be. It may be one of a backend."""
+    if name in SYSTEM_NAMES and "system_message" in keys:
+        return "; did you mean 'system_message'?"
+    near = nearest(name, keys)
+    if near or "backend" not in keys:
+        return near
+    near = nearest(name, (*KEYS, *option_names()), CLOSE)
+    return f"{near.removesuffix('?')}, which goes into backend?" if near else ""

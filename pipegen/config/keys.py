@@ -11,7 +11,7 @@ from pipegen.engines.settings import SETTINGS, fields_of
 from pipegen.records.engine_list import BACKENDS
 from pipegen.records.fields import Check, checks_of, help_of
 
-__all__ = ["KEYS", "Key", "legacy_key_hint", "keys_of"]
+__all__ = ["KEYS", "SYSTEM_NAMES", "Key", "legacy_key_hint", "keys_of"]
 
 _TOOLS, _TEAM = "pipegen has no tools of its own", "pipegen asks each model once, by itself"
 _FOREIGN: Mapping[str, str] = {
@@ -91,6 +91,10 @@ KEYS: Mapping[str, Key] = _keys()
 
 LEGACY = tuple(_FOREIGN)
 """Keys of the original system that are not taken."""
+
+
+SYSTEM_NAMES = frozenset({"system", "system_prompt", "system_prompts", "sys_prompt"})
+"""What others call `system_message`."""
 
 
 def legacy_key_hint(name: str, beside: Iterable[str]) -> str:

@@ -8,12 +8,17 @@ from typing import Any, TypeAlias, TypeVar
 
 from returns.result import Failure, Success
 
-from pipegen.core.errors import GenerationError
+from pipegen.core.errors import (
+    GenerationError,
+    UnsupportedMultimodal,
+    UnsupportedOption,
+    UnsupportedPlugin,
+)
 from pipegen.core.pipe import Pipe, Rebinding, pipe_of, placed, union
 from pipegen.core.slots import Slot
 from pipegen.core.steps import Again, Nest, Steps
 
-__all__ = ["When", "fallback"]
+__all__ = ["When", "fallback", "warn_of"]
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -32,6 +37,12 @@ def fallback(first: Pipe[A, B], second: Pipe[A, B], *, when: When) -> Pipe[A, B]
     qualify, are not tried again. A second route of the same name gets another one (`hf` and
     `hf-2`), so that a result says which it came from. An empty tuple catches no error. Raises
     `TypeError` for what is no pipe, and for a `when` that is none of these.
+
+    An image or a video that cannot be read fails its request before the first stage. With such a
+    `when`, the second route gets the request with the image unread (`ImageSource.unread` says why).
+
+    Where the first engine refuses a request, the logger `pipegen` warns, once for each type of
+    error.
 
     >>> from pipegen.core.errors import InvalidRequest, Timeout
     >>> from pipegen.core.pipe import each
@@ -62,6 +73,13 @@ def fallback(first: Pipe[A, B], second: Pipe[A, B], *, when: When) -> Pipe[A, B]
     def qualifies(error: GenerationError) -> bool:
         return isinstance(error, when) if isinstance(when, (type, tuple)) else bool(when(error))
 
+    told: set[type[GenerationError]] = set()
+
+    def tell(error: GenerationError) -> None:
+        if type(error) not in told and isinstance(error, _REFUSALS):
+            told.add(type(error))
+            warn_of(first.name, second.name, f"{type(error).__name__}: {error.message}")
+
     def leave(
         value: Slot[Any], notes: tuple[Any, ...], turn: int, slot: Slot[Any]
     ) -> Again | Slot[Any]:
@@ -70,6 +88,7 @@ def fallback(first: Pipe[A, B], second: Pipe[A, B], *, when: When) -> Pipe[A, B]
             return _remember(slot, notes)
         if isinstance(slot, Success) or not qualifies(error := slot.failure()):
             return slot
+        tell(error)
         return Again(value, (*error.earlier, error.with_fields(earlier=())))
 
     def among(before: Steps, after: Steps) -> Nest:
@@ -98,6 +117,17 @@ def fallback(first: Pipe[A, B], second: Pipe[A, B], *, when: When) -> Pipe[A, B]
         among=among,
     )
     return pipe_of(nest)
+
+
+_REFUSALS = (UnsupportedMultimodal, UnsupportedOption, UnsupportedPlugin)
+"""What an engine says of a request that it does not take."""
+
+
+def warn_of(first: str, second: str, why: str) -> None:
+    """Warn that one route answers in the place of another."""
+    import logging  # a first request needs none
+
+    logging.getLogger("pipegen").warning("%s answers in the place of %s: %s", second, first, why)
 
 
 def _another_name(used_names: set[str]) -> Callable[[str], str]:

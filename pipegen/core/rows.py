@@ -29,13 +29,14 @@ from pipegen.core.blame import StageNote, blamed, raisable
 from pipegen.core.border import EXHAUSTED, attempt, report
 from pipegen.core.errors import ContractError, GenerationError, StageFailed
 from pipegen.core.names import InvalidField
-from pipegen.core.slots import Slot
+from pipegen.core.slots import Slot, Unread
 from pipegen.core.steps import (
     Again,
     Alone,
     Call,
     Close,
     Gather,
+    Nest,
     Open,
     Program,
     Sampling,
@@ -154,7 +155,7 @@ def advance(
             for row in moved:
                 there.setdefault(row.place, []).append(row)
         elif len(place) == 1:
-            done.ended.extend(moved)
+            done.ended.extend(map(_plain, moved))
         else:
             _leave(pipe, place[:-1], moved, there, bug, stays)
     return done
@@ -195,6 +196,11 @@ def _program(pipe: Pipe[Any, Any], place: Place) -> Program:
     return pipe.program
 
 
+def _plain(row: Row) -> Row:
+    """The row, with a request that was never read as the failure alone."""
+    return row._replace(value=row.value.plain()) if isinstance(row.value, Unread) else row
+
+
 def _moved(row: Row, slot: Slot[Any], at: int) -> Row:
     return tuple.__new__(Row, (row.key, slot, at, (), *row[4:]))
 
@@ -211,6 +217,8 @@ def _alone(program: Sequence[Any], at: int, going: Going, bug: Bug | None) -> Go
     slots: list[Slot[Any]] = []
     for row, entry in zip(*going, strict=True):
         slot, stage, value, before = entry, stages[0], None, None
+        if isinstance(slot, Unread):
+            slot = _unread(row, slot, program, at)
         try:
             for stage, do in both if isinstance(slot, Success) else ():
                 value = slot.unwrap()
@@ -238,6 +246,21 @@ def _alone(program: Sequence[Any], at: int, going: Going, bug: Bug | None) -> Go
             rows.append(row)
             slots.append(slot)
     return rows, slots
+
+
+def _unread(row: Row, slot: Unread[Any], program: Sequence[Any], at: int) -> Slot[Any]:
+    """A request that was never read, after the stages at a place. Before a nest, pipegen's own
+    stages add to it, such as options. Any other stage makes it a failure alone.
+    """
+    if row.outer is not None or not any(isinstance(step, Nest) for step in program[at:]):
+        return slot.plain()
+    value = slot.given()
+    for stage in program[at].stages:
+        changed = None if stage.row is None or not stage.internal else stage.row(value)
+        if not isinstance(changed, Success) or type(changed.unwrap()) is not type(value):
+            return slot.plain()
+        value = changed.unwrap()
+    return Unread(slot.failure(), lambda: value)
 
 
 def guarded(
@@ -417,11 +440,14 @@ def _called(
 
 
 def _enter(at: int, going: Going, there: dict[Place, list[Row]]) -> Going:
-    """Rows at a nest: into its first pipe. A failed one goes past it."""
+    """Rows at a nest: into its first pipe. A failed one goes past it, unless it failed before the
+    first stage: then the nest may hand its request on.
+    """
     for row, slot in zip(*going, strict=True):
-        failed = not isinstance(slot, Success)
-        new = _moved(row, slot, at + failed)
-        if not failed:
+        enters = isinstance(slot, (Success, Unread))
+        came = Success(slot.given()) if isinstance(slot, Unread) else slot
+        new = _moved(row, came, at + (not enters))
+        if enters:
             new = Row(row.key, slot, outer=new)
         there.setdefault(new.place, []).append(new)
     return [], []
@@ -438,7 +464,7 @@ def _leave(
     """Rows that come out of a pipe of a nest: each goes on in the next one, or after the nest."""
     at = place[-1][1]
     nest: Any = _program(pipe, place).does[at]
-    for row in rows:
+    for row in map(_plain, rows):
         outer: Any = row.outer
         try:
             after = nest.leave(outer.value, row.notes, row.turn, row.value)

@@ -13,15 +13,15 @@ passes every later stage untouched, the same object.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Tuple, TypeAlias, TypeVar  # noqa: UP035 - see Batch
+from collections.abc import Callable, Iterable
+from typing import Any, Tuple, TypeAlias, TypeVar  # noqa: UP035 - see Batch
 
-from returns.result import Result, Success
+from returns.result import Failure, Result, Success
 from typing_extensions import TypeIs
 
 from pipegen.core.errors import GenerationError
 
-__all__ = ["Batch", "Slot", "is_ok", "live"]
+__all__ = ["Batch", "Slot", "Unread", "is_ok", "live"]
 
 T = TypeVar("T")
 E = TypeVar("E")
@@ -40,6 +40,48 @@ object.__setattr__(
 object.__setattr__(
     Batch, "__doc__", "A tuple of slots: one for each request, in the order of the requests."
 )
+
+
+class Unread(Failure[E]):  # type: ignore[misc]  # final; it goes wherever a failure goes
+    """A request that failed before the first stage, with the request itself, for a fallback.
+
+    To anything but the first nest of a pipe it is a `Failure`.
+    """
+
+    __slots__ = ("given",)
+    given: Callable[[], Any]
+    """Makes the request."""
+
+    def __init__(self, error: E, given: Callable[[], Any]) -> None:
+        super().__init__(error)
+        object.__setattr__(self, "given", given)
+
+    def __reduce__(self) -> tuple[type[Failure[E]], tuple[E]]:
+        return Failure, (self.failure(),)
+
+    def plain(self) -> Failure[E]:
+        """The failure alone."""
+        return Failure(self.failure())
+
+
+def _misses(slot: Result[object, object], name: str) -> object:
+    """Raise `AttributeError` for what a slot does not have. It says what to write instead."""
+    kind = type(slot).__name__
+    words = f"{kind!r} object has no attribute {name!r}"
+    if not name.startswith("_"):
+        if isinstance(slot, Success):
+            if hasattr(type(slot.unwrap()), name):  # a property may raise
+                words = f"a slot has no {name!r}, and the value in it has: slot.unwrap().{name}"
+        elif isinstance(error := slot.failure(), GenerationError):
+            words = (
+                f"a slot has no {name!r}, and this one failed ({type(error).__name__}:"
+                f" {error.message:.200}): pg.is_ok(slot) says which did, and slot.failure() why"
+            )
+    raise AttributeError(words, name=name, obj=slot)
+
+
+# Only for what is not there: a Result of returns is otherwise as it was.
+type.__setattr__(Result, "__getattr__", _misses)
 
 
 def is_ok(slot: Result[T, E]) -> TypeIs[Success[T]]:

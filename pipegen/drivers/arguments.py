@@ -9,8 +9,9 @@ TypeError: requests are a list or another iterable, not one dict: put a single r
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+import inspect
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from returns.result import Failure, Result, Success
 
@@ -24,7 +25,13 @@ from pipegen.media.source import load_sources
 from pipegen.records.allowed import allowed
 from pipegen.records.fields import InvalidField, altered
 from pipegen.records.frozen import printed
-from pipegen.records.options import GenerationOptions, merge, options_from
+from pipegen.records.options import (
+    GROUPS,
+    GenerationOptions,
+    merge,
+    option_names,
+    options_from,
+)
 from pipegen.records.plain import Request, request_from, unreadable
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 
@@ -42,10 +49,37 @@ __all__ = [
     "record_of",
     "require_iterable",
     "slot_of_request",
+    "with_option_words",
 ]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 Options: TypeAlias = GenerationOptions | Mapping[str, Any]
 """The options of a run: a record, or plain data of the same shape."""
+
+
+def with_option_words(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, which says where options go if it is given one as a keyword.
+
+    >>> with_option_words(lambda route, options=None: None)(1, temperature=0.5)
+    Traceback (most recent call last):
+    ...
+    TypeError: <lambda> takes no keyword 'temperature': options go into one mapping, such as options={'temperature': 0.5}
+    """
+    takes = frozenset(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        for name, value in kwargs.items():
+            if name not in takes and name in (*option_names(), *GROUPS):
+                raise TypeError(
+                    f"{function.__name__} takes no keyword {name!r}: options go into one mapping,"
+                    f" such as options={{{name!r}: {printed(value)}}}"
+                )
+        return function(*args, **kwargs)
+
+    return called
 
 
 def check_run(
@@ -87,6 +121,11 @@ def require_iterable(requests: Any, *, asynchronous: bool = False) -> None:
         raise TypeError(
             f"requests are a list or another iterable, not one {type(requests).__name__}: put a"
             " single request into a list"
+        )
+    if callable(getattr(requests, "iterrows", None)):
+        raise TypeError(
+            f"requests are a list or another iterable, not a {type(requests).__name__}, whose items"
+            ' are the names of its columns: hand over its .to_dict("records")'
         )
     if not asynchronous and isinstance(requests, AsyncIterable):
         raise TypeError(

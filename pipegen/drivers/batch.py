@@ -16,6 +16,7 @@ from pipegen.drivers.arguments import (
     prepare_batch,
     prepare_batch_beside,
     require_iterable,
+    with_option_words,
 )
 from pipegen.drivers.drive import Drive
 from pipegen.drivers.naming import name_bug
@@ -28,6 +29,7 @@ __all__ = ["adrive", "arun", "run"]
 B = TypeVar("B")
 
 
+@with_option_words
 def run(
     route: Pipe[GenerationRequest, B],
     requests: Iterable[Request],
@@ -60,6 +62,7 @@ def run(
         runner.close()
 
 
+@with_option_words
 async def arun(
     route: Pipe[GenerationRequest, B],
     requests: Iterable[Request],

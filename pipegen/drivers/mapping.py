@@ -14,10 +14,18 @@ from typing import Any, TypeVar
 from pipegen.core.border import attempt
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
-from pipegen.drivers.arguments import Options, check_run, pair, pairs, require_iterable
+from pipegen.drivers.arguments import (
+    Options,
+    check_run,
+    pair,
+    pairs,
+    require_iterable,
+    with_option_words,
+)
 from pipegen.drivers.drive import Drive
 from pipegen.drivers.session import NoRequest
 from pipegen.drivers.tool_loop import CALLERS_LOOP
+from pipegen.records.frozen import plain_number
 from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 
@@ -28,6 +36,7 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 
+@with_option_words
 def imap(
     route: Pipe[GenerationRequest, B],
     requests: Iterable[Request],
@@ -68,6 +77,7 @@ def imap(
         yield slot
 
 
+@with_option_words
 def imap_keyed(
     route: Pipe[GenerationRequest, B],
     requests: Iterable[tuple[K, Request]],
@@ -117,6 +127,7 @@ def flow_of(
     `ValueError` for a number that makes no sense.
     """
     run_options = check_run(route, options, image_policy, policy)
+    in_flight = plain_number(in_flight)
     if in_flight is not None and (type(in_flight) is not int or in_flight < 1):
         raise ValueError(f"in_flight takes a whole number of at least 1, not {in_flight!r}")
     return Drive(
@@ -140,6 +151,7 @@ def _taken_from(requests: Iterator[tuple[K, Any]]) -> Callable[[], tuple[K, Any]
     return take
 
 
+@with_option_words
 async def aimap(
     route: Pipe[GenerationRequest, B],
     requests: Iterable[Request] | AsyncIterable[Request],
@@ -171,6 +183,7 @@ async def aimap(
         yield slot
 
 
+@with_option_words
 async def aimap_keyed(
     route: Pipe[GenerationRequest, B],
     requests: Iterable[tuple[K, Request]] | AsyncIterable[tuple[K, Request]],

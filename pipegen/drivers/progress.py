@@ -41,8 +41,8 @@ class Progress(NamedTuple):
 
 
 def watched(pipe: P, tell: Callable[[Progress], object], *, every: float = 0.1) -> P:
-    """The same pipe, whose calls tell how far they are. They do so at their start, as tokens come
-    (at most once in `every` seconds), and at their end.
+    """The same pipe, whose calls tell how far they are. They do so at their start, with their first
+    tokens, as tokens come (at most once in `every` seconds), and at their end.
 
     Engines that answer a call all at once tell of its start and its end only. `tell` is called from
     the thread that the engine works in; what it raises is a bug and comes through. Raises
@@ -163,8 +163,11 @@ class _WatchedSession:
         self._session.close()
 
     def _count(self, rows: int = 0, done: int = 0, tokens: int = 0, *, ends: bool = False) -> None:
-        """Count more, and tell of it if the call `ends` or the last time is long ago."""
+        """Count more, and tell of it if the call `ends`, the first tokens have come, or the last
+        time is long ago.
+        """
         name, *counts = self._now
+        ends = ends or (tokens > 0 and not self._now.tokens)
         self._now = Progress(name, *map(sum, zip(counts, (rows, done, tokens), strict=True)))
         if ends or time.monotonic() - self._told >= self._every:
             self._told = time.monotonic()

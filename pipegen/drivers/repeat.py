@@ -24,6 +24,7 @@ from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot
 from pipegen.core.steps import Again
 from pipegen.drivers.arguments import record_of
+from pipegen.records.frozen import plain_number
 from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult, RoundsEnd
@@ -59,6 +60,7 @@ def repeat(
             "repeat takes a pipe and a function that gives the next request or None, not"
             f" {pipe!r:.80} and {again!r:.80}"
         )
+    limit = plain_number(limit)
     if type(limit) is not int or limit < 1:
         raise TypeError(f"limit takes a whole number of at least 1, not {limit!r:.80}")
 

@@ -33,7 +33,7 @@ from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.engines.model import TokenModel, on_model
 from pipegen.engines.protocol import TokenEngine, takes_tokens
-from pipegen.records.frozen import printed
+from pipegen.records.frozen import plain_number, printed
 from pipegen.records.plain import Request, request_from
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy, ScoringRequest
 from pipegen.records.scores import Chosen, Perplexity, Scored, TokenScores
@@ -61,6 +61,7 @@ def scoring(
             f"a route through one engine scores, not {name}: fallback(scoring(first),"
             " scoring(second), when=...) joins two"
         )
+    empty_context = plain_number(empty_context)
     if empty_context not in ("refuse", "bos") and (
         type(empty_context) is not int or empty_context < 0
     ):
@@ -264,6 +265,7 @@ def perplexity(
     """
     if isinstance(texts, (str, bytes)):
         raise TypeError("texts are a list or another iterable, not one text: put it into a list")
+    window, empty_context = plain_number(window), plain_number(empty_context)
     if window is not None and (type(window) is not int or window < 1):
         raise TypeError(f"window takes a whole number of at least 1, not {window!r:.80}")
     pipe = scoring(route, empty_context=empty_context)

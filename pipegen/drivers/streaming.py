@@ -23,6 +23,7 @@ from pipegen.drivers.arguments import (
     prepare_batch,
     prepare_batch_beside,
     require_iterable,
+    with_option_words,
 )
 from pipegen.drivers.drive import Drive
 from pipegen.drivers.naming import name_bug
@@ -165,6 +166,7 @@ class _Deltas:
             yield Delta(index=index, sample=sample, text=text[len(streamed) :], round=turn)
 
 
+@with_option_words
 def stream(
     route: Pipe[GenerationRequest, GenerationResult],
     requests: Iterable[Request],
@@ -193,6 +195,7 @@ def stream(
         raise
 
 
+@with_option_words
 async def astream(
     route: Pipe[GenerationRequest, GenerationResult],
     requests: Iterable[Request],

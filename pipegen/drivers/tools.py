@@ -37,7 +37,7 @@ from pipegen.drivers.tool_results import Content, content_of, is_error, text_of
 from pipegen.drivers.tool_schema import arguments_of, schema_of, with_whole_numbers
 from pipegen.engines.protocol import RowDone
 from pipegen.engines.session import answers
-from pipegen.records.frozen import freeze, thaw
+from pipegen.records.frozen import freeze, plain_number, thaw
 from pipegen.records.results import GenerationResult, ToolReplies
 from pipegen.stages.parts.json_check import wrong_in_json
 
@@ -109,6 +109,7 @@ def tools(
         schemas.append({"type": "function", "function": schema})
     if not by_name:
         raise TypeError("tools takes one function or more")
+    limit, max_bytes, timeout = map(plain_number, (limit, max_bytes, timeout))
     for name, value in (("limit", limit), ("max_bytes", max_bytes)):
         if type(value) is not int or value < 1:
             raise TypeError(f"{name} takes a whole number of at least 1, not {value!r:.80}")

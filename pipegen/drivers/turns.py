@@ -32,7 +32,7 @@ from pipegen.core.steps import Again, Call, Wanted
 from pipegen.drivers.repeat import ended
 from pipegen.drivers.tool_results import with_image_bytes
 from pipegen.drivers.tools import Tools
-from pipegen.records.frozen import thaw
+from pipegen.records.frozen import plain_number, thaw
 from pipegen.records.messages import Message
 from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest
@@ -84,6 +84,7 @@ def turns(
     tool_set = step if isinstance(step, Tools) else None
     if limit is None and step is not None:
         limit = LIMIT if tool_set is None else tool_set.limit
+    limit, max_tokens = plain_number(limit), plain_number(max_tokens)
     for name, value in (("limit", limit), ("max_tokens", max_tokens)):
         if value is not None and (type(value) is not int or value < 1):
             raise TypeError(f"{name} takes a whole number of at least 1, not {value!r:.80}")

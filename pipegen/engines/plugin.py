@@ -19,7 +19,7 @@ from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.fields import InvalidField, non_empty_string, record
 from pipegen.records.requests import GenerationRequest
 
-__all__ = ["Plugin", "RowContext"]
+__all__ = ["Plugin", "RowContext", "takes"]
 
 
 @record
@@ -30,8 +30,47 @@ class RowContext:
     """Tokens of the prompt; the ids that the hook is called with begin with them, and there is no
     padding.
     """
-    tokenizer: Tokenizer
-    """The engine's own, to read the row's ids as text."""
+    tokenizer: Any
+    """The checkpoint's own. A Hugging Face engine gives transformers' tokenizer itself, with all of
+    its methods.
+    """
+    exact_tokenizer: Tokenizer | None = None
+    """The tokenizer as pipegen's stages use it. It adds nothing."""
+
+
+def takes(function: Any, count: int) -> bool:
+    """Whether a function takes so many arguments by position.
+
+    >>> takes(lambda row: row, 1), takes(lambda input_ids, scores: scores, 1)
+    (True, False)
+    """
+    import inspect  # a first request needs none
+
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:  # some functions written in C say nothing
+        return True
+    return True
+
+
+def _check_takes_row(where: str, make: Any) -> None:
+    """Raise `InvalidField` for what cannot be called with a row, with the way out."""
+    if make is None or takes(make, 1):
+        return
+    name = getattr(make, "__qualname__", type(make).__name__)
+    if isinstance(make, type):
+        advice = (
+            f"the class {name} takes no row: hf_hooks takes an object of it ({name}(...)), which"
+            f" serves all rows, or lambda row: {name}(...), which makes one for each"
+        )
+    else:
+        advice = (
+            f"{name} takes no row: lambda row: {name} gives it to each, and hf_hooks takes a"
+            " function of input_ids and scores as it is"
+        )
+    raise InvalidField(f"{where} takes a function of a row that makes its hook; {advice}")
 
 
 def _capabilities(value: Any) -> Any:
@@ -88,6 +127,8 @@ class Plugin:
             f = getattr(self, name)
             if f is not None and not callable(f):
                 raise InvalidField(f"Plugin.{name} takes a function, not {f!r:.200}")
+            if name in ("logits_processor", "stopping_criteria"):
+                _check_takes_row(f"Plugin.{name}", f)
         if (self.start is None) != (self.feed is None):
             raise InvalidField(f"plugin {self.name!r} takes start and feed together, or neither")
 

@@ -33,6 +33,7 @@ from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField, names_of, nearest
 from pipegen.records.frozen import freeze, thaw
 from pipegen.records.messages import ImageSource, VideoSource
+from pipegen.records.next_turn import transcript_field
 from pipegen.records.options import GenerationOptions, flat_values, options_from
 from pipegen.records.plain import request_from
 from pipegen.records.requests import GenerationRequest
@@ -162,9 +163,10 @@ def is_current(values: Mapping[str, Any]) -> bool:
     )
 
 
+_UNWRITTEN = ("turn", "written_transcript")
 _COLUMNS = (
     *("id", "ok"),
-    *(f.name for f in dataclasses.fields(GenerationResult) if f.name not in ("id", "turn")),
+    *(f.name for f in dataclasses.fields(GenerationResult) if f.name not in ("id", *_UNWRITTEN)),
 )
 _PLAIN_IF_EMPTY = (
     *("tried", "samples", "rounds", "failed_samples"),
@@ -286,7 +288,7 @@ def error_from(values: Any) -> GenerationError:
 def _result(result: GenerationResult, brief: bool) -> dict[str, Any]:
     if brief:
         return _brief(result)
-    fields = {name: getattr(result, name) for name in names_of(result) if name != "turn"}
+    fields = {name: getattr(result, name) for name in names_of(result) if name not in _UNWRITTEN}
     fields["finish"] = result.finish.value
     fields["options"] = _options(result.options)
     fields["tried"] = [error_to_plain(error) for error in result.tried]
@@ -300,7 +302,7 @@ def _result(result: GenerationResult, brief: bool) -> dict[str, Any]:
                 logprob and {name: getattr(logprob, name) for name in names_of(logprob)}
                 for logprob in fields[name]
             ]
-    values: dict[str, Any] = strict_json.plain(fields)
+    values: dict[str, Any] = strict_json.plain({**fields, **transcript_field(result)})
     return values
 
 
@@ -318,6 +320,7 @@ def _brief(result: GenerationResult) -> dict[str, Any]:
         "samples": [_brief(sample) for sample in result.samples],
         "rounds": [_brief(round_result) for round_result in result.rounds],
         "failed_samples": _failed_samples(result),
+        **transcript_field(result),
     }
     values: dict[str, Any] = strict_json.plain(
         {
@@ -446,6 +449,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "video_times": lambda videos: tuple(tuple(map(float, times)) for times in videos),
     "trimmed_by": tuple,
     "tool_calls": freeze,
+    "written_transcript": freeze,
     "logprob": float,
     "token_logprobs": lambda logprobs: tuple(map(float, logprobs)),
     "likeliest": lambda pairs: tuple((token_id, float(logprob)) for token_id, logprob in pairs),
@@ -481,8 +485,11 @@ def _read(values: Mapping[str, Any], kind: type[T]) -> T:
             f"a {_WORDS[kind]} takes {', '.join(missing)} too"
             + (": a brief line is not read back" if missing == _NOT_IN_BRIEF else "")
         )
-    fields, reads = dict(values), _READ_OF_ROLLOUTS if kind is Rollout else _READ
-    for name, value in values.items():
+    fields: dict[str, Any] = dict(values)
+    reads = _READ_OF_ROLLOUTS if kind is Rollout else _READ
+    if "transcript" in fields and kind is GenerationResult:
+        fields["written_transcript"] = fields.pop("transcript")
+    for name, value in list(fields.items()):
         if value is not None and name in reads:
             try:
                 fields[name] = reads[name](value)

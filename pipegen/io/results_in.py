@@ -6,6 +6,7 @@ A row of Parquet or Arrow also has `row`: the columns of its input.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,10 +43,9 @@ def results_in(path: Path) -> Iterator[dict[str, Any]]:
         )
     if kind in ("parquet", "arrow"):
         table = read_table(path)
-        if not {"ok", "text", "finish_reason"} <= set(table.schema.names):
+        if not {"ok", "text"} <= set(names := table.schema.names) or not {*_FINISH} & set(names):
             raise TableError(
-                f"{path}: not results of pipegen generate: it has no columns ok, text and"
-                " finish_reason"
+                f"{path}: not results of pipegen generate: it has no columns ok, text and finish"
             )
         yield from map(partial(_from_row, answer_columns(brief=False).names), table)
         return
@@ -98,6 +98,24 @@ def _filled(values: Mapping[str, Any]) -> dict[str, Any]:
     return filled
 
 
+def _transcript_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The transcript of a result of several rounds. In older tables such a column is the
+    caller's.
+    """
+    if row.get("rounds") and isinstance(text := row.get("transcript"), str):
+        with contextlib.suppress(strict_json.NotStrict):
+            return {"transcript": strict_json.load(text)}
+    return {}
+
+
+_FINISH = ("finish", "finish_reason")
+"""How an answer ended. Tables of earlier versions have the second name."""
+
+
+def _finish_of(entry: Mapping[str, Any]) -> Any:
+    return next((entry[name] for name in _FINISH if entry.get(name) is not None), None)
+
+
 def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
     line_fields: dict[str, Any] = {
         "id": row.get("id"),
@@ -114,18 +132,19 @@ def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
     }
     usage = row.get("usage") or {}
     line_fields |= {
-        "finish": row.get("finish_reason"),
+        "finish": _finish_of(row),
         "prompt_tokens": usage.get("prompt_tokens") or 0,
         "completion_tokens": usage.get("completion_tokens") or 0,
     }
     options = strict_json.load(row["options"]) if row.get("options") else {}
     calls = strict_json.load(row["tool_calls"]) if row.get("tool_calls") else []
+    kept = _transcript_of(row)
     samples, rounds = (
         [
             {
                 "text": entry["text"] or "",
                 "raw_text": entry["text"] or "",
-                "finish": entry["finish_reason"],
+                "finish": _finish_of(entry),
                 "options": options,
             }
             for entry in row.get(name) or ()
@@ -134,7 +153,7 @@ def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("samples", "rounds")
     )
     failed = [
-        {"sample": number, "error": {"type": "InternalError", "message": entry["finish_reason"]}}
+        {"sample": number, "error": {"type": "InternalError", "message": _finish_of(entry)}}
         for number, entry in enumerate(row.get("samples") or ())
         if entry["text"] is None
     ]
@@ -144,6 +163,7 @@ def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
         **values,
         "options": options,
         "tool_calls": calls,
+        **kept,
         "samples": samples,
         "rounds": rounds,
         "failed_samples": failed,

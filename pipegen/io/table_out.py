@@ -8,10 +8,10 @@ first row too.
 | --- | --- |
 | the input's | as they were; one that has the name of an answer's column gets `input_` before it |
 | `ok` | whether there is an answer |
-| `text`, `finish_reason`, `stop` | the answer, and how it ended |
+| `text`, `finish`, `stop` | the answer, and how it ended |
 | `usage` | `prompt_tokens`, `completion_tokens` |
 | `error` | `type`, `message`, `hint`, where there is no answer |
-| `raw_text`, `reasoning`, `tool_calls`, `samples`, `rounds` | as in a result; tool calls are JSON text |
+| `raw_text`, `reasoning`, `tool_calls`, `samples`, `rounds`, `transcript` | as in a result; tool calls and the transcript are JSON text |
 | `model`, `options` | the model's name, and the effective options as JSON text |
 | `prompt_token_ids`, `token_ids`, `tokens`, `logprobs`, `prompt_logprobs` | unless they are left out; the last three where log probabilities were asked for |
 """
@@ -48,6 +48,7 @@ from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import thaw
 from pipegen.records.messages import ImageSource
+from pipegen.records.next_turn import transcript_field
 from pipegen.records.options import GenerationOptions, flat_values
 from pipegen.records.results import GenerationResult
 
@@ -74,7 +75,7 @@ Write = Callable[[Row, LineId, Slot[Any]], None]
 CSV_COLUMNS = (
     "ok",
     "text",
-    "finish_reason",
+    "finish",
     "stop",
     "prompt_tokens",
     "completion_tokens",
@@ -97,11 +98,11 @@ def answer_columns(*, brief: bool) -> pa.Schema:
     import pyarrow as pa
 
     text, count = pa.string(), pa.int32()
-    sample_type = pa.struct([("text", text), ("finish_reason", text), ("completion_tokens", count)])
+    sample_type = pa.struct([("text", text), ("finish", text), ("completion_tokens", count)])
     columns = [
         ("ok", pa.bool_()),
         ("text", text),
-        ("finish_reason", text),
+        ("finish", text),
         ("stop", text),
         ("usage", pa.struct([("prompt_tokens", count), ("completion_tokens", count)])),
         ("error", pa.struct([("type", text), ("message", text), ("hint", text)])),
@@ -110,6 +111,7 @@ def answer_columns(*, brief: bool) -> pa.Schema:
         ("tool_calls", text),
         ("samples", pa.list_(sample_type)),
         ("rounds", pa.list_(sample_type)),
+        ("transcript", text),
         ("model", text),
         ("options", text),
     ]
@@ -135,6 +137,7 @@ def _answer(slot: Slot[GenerationResult], model: str, *, brief: bool) -> tuple[A
             None,
             None,
             failure,
+            None,
             None,
             None,
             None,
@@ -173,25 +176,30 @@ def _answer(slot: Slot[GenerationResult], model: str, *, brief: bool) -> tuple[A
         None,
         result.raw_text,
         result.reasoning,
-        strict_json.dump(strict_json.plain(result.tool_calls)) if result.tool_calls else None,
+        _json(result.tool_calls),
         samples,
         rounds,
+        _json(transcript_field(result).get("transcript")),
         model,
         _options(result.options),
         *ids,
     )
 
 
+def _json(value: Any) -> str | None:
+    return strict_json.dump(strict_json.plain(value)) if value else None
+
+
 def _sample(slot: Slot[GenerationResult]) -> dict[str, Any]:
     if not is_ok(slot):
         return {
             "text": None,
-            "finish_reason": type(slot.failure()).__name__,
+            "finish": type(slot.failure()).__name__,
             "completion_tokens": 0,
         }
     return {
         "text": slot.unwrap().text,
-        "finish_reason": slot.unwrap().finish.value,
+        "finish": slot.unwrap().finish.value,
         "completion_tokens": slot.unwrap().completion_tokens,
     }
 

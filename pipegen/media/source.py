@@ -31,7 +31,7 @@ from returns.result import Failure, Success
 
 from pipegen.core.border import Raised, guard_slot
 from pipegen.core.errors import BadImage, BadVideo
-from pipegen.core.slots import is_ok
+from pipegen.core.slots import Unread, is_ok
 from pipegen.records.messages import ImageSource, VideoSource, numbered, shown
 
 if TYPE_CHECKING:
@@ -71,7 +71,8 @@ class SourceRejected(Exception):
 
 def load_sources(request: GenerationRequest, policy: ImagePolicy) -> Slot[GenerationRequest]:
     """Read every image and video of the request: each source becomes one with `data`. Equal sources
-    are read once.
+    are read once. A failure has the request with it, for a fallback: its images from that one on are
+    not read, and say why (`ImageSource.unread`).
 
     With `policy.root`, relative paths start there and nothing outside is read. `max_bytes`, of
     videos `max_video_bytes`, limits files, URLs and data URLs, but not bytes of the caller. Fails
@@ -85,13 +86,25 @@ def load_sources(request: GenerationRequest, policy: ImagePolicy) -> Slot[Genera
             continue
         loaded_source = _loaded(index, source, policy)
         if not is_ok(loaded_source):
-            return Failure(loaded_source.failure())
+            error: Any = loaded_source.failure()
+            return Unread(error, partial(_given, request, loaded, error))
         loaded[source] = loaded_source.unwrap()
     return Success(
         request.with_sources(tuple(loaded[source] for source in request.sources))
         if loaded
         else request
     )
+
+
+def _given(
+    request: GenerationRequest, loaded: dict[ImageSource, ImageSource], error: BadImage | BadVideo
+) -> GenerationRequest:
+    """The request with what was read of its sources."""
+    sources = (
+        loaded.get(source) or dataclasses.replace(source, unread=error)
+        for source in request.sources
+    )
+    return request.with_sources(tuple(sources))
 
 
 def _loaded(index: int, source: ImageSource, policy: ImagePolicy) -> Slot[ImageSource]:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from pipegen.engines.plugin import Plugin, RowContext
+from pipegen.engines.plugin import Plugin, RowContext, takes
 from pipegen.records.fields import InvalidField
 
 __all__ = ["hf_hooks"]
@@ -33,15 +33,16 @@ def hf_hooks(
 
     An object of transformers' own classes or their subclasses (`LogitsProcessor`,
     `StoppingCriteria`, or a list of them) is called for every row, so it must not keep state
-    between calls. Anything else is called once for each row with its `RowContext`, and returns the
-    hook of that row.
+    between calls. So is any function of `input_ids` and `scores`. Anything else is called once for
+    each row with its `RowContext`, and returns the hook of that row. `row.tokenizer` is
+    transformers' own.
 
     A hook is called for one row at a time, with `input_ids` (1, length) that begin with the prompt,
     without padding, and `scores` (1, vocabulary), None for stopping criteria. A processor returns
     scores of the same shape, criteria a bool or a tensor of them.
 
     `name` is the plugin's name in results and errors. Raises `InvalidField` if neither hook is
-    given, or one is not callable.
+    given, or one is not callable, and for a class or a function that takes no row.
     """
     hooks = {"stopping_criteria": stopping_criteria, "logits_processor": logits_processor}
     if not any(hook is not None for hook in hooks.values()):
@@ -61,4 +62,6 @@ def hf_hooks(
 
 def _maker(hook: Any) -> Callable[[RowContext], Any] | None:
     ready = any(kind.__module__.partition(".")[0] == "transformers" for kind in type(hook).__mro__)
+    if callable(hook) and not isinstance(hook, type):
+        ready = ready or (takes(hook, 2) and not takes(hook, 1))
     return (lambda context: partial(hook)) if ready else hook

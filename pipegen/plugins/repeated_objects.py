@@ -167,14 +167,15 @@ class RepeatedObjects:
         min_size: int,
         vocabulary_of: Callable[[Tokenizer], Vocabulary],
     ) -> None:
+        tokenizer = context.exact_tokenizer or context.tokenizer
         self._tokenizer, self._keys, self._min_size, self._vocabulary_of = (
-            context.tokenizer,
+            tokenizer,
             keys,
             min_size,
             vocabulary_of,
         )
         self._read = context.prompt_length
-        self._detokenizer = Detokenizer(context.tokenizer)
+        self._detokenizer = Detokenizer(tokenizer)
         self._recent: list[int] = []
         self._reading = Reading()
         self._written: set[int] = set()

@@ -32,7 +32,7 @@ from typing import Annotated, Any, TypeVar, dataclass_transform, get_origin, get
 
 from pipegen.core.functional import without_none
 from pipegen.core.names import InvalidField, nearest
-from pipegen.records.frozen import exact, freeze, printed
+from pipegen.records.frozen import exact, freeze, plain_list, plain_number, printed
 
 __all__ = [
     "Check", "InvalidField", "UnknownField", "altered", "boolean", "checks_of", "help_of", "instance", "integer", "mapping", "metadata_of", "names_of",
@@ -64,7 +64,7 @@ def schema_of(check: Check) -> dict[str, Any]:
 
 
 def integer(low: int | None = None, high: int | None = None) -> Check:
-    """A whole number within bounds; not a bool."""
+    """A whole number within bounds, of numpy or torch too; not a bool."""
     expected = (
         "a whole number"
         + (f" of at least {low}" if low is not None else "")
@@ -72,6 +72,7 @@ def integer(low: int | None = None, high: int | None = None) -> Check:
     )
 
     def check(value: Any) -> Any:
+        value = plain_number(value)
         if (
             type(value) is not int
             or (low is not None and value < low)
@@ -84,11 +85,14 @@ def integer(low: int | None = None, high: int | None = None) -> Check:
 
 
 def number(low: float = -math.inf, high: float = math.inf, *, above: float = -math.inf) -> Check:
-    """A finite number with `low <= value <= high` and `value > above`, as a float; not a bool."""
+    """A finite number with `low <= value <= high` and `value > above`, as a float; not a bool.
+    Numbers of numpy and torch are numbers.
+    """
     bound = f"above {above:g}" if above > -math.inf else f"of at least {low:g}"
     expected = f"a number {bound}" + (f" and at most {high:g}" if high < math.inf else "")
 
     def check(value: Any) -> Any:
+        value = plain_number(value)
         if type(value) not in (int, float) or not (
             low <= value <= high and above < value and abs(value) <= sys.float_info.max
         ):
@@ -108,7 +112,8 @@ def number(low: float = -math.inf, high: float = math.inf, *, above: float = -ma
 
 
 def boolean(value: Any) -> Any:
-    """True or False, nothing else."""
+    """True or False, also as numpy and torch have them; nothing else."""
+    value = plain_number(value)
     if type(value) is not bool:
         raise ValueError("True or False")
     return value
@@ -163,11 +168,12 @@ def path(value: Any) -> Any:
 
 
 def tuple_of(item: Check) -> Check:
-    """A tuple or list whose items all pass `item`; not a string. The error names the position of a
-    bad item.
+    """A tuple or list whose items all pass `item`; not a string. So is an array with one dimension.
+    The error names the position of a bad item.
     """
 
     def check(value: Any) -> Any:
+        value = plain_list(value)
         if not isinstance(value, (tuple, list)):
             raise ValueError("a tuple or a list")
         result = []
@@ -186,6 +192,7 @@ _ids = tuple_of(integer(low=0))
 
 def token_ids(value: Any) -> Any:
     """Token ids. Fast where all is well: a prompt may have a hundred thousand."""
+    value = plain_list(value)
     if (
         isinstance(value, (tuple, list))
         and value

@@ -22,7 +22,18 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from immutabledict import immutabledict
 
-__all__ = ["NESTING", "NOTHING", "SHOWN", "FrozenMapping", "exact", "freeze", "printed", "thaw"]
+__all__ = [
+    "NESTING",
+    "NOTHING",
+    "SHOWN",
+    "FrozenMapping",
+    "exact",
+    "freeze",
+    "plain_list",
+    "plain_number",
+    "printed",
+    "thaw",
+]
 
 T = TypeVar("T")
 NESTING = 64
@@ -138,6 +149,36 @@ def exact(value: Any) -> Any:
     return next((plain(value) for kind, plain in _PLAIN if isinstance(value, kind)), value)
 
 
+def plain_number(value: Any) -> Any:
+    """A number of numpy, torch and the like as Python's own. Anything else stays as it is.
+
+    An array without dimensions is a number. One with dimensions is none, even of one value.
+
+    >>> import enum
+    >>> class Level(enum.IntEnum):
+    ...     HIGH = 3
+    >>> plain_number(Level.HIGH), plain_number("3")
+    (3, '3')
+    """
+    if type(value) in _SURE or type(value) is float:
+        return value
+    if isinstance(value, (int, float)):
+        return exact(value)
+    item = getattr(value, "item", None)
+    if getattr(value, "ndim", None) != 0 or not callable(item):
+        return value
+    number = item()
+    return number if type(number) in (int, float, bool) else value
+
+
+def plain_list(value: Any) -> Any:
+    """An array or a series with one dimension as a list. Anything else stays as it is."""
+    if isinstance(value, (list, tuple, str)) or getattr(value, "ndim", None) != 1:
+        return value
+    entries = getattr(value, "tolist", None)
+    return entries() if callable(entries) else value
+
+
 def _frozen(value: Any, depth: int, seen: Iterator[int]) -> Any:
     if type(value) in _SURE:
         return value
@@ -158,6 +199,9 @@ def _frozen(value: Any, depth: int, seen: Iterator[int]) -> Any:
         )
     if isinstance(value, (list, tuple)):
         return tuple([_frozen(entry, depth + 1, seen) for entry in _few(value, seen)])
+    plain = plain_list(plain_number(value))
+    if plain is not value:
+        return _frozen(plain, depth, seen)
     raise ValueError(
         "plain data (mappings, lists, strings, numbers, booleans, None), without"
         f" {type(value).__name__}"

@@ -23,8 +23,8 @@ from typing import Annotated, Any, Self, cast
 from immutabledict import immutabledict
 
 from pipegen.records import strict_json
-from pipegen.records.fields import InvalidField, mapping, number, record, tuple_of
-from pipegen.records.frozen import exact, freeze, printed, thaw
+from pipegen.records.fields import InvalidField, mapping, nearest, number, record, tuple_of
+from pipegen.records.frozen import exact, freeze, plain_list, printed, thaw
 
 __all__ = [
     "ROLES",
@@ -34,6 +34,7 @@ __all__ = [
     "TextPart",
     "VideoPart",
     "VideoSource",
+    "array_advice",
     "message_from",
     "numbered",
     "plain_messages",
@@ -71,6 +72,8 @@ class ImageSource:
     """The most pixels that the image may have, from the `ImagePolicy` under which it was read."""
     origin: ImageSource | None = dataclasses.field(default=None, compare=False, repr=False)
     """The path or URL that `data` was read from."""
+    unread: Any = dataclasses.field(default=None, compare=False, repr=False)
+    """Why it could not be read, in a request that a fallback hands on."""
 
     def check_all(self) -> None:
         if sum(value is not None for value in (self.path, self.url, self.data)) != 1:
@@ -98,8 +101,8 @@ class ImageSource:
 
     @classmethod
     def of(cls, value: Any, where: str = "image") -> ImageSource:
-        """A source from a path, a URL, bytes, a PIL image, a source, or `{"bytes", "path"}`, as
-        data sets store images. The bytes count where both are set.
+        """A source from a path, a URL, bytes, a `BytesIO`, a PIL image, a source, or `{"bytes",
+        "path"}`, as data sets store images. The bytes count where both are set.
 
         A PIL image is stored losslessly, upright by its EXIF orientation. Raises `InvalidField`
         (which begins with `where`) for anything else, and for a PIL image whose pixels cannot be
@@ -116,8 +119,7 @@ class ImageSource:
         if hasattr(value, "getexif") and hasattr(value, "save"):  # a PIL image
             return cls(data=_losslessly(value, where))
         raise InvalidField(
-            f"{where} takes a path, a URL, bytes or a PIL image, not"
-            f" {repr(value) if value == '' else type(value).__name__}"
+            f"{where} takes a path, a URL, bytes or a PIL image, not {_kind_of(value)}"
         )
 
     @classmethod
@@ -127,6 +129,8 @@ class ImageSource:
             return value
         if isinstance(value, (bytes, bytearray, memoryview)):
             return cls(data=bytes(value))
+        if isinstance(value, io.BytesIO):
+            return cls(data=value.getvalue())
         if isinstance(value, os.PathLike):
             return cls(path=os.fspath(value))
         if isinstance(value, str) and value:
@@ -136,7 +140,7 @@ class ImageSource:
             return cls(url=value) if is_url else cls(path=value)
         if isinstance(value, Mapping) and value.keys() <= {"bytes", "path"}:
             file = value.get("bytes") if value.get("bytes") is not None else value.get("path")
-            if isinstance(file, (str, bytes)):
+            if isinstance(file, (str, bytes, bytearray, memoryview, os.PathLike, io.BytesIO)):
                 return cls._of_file(file, where)
             raise InvalidField(
                 f"{where} takes bytes or a path in its mapping, not {type(file).__name__}"
@@ -155,7 +159,35 @@ class ImageSource:
         )
 
 
+def _kind_of(value: Any) -> str:
+    """What a value is that names no file, and how to make a source of it."""
+    if isinstance(value, str):
+        return repr(value)
+    advice = array_advice(value)
+    if not advice and callable(getattr(value, "read", None)):
+        advice = "; pass its path, or what .read() gives"
+    return f"{type(value).__name__}{advice}"
+
+
+def array_advice(value: Any) -> str:
+    """How to make a PIL image of an array or a tensor; empty for anything else.
+
+    >>> array_advice([1, 2])
+    ''
+    """
+    kind = f"{type(value).__module__}.{type(value).__name__}"
+    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+        return ""
+    if kind.startswith("torch."):
+        return "; torchvision.transforms.functional.to_pil_image(tensor) makes a PIL image of one"
+    floats = "float" in str(value.dtype)
+    array = "(array * 255).astype('uint8')" if floats else "array"
+    where = " whose values are from 0 to 1" if floats else ""
+    return f"; PIL.Image.fromarray({array}) makes a PIL image of one{where}"
+
+
 def _frames(value: Any) -> Any:
+    value = plain_list(value)
     if not isinstance(value, (list, tuple)):
         raise ValueError("a list of images")
     return tuple(ImageSource.of(image, f"frames[{index}]") for index, image in enumerate(value))
@@ -224,7 +256,7 @@ class VideoSource(ImageSource):
         )
         raise InvalidField(
             f"{where} takes a path, a URL or bytes of a video, not"
-            f" {repr(value) if value == '' else type(value).__name__}{hint}"
+            f" {type(value).__name__ if hint else _kind_of(value)}{hint}"
         )
 
     def __repr__(self) -> str:
@@ -249,8 +281,17 @@ def numbered(sources: Iterable[ImageSource]) -> Iterator[tuple[int, ImageSource]
         counts[is_video] += 1
 
 
+_NO_FILE = frozenset({"HSV", "La", "RGBa"})
+"""Modes of PIL images that TIFF does not write, or that come back as another one."""
+
+
 def _losslessly(image: Any, where: str) -> bytes:
     """A PIL image as the bytes of a file, upright."""
+    if image.mode in _NO_FILE:
+        raise InvalidField(
+            f"{where} is a PIL image of mode {image.mode}, which has no file form that is read:"
+            ' image.convert("RGB") makes one that has'
+        )
     # a first request without such an image loads little
     from pipegen.core.border import guard
     from pipegen.core.errors import InvalidRequest
@@ -470,6 +511,7 @@ def _refuse_sizes(part: Mapping[str, Any], where: str, names: tuple[str, ...] = 
 def _content_from(role: str, content: Any, where: str) -> Any:
     if isinstance(content, str):
         return exact(content)
+    content = plain_list(content)
     if isinstance(content, tuple) and all(
         isinstance(part, (TextPart, ImagePart)) for part in content
     ):
@@ -487,6 +529,17 @@ def _content_from(role: str, content: Any, where: str) -> Any:
     )
 
 
+def _refuse_misspelt(message: Mapping[Any, Any], where: str) -> None:
+    """Refuse a message whose content has nearly that name. Its words would be lost."""
+    texts = [str(key) for key, entry in message.items() if isinstance(entry, (str, list, tuple))]
+    near = nearest("content", [key for key in texts if key not in ("role", "name", "content")], 0.7)
+    found = near.removeprefix("; did you mean ").removesuffix("?") or (
+        "'text'" if "text" in texts else ""
+    )
+    if found:
+        raise InvalidField(f"{where} has no content, but {found}: name it content")
+
+
 def message_from(value: Any, where: str) -> Message:
     """A message from its OpenAI form. Raises `InvalidField`, which begins with the path, such as
     `messages[2].content[0].type`.
@@ -499,7 +552,13 @@ def message_from(value: Any, where: str) -> Message:
         )
     role, content = exact(value.get("role")), value.get("content")
     if role not in ROLES:
-        raise InvalidField(f"{where}.role takes one of {', '.join(ROLES)}, not {printed(role)}")
+        near = nearest("role", [key for key in value if key != "role"]) if role is None else ""
+        raise InvalidField(
+            f"{where}.role takes one of {', '.join(ROLES)}, not {printed(role)}"
+            + near.replace("did you mean", "the message has").removesuffix("?")
+        )
+    if content is None and not value.get("tool_calls"):
+        _refuse_misspelt(value, where)
     content = _content_from(role, content, where)
     # tables fill in what a message lacks
     extras = {

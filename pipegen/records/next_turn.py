@@ -26,8 +26,15 @@ from typing import TYPE_CHECKING, Any
 from pipegen.core.slots import is_ok
 from pipegen.records.continues import Continues, History, text_crc32
 from pipegen.records.fields import InvalidField
-from pipegen.records.frozen import printed
-from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart, message_from
+from pipegen.records.frozen import printed, thaw
+from pipegen.records.messages import (
+    ImagePart,
+    ImageSource,
+    Message,
+    TextPart,
+    message_from,
+    plain_messages,
+)
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, merge, options_from
 from pipegen.records.requests import (
     GenerationRequest,
@@ -40,7 +47,7 @@ from pipegen.records.rollouts import answers_before
 if TYPE_CHECKING:
     from pipegen.records.results import GenerationResult
 
-__all__ = ["as_given", "next_turn"]
+__all__ = ["as_given", "next_turn", "transcript_field", "transcript_of"]
 
 Words = str | Mapping[str, Any] | Message | Sequence[Mapping[str, Any] | Message]
 
@@ -120,6 +127,44 @@ def next_turn(
     if continuation is not None:
         return ScoringRequest(continuation=continuation, **fields)
     return kind(**fields)
+
+
+def transcript_of(result: GenerationResult) -> list[dict[str, Any]]:
+    """The conversation as plain messages; see `GenerationResult.transcript`."""
+    if result.turn is None:
+        if result.written_transcript:
+            messages: list[dict[str, Any]] = thaw(result.written_transcript)
+            return messages
+        raise InvalidField(
+            "this result does not hold its conversation, as one read from a file does not: its"
+            " messages are those of its request, and result.message"
+        )
+    request = result.turn.request
+    if not request.messages:
+        raise InvalidField(
+            "a transcript is of messages, and this result's request has none: it has a plain"
+            " prompt or ids"
+        )
+    conversation = _with_answer(request.messages, result)
+    return [_with_sources(message) for message in conversation]
+
+
+def transcript_field(result: GenerationResult) -> dict[str, Any]:
+    """What lines and tables have of the transcript: that of a result of several rounds."""
+    held = result.written_transcript if result.turn is None else result.turn.request.messages
+    return {"transcript": transcript_of(result)} if result.rounds and held else {}
+
+
+def _with_sources(message: Message) -> dict[str, Any]:
+    """A message as plain data, with the paths and URLs of its images."""
+    plain = plain_messages([message])[0]
+    for part, written in zip(message.content or (), plain["content"] or (), strict=False):
+        source = part.source if isinstance(part, ImagePart) else None
+        if source is not None and isinstance(written, dict):
+            place = source.path or source.url
+            if place is not None and place[:5].lower() != "data:":
+                written[written["type"]] = place
+    return plain
 
 
 def _record(request: Any) -> GenerationRequest:

@@ -31,7 +31,7 @@ from pipegen.records.fields import (
     tuple_of,
     with_schema,
 )
-from pipegen.records.frozen import freeze
+from pipegen.records.frozen import freeze, plain_list
 
 __all__ = [
     "GROUPS",
@@ -375,6 +375,7 @@ def _nested(kind: type[Any], also: str = "") -> Any:
 
 def _stops(value: Any) -> Any:
     """Stop strings alone are enough: `stop=("END",)`."""
+    value = plain_list(value)
     return (
         StopOptions(stop=tuple(value))
         if isinstance(value, (tuple, list))

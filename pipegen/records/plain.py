@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -13,7 +15,7 @@ from pipegen.core.names import nearest
 from pipegen.core.slots import Slot
 from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField
-from pipegen.records.frozen import printed
+from pipegen.records.frozen import plain_list, plain_number, printed
 from pipegen.records.option_table import OPTIONS
 from pipegen.records.options import options_from
 from pipegen.records.request_forms import as_messages, read_keys, refused_entry
@@ -44,7 +46,7 @@ def request_from(values: Mapping[str, Any], where: str = "request") -> Slot[Gene
 
     With a `continuation`, it is a request to score.
 
-    So a row of a table or of a data set is a request. `id` may be a whole number. `messages`,
+    So a row of a table, of a data set or of pandas is a request. `id` may be a whole number. `messages`,
     `tools`, `turns` and `options` may be JSON text, the first two lists of JSON texts too. Other
     programs' forms are read too: `pipegen.records.request_forms` has their table. Other columns, such
     as a label, become entries of `metadata`. What the model should see or obey, and is not read, is
@@ -66,7 +68,8 @@ def unreadable(where: str, raised: Raised) -> InvalidRequest:
     return InvalidRequest(f"{where}: it cannot be read: {raised.words}", incident=raised.incident)
 
 
-def _request_from(values: Mapping[str, Any], where: str) -> Slot[GenerationRequest]:
+def _request_from(values: Any, where: str) -> Slot[GenerationRequest]:
+    values = _row_of(values)
     if not isinstance(values, Mapping):
         return Failure(
             InvalidRequest(
@@ -105,6 +108,29 @@ def _request_from(values: Mapping[str, Any], where: str) -> Slot[GenerationReque
             .removeprefix("ScoringRequest.")
         )
         return Failure(InvalidRequest(f"{where}: {message}"))
+
+
+def _row_of(values: Any) -> Any:
+    """A row of pandas (`iterrows`, `itertuples`) as a mapping. Anything else stays as it is. A
+    missing value is None.
+    """
+    entries = (
+        getattr(values, "_asdict", None)
+        if isinstance(values, tuple)
+        else getattr(values, "to_dict", None)
+        if getattr(values, "ndim", None) == 1
+        else None
+    )
+    if not callable(entries):
+        return values
+    return {str(name): None if _is_missing(value) else value for name, value in entries().items()}
+
+
+def _is_missing(value: Any) -> bool:
+    number = plain_number(value)
+    return type(value).__name__ in ("NAType", "NaTType") or (
+        type(number) is float and number != number
+    )
 
 
 _SHAPES = (
@@ -165,8 +191,9 @@ def _fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
             prompted=not (fields.keys() | read_keys(values)).isdisjoint(_PROMPTS),
         )
         fields["metadata"] = metadata
-    if type(fields.get("id")) is int:
-        fields["id"] = str(fields["id"])
+    row_id = plain_number(fields.get("id"))
+    if type(row_id) is int:
+        fields["id"] = str(row_id)
     for singular, plural in (("image", "images"), ("video", "videos")):
         if singular in fields:
             if plural in fields:
@@ -177,7 +204,7 @@ def _fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
             fields[name] = () if name == "tools" and not value else _from_text(name, value)
         elif name in _JSON_LISTS and isinstance(value, (list, tuple)):
             fields[name] = [strict_json.loaded(entry, dict) for entry in value]
-        elif name in _MEDIA and isinstance(value, (str, bytes, Mapping)) and value:
+        elif name in _MEDIA and _is_one(value):
             fields[name] = _images_of(value)
     fields = as_messages(fields, values)
     return without_table_nulls(fields) if "tools" in fields else fields
@@ -228,6 +255,13 @@ def _from_text(name: str, text: str) -> Any:
         raise InvalidField(f"{form}{name}, where it is text, takes JSON: {refusal}") from None
 
 
+def _is_one(value: Any) -> bool:
+    """Whether it is one image or video in the place of a list."""
+    if isinstance(value, (str, bytes, Mapping)):
+        return bool(value)
+    return isinstance(value, (os.PathLike, io.BytesIO)) or hasattr(value, "getexif")
+
+
 def _images_of(value: Any) -> Any:
     """One image in the place of a list, or a JSON list as text."""
     if isinstance(value, str) and value.startswith("[") and value.endswith("]"):
@@ -239,10 +273,11 @@ def _images_of(value: Any) -> Any:
 
 
 def _holds_images(messages: Any) -> bool:
+    messages = plain_list(messages)
     if not isinstance(messages, (list, tuple)):
         return False
     for message in messages:
-        content = message.get("content") if isinstance(message, Mapping) else None
+        content = plain_list(message.get("content")) if isinstance(message, Mapping) else None
         if isinstance(content, (list, tuple)) and any(map(_is_image, content)):
             return True
     return False

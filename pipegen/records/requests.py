@@ -36,13 +36,14 @@ from pipegen.records.fields import (
     tuple_of,
     with_schema,
 )
-from pipegen.records.frozen import exact, printed
+from pipegen.records.frozen import exact, plain_list, printed
 from pipegen.records.media_places import filled, place
 from pipegen.records.messages import (
     ImageSource,
     Message,
     TextPart,
     VideoSource,
+    array_advice,
     message_from,
 )
 from pipegen.records.option_table import OTHER_NAMES
@@ -68,6 +69,7 @@ MESSAGES = '[{"role": "user", "content": "..."}]'
 
 
 def _messages(value: Any) -> Any:
+    value = plain_list(value)
     if not isinstance(value, (list, tuple)):
         raise ValueError(f"a list of messages such as {MESSAGES}, with prompt for a plain text")
     if not value:
@@ -78,6 +80,7 @@ def _messages(value: Any) -> Any:
 
 
 def _turns(value: Any) -> Any:
+    value = plain_list(value)
     if not isinstance(value, (list, tuple)):
         raise ValueError("a list of the user's messages: texts, or messages")
     return tuple(
@@ -89,7 +92,11 @@ def _turns(value: Any) -> Any:
 
 
 def _images(value: Any) -> Any:
+    value = plain_list(value)
     if not isinstance(value, (list, tuple)):
+        advice = array_advice(value)
+        if advice:
+            raise InvalidField(f"images takes a list of images, not {type(value).__name__}{advice}")
         raise ValueError("a list of images")
     return tuple(
         ImageSource.of(image, f"images[{position}]") for position, image in enumerate(value)
@@ -97,6 +104,7 @@ def _images(value: Any) -> Any:
 
 
 def _videos(value: Any) -> Any:
+    value = plain_list(value)
     if not isinstance(value, (list, tuple)):
         raise ValueError("a list of videos")
     return tuple(

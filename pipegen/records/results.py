@@ -508,6 +508,10 @@ class GenerationResult:
     """
     turn: Turn | None = dataclasses.field(default=None, compare=False, repr=False)
     """What `then` goes on from. It is in no file of results."""
+    written_transcript: tuple[Mapping[str, Any], ...] = dataclasses.field(
+        default=(), compare=False, repr=False
+    )
+    """The transcript of a result that was read from a file."""
 
     def then(
         self,
@@ -552,6 +556,13 @@ class GenerationResult:
         `exact` false, or the result was read from a file without its earlier turns.
         """
         return rollout_of(self)
+
+    @property
+    def transcript(self) -> list[dict[str, Any]]:
+        """The conversation as messages. Tools' answers are in it. `InvalidField` if it is unknown."""
+        from pipegen.records.next_turn import transcript_of  # which is made of results
+
+        return transcript_of(self)
 
     @property
     def message(self) -> dict[str, Any]:

@@ -211,6 +211,8 @@ def check_support(
         return Failure(UnsupportedMultimodal(message))
     for index, source in numbered(sources):
         frames = source.frames if isinstance(source, VideoSource) else ()
+        if source.unread is not None:
+            return Failure(source.unread)
         if any(frame.data is None for frame in frames or (source,)):
             message = (
                 f": {source!r} was not read: only images and videos of the requests handed to a run"

@@ -213,6 +213,29 @@ def test_a_hub_model_that_is_not_there_is_one_failure() -> None:
         pg.backends.load(pg.ModelLoadConfig(model="nobody/no-such-model"))
 
 
+@pytest.mark.parametrize("offline", [True, False])
+def test_a_hub_that_is_not_reached_is_a_message_without_tracebacks(
+    offline: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def unreached(*arguments: object, **more: object) -> None:
+        raise OSError("We couldn't connect to the hub") from LocalEntryNotFoundError("no")
+
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", unreached)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+    error = failure_of(route := pg.backends.hf("nobody/no-such-model"))
+    why = "is not asked (HF_HUB_OFFLINE)" if offline else "cannot be reached"
+    assert error.message.endswith(f"the model is not on this machine, and the hub {why}")
+    assert error.hint.startswith("fetch it where there is a network (hf download NAME); give the")
+    assert not any(record.exc_info for record in caplog.records)
+    with pytest.raises(CallFailed) as raised:
+        _ = route.engine.capabilities
+    assert raised.value.__cause__ is None
+    assert raised.value.__suppress_context__
+
+
 def test_a_setting_that_contradicts_the_model_is_one_failure(whole: Path) -> None:
     assert "is a text model" in failure_of(pg.backends.hf(whole, variant="vlm")).message
 

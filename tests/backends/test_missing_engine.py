@@ -159,3 +159,15 @@ def test_a_chat_falls_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         main(["chat", "--config", str(chat), "Hi", "--json"])
     assert left.value.code == 0
     assert json.loads(capsys.readouterr().out)["route"] == "hf"
+
+
+def test_code_is_warned_once_that_another_engine_answers(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        caplog.at_level("WARNING", "pipegen"),
+        pg.backends.load(config(fallback_backend="hf")) as route,
+    ):
+        pg.run(route, [HI])
+        pg.run(route, [HI])
+    said = [record.getMessage() for record in caplog.records]
+    (words,) = [words for words in said if "in the place of" in words]
+    assert words.startswith("hf answers in the place of vllm: the vLLM engine needs the package")

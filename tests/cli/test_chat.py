@@ -322,3 +322,37 @@ def test_reasoning_that_the_template_opened_is_told_from_the_answer() -> None:
     result = answer.slot.unwrap()
     answer.slot = Success(dataclasses.replace(result, text="two and", prompt_text="...<think>\n"))
     assert answer.parts() == ("two and", "")
+
+
+def test_one_model_is_asked_without_a_chat_file(
+    command: Command, models: dict[str, FakeEngine]
+) -> None:
+    ran = command("chat", "--model", "first", "--system", "Be brief.", "Hi", "--json")
+    (answer,) = ran.out
+    assert (ran.code, answer["agent"], answer["text"]) == (0, "hf", "Hello")
+    assert "Be brief." in answer["prompt_text"]
+
+
+def test_a_model_without_a_chat_file_may_be_at_a_server(command: Command) -> None:
+    flags = ("--model", "m", "--backend", "vllm", "--base-url", "http://localhost:1/v1")
+    (line,) = command("chat", *flags, "Hi", "--dry-run").out
+    assert line["url"].startswith("http://localhost:1/")
+    assert line["body"]["messages"] == [{"role": "user", "content": "Hi"}]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ((), "say which model to ask: --model NAME"),
+        (("--config", "FILE", "--model", "m"), "--model: goes without --config"),
+        (("--config", "FILE", "--base-url", "m"), "--base-url: goes without --config"),
+        (("--model", "m", "--backend", "vlm"), "did you mean 'vllm'"),
+        (("--model", "no/such/folder/"), "--model"),
+    ],
+)
+def test_a_chat_takes_a_file_or_a_model(
+    flags: tuple[str, ...], words: str, command: Command, chat_file: Path
+) -> None:
+    ran = command("chat", *[str(chat_file) if one == "FILE" else one for one in flags], "Hi")
+    assert ran.code == 2
+    assert words in " ".join(ran.err.replace("│", " ").split())

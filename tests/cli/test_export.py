@@ -102,3 +102,18 @@ def test_an_input_in_a_folder_that_does_not_exist_is_said_in_a_line(
     ran = command("generate", tmp_path / "no" / "in.jsonl", "--model", "f")
     assert (ran.code, "Traceback" in ran.err) == (2, False)
     assert "in.jsonl" in ran.err
+
+
+def test_a_file_of_results_in_the_place_of_its_job_is_told_the_folder(
+    command: Any, generate: Any, jsonl: Any, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.jsonl"
+    assert generate(jsonl({"id": "a", "prompt": "a"}), "-o", out).code == 0
+    ran = command("export", out)
+    assert ran.code == 2
+    assert f"its job is {out}.job" in "".join(ran.err.replace("│", " ").split("\n")).replace(
+        "  ", " "
+    )
+    (lonely := tmp_path / "lonely.jsonl").write_text("{}")
+    ran = command("export", lonely)
+    assert (ran.code, "there is no job of it" in " ".join(ran.err.split())) == (2, True)

@@ -210,3 +210,20 @@ def test_an_export_and_a_page_follow_the_rule_of_the_run(
     assert command("view", out, "--input", source).code == 0
     page = (tmp_path / "out.html").read_text()
     assert "is outside" in page
+
+
+def test_an_image_as_in_is_that_of_the_one_question(generate: Any, engine: Any) -> None:
+    image = "docs/examples/shapes.png"
+    ran = generate(image, "--prompt", "What is it?")
+    assert ran.code == 0
+    alone = generate("--prompt", "What is it?", "--image", image)
+    assert ran.out == alone.out
+    assert len(ran.out[0]["image_digests"]) == 1
+    both = generate(image, "--image", image, "--prompt", "What is it?")
+    assert len(both.out[0]["image_digests"]) == 2
+
+
+def test_an_image_as_in_takes_a_question(generate: Any) -> None:
+    ran = generate("docs/examples/shapes.png")
+    assert ran.code == 2
+    assert "is an image: say what to ask of it" in " ".join(ran.err.replace("│", " ").split())

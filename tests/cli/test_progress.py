@@ -6,12 +6,14 @@ import contextlib
 import io
 import json
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import pipegen as pg
+from pipegen.cli import progress as module
 from pipegen.cli.outputs import Tally
 from pipegen.cli.progress import EVERY, Meter, progress, tells
 from pipegen.cli.sources import Question, open_source
@@ -41,14 +43,58 @@ def test_the_words_tell_speed_and_time_left_without_that_of_loading() -> None:
     clock.now += 5
     meter.see(pg.Progress("hf", 64, 0, 0))
     clock.now += 40
-    assert (meter.words(), meter.loading) == ("0/1,000 done, 0 failed, loading", 40.0)
+    assert (meter.words(), meter.loading) == ("0/1,000 done, 0 failed, loading", 45.0)
     meter.see(pg.Progress("hf", 64, 0, 64))
     clock.now += 10
     tally = meter.tally
     tally.succeeded, tally.reused, tally.made_tokens = 300, 200, 5000
-    tally.errors["BadImage"] = 2
+    tally.errors["BadImage"], tally.first["BadImage"] = 2, "a: broken"
     assert meter.words() == "302/1,000 done, 2 failed, 500 tok/s, 1:08 left"
-    assert (meter.seconds, meter.loading) == (55.0, 40.0)
+    assert (meter.seconds, meter.loading) == (55.0, 45.0)
+    assert meter.plain()["tokens_a_second"] == 500.0
+    assert "(loading 45.0 s)" in tally.summary(meter.seconds, meter.loading)
+    assert "(500.0/s)" in tally.summary(meter.seconds, meter.loading)
+
+
+def test_an_engine_that_gives_whole_answers_works_from_its_first_call_on() -> None:
+    clock = Clock()
+    meter = Meter(Tally(), clock=clock)
+    clock.now += 5
+    meter.see(pg.Progress("server", 2, 0, 0))
+    clock.now += 10
+    meter.see(pg.Progress("server", 2, 2, 100))
+    meter.tally.made_tokens, meter.tally.succeeded = 100, 2
+    plain = meter.plain()
+    assert (meter.loading, plain["tokens_a_second"], plain["requests_a_second"]) == (5.0, 10.0, 0.2)
+
+
+def test_a_rate_of_no_time_at_all_is_that_of_the_whole_time() -> None:
+    clock = Clock()
+    meter = Meter(Tally(), clock=clock)
+    meter.see(pg.Progress("hf", 1, 0, 0))
+    clock.now += 10
+    meter.see(pg.Progress("hf", 1, 0, 5))
+    meter.tally.made_tokens = 5
+    assert meter.plain()["tokens_a_second"] == 0.5
+
+
+@pytest.mark.parametrize("texts", [True, False])
+def test_a_line_is_told_while_nothing_happens(
+    texts: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock, told = Clock(), threading.Event()
+    meter = Meter(Tally(), total=4, clock=clock)
+    meter.see(pg.Progress("hf", 4, 0, 0))
+    monkeypatch.setattr(module, "CHECKED", 0.001)
+    monkeypatch.setattr(module, "say", lambda line: (print(line), told.set()))
+    with progress(None, None if texts else meter) as moved:
+        moved(None, "3/4")
+        told.clear()
+        clock.now += EVERY + 1
+        monkeypatch.setattr(module, "EVERY", 0.0 if texts else EVERY)
+        assert told.wait(60)
+    words = "0:00: 3/4" if texts else "0:31: 0/4 done, 0 failed, loading"
+    assert capsys.readouterr().out.splitlines()[0] == words
 
 
 def test_a_line_is_told_every_thirty_seconds_where_there_is_no_terminal(

@@ -67,7 +67,7 @@ def test_parquet_in_is_parquet_out_and_the_same_command_asks_nothing_twice(
     ]
     (row,) = rows(out)[:1]
     assert row["usage"] == {"prompt_tokens": 1, "completion_tokens": 15}
-    seen = (row["finish_reason"], row["error"], row["model"], row["token_ids"])
+    seen = (row["finish"], row["error"], row["model"], row["token_ids"])
     assert seen == ("aborted", None, "fake", list(b"Hello END of it"))
     assert json.loads(row["options"])["max_new_tokens"] == 512
     assert "3 finished before" in ran.err
@@ -348,7 +348,7 @@ def test_csv_in_and_out(generate: Command, engine: FakeEngine, tmp_path: Path) -
     header, *lines = (tmp_path / "out.csv").read_text().splitlines()
     assert (
         header
-        == "id,prompt,images,label,ok,text,finish_reason,stop,prompt_tokens,completion_tokens,error_type,error_message,error_hint"
+        == "id,prompt,images,label,ok,text,finish,stop,prompt_tokens,completion_tokens,error_type,error_message,error_hint"
     )
     assert lines[0].startswith(f'7,"a, b",{tmp_path}/good.png,x,true,Hello END of it,aborted,,')
     assert lines[1].startswith('8,,,,false,,,,,,InvalidRequest,"row 2: ')

@@ -61,7 +61,7 @@ def test_an_engine_that_does_not_tells_of_the_start_and_the_end() -> None:
 
 def test_it_is_told_no_more_often_than_wanted() -> None:
     seen, _ = told(Streaming("abc" * 50), REQUESTS, every=3600)
-    assert seen == [("fake", 2, 0, 0), ("fake", 2, 2, 300)]
+    assert seen == [("fake", 2, 0, 0), ("fake", 2, 0, 1), ("fake", 2, 2, 300)]
 
 
 def test_samples_are_rows() -> None:

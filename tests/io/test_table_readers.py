@@ -117,8 +117,8 @@ def test_a_sample_that_failed_and_metadata_of_another_form(tmp_path: Path) -> No
     rows = list(pg.read_table(tmp_path / "out.parquet"))
     assert len(rows) == 2001
     assert rows[0]["samples"] == [
-        {"text": "one", "finish_reason": "eos", "completion_tokens": 2},
-        {"text": None, "finish_reason": "Timeout", "completion_tokens": 0},
+        {"text": "one", "finish": "eos", "completion_tokens": 2},
+        {"text": None, "finish": "Timeout", "completion_tokens": 0},
     ]
 
 
@@ -245,3 +245,40 @@ def test_an_image_of_any_form_is_stored(tmp_path: Path) -> None:
         None,
         None,
     ]
+
+
+def test_lines_and_tables_say_by_one_name_how_an_answer_ended(tmp_path: Path) -> None:
+    from pipegen.io.jsonl import to_plain
+    from pipegen.io.table_out import CSV_COLUMNS, answer_columns
+
+    line = to_plain(pg.Success(_ended()), "a")
+    assert line["finish"] == "length"
+    for names in (answer_columns(brief=True).names, [*CSV_COLUMNS]):
+        assert "finish" in names
+        assert not [name for name in names if name.startswith("finish") and name != "finish"]
+
+
+def test_a_table_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from pipegen.io.results_in import results_in
+
+    sample = {"text": "one", "finish_reason": "eos", "completion_tokens": 2}
+    row = {
+        "id": "a",
+        "ok": True,
+        "text": "one",
+        "finish_reason": "length",
+        "samples": [sample],
+        "options": "{}",
+    }
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "old.parquet")
+    (result,) = results_in(tmp_path / "old.parquet")
+    assert (result["finish"], result["samples"][0]["finish"]) == ("length", "eos")
+
+
+def _ended() -> pg.GenerationResult:
+    return pg.GenerationResult(
+        text="a", raw_text="a", finish=pg.Finish.LENGTH, options=pg.GenerationOptions()
+    )

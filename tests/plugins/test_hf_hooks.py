@@ -115,12 +115,73 @@ def test_each_row_of_a_batch_gets_what_it_gets_alone(route: pg.Route) -> None:
         assert row.token_ids == results(route, plugin, [prompt])[0].token_ids
 
 
-def test_a_function_that_takes_no_row_fails_its_rows_and_says_so(route: pg.Route) -> None:
-    plugin = hf_hooks(logits_processor=lambda input_ids, scores: scores, name="mine")
-    (slot,) = pg.run(pg.attach(route, plugin), [{"prompt": "x"}], OPTIONS)
-    failed = slot.failure()
-    assert isinstance(failed, pg.PluginFailed)
-    assert (failed.plugin, "scores" in failed.message) == ("mine", True)
+class StopsAt(StoppingCriteria):  # type: ignore[misc]
+    """As people write it for transformers: with the tokenizer's own methods."""
+
+    def __init__(self, words: str, row: RowContext) -> None:
+        self.words, self.row = words, row
+
+    def __call__(self, input_ids: Any, scores: Any, **_: Any) -> bool:
+        tokenizer = self.row.tokenizer
+        made = input_ids[0, self.row.prompt_length :]
+        assert tokenizer.decode(made) == tokenizer.decode(made.tolist())
+        return self.words in tokenizer.decode(made, skip_special_tokens=True)
+
+
+def test_a_hook_gets_the_tokenizer_of_transformers(route: pg.Route) -> None:
+    seen: list[Any] = []
+
+    def make(row: RowContext) -> Any:
+        seen.append(row.tokenizer)
+        return Only(row.tokenizer.convert_tokens_to_ids("a"))
+
+    words: str = "aaa"
+    plugin = hf_hooks(
+        logits_processor=make, stopping_criteria=lambda row: StopsAt(words, row), name="own"
+    )
+    for row in results(route, plugin):
+        assert (row.raw_text, row.stop) == (words, "own")
+    for tokenizer in seen:
+        assert isinstance(tokenizer, transformers.PreTrainedTokenizerBase)
+        assert tokenizer.eos_token_id is not None
+
+
+def test_a_function_of_ids_and_scores_serves_every_row_as_it_is(route: pg.Route) -> None:
+    plugin = hf_hooks(
+        logits_processor=lambda input_ids, scores: Only(7)(input_ids, scores),
+        stopping_criteria=AfterFive,
+    )
+    for row in results(route, plugin):
+        assert row.token_ids == (7, 7, 7, 7, 7)
+
+
+class Rowless(StoppingCriteria):  # type: ignore[misc]
+    def __init__(self) -> None:
+        pass
+
+
+class OfTwo(LogitsProcessor):  # type: ignore[misc]
+    def __init__(self, ids: Any, tokenizer: Any) -> None:
+        pass
+
+
+def _of_none() -> Any:
+    return Only(7)
+
+
+@pytest.mark.parametrize(
+    ("hooks", "words"),
+    [
+        ({"stopping_criteria": Rowless}, r"the class Rowless takes no row: .*\(Rowless\(...\)\)"),
+        ({"logits_processor": OfTwo}, "the class OfTwo takes no row"),
+        ({"logits_processor": _of_none}, "_of_none takes no row: lambda row: _of_none"),
+    ],
+)
+def test_what_takes_no_row_is_told_so_when_it_is_given(hooks: dict[str, Any], words: str) -> None:
+    with pytest.raises(pg.InvalidField, match=words):
+        hf_hooks(**hooks)
+    with pytest.raises(pg.InvalidField, match=words):
+        pg.Plugin(name="own", **hooks)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ class Loops:
     def __init__(self, context: RowContext) -> None:
         self.prompt_length = context.prompt_length
         objects = [f'{{"n": "{self.prompt_length}"}}, ', f'{{"n": "{self.prompt_length + 1}"}}, ']
-        self.script = context.tokenizer.encode(
+        self.script = context.exact_tokenizer.encode(
             "[" + objects[0] + objects[1] + objects[0] + objects[1] + "{}]" + "}" * 60
         )
         self.seen: list[int] = []

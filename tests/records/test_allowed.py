@@ -209,8 +209,8 @@ def test_data_that_is_nested_too_deep_or_too_large_fails_its_own_row(
 def test_images_of_another_library_are_refused_in_words() -> None:
     numpy = pytest.importorskip("numpy")
     assert (
-        "images takes a list of images"
-        in asked({**HI, "images": numpy.array([1, 2])}).failure().message
+        "images takes a list of images, not ndarray; PIL.Image.fromarray(array) makes a PIL image"
+        in asked({**HI, "images": numpy.array([[1, 2]])}).failure().message
     )
 
 

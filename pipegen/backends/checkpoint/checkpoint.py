@@ -36,6 +36,7 @@ from pipegen.backends.checkpoint.locate import (
 from pipegen.backends.checkpoint.positions import Positions, positions_of
 from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer, load_tokenizer
 from pipegen.backends.checkpoint.videos import Videos
+from pipegen.core.border import attempt
 from pipegen.core.errors import (
     ContractError,
     GenerationError,
@@ -43,7 +44,7 @@ from pipegen.core.errors import (
     UnsupportedMultimodal,
     UnsupportedOption,
 )
-from pipegen.core.slots import Slot
+from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.extras import MissingExtra, need
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.media.image import prepare
@@ -57,6 +58,9 @@ from pipegen.records.results import PreparedImage, Prompt
 from pipegen.stages.parts.template import ignores_users
 
 __all__ = ["Checkpoint"]
+
+_WORDS = "What is it?"
+"""A text that templates write as it is."""
 
 _OF_TOKENIZER = (
     "tokenizer_config.json",
@@ -438,6 +442,30 @@ class Checkpoint:
                 )
                 raise ValueError(f"{reason}: they belong to different models")
         return token
+
+    @cached_property
+    def framed_image_placeholder(self) -> str | None:
+        """What the chat template writes for one image. It is the placeholder alone where there is
+        no template.
+        """
+        placeholder = self.image_placeholder
+        if placeholder is None or self.renderer.template is None:
+            return placeholder
+
+        def rendered(images: int) -> str:
+            parts = [*({"type": "image"} for _ in range(images)), {"type": "text", "text": _WORDS}]
+            messages = [{"role": "user", "content": parts}]
+            return self.renderer.render(messages, tools=(), template=None, variables={})
+
+        # a template may raise, such as for a list of parts
+        texts = attempt(lambda: tuple(rendered(images) for images in range(3)))
+        if not is_ok(texts):
+            return placeholder
+        bare, one, two = texts.unwrap()
+        before = bare[: bare.find(_WORDS)]
+        framed = one[len(before) : one.find(_WORDS)] if one.startswith(before) else ""
+        alike = framed.count(placeholder) == 1 and f"{before}{framed}{framed}{_WORDS}" in two
+        return framed if alike else placeholder
 
     def check_placeholders(self, prompt: Prompt) -> InvalidRequest | None:
         """What is wrong where a prompt does not hold exactly the placeholders of its images. A

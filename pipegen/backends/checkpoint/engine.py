@@ -73,6 +73,11 @@ class HasModelMetadata:
         return self._checkpoint.image_placeholder
 
     @property
+    def framed_image_placeholder(self) -> str | None:
+        """What the model's chat template writes for one image, for prompts of one's own."""
+        return self._checkpoint.framed_image_placeholder
+
+    @property
     def video_placeholder(self) -> str | None:
         return self._checkpoint.videos.placeholder
 

@@ -96,14 +96,16 @@ def loading(
     """Around code of other projects that loads `what` of a model: any exception becomes
     `CallFailed`; see `load_failed`.
 
-    What pipegen itself refuses (`InvalidField`, `MissingExtra`, `CallFailed`) comes through.
+    What pipegen itself refuses (`InvalidField`, `MissingExtra`, `CallFailed`) comes through. A hub
+    that cannot be reached is no bug, so its tracebacks are not shown.
     """
     try:
         yield
     except (CallFailed, InvalidField, MissingExtra):
         raise
-    except Exception as raised:  # whatever other projects' code raises
-        raise load_failed(load, failed.format(what), raised, source, hint=hint) from raised
+    except Exception as raised:  # noqa: BLE001 - whatever other projects' code raises
+        failure = load_failed(load, failed.format(what), raised, source, hint=hint)
+        raise failure from (None if _is_unreached(raised) else raised)
 
 
 def load_failed(
@@ -112,8 +114,17 @@ def load_failed(
     """The failure of loading a model: one for the whole call, naming the model, and a file of it
     (of its adapter) where one is broken.
 
-    The traceback goes to the log, under the failure's incident.
+    The traceback goes to the log, under the failure's incident; where the hub cannot be reached,
+    the message says all.
     """
+    if _is_unreached(raised):
+        why = "is not asked (HF_HUB_OFFLINE)" if _is_offline() else "cannot be reached"
+        message = (
+            f"{load.backend} {what} {load.model!r}: the model is not on this machine, and the hub"
+            f" {why}"
+        )
+        advice = f"fetch it where there is a network (hf download NAME); {hint}".removesuffix("; ")
+        return CallFailed(engine_failed(load.backend, message, hint=advice))
     folders = [
         folder
         for folder in (_folder_of(source, load.revision), _folder_of(str(load.adapter or ""), None))
@@ -140,6 +151,23 @@ def load_failed(
             load.backend, message, hint=advice if broken is None else broken.hint, raised=raised
         )
     )
+
+
+def _is_unreached(raised: BaseException) -> bool:
+    """Whether the hub could not be asked for a file that is not on this machine."""
+    seen: BaseException | None = raised
+    while seen is not None:
+        if type(seen).__name__ in ("LocalEntryNotFoundError", "OfflineModeIsEnabled"):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def _is_offline() -> bool:
+    """Whether the hub is not to be asked."""
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
 
 
 def engine_failed(

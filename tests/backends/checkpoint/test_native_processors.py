@@ -315,3 +315,50 @@ def test_servers_leave_images_of_such_models_to_others(gemma: Path) -> None:
     error = engine.prepare_image(SOURCE, VlmPreprocessOptions(), 0).failure()
     assert isinstance(error, UnsupportedMultimodal)
     assert error.message.startswith("vllm_server takes images of models that work on any size")
+
+
+_PARTS = (
+    "{% for m in messages %}{% for p in m.content %}{% if p.type == 'image' %}IMAGE"
+    "{% else %}{{ p.text }}{% endif %}{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "framed"),
+    [
+        (None, "<start_of_image>"),
+        ("{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}", "<start_of_image>"),
+        (
+            _PARTS.replace("IMAGE", "[<start_of_image>]"),
+            "[<start_of_image>]",
+        ),
+        (
+            _PARTS.replace("IMAGE", "{{ loop.index }}: <start_of_image>"),
+            "<start_of_image>",
+        ),
+        ("{{ raise_exception('no parts') }}", "<start_of_image>"),
+    ],
+    ids=["none", "printed", "framed", "numbered", "raising"],
+)
+def test_the_frame_of_an_image_is_what_the_template_writes_around_it(
+    template: str | None, framed: str, gemma: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pipegen.backends.checkpoint.tokenizers import HFRenderer
+
+    checkpoint = Checkpoint(ModelLoadConfig(model=str(gemma)))
+    monkeypatch.setattr(
+        type(checkpoint), "renderer", HFRenderer(checkpoint.tokenizer.raw, template)
+    )
+    assert checkpoint.framed_image_placeholder == framed
+
+
+def test_the_embedded_model_frames_its_images() -> None:
+    checkpoint = Checkpoint(ModelLoadConfig(model="embedded"))
+    assert checkpoint.framed_image_placeholder == "<|vision_start|><|image_pad|><|vision_end|>"
+
+
+def test_a_model_without_images_has_no_frame(tmp_path: Path) -> None:
+    from support.models import write_model
+
+    checkpoint = Checkpoint(ModelLoadConfig(model=str(write_model(tmp_path / "model"))))
+    assert checkpoint.framed_image_placeholder is None

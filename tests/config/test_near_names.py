@@ -1,0 +1,41 @@
+"""Keys of chat files that are nearly right, or have another program's name: what to write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import pipegen as pg
+from pipegen.config import chat_from
+
+BACKEND: dict[str, Any] = {"type": "vllm", "model": "m"}
+
+
+@pytest.mark.parametrize("kind", ["vllm", "hf", "sglang", "openai", "vllm_server"])
+@pytest.mark.parametrize("name", ["base_ulr", "baseurl", "bas_url"])
+def test_a_misspelt_address_is_told_its_name(kind: str, name: str) -> None:
+    with pytest.raises(pg.UnknownField, match="'base_url'"):
+        chat_from({"backend": {"type": kind, "model": "m", name: "http://localhost:1"}})
+
+
+def test_a_key_of_a_backend_beside_it_is_told_its_place() -> None:
+    for name, near in (("base_ulr", "base_url"), ("temperature", "temperature")):
+        with pytest.raises(
+            pg.UnknownField, match=f"did you mean '{near}', which goes into backend"
+        ):
+            chat_from({name: "x", "backend": BACKEND})
+
+
+@pytest.mark.parametrize("name", ["system_prompt", "system"])
+def test_other_names_of_the_system_message_are_told_its_own(name: str) -> None:
+    agent = {"id": "a", name: "Be brief.", "backend": BACKEND}
+    for values in (agent, {"agents": [agent]}, {"agent": agent}):
+        with pytest.raises(pg.UnknownField, match="did you mean 'system_message'"):
+            chat_from(values)
+
+
+@pytest.mark.parametrize("kind", ["vllm", "hf", "openai"])
+def test_a_system_message_in_the_backend_is_told_its_place(kind: str) -> None:
+    with pytest.raises(pg.UnknownField, match="system_message, beside backend, is the system"):
+        chat_from({"backend": {"type": kind, "model": "m", "system_prompt": "Be brief."}})
