@@ -79,8 +79,7 @@ Examples:
       --model Qwen/Qwen3-VL-4B-Instruct
   pipegen generate data.parquet -o out.parquet --map user=question \\
       --model Qwen/Qwen3-4B
-  pipegen generate cat.png --prompt "What is in it?" \\
-      --model Qwen/Qwen3-VL-4B-Instruct
+  pipegen generate cat.png --prompt "What is in it?" --model embedded
   cat in.jsonl | pipegen generate - --model ./checkpoint --brief | jq .text
   pipegen generate in.jsonl -o out.jsonl --model Qwen/Qwen3-4B \\
       --backend vllm_server --base-url http://localhost:8000

@@ -241,6 +241,15 @@ def remove_left(folder: Path) -> None:
         list(_left(folder, None, lambda key: True))
 
 
+def is_of_rows_in_flight(name: str) -> bool:
+    """Whether a file of this name says which rows are in flight.
+
+    >>> is_of_rows_in_flight("running-0123456789ab-0123456789ab-000001")
+    True
+    """
+    return _NAME.fullmatch(name) is not None
+
+
 def _name(text: str) -> str:
     from hashlib import blake2b
 

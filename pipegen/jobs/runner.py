@@ -24,7 +24,7 @@ from pipegen.drivers.arguments import Options, check_run, pairs, require_iterabl
 from pipegen.drivers.drive import Drive
 from pipegen.drivers.mapping import flow_of
 from pipegen.jobs.history import Made, changes, earlier_models, made_before, note_run, settings_of
-from pipegen.jobs.in_flight import InFlight, remove_left
+from pipegen.jobs.in_flight import InFlight, is_of_rows_in_flight, remove_left
 from pipegen.jobs.journal import (
     SETTINGS,
     Journal,
@@ -464,7 +464,9 @@ def require_job_folder(folder: Path) -> None:
     with refused(folder, "read"):
         names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
         rows = {path.name for path in files_of(folder)} if names else set()
-    other_names = sorted(name for name in names - rows if not name.startswith("."))
+    other_names = sorted(
+        name for name in names - rows if not name.startswith(".") and not is_of_rows_in_flight(name)
+    )
     # looked at last: another process may be writing it
     if other_names and not rows and not (folder / SETTINGS).exists():
         raise JournalError(

@@ -110,26 +110,28 @@ def a_final_message_is_continued(route: Route) -> None:
     """The assistant's last turn is not closed."""
     if not honours(route, "continue_final_message"):
         return
-    request = TextGenerationRequest(
-        messages=[
-            {"role": "user", "content": "Count."},
-            {"role": "assistant", "content": "One, two"},
-        ]
+    messages = [
+        {"role": "user", "content": "Count."},
+        {"role": "assistant", "content": "One, two"},
+    ]
+    (slot,) = run(
+        route,
+        [TextGenerationRequest(messages=messages)],
+        greedy(max_new_tokens=1, chat=ChatTemplateOptions(continue_final_message=True)),
     )
-    open_turn, closed = (
-        answer(
-            route,
-            request,
-            greedy(max_new_tokens=1, chat=ChatTemplateOptions(continue_final_message=continued)),
-        )
-        for continued in (True, False)
-    )
+    expect(is_ok(slot), f"continue_final_message: the row failed: {slot}")
+    open_turn = slot.unwrap()
     if honours(route, "token_ids"):
         expect(
             (open_turn.prompt_text or "").endswith("One, two"),
             f"continue_final_message: the prompt ends with {(open_turn.prompt_text or '')[-20:]!r}",
         )
     else:
+        closed = answer(
+            route,
+            TextGenerationRequest(messages=[*messages, {"role": "user", "content": ""}]),
+            greedy(max_new_tokens=1),
+        )
         message = (
             "continue_final_message: the prompt of a turn that goes on has as many tokens as that"
             " of one that is closed"

@@ -79,7 +79,10 @@ def test_a_line_tells_the_whole_result(generate: Command, jsonl: Any) -> None:
     (line,) = ran.out
     seen = (line["id"], line["ok"], line["text"], line["finish"], line["stop"])
     assert seen == (7, True, "Hello ", "stop_string", "END")
-    assert set(line) == {"ok", *pg.GenerationResult.__dataclass_fields__} - {"turn"}
+    assert set(line) == {"ok", *pg.GenerationResult.__dataclass_fields__} - {
+        "turn",
+        "written_transcript",
+    }
     assert line["token_ids"] == list(b"Hello END")
     assert ran.code == 0
 

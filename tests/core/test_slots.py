@@ -71,7 +71,7 @@ def test_an_error_leaves_a_context_manager_as_it_is() -> None:
 def test_the_set_of_errors_is_closed() -> None:
     assert sorted(kind.__name__ for kind in ALL) == [
         "BackendFailed", "BadImage", "BadVideo", "GenerationError", "InternalError", "InvalidRequest", "MalformedResponse", "PluginFailed", "PromptTooLong",
-        "RateLimited", "StageFailed", "TemplateFailed", "Timeout", "UnsupportedMultimodal", "UnsupportedOption", "UnsupportedPlugin",
+        "RateLimited", "Refused", "StageFailed", "TemplateFailed", "Timeout", "UnsupportedMultimodal", "UnsupportedOption", "UnsupportedPlugin",
     ]  # fmt: skip
     seen = {kind.__name__ for kind in ALL if kind.retryable}
     assert seen == {"BackendFailed", "RateLimited", "Timeout"}

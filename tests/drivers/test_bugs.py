@@ -51,8 +51,9 @@ PROMPTS: Any = {
         {
             "messages": [
                 {"role": "system", "content": "Be brief."},
-                {"role": "user", "content": "bad"},
+                {"role": "user", "content": "?"},
                 {"role": "assistant", "content": "?"},
+                {"role": "user", "content": "bad"},
             ]
         },
         "request 2 ('bad')",
@@ -68,7 +69,13 @@ PROMPTS: Any = {
         },
         "request 2 ('bad part')",
     ),
-    "no words": ({"messages": [{"role": "assistant", "content": "bad"}]}, "request 2 ('')"),
+    "no words": (
+        {
+            "messages": [{"role": "assistant", "content": "bad"}],
+            "options": {"chat": {"continue_final_message": True}},
+        },
+        "request 2 ('')",
+    ),
     "ids": ({"prompt_token_ids": [97, 98]}, "request 2 (ids 97, 98)"),
     "many ids": ({"prompt_token_ids": [97] * 9}, f"request 2 (ids {', '.join(['97'] * 8)}, ...)"),
 }

@@ -122,7 +122,7 @@ def test_rows_of_pandas_are_requests() -> None:
     rows = [row for _, row in frame.iterrows()]
     first, second = (request_from(row).unwrap() for row in rows)
     assert (first.id, len(first.sources), first.metadata["score"]) == ("1", 1, 1.5)
-    assert (second.id, second.sources, "score" in second.metadata) == ("2", (), False)
+    assert (second.id, second.sources, second.metadata["score"]) == ("2", (), None)
     assert request_from(next(frame.itertuples())).unwrap().messages == first.messages
     route = pg.route(FakeEngine("hi"))
     keyed = {key: slot.unwrap().id for key, slot in pg.imap_keyed(route, frame.iterrows())}

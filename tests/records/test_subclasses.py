@@ -47,7 +47,11 @@ CARRIERS: dict[str, Callable[[], dict[str, Any]]] = {
     "part": lambda: {"messages": [{"role": "user", "content": [{"type": "text", "text": TEXT}]}]},
     "name": lambda: {"messages": [{**USER, "name": TEXT}]},
     "a number in a call": lambda: {
-        "messages": [USER, {"role": "assistant", "content": "", "tool_calls": [{"index": Odd(3)}]}]
+        "messages": [
+            USER,
+            {"role": "assistant", "content": "", "tool_calls": [{"index": Odd(3)}]},
+            USER,
+        ]
     },
     "a tool": lambda: {
         "messages": [USER],

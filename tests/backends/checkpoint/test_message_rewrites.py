@@ -98,8 +98,9 @@ def test_an_engine_that_renders_by_itself_changes_nothing_here() -> None:
         assert settings_of(route, None, "")["rewrites"] == []
 
 
-HIDDEN = "{% set seen = namespace(_turns=0) %}{{ messages[0].content }}"
-OFTEN = "{{ messages[0].content }}{% if messages | length > 1 %}" + HIDDEN + "{% endif %}"
+ALL = "{% for message in messages %}{{ message.content }}{% endfor %}"
+HIDDEN = "{% set seen = namespace(_turns=0) %}" + ALL
+OFTEN = "{% if messages | length > 1 %}" + HIDDEN + "{% else %}" + ALL + "{% endif %}"
 
 
 @pytest.mark.skipif(Version("5.22") > VERSION, reason="this transformers takes such templates")

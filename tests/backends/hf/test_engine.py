@@ -337,15 +337,6 @@ def test_a_failed_device_fails_the_call(
     assert error.incident in caplog.text
 
 
-def test_a_bug_comes_through(engine: Any, forwards: Any) -> None:
-    def broken(rows: int) -> None:
-        raise RuntimeError("shapes cannot be multiplied")
-
-    forwards(broken)
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        engine.generate([encoded([70])])
-
-
 def test_nothing_is_printed_or_logged(
     folder_of: Callable[[str], Any],
     capfd: pytest.CaptureFixture[str],
