@@ -220,10 +220,12 @@ def _plain(value: Any, path: str, depth: int) -> Any:
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value)]
         return {name: _plain(getattr(value, name), f"{path}.{name}", depth + 1) for name in names}
-    if callable(getattr(value, "model_dump", None)):
-        return _plain(value.model_dump(mode="json"), path, depth + 1)
-    if callable(getattr(value, "tolist", None)):
-        return _plain(value.tolist(), path, depth + 1)
+    model_dump: Any = getattr(value, "model_dump", None)  # pydantic
+    if callable(model_dump):
+        return _plain(model_dump(mode="json"), path, depth + 1)
+    tolist: Any = getattr(value, "tolist", None)  # numpy, torch
+    if callable(tolist):
+        return _plain(tolist(), path, depth + 1)
     fields = getattr(type(value), "__attrs_attrs__", None)  # attrs
     if fields is not None:
         names = [field.name for field in fields]

@@ -248,8 +248,8 @@ class Tools:
             content = content_of(given)
             if not is_error(given):
                 return content
-            if self.fails:
-                return content.bind(lambda known: Failure(StageFailed(text_of(known))))
+            if self.fails and is_ok(content):
+                return Failure(StageFailed(text_of(content.unwrap())))
             return content.map(lambda known: f"error: {text_of(known)}")
 
         outcome = _within(work, self.timeout, traced=self.fails)

@@ -123,7 +123,8 @@ def _row_of(values: Any) -> Any:
     )
     if not callable(entries):
         return values
-    return {str(name): None if _is_missing(value) else value for name, value in entries().items()}
+    row: Any = entries()
+    return {str(name): None if _is_missing(value) else value for name, value in row.items()}
 
 
 def _is_missing(value: Any) -> bool:

@@ -185,6 +185,8 @@ class Transport:
             here.gate.leave(sent_at=sent_at)
             if opened is not None:
                 opened.close()
+        if reply is None:
+            raise AssertionError("an attempt gives a reply, or raises")
         if reply.status != 200:
             raise HttpStatusError(reply)
         return reply
