@@ -177,7 +177,8 @@ def _penalised(route: Route, name: str, value: float) -> None:
     """Logprobs are before penalties, so the effect of a subtracted penalty is known. (That of a
     division depends on the logits.)
     """
-    options = full(route, logprobs=True, top_logprobs=20, **{name: value})
+    # vLLM servers before 0.33 give no more of them besides the drawn token
+    options = full(route, logprobs=True, top_logprobs=19, **{name: value})
     slots = run(route, [chat(text) for text in PROMPTS], options)
     if any(refused(slot, "logprobs") for slot in slots):
         return
