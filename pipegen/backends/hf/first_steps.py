@@ -201,7 +201,12 @@ def check_first_steps(model: Any, checkpoint: Checkpoint, pixels: Pixels) -> Way
     """
     rows, grouped = _rows(checkpoint), attention.is_grouped(model)
     attention.use_own(model)
-    expected = [_plain(model, row) for row in rows[:2]]
+    try:
+        expected = [_plain(model, row) for row in rows[:2]]
+    except CannotCheck:
+        if grouped:  # it goes on as it was loaded
+            attention.use_grouped(model)
+        raise
     allowed, tried, alone = _allowed(model), dict[Way, float | Exception](), WAYS[-1]
 
     def difference(way: Way) -> float | Exception:

@@ -393,3 +393,14 @@ def test_rows_that_take_no_positions_do_not_join_others(
 
     monkeypatch.setattr(running_batch.RunningBatch, "__init__", positionless)
     assert way(new_engine(folder_of("llama"))).rows == "of one length"
+
+
+def test_a_model_that_is_not_checked_keeps_its_attention(
+    folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing(*_: Any) -> None:
+        raise first_steps.CannotCheck("it takes no text alone")
+
+    monkeypatch.setattr(first_steps, "_plain", nothing)
+    engine = new_engine(folder_of("qwen3"))
+    assert engine._loaded().config._attn_implementation == first_steps.attention.NAME
