@@ -583,14 +583,12 @@ def message_from(value: Any, where: str) -> Message:
 
 
 def _calls_from(value: Any) -> Any:
-    """Tool calls that a table has as JSON text, or as a list of JSON texts; anything else as it
-    is.
-    """
+    """Tool calls: a list, or what a table has, which is JSON text or a list of JSON texts."""
     if isinstance(value, str):
-        return strict_json.loaded(value, list)
-    if isinstance(value, (list, tuple)):
-        return [strict_json.loaded(call, dict) for call in value]
-    return value
+        value = strict_json.loaded(value, list)
+    if not isinstance(value, (list, tuple)):
+        raise ValueError(f"tool_calls as a list of calls, not {type(value).__name__}")
+    return [strict_json.loaded(call, dict) for call in value]
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from returns.result import Failure, Success
 import pipegen as pg
 from pipegen.core import errors
 from pipegen.core.pipe import Pipe, each, identity
+from pipegen.core.slots import Unread
 
 ALL = [
     kind
@@ -188,3 +189,16 @@ def test_a_stage_gives_back_a_slot() -> None:
     with pytest.raises(pg.ContractError, match="returned int, not a Result"):
         # the very mistake
         each("number", lambda n: 3).apply((Success(1),))  # type: ignore[arg-type,return-value]
+
+
+def test_what_a_slot_does_not_have_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'Failure' object has no attribute 'text'"):
+        _ = Failure("no error of pipegen").text  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="'Success' object has no attribute 'text'"):
+        _ = Success(1).text  # type: ignore[attr-defined]
+
+
+def test_a_request_that_was_not_read_is_pickled_as_its_failure() -> None:
+    error = pg.InvalidRequest("no prompt")
+    copied = pickle.loads(pickle.dumps(Unread(error, dict)))  # our own bytes
+    assert (type(copied), copied.failure()) == (Failure, error)

@@ -22,7 +22,7 @@ import pytest
 from support.rowwise import Fuse, Rowwise
 
 import pipegen as pg
-from pipegen.drivers.tool_schema import schema_of
+from pipegen.drivers.tool_schema import schema_of, with_whole_numbers
 from pipegen.records.fields import InvalidField
 from pipegen.testing.fake import FakeEngine
 
@@ -1112,3 +1112,9 @@ def test_what_a_step_raises_and_lists_fails_its_row() -> None:
     error = pg.run(pipe, [{"messages": [{"role": "user", "content": "Hi"}]}])[0].failure()
     assert isinstance(error, pg.StageFailed)
     assert (error.stage, error.message) == ("step of turns(fake)", "KeyError: 'city'")
+
+
+def test_numbers_stay_where_a_schema_says_nothing_of_them() -> None:
+    entries = {"rows": {"items": True}, "some": {"anyOf": [True, {"type": "null"}]}, "text": {}}
+    values = {"rows": [1.0], "some": 2.0, "text": "1.0", "else": [3.0]}
+    assert repr(with_whole_numbers(values, {"properties": entries})) == repr(values)

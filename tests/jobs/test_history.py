@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import pipegen as pg
+from pipegen.core.errors import CallFailed
 from pipegen.engines.plugin import Plugin
 from pipegen.io.jsonl import to_plain
 from pipegen.jobs import history
@@ -351,6 +352,8 @@ def schema(**words: Any) -> dict[str, Any]:
     [
         (schema(), schema(title="Cat", description="A cat.", examples=[1]), True),
         (schema(minProperties=1), schema(minProperties=1.0), True),
+        (schema(anyOf=[{"title": "A"}]), schema(anyOf=[{"title": "B"}]), True),
+        (schema(anyOf=[{"minimum": 1}]), schema(anyOf=[{"minimum": 2}]), False),
         (schema(), {"json_schema": {"type": "object", "properties": {}}}, False),
         ({"json_schema": {"const": 1}}, {"json_schema": {"const": 1.0}}, False),
         ({"json_schema": {"enum": ["a"]}}, {"json_schema": {"enum": ["b"]}}, False),
@@ -415,3 +418,13 @@ def test_a_folder_of_an_earlier_version_keeps_its_keys(tmp_path: Path) -> None:
     assert "keys" not in json.loads(rows[1].read_text())
     assert run(tmp_path, PROMPTS, options, route).reused == 6
     assert run(tmp_path, PROMPTS, schema(title="Dog"), route).reused == 0
+
+
+def test_a_model_that_cannot_be_read_ends_the_look_at_its_earlier_identities() -> None:
+    class Engine(FakeEngine):
+        @property
+        def earlier_identities(self) -> dict[str, str]:
+            raise CallFailed(pg.BackendFailed("no such file"))
+
+    with pytest.raises(pg.BackendFailed, match="no such file"):
+        history.earlier_models(pg.route(Engine("a")))

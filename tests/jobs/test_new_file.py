@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipegen.jobs.new_file import TEMPORARY, JournalError, new_file, remove_stale
+from pipegen.jobs.new_file import TEMPORARY, JournalError, Replaced, new_file, remove_stale
 
 
 def test_a_new_file_has_the_rights_of_the_old_one(tmp_path: Path) -> None:
@@ -70,3 +70,22 @@ def test_what_another_users_process_is_writing_is_kept(
     monkeypatch.setattr(os, "kill", refused)
     remove_stale(tmp_path)
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_file_that_others_wrote_meanwhile_is_replaced_only_by_the_same_bytes(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(b"theirs")
+    with (
+        pytest.raises(Replaced, match="was written by others"),
+        new_file(path, changed=lambda: True) as stream,
+    ):
+        stream.write(b"ours")
+    assert ([file.name for file in tmp_path.iterdir()], path.read_bytes()) == (
+        ["out.jsonl"],
+        b"theirs",
+    )
+    with new_file(path, changed=lambda: True) as stream:
+        stream.write(b"theirs")
+    assert path.read_bytes() == b"theirs"

@@ -115,6 +115,8 @@ def test_a_schema_is_kept_as_text_with_its_properties_in_order() -> None:
     kept = StructuredOptions(json_schema=one).json_schema
     assert kept == '{"properties": {"a": {"type": "null"}, "b": {"type": "null"}}}'
     assert StructuredOptions(json_schema=kept) == StructuredOptions(json_schema=one)
+    exact = '{"const": 0.12345678901234567890}'
+    assert StructuredOptions(json_schema=f" {exact}\n").json_schema == exact
     effective = [
         resolve(GenerationOptions(structured=StructuredOptions(json_schema=schema))).structured
         for schema in (one, other)

@@ -89,6 +89,10 @@ USER = {"role": "user", "content": "Hi"}
             [USER, {"role": "assistant", "content": "", "function_call": {"name": "get"}}, USER],
             r"messages\[1\] has a key 'function_call', .* tool_calls",
         ),
+        (
+            [USER, {"role": "assistant", "content": "", "tool_calls": {"name": "get"}}, USER],
+            r"messages\[1\] takes tool_calls as a list of calls, not (dict|immutabledict)",
+        ),
     ],
 )
 def test_a_bad_message_is_refused_and_its_place_named(messages: Any, place: str) -> None:  # T8
