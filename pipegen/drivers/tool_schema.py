@@ -17,8 +17,6 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, NotRequired, Required, Union
 
-from pipegen.stages.parts.json_check import wrong_in_json
-
 __all__ = ["arguments_of", "schema_of", "with_whole_numbers"]
 
 _NAMES: Mapping[Any, str] = {
@@ -215,6 +213,8 @@ def _values_of(hint: type[enum.Enum]) -> list[Any]:
 
 def _value(hint: Any, value: Any) -> Any:
     """A value of the type's schema as the type."""
+    from pipegen.stages.parts.json_check import wrong_in_json
+
     hint = _bare(hint)
     origin, type_args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
