@@ -866,6 +866,21 @@ def test_schemas_of_tuples_enums_dataclasses_and_typed_dicts() -> None:
     assert properties["bare"] == {"type": "array"}
 
 
+def test_a_literal_may_be_a_member_of_an_enum() -> None:
+    def tool(unit: Literal[Unit.CELSIUS, 1] = 1) -> str:
+        return repr(unit)
+
+    def unsayable(unit: Literal[b"C"]) -> str:
+        return ""
+
+    assert schema_of(tool)["properties"] == {"unit": {"enum": ["C", 1]}}
+    assert one_call(tool, {"unit": "C"}) == repr(Unit.CELSIUS)
+    assert one_call(tool, {"unit": 1.0}) == "1"
+    assert "wrong arguments" in one_call(tool, {"unit": "F"})
+    with pytest.raises(TypeError, match="has members whose values JSON does not have"):
+        pg.tools([unsayable])
+
+
 def test_a_tool_gets_its_arguments_as_its_types_say() -> None:
     given = {
         "place": {"name": "Rome", "unit": "F", "inner": [{"name": "Forum"}]},
