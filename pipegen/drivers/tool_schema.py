@@ -233,7 +233,7 @@ def _value(hint: Any, value: Any) -> Any:
     if origin is Literal:
         return next((allowed for allowed in type_args if _is_same(allowed, value)), value)
     if isinstance(value, list) and (hint in _LISTS or origin in _LISTS):
-        fixed = origin is tuple and type_args[-1:] != (...,)
+        fixed = origin is tuple and type_args[-1:] not in ((), (...,))
         each = type_args if fixed else (type_args[0] if type_args else Any,) * len(value)
         items = [_value(item_type, item) for item_type, item in zip(each, value, strict=True)]
         return (origin or hint)(items)

@@ -12,6 +12,7 @@ import gc
 import json
 import signal
 import threading
+import typing
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -826,10 +827,11 @@ def travel(
     days: tuple[int, ...] = (),
     seen: set[str] = frozenset(),  # type: ignore[assignment]
     bare: tuple = (),  # type: ignore[type-arg]
+    old: typing.Tuple = (),  # type: ignore[type-arg]  # noqa: UP006
     more: Any = None,
 ) -> str:
     """Travels."""
-    return repr([place, at, span, others, days, seen, bare, more])
+    return repr([place, at, span, others, days, seen, bare, old, more])
 
 
 def test_schemas_of_tuples_enums_dataclasses_and_typed_dicts() -> None:
@@ -890,6 +892,7 @@ def test_a_tool_gets_its_arguments_as_its_types_say() -> None:
         "days": [1, 2],
         "seen": ["b"],
         "bare": [1, "a"],
+        "old": [2],
         "more": {"any": [1]},
     }
     inner = [Place("Forum")]
@@ -902,6 +905,7 @@ def test_a_tool_gets_its_arguments_as_its_types_say() -> None:
             (1, 2),
             {"b"},
             (1, "a"),
+            (2,),
             {"any": [1]},
         ]
     )
