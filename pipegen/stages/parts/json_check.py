@@ -118,6 +118,18 @@ def _reference(validator: Any, reference: Any, value: Any, schema: Any) -> Itera
         yield ValidationError.create_from(error)
 
 
+def _alternatives(validator: Any, parts: Any, value: Any, schema: Any) -> Iterator[Any]:
+    # jsonschema would keep all that is wrong by all alternatives, as in each item of a long list
+    only_one, errors = parts is schema.get("oneOf") and _is_judged(schema), []
+    for part in parts:
+        errors.append(next(validator.descend(value, part), None))
+        if errors[-1] is None and not only_one:
+            return
+    right = errors.count(None)
+    if right != 1:
+        yield ValidationError("", context=() if right else errors)
+
+
 def _pattern_properties(validator: Any, patterns: Any, value: Any, schema: Any) -> Iterator[Any]:
     for name, entry in value.items() if isinstance(value, dict) else ():
         for pattern, more in patterns.items():
@@ -196,11 +208,10 @@ _KEYWORDS: Any = {
     "$ref": _reference,
     "additionalItems": Draft201909Validator.VALIDATORS["additionalItems"],
     "additionalProperties": _additional,
+    "anyOf": _alternatives,
     "format": _keyword("string", is_of),
     "multipleOf": _keyword("number", _divides),
-    "oneOf": lambda validator, parts, value, schema: _NEW[
-        "oneOf" if _is_judged(schema) else "anyOf"
-    ](validator, parts, value, schema),
+    "oneOf": _alternatives,
     "pattern": _keyword("string", found_in),
     "patternProperties": _pattern_properties,
     "required": _required,

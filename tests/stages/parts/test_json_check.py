@@ -192,6 +192,21 @@ def test_what_is_nested_too_deeply_is_not_judged(more: dict[str, Any]) -> None:
     assert wrong_in_json(value, {"properties": {"next": {"$ref": "#"}}, **more}) == ""
 
 
+def test_of_an_alternative_only_what_is_wrong_first_is_looked_at() -> None:
+    class Items(list[str]):
+        read = 0
+
+        def __getitem__(self, index: Any) -> Any:
+            self.read += 1
+            return super().__getitem__(index)
+
+    for name in ("anyOf", "oneOf"):
+        items = Items(["a"] * 1000)
+        parts = [{"items": {"type": kind}} for kind in ("integer", "null")]
+        assert f"none of what {name} allows" in wrong_in_json(items, {name: parts})
+        assert items.read == len(parts)
+
+
 @pytest.mark.parametrize("name", ["$ref", "$dynamicRef", "$schema", "$id"])
 def test_nothing_is_fetched(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fetched: list[Any] = []
