@@ -19,7 +19,7 @@ from decimal import Decimal
 from typing import Any, TypeGuard
 from urllib.parse import unquote
 
-from pipegen.stages.parts.json_check import schema_at
+from pipegen.core.border import attempt
 from pipegen.stages.parts.json_formats import PATTERNS
 from pipegen.stages.parts.regex_check import ascii_regex, edge_in, found_in
 
@@ -283,12 +283,20 @@ def _names(schema: Any, root: Any, depth: int) -> tuple[list[str], list[str]]:
     patterns = list(patterned) if isinstance(patterned, dict) else []
     parts = schema.get("allOf")
     inner = [*parts] if isinstance(parts, list) else []
-    inner += [schema_at(schema["$ref"], root)] if "$ref" in schema else []
+    inner += [_at(schema["$ref"], root)] if "$ref" in schema else []
     for part in inner:
         more_names, more_patterns = _names(part, root, depth + 1)
         names += more_names
         patterns += more_patterns
     return names, patterns
+
+
+def _at(reference: Any, root: Any) -> Any:
+    """The schema at a place of the root schema; None where it lies elsewhere."""
+    from referencing import Registry, Resource
+
+    resolver = Registry().resolver_with_root(Resource.opaque(root))
+    return attempt(lambda: resolver.lookup(reference).contents).value_or(None)
 
 
 def rounded_in(schema: str) -> str:

@@ -95,69 +95,49 @@ def run_estimate(
     return 1 if estimate.errors else 0
 
 
+_ROWS = (
+    ("requests", "requests", "{requests:,}"),
+    ("longest_prompt", "prompt tokens", "{prompt_tokens:,}, {mean_prompt_tokens:,} a request"),
+    ("longest_prompt", "longest prompt", "{longest_prompt[tokens]:,} ({longest_prompt[id]})"),
+    ("images", "images", "{images:,}, with {image_tokens:,} of the prompt tokens"),
+    (
+        "requests",
+        "shared prefixes",
+        (
+            "{shared_prefix_share:.1%} of the prompt tokens: a prefix cache saves"
+            " {shared_prefix_tokens:,}"
+        ),
+    ),
+    ("requests", "generated tokens", "at most {most_completion_tokens:,} (max_new_tokens of each)"),
+    (
+        "later_turns",
+        "later turns",
+        "{later_turns:,}: their answers are counted, and not their prompts",
+    ),
+    ("most_cost", "cost", "at most {most_cost:,.2f}, of it {prompt_cost:,.2f} for the prompts"),
+    ("time", "time", "at most {time}"),
+)
+"""What is shown where a value is there: its label, and its words."""
+_NOT_IF_NONE = ("longest_prompt", "images", "later_turns")
+
+
 def in_words(plain: dict[str, Any]) -> str:
     """The estimate for a reader."""
-    rows = [("requests", f"{plain['requests']:,}")]
-    if plain["longest_prompt"] is not None:
-        longest = plain["longest_prompt"]
-        rows += [
-            (
-                "prompt tokens",
-                f"{plain['prompt_tokens']:,}, {plain['mean_prompt_tokens']:,} a request",
-            ),
-            ("longest prompt", f"{longest['tokens']:,} ({longest['id']})"),
-        ]
-    if plain["images"]:
-        rows.append(
-            ("images", f"{plain['images']:,}, with {plain['image_tokens']:,} of the prompt tokens")
-        )
-    rows.append(
-        (
-            "shared prefixes",
-            (
-                f"{plain['shared_prefix_share']:.1%} of the prompt tokens: a prefix cache saves"
-                f" {plain['shared_prefix_tokens']:,}"
-            ),
-        )
-    )
-    rows.append(
-        (
-            "generated tokens",
-            f"at most {plain['most_completion_tokens']:,} (max_new_tokens of each)",
-        )
-    )
-    if plain["later_turns"]:
-        words = f"{plain['later_turns']:,}: their answers are counted, and not their prompts"
-        rows.append(("later turns", words))
-    if "most_cost" in plain:
-        rows.append(
-            (
-                "cost",
-                (
-                    f"at most {plain['most_cost']:,.2f}, of it {plain['prompt_cost']:,.2f} for the"
-                    " prompts"
-                ),
-            )
-        )
+    values = {name: value for name, value in plain.items() if value or name not in _NOT_IF_NONE}
     if "most_seconds" in plain:
-        rows.append(("time", f"at most {shown_time(plain['most_seconds'])}"))
-    lines = [f"{name:<17} {value}" for name, value in rows]
+        values["time"] = shown_time(plain["most_seconds"])
+    lines = [
+        f"{label:<17} {words.format_map(values)}" for name, label, words in _ROWS if name in values
+    ]
     if plain["failed"]:
         lines.append(f"{plain['failed']:,} would fail:")
-        lines += [
-            f"  {failure['count']:,} {kind}, the first is {failure['first']}"
-            for kind, failure in plain["errors"].items()
-        ]
+    for kind, failure in plain["errors"].items():
+        lines.append("  {count:,} {kind}, the first is {first}".format(kind=kind, **failure))
     if plain["too_long"]:
         counts = [
-            (
-                long_prompt["id"],
-                "not counted" if long_prompt["tokens"] is None else f"{long_prompt['tokens']:,}",
-            )
-            for long_prompt in plain["too_long"][:_SHOWN]
+            ("{id} (not counted)" if row["tokens"] is None else "{id} ({tokens:,})").format_map(row)
+            for row in plain["too_long"][:_SHOWN]
         ]
-        examples = ", ".join(f"{name} ({tokens})" for name, tokens in counts)
-        lines.append(
-            f"  too long: {examples}" + (", ..." if len(plain["too_long"]) > _SHOWN else "")
-        )
+        more = ["..."] if len(plain["too_long"]) > _SHOWN else []
+        lines.append(f"  too long: {', '.join(counts + more)}")
     return "\n".join(lines)

@@ -14,10 +14,8 @@ import enum
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal, NotRequired, Required, Union
-
-from pipegen.stages.parts.json_check import wrong_in_json
 
 __all__ = ["arguments_of", "schema_of", "with_whole_numbers"]
 
@@ -107,6 +105,7 @@ def _whole(value: Any) -> Any:
 
 
 def _is_same(allowed: Any, value: Any) -> bool:
+    allowed = _bare_value(allowed)
     is_bool = isinstance(allowed, bool) or isinstance(value, bool)
     return bool(allowed == value) and (not is_bool or type(allowed) is type(value))
 
@@ -183,7 +182,7 @@ def _of_type(hint: Any, within: tuple[Any, ...] = ()) -> dict[str, Any]:
     if origin in (Required, NotRequired):
         return _of_type(type_args[0], within)
     if origin is Literal:
-        return {"enum": list(type_args)}
+        return {"enum": _values_of(hint, type_args)}
     if origin in (Union, types.UnionType):
         return {"anyOf": [_of_type(argument, within) for argument in type_args]}
     if origin is tuple and type_args and type_args[-1] is not ...:
@@ -192,7 +191,7 @@ def _of_type(hint: Any, within: tuple[Any, ...] = ()) -> dict[str, Any]:
     if hint in _LISTS or origin in _LISTS:
         return {"type": "array", **({"items": _of_type(type_args[0], within)} if type_args else {})}
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        return {"enum": _values_of(hint)}
+        return {"enum": _values_of(hint.__name__, hint)}
     fields = None if hint in within else _fields_of(hint)
     if fields is not None:
         properties = {
@@ -204,17 +203,21 @@ def _of_type(hint: Any, within: tuple[Any, ...] = ()) -> dict[str, Any]:
     return {"type": _NAMES[hint]} if hint in _NAMES else {}
 
 
-def _values_of(hint: type[enum.Enum]) -> list[Any]:
-    values = [member.value for member in hint]
+def _values_of(name: Any, members: Iterable[Any]) -> list[Any]:
+    values = [_bare_value(member) for member in members]
     if not all(value is None or isinstance(value, (str, int, float)) for value in values):
-        raise TypeError(
-            f"{hint.__name__} has members whose values JSON does not have: {values!r:.80}"
-        )
+        raise TypeError(f"{name} has members whose values JSON does not have: {values!r:.80}")
     return values
+
+
+def _bare_value(member: Any) -> Any:
+    return member.value if isinstance(member, enum.Enum) else member
 
 
 def _value(hint: Any, value: Any) -> Any:
     """A value of the type's schema as the type."""
+    from pipegen.stages.parts.json_check import wrong_in_json
+
     hint = _bare(hint)
     origin, type_args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
@@ -230,7 +233,7 @@ def _value(hint: Any, value: Any) -> Any:
     if origin is Literal:
         return next((allowed for allowed in type_args if _is_same(allowed, value)), value)
     if isinstance(value, list) and (hint in _LISTS or origin in _LISTS):
-        fixed = origin is tuple and type_args[-1:] != (...,)
+        fixed = origin is tuple and type_args[-1:] not in ((), (...,))
         each = type_args if fixed else (type_args[0] if type_args else Any,) * len(value)
         items = [_value(item_type, item) for item_type, item in zip(each, value, strict=True)]
         return (origin or hint)(items)

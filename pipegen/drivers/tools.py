@@ -39,7 +39,6 @@ from pipegen.engines.protocol import RowDone
 from pipegen.engines.session import answers
 from pipegen.records.frozen import freeze, plain_number, thaw
 from pipegen.records.results import GenerationResult, ToolReplies
-from pipegen.stages.parts.json_check import wrong_in_json
 
 __all__ = ["Tools", "tools"]
 
@@ -230,6 +229,8 @@ class Tools:
         schema = next(
             entry["function"] for entry in self.schemas if entry["function"]["name"] == name
         )
+        from pipegen.stages.parts.json_check import wrong_in_json
+
         wrong = wrong_in_json(values, {**thaw(schema["parameters"]), "type": "object"})
         if wrong:
             return Success(self._cut(f"error: wrong arguments: {wrong}"))

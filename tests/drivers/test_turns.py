@@ -12,6 +12,7 @@ import gc
 import json
 import signal
 import threading
+import typing
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -826,10 +827,11 @@ def travel(
     days: tuple[int, ...] = (),
     seen: set[str] = frozenset(),  # type: ignore[assignment]
     bare: tuple = (),  # type: ignore[type-arg]
+    old: typing.Tuple = (),  # type: ignore[type-arg]  # noqa: UP006
     more: Any = None,
 ) -> str:
     """Travels."""
-    return repr([place, at, span, others, days, seen, bare, more])
+    return repr([place, at, span, others, days, seen, bare, old, more])
 
 
 def test_schemas_of_tuples_enums_dataclasses_and_typed_dicts() -> None:
@@ -866,6 +868,21 @@ def test_schemas_of_tuples_enums_dataclasses_and_typed_dicts() -> None:
     assert properties["bare"] == {"type": "array"}
 
 
+def test_a_literal_may_be_a_member_of_an_enum() -> None:
+    def tool(unit: Literal[Unit.CELSIUS, 1] = 1) -> str:
+        return repr(unit)
+
+    def unsayable(unit: Literal[b"C"]) -> str:
+        return ""
+
+    assert schema_of(tool)["properties"] == {"unit": {"enum": ["C", 1]}}
+    assert one_call(tool, {"unit": "C"}) == repr(Unit.CELSIUS)
+    assert one_call(tool, {"unit": 1.0}) == "1"
+    assert "wrong arguments" in one_call(tool, {"unit": "F"})
+    with pytest.raises(TypeError, match="has members whose values JSON does not have"):
+        pg.tools([unsayable])
+
+
 def test_a_tool_gets_its_arguments_as_its_types_say() -> None:
     given = {
         "place": {"name": "Rome", "unit": "F", "inner": [{"name": "Forum"}]},
@@ -875,6 +892,7 @@ def test_a_tool_gets_its_arguments_as_its_types_say() -> None:
         "days": [1, 2],
         "seen": ["b"],
         "bare": [1, "a"],
+        "old": [2],
         "more": {"any": [1]},
     }
     inner = [Place("Forum")]
@@ -887,6 +905,7 @@ def test_a_tool_gets_its_arguments_as_its_types_say() -> None:
             (1, 2),
             {"b"},
             (1, "a"),
+            (2,),
             {"any": [1]},
         ]
     )

@@ -25,7 +25,6 @@ from typing import Any, Literal, NamedTuple, NoReturn
 from pipegen.core.errors import MalformedResponse
 from pipegen.records.options import GenerationOptions, StructuredOptions
 from pipegen.records.results import Finish, GenerationResult
-from pipegen.stages.parts.json_check import wrong_in_json
 from pipegen.stages.parts.regex_check import matches
 from pipegen.stages.parts.stop_scan import cut
 
@@ -370,6 +369,8 @@ def wrong_form(
             return str(refusal)
         # a number of thousands of digits, or nested too deeply to be read
         return f"{text!r:.80} is not JSON: {refusal}" if isinstance(refusal, _NoNumber) else ""
+    from pipegen.stages.parts.json_check import wrong_in_json
+
     wrong = wrong_in_json(value, json.loads(str(form.json_schema)))
     number_goes_on = not complete and type(value) in (int, float)
     return f"the JSON is not as its schema says, {wrong}" if wrong and not number_goes_on else ""

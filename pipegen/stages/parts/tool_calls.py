@@ -45,7 +45,6 @@ from pipegen.stages.parts.call_syntax import (
     tool_of,
     writers_of,
 )
-from pipegen.stages.parts.json_check import wrong_in_json
 from pipegen.stages.parts.reasoning import reasoning_of
 
 __all__ = ["ToolCalls", "read_calls"]
@@ -178,6 +177,8 @@ def _value(text: str, entry: Any, shared: Mapping[str, Any]) -> Any:
     >>> _value("{'a': None}", {"type": "object"}, {})
     {'a': None}
     """
+    from pipegen.stages.parts.json_check import wrong_in_json
+
     readings = [*(value for value in _readings(text) if not isinstance(value, str)), text]
     schema = {**shared, **entry} if isinstance(entry, Mapping) else {}
     return next((value for value in readings if not wrong_in_json(value, schema)), readings[0])

@@ -18,6 +18,7 @@ LIST = {
     },
     "$ref": "#/$defs/list",
 }
+DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 CASES: list[tuple[Any, list[Any], list[Any]]] = [
     (True, [1], []),
     (False, [], [1]),
@@ -94,7 +95,7 @@ CASES: list[tuple[Any, list[Any], list[Any]]] = [
     ({"$ref": "#/allOf/0", "allOf": [{"type": "null"}]}, [None], [1]),
     ({"$ref": "#/allOf/7", "allOf": [{}]}, [1], []),
     ({"$ref": "https://example.com/other"}, [1], []),
-    # another id within the schema: what `#` is there is not judged
+    # another id within the schema: what `#` is there
     (
         {
             "$defs": {
@@ -108,7 +109,7 @@ CASES: list[tuple[Any, list[Any], list[Any]]] = [
             "$ref": "#/$defs/b",
         },
         [1],
-        [],
+        [None],
     ),
     (
         {
@@ -132,6 +133,24 @@ CASES: list[tuple[Any, list[Any], list[Any]]] = [
     ({"$ref": 5}, [1], []),
     ({"$ref": "#"}, [1], []),
     ({"$defs": {"a/b~": {"type": "null"}}, "$ref": "#/$defs/a~1b~0"}, [None], [1]),
+    ({"$defs": {"a b": {"type": "null"}}, "$ref": "#/$defs/a%20b"}, [None], [1]),
+    # a draft is named: patterns and references mean the same there
+    (
+        {
+            "properties": {"a": {"$schema": DRAFT_7, "pattern": r"^\d$"}, "b": {"$ref": "#"}},
+            "$schema": DRAFT_7,
+            "additionalProperties": False,
+        },
+        [{"a": "1", "b": {"b": {"a": "2"}}}],
+        [{"a": "٢"}, {"b": {"a": "٢"}}, {"b": {"b": {"c": 1}}}],
+    ),
+    # what no draft, or an old one, has
+    ({"minimum": 1, "exclusiveMinimum": True}, [1], [0]),
+    ({"enum": "abc", "type": [], "oneOf": [], "required": "ab"}, [{"c": 1}, "b"], []),
+    ({"properties": {"a": 5}, "maximum": 1}, [{"a": 1}], [2]),
+    (None, [1], []),
+    ({"multipleOf": 0.1}, [10**400], []),
+    ({"uniqueItems": True}, [[[1], [True], {"a": 1}]], [[[1], [True], [1.0]], [{"a": 1}] * 2]),
 ]
 
 
@@ -171,3 +190,28 @@ def test_what_is_nested_too_deeply_is_not_judged(more: dict[str, Any]) -> None:
     for _ in range(100):
         value = {"next": value}
     assert wrong_in_json(value, {"properties": {"next": {"$ref": "#"}}, **more}) == ""
+
+
+def test_of_an_alternative_only_what_is_wrong_first_is_looked_at() -> None:
+    class Items(list[str]):
+        read = 0
+
+        def __getitem__(self, index: Any) -> Any:
+            self.read += 1
+            return super().__getitem__(index)
+
+    for name in ("anyOf", "oneOf"):
+        items = Items(["a"] * 1000)
+        parts = [{"items": {"type": kind}} for kind in ("integer", "null")]
+        assert f"none of what {name} allows" in wrong_in_json(items, {name: parts})
+        assert items.read == len(parts)
+
+
+@pytest.mark.parametrize("name", ["$ref", "$dynamicRef", "$schema", "$id"])
+def test_nothing_is_fetched(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched: list[Any] = []
+    monkeypatch.setattr("urllib.request.urlopen", lambda *request: fetched.append(request))
+    schema = {name: "http://127.0.0.1/a", "properties": {"a": {name: "http://127.0.0.1/b#/c"}}}
+    assert wrong_in_json({"a": 1}, schema) == ""
+    assert wrong_in_json({"a": 1}, {**schema, "maxProperties": 0})
+    assert fetched == []
