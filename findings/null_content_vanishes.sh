@@ -5,7 +5,7 @@
 # apply_chat_template drops keys whose value is null before the template sees them. An undefined
 # variable is not none in Jinja, so the test is false: the calls are left out of the prompt, with no
 # error and no warning. The test `is not none` becomes true.
-# transformers 5.22.2 and 5.23.0. Checked 2026-11-28.
+# transformers 5.22.2 and 5.23.0, jinja2 3.1.6. Checked 2026-11-28.
 set -euo pipefail
 folder="$(mktemp -d)"
 trap 'rm -rf "$folder"' EXIT
