@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
+    "LISTS_AS_TEXT",
+    "holds_lists",
     "holds_time",
     "python_rows",
     "python_values",
@@ -97,6 +99,19 @@ def _change(field: pa.Field, dense: bool) -> Change | None:
         entries = _change(kind.value_field.with_name(""), dense)
         return None if entries is None else functools.partial(_changed, change=entries)
     return None
+
+
+LISTS_AS_TEXT = b"PARQUET:pipegen:lists"
+"""What a field of text says in whose column lists stand; it is not written."""
+
+
+def holds_lists(field: pa.Field) -> bool:
+    """Whether a row of the column may be a list."""
+    return (
+        _is_list(field.type)
+        or _stored_as(field) == "arrow.json"
+        or LISTS_AS_TEXT in (field.metadata or {})
+    )
 
 
 def _is_list(kind: pa.DataType) -> bool:

@@ -35,6 +35,7 @@ from pipegen.core.functional import without_none
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.extras import need
 from pipegen.io.arrow_values import (
+    holds_lists,
     python_values,
     row_values,
     stored_values,
@@ -410,10 +411,8 @@ class AnswerTable(TableOut):
                 written_kind(field.name, field.type, self.form) if self.form else field.type,
                 metadata=metadata,
             )
-        return pa.field(
-            name,
-            self._image if self.columns.column_of("image") == field.name else pa.list_(self._image),
-        )
+        one = self.columns.column_of("images") != field.name and not holds_lists(field)
+        return pa.field(name, self._image if one else pa.list_(self._image))
 
     def _metadata(self, schema: pa.Schema, fields: Sequence[pa.Field]) -> dict[bytes, bytes] | None:
         """What makes `datasets` show the images, and what it knew of the input's columns."""
@@ -532,11 +531,8 @@ class AnswerTable(TableOut):
                 values = values if field.name in self.images else stored_values(values, field)
             if field.name in self.images:
                 values = [self.all_stored(value) for value in values]
-                values = (
-                    values
-                    if pa.types.is_list(column_type)
-                    else [value[0] if value else None for value in values]
-                )
+                if not pa.types.is_list(column_type):
+                    values = [_only(field.name, value) for value in values]
             chunks.append(array_of(field.name, values, column_type))
         return pa.chunked_array(chunks, type=column_type)
 
@@ -573,6 +569,16 @@ def _pieces(column: Any, indexes: Sequence[int]) -> list[Any]:
         column.slice(indexes[start], end - start)
         for start, end in zip(starts, [*starts[1:], len(indexes)], strict=True)
     ]
+
+
+def _only(column: str, images: list[Any] | None) -> Any:
+    """The image of a row; None where it has none."""
+    if images and len(images) > 1:
+        raise TableError(
+            f"the column {column!r} is one of single images, and a row holds {len(images)}: --map"
+            f" images={column} makes it one of several"
+        )
+    return images[0] if images else None
 
 
 def _by_path(images: Any) -> bool:

@@ -52,7 +52,7 @@ _ROWS, _BYTES = 1024, 8 * 2**20
 """The most rows, and bytes (about), that are read at a time."""
 USER = "user"
 """In place of a field: the column holds the text of a user's turn."""
-_READ = {*FIELDS, "image", "video", *KEYS}
+_READ = {*FIELDS, "image", "video", "objects", *KEYS}
 TARGETS = tuple(sorted({*_READ, USER}))
 """What a column may be mapped to."""
 _MEDIA = ("image", "images", "video", "videos")

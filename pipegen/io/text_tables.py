@@ -17,6 +17,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from pipegen.engines.extras import need
+from pipegen.io.arrow_values import LISTS_AS_TEXT
 from pipegen.io.forms import TableError, form_of, open_bytes
 from pipegen.io.json_array import records_of
 from pipegen.io.jsonl import values_of_line
@@ -124,11 +125,11 @@ def line_values(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
 
 
 def column_kinds(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """What the columns of rows hold that say no types: bool, int64, double or string. What is
-    nested, mixed or too large is JSON text, a string too.
+    """What the columns of rows hold that say no types: bool, int64, double, string or lists. What
+    is nested, mixed or too large is JSON text, a string too; so are lists, among other values too.
 
     >>> column_kinds([{"a": 1, "b": True, "c": [1]}, {"a": 2.5, "b": None, "d": "x"}])
-    {'a': 'double', 'b': 'bool', 'c': 'string', 'd': 'string'}
+    {'a': 'double', 'b': 'bool', 'c': 'lists', 'd': 'string'}
     """
     kinds: dict[str, set[type | str]] = {}
     for row in rows:
@@ -137,7 +138,8 @@ def column_kinds(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
             if value is not None:
                 value_kinds.add(_kind_of(value))
     return {
-        name: _KINDS.get(frozenset(value_kinds), "string") for name, value_kinds in kinds.items()
+        name: _KINDS.get(frozenset(value_kinds), "lists" if list in value_kinds else "string")
+        for name, value_kinds in kinds.items()
     }
 
 
@@ -160,5 +162,14 @@ def schema_of_kinds(kinds: Mapping[str, str]) -> pa.Schema:
     need("pyarrow", "data", "a Parquet file")
     import pyarrow as pa
 
-    types = {"bool": pa.bool_(), "int64": pa.int64(), "double": pa.float64(), "string": pa.string()}
-    return pa.schema([(name, types[kind]) for name, kind in kinds.items()])
+    types = {"bool": pa.bool_(), "int64": pa.int64(), "double": pa.float64()}
+    return pa.schema(
+        [
+            pa.field(
+                name,
+                types.get(kind, pa.string()),
+                metadata={LISTS_AS_TEXT: b""} if kind == "lists" else None,
+            )
+            for name, kind in kinds.items()
+        ]
+    )

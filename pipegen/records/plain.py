@@ -199,7 +199,8 @@ def _fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
         if singular in fields:
             if plural in fields:
                 raise InvalidField(f"a request takes {singular} or {plural}, not both")
-            fields[plural] = [fields.pop(singular)]
+            value = plain_list(fields.pop(singular))
+            fields[plural] = value if isinstance(value, (list, tuple)) else _images_of(value)
     for name, value in fields.items():
         if name in _JSON and isinstance(value, str):
             fields[name] = () if name == "tools" and not value else _from_text(name, value)

@@ -58,7 +58,7 @@ FORMS = (
         "ms-swift",
         ("messages", "query"),
         ("system", "history", "images", "videos", "tools"),
-        ("response", "rejected_response"),
+        ("response", "rejected_response", "objects"),
     ),
     RequestForm("LLaVA", ("conversations",), ("system", "image", "images", "video", "videos")),
     RequestForm("ShareGPT", ("conversations", "conversation"), ("system", "tools")),
@@ -76,6 +76,10 @@ _WORDS = ("conversations", "conversation", "query")
 KEYS = (*_WORDS, "system", "history")
 """The keys of other forms that are read as part of a request."""
 
+_TOOLS = "; did you mean 'tools'?"
+_NONE = "; pipegen has no such option"
+_LENGTH = "; did you mean the option 'max_new_tokens'? It goes into options"
+_THOUGHT = "; did you mean the option 'max_thinking_tokens'? It goes into options"
 _SYSTEM = "; did you mean 'system'?"
 _PREFILL = (
     "; the beginning of an answer is a last message of role assistant, with the option"
@@ -87,9 +91,10 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("system_prompt", "system_message", "system_instruction"), _SYSTEM),
     **dict.fromkeys(("instructions", "system_instructions", "system_content"), _SYSTEM),
     **dict.fromkeys(("sys_prompt", "developer_message", "developer_prompt"), _SYSTEM),
+    **dict.fromkeys(("preamble", "system_preamble"), _SYSTEM),
     **dict.fromkeys(("chat_history", "message_history"), "; did you mean 'history'?"),
     "documents": '; documents go into options, as {"template_kwargs": {"documents": [...]}}',
-    "functions": "; did you mean 'tools'?",
+    **dict.fromkeys(("functions", "function_definitions", "tool_definitions"), _TOOLS),
     "function_call": "; did you mean the option 'tool_choice'? It goes into options",
     **dict.fromkeys(("audio", "audios"), _SOUND),
     **dict.fromkeys(("prefill", "assistant_prefill", "assistant_prefix"), _PREFILL),
@@ -97,21 +102,35 @@ REFUSED: Mapping[str, str] = {
     "reasoning_effort": (
         '; it goes into options, as {"template_kwargs": {"reasoning_effort": ...}}'
     ),
-    **dict.fromkeys(("logit_bias", "bad_words"), "; pipegen has no such option"),
+    **dict.fromkeys(("logit_bias", "bad_words", "num_beams", "use_beam_search"), _NONE),
+    **dict.fromkeys(("early_stopping", "length_penalty", "typical_p", "top_a"), _NONE),
+    **dict.fromkeys(("mirostat", "penalty_alpha", "force_words_ids", "ebnf"), _NONE),
+    **dict.fromkeys(("logits_processors", "guided_grammar", "safety_settings"), _NONE),
+    **dict.fromkeys(("lora_path", "lora_request"), "; an adapter belongs to the model"),
     "temp": "; did you mean the option 'temperature'? It goes into options",
     **dict.fromkeys(("sampling_params", "sampling_parameters", "generation_config"), _SAMPLING),
     **dict.fromkeys(("generation_kwargs", "generation_params", "gen_kwargs"), _SAMPLING),
     **dict.fromkeys(("extra_body", "model_kwargs", "sampling_args"), _SAMPLING),
+    **dict.fromkeys(("guided_decoding", "structured_outputs", "inference_config"), _SAMPLING),
+    "mm_processor_kwargs": "; the size of images goes into options, as max_pixels",
     **dict.fromkeys(("multi_modal_data", "mm_data"), "; images go into images"),
     "stop_words": "; did you mean the option 'stop'? It goes into options",
-    "n_predict": "; did you mean the option 'max_new_tokens'? It goes into options",
-    "num_beams": "; pipegen has no such option",
+    "response_schema": "; did you mean the option 'json_schema'? It goes into options",
+    "repeat_penalty": "; did you mean the option 'repetition_penalty'? It goes into options",
+    **dict.fromkeys(("n_predict", "num_predict"), _LENGTH),
+    **dict.fromkeys(("budget_tokens", "reasoning_budget"), _THOUGHT),
     "parallel_tool_calls": "; pipegen does not bound the number of calls",
 }
 """Keys that other programs understand, each with what to do instead: it is refused."""
-_NEUTRAL: Mapping[str, Any] = {"parallel_tool_calls": True, "num_beams": 1}
+_NEUTRAL: Mapping[str, Any] = {
+    "parallel_tool_calls": True,
+    **dict.fromkeys(("num_beams", "length_penalty", "typical_p", "repeat_penalty"), 1),
+    **dict.fromkeys(("use_beam_search", "early_stopping", "mirostat"), 0),
+}
 """Values that ask for what pipegen does anyway."""
-_AUDIO_FILE = re.compile(r"audios?(?:file|path|filename|filepath|url|uri|bytes|data)s?")
+_AUDIO_FILE = re.compile(
+    r"(?:ref|reference|input|prompt)audios?|audios?(?:file|path|filename|filepath|url|uri|bytes|data)s?"
+)
 _ROLES: Mapping[str, str] = {
     **dict.fromkeys(("human", "user"), "user"),
     **dict.fromkeys(("gpt", "assistant", "chatgpt", "bot", "model"), "assistant"),
@@ -123,6 +142,8 @@ _ROLES: Mapping[str, str] = {
 """What other forms call the roles."""
 _TURN = '{"from": "human", "value": "..."}'
 _UNSEEN = ", or put it into metadata if the model is not to see it"
+_OBJECT_TAGS = ("<ref-object>", "<bbox>")
+"""Tags in a text, in whose places ms-swift writes what `objects` holds."""
 _PAIRS = 'pairs such as ["a question", "its answer"], or messages'
 
 
@@ -208,6 +229,8 @@ def as_messages(fields: Mapping[str, Any], values: Mapping[str, Any]) -> dict[st
             result["messages"] = _in_our_roles(name, turns)
     if isinstance(result.get("messages"), (list, tuple)):
         result["messages"] = _in_our_roles("messages", result["messages"])
+    if values.get("objects"):
+        _refuse_objects([result.get(name) for name in _OWN] + [values.get("history")])
     system = _text("system", values.get("system") or "") if "system" in keys else ""
     history = _history(_loaded("history", values.get("history"))) if "history" in keys else []
     if not system and not history:
@@ -216,6 +239,16 @@ def as_messages(fields: Mapping[str, Any], values: Mapping[str, Any]) -> dict[st
     if result.get("continues") is not None:
         raise InvalidField(f"{which} goes before a first turn, and this request continues one")
     return _with_turns(result, which, system, history)
+
+
+def _refuse_objects(words: Sequence[Any]) -> None:
+    """Refuse words with places for `objects`: how a box is written differs between models."""
+    tag = next((tag for tag in _OBJECT_TAGS if tag in str(words)), None)
+    if tag is not None:
+        raise InvalidField(
+            f"the text has the tag {tag} beside objects, and each model has its own way to write a"
+            f" box: write the objects into the text{_UNSEEN}"
+        )
 
 
 def _with_turns(

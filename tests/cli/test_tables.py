@@ -180,6 +180,55 @@ def test_one_image_a_row_and_a_broken_one_fails_alone(generate: Command, tmp_pat
     assert [row["id"] for row in (first, second, third)] == ["1", "2", "3"]
 
 
+LLAVA = [
+    {
+        "id": str(len(images)),
+        "image": images[0] if len(images) == 1 else images,
+        "conversations": [{"from": "human", "value": "<image>" * len(images) + "Look."}],
+    }
+    for images in (["good.png"], ["good.png", "good.png"])
+]
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+@pytest.mark.parametrize("form", ["lines", "lists", "json"])
+def test_a_column_of_one_image_or_several_loses_none(
+    generate: Command, engine: FakeEngine, tmp_path: Path, form: str, suffix: str
+) -> None:
+    (tmp_path / "good.png").write_bytes(b"good")
+    if form == "lines":
+        source = tmp_path / "in.jsonl"
+        source.write_text("".join(json.dumps(row) + "\n" for row in LLAVA))
+    else:
+        several = [["good.png"] * int(str(row["id"])) for row in LLAVA]
+        images = [
+            row["image"] if form == "json" else paths
+            for row, paths in zip(LLAVA, several, strict=True)
+        ]
+        column = (
+            pa.ExtensionArray.from_storage(pa.json_(), pa.array(map(json.dumps, images)))
+            if form == "json"
+            else images
+        )
+        turns = [row["conversations"] for row in LLAVA]
+        source = parquet(tmp_path / "in.parquet", id=["1", "2"], image=column, conversations=turns)
+    assert generate(source, "-o", tmp_path / f"out.{suffix}").code == 0
+    assert [len(encoded.prompt.images) for encoded in asked_of(engine)] == [1, 2]
+    made = [row["image"] for row in pg.read_table(tmp_path / f"out.{suffix}")]
+    stored = {"bytes": None, "path": str(tmp_path / "good.png")}
+    assert made == [[stored], [stored, stored]]
+
+
+def test_several_images_in_a_column_of_one_are_not_cut(generate: Command, tmp_path: Path) -> None:
+    (tmp_path / "good.png").write_bytes(b"good")
+    source = parquet(tmp_path / "in.parquet", prompt=["a"], image=['["good.png", "good.png"]'])
+    ran = generate(source, "-o", tmp_path / "out.parquet")
+    assert (ran.code, "a row holds 2: --map images=image" in ran.err) == (1, True)
+    ran = generate(source, "-o", tmp_path / "more.parquet", "--map", "images=image")
+    assert ran.code == 0, ran.err
+    assert len(rows(tmp_path / "more.parquet")[0]["image"]) == 2
+
+
 def test_other_names_of_columns(generate: Command, engine: FakeEngine, tmp_path: Path) -> None:
     source = parquet(
         tmp_path / "in.parquet",

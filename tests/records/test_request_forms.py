@@ -108,7 +108,10 @@ def test_what_says_nothing_is_as_if_it_were_not_there() -> None:
     assert turns_of({"messages": [USER], "tools": "", **filled}) == [("user", "Hi")]
 
 
-@pytest.mark.parametrize("name", [*REFUSED, "systemPrompt", "sytem", "audio_path", "topK", "Temp"])
+@pytest.mark.parametrize(
+    "name",
+    [*REFUSED, "systemPrompt", "sytem", "audio_path", "ref_audios", "topK", "Temp", "numPredict"],
+)
 def test_a_key_that_the_model_should_see_or_obey_is_refused(name: str) -> None:
     message = request_from({"messages": [USER], name: 0.5}).failure().message
     assert f"there is no field {name!r}" in message
@@ -140,6 +143,70 @@ def test_the_refusal_names_what_pipegen_calls_it(name: str, instead: str) -> Non
 def test_any_other_key_is_carried_along(name: str) -> None:
     request = request_from({"messages": [USER], name: "x"}).unwrap()
     assert request.metadata == {name: "x"}
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("tool_definitions", "'tools'"),
+        ("repeat_penalty", "'repetition_penalty'"),
+        ("num_predict", "'max_new_tokens'"),
+        ("response_schema", "'json_schema'"),
+        ("reasoning_budget", "'max_thinking_tokens'"),
+        ("mm_processor_kwargs", "max_pixels"),
+        ("guided_decoding", "options"),
+        ("input_audio", "no sound"),
+    ],
+)
+def test_what_engines_obey_is_not_carried_along(name: str, instead: str) -> None:
+    assert instead in request_from({"messages": [USER], name: "x"}).failure().message
+
+
+def test_a_value_that_asks_for_what_happens_anyway_is_carried_along() -> None:
+    neutral = {"num_beams": 1, "length_penalty": 1.0, "use_beam_search": False}
+    assert request_from({"messages": [USER], **neutral}).unwrap().metadata == neutral
+
+
+BOXES = {"ref": ["the cat"], "bbox": [[1, 2, 30, 40]]}
+FIND = "Where is <ref-object>?"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"messages": [{"role": "user", "content": FIND}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": FIND}]}]},
+        {"query": "What is in <bbox>?"},
+        {"prompt": FIND},
+        {"turns": [FIND]},
+        {"query": "And now?", "history": [[FIND, "There."]]},
+        {"conversations": [{"from": "human", "value": FIND}]},
+    ],
+)
+def test_objects_whose_places_are_in_the_text_are_refused(words: Any) -> None:
+    message = request_from({**words, "objects": BOXES}).failure().message
+    assert "write the objects into the text" in message
+    assert message.endswith("or put it into metadata if the model is not to see it")
+    kept = request_from({**words, "metadata": {"objects": BOXES}}).unwrap()
+    assert kept.metadata == {"objects": BOXES}
+
+
+@pytest.mark.parametrize("objects", [BOXES, {"bbox": [[1, 2, 3, 4]], "category": [5]}, None])
+def test_objects_without_a_place_in_the_text_are_the_row_s_own(objects: Any) -> None:
+    request = request_from({"query": "Where is the cat?", "objects": objects}).unwrap()
+    assert request.metadata == {"objects": objects}
+    assert turns_of({"query": FIND, "objects": None}) == [("user", FIND)]
+
+
+@pytest.mark.parametrize("images", [["a.png", "b.png"], '["a.png", "b.png"]', ("a.png", "b.png")])
+@pytest.mark.parametrize("name", ["image", "images"])
+def test_one_column_holds_one_image_or_several(name: str, images: Any) -> None:
+    row = {"conversations": [{"from": "human", "value": "Is <image> <image>?"}], name: images}
+    sources = request_from(row).unwrap().sources
+    assert [source.path for source in sources] == ["a.png", "b.png"]
+    tagged = [{"from": "human", "value": "<image>?"}]
+    one = request_from({"conversations": tagged, name: "[a.png]"}).unwrap()
+    assert [source.path for source in one.sources] == ["[a.png]"]
 
 
 ASKED = [{"role": "user", "content": "What is 2 + 2?"}]

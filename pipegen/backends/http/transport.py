@@ -218,6 +218,14 @@ class Transport:
             self._note(here.gate, reply, sent_at)
             if opened.status != 200:
                 raise HttpStatusError(reply)
+            kind = opened.headers.get("Content-Type", "").lower()
+            if kind.startswith(
+                "application/json"
+            ):  # the whole answer, or an error, in place of a stream
+                with here.deadlines.by(deadline()):
+                    answer = await opened.body(most)
+                yield answer
+                return
             pieces = opened.pieces()
             async with contextlib.aclosing(pieces):
                 while not events.done:

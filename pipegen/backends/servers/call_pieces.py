@@ -16,14 +16,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipegen.core.errors import MalformedResponse
-from pipegen.records.frozen import freeze
+from pipegen.records import strict_json
+from pipegen.records.frozen import freeze, thaw
 
 __all__ = ["CallPieces"]
 
 
 class CallPieces:
     """The calls of one answer: strings of arguments are joined, everything else comes once. Empty
-    words say nothing.
+    words say nothing. Arguments that come as an object become its JSON text.
     """
 
     def __init__(self) -> None:
@@ -80,6 +81,8 @@ def _says(value: Any, name: str, known: Mapping[str, Any]) -> bool:
 def _add_function(function: dict[str, Any], value: Any, place: str) -> MalformedResponse | None:
     if not isinstance(value, Mapping):
         return MalformedResponse(f"{place} is {type(value).__name__}, not an object")
+    if isinstance(value.get("arguments"), Mapping):
+        value = {**value, "arguments": strict_json.dump(thaw(value["arguments"]))}
     for name in ("name", "arguments"):
         if not isinstance(value.get(name), (str, type(None))):
             return MalformedResponse(

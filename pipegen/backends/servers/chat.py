@@ -14,7 +14,7 @@ from returns.result import Failure, Success
 
 from pipegen.backends.http.access import Access
 from pipegen.backends.servers.call_pieces import CallPieces
-from pipegen.backends.servers.finishes import ended_wrong, meaning_of
+from pipegen.backends.servers.finishes import calls_tools, ended_wrong, meaning_of
 from pipegen.backends.servers.http_engine import HttpEngine, WholeRow
 from pipegen.backends.servers.images import messages_of
 from pipegen.backends.servers.openai import asks_to_think
@@ -212,6 +212,16 @@ class ChatRow:
                 f"the stream mixes the pieces of several answers, of the ids {ids}"
             )
 
+    def _lost_call(self, text: str) -> str | None:
+        """What says that a tool call did not come, or not whole."""
+        calls = self._calls.joined
+        for place, call in enumerate(calls):
+            if not call.get("function", {}).get("name"):
+                return f"tool_calls[{place}] names no function"
+        if not calls and not text and calls_tools(self._finish or ""):
+            return f"the answer ended with finish_reason {self._finish!r:.40}, and holds no call"
+        return None
+
     def slot(self, limit: int | None = None) -> Slot[ChatOutput]:
         """The finished row's answer, with the limit that the server names for it. What a server
         writes behind its end is no part of the row.
@@ -227,6 +237,8 @@ class ChatRow:
                     self._server, self._finish or "", self._words, text[: fold.length], refusal
                 )
             )
+        if fold.finish not in _CUT and (lost := self._lost_call(text)) is not None:
+            return Failure(MalformedResponse(lost))
         output = ChatOutput(
             job=self._job,
             text=text[: fold.length],

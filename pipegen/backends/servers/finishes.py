@@ -14,7 +14,16 @@ from typing import Any, Literal, TypeAlias
 from pipegen.backends.servers.wire import WireReply
 from pipegen.core.errors import BackendFailed, GenerationError, MalformedResponse, Refused
 
-__all__ = ["Meaning", "ended_wrong", "error_within", "gives_up", "meaning_of", "refuses", "word_of"]
+__all__ = [
+    "Meaning",
+    "calls_tools",
+    "ended_wrong",
+    "error_within",
+    "gives_up",
+    "meaning_of",
+    "refuses",
+    "word_of",
+]
 
 Meaning: TypeAlias = Literal["stop", "length", "failed", "refused", "unknown"]
 """`stop` and `length` are ends of an answer. After the others there is none."""
@@ -45,6 +54,8 @@ the prefix of an enumeration.
 _BY_WORD: Mapping[str, Meaning] = {
     word: meaning for meaning, words in _MEANINGS.items() for word in words.split()
 }
+_CALLING = frozenset({"tool_calls", "tool_call", "tool_use", "function_call"})
+"""Those of `stop` that say that the answer calls tools."""
 _UNSAID = frozenset({"", "null", "none"})
 """What some servers write while an answer goes on."""
 _STATUSES: Mapping[int, str] = {
@@ -90,6 +101,11 @@ def word_of(reported: str | None) -> str | None:
 def meaning_of(word: str) -> Meaning:
     """What a server's word for the end of an answer means."""
     return _BY_WORD.get(_plain(word), "unknown")
+
+
+def calls_tools(word: str) -> bool:
+    """Whether an answer that ends with this word calls tools."""
+    return _plain(word) in _CALLING
 
 
 def gives_up(word: Any) -> bool:

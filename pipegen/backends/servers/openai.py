@@ -179,11 +179,13 @@ def from_wire(answer: Any, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
 
 def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completion, ...]]:
     """What one event of a stream brings: new text, new reasoning, pieces of tool calls, the end;
-    or, last, the usage alone.
+    or, last, the usage alone. A server that makes no streams gives all of it at once.
     """
     completions = pieces(
         event,
-        lambda choice, place: _completion(choice, event, ask, "delta", place, seen),
+        lambda choice, place: _completion(
+            choice, event, ask, "message" if "message" in choice else "delta", place, seen
+        ),
         event=True,
     )
     return completions.map(lambda parts: parts or (Completion(usage=usage_of(event.get("usage"))),))
@@ -222,7 +224,7 @@ def _read(
         ),
         thought,
     )
-    calls, index = message.get("tool_calls") or [], choice.get("index", 0)
+    calls, index = message.get("tool_calls") or [], choice.get("index")
     function, refusal = message.get("function_call"), message.get("refusal")
     if isinstance(function, Mapping) and isinstance(calls, list):  # the older form of one call
         calls = [*calls, {"type": "function", "function": function}]
@@ -237,7 +239,7 @@ def _read(
     if (
         not isinstance(calls, list)
         or not all(isinstance(call, Mapping) for call in calls)
-        or type(index) is not int
+        or type(index) not in (int, type(None))
     ):
         return malformed(f"{place}.tool_calls is not a list of objects, or its index no number")
     stop = next(
@@ -274,7 +276,7 @@ def _read(
             refusal=refusal,
             answer_id=answer_id if isinstance(answer_id := answer.get("id"), str) else "",
             usage=usage_of(answer.get("usage")),
-            index=index,
+            index=index or 0,
         )
     )
 

@@ -361,3 +361,77 @@ def test_more_stops_than_vllm_takes_are_cut_here() -> None:
         result = pg.run(route, [{"prompt": "Hi"}], {"stop": stops})[0].unwrap()
         assert (result.text, result.stop) == ("a ", "END")
         assert "stop" not in server.bodies[0]
+
+
+JSON = {"Content-Type": "application/json; charset=utf-8"}
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "words"),
+    [
+        ({"error": {"message": "slow down", "code": 429}}, pg.RateLimited, "slow down"),
+        (
+            {"error": {"message": "no such tool", "type": "invalid_request_error"}},
+            pg.InvalidRequest,
+            "no such tool",
+        ),
+        ({"error": "out of memory"}, pg.BackendFailed, "out of memory"),
+        ({"error": {"code": "content_filter", "message": "filtered"}}, pg.Refused, "filtered"),
+        (whole("content_filter").body, pg.Refused, "content_filter"),
+        (whole("abort").body, pg.BackendFailed, "abort"),
+    ],
+)
+def test_a_stream_that_is_an_error_in_json_is_that_error(body: Any, kind: Any, words: str) -> None:
+    error = streamed(Canned(body, headers=JSON)).failure()
+    assert isinstance(error, kind)
+    assert words in f"{error.message} {error.hint}"
+
+
+def test_a_stream_that_is_a_whole_answer_is_read() -> None:
+    body = {**whole("length").body, "usage": {"prompt_tokens": 2, "completion_tokens": 8}}
+    result = streamed(Canned(body, headers=JSON)).unwrap()
+    assert (result.text, result.finish) == ("Hello", pg.Finish.LENGTH)
+    assert (result.prompt_tokens, result.completion_tokens) == (2, 8)
+    cut = streamed(Canned(b'{"choices": [', headers=JSON)).failure()
+    assert isinstance(cut, pg.MalformedResponse)
+
+
+def called(name: Any, arguments: Any = "{}", finish: str = "tool_calls") -> list[Canned]:
+    """An answer that calls a tool, whole and in pieces."""
+    call = {"id": "a", "type": "function", "function": {"name": name, "arguments": arguments}}
+    return [
+        whole(finish, None, tool_calls=[call]),
+        events(chunk(tool_calls=[{"index": 0, **call}]), chunk(finish=finish)),
+    ]
+
+
+@pytest.mark.parametrize("name", ["", None])
+def test_a_call_that_names_no_function_is_malformed(name: Any) -> None:
+    answer, stream = called(name)
+    for slot in (chatted(answer), streamed(stream)):
+        error = slot.failure()
+        assert isinstance(error, pg.MalformedResponse)
+        assert "tool_calls[0] names no function" in error.message
+
+
+@pytest.mark.parametrize("word", ["tool_calls", "tool_use", "FUNCTION_CALL"])
+def test_an_end_that_calls_tools_and_no_call_is_malformed(word: str) -> None:
+    answers = (whole(word, None, tool_calls=[]), events(chunk(""), chunk(finish=word)))
+    for slot in (chatted(answers[0]), streamed(answers[1])):
+        error = slot.failure()
+        assert isinstance(error, pg.MalformedResponse)
+        assert "holds no call" in error.message
+    assert chatted(whole(word, "No need.")).unwrap().text == "No need."
+
+
+def test_arguments_that_are_an_object_become_json_text() -> None:
+    answer, stream = called("add", {"a": 1, "b": ["é"]})
+    for slot in (chatted(answer), streamed(stream)):
+        (call,) = slot.unwrap().tool_calls
+        assert call["function"]["arguments"] == '{"a": 1, "b": ["é"]}'
+
+
+def test_a_choice_whose_index_is_null_is_the_one() -> None:
+    answer = whole("stop").body
+    answer["choices"][0]["index"] = None
+    assert chatted(Canned(answer)).unwrap().text == "Hello"
