@@ -20,7 +20,13 @@ from pipegen.core.border import report
 from pipegen.core.errors import GenerationError, StageFailed
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
-from pipegen.drivers.arguments import Options, check_run, pairs, require_iterable
+from pipegen.drivers.arguments import (
+    Options,
+    check_run,
+    pairs,
+    require_iterable,
+    with_option_words,
+)
 from pipegen.drivers.drive import Drive
 from pipegen.drivers.mapping import flow_of
 from pipegen.jobs.history import Made, changes, earlier_models, made_before, note_run, settings_of
@@ -173,6 +179,7 @@ class Job(Iterator[T], Generic[T]):
             self.journal.close()
 
 
+@with_option_words
 def job(
     route: Pipe[GenerationRequest, Answer],
     requests: Iterable[Request],
@@ -239,6 +246,7 @@ def job(
     return running
 
 
+@with_option_words
 def job_keyed(
     route: Pipe[GenerationRequest, Answer],
     requests: Iterable[tuple[K, Request]],
