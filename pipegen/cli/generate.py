@@ -234,7 +234,7 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
                     )
                     rows = ray_slots(files, files.on_ray, route, reopened, *ray_arguments)
                 else:
-                    settings |= {"as_written": True, "part": files.part}
+                    settings |= {"as_written": True, "part": files.part, "needs_folder": False}
                     settings |= {"again": source.unread, "reading": source.reading}
                     settings |= {"stamp": source.stamp}
                     items = source.items if source.unread is None else source.unread()

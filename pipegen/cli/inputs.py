@@ -319,17 +319,18 @@ def items_of(rows: Iterable[tuple[UnreadRow, UnreadRow]]) -> Iterator[Item]:
 
 
 def one_question(prompt: str, images: Sequence[str]) -> Iterator[Item]:
-    """One question to the model, with images or without, as a user's turn."""
+    """One question to the model, with images or without, as a user's turn. Its row asks the same:
+    a `prompt` is a user's turn with images alone.
+    """
     content: Any = (
         [*({"type": "image", "image": image} for image in images), {"type": "text", "text": prompt}]
         if images
         else prompt
     )
-    _, slot = request_from_row({"messages": [{"role": "user", "content": content}]}, 1, "request")
-    yield Item(
-        Origin("1", 1, row=Row({"prompt": prompt, **({"images": list(images)} if images else {})})),
-        slot,
-    )
+    messages = {"messages": [{"role": "user", "content": content}]}
+    _, slot = request_from_row(messages, 1, "request")
+    row = Row({"prompt": prompt, "images": list(images)} if images else messages)
+    yield Item(Origin("1", 1, row=row), slot)
 
 
 def with_system(items: Iterator[Item], system: str | None) -> Iterator[Item]:

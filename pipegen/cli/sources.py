@@ -263,7 +263,8 @@ def _opened(
 ) -> Source:
     """The input; `read` is how many rows it has, where it was read to its end before."""
     if source is None:
-        kinds = {"prompt": "string", **({"images": "string"} if question.images else {})}
+        names = ("prompt", "images") if question.images else ("messages",)
+        kinds = dict.fromkeys(names, "string")
         return Source(
             one_question(question.prompt or "", question.images),
             columns,

@@ -44,8 +44,9 @@ from pipegen.records.fields import (
     record,
     taken_instead,
 )
-from pipegen.records.option_table import SERVER_NAMES
+from pipegen.records.option_table import OTHER_NAMES, SERVER_NAMES
 from pipegen.records.options import GenerationOptions, option_names
+from pipegen.records.request_forms import meant
 from pipegen.records.secret import masked
 
 if TYPE_CHECKING:
@@ -57,6 +58,13 @@ if TYPE_CHECKING:
 __all__ = ["BackendConfig", "backend_from"]
 
 _PORTS = {8000: "vllm", 30000: "sglang"}
+_SERVERS_OWN = frozenset(
+    (
+        *("best_of", "chat_template", "function_call", "random_seed", "response_format"),
+        *("thinking_token_budget", "truncate_prompt_tokens"),
+    )
+)
+"""Fields of chat servers that are named as another program names an option."""
 NO_KEY = "EMPTY"
 """What is sent to a server that wants no key."""
 _FALLBACK = checks_of(FallbackSettings)
@@ -247,22 +255,28 @@ def _unknown(
             )
         ]
         return f"type {kind!r} takes no such key; {', '.join(takers)} do"
-    if name in SYSTEM_NAMES:
-        return "system_message, beside backend, is the system message"
     if name in ("id", "system_message"):
         return f"{name} goes beside backend, not into it"
+    other = meant(name)
+    if name in SYSTEM_NAMES or other == "system":
+        return "system_message, beside backend, is the system message"
     why = legacy_key_hint(name, beside) or ("" if dialect is None else field_refusal(name, dialect))
     if why:
         return why
     names = ("type", "model", *_FALLBACK, *keys, *option_names(), *SERVER_NAMES)
+    if dialect is not None and name in _SERVERS_OWN:
+        return ""
+    other = other if is_option(other) else OTHER_NAMES.get(name, "")
+    other = f"; did you mean {other!r}?" if other else ""
     if dialect is None:
         near = (
-            nearest_setting(name, names)
+            other
+            or nearest_setting(name, names)
             or nearest(name, KEYS, CLOSE)
             or "; chat servers alone are passed other fields"
         )
         return f"type {kind!r} takes no such key{near}"
-    near = nearest_setting(name, names, CLOSE)
+    near = other or nearest_setting(name, (*names, *KEYS), CLOSE)
     reason = f"type {kind!r} takes no such key{near}"
     return f"{reason}; a field that only the server knows goes into extra_body" if near else ""
 

@@ -10,16 +10,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["CLOSE", "InvalidField", "nearest"]
+__all__ = ["CLOSE", "InvalidField", "folded", "nearest"]
 
 CLOSE = 0.85
 """How alike two names are where one is the other with a letter wrong, and not a name of its own."""
+
+
+_DIVIDERS = str.maketrans("", "", "-_ .")
 
 
 class InvalidField(ValueError):
     """A record was given a value that its field does not take, or a pipe a name that it cannot
     have.
     """
+
+
+def folded(name: str) -> str:
+    """A name as names are compared, however they are divided and written.
+
+    >>> folded("Top-K") == folded("top_k")
+    True
+    """
+    return name.lower().translate(_DIVIDERS)
 
 
 def nearest(word: str, names: Iterable[str], alike: float = 0.6) -> str:
@@ -29,12 +41,14 @@ def nearest(word: str, names: Iterable[str], alike: float = 0.6) -> str:
 
     >>> nearest("temprature", ["temperature", "top_p"])
     "; did you mean 'temperature'?"
-    >>> nearest("top_a", ["temperature", "top_p"], CLOSE)
-    ''
+    >>> nearest("top_a", ["temperature", "top_p"], CLOSE), nearest("topP", ["top_p"], CLOSE)
+    ('', "; did you mean 'top_p'?")
     """
     if len(word) > 100:  # nobody's name; and looking at it would take long
         return ""
     import difflib
 
-    matches = difflib.get_close_matches(word, list(names), n=1, cutoff=alike)
+    known = list(names)
+    same = [name for name in known if folded(name) == folded(word)]
+    matches = same or difflib.get_close_matches(word, known, n=1, cutoff=alike)
     return f"; did you mean {matches[0]!r}?" if matches else ""

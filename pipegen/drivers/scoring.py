@@ -28,7 +28,7 @@ from pipegen.core.border import guard
 from pipegen.core.errors import ContractError, InvalidRequest, MalformedResponse
 from pipegen.core.pipe import Pipe, call, identity, row_stage
 from pipegen.core.slots import Batch, Slot, is_ok
-from pipegen.drivers.arguments import Options
+from pipegen.drivers.arguments import Options, with_option_words
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.engines.model import TokenModel, on_model
@@ -152,6 +152,7 @@ def _sum_up(engine: Any, name: str) -> Pipe[TokenScores, Scored]:
     )
 
 
+@with_option_words
 def score(
     route: Route,
     requests: Iterable[Request],
@@ -183,6 +184,7 @@ def score(
     )
 
 
+@with_option_words
 def choose(
     route: Route,
     request: Request,

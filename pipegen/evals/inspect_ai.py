@@ -156,17 +156,22 @@ class PipegenAPI(ModelAPI):  # type: ignore[misc]
     async def generate(
         self, input: Sequence[Any], tools: Sequence[Any], tool_choice: Any, config: Any
     ) -> ModelOutput:
-        """One answer, or as many as `num_choices`; none for a prompt that is too long, as inspect
-        expects. Raises the request's `GenerationError`.
+        """One answer, or as many as `num_choices`; none for a prompt that is too long, or
+        that the server refuses, as inspect expects. Raises the request's `GenerationError`.
         """
         request = self._request(input, tools, tool_choice, config)
         (slot,) = await pg.arun(self.route, [request], image_policy=_IMAGES)
         if not pg.is_ok(slot):
-            if isinstance(slot.failure(), pg.PromptTooLong):
+            error = slot.failure()
+            if isinstance(error, pg.PromptTooLong):
                 return ModelOutput.from_content(
-                    self.model_name, str(slot.failure()), stop_reason="model_length"
+                    self.model_name, str(error), stop_reason="model_length"
                 )
-            raise slot.failure()
+            if isinstance(error, pg.Refused):
+                return ModelOutput.from_content(
+                    self.model_name, error.text or error.refusal, stop_reason="content_filter"
+                )
+            raise error
         return self._output(
             slot.unwrap(),
             wants_tools=bool(tools) and tool_choice != "none",

@@ -16,14 +16,16 @@ from typing import Any
 
 from toolz import dissoc
 
+from pipegen.core.errors import MalformedResponse, Refused
 from pipegen.core.slots import Slot
 from pipegen.io.forms import TableError, form_of, open_bytes
 from pipegen.io.json_array import records_of
-from pipegen.io.jsonl import LineId, from_plain
+from pipegen.io.jsonl import LineId, error_to_plain, from_plain
 from pipegen.io.table_out import answer_columns
 from pipegen.io.tables import read_table
 from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField
+from pipegen.records.finish_words import Meaning, meaning_of, word_of
 from pipegen.records.results import GenerationResult
 
 __all__ = ["results_in", "slots_in"]
@@ -170,6 +172,10 @@ def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+_FINISH_OF: Mapping[Meaning, str] = {"stop": "eos", "length": "length", "failed": "aborted"}
+"""How an answer of the batch form ended; a stop string is not told apart there."""
+
+
 def _from_batch(values: Mapping[str, Any]) -> dict[str, Any]:
     """A line of the OpenAI batch form."""
     if values.get("error"):
@@ -189,17 +195,22 @@ def _from_batch(values: Mapping[str, Any]) -> dict[str, Any]:
     message = choice.get("message") or {}
     usage = body.get("usage") or {}
     text = choice.get("text", message.get("content")) or ""
+    word = word_of(choice.get("finish_reason")) or "stop"
+    meaning, refusal = meaning_of(word), message.get("refusal") or ""
+    if meaning in ("refused", "unknown") or refusal:
+        error = (
+            MalformedResponse(f"finish_reason {word!r:.60} is no end that is known")
+            if meaning == "unknown"
+            else Refused(f"the server refused to answer ({word})", refusal=refusal, text=text)
+        )
+        return {"id": values["custom_id"], "ok": False, "error": error_to_plain(error)}
     counts = {name: usage.get(name, 0) for name in ("prompt_tokens", "completion_tokens")}
     return {
         "id": values["custom_id"],
         "ok": True,
         "text": text,
         "raw_text": text,
-        "finish": _FINISHES.get(choice.get("finish_reason"), "eos"),
+        "finish": _FINISH_OF[meaning],
         **counts,
         "options": {},
     }
-
-
-_FINISHES: Mapping[str | None, str] = {"length": "length", "abort": "aborted"}
-"""How an answer of the batch form ended; a stop string is not told apart there."""

@@ -20,7 +20,13 @@ from pipegen.core.border import report
 from pipegen.core.errors import GenerationError, StageFailed
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
-from pipegen.drivers.arguments import Options, check_run, pairs, require_iterable
+from pipegen.drivers.arguments import (
+    Options,
+    check_run,
+    pairs,
+    require_iterable,
+    with_option_words,
+)
 from pipegen.drivers.drive import Drive
 from pipegen.drivers.mapping import flow_of
 from pipegen.jobs.history import Made, changes, earlier_models, made_before, note_run, settings_of
@@ -122,6 +128,7 @@ class Job(Iterator[T], Generic[T]):
         """Where the job is to stop: what is called when it begins to."""
         self.stopped = False
         self._grace = GRACE
+        self._needs_folder = True
         self._wake: Callable[[], None] = lambda: None
         self._rest: Callable[[], Iterator[tuple[Any, Slot[Any]]]] = lambda: iter(())
         none: tuple[T, ...] = ()
@@ -135,6 +142,11 @@ class Job(Iterator[T], Generic[T]):
 
     def __next__(self) -> T:
         return next(self._slots)
+
+    @property
+    def removed(self) -> bool:
+        """Whether its folder is not there any more: then no finished row is kept."""
+        return not (self.journal.folder / SETTINGS).is_file()
 
     def rest(self) -> Iterator[tuple[Any, Slot[Any]]]:
         """The names and slots of rows that ended in this run and are kept, but were not given out,
@@ -155,7 +167,7 @@ class Job(Iterator[T], Generic[T]):
 
     def close(self) -> None:
         """End the job: rows in flight have its `grace` to end; what is finished is kept. Raises
-        `JournalError` where the last rows cannot be synced.
+        `JournalError` where the last rows cannot be synced, or the folder was removed.
         """
         try:
             self._slots.close()
@@ -171,8 +183,15 @@ class Job(Iterator[T], Generic[T]):
             self._steps.close()
         finally:
             self.journal.close()
+        if self._needs_folder and self.removed:
+            self._needs_folder = False  # it is reported once
+            raise JournalError(
+                f"{self.journal.folder} was removed during the run: no finished row is kept there;"
+                " start the job again, it begins anew"
+            )
 
 
+@with_option_words
 def job(
     route: Pipe[GenerationRequest, Answer],
     requests: Iterable[Request],
@@ -203,7 +222,8 @@ def job(
 
     A bug fails its row, and that row is asked again. In a stage of your own it is `StageFailed`, in
     an engine of your own `BackendFailed`, else `InternalError`. Raises `JournalError` where the
-    folder holds results that no job has written, or cannot be written. Other files in it stay.
+    folder holds results that no job has written, cannot be written, or is removed during the run.
+    Other files in it stay.
 
     >>> import tempfile
     >>> from pipegen.drivers.route import route
@@ -239,6 +259,7 @@ def job(
     return running
 
 
+@with_option_words
 def job_keyed(
     route: Pipe[GenerationRequest, Answer],
     requests: Iterable[tuple[K, Request]],
@@ -301,6 +322,7 @@ def start_job(
     stamp: str = "",
     as_written: bool = False,
     part: tuple[int, int] | None = None,
+    needs_folder: bool = True,
 ) -> Job[tuple[K, Any]]:
     """As `job_keyed`, for who knows more of the requests.
 
@@ -310,6 +332,7 @@ def start_job(
     stamp: tells whether the input is as it was when it was read before (see `KeyMap`).
     as_written: finished rows may be given as `Written`, which need not be parsed.
     part: the shard whose rows are the job's, and of how many.
+    needs_folder: whether the job ends with `JournalError` where its folder is removed.
     """
     run_options = check_run(route, options, image_policy, policy)
     pairs(requests)
@@ -378,6 +401,7 @@ def start_job(
         admits=False,
     )
     running._grace, running._rest = grace, turns.rest
+    running._needs_folder = needs_folder
     running._wake = turns.wake = flow.wake
     running._slots = _slots(running, turns, flow)
     return running
@@ -401,6 +425,8 @@ def _slots(
                 running.reused += is_reused
                 running.failed += isinstance(slot, Failure)
                 yield name, slot
+            if running._needs_folder and running.removed:
+                break
     except GeneratorExit:
         flow.drain(running._grace)
         raise

@@ -16,13 +16,15 @@ import struct
 import threading
 import warnings
 import zlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from returns.result import Failure, Success
 
 from pipegen.core.border import Raised, guard, guard_slot
 from pipegen.core.errors import BadImage, UnsupportedOption
+from pipegen.media.decode_memory import DECODING, SIXTEEN_BITS, decoded_bytes
 from pipegen.media.files import MOST_PARTS, Counted, family_of, most_scans, parts_of
 from pipegen.media.sizes import ImageSpec, fit, nearest_sides, pixel_budget
 from pipegen.records.results import PreparedImage
@@ -46,6 +48,7 @@ __all__ = [
     "sized",
 ]
 
+T = TypeVar("T")
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "HEIF")
 """The file formats that are read, in Pillow's names; without those that run an interpreter (EPS,
 PDF) or embed other files. AVIF comes with Pillow 11.3, HEIF (HEIC) with the package pillow-heif.
@@ -77,7 +80,6 @@ _TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 _SENT = {"JPEG": "jpeg", "MPO": "jpeg", "PNG": "png"}
 """Formats that may be sent as they are, with their MIME subtype."""
 _SAVE_AGAIN = "save it again with a usual program"
-_SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 _BITS, _PHOTOMETRIC = 258, 262
 """The tags of a TIFF with the bits of a level, and with whether white is zero."""
 _BAND = 2**20
@@ -124,7 +126,7 @@ def open_image(data: bytes, policy: ImagePolicy, index: int = 0) -> Slot[Image.I
     >>> open_image(b"no image", ImagePolicy()).failure().message
     'image 0 (8 bytes) is not an image in a known format (PNG, JPEG, MPO, WEBP, GIF, BMP, TIFF, PPM, AVIF, HEIF)'
     """
-    return _opened(data, policy, index).map(lambda opened: opened.image)
+    return _opened(data, policy, index, lambda opened: Success(opened.image))
 
 
 class FileToSend(NamedTuple):
@@ -150,14 +152,14 @@ def file_to_send(data: bytes, policy: ImagePolicy, index: int = 0) -> Slot[FileT
     [True, False]
     """
 
-    def file_of(opened: _Opened) -> FileToSend:
+    def file_of(opened: _Opened) -> Slot[FileToSend]:
         if opened.kind:
-            return FileToSend(opened.kind, data)
+            return Success(FileToSend(opened.kind, data))
         buffer = io.BytesIO()
         opened.image.save(buffer, "PNG", compress_level=1)
-        return FileToSend("png", buffer.getvalue())
+        return Success(FileToSend("png", buffer.getvalue()))
 
-    return _opened(data, policy, index).map(file_of)
+    return _opened(data, policy, index, file_of)
 
 
 class _Opened(NamedTuple):
@@ -167,7 +169,11 @@ class _Opened(NamedTuple):
     kind: str
 
 
-def _opened(data: bytes, policy: ImagePolicy, index: int) -> Slot[_Opened]:
+def _opened(
+    data: bytes, policy: ImagePolicy, index: int, use: Callable[[_Opened], Slot[T]]
+) -> Slot[T]:
+    """What `use` makes of the decoded image. The memory of both counts in `DECODING`."""
+
     def unknown(raised: Raised) -> BadImage:
         return BadImage(
             index,
@@ -185,11 +191,15 @@ def _opened(data: bytes, policy: ImagePolicy, index: int) -> Slot[_Opened]:
             )
         )
 
-    with _SILENCE:
-        return guard_slot(lambda: _decoded(data, policy, index, counted), unknown, known=BROKEN)
+    with _SILENCE, ExitStack() as until_used:
+        return guard_slot(
+            lambda: _decoded(data, policy, index, counted, until_used), unknown, known=BROKEN
+        ).bind(use)
 
 
-def _decoded(data: bytes, policy: ImagePolicy, index: int, counted: Counted) -> Slot[_Opened]:
+def _decoded(
+    data: bytes, policy: ImagePolicy, index: int, counted: Counted, until_used: ExitStack
+) -> Slot[_Opened]:
     from PIL import Image, UnidentifiedImageError
 
     family = family_of(data)
@@ -218,6 +228,7 @@ def _decoded(data: bytes, policy: ImagePolicy, index: int, counted: Counted) -> 
                     f" {most}"
                 )
                 return Failure(BadImage(index, message=message, hint=_SAVE_AGAIN))
+            until_used.enter_context(DECODING.taken(decoded_bytes(image)))
             image.load()
             if image.mode == "F":
                 return Failure(_of_floats(image, index))
@@ -318,7 +329,7 @@ def _rgb(image: Image.Image, depth: int) -> Image.Image:
     from PIL import Image
 
     # Pillow reads a PGM of more than 8 bits as levels up to 65535
-    if image.mode in _SIXTEEN_BITS or (image.mode == "I" and image.format == "PPM"):
+    if image.mode in SIXTEEN_BITS or (image.mode == "I" and image.format == "PPM"):
         return _eight_bits(image)
     if image.mode == "I":
         low, high = image.getextrema()
@@ -337,9 +348,9 @@ def _rgb(image: Image.Image, depth: int) -> Image.Image:
                 "it has 16 bits and a transparent colour, which Pillow reads as 8 bits"
             )
     if image.has_transparency_data:
-        transparent = image.convert("RGBA")
+        transparent = image if image.mode == "RGBA" else image.convert("RGBA")
         over_white = Image.new("RGB", image.size, (255, 255, 255))
-        over_white.paste(transparent, mask=transparent.getchannel("A"))
+        over_white.paste(transparent, mask=transparent)
         return over_white
     return image if image.mode == "RGB" else image.convert("RGB")  # convert would copy it
 
@@ -357,7 +368,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     if tags.get(_PHOTOMETRIC) == 0:
         grey = ImageOps.invert(grey)
     level = image.info.get("transparency")
-    if isinstance(level, int) and image.mode in _SIXTEEN_BITS:
+    if isinstance(level, int) and image.mode in SIXTEEN_BITS:
         # the two bytes of each level, as two bands
         both = Image.frombytes("LA", image.size, image.tobytes())
         first, second = level.to_bytes(2, "big" if image.mode == "I;16B" else "little")
@@ -421,7 +432,7 @@ def prepare(
                     f"{name} does not apply: this model's processor has its own sizes", option=name
                 )
             )
-    return open_image(data, policy, index).bind(lambda image: sized(image, spec, options, index))
+    return _opened(data, policy, index, lambda opened: sized(opened.image, spec, options, index))
 
 
 def _resized(image: Image.Image, size: tuple[int, int], resample: int) -> Image.Image:

@@ -20,6 +20,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from pipegen.core.names import folded
 from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import exact, printed
@@ -32,6 +33,7 @@ __all__ = [
     "REFUSED",
     "RequestForm",
     "as_messages",
+    "meant",
     "read_keys",
     "refused",
     "refused_entry",
@@ -128,6 +130,7 @@ _NEUTRAL: Mapping[str, Any] = {
     **dict.fromkeys(("use_beam_search", "early_stopping", "mirostat"), 0),
 }
 """Values that ask for what pipegen does anyway."""
+_MEANT = re.compile(r"; did you mean (?:the option )?'(\w+)'")
 _AUDIO_FILE = re.compile(
     r"(?:ref|reference|input|prompt)audios?|audios?(?:file|path|filename|filepath|url|uri|bytes|data)s?"
 )
@@ -147,10 +150,6 @@ _OBJECT_TAGS = ("<ref-object>", "<bbox>")
 _PAIRS = 'pairs such as ["a question", "its answer"], or messages'
 
 
-def _folded(name: str) -> str:
-    return re.sub(r"[-_ .]", "", name).lower()
-
-
 @functools.cache
 def _known() -> Mapping[str, str]:
     """The keys as they are compared, each with its hint."""
@@ -159,7 +158,7 @@ def _known() -> Mapping[str, str]:
     options = {
         name: f"; did you mean the option {name!r}? It goes into options" for name in option_names
     }
-    return {_folded(key): hint for key, hint in {**options, **named, **REFUSED}.items()}
+    return {folded(key): hint for key, hint in {**options, **named, **REFUSED}.items()}
 
 
 def refused_entry(name: str, value: Any) -> str | None:
@@ -185,17 +184,28 @@ def refused(name: str) -> str | None:
     """
     if name in KEYS or name in OPTIONS:
         return None
-    folded, known = _folded(name[:100]), _known()
-    if folded in known:
-        return known[folded]
-    if _AUDIO_FILE.fullmatch(folded):
+    word, known = folded(name[:100]), _known()
+    if word in known:
+        return known[word]
+    if _AUDIO_FILE.fullmatch(word):
         return _SOUND
     from difflib import get_close_matches
 
-    near = get_close_matches(folded, known, n=1, cutoff=0.9)
-    if not near or near[0] in (f"{folded}s", folded.removesuffix("s")):
+    near = get_close_matches(word, known, n=1, cutoff=0.9)
+    if not near or near[0] in (f"{word}s", word.removesuffix("s")):
         return None
-    return known[near[0]] if near[0][0] == folded[0] else None
+    return known[near[0]] if near[0][0] == word[0] else None
+
+
+def meant(name: str) -> str:
+    """What a key is another spelling or word for: an option, or `system`, `history`, `tools`. Empty
+    for any other.
+
+    >>> meant("top-k"), meant("system_mesage"), meant("stop_words"), meant("label")
+    ('top_k', 'system', 'stop', '')
+    """
+    match = _MEANT.match(refused(name) or "")
+    return match[1] if match else ""
 
 
 def read_keys(values: Mapping[str, Any]) -> frozenset[str]:

@@ -472,7 +472,8 @@ class ImagePolicy:
     """The most bytes of one image."""
     max_source_pixels: Annotated[int, integer(low=1)] = 100_000_000
     """The most pixels (width times height) that an image is decoded with, against decompression
-    bombs. Each pixel takes 3 to 12 bytes of memory. It bounds each frame of a video too.
+    bombs. Each pixel takes 10 to 24 bytes until it is resized. It bounds each frame of a video
+    too.
     """
     max_video_bytes: Annotated[int, integer(low=1)] = 256 * 2**20
     """The most bytes of one video."""

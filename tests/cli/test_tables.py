@@ -456,8 +456,28 @@ def test_one_question_needs_no_file(
     for _ in range(2):
         assert generate("--prompt", "Hi", "-o", tmp_path / "out.parquet").code == 0
     assert sum(map(len, engine.calls)) == 2
-    assert [row["prompt"] for row in rows(tmp_path / "out.parquet")] == ["Hi"]
+    (row,) = rows(tmp_path / "out.parquet")
+    assert row["messages"] == '[{"role": "user", "content": "Hi"}]'
     assert command("export", tmp_path / "out.parquet.job", "-o", tmp_path / "again.csv").code == 0
+
+
+@pytest.mark.parametrize("more", [(), ("--image", "good.png")])
+def test_a_table_of_one_question_asks_the_same_when_it_is_read_again(
+    more: tuple[str, ...],
+    generate: Command,
+    engine: FakeEngine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "good.png").write_bytes(b"good")
+    assert generate("--prompt", "Hi", *more, "-o", "out.parquet").code == 0
+    table = pq.read_table("out.parquet")
+    asked = [name for name in ("messages", "prompt", "images") if name in table.column_names]
+    pq.write_table(table.select(asked), "in.parquet")
+    assert generate("in.parquet", "-o", "again.jsonl").code == 0
+    first, second = (call[0].prompt for call in engine.calls)
+    assert first.token_ids == second.token_ids
 
 
 @pytest.mark.parametrize(

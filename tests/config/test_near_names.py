@@ -39,3 +39,46 @@ def test_other_names_of_the_system_message_are_told_its_own(name: str) -> None:
 def test_a_system_message_in_the_backend_is_told_its_place(kind: str) -> None:
     with pytest.raises(pg.UnknownField, match="system_message, beside backend, is the system"):
         chat_from({"backend": {"type": kind, "model": "m", "system_prompt": "Be brief."}})
+
+
+NEAR = {
+    "top-k": "top_k",
+    "topK": "top_k",
+    "Top_P": "top_p",
+    "maxTokens": "max_tokens",
+    "max-in-flight": "max_in_flight",
+    "batchsize": "batch_size",
+    "batch-size": "batch_size",
+    "stop_words": "stop",
+    "stopWords": "stop",
+    "stop_sequences": "stop",
+    "max_output_tokens": "max_new_tokens",
+    "temp": "temperature",
+    "num_return_sequences": "samples",
+}
+"""Keys that are another spelling, or another program's word, for one that there is."""
+
+
+@pytest.mark.parametrize("kind", ["openai", "sglang", "vllm_server"])
+@pytest.mark.parametrize("name", NEAR)
+def test_a_key_that_is_written_otherwise_is_refused_with_the_right_one(
+    kind: str, name: str
+) -> None:
+    backend = {"type": kind, "model": "m", "base_url": "http://localhost:1", name: 1}
+    with pytest.raises(pg.UnknownField, match=f"{name}: .* did you mean '{NEAR[name]}'"):
+        chat_from({"backend": backend})
+
+
+@pytest.mark.parametrize("kind", ["openai", "vllm", "hf"])
+@pytest.mark.parametrize("name", ["system_mesage", "systemMessage", "sys_promt", "instructions"])
+def test_a_misspelt_system_message_in_the_backend_is_told_its_place(kind: str, name: str) -> None:
+    with pytest.raises(pg.UnknownField, match="system_message, beside backend, is the system"):
+        chat_from({"backend": {"type": kind, "model": "m", name: "Be brief."}})
+
+
+@pytest.mark.parametrize(
+    "name", ["response_format", "function_call", "functions", "random_seed", "logit_bias", "user"]
+)
+def test_a_field_of_servers_that_another_program_names_so_is_passed_on(name: str) -> None:
+    backend = {"type": "openai", "model": "m", "base_url": "http://localhost:1", name: {"a": 1}}
+    assert chat_from({"backend": backend}).agents[0].backend.settings.extra_body == {name: {"a": 1}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +29,15 @@ def test_an_option_as_a_keyword_is_told_where_it_goes(call: Any, route: Any) -> 
             call(route, ASKED, **{name: 1})
     with pytest.raises(TypeError, match="unexpected keyword argument 'batch_size'"):
         call(route, ASKED, batch_size=4)
+
+
+@pytest.mark.parametrize("call", [pg.job, pg.job_keyed, pg.score, pg.choose])
+def test_jobs_and_scores_say_so_too(call: Any, route: Any, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"options go into one mapping.*options={'temperature'"):
+        call(route, ASKED, tmp_path, temperature=1)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'batch_size'"):
+        call(route, ASKED, tmp_path, batch_size=4)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_functions_work_and_show_as_before(route: Any) -> None:

@@ -36,6 +36,7 @@ from inspect_ai.scorer import includes
 from inspect_ai.solver import generate
 from inspect_ai.tool import ToolCall, ToolCallError, ToolInfo
 from inspect_ai.util import json_schema
+from returns.result import Failure
 
 import pipegen as pg
 from pipegen.evals.inspect_ai import PipegenAPI
@@ -138,6 +139,18 @@ def test_stop_reasons_are_told(api: Callable[..., Any]) -> None:
     assert ask(api("yes"), max_tokens=30).stop_reason == "unknown"
     full = ask(api("x" * 99, context_length=80), max_tokens=99)
     assert full.stop_reason == "model_length"
+
+
+@pytest.mark.parametrize(("text", "completion"), [("so far", "so far"), ("", "I cannot.")])
+def test_a_refusal_of_the_server_is_a_stop_reason_and_no_error(
+    text: str, completion: str, api: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(*_: Any, **__: Any) -> Any:
+        return (Failure(pg.Refused("no", refusal="I cannot.", text=text)),)
+
+    monkeypatch.setattr(pg, "arun", refused)
+    output = ask(api("x"))
+    assert (output.stop_reason, output.completion) == ("content_filter", completion)
 
 
 def test_usage_counts_prompt_and_answer(api: Callable[..., Any]) -> None:

@@ -5,6 +5,7 @@ datasets.
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 import pipegen as pg
 from pipegen.core.errors import BadImage
+from pipegen.io.results_in import slots_in
 from pipegen.records.options import resolve
 from pipegen.testing.fake import FakeEngine
 
@@ -276,6 +278,43 @@ def test_a_table_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist([row]), tmp_path / "old.parquet")
     (result,) = results_in(tmp_path / "old.parquet")
     assert (result["finish"], result["samples"][0]["finish"]) == ("length", "eos")
+
+
+@pytest.mark.parametrize(
+    ("word", "finish"),
+    [
+        *((word, "eos") for word in ("stop", "end_turn", "STOP", "tool_calls", "", None)),
+        *((word, "length") for word in ("length", "max_tokens", "MAX_TOKENS", "model_length")),
+        *((word, "aborted") for word in ("abort", "cancelled", "error")),
+    ],
+)
+def test_the_words_of_a_line_of_a_batch_are_those_of_servers(
+    word: str | None, finish: str, tmp_path: Path
+) -> None:
+    ((_, slot),) = slots_in(batch_file(tmp_path, word))
+    assert slot.unwrap().finish.value == finish
+
+
+def test_a_line_of_a_batch_that_was_refused_or_ends_in_an_unknown_word_is_no_answer(
+    tmp_path: Path,
+) -> None:
+    ((_, slot),) = slots_in(batch_file(tmp_path, "content_filter"))
+    assert slot.failure() == pg.Refused(
+        "the server refused to answer (content_filter)", text="so far"
+    )
+    ((_, slot),) = slots_in(batch_file(tmp_path, "stop", refusal="I cannot."))
+    assert slot.failure().refusal == "I cannot."  # type: ignore[attr-defined]
+    ((_, slot),) = slots_in(batch_file(tmp_path, "moon"))
+    assert isinstance(slot.failure(), pg.MalformedResponse)
+    assert "'moon'" in slot.failure().message
+
+
+def batch_file(folder: Path, word: str | None, **message: str) -> Path:
+    choice = {"finish_reason": word, "message": {"content": "so far", **message}}
+    line = {"custom_id": "a", "response": {"body": {"choices": [choice]}}, "error": None}
+    file = folder / "batch.jsonl"
+    file.write_text(json.dumps(line))
+    return file
 
 
 def _ended() -> pg.GenerationResult:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shutil
 from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
@@ -618,3 +619,42 @@ def test_a_last_stage_that_gives_no_result_fails_its_own_row_and_is_named(
 def test_what_is_not_there_is_begun_anew_without_a_word(tmp_path: Path) -> None:
     begin_anew(tmp_path / "job")
     assert not (tmp_path / "job").exists()
+
+
+def removing(folder: Path) -> FakeEngine:
+    """An engine during whose first answer the job's folder is removed."""
+
+    def script(encoded: Any) -> str:
+        shutil.rmtree(folder, ignore_errors=True)
+        return "Hi<|im_end|>"
+
+    return FakeEngine(script)
+
+
+REMOVED = r"job was removed during the run: no finished row is kept there"
+
+
+def test_a_folder_that_is_removed_during_the_run_ends_the_job_with_an_error(tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    requests = [{"prompt": str(number)} for number in range(40)]
+    running = job(pg.route(removing(folder)), requests, folder, in_flight=4)
+    given: list[str] = []
+    with pytest.raises(JournalError, match=REMOVED):
+        given.extend(slot.unwrap().text for slot in running)
+    assert given
+    assert set(given) == {"Hi"}
+    assert len(given) < 40  # the others are not asked for
+    running.close()  # it was reported
+    with job(pg.route(FakeEngine("Hi<|im_end|>")), requests, folder) as again:
+        assert len(list(again)) == 40
+        assert again.reused == 0
+
+
+def test_a_removed_folder_is_an_error_too_where_the_job_is_left_early(tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    requests = [{"prompt": "a"}, {"prompt": "b"}]
+    with (
+        pytest.raises(JournalError, match=REMOVED),
+        job_keyed(pg.route(removing(folder)), enumerate(requests), folder) as running,
+    ):
+        next(running)

@@ -1,12 +1,14 @@
-"""LoRA adapters: what their folders say, and whether all of one belongs to a model.
+"""LoRA and DoRA adapters: what their folders say, and whether all of one belongs to a model.
 
 An engine silently drops what it does not know of an adapter, and leaves modules without weights. So
-all of it must match, or it is refused by name.
+all of it must match, or it is refused by name. Weights are read from `adapter_model.safetensors`,
+else from `adapter_model.bin`: of that, tensors alone.
 """
 
 from __future__ import annotations
 
 import json
+import pickle
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -20,11 +22,14 @@ __all__ = [
     "BadAdapter",
     "adapter_config",
     "check_adapter",
+    "check_shapes",
     "largest_rank",
     "refuse_parts",
-    "weight_names",
+    "tensors_of",
+    "weight_shapes",
 ]
 
+_MAGNITUDE = ".lora_magnitude_vector"
 _SUFFIX = re.compile(r"\.(lora_\w+|base_layer)(\.default)?(\.weight|\.bias)?$")
 
 
@@ -96,8 +101,12 @@ def check_adapter(checkpoint: Checkpoint, adapter: str) -> None:
 
     For engines that do not tell: names are compared, no weights are read. Raises `BadAdapter`.
     """
-    config, names = adapter_config(adapter), weight_names(adapter)
-    modules = _module_names(checkpoint)
+    config, shapes = adapter_config(adapter), weight_shapes(adapter)
+    if (form := config.get("peft_type", "LORA")) != "LORA":
+        raise BadAdapter(f"the adapter {adapter!r} has the form {form}; LoRA is expected")
+    names, model = frozenset(shapes), _without_weights(checkpoint)
+    check_shapes(adapter, config, shapes, model)
+    modules = frozenset(name for name, _ in model.named_modules())
     all_modules = modules | {
         name.rsplit(".", 1)[0] for name in stored_names(checkpoint.source, checkpoint.load.revision)
     }
@@ -120,41 +129,125 @@ def _file(adapter: str, name: str) -> Path | None:
     return cached(str(where) if where.is_dir() else adapter, name)
 
 
-def weight_names(adapter: str) -> frozenset[str]:
-    """The names of the adapter's weights. Raises `BadAdapter` where it has none, or no whole file
-    of them.
+def weight_shapes(adapter: str) -> Mapping[str, tuple[int, ...]]:
+    """The names of the adapter's weights, and their shapes. Raises `BadAdapter` where it has none,
+    or no whole file of them.
     """
     file = _file(adapter, "adapter_model.safetensors")
-    if file is not None:
-        broken = broken_file([file])
-        if broken is not None:
-            raise BadAdapter(broken.words)
-        try:
-            return frozenset(header(file))
-        except ValueError as error:
-            raise BadAdapter(str(error)) from error
+    if file is None:
+        return {name: tuple(tensor.shape) for name, tensor in _of_bin(adapter, "meta").items()}
+    broken = broken_file([file])
+    if broken is not None:
+        raise BadAdapter(broken.words)
+    try:
+        return {name: tuple(tensor["shape"]) for name, tensor in header(file).items()}
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadAdapter(str(error)) from error
+
+
+def tensors_of(adapter: str, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The adapter's weights, where transformers reads its file not as peft does: one of PyTorch's,
+    and DoRA, whose `lora_magnitude_vector` is a module today. None for any other.
+    """
+    file = _file(adapter, "adapter_model.safetensors")
+    if file is not None and not config.get("use_dora"):
+        return None
+    from safetensors.torch import load_file
+
+    tensors = load_file(file) if file is not None else _of_bin(adapter, "cpu")
+    return {
+        f"{name}.weight" if name.endswith(_MAGNITUDE) else name: tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def _of_bin(adapter: str, device: str) -> Mapping[str, Any]:
+    """The tensors of `adapter_model.bin`. Nothing else is unpickled."""
+    import torch
+
     file = _file(adapter, "adapter_model.bin")
     if file is None:
         raise BadAdapter(
             f"the adapter {adapter!r} has no adapter_model.safetensors and no adapter_model.bin"
         )
-    import torch
+    broken = broken_file([file])
+    if broken is not None:
+        raise BadAdapter(broken.words)
+    try:
+        tensors = torch.load(file, map_location=device, weights_only=True)
+    except (OSError, EOFError, ValueError, RuntimeError, KeyError, pickle.UnpicklingError) as error:
+        reason = str(error).partition("\n")[0][:200]
+        raise BadAdapter(
+            f"{file} is not read as a file of tensors alone ({reason}): save it as"
+            " adapter_model.safetensors"
+        ) from error
+    if not isinstance(tensors, dict) or not all(
+        isinstance(name, str) and isinstance(tensor, torch.Tensor)
+        for name, tensor in tensors.items()
+    ):
+        raise BadAdapter(f"{file} holds other things than names and their tensors")
+    return tensors
 
-    return frozenset(torch.load(file, map_location="meta", weights_only=True))
+
+def check_shapes(
+    adapter: str, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], model: Any
+) -> None:
+    """Raise `BadAdapter` where a weight has another shape than its module of the model takes, or
+    the weights are DoRA's and the configuration does not say so.
+    """
+    magnitude = next((name for name in shapes if name.endswith(_MAGNITUDE)), None)
+    if magnitude is not None and not config.get("use_dora"):
+        raise BadAdapter(
+            f"the adapter {adapter!r} has weights of DoRA, such as {magnitude}, and its"
+            " adapter_config.json has no use_dora"
+        )
+    modules = dict(model.named_modules())
+    for name, shape in shapes.items():
+        path = _module_of(name)
+        expected = _shape_for(modules.get(path), name, _rank_of(config, path))
+        if expected not in (None, shape):
+            base = config.get("base_model_name_or_path")
+            raise BadAdapter(
+                f"the adapter {adapter!r} does not fit: lora_{_kind(name)} of {path} has the shape"
+                f" {list(shape)}, and {list(expected or ())} is expected"
+                + (f"; it was made for {base!r}" if base else "")
+            )
 
 
-def _module_names(checkpoint: Checkpoint) -> frozenset[str]:
-    """The modules of the model, made without weights."""
+def _shape_for(module: Any, name: str, rank: int) -> tuple[int, ...] | None:
+    """The shape of a weight for its module; None for other modules and weights."""
+    sides = (
+        [getattr(module, side, None) for side in pair]
+        for pair in (("in_features", "out_features"), ("nx", "nf"))
+    )
+    inputs, outputs = next((pair for pair in sides if None not in pair), (None, None))
+    if inputs is None or outputs is None or name.endswith(".bias"):
+        return None
+    return {
+        "A": (rank, inputs),
+        "B": (outputs, rank),
+        _MAGNITUDE.removeprefix(".lora_"): (outputs,),
+    }.get(_kind(name))
+
+
+def _rank_of(config: Mapping[str, Any], path: str) -> int:
+    """The rank of a module's pair, by peft's rule."""
+    patterns: Mapping[str, int] = config.get("rank_pattern") or {}
+    named = (rank for key, rank in patterns.items() if re.match(rf"(.*\.)?({key})$", path))
+    return int(next(named, config.get("r", 8)))
+
+
+def _without_weights(checkpoint: Checkpoint) -> Any:
+    """The model, made without weights."""
     import torch
     import transformers
 
     hf: Any = transformers
     kind = hf.AutoModelForImageTextToText if checkpoint.is_vision_model else hf.AutoModelForCausalLM
     with torch.device("meta"):
-        model = kind.from_config(
+        return kind.from_config(
             checkpoint.config, trust_remote_code=checkpoint.load.trust_remote_code
         )
-    return frozenset(name for name, _ in model.named_modules())
 
 
 def _module_of(name: str) -> str:

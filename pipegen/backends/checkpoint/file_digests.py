@@ -2,7 +2,8 @@
 
 Small files (configuration, tokenizer, templates) count whole. Of weights the header counts. It has
 names, types and shapes. The first, middle and last kilobyte of each tensor count too. So a change
-of any tensor is seen. A large model takes a second. What training leaves beside it does not count.
+of any tensor is seen. A large model takes a second. What training leaves beside it does not count,
+nor the layout of an adapter's settings.
 
 Earlier versions sampled each file. They missed many tensors. Jobs that began so keep that digest.
 """
@@ -57,10 +58,11 @@ def identity_of(*folders: Path) -> str:
     digest = blake2b(b"tensors", digest_size=16)
     for folder in folders:
         for file in _files(folder):
-            size = file.stat().st_size
+            settings = _adapter_settings(file)
+            size = file.stat().st_size if settings is None else len(settings)
             digest.update(f"\0{file.relative_to(folder).as_posix()}\0{size}\0".encode())
             with file.open("rb") as opened:
-                for piece in _pieces(file, opened, size):
+                for piece in _pieces(file, opened, size) if settings is None else [settings]:
                     digest.update(piece)
         digest.update(b"\0\0")
     return digest.hexdigest()
@@ -106,6 +108,26 @@ def _left_by_training(name: str) -> bool:
     ['vocab.txt', 'a.json']
     """
     return _LEFT_BY_TRAINING.fullmatch(name.lower()) is not None
+
+
+def _adapter_settings(file: Path) -> bytes | None:
+    """What counts of an adapter's settings: neither their layout and order, nor that of lists of
+    names, nor `inference_mode`, which transformers sets anew. None for any other file.
+    """
+    if file.name != "adapter_config.json":
+        return None
+    try:
+        settings = json.loads(file.read_bytes())
+        ordered = {
+            name: sorted(value)
+            if isinstance(value, list) and all(isinstance(one, str) for one in value)
+            else value
+            for name, value in settings.items()
+            if name != "inference_mode"
+        }
+        return json.dumps(ordered, sort_keys=True).encode()
+    except (ValueError, AttributeError, RecursionError):  # whoever loads it says what is wrong
+        return None
 
 
 def _pieces(file: Path, opened: BinaryIO, size: int) -> Iterator[bytes]:

@@ -15,8 +15,10 @@ import transformers
 from pipegen.backends.checkpoint.adapters import (
     BadAdapter,
     adapter_config,
+    check_shapes,
     refuse_parts,
-    weight_names,
+    tensors_of,
+    weight_shapes,
 )
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.engine import release
@@ -152,14 +154,18 @@ def _load_adapter(model: Any, adapter: str) -> None:
     """Load an adapter, all of it. Raises `BadAdapter` where peft takes none of it, or would take it
     in part and say nothing.
     """
-    _ = adapter_config(adapter), weight_names(adapter)
+    config = adapter_config(adapter)
+    check_shapes(adapter, config, weight_shapes(adapter), model)
     try:
-        report = model.load_adapter(adapter)
+        report = model.load_adapter(adapter, adapter_state_dict=tensors_of(adapter, config))
     except (OSError, ValueError, RuntimeError) as error:
         # as peft and transformers say that it is none, is not there, or has other sizes
         if isinstance(error, RuntimeError) and is_out_of_memory(error):
             raise
-        raise BadAdapter(f"the adapter {adapter!r} cannot be loaded: {error}"[:600]) from error
+        form = config.get("peft_type", "LORA")
+        raise BadAdapter(
+            f"the adapter {adapter!r} ({form}) cannot be loaded: {error}"[:600]
+        ) from error
     places = sum("lora_" in name for name, _ in model.named_parameters())
     refuse_parts(
         adapter,

@@ -14,7 +14,7 @@ from returns.result import Failure, Success
 
 from pipegen.backends.http.access import Access
 from pipegen.backends.servers.call_pieces import CallPieces
-from pipegen.backends.servers.finishes import calls_tools, ended_wrong, meaning_of
+from pipegen.backends.servers.finishes import ended_wrong
 from pipegen.backends.servers.http_engine import HttpEngine, WholeRow
 from pipegen.backends.servers.images import messages_of
 from pipegen.backends.servers.openai import asks_to_think
@@ -34,6 +34,7 @@ from pipegen.engines.protocol import TextMade
 from pipegen.engines.settings import ChatServerSettings
 from pipegen.records.engine_list import shown
 from pipegen.records.fields import InvalidField
+from pipegen.records.finish_words import calls_tools, meaning_of
 from pipegen.records.frozen import NOTHING, freeze
 from pipegen.records.options import GenerationOptions, resolve
 from pipegen.records.requests import GenerationRequest

@@ -1,63 +1,22 @@
-"""What the end of a server's answer means: the words for it, and the errors within answers of
-status 200. One table for all routes, whole answers and streams.
+"""What the end of a server's answer means where it is none, and the errors within answers of status
+200: for all routes, whole answers and streams. The words are in `pipegen.records.finish_words`.
 
->>> [meaning_of(word) for word in ("end_turn", "MAX_TOKENS", "content_filter", "abort", "moon")]
-['stop', 'length', 'refused', 'failed', 'unknown']
+>>> gives_up("abort"), refuses("content_filter")
+(True, True)
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from pipegen.backends.servers.wire import WireReply
 from pipegen.core.errors import BackendFailed, GenerationError, MalformedResponse, Refused
+from pipegen.records.finish_words import meaning_of, plain_word
 
-__all__ = [
-    "Meaning",
-    "calls_tools",
-    "ended_wrong",
-    "error_within",
-    "gives_up",
-    "meaning_of",
-    "refuses",
-    "word_of",
-]
+__all__ = ["ended_wrong", "error_within", "gives_up", "refuses"]
 
-Meaning: TypeAlias = Literal["stop", "length", "failed", "refused", "unknown"]
-"""`stop` and `length` are ends of an answer. After the others there is none."""
-_MEANINGS: Mapping[Meaning, str] = {
-    "stop": (
-        "stop stop_sequence stop_string stop_token stopped eos eos_token eot end end_of_text"
-        " end_turn end_of_turn complete completed done finished tool_calls tool_call tool_use"
-        " function_call"
-    ),
-    "length": (
-        "length max_length max_tokens max_new_tokens max_output_tokens max_completion_tokens"
-        " model_length token_limit length_limit context_length context_length_exceeded"
-        " model_context_window_exceeded"
-    ),
-    "failed": (
-        "error abort aborted cancel cancelled canceled fail failed failure timeout network_error"
-        " server_error internal_error engine_error insufficient_system_resource"
-    ),
-    "refused": (
-        "content_filter content_filtered content_policy_violation refusal refused safety sensitive"
-        " recitation blocklist blocked prohibited_content spii image_safety moderation"
-        " moderation_blocked guardrail_intervened error_toxic responsible_ai_policy_violation"
-    ),
-}
-"""The words that servers have for the end of an answer, by what they mean; in any case, and with
-the prefix of an enumeration.
-"""
-_BY_WORD: Mapping[str, Meaning] = {
-    word: meaning for meaning, words in _MEANINGS.items() for word in words.split()
-}
-_CALLING = frozenset({"tool_calls", "tool_call", "tool_use", "function_call"})
-"""Those of `stop` that say that the answer calls tools."""
-_UNSAID = frozenset({"", "null", "none"})
-"""What some servers write while an answer goes on."""
 _STATUSES: Mapping[int, str] = {
     400: (
         "bad_request bad_request_error badrequesterror invalid_request invalid_request_error"
@@ -84,28 +43,6 @@ _STATUSES: Mapping[int, str] = {
 _BY_CODE: Mapping[str, int] = {
     code: status for status, codes in _STATUSES.items() for code in codes.split()
 }
-
-
-def _plain(word: str) -> str:
-    word = word.strip().casefold().replace("-", "_").replace(" ", "_")
-    return word.rpartition(".")[2].removeprefix("finish_reason_")
-
-
-def word_of(reported: str | None) -> str | None:
-    """The word for an end, as the server has it; None where it says none, which some servers write
-    as an empty text.
-    """
-    return None if reported is None or reported.strip().casefold() in _UNSAID else reported
-
-
-def meaning_of(word: str) -> Meaning:
-    """What a server's word for the end of an answer means."""
-    return _BY_WORD.get(_plain(word), "unknown")
-
-
-def calls_tools(word: str) -> bool:
-    """Whether an answer that ends with this word calls tools."""
-    return _plain(word) in _CALLING
 
 
 def gives_up(word: Any) -> bool:
@@ -194,7 +131,7 @@ def _reply(error: Mapping[str, Any]) -> WireReply:
         if type(number) is int and 400 <= number < 600:
             status = number
             break
-        if isinstance(code, str) and _plain(code) in _BY_CODE:
-            status = _BY_CODE[_plain(code)]
+        if isinstance(code, str) and plain_word(code) in _BY_CODE:
+            status = _BY_CODE[plain_word(code)]
             break
     return WireReply(status=status, body=json.dumps({"error": dict(error)}).encode())

@@ -17,7 +17,7 @@ from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.servers import sglang, vllm
 from pipegen.backends.servers.errors import classified
 from pipegen.backends.servers.extra_body import SERVERS, check_extra_body
-from pipegen.backends.servers.finishes import gives_up, refuses, word_of
+from pipegen.backends.servers.finishes import gives_up, refuses
 from pipegen.backends.servers.logprobs import MARGIN, entries_in, entries_of_meta, logprobs_of
 from pipegen.backends.servers.reading import (
     error_message,
@@ -40,6 +40,7 @@ from pipegen.core.errors import GenerationError, PromptTooLong, Refused, Unsuppo
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.engine_list import shown
 from pipegen.records.fields import altered
+from pipegen.records.finish_words import word_of
 from pipegen.records.frozen import freeze
 from pipegen.records.option_table import wire_fields
 from pipegen.records.options import GenerationOptions

@@ -20,7 +20,7 @@ from pipegen.backends.http.access import Access
 from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.http.transport import AttemptFailed
 from pipegen.backends.rows import RowState, other_prompt
-from pipegen.backends.servers.finishes import ended_wrong, meaning_of
+from pipegen.backends.servers.finishes import ended_wrong
 from pipegen.backends.servers.http_engine import HttpEngine, WholeRow
 from pipegen.backends.servers.images import places
 from pipegen.backends.servers.reading import refused_ids
@@ -35,6 +35,7 @@ from pipegen.engines.protocol import TokensMade
 from pipegen.engines.settings import ServerSettings
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.fields import altered
+from pipegen.records.finish_words import meaning_of
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import GenerationOptions, VlmPreprocessOptions
 from pipegen.records.results import Encoded, PreparedImage, Prompt, Raw

@@ -15,13 +15,14 @@ from returns.result import Failure, Success
 from pipegen.backends import grammar
 from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.servers.errors import classified, lengths_in
-from pipegen.backends.servers.finishes import gives_up, word_of
+from pipegen.backends.servers.finishes import gives_up
 from pipegen.backends.servers.images import data_url
 from pipegen.backends.servers.logprobs import MARGIN, entries_of_meta, logprobs_of, scores_of_meta
 from pipegen.backends.servers.reading import ids_of, malformed, merged, usage_of
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireRequest
 from pipegen.core.errors import UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
+from pipegen.records.finish_words import word_of
 from pipegen.records.option_table import wire_fields
 from pipegen.records.options import GenerationOptions
 from pipegen.records.results import TokenLogprob

@@ -16,7 +16,7 @@ from returns.result import Failure, Success
 from pipegen.backends.grammar import form_of, unsupported_with_form
 from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.servers.errors import classified, lengths_in
-from pipegen.backends.servers.finishes import gives_up, word_of
+from pipegen.backends.servers.finishes import gives_up
 from pipegen.backends.servers.images import data_url
 from pipegen.backends.servers.logprobs import MARGIN, entries_in, logprobs_of, scores_of_tables
 from pipegen.backends.servers.reading import (
@@ -38,6 +38,7 @@ from pipegen.backends.servers.wire import (
 )
 from pipegen.core.errors import UnsupportedMultimodal, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
+from pipegen.records.finish_words import word_of
 from pipegen.records.option_table import wire_fields
 from pipegen.records.options import GenerationOptions
 

@@ -104,7 +104,7 @@ class Completion:
     """None where the server gives no ids."""
     logprobs: tuple[TokenLogprob, ...] | None = None
     finish: str | None = None
-    """`stop`, `length`, `abort`, ... in the engine's own word (see `finishes.meaning_of`); None
+    """`stop`, `length`, `abort`, ... in the engine's own word (see `finish_words.meaning_of`); None
     while it runs.
     """
     stop: int | str | None = None

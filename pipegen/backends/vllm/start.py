@@ -160,11 +160,15 @@ def check_adapter_settings(load: ModelLoadConfig) -> None:
     """
     if load.adapter is None:
         return
+    config = adapter_config(str(load.adapter))
+    if config.get("use_dora"):
+        raise CannotStart(
+            f"the adapter {load.adapter!r} is DoRA (use_dora), which vLLM does not read",
+            "use it with the Hugging Face engine, or merge it into the model (merge_and_unload)",
+        )
     from vllm.lora.peft_helper import PEFTHelper
 
-    unread = unread_settings(
-        adapter_config(str(load.adapter)), {field.name for field in dataclasses.fields(PEFTHelper)}
-    )
+    unread = unread_settings(config, {field.name for field in dataclasses.fields(PEFTHelper)})
     if unread:
         message = (
             f"this version of vLLM does not read {', '.join(unread)} of the adapter"

@@ -200,3 +200,99 @@ def test_the_names_in_the_checkpoint_count_as_well(model: Path, tmp_path: Path) 
     folder.mkdir()
     old = {f"base_model.model.old.name.lora_{half}.weight": torch.ones(2, 2) for half in "AB"}
     by_names(other, write(folder, {**weights(), **old}))
+
+
+def logits_of(model: Path, adapter: str) -> Any:
+    """What transformers gives with the adapter as peft itself reads it."""
+    import transformers
+
+    peft = pytest.importorskip("peft")
+    hf: Any = transformers
+    adapted = peft.PeftModel.from_pretrained(
+        hf.AutoModelForCausalLM.from_pretrained(model), adapter
+    )
+    with torch.inference_mode():
+        return adapted.eval()(torch.tensor([[3, 4, 5]])).logits
+
+
+@pytest.mark.parametrize("as_bin", [False, True])
+@pytest.mark.parametrize("dora", [False, True])
+def test_a_file_of_pytorch_and_dora_are_read_as_peft_reads_them(
+    as_bin: bool, dora: bool, model: Path, tmp_path: Path
+) -> None:
+    numbers = torch.Generator().manual_seed(0)
+    tensors = {
+        name: torch.randn(tensor.shape, generator=numbers) for name, tensor in weights().items()
+    }
+    if dora:
+        tensors |= {
+            f"{PREFIX}.layers.{layer}.self_attn.{module}.lora_magnitude_vector": torch.rand(
+                SIZES[module], generator=numbers
+            )
+            for layer in (0, 1)
+            for module in SIZES
+        }
+    adapter = write(tmp_path, tensors, as_bin=as_bin, use_dora=dora)
+    by_names(model, adapter)
+    pytest.importorskip("peft")
+    loaded = HFEngine(ModelLoadConfig(model=str(model), adapter=adapter))._weights.model()
+    with torch.inference_mode():
+        logits = loaded(torch.tensor([[3, 4, 5]])).logits
+    torch.testing.assert_close(logits, logits_of(model, adapter), rtol=0, atol=0)
+
+
+@EITHER
+def test_a_file_of_pytorch_with_more_than_tensors_is_refused_unread(
+    check: Check, model: Path, tmp_path: Path
+) -> None:
+    adapter = write(tmp_path, {"a": Path("b")}, as_bin=True)
+    with pytest.raises(BadAdapter, match=r"adapter_model\.bin is not read as a file of tensors"):
+        check(model, adapter)
+    write(tmp_path, {"a": 3}, as_bin=True)
+    with pytest.raises(BadAdapter, match=r"adapter_model\.bin holds other things than names"):
+        check(model, adapter)
+
+
+NAMED = "base_model.model.model.layers.0.self_attn.q_proj"
+
+
+@EITHER
+@pytest.mark.parametrize(
+    ("changed", "config", "words"),
+    [
+        (
+            {f"{NAMED}.lora_A.weight": torch.ones(4, 40)},
+            {"base_model_name_or_path": "other/base"},
+            (
+                r"lora_A of model\.layers\.0\.self_attn\.q_proj has the shape \[4, 40\], and"
+                r" \[4, 48\] is expected; it was made for 'other/base'"
+            ),
+        ),
+        ({f"{NAMED}.lora_B.weight": torch.ones(60, 4)}, {}, r"\[60, 4\], and \[64, 4\]"),
+        ({}, {"rank_pattern": {"layers.0.self_attn.q_proj": 2}}, r"\[4, 48\], and \[2, 48\]"),
+        ({}, {"r": 8}, r"\[4, 48\], and \[8, 48\] is expected"),
+        (
+            {f"{NAMED}.lora_magnitude_vector": torch.ones(64)},
+            {},
+            r"weights of DoRA, such as .*lora_magnitude_vector, and .* has no use_dora",
+        ),
+    ],
+    ids=["input", "output", "rank of a module", "rank", "dora"],
+)
+def test_a_weight_of_another_shape_is_refused_with_its_module_and_shapes(
+    check: Check, changed: Any, config: Any, words: str, model: Path, tmp_path: Path
+) -> None:
+    adapter = write(tmp_path, {**weights(), **changed}, **config)
+    with pytest.raises(BadAdapter, match=words):
+        check(model, adapter)
+
+
+def test_another_kind_of_adapter_is_refused_by_its_form(model: Path, tmp_path: Path) -> None:
+    adapter = write(tmp_path, weights(), peft_type="LOHA")
+    with pytest.raises(BadAdapter, match="has the form LOHA; LoRA is expected"):
+        by_names(model, adapter)
+
+
+def test_a_bias_of_a_pair_has_no_shape_to_compare(model: Path, tmp_path: Path) -> None:
+    bias = {f"{NAMED}.lora_B.bias": torch.ones(64)}
+    by_names(model, write(tmp_path, {**weights(), **bias}, lora_bias=True))

@@ -115,3 +115,27 @@ def test_names_and_shapes_count(tmp_path: Path) -> None:
     assert len(known) == len(made)
     with safe_open(tmp_path / "0" / "model.safetensors", "pt") as opened:
         assert json.dumps([*opened.keys()]) == '["a"]'
+
+
+def test_the_layout_of_an_adapters_settings_and_its_mode_do_not_count(tmp_path: Path) -> None:
+    folder = save(tmp_path / "a", tensors(), "adapter_model.safetensors")
+    file = folder / "adapter_config.json"
+
+    def digest(text: str) -> str:
+        file.write_text(text)
+        return identity_of(folder)
+
+    plain = digest('{"r": 4, "target_modules": ["q_proj", "v_proj"], "inference_mode": true}')
+    for same in (
+        '{"r":4,"target_modules":["q_proj","v_proj"],"inference_mode":false}',
+        '{"target_modules": ["v_proj", "q_proj"],\n  "r": 4\n}\n',
+    ):
+        assert digest(same) == plain
+    for other in (
+        '{"r": 8, "target_modules": ["q_proj", "v_proj"]}',
+        '{"r": 4, "target_modules": ["q_proj"]}',
+        '{"r": 4, "target_modules": ["q_proj", "v_proj"], "use_dora": true}',
+        '{"r": 4, "target_modules"',
+        "[]",
+    ):
+        assert digest(other) != plain

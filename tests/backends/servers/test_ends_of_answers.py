@@ -11,8 +11,9 @@ from support.canned_server import Canned, CannedServer, events
 from support.served import route_to
 
 import pipegen as pg
-from pipegen.backends.servers.finishes import error_within, meaning_of
+from pipegen.backends.servers.finishes import error_within
 from pipegen.core.slots import Slot
+from pipegen.records.finish_words import meaning_of
 
 pytest.importorskip("aiohttp")
 pytest.importorskip("tenacity")

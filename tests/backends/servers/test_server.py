@@ -5,6 +5,7 @@ answers.
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from pipegen.backends.checkpoint.positions import Positions
 from pipegen.engines.plugin import Plugin
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Encoded, Prompt
-from pipegen.testing.faulty import EOS, FaultyServer
+from pipegen.testing.faulty import EOS, FaultyServer, _http
 
 pytest.importorskip("aiohttp")
 pytest.importorskip("tenacity")
@@ -45,6 +46,36 @@ def encoded(ids: tuple[int, ...], images: tuple[Any, ...] = (), **options: Any) 
         options=resolve(GenerationOptions(**options)),
         prompt=prompt,
     )
+
+
+class FewStops(FaultyServer):
+    """A server with `/v1/completions` alone, which takes four stop strings as vLLM does."""
+
+    def __init__(self) -> None:
+        super().__init__(without=("/inference/v1/generate",))
+        self.keeps_bodies = True
+
+    async def _respond(self, fault: str, path: str, body: Any, *more: Any) -> bool:
+        if len(body.get("stop") or ()) <= 4:
+            return await super()._respond(fault, path, body, *more)
+        message = (
+            "[{'type': 'too_long', 'loc': ('body', 'stop'), 'msg': 'List should have at most 4"
+            " items after validation, not 5'}]"
+        )
+        answer = json.dumps({"error": {"message": message, "type": "BadRequestError"}}).encode()
+        more[-1].write(_http(400, answer))
+        return True
+
+
+def test_completions_learn_how_many_stops_the_server_takes() -> None:
+    """As chat does: the answer is cut here, and the next request asks without them at once."""
+    stops = ["one", "two", "three", "four", "END"]
+    with FewStops() as server, route_to(server) as route:
+        for asked in (2, 1):  # requests for one answer: with them and without, then without
+            server.bodies.clear()
+            result = pg.run(route, [{"prompt": "b DNE a"}], {"stop": stops})[0].unwrap()
+            assert (result.text, result.stop) == ("a ", "END")
+            assert [len(body.get("stop") or ()) for body in server.bodies] == [5, 0][-asked:]
 
 
 def test_each_row_is_asked_with_its_own_stops_and_by_what_is_known_now() -> None:

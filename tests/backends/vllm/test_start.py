@@ -108,6 +108,17 @@ def test_an_adapter_that_is_not_whole_starts_nothing(started: list[Any], tmp_pat
     assert started == []
 
 
+def test_dora_is_refused_before_vllm_starts(
+    started: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "adapter_arguments", lambda checkpoint: {})
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 8, "use_dora": True}))
+    error = failure_of(pg.backends.vllm("embedded", adapter=tmp_path))
+    assert "is DoRA (use_dora), which vLLM does not read" in error.message
+    assert "use it with the Hugging Face engine, or merge it" in error.hint
+    assert started == []
+
+
 def test_an_adapter_that_vllm_does_not_take_is_found_out_at_the_start(
     started: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
