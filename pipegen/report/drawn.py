@@ -144,25 +144,29 @@ def left_out(
     if options.top_p in (None, 1.0) or not top:
         return ""
     temperature = options.temperature or 1.0
-    shares = math.fsum(math.exp(value / temperature) for _, value in top)
+    highest = top[0][1]
+    shares = math.fsum(math.exp((value - highest) / temperature) for _, value in top)
     _, most = _beyond([value for _, value in top], temperature, vocabulary)
-    above = math.fsum(math.exp(value / temperature) for value in likelier) / (shares + most)
+    above = math.fsum(math.exp((value - highest) / temperature) for value in likelier)
+    above /= shares + most
     return f"top_p={options.top_p:g}" if above * math.exp(-margin) >= (options.top_p or 1.0) else ""
 
 
 def _beyond(top: Sequence[float], temperature: float, vocabulary: int) -> tuple[float, float]:
     """The least and the most that the tokens beyond the likeliest ones weigh together at that
-    temperature: they have equal shares of what is left, or a few have as much as the last of the
-    likeliest.
+    temperature, where the likeliest weighs 1: they have equal shares of what is left, or a few have
+    as much as the last of the likeliest.
 
     >>> [round(weight, 3) for weight in _beyond([math.log(0.5), math.log(0.25)], 0.5, 102)]
-    [0.001, 0.062]
+    [0.003, 0.25]
+    >>> _beyond([math.log(0.5), math.log(0.25)], 1e-6, 102)
+    (0.0, 0.0)
     """
     rest, count = max(0.0, 1 - math.fsum(map(math.exp, top))), vocabulary - len(top)
     if not rest or count < 1:
         return 0.0, 0.0
-    equal = count * (rest / count) ** (1 / temperature)
-    few = rest * math.exp(top[-1] * (1 / temperature - 1))
+    equal = count * math.exp((math.log(rest / count) - top[0]) / temperature)
+    few = rest * math.exp((top[-1] - top[0]) / temperature - top[-1])
     return min(equal, few), max(equal, few)
 
 
@@ -188,7 +192,7 @@ def draw_of(
     if limit:
         left = max(0, limit - len(top))
         least = least * min(1.0, left / max(1, vocabulary - len(top)))
-        most = min(most, left * math.exp(floor / temperature))
+        most = min(most, left * math.exp((floor - top[0]) / temperature))
         kept = kept[:limit]
     if options.min_p:
         edge = top[0] + temperature * math.log(options.min_p)
@@ -196,7 +200,7 @@ def draw_of(
             return None
         least, most = 0.0, most if edge < floor else 0.0
         kept = [value for value in kept if value > edge]
-    weights = [math.exp(value / temperature) for value in kept]
+    weights = [math.exp((value - top[0]) / temperature) for value in kept]
     if share < 1.0:
         counts = {
             next((count for count, part in enumerate(accumulate(weights), 1) if part >= goal), None)

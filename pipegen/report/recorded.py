@@ -536,12 +536,20 @@ class _Judge(NamedTuple):
         evidence = f"{reason}; to the reference its log probability is {logprob:.2g}"
         if self.row.far:
             return "sampling", f"{evidence}; the recorded log probabilities are the reference's"
-        if min(self.row.scored.token_logprobs) < _UNLIKELY:
+        if self._is_foreign and min(self.row.scored.token_logprobs) < _UNLIKELY:
             return (
                 "weights",
                 f"{evidence}, and that of another token {min(self.row.scored.token_logprobs):.2g}",
             )
         return "unknown", evidence
+
+    @property
+    def _is_foreign(self) -> bool:
+        """Whether such tokens are not drawn at temperature 1 either."""
+        scored = self.row.scored
+        pairs = zip(scored.likeliest, scored.token_logprobs, strict=True)
+        drawn = [self._unlikely(logprob, highest, 1.0) for (_, highest), logprob in pairs]
+        return not self.row.result.options.temperature or math.fsum(drawn) > -_NEVER
 
     @property
     def _free(self) -> frozenset[int]:
@@ -643,14 +651,15 @@ class _Judge(NamedTuple):
             sorted(unsure, key=lambda index: row.scored.token_logprobs[index])[:_LOOKED]
         )
 
-    def _unlikely(self, logprob: float, highest: float) -> float:
+    def _unlikely(self, logprob: float, highest: float, least: float = 0.0) -> float:
         """How a token shows that none was drawn from the reference, as a logarithm: by how much
         likelier it is where every now and then any token of the vocabulary comes.
 
         No right row has more than a number in sum, but for one in its exponential.
         """
         vocabulary = self.reference.engine.tokenizer.vocab_size
-        at_most = (logprob - highest) / (self.row.result.options.temperature or 1.0)
+        temperature = self.row.result.options.temperature or 1.0
+        at_most = (logprob - highest) / max(temperature, least)
         return math.log1p(_ANY * math.expm1(min(-at_most - math.log(vocabulary), 50.0)))
 
     def _likeliest_at(

@@ -216,7 +216,7 @@ def _other_chance(highest: float, temperature: float) -> float:
     [0.31, 0.4]
     """
     other = math.log(max(1 - math.exp(highest), 1e-9))
-    return min(0.9, 1 / (1 + math.exp((highest - other) / temperature)))
+    return min(0.9, 1 / (1 + math.exp(min((highest - other) / temperature, 700.0))))
 
 
 def likeliest_at(

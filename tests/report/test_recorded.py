@@ -247,20 +247,32 @@ def test_an_id_with_a_number_sign_is_that_of_its_request(
 def asked_again(
     route: pg.Route, count: int = 40, *, seeds: bool = False, **options: Any
 ) -> list[tuple[str, Slot[pg.GenerationResult]]]:
-    """One prompt, asked many times, each time with another seed or without one."""
+    """One prompt, asked many times, each time with another seed; and whether the rows say so."""
     requests = [
         {
             "messages": [{"role": "user", "content": "Write a short story about a cat."}],
-            "options": {"seed": number} if seeds else {},
+            "options": {"seed": number},
         }
         for number in range(count)
     ]
     slots = pg.run(route, requests, {"max_new_tokens": 16, **options})
-    return [(str(number), slot) for number, slot in enumerate(slots)]
+    return [
+        (str(number), slot if seeds else slot.map(without_seed))
+        for number, slot in enumerate(slots)
+    ]
+
+
+def without_seed(result: pg.GenerationResult) -> pg.GenerationResult:
+    return dataclasses.replace(
+        result,
+        options=dataclasses.replace(result.options, seed=None),
+        samples=tuple(without_seed(sample) for sample in result.samples),
+    )
 
 
 HOW: list[dict[str, Any]] = [
-    *({"temperature": temperature} for temperature in (0.0, 0.7, 1.0, 1.3)),
+    *({"temperature": temperature} for temperature in (0.0, 1e-6, 0.7, 1.0, 1.3)),
+    {"temperature": 1e-4, "top_p": 0.5},
     *({"temperature": 1.0, **filters} for filters in ({"top_p": 0.5}, {"top_k": 5})),
     *({"temperature": 1.0, **filters} for filters in ({"min_p": 0.1}, {"top_k": 50, "top_p": 0.9})),
     {"temperature": 0.8, "repetition_penalty": 1.3, "frequency_penalty": 0.2},
@@ -306,7 +318,12 @@ def test_tokens_drawn_otherwise_than_the_options_say_show_in_all_rows_together(
 
 @pytest.mark.parametrize(
     "options",
-    [{"temperature": 0.7}, {"temperature": 1.0, "top_p": 0.9}, HOW[8], {"temperature": 1.3}],
+    [
+        {"temperature": 0.7},
+        {"temperature": 1.0, "top_p": 0.9},
+        {"temperature": 0.8, "repetition_penalty": 1.3},
+        {"temperature": 1.3},
+    ],
     ids=str,
 )
 def test_rows_that_are_not_what_their_seeds_give_are_found(
@@ -324,7 +341,9 @@ def test_rows_that_are_not_what_their_seeds_give_are_found(
 
 def test_rows_with_one_seed_are_one_draw_and_no_evidence(embedded: pg.Route) -> None:
     with pg.backends.hf("embedded", dtype="bfloat16") as coarse:
-        rows = asked_again(coarse, temperature=1.0, seed=7)
+        requests = [{"prompt": "A cat is", "options": {"seed": 7}}] * 40
+        slots = pg.run(coarse, requests, {"max_new_tokens": 16, "temperature": 1.0})
+        rows = [(str(number), slot) for number, slot in enumerate(slots)]
     assert len({slot.unwrap().token_ids for _, slot in rows}) == 1
     assert verify_results(rows, "embedded", embedded, precision="bfloat16").right
 
