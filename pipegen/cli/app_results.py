@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from pipegen.cli.flags import InSections, with_flags
-from pipegen.cli.run_flags import FILES, MODEL, AskedFlags
+from pipegen.cli.run_flags import FILES, MODEL, AskedFlags, InputFlags
 
 __all__ = ["VerifyFlags", "ViewFlags", "add_commands"]
 
@@ -236,7 +236,7 @@ Examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyFlags:
+class VerifyFlags(InputFlags):
     """The flags of `pipegen verify`."""
 
     url: Annotated[
@@ -314,12 +314,6 @@ class VerifyFlags:
     rows: Annotated[
         int | None,
         typer.Option("--rows", min=1, help="Ask so many requests at most.", rich_help_panel=FILES),
-    ] = None
-    image_root: Annotated[
-        str | None,
-        typer.Option(
-            "--image-root", metavar="DIR", help="Image paths start here.", rich_help_panel=FILES
-        ),
     ] = None
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.", rich_help_panel=FILES)] = False
     summary: Annotated[

@@ -22,7 +22,7 @@ from pipegen.jobs.new_file import JournalError, new_file, remove_stale
 from pipegen.records import strict_json
 from pipegen.records.requests import ImagePolicy, RequestPolicy
 
-__all__ = ["Command", "command_in", "note_command", "run_export"]
+__all__ = ["Command", "command_in", "command_of", "note_command", "run_export"]
 
 COMMAND = "command.json"
 
@@ -62,6 +62,12 @@ def note_command(folder: Path, command: Command) -> None:
     """Keep the command in the job's folder. Raises `JournalError`."""
     with new_file(folder / COMMAND) as stream:
         stream.write(strict_json.dump(command._asdict()).encode() + b"\n")
+
+
+def command_of(results: Path) -> Command | None:
+    """The command that wrote a file of results; None where its job is not beside it."""
+    job = Path(f"{results}.job")
+    return command_in(job) if (job / COMMAND).is_file() else None
 
 
 def command_in(folder: Path) -> Command:

@@ -12,15 +12,84 @@ import typer
 
 from pipegen.records.engine_list import TYPES
 
-__all__ = ["FILES", "MODEL", "AskedFlags", "RunFlags"]
+__all__ = ["FILES", "MODEL", "AskedFlags", "InputFlags", "RunFlags"]
 
 FILES, MODEL, FOLDER = "Input and output", "Model", "A folder of images, or one question"
 MANY = "Many GPUs and machines"
 
 
 @dataclass(frozen=True, kw_only=True)
-class AskedFlags:
-    """What is asked, and which model."""
+class InputFlags:
+    """How the requests of IN are read."""
+
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--map",
+            metavar="FIELD=COLUMN,...",
+            help=(
+                "Columns that have other names, such as user=question,id=uid. The text of user is a"
+                " user's turn; a prompt is continued."
+            ),
+            rich_help_panel=FILES,
+        ),
+    ] = None
+    drop_final_answer: Annotated[
+        bool,
+        typer.Option(
+            "--drop-final-answer",
+            help=(
+                "Leave the answer out that a row ends with, as in data sets; OUT has it as"
+                " references."
+            ),
+            rich_help_panel=FILES,
+        ),
+    ] = False
+    image_root: Annotated[
+        str | None,
+        typer.Option(
+            "--image-root",
+            metavar="DIR",
+            help="Image paths start here, and nothing outside is read. Default: IN's folder.",
+            rich_help_panel=FILES,
+        ),
+    ] = None
+    allow_http: Annotated[
+        bool,
+        typer.Option(
+            "--allow-http", help="Fetch images from http and https URLs.", rich_help_panel=FILES
+        ),
+    ] = False
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-host",
+            metavar="HOST",
+            help="Fetch from this host though its address is private.",
+            rich_help_panel=FILES,
+        ),
+    ] = None
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            "--prompt",
+            help="What to ask of each image; without IN, the one question.",
+            rich_help_panel=FOLDER,
+        ),
+    ] = None
+    system: Annotated[
+        str | None,
+        typer.Option(
+            "--system",
+            help="The system prompt that goes before, where a request has none of its own.",
+            rich_help_panel=FOLDER,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFlags:
+    """What is asked, and which model answers."""
 
     source: Annotated[
         str | None,
@@ -73,59 +142,18 @@ class AskedFlags:
             rich_help_panel=MODEL,
         ),
     ] = None
-    columns: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--map",
-            metavar="FIELD=COLUMN,...",
-            help=(
-                "Columns that have other names, such as user=question,id=uid. The text of user is a"
-                " user's turn; a prompt is continued."
-            ),
-            rich_help_panel=FILES,
-        ),
-    ] = None
-    drop_final_answer: Annotated[
-        bool,
-        typer.Option(
-            "--drop-final-answer",
-            help=(
-                "Leave the answer out that a row ends with, as in data sets; OUT has it as"
-                " references."
-            ),
-            rich_help_panel=FILES,
-        ),
-    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedFlags(InputFlags, ModelFlags):
+    """What is asked, how it is read, and which model answers."""
+
     options_file: Annotated[
         Path | None,
         typer.Option(
             "--options",
             metavar="FILE",
             help="Generation options as .json or .yaml.",
-            rich_help_panel=FILES,
-        ),
-    ] = None
-    image_root: Annotated[
-        str | None,
-        typer.Option(
-            "--image-root",
-            metavar="DIR",
-            help="Image paths start here, and nothing outside is read. Default: IN's folder.",
-            rich_help_panel=FILES,
-        ),
-    ] = None
-    allow_http: Annotated[
-        bool,
-        typer.Option(
-            "--allow-http", help="Fetch images from http and https URLs.", rich_help_panel=FILES
-        ),
-    ] = False
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-host",
-            metavar="HOST",
-            help="Fetch from this host though its address is private.",
             rich_help_panel=FILES,
         ),
     ] = None
@@ -138,28 +166,12 @@ class AskedFlags:
             rich_help_panel=FILES,
         ),
     ] = None
-    prompt: Annotated[
-        str | None,
-        typer.Option(
-            "--prompt",
-            help="What to ask of each image; without IN, the one question.",
-            rich_help_panel=FOLDER,
-        ),
-    ] = None
     image: Annotated[
         list[str] | None,
         typer.Option(
             "--image",
             metavar="FILE",
             help="An image of the one question; may be given several times.",
-            rich_help_panel=FOLDER,
-        ),
-    ] = None
-    system: Annotated[
-        str | None,
-        typer.Option(
-            "--system",
-            help="The system prompt that goes before, where a request has none of its own.",
             rich_help_panel=FOLDER,
         ),
     ] = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from pipegen.cli.inputs import (
     with_system,
 )
 from pipegen.cli.plugins import plugins_of
-from pipegen.cli.run_flags import AskedFlags
+from pipegen.cli.run_flags import AskedFlags, InputFlags
 from pipegen.cli.usage import Load, images_of, policy_of, refuse, run_options
 from pipegen.engines.extras import MissingExtra
 from pipegen.io.forms import TableError, form_of, open_bytes, refuse_address
@@ -53,6 +53,8 @@ __all__ = [
     "Question",
     "Source",
     "asked_of",
+    "columns_of",
+    "images_in_source",
     "is_image_folder",
     "open_source",
     "refuse_missing",
@@ -109,13 +111,9 @@ def asked_of(flags: AskedFlags, load: Load, options: dict[str, Any]) -> Asked:
             tuple(flags.image or ()),
         ),
         run_options(options, flags.options_file, load),
-        within(
-            images_of(flags.image_root, flags.allow_http, flags.allow_host or ()),
-            flags.source,
-            flags.prompt,
-        ),
+        images_in_source(flags, flags.source),
         policy_of(flags.limit or ()),
-        columns_of(flags.columns or ())._replace(drops_answer=flags.drop_final_answer),
+        columns_of(flags),
         plugins_of(flags.plugin or ()),
     )
 
@@ -158,13 +156,19 @@ class Source(NamedTuple):
         return self.table.schema if self.table is not None else schema_of_kinds(self.kinds())
 
 
-def columns_of(maps: Sequence[str]) -> Columns:
+def images_in_source(flags: InputFlags, source: str | None) -> ImagePolicy:
+    """The policy that the flags set for the images of IN."""
+    images = images_of(flags.image_root, flags.allow_http, flags.allow_host or ())
+    return within(images, source, flags.prompt)
+
+
+def columns_of(flags: InputFlags) -> Columns:
     """The columns of `--map user=question,id=uid`; `metadata=seed` carries a column along that has
     another's name.
     """
     fields: dict[str, str] = {}
     metadata_columns: set[str] = set()
-    for entry in (part for text in maps for part in text.split(",")):
+    for entry in (part for text in flags.columns or () for part in text.split(",")):
         field, equals, column = entry.partition("=")
         if not (field and equals and column):
             refuse(f"takes FIELD=COLUMN, such as user=question, not {entry!r}", "--map")
@@ -182,7 +186,7 @@ def columns_of(maps: Sequence[str]) -> Columns:
             fields[field] = column
     if USER in fields and (other_fields := fields.keys() & {"messages", "prompt"}):
         refuse(f"takes user or {min(other_fields)}, not both: each says what is asked", "--map")
-    return Columns(fields, frozenset(metadata_columns))
+    return Columns(fields, frozenset(metadata_columns), flags.drop_final_answer)
 
 
 def open_source(

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from pipegen import backends
 from pipegen.backends.checkpoint.locate import NoSuchModel
+from pipegen.cli.export import command_of
 from pipegen.cli.inputs import Item
 from pipegen.cli.outputs import say, write_summary
 from pipegen.cli.progress import progress
-from pipegen.cli.sources import Question, open_source, within
-from pipegen.cli.usage import images_of, reading, refuse
+from pipegen.cli.run_flags import InputFlags
+from pipegen.cli.sources import (
+    Question,
+    columns_of,
+    images_in_source,
+    is_image_folder,
+    open_source,
+)
+from pipegen.cli.usage import reading, refuse
 from pipegen.core.errors import CallFailed
 from pipegen.core.slots import Slot
 from pipegen.engines.settings import ModelLoadConfig
@@ -64,6 +72,7 @@ def run_verify(flags: VerifyFlags) -> int:
     ):
         if value is not None and value not in choices:
             refuse(f"takes one of {', '.join(choices)}, not {value!r}", flag)
+    _check_reading(flags)
     is_file = "://" not in flags.url and (
         Path(flags.url).suffix.lower() in _FILES or Path(flags.url).exists()
     )
@@ -82,19 +91,29 @@ def run_verify(flags: VerifyFlags) -> int:
     return write_summary(flags.summary, plain, 0 if right else 1)
 
 
+def _check_reading(flags: VerifyFlags) -> None:
+    """Refuse flags of reading that IN does not take."""
+    for field in fields(InputFlags):
+        if flags.source is None and getattr(flags, field.name) != field.default:
+            name = {"columns": "map"}.get(field.name, field.name)
+            refuse("goes with IN", f"--{name.replace('_', '-')}")
+    if flags.prompt is not None and not is_image_folder(flags.source or "", flags.prompt):
+        refuse("goes with a folder of images; each line of a file says its own", "--prompt")
+
+
 _SERVER_ALONE = ("dialect", "chat_only", "served_model_name", "timeout", "max_new_tokens")
 _FILES = (".jsonl", ".parquet", ".arrow", ".feather", ".csv")
 
 
 def _of_server(flags: VerifyFlags) -> tuple[bool, dict[str, Any], str]:
     settings: dict[str, Any] = {name: getattr(flags, name) for name in _SETTINGS}
-    images = within(images_of(flags.image_root, False, ()), flags.source)
+    images = images_in_source(flags, flags.source)
     with contextlib.ExitStack() as stack:
         requests: list[Slot[GenerationRequest]] | list[dict[str, Any]] | None = (
             None if flags.rows is None else [*itertools.islice(prompts(), flags.rows)]
         )
         if flags.source is not None:
-            requests = [item.slot for item in _requests(flags, images, stack)]
+            requests = [item.slot for item in _requests(flags, columns_of(flags), images, stack)]
         total = None if requests is None else len(requests)
         show_progress = stack.enter_context(progress(total, shown=not flags.quiet))
         settings["tell"] = lambda done, words: show_progress(
@@ -104,13 +123,32 @@ def _of_server(flags: VerifyFlags) -> tuple[bool, dict[str, Any], str]:
     return verdict.right, verdict.plain(), in_words(verdict)
 
 
-def _requests(flags: VerifyFlags, images: ImagePolicy, stack: contextlib.ExitStack) -> list[Item]:
+def _as_run(flags: VerifyFlags) -> tuple[VerifyFlags, Columns]:
+    """The flags, and the columns that requests are read from. Where they are silent, IN is read as
+    the run that wrote the file has read it.
+    """
+    columns = columns_of(flags)
+    command = None if flags.source is None else command_of(Path(flags.url))
+    if command is None:
+        return flags, columns
+    if command.image_root is not None and flags.image_root is None:
+        say(f"the run had --image-root {command.image_root}: without it, images are not looked for")
+    drops = flags.drop_final_answer or command.drop_final_answer
+    columns = (columns if flags.columns else command.read)._replace(drops_answer=drops)
+    prompt, system = (
+        getattr(command if getattr(flags, name) is None else flags, name)
+        for name in ("prompt", "system")
+    )
+    return replace(flags, prompt=prompt, system=system), columns
+
+
+def _requests(
+    flags: VerifyFlags, columns: Columns, images: ImagePolicy, stack: contextlib.ExitStack
+) -> list[Item]:
+    question = Question(flags.prompt, flags.system, overwrite=True)
+    opened = open_source(flags.source, question, images, columns, stack)
     try:
-        return [
-            *itertools.islice(
-                open_source(flags.source, Question(), images, Columns(), stack).items, flags.rows
-            )
-        ]
+        return [*itertools.islice(opened.items, flags.rows)]
     except TableError as refusal:
         refuse(str(refusal), "IN")
 
@@ -122,8 +160,8 @@ def _of_file(flags: VerifyFlags) -> tuple[bool, dict[str, Any], str]:
     for field in fields(flags):
         if field.name in _SERVER_ALONE and getattr(flags, field.name) != field.default:
             refuse("is for servers, and URL is a file", f"--{field.name.replace('_', '-')}")
-    images = images_of(flags.image_root, False, ())
-    file = Path(flags.url)
+    file, (flags, columns) = Path(flags.url), _as_run(flags)
+    images = images_in_source(flags, flags.source)
     checkpoint: dict[str, Any] = {
         "revision": flags.revision,
         "trust_remote_code": flags.trust_remote_code,
@@ -131,7 +169,10 @@ def _of_file(flags: VerifyFlags) -> tuple[bool, dict[str, Any], str]:
     with contextlib.ExitStack() as stack:
         request_name, row_name = Occurrences(), Occurrences()  # equal ids are paired by their order
         requests = (
-            {request_name(item.origin.id): item.slot for item in _requests(flags, images, stack)}
+            {
+                request_name(item.origin.id): item.slot
+                for item in _requests(flags, columns, images, stack)
+            }
             if flags.source is not None
             else {}
         )
@@ -205,6 +246,11 @@ def of_file_in_words(found: Recorded, file: Path) -> str:
         )
     if found.whole:
         lines.append(f"all rows together: {found.whole}")
+    if found.counts.keys() == {"template"}:
+        lines.append(
+            "no prompt is as expected: if the run had --map, --system, --drop-final-answer or"
+            " --image-root, give them here too"
+        )
     for kind, words in ROW_KINDS.items():
         rows = [row for row in found.rows if row.verdict == kind]
         if rows:

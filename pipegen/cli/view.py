@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
-from pipegen.cli.export import COMMAND, command_in
+from pipegen.cli.export import COMMAND, command_of
 from pipegen.cli.inputs import Item
 from pipegen.cli.outputs import say
 from pipegen.cli.sources import Question, open_source, within
@@ -313,8 +313,7 @@ class _Asked:
         self.images = images
         self._items: Iterator[Item] = iter(())
         self._columns = Columns()
-        job = Path(f"{flags.results}.job")
-        command = command_in(job) if (job / COMMAND).is_file() else None
+        command = command_of(flags.results)
         question = Question(None)
         if command is not None:
             self._columns = command.read

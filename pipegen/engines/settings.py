@@ -8,7 +8,7 @@ answers it `Changes`: a job's rows are known by the settings that change their a
 >>> HFSettings("embedded", batch_size=8).batch_size
 8
 >>> sorted({*fields_of("vllm_server")} - {*fields_of("openai_server")})
-['revision', 'trust_remote_code', 'variant']
+['check_weights', 'revision', 'trust_remote_code', 'variant']
 """
 
 from __future__ import annotations
@@ -186,6 +186,13 @@ class CheckpointSettings(EngineSettings):
     revision: Annotated[str | None, non_empty_string, Changes.MODEL, "The hub's revision."] = None
     trust_remote_code: Annotated[
         bool, boolean, Changes.ANSWERS, "Run code that comes with the model."
+    ] = False
+    check_weights: Annotated[
+        bool,
+        boolean,
+        Changes.MODEL,
+        "Tell models apart by every byte of their files, and not by samples of each tensor. A job has"
+        " it from its start, or asks its rows again.",
     ] = False
 
 

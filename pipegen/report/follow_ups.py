@@ -21,12 +21,13 @@ from pipegen.records.requests import GenerationRequest, ImagePolicy
 from pipegen.records.results import GenerationResult
 from pipegen.report.asking import Asked, Failed, Routes, ask
 from pipegen.report.diff import common_prefix
+from pipegen.report.drawn import IMPOSSIBLE, SURE, Draw, deviations
 from pipegen.report.verdict import Answer, Fault
 
 if TYPE_CHECKING:
     from pipegen.backends.servers.wire import WireRequest
 
-__all__ = ["Base", "FollowUps", "drawn_otherwise"]
+__all__ = ["Base", "FollowUps"]
 
 GREEDY, DRAWN = 8, 16
 """So many requests are asked again greedily, and with seeds."""
@@ -35,11 +36,6 @@ _FILTERS: Mapping[str, Any] = {"top_k": 1, "top_p": 0.001}
 """Filters that leave the likeliest token alone."""
 SAMPLES = 4
 """So many samples of a request are asked for."""
-_SURE = 6.0
-"""So many standard deviations from what is expected are no chance."""
-_LEAST_VARIANCE = 4.0
-_IMPOSSIBLE = -10.0
-"""A natural log probability that is no chance."""
 
 
 class Base(NamedTuple):
@@ -289,7 +285,7 @@ class FollowUps(NamedTuple):
         drawn = [answer for row in answers for answer in row if answer is not None]
         if not drawn:
             return None
-        reason = drawn_otherwise(drawn, filtered=self.filtered)
+        reason = _drawn_otherwise(drawn, filtered=self.filtered)
         if reason is not None:
             return _fault(
                 "sampling",
@@ -319,7 +315,7 @@ class FollowUps(NamedTuple):
         ]
         if (
             all(first.text == second.text for first, second in others)
-            and math.fsum(_likeliest_all(first) for first, _ in others) < _IMPOSSIBLE
+            and math.fsum(_likeliest_all(first) for first, _ in others) < IMPOSSIBLE
         ):
             return _fault(
                 "sampling",
@@ -385,7 +381,7 @@ class FollowUps(NamedTuple):
             ]
             if few:
                 return _fault("length", few, len(sampled), evidence)
-            if len(sampled) == len(bases) and chance < _IMPOSSIBLE:
+            if len(sampled) == len(bases) and chance < IMPOSSIBLE:
                 alike = [
                     (answer, f"all are {texts[0]:.60}")
                     for answer, texts in sampled
@@ -477,39 +473,22 @@ def _likeliest_all(answer: Answer, most: int | None = None) -> float:
     return math.fsum(logprob for _, logprob in answer.likeliest[:most])
 
 
-def drawn_otherwise(answers: Sequence[Answer], *, filtered: bool = False) -> str | None:
+def _drawn_otherwise(answers: Sequence[Answer], *, filtered: bool = False) -> str | None:
     """Why these answers were not drawn at temperature 1: how often the likeliest token came, beside
     how often it should have.
-
-    >>> def answer(token):
-    ...     likeliest = ((1, math.log(0.6)),) * 100
-    ...     return Answer(
-    ...         id="a",
-    ...         way="chat",
-    ...         expected=(5,),
-    ...         token_ids=(token,) * 100,
-    ...         logprobs=(-1.0,) * 100,
-    ...         likeliest=likeliest,
-    ...     )
-    >>> drawn_otherwise([answer(1)])
-    'the likeliest token came 100 times of 100, and 60 are expected'
     """
-    places = [
-        (token == choice, math.exp(logprob))
+    draws = [
+        Draw(token == choice, share, share, share * (1 - share), token == choice, logprob)
         for answer in answers
         for token, (choice, logprob) in zip(answer.token_ids, answer.likeliest, strict=True)
+        for share in [math.exp(logprob)]
     ]
-    variance = math.fsum(share * (1 - share) for _, share in places)
-    came, expected = sum(hit for hit, _ in places), math.fsum(share for _, share in places)
-    reason = (
-        f"the likeliest token came {came} times of {len(places)}, and {expected:.0f} are expected"
-    )
-    if came == len(places):
-        return reason if math.fsum(math.log(share) for _, share in places) < _IMPOSSIBLE else None
-    if variance < _LEAST_VARIANCE:
+    sure = deviations(draws)
+    if not (sure < -SURE or (sure > SURE and (not filtered or sure == math.inf))):
         return None
-    sure = (came - expected) / math.sqrt(variance)
-    return reason if sure < -_SURE or (sure > _SURE and not filtered) else None
+    came = sum(draw.likeliest for draw in draws)
+    expected = math.fsum(draw.most for draw in draws)
+    return f"the likeliest token came {came} times of {len(draws)}, and {expected:.0f} are expected"
 
 
 def _stop_in(text: str) -> str:

@@ -162,7 +162,9 @@ def _texts(result: GenerationResult, tokenizer: Tokenizer, ends: Sequence[int]) 
         return _Texts(None, None, here=False)
     raw, _ = spell(tokenizer, ids)
     if result.route in TOKEN_ENGINES or result.raw_text == raw:
-        return _Texts(raw, _decoded(result, tokenizer, ends), here=True)
+        # where the thought was asked for apart, the text is the answer alone
+        apart = result.reasoning is not None
+        return _Texts(raw, None if apart else _decoded(result, tokenizer, ends), here=True)
     shown = spelled_by_server(result, result.raw_text, tokenizer)
     return _Texts(shown, _cut_here(result, tokenizer), here=False)
 

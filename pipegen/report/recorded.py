@@ -1,12 +1,12 @@
 """Were these results made by this model, with these options? Recorded ids are read through a
-reference once, and generated anew nowhere.
+reference once.
 
 The rule for a row: its prompt is the one that the reference renders (where the request is at hand).
 Its text, finish and counts are those of its ids, and what the request asks (`obeying`). Each of its
 ids is the likeliest one where it was greedy, and one that its filters leave where it was drawn. Its
 recorded log probabilities are the reference's. What a row's options change beyond that (penalties,
 a form) is not known to the reference, and such a row is `not judged`, unless its log probabilities
-tell.
+tell. What only many rows tell is in `together`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Any, Literal, NamedTuple
 
 from pipegen.core.functional import partition_all
 from pipegen.core.slots import Slot, is_ok
-from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.drivers.scoring import continued_by, score
 from pipegen.records.fields import record
@@ -31,10 +30,16 @@ from pipegen.records.scores import Scored
 from pipegen.report.asking import unswitched
 from pipegen.report.causes import OTHER_WEIGHTS, Limits, limits_of
 from pipegen.report.diff import common_prefix
-from pipegen.report.follow_ups import drawn_otherwise
+from pipegen.report.drawn import (
+    filters,
+    left_out,
+    surely_left,
+    unknown_options,
+)
 from pipegen.report.obeying import FaultName, disobedience, kind_of, room_in
 from pipegen.report.respelled import unspelled
-from pipegen.report.verdict import SPREAD, Answer, Precision, distances, rms
+from pipegen.report.together import ScoredRow, likeliest_at, wrong_together
+from pipegen.report.verdict import SPREAD, Precision, distances, rms
 from pipegen.stages.parts import answer_check
 
 __all__ = ["Recorded", "RowVerdict", "verify_results"]
@@ -43,12 +48,12 @@ WINDOW = 64
 """Rows that are scored together."""
 _LOOKED = 8
 """So many places of a row are looked at more closely."""
-_TOP = 20
-"""The likeliest tokens that are asked for in such a place."""
-_NEVER = -12.0
-"""A token that is less likely is not drawn from the reference, whatever the temperature that people
-use.
-"""
+_UNLIKELY = -12.0
+"""A token that is less likely shows other weights, where one is known not to be drawn."""
+_ANY = 0.1
+"""So often any token of the vocabulary comes, where it is not the model's."""
+_NEVER = -14.0
+"""A natural log probability that no row of a large file has."""
 RowKind = Literal[
     "right", "template", "length", "text", "sampling", "weights", "unknown", "not judged"
 ]
@@ -123,25 +128,6 @@ class Recorded:
         return {**{name: getattr(self, name) for name in names}, "rows": rows}
 
 
-class _Row(NamedTuple):
-    """A recorded row with what the reference makes of it."""
-
-    id: str
-    result: GenerationResult
-    ids: tuple[int, ...]
-    scored: Scored
-    expected: tuple[int, ...] | None
-    """The prompt as the reference renders it, where the request is at hand."""
-    far: tuple[float, ...]
-    """How far recorded log probabilities are away."""
-    request: str
-    """The id of its request."""
-
-    @property
-    def prompt(self) -> tuple[int, ...]:
-        return self.scored.prompt_token_ids
-
-
 def verify_results(
     results: Iterable[tuple[str, Slot[GenerationResult]]],
     model: str,
@@ -160,7 +146,7 @@ def verify_results(
     judged. precision: what the results were computed in. noise: how far the reference in that
     precision is from itself.
     """
-    rows: list[_Row | RowVerdict] = []
+    rows: list[ScoredRow | RowVerdict] = []
     wrong: list[tuple[FaultName, str] | None] = []
     results = [*results]
     room = room_in(slot.unwrap() for _, slot in results if is_ok(slot))
@@ -169,7 +155,7 @@ def verify_results(
         wrong += [_disobedience(result, reference, room) for _, _, result in flat]
         rows += _scored_rows(flat, reference, requests, image_policy)
         tell(len(rows))
-    scored_rows = [row for row in rows if isinstance(row, _Row)]
+    scored_rows = [row for row in rows if isinstance(row, ScoredRow)]
     far = rms([value for row in scored_rows for value in row.far])
     near = (far or 0.0) <= SPREAD[precision] / 10
     measured = (
@@ -192,7 +178,7 @@ def verify_results(
         verdicts.append(_unless(verdict, disobeyed))
     overall = ""
     if all(row.verdict in ("right", "not judged") for row in verdicts):
-        overall = _of_all(scored_rows, far, limits)
+        overall = wrong_together(scored_rows, reference, far, limits)
     return Recorded(
         model=model,
         precision=precision,
@@ -204,7 +190,7 @@ def verify_results(
 
 
 def _respelled(
-    row: _Row,
+    row: ScoredRow,
     verdict: RowVerdict,
     requests: Callable[[str], Slot[GenerationRequest] | None],
     reference: Route,
@@ -218,7 +204,7 @@ def _respelled(
         result = dataclasses.replace(row.result, raw_text=text)
         again = _scored_rows([(row.id, row.request, result)], reference, requests, policy)[0]
         if (
-            isinstance(again, _Row)
+            isinstance(again, ScoredRow)
             and _Judge(again, reference, limits, policy).verdict().verdict == "right"
         ):
             evidence = f"it is {row.result.raw_text!r:.80}: the model's text, {words}"
@@ -226,40 +212,12 @@ def _respelled(
     return verdict
 
 
-def _of_all(rows: Sequence[_Row], far: float | None, limits: Limits) -> str:
-    if far is not None and far > limits.spread:
-        return (
-            f"unknown: log probabilities are {far:.2g} away, and {limits.spread:.2g} is explained"
-        )
-    free = [
-        row
-        for row in rows
-        if row.result.options.temperature == 1.0
-        and not _filters(row.result.options)
-        and not _unknown_options(row.result.options)
-    ]
-    reason = drawn_otherwise([_as_answer(row) for row in free])
-    return "" if reason is None else f"sampling: {reason}"
-
-
-def _as_answer(row: _Row) -> Answer:
-    scored = row.scored
-    return Answer(
-        id=row.id,
-        way="ids",
-        expected=row.prompt,
-        token_ids=row.ids,
-        logprobs=scored.token_logprobs,
-        likeliest=scored.likeliest,
-    )
-
-
 def _scored_rows(
     named_results: Sequence[tuple[str, str, GenerationResult | RowVerdict]],
     reference: Route,
     requests: Callable[[str], Slot[GenerationRequest] | None],
     policy: ImagePolicy | None,
-) -> list[_Row | RowVerdict]:
+) -> list[ScoredRow | RowVerdict]:
     prepared = [
         result
         if isinstance(result, RowVerdict)
@@ -268,7 +226,7 @@ def _scored_rows(
     ]
     unscored = [entry for entry in prepared if isinstance(entry, _Asked)]
     scores = iter(_scores([slot for entry in unscored for slot in entry.slots], reference, policy))
-    out: list[_Row | RowVerdict] = []
+    out: list[ScoredRow | RowVerdict] = []
     for (_, request, _), entry in zip(named_results, prepared, strict=True):
         if isinstance(entry, RowVerdict):
             out.append(entry)
@@ -290,7 +248,7 @@ def _scored_rows(
         )
         recorded = [each.logprob for each in entry.result.logprobs or ()]
         out.append(
-            _Row(
+            ScoredRow(
                 entry.id,
                 entry.result,
                 entry.ids,
@@ -430,9 +388,10 @@ def _prepared(
         ids = (*ids, engine.eos_token_ids[0])
     if not ids:
         return not_judged("it has no ids and no text")
+    later = result.rounds or result.previous is not None  # it has another request than its id
     rendered = (
         None
-        if request is None or not is_ok(request) or request.unwrap().turns
+        if request is None or not is_ok(request) or request.unwrap().turns or later
         else _rendered(request.unwrap(), result.options, ids, reference)
     )
     images = bool(result.image_grid_thw or result.image_digests) or (
@@ -467,32 +426,8 @@ def _rendered(
     return continued_by(unswitched(bare, reference), ids)
 
 
-def _filters(options: GenerationOptions) -> list[str]:
-    """The filters that leave some tokens out of what is drawn."""
-    kinds = (
-        ("top_k", options.top_k or None),
-        ("top_p", None if options.top_p in (None, 1.0) else options.top_p),
-        ("min_p", options.min_p or None),
-    )
-    return [name for name, value in kinds if value is not None]
-
-
-def _unknown_options(options: GenerationOptions) -> list[str]:
-    """The options that change what is chosen in ways that the reference does not follow."""
-    neutral = {
-        "repetition_penalty": (None, 1.0),
-        "presence_penalty": (None, 0.0),
-        "frequency_penalty": (None, 0.0),
-        "no_repeat_ngram_size": (None, 0),
-    }
-    names = [name for name, values in neutral.items() if getattr(options, name, None) not in values]
-    if options.allowed_token_ids and options.temperature:
-        names.append("allowed_token_ids")
-    return [*names, *(["a form"] if options.structured is not None else [])]
-
-
 class _Judge(NamedTuple):
-    row: _Row
+    row: ScoredRow
     reference: Route
     limits: Limits
     policy: ImagePolicy | None
@@ -513,7 +448,7 @@ class _Judge(NamedTuple):
             "the likeliest one"
             if not options.temperature
             else "one that its options leave"
-            if _filters(options)
+            if filters(options)
             else "one that may be drawn"
         )
         return f"each of the {len(self.row.ids)} ids is {how}{distance}"
@@ -579,7 +514,7 @@ class _Judge(NamedTuple):
         )
 
     def _not_judged(self) -> tuple[RowKind, str] | None:
-        unknown = _unknown_options(self.row.result.options)
+        unknown = unknown_options(self.row.result.options)
         if not unknown:
             return None
         if self.row.far:
@@ -601,7 +536,7 @@ class _Judge(NamedTuple):
         evidence = f"{reason}; to the reference its log probability is {logprob:.2g}"
         if self.row.far:
             return "sampling", f"{evidence}; the recorded log probabilities are the reference's"
-        if min(self.row.scored.token_logprobs) < _NEVER:
+        if self._is_foreign and min(self.row.scored.token_logprobs) < _UNLIKELY:
             return (
                 "weights",
                 f"{evidence}, and that of another token {min(self.row.scored.token_logprobs):.2g}",
@@ -609,8 +544,18 @@ class _Judge(NamedTuple):
         return "unknown", evidence
 
     @property
+    def _is_foreign(self) -> bool:
+        """Whether such tokens are not drawn at temperature 1 either."""
+        scored = self.row.scored
+        pairs = zip(scored.likeliest, scored.token_logprobs, strict=True)
+        drawn = [self._unlikely(logprob, highest, 1.0) for (_, highest), logprob in pairs]
+        return not self.row.result.options.temperature or math.fsum(drawn) > -_NEVER
+
+    @property
     def _free(self) -> frozenset[int]:
-        """The places where the likeliest token may have been one that the options hold back."""
+        """The places where the likeliest token may have been one that the options hold back, or where
+        none was chosen.
+        """
         options, ends = self.row.result.options, frozenset(self.reference.engine.eos_token_ids)
         stop = options.stop
         count = (
@@ -618,11 +563,11 @@ class _Judge(NamedTuple):
             if stop is not None and stop.ignore_eos
             else options.min_new_tokens or 0
         )
-        return frozenset(
+        return frozenset(self.row.result.forced) | {
             index
             for index, (choice, _) in enumerate(self.row.scored.likeliest[:count])
             if choice in ends
-        )
+        }
 
     def _parted(self) -> tuple[int, str] | None:
         """The first token that greedy decoding would not have chosen."""
@@ -671,13 +616,23 @@ class _Judge(NamedTuple):
         """The first token that the row's temperature and filters would not have left."""
         row, options, free = self.row, self.row.result.options, self._free
         unsure: list[int] = []
+        evidence = [
+            0.0 if index in free else self._unlikely(logprob, highest)
+            for index, ((_, highest), logprob) in enumerate(
+                zip(row.scored.likeliest, row.scored.token_logprobs, strict=True)
+            )
+        ]
+        if math.fsum(evidence) > -_NEVER:
+            index = max(range(len(evidence)), key=evidence.__getitem__)
+            return index, (
+                f"at token {index} it has {self._word(row.ids[index])}, and tokens as unlikely as"
+                " the row's are not drawn"
+            )
         for index, (token, (choice, highest), logprob) in enumerate(
             zip(row.ids, row.scored.likeliest, row.scored.token_logprobs, strict=True)
         ):
             if index in free or token == choice or self._read_otherwise(index, choice):
                 continue
-            if logprob < _NEVER * max(1.0, options.temperature or 1.0):
-                return index, f"at token {index} it has {self._word(token)}, which is not drawn"
             if (
                 options.min_p
                 and (logprob - highest) / (options.temperature or 1.0)
@@ -690,17 +645,33 @@ class _Judge(NamedTuple):
                         f" min_p={options.min_p:g} leaves out"
                     ),
                 )
-            if _filters(options) and not _surely_left(logprob, options):
+            if filters(options) and not surely_left(logprob, options):
                 unsure.append(index)
         return self._looked_at(
             sorted(unsure, key=lambda index: row.scored.token_logprobs[index])[:_LOOKED]
         )
 
+    def _unlikely(self, logprob: float, highest: float, least: float = 0.0) -> float:
+        """How a token shows that none was drawn from the reference, as a logarithm: by how much
+        likelier it is where every now and then any token of the vocabulary comes.
+
+        No right row has more than a number in sum, but for one in its exponential.
+        """
+        vocabulary = self.reference.engine.tokenizer.vocab_size
+        temperature = self.row.result.options.temperature or 1.0
+        at_most = (logprob - highest) / max(temperature, least)
+        return math.log1p(_ANY * math.expm1(min(-at_most - math.log(vocabulary), 50.0)))
+
+    def _likeliest_at(
+        self, places: Sequence[int]
+    ) -> Iterator[tuple[tuple[ScoredRow, int], tuple[tuple[int, float], ...]]]:
+        return likeliest_at([(self.row, index) for index in sorted(places)], self.reference)
+
     def _looked_at(self, places: Sequence[int]) -> tuple[int, str] | None:
         """The first of these places whose token is not among those that top_k and top_p leave."""
         row, options = self.row, self.row.result.options
-        for index, tokens in self._likeliest_at(places):
-            filter_name = _left_out(
+        for (_, index), tokens in self._likeliest_at(places):
+            filter_name = left_out(
                 row.scored.token_logprobs[index],
                 tokens,
                 options,
@@ -722,7 +693,7 @@ class _Judge(NamedTuple):
     ) -> tuple[int, str] | None:
         """The first of these places where greedy decoding takes another one of the allowed."""
         row = self.row
-        for index, tokens in self._likeliest_at(places):
+        for (_, index), tokens in self._likeliest_at(places):
             best, highest = next(
                 ((token, logprob) for token, logprob in tokens if token in allowed), (None, 0.0)
             )
@@ -736,84 +707,3 @@ class _Judge(NamedTuple):
                     f" of the allowed ones the reference {self._word(best)}"
                 )
         return None
-
-    def _likeliest_at(
-        self, places: Sequence[int]
-    ) -> Iterator[tuple[int, tuple[tuple[int, float], ...]]]:
-        """The likeliest tokens that the reference has in these places, where that is known."""
-        row = self.row
-        if not places or row.result.image_grid_thw or row.result.image_digests:
-            return
-        rows = [{"prompt_token_ids": [*row.prompt, *row.ids[:index]]} for index in places]
-        greedy = {
-            "temperature": 0.0,
-            "max_new_tokens": 1,
-            "logprobs": True,
-            "top_logprobs": _TOP,
-            "ignore_eos": True,
-        }
-        for index, slot in sorted(
-            zip(places, run(self.reference, rows, greedy), strict=True),
-            key=lambda pair: pair[0],
-        ):
-            drawn = slot.unwrap().logprobs if is_ok(slot) else None
-            if drawn:
-                yield index, tuple(drawn[0].top)
-
-
-def _surely_left(logprob: float, options: GenerationOptions) -> bool:
-    """Whether a token so likely is within top_k and top_p, whatever the others are: at most 1/p
-    tokens are as likely, and those above have at most 1-p.
-    """
-    if options.temperature != 1.0:
-        return False
-    share = math.exp(logprob)
-    return (not options.top_k or 1 / share <= options.top_k) and (
-        options.top_p in (None, 1.0) or 1 - share < (options.top_p or 1.0)
-    )
-
-
-def _left_out(
-    logprob: float,
-    top: Sequence[tuple[int, float]],
-    options: GenerationOptions,
-    margin: float,
-    vocabulary: int,
-) -> str:
-    """The filter that leaves out a token of this log probability, beside the likeliest ones there;
-    empty where none surely does.
-
-    >>> top = [(1, math.log(0.6)), (2, math.log(0.3)), (3, math.log(0.05))]
-    >>> [
-    ...     _left_out(math.log(share), top, GenerationOptions(temperature=1.0, top_k=2), 0.01, 100)
-    ...     for share in (0.3, 0.05)
-    ... ]
-    ['', 'top_k=2']
-    >>> [
-    ...     _left_out(
-    ...         math.log(share), top, GenerationOptions(temperature=1.0, top_p=0.8), 0.01, 100
-    ...     )
-    ...     for share in (0.3, 0.05)
-    ... ]
-    ['', 'top_p=0.8']
-    """
-    likelier = [value for _, value in top if value > logprob + margin]
-    if options.top_k and len(likelier) >= options.top_k:
-        return f"top_k={options.top_k}"
-    if options.top_p in (None, 1.0) or not top:
-        return ""
-    temperature = options.temperature or 1.0
-    shares = [math.exp(value / temperature) for _, value in top]
-    rest = max(0.0, 1 - math.fsum(math.exp(value) for _, value in top))
-    # What the tokens beyond the likeliest have together at that temperature is at most this: equal
-    # shares of what is left are the most above 1.
-    most = top[-1][1] * (1 / temperature - 1)
-    tail = (
-        rest * math.exp(most)
-        if temperature <= 1
-        else vocabulary * (rest / vocabulary) ** (1 / temperature)
-    )
-    above = math.fsum(math.exp(value / temperature) for value in likelier) / (
-        math.fsum(shares) + tail
-    )
-    return f"top_p={options.top_p:g}" if above * math.exp(-margin) >= (options.top_p or 1.0) else ""

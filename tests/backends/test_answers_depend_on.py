@@ -189,6 +189,10 @@ def test_the_model_counts_by_its_content(
         keys = [key(backend, model, adapter=tmp_path / folder) for folder in ("one", "copy", "two")]
         assert len({*keys, key(backend, model)}) == 3
         assert keys[0] == keys[1]
+    elif name == "check_weights":
+        keys = [key(backend, model, server, check_weights=checks) for checks in (True, False)]
+        assert keys[0] != keys[1]
+        assert keys[0] == key(backend, same, server, check_weights=True)
     elif name == "served_model_name":
         # a plain server is asked for the model by the name that is given
         asks = {"dialect": "vllm"} if backend == CHAT else {}

@@ -4,6 +4,7 @@ tests/report.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -208,6 +209,74 @@ def test_rows_of_a_file_that_the_model_did_not_make_are_named(
     assert json.loads((tmp_path / "s.json").read_text())["exit_code"] == 1
 
 
+READINGS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "map": ({"uid": "a", "question": "Count from 1 to 12."}, ("--map", "user=question,id=uid")),
+    "system": ({"messages": [{"role": "user", "content": "Hi"}]}, ("--system", "Be brief.")),
+    "answer": (
+        {
+            "messages": [
+                {"role": "user", "content": "Hi"},
+                {"role": "assistant", "content": "Hello."},
+            ]
+        },
+        ("--drop-final-answer",),
+    ),
+    "image": ({"prompt": "What is it?", "images": ["cat.png"]}, ()),
+    "folder": (None, ("--prompt", "What is it?", "--system", "Be brief.")),
+}
+
+
+@pytest.mark.parametrize("way", READINGS)
+def test_requests_are_read_as_the_run_has_read_them(
+    way: str, command: Command, jsonl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    image = pytest.importorskip("PIL.Image")
+    monkeypatch.setattr(
+        "pipegen.cli.generate.open_routes",
+        lambda load: pg.backends.hf("embedded", dtype="float32"),
+    )
+    line, flags = READINGS[way]
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    image.new("RGB", (64, 48), "red").save(folder / "cat.png")
+    source = folder if line is None else jsonl(line, name="folder/in.jsonl")
+    out, model = tmp_path / "out.jsonl", ("--model", "embedded")
+    length = ("--max-new-tokens", "4", "--temperature", "0")
+    assert command("generate", source, "-o", out, *model, *length, *flags).code == 0
+    judge = ("--json", "--quiet", *model)
+    assert command("verify", out, source, *judge).out[0]["counts"] == {"right": 1}
+    copy = tmp_path / "copy.jsonl"  # its job is not beside it
+    copy.write_bytes(out.read_bytes())
+    assert command("verify", copy, source, *judge, *flags).out[0]["counts"] == {"right": 1}
+    if way == "system":
+        silent = command("verify", copy, source, "--quiet", *model)
+        assert (silent.code, silent.out) == (1, [])
+
+
+def test_flags_of_reading_that_have_nothing_to_read_are_refused(
+    command: Command, made: tuple[Path, Path]
+) -> None:
+    results, requests = made
+    for flags, words in (
+        (("--map", "user=question"), "goes with IN"),
+        (("--system", "Be brief."), "goes with IN"),
+        ((requests, "--prompt", "Hi"), "goes with a folder of images"),
+    ):
+        ran = command("verify", results, *flags, "--model", "embedded")
+        assert (ran.code, words in " ".join(ran.err.replace("│", " ").split())) == (2, True)
+
+
+def test_requests_for_a_server_are_read_by_the_flags_of_generate(
+    command: Command, given: list[Any], jsonl: Any
+) -> None:
+    source = jsonl({"question": "Hi"})
+    flags = ("--map", "user=question", "--system", "Be brief.")
+    assert command("verify", "http://h", source, "--model", "m", *flags).code == 0
+    (slot,) = given[1][2]
+    assert [message.role for message in slot.unwrap().messages] == ["system", "user"]
+
+
 def test_flags_of_servers_and_requests_of_other_rows_are_refused_with_a_file(
     command: Command, made: tuple[Path, Path], jsonl: Any
 ) -> None:
@@ -293,6 +362,9 @@ def test_a_verdict_on_a_file_in_words() -> None:
         "  5: evidence 5",
     ):
         assert part in words
+    other = RowVerdict(id="a", verdict="template", evidence="another prompt")
+    assert "--system" in of_file_in_words(dataclasses.replace(found, rows=(other,)), Path("r"))
+    assert "--system" not in words
     assert of_file_in_words(
         Recorded(model="m", precision="float32", rows=(), spread=None, most_spread=0.0), Path("r")
     ).startswith("not known: r by m: no rows")

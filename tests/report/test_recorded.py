@@ -244,18 +244,127 @@ def test_an_id_with_a_number_sign_is_that_of_its_request(
     assert set(found.counts) == {"right"}, found.rows
 
 
-@pytest.mark.slow
-def test_tokens_drawn_at_another_temperature_show_in_all_rows_together(embedded: pg.Route) -> None:
-    free = results(embedded, temperature=1.0, seed=1)[0][1].unwrap().options
-    rows = [
-        (f"{name}-{copy}", slot)
-        for copy in range(60)
-        for name, slot in changed(results(embedded), options=free)
+def asked_again(
+    route: pg.Route, count: int = 40, *, seeds: bool = False, **options: Any
+) -> list[tuple[str, Slot[pg.GenerationResult]]]:
+    """One prompt, asked many times, each time with another seed; and whether the rows say so."""
+    requests = [
+        {
+            "messages": [{"role": "user", "content": "Write a short story about a cat."}],
+            "options": {"seed": number},
+        }
+        for number in range(count)
     ]
-    found = judged(rows, embedded)
-    assert set(found.counts) == {"right"}
+    slots = pg.run(route, requests, {"max_new_tokens": 16, **options})
+    return [
+        (str(number), slot if seeds else slot.map(without_seed))
+        for number, slot in enumerate(slots)
+    ]
+
+
+def without_seed(result: pg.GenerationResult) -> pg.GenerationResult:
+    return dataclasses.replace(
+        result,
+        options=dataclasses.replace(result.options, seed=None),
+        samples=tuple(without_seed(sample) for sample in result.samples),
+    )
+
+
+HOW: list[dict[str, Any]] = [
+    *({"temperature": temperature} for temperature in (0.0, 1e-6, 0.7, 1.0, 1.3)),
+    {"temperature": 1e-4, "top_p": 0.5},
+    *({"temperature": 1.0, **filters} for filters in ({"top_p": 0.5}, {"top_k": 5})),
+    *({"temperature": 1.0, **filters} for filters in ({"min_p": 0.1}, {"top_k": 50, "top_p": 0.9})),
+    {"temperature": 0.8, "repetition_penalty": 1.3, "frequency_penalty": 0.2},
+    {"temperature": 1.0, "samples": 2},
+    {"temperature": 1.0, "min_new_tokens": 12, "stop": ["cat"]},
+]
+
+
+@pytest.mark.parametrize("seeds", [False, True])
+@pytest.mark.parametrize("options", HOW, ids=str)
+def test_right_rows_of_one_prompt_that_is_asked_often_are_right(
+    options: dict[str, Any], seeds: bool, embedded: pg.Route
+) -> None:
+    found = judged(asked_again(embedded, seeds=seeds, **options), embedded)
+    known = "repetition_penalty" not in options
+    assert (set(found.counts), found.whole) == ({"right" if known else "not judged"}, "")
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ({"temperature": 1.3}, {"temperature": 0.7}),
+        ({"temperature": 0.7}, {"temperature": 1.3}),
+        ({"temperature": 0.0}, {"temperature": 0.7}),
+        ({"temperature": 1.0, "top_p": 0.5}, {"temperature": 1.0}),
+        ({"temperature": 1.0, "top_k": 2}, {"temperature": 1.0}),
+        ({"temperature": 1.0, "top_p": 0.5}, {"temperature": 1.0, "top_p": 0.95}),
+        ({"temperature": 1.0, "top_k": 1}, {"temperature": 1.0, "top_k": 5}),
+        ({"temperature": 1.0, "min_p": 0.6}, {"temperature": 1.0, "min_p": 0.05}),
+    ],
+    ids=str,
+)
+def test_tokens_drawn_otherwise_than_the_options_say_show_in_all_rows_together(
+    made: dict[str, Any], said: dict[str, Any], embedded: pg.Route
+) -> None:
+    options = asked_again(embedded, 1, **said)[0][1].unwrap().options
+    found = judged(changed(asked_again(embedded, 60, **made), options=options), embedded)
     assert not found.right
-    assert found.whole.startswith("sampling: the likeliest token came")
+    assert found.whole.startswith("sampling: tokens drawn with temperature=") or (
+        set(found.counts) & {"unknown", "sampling"}
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.7},
+        {"temperature": 1.0, "top_p": 0.9},
+        {"temperature": 0.8, "repetition_penalty": 1.3},
+        {"temperature": 1.3},
+    ],
+    ids=str,
+)
+def test_rows_that_are_not_what_their_seeds_give_are_found(
+    options: dict[str, Any], embedded: pg.Route
+) -> None:
+    rows = asked_again(embedded, seeds=True, **options)
+    other = [
+        changed([row], options=said.unwrap().options)[0]
+        for row, (_, said) in zip(rows, rows[7:] + rows[:7], strict=True)
+    ]
+    found = judged(other, embedded)
+    assert not found.right
+    assert "rows, drawn again with their seeds, have other tokens" in found.whole
+
+
+def test_rows_with_one_seed_are_one_draw_and_no_evidence(embedded: pg.Route) -> None:
+    with pg.backends.hf("embedded", dtype="bfloat16") as coarse:
+        requests = [{"prompt": "A cat is", "options": {"seed": 7}}] * 40
+        slots = pg.run(coarse, requests, {"max_new_tokens": 16, "temperature": 1.0})
+        rows = [(str(number), slot) for number, slot in enumerate(slots)]
+    assert len({slot.unwrap().token_ids for _, slot in rows}) == 1
+    assert verify_results(rows, "embedded", embedded, precision="bfloat16").right
+
+
+def test_thoughts_that_were_ended_are_no_fault(embedded: pg.Route) -> None:
+    rows = results(embedded, enable_thinking=True, max_thinking_tokens=3, max_new_tokens=24)
+    assert any(slot.unwrap().forced for _, slot in rows)
+    assert judged(rows, embedded, asked=True).counts == {"right": 6}
+
+
+def test_the_last_of_several_rounds_has_another_prompt_than_its_request(
+    embedded: pg.Route,
+) -> None:
+    def go_on(result: pg.GenerationResult) -> Any:
+        return result.then("And now?")
+
+    pipe = pg.repeat(embedded, go_on, limit=2)
+    slots = pg.run(pipe, REQUESTS[:2], {"max_new_tokens": 8})
+    rows = [(str(number), slot) for number, slot in enumerate(slots)]
+    assert all(len(slot.unwrap().rounds) == 2 for _, slot in rows)
+    assert judged(rows, embedded, asked=True).right
 
 
 def written(

@@ -122,7 +122,7 @@ class Checkpoint:
     def _identity(self) -> str:
         folders = self._folders
         with loading(self.load, "the files", self.source):
-            return identity_of(*folders)
+            return identity_of(*folders, whole=self.load.check_weights)
 
     @cached_property
     def earlier_identity(self) -> str:

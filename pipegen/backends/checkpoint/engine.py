@@ -44,7 +44,9 @@ class HasModelMetadata:
 
     @property
     def earlier_identities(self) -> Mapping[str, str]:
-        """See `earlier_identities_of`."""
+        """See `earlier_identities_of`. Samples do not tell what all bytes were."""
+        if self._checkpoint.load.check_weights:
+            return {}
         return {self._checkpoint.identity: self._checkpoint.earlier_identity}
 
     @property

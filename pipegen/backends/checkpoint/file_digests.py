@@ -3,7 +3,11 @@
 Small files (configuration, tokenizer, templates) count whole. Of weights the header counts. It has
 names, types and shapes. The first, middle and last kilobyte of each tensor count too. So a change
 of any tensor is seen. A large model takes a second. What training leaves beside it does not count,
-nor the layout of an adapter's settings.
+nor the layout of an adapter's settings. Where the whole is asked, every byte of the weights counts
+too.
+
+A digest is kept, beside what the files' sizes and times were. A start that finds them as they were
+reads no file.
 
 Earlier versions sampled each file. They missed many tensors. Jobs that began so keep that digest.
 """
@@ -11,17 +15,25 @@ Earlier versions sampled each file. They missed many tensors. Jobs that began so
 from __future__ import annotations
 
 import json
+import os
 import re
+import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+from pipegen.backends.checkpoint.verdicts import keep, kept
 
 __all__ = ["WEIGHTS", "earlier_identity_of", "identity_of"]
 
 WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
 """How names of files end that have weights."""
 _WHOLE = frozenset({".json", ".jinja", ".txt", ".model", ".tiktoken", ".py"})
+_CHECK = "identity"
+"""What digests are kept under."""
+_SETTLED = 2_000_000_000
+"""So many nanoseconds after a file was changed, its time tells another change."""
 _LARGE = 2**26
 """A file of this many bytes is sampled, whatever it holds."""
 _SAMPLES, _SAMPLE = 64, 4096
@@ -41,9 +53,11 @@ _LEFT_BY_TRAINING = re.compile(
 )
 
 
-def identity_of(*folders: Path) -> str:
+def identity_of(*folders: Path, whole: bool = False) -> str:
     """The digest of the folders' files, as 32 hexadecimal digits. Raises `OSError` where they
     cannot be read.
+
+    whole: every byte of the weights counts, and not samples alone.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -53,16 +67,46 @@ def identity_of(*folders: Path) -> str:
     >>> before == identity_of(folder), len(before)
     (True, 32)
     """
+    files = [[(file, file.stat()) for file in _files(folder)] for folder in folders]
+    changed = max((_changed(facts) for some in files for _, facts in some), default=0)
+    stamps = [
+        [
+            (str(file.resolve()), _changed(facts), facts.st_size, facts.st_ino)
+            for file, facts in some
+        ]
+        for some in files
+    ]
+    about: dict[str, Any] = {"model": json.dumps([whole, stamps]), "packages": ()}
+    identity = (kept(_CHECK, **about) or {}).get("identity")
+    if isinstance(identity, str):
+        return identity
+    identity = _read(folders, whole)
+    # a file that was changed just now may change again, and its time stay as it is
+    if time.time_ns() - changed > _SETTLED:
+        keep(_CHECK, {"identity": identity}, **about)
+    return identity
+
+
+def _changed(facts: os.stat_result) -> int:
+    """When a file was changed: copies that keep the one time have another."""
+    return max(facts.st_mtime_ns, facts.st_ctime_ns)
+
+
+def _read(folders: Sequence[Path], whole: bool) -> str:
     from hashlib import blake2b
 
-    digest = blake2b(b"tensors", digest_size=16)
+    digest = blake2b(b"whole" if whole else b"tensors", digest_size=16)
     for folder in folders:
         for file in _files(folder):
             settings = _adapter_settings(file)
             size = file.stat().st_size if settings is None else len(settings)
             digest.update(f"\0{file.relative_to(folder).as_posix()}\0{size}\0".encode())
             with file.open("rb") as opened:
-                for piece in _pieces(file, opened, size) if settings is None else [settings]:
+                if settings is not None:
+                    pieces: Iterable[bytes] = [settings]
+                else:
+                    pieces = _all(opened) if whole else _pieces(file, opened, size)
+                for piece in pieces:
                     digest.update(piece)
         digest.update(b"\0\0")
     return digest.hexdigest()
@@ -145,6 +189,11 @@ def _pieces(file: Path, opened: BinaryIO, size: int) -> Iterator[bytes]:
         yield from _of_archive(opened)
     else:
         yield from _samples(opened, size)
+
+
+def _all(opened: BinaryIO) -> Iterator[bytes]:
+    while piece := opened.read(_LARGE):
+        yield piece
 
 
 def _tensors(opened: BinaryIO, size: int) -> tuple[bytes, list[tuple[int, int]]] | None:

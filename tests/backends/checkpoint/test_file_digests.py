@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from pipegen.backends.checkpoint import file_digests
 from pipegen.backends.checkpoint.file_digests import earlier_identity_of, identity_of
+from pipegen.backends.hf.engine import HFEngine
+from pipegen.engines.settings import ModelLoadConfig
 
 TENSORS = 97
 
@@ -44,6 +48,66 @@ def test_a_change_of_any_tensor_is_seen(tmp_path: Path, name: str) -> None:
     assert len(known) == TENSORS + 1
     save(folder, tensors(), name)
     assert identity_of(folder) in known
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_every_byte_counts_where_the_whole_is_asked(tmp_path: Path, name: str) -> None:
+    folder = save(tmp_path / "a", tensors(), name)
+    before, sampled = identity_of(folder, whole=True), identity_of(folder)
+    assert before != sampled
+    data = bytearray((folder / name).read_bytes())
+    place = len(data) // 2 + 700  # samples miss it, or the archive's own sums do
+    data[place] ^= 1
+    (folder / name).write_bytes(data)
+    assert identity_of(folder, whole=True) != before
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_files_that_are_as_they_were_are_not_read_again(
+    tmp_path: Path, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = save(tmp_path / "a", tensors())
+    reads: list[bool] = []
+    read = file_digests._read
+    monkeypatch.setattr(file_digests, "_read", lambda *how: (reads.append(whole), read(*how))[1])
+    clock = [(folder / "model.safetensors").stat().st_mtime_ns]
+    monkeypatch.setattr(file_digests.time, "time_ns", lambda: clock[0])
+    fresh = identity_of(folder, whole=whole)
+    assert (identity_of(folder, whole=whole), len(reads)) == (fresh, 2)  # too new to be sure
+    clock[0] += 10**10
+    assert [identity_of(folder, whole=whole) for _ in range(3)] == [fresh] * 3
+    assert len(reads) == 3
+    identity_of(folder, whole=not whole)
+    assert len(reads) == 4  # the one is not the other
+    file = folder / "model.safetensors"
+    times = file.stat()
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # as copies do that keep it
+    assert identity_of(folder, whole=whole) != fresh
+
+
+def test_a_verdict_that_is_no_digest_is_as_if_it_were_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save(tmp_path / "a", {"a": torch.ones(3)})
+    before = identity_of(folder)
+    monkeypatch.setattr(file_digests, "kept", lambda *about, **more: {"identity": 3})
+    assert identity_of(folder) == before
+
+
+def test_a_job_with_checked_weights_takes_no_rows_of_samples(tmp_path: Path) -> None:
+    save(tmp_path / "a", {"a": torch.ones(3)})
+    engines = [
+        HFEngine(ModelLoadConfig(model=str(tmp_path / "a"), check_weights=checks))
+        for checks in (False, True)
+    ]
+    sampled, whole = engines
+    assert (len(sampled.earlier_identities), whole.earlier_identities) == (1, {})
+    assert sampled.identity == identity_of(tmp_path / "a")
+    assert whole.identity == identity_of(tmp_path / "a", whole=True)
 
 
 def test_the_digest_of_earlier_versions_is_as_it_was(tmp_path: Path) -> None:
