@@ -23,7 +23,7 @@ from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.drivers.scoring import continued_by, score
 from pipegen.records.fields import record
-from pipegen.records.options import ChatTemplateOptions, GenerationOptions
+from pipegen.records.options import ChatTemplateOptions, GenerationOptions, in_effect
 from pipegen.records.plain import request_from
 from pipegen.records.requests import GenerationRequest, ImagePolicy
 from pipegen.records.results import Finish, GenerationResult
@@ -235,7 +235,7 @@ def _of_all(rows: Sequence[_Row], far: float | None, limits: Limits) -> str:
         row
         for row in rows
         if row.result.options.temperature == 1.0
-        and not _filters(row.result.options)
+        and not in_effect(row.result.options, "filter")
         and not _unknown_options(row.result.options)
     ]
     reason = drawn_otherwise([_as_answer(row) for row in free])
@@ -467,28 +467,11 @@ def _rendered(
     return continued_by(unswitched(bare, reference), ids)
 
 
-def _filters(options: GenerationOptions) -> list[str]:
-    """The filters that leave some tokens out of what is drawn."""
-    kinds = (
-        ("top_k", options.top_k or None),
-        ("top_p", None if options.top_p in (None, 1.0) else options.top_p),
-        ("min_p", options.min_p or None),
-    )
-    return [name for name, value in kinds if value is not None]
-
-
 def _unknown_options(options: GenerationOptions) -> list[str]:
     """The options that change what is chosen in ways that the reference does not follow."""
-    neutral = {
-        "repetition_penalty": (None, 1.0),
-        "presence_penalty": (None, 0.0),
-        "frequency_penalty": (None, 0.0),
-        "no_repeat_ngram_size": (None, 0),
-    }
-    names = [name for name, values in neutral.items() if getattr(options, name, None) not in values]
-    if options.allowed_token_ids and options.temperature:
-        names.append("allowed_token_ids")
-    return [*names, *(["a form"] if options.structured is not None else [])]
+    drawn = in_effect(options, "tokens") if options.temperature else ()
+    changed = (*in_effect(options, "penalty", "repeats"), *drawn)
+    return [*changed, *(["a form"] if options.structured is not None else [])]
 
 
 class _Judge(NamedTuple):
@@ -513,7 +496,7 @@ class _Judge(NamedTuple):
             "the likeliest one"
             if not options.temperature
             else "one that its options leave"
-            if _filters(options)
+            if in_effect(options, "filter")
             else "one that may be drawn"
         )
         return f"each of the {len(self.row.ids)} ids is {how}{distance}"
@@ -690,7 +673,7 @@ class _Judge(NamedTuple):
                         f" min_p={options.min_p:g} leaves out"
                     ),
                 )
-            if _filters(options) and not _surely_left(logprob, options):
+            if in_effect(options, "filter") and not _surely_left(logprob, options):
                 unsure.append(index)
         return self._looked_at(
             sorted(unsure, key=lambda index: row.scored.token_logprobs[index])[:_LOOKED]

@@ -11,6 +11,7 @@ from typing import Any
 from pipegen.core.functional import partition_all
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
+from pipegen.records.option_table import OPTIONS, names_in
 from pipegen.records.results import GenerationResult
 from pipegen.testing.ask import (
     LENGTH,
@@ -90,7 +91,8 @@ def temperature_is_honoured(route: Route) -> None:
 
 def filters_leave_the_likeliest_token(route: Route) -> None:
     """The narrowest `top_k`, `top_p` and `min_p` leave the greedy token only."""
-    for name, value in (("top_k", 1), ("top_p", 0.0001), ("min_p", 1.0)):
+    for name in names_in("filter"):
+        value = OPTIONS[name].row.trial
         if not honours(route, name):
             continue
         expect(
@@ -149,11 +151,8 @@ def samples_are_drawn_apart(route: Route) -> None:
 
 def penalties_count_what_was_written(route: Route) -> None:
     """Each penalty changes answers; with logprobs, each token is the best one after the penalty."""
-    for name, value in (
-        ("repetition_penalty", 2.0),
-        ("presence_penalty", 2.0),
-        ("frequency_penalty", 2.0),
-    ):
+    for name in names_in("penalty"):
+        value = OPTIONS[name].row.trial
         if not honours(route, name):
             continue
         changed = [output(result) for result in _greedy(route, **{name: value})] != [

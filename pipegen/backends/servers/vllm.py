@@ -39,7 +39,7 @@ from pipegen.backends.servers.wire import (
 from pipegen.core.errors import UnsupportedMultimodal, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.option_table import wire_fields
-from pipegen.records.options import GenerationOptions
+from pipegen.records.options import GenerationOptions, in_effect
 
 __all__ = ["RENDER", "VLLM", "from_event", "from_wire", "sampling_params", "to_wire", "too_long"]
 
@@ -117,12 +117,9 @@ def _takes_likeliest(options: GenerationOptions) -> bool:
     """
     return not (
         options.temperature
-        or options.allowed_token_ids is not None
         or options.structured is not None
         or options.min_new_tokens
-        or options.presence_penalty
-        or options.frequency_penalty
-        or options.repetition_penalty not in (None, 1.0)
+        or in_effect(options, "tokens", "penalty", "repeats")
     )
 
 
