@@ -58,7 +58,6 @@ _SENT = {
 """The settings of a generation, each with the option that it is."""
 _REFUSED = (
     "best_of",
-    "logit_bias",
     "reasoning_effort",
     "reasoning_tokens",
     "effort",

@@ -65,7 +65,7 @@ WINDOW = 1024
 """Rows of one call that scores: after each, the answers are in the cache."""
 _log = logging.getLogger("pipegen")
 _DRAWING = names_in("temperature", "filter")
-_TAKEN = (*_DRAWING, *names_in("tokens", "penalty", "repeats", "seed"), "min_new_tokens")
+_TAKEN = (*_DRAWING, *names_in("tokens", "bias", "penalty", "repeats", "seed"), "min_new_tokens")
 _TOKENIZER = (
     "the tokenizer is that of the checkpoint: leave it out, or put another one into the model's"
     " folder"

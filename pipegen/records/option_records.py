@@ -17,6 +17,7 @@ from pipegen.records.fields import (
     InvalidField,
     boolean,
     integer,
+    non_empty_string,
     number,
     one_of,
     record,
@@ -24,7 +25,7 @@ from pipegen.records.fields import (
     tuple_of,
     with_schema,
 )
-from pipegen.records.frozen import plain_list
+from pipegen.records.frozen import NOTHING, FrozenMapping, plain_list
 from pipegen.records.option_groups import (
     ChatTemplateOptions,
     DecodeOptions,
@@ -45,6 +46,45 @@ def _allowed(value: Any) -> Any:
 
 
 with_schema(_allowed, {**schema_of(tuple_of(integer(low=0, high=2**31 - 1))), "minItems": 1})
+
+
+def _words(value: Any) -> Any:
+    words = tuple_of(non_empty_string)(value)
+    if not all(word.strip() for word in words):
+        raise ValueError("a list of words, none of them white space alone")
+    return words
+
+
+with_schema(_words, schema_of(tuple_of(non_empty_string)))
+_MOST_BIASES = 1024
+"""vLLM's engine ends where a request has more."""
+
+
+def _bias(value: Any) -> Any:
+    """Ids may be texts, as keys of JSON are."""
+    if not isinstance(value, Mapping) or len(value) > _MOST_BIASES:
+        raise ValueError(f"a mapping of token ids to numbers, {_MOST_BIASES} at most")
+    token_id, bias = integer(low=0, high=2**31 - 1), number(-100, 100)
+    biases: dict[Any, float] = {}
+    for key, entry in value.items():
+        read = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
+        try:
+            biases[token_id(read)] = bias(entry)
+        except ValueError:
+            raise ValueError("a mapping of token ids to numbers from -100 to 100") from None
+    if len(biases) < len(value):
+        raise ValueError("a mapping with each token id once")
+    return FrozenMapping(sorted(biases.items()))
+
+
+with_schema(
+    _bias,
+    {
+        "type": "object",
+        "propertyNames": {"pattern": "^[0-9]+$"},
+        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+    },
+)
 
 
 def _nested(kind: type[Any], also: str = "") -> Any:
@@ -182,6 +222,37 @@ class GenerationOptions:
             wires="allowed_token_ids",
             trial=(5, 6),
             role="tokens",
+        ),
+    ] = None
+    bad_words: Annotated[
+        tuple[str, ...] | None,
+        _words,
+        "Never write these words: none of their spellings, as the tokenizer cuts them, with a space"
+        " before them or without one.",
+        OptionRow(
+            (),
+            frozenset({"hf", "vllm", "vllm_server"}),
+            fields="bad_words",
+            near="bad_words_ids banned_strings",
+            trial=("a",),
+            limits="max_option_bytes",
+            role="tokens",
+            later=True,
+        ),
+    ] = None
+    logit_bias: Annotated[
+        Mapping[int, float] | None,
+        _bias,
+        "Add these numbers, from -100 to 100, to the logits of the tokens with these ids, before"
+        " penalties, temperature and filters.",
+        OptionRow(
+            NOTHING,
+            EVERY,
+            near="sequence_bias",
+            trial={5: -100.0},
+            wires="logit_bias",
+            role="bias",
+            later=True,
         ),
     ] = None
     repetition_penalty: Annotated[
@@ -330,6 +401,8 @@ class GenerationOptions:
             top_k: int | None = None,
             min_p: float | None = None,
             allowed_token_ids: Sequence[int] | None = None,
+            bad_words: Sequence[str] | None = None,
+            logit_bias: Mapping[int, float] | None = None,
             repetition_penalty: float | None = None,
             presence_penalty: float | None = None,
             frequency_penalty: float | None = None,

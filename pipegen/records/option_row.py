@@ -22,7 +22,8 @@ Role = Literal[
     "stop",  # where an answer ends
     "temperature",
     "filter",  # which unlikely tokens are not drawn
-    "tokens",  # which tokens may come, or are likelier, whatever was written
+    "tokens",  # which tokens may not come
+    "bias",  # which tokens are likelier, whatever was written
     "penalty",  # how likely a token is after what was written
     "repeats",  # which tokens may not come after what was written
     "seed",

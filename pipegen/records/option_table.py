@@ -78,7 +78,7 @@ def names_in(*roles: str) -> tuple[str, ...]:
     """The options of these roles, in the order of the table.
 
     >>> names_in("filter"), names_in("tokens", "seed")
-    (('top_p', 'top_k', 'min_p'), ('allowed_token_ids', 'seed'))
+    (('top_p', 'top_k', 'min_p'), ('allowed_token_ids', 'bad_words', 'seed'))
     """
     return tuple(name for name, entry in OPTIONS.items() if entry.role in roles)
 
@@ -164,9 +164,16 @@ def wire_fields(options: GenerationOptions, wire: Wire, engine: str = "") -> dic
     """
     values = _values_of(wire, engine)(options)
     return {
-        field: [*value] if type(value) is tuple else value
+        field: _json_form(value)
         for field, value in zip(wire_names(wire, engine).values(), values, strict=True)
     }
+
+
+def _json_form(value: Any) -> Any:
+    """The value as JSON has it; no list or object is sent that is empty."""
+    if isinstance(value, Mapping):
+        return {str(key): entry for key, entry in value.items()} or None
+    return ([*value] or None) if isinstance(value, tuple) else value
 
 
 @functools.cache

@@ -97,7 +97,6 @@ REFUSED: Mapping[str, str] = {
     "reasoning_effort": (
         '; it goes into options, as {"template_kwargs": {"reasoning_effort": ...}}'
     ),
-    **dict.fromkeys(("logit_bias", "bad_words"), "; pipegen has no such option"),
     "temp": "; did you mean the option 'temperature'? It goes into options",
     **dict.fromkeys(("sampling_params", "sampling_parameters", "generation_config"), _SAMPLING),
     **dict.fromkeys(("generation_kwargs", "generation_params", "gen_kwargs"), _SAMPLING),

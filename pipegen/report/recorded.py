@@ -36,6 +36,7 @@ from pipegen.report.obeying import FaultName, disobedience, kind_of, room_in
 from pipegen.report.respelled import unspelled
 from pipegen.report.verdict import SPREAD, Answer, Precision, distances, rms
 from pipegen.stages.parts import answer_check
+from pipegen.stages.parts.barred import barred_after, spellings
 
 __all__ = ["Recorded", "RowVerdict", "verify_results"]
 
@@ -470,7 +471,7 @@ def _rendered(
 def _unknown_options(options: GenerationOptions) -> list[str]:
     """The options that change what is chosen in ways that the reference does not follow."""
     drawn = in_effect(options, "tokens") if options.temperature else ()
-    changed = (*in_effect(options, "penalty", "repeats"), *drawn)
+    changed = (*in_effect(options, "bias", "penalty", "repeats"), *drawn)
     return [*changed, *(["a form"] if options.structured is not None else [])]
 
 
@@ -601,10 +602,12 @@ class _Judge(NamedTuple):
             if stop is not None and stop.ignore_eos
             else options.min_new_tokens or 0
         )
+        barred = spellings(options.bad_words or (), self.reference.engine.tokenizer)
         return frozenset(
             index
-            for index, (choice, _) in enumerate(self.row.scored.likeliest[:count])
-            if choice in ends
+            for index, (choice, _) in enumerate(self.row.scored.likeliest)
+            if (index < count and choice in ends)
+            or (barred and choice in barred_after(self.row.ids[:index], barred))
         )
 
     def _parted(self) -> tuple[int, str] | None:

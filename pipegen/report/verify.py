@@ -56,7 +56,7 @@ WINDOW = 64
 MAX_NEW_TOKENS = 32
 LEFT_TO_SERVER = tuple(
     field
-    for name in names_in("filter", "tokens", "penalty", "stop", "decode")
+    for name in names_in("filter", "tokens", "bias", "penalty", "stop", "decode")
     for field in server_fields(OPTIONS[name].row)
     if field != "stop"
 )

@@ -300,5 +300,11 @@ def _supported(options: GenerationOptions, capabilities: Capabilities) -> Slot[N
             "set the dialect (vllm or sglang) where the server is one, put the field into"
             " extra_body as the server has it, or leave it out"
         )
+    if (
+        engine == "vllm_chat"
+        and OPTIONS[name].row.fields
+        and "vllm_server" in OPTIONS[name].row.engines
+    ):
+        hint += "; or put the field into extra_body, where it means what the server makes of it"
     message = f"{shown(engine)} does not honour {name}={values[name]!r:.80}"
     return Failure(UnsupportedOption(message, option=name, hint=hint))

@@ -13,6 +13,7 @@ from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.records.option_table import OPTIONS, names_in
 from pipegen.records.results import GenerationResult
+from pipegen.stages.parts.barred import barred_in, spellings
 from pipegen.testing.ask import (
     LENGTH,
     PROMPTS,
@@ -214,7 +215,57 @@ def no_sequence_of_tokens_comes_twice(route: Route) -> None:
             )
 
 
+def barred_words_do_not_come(route: Route) -> None:
+    """No spelling of a word in `bad_words` is in an answer: of one token, or of several."""
+    if not honours(route, "bad_words") or not honours(route, "token_ids"):
+        return
+    tokenizer = route.engine.tokenizer
+    for count in (1, 2):
+        pieces = [
+            (result.token_ids, tokenizer.decode(result.token_ids[at : at + count]).strip())
+            for result in _greedy(route)
+            for at in range(len(result.token_ids) + 1 - count)
+        ]
+        word = next(
+            (
+                word
+                for ids, word in pieces
+                if word and barred_in(ids, spellings((word,), tokenizer)) is not None
+            ),
+            None,
+        )
+        options = full(route, bad_words=[word])
+        slots = [] if word is None else run(route, [chat(text) for text in PROMPTS], options)
+        for slot in slots:
+            barred = spellings((str(word),), tokenizer)
+            expect(
+                refused(slot, "bad_words")
+                or barred_in(answers([slot])[0].token_ids, barred) is None,
+                f"bad_words: {word!r} is in an answer that may not have it",
+            )
+
+
+def biases_make_tokens_likelier(route: Route) -> None:
+    """With 100 a token always comes, and with -100 it does not."""
+    if not honours(route, "logit_bias") or not honours(route, "token_ids"):
+        return
+    free = [result for result in _greedy(route) if result.token_ids]
+    token = free[-1].token_ids[0]
+    for result in _greedy(route, logit_bias={token: 100}):
+        expect(
+            {*result.token_ids} <= {token},
+            f"logit_bias: other tokens than {token} come, which has 100: {result.token_ids}",
+        )
+    for result in _greedy(route, logit_bias={token: -100}):
+        expect(
+            token not in result.token_ids,
+            f"logit_bias: {token} comes, which has -100: {result.token_ids}",
+        )
+
+
 CHECKS = (
+    barred_words_do_not_come,
+    biases_make_tokens_likelier,
     temperature_is_honoured,
     filters_leave_the_likeliest_token,
     seeds_draw_apart,

@@ -40,6 +40,7 @@ LISTS = {
 """Where two or more of them stand together, and why."""
 ALONE = {
     "backends/hf/sampling.py": "the formulas of the penalties",
+    "backends/vllm/sampling.py": "the option that a refusal names",
     "config/schema.py": "servers write -1 for all of top_k",
     "records/options.py": "servers write -1 for all of top_k; a checkpoint says do_sample",
     "testing/conformance_sampling.py": "what each of them must do",

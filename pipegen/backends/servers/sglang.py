@@ -111,7 +111,7 @@ def unsupported(
     refusal = grammar.unsupported_with_form(options, "sglang_server")
     if refusal is not None:
         return refusal
-    changed = in_effect(options, "temperature", "tokens", "penalty", "repeats")
+    changed = in_effect(options, "temperature", "tokens", "bias", "penalty", "repeats")
     if options.min_new_tokens:  # by which SGLang bars the end token
         changed = (*changed, "min_new_tokens")
     if options.logprobs and changed:
