@@ -22,7 +22,8 @@ from pipegen.engines.settings import FallbackSettings
 from pipegen.engines.versions import bounds_in
 from pipegen.records.engine_list import TYPES
 from pipegen.records.fields import help_of
-from pipegen.records.option_records import GROUPS, GenerationOptions
+from pipegen.records.option_groups import GROUPS
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_table import OPTIONS, SERVER_NAMES
 from pipegen.records.request_forms import FORMS, REFUSED
 

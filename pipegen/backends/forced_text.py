@@ -4,7 +4,7 @@ A tokenizer in the manner of Qwen composes characters (NFC). The library llguida
 tokens of forced text, and gets those of another text.
 
 >>> import unicodedata
->>> from pipegen.records.option_records import StructuredOptions
+>>> from pipegen.records.option_groups import StructuredOptions
 >>> def composed(text):
 ...     return unicodedata.normalize("NFC", text)
 >>> changed_in(StructuredOptions(choice=("e\u0301", "x")), composed) == "e\u0301"
@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pipegen.records.option_records import StructuredOptions
+from pipegen.records.option_groups import StructuredOptions
 
 __all__ = ["changed_in"]
 

@@ -5,7 +5,7 @@ The grammar is Lark's, as the library llguidance reads it: the form, and then on
 end the answer. JSON has no white space between its parts (a schema's own `x-guidance` may say
 otherwise).
 
->>> from pipegen.records.option_records import StructuredOptions
+>>> from pipegen.records.option_groups import StructuredOptions
 >>> text_of(StructuredOptions(choice=("yes", "no")), (2, 5))
 'start: form (<[2]> | <[5]>)\\nform: TEXT\\nTEXT: "yes" | "no"\\n'
 """

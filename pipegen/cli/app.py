@@ -11,6 +11,7 @@ import typer
 from pipegen.cli.app_results import add_commands
 from pipegen.cli.flags import InSections, with_flags
 from pipegen.cli.run_flags import RunFlags
+from pipegen.records.option_table import OPTIONS
 
 __all__ = ["app"]
 
@@ -94,9 +95,8 @@ class _Generate(InSections):
     usual = frozenset(
         {
             *("source", "model", "config", "backend", "base_url", "out", "columns", "brief"),
-            *("overwrite", "prompt", "image", "system", "replicas", "max_new_tokens"),
-            *("temperature", "top_p", "seed", "samples", "stop", "json_schema", "enable_thinking"),
-            *("help", "help_all"),
+            *("overwrite", "prompt", "image", "system", "replicas", "help", "help_all"),
+            *(name for name, entry in OPTIONS.items() if entry.row.usual),
         }
     )
     more = MORE

@@ -268,7 +268,7 @@ def options_of_flags(flags: Mapping[str, Any]) -> GenerationOptions:
 def _value(name: str, value: Any) -> Any:
     if name == "stop":
         return [unescape(text) for text in value]
-    if name == "template_kwargs":
+    if isinstance(value, str) and isinstance(OPTIONS[name].row.default, Mapping):
         return strict_json.load(value)
     return list(value) if isinstance(value, (list, tuple)) else value
 

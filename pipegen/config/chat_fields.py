@@ -4,8 +4,8 @@ sent as they are.
 Which fields a server has, it says itself when it is asked. Here only what cannot be meant is
 refused: fields that pipegen sets, and names that are nearly those of a key or an option.
 
->>> with_fields({"logit_bias": {"7": 1}}, {"a": 2}, Place("chat.yaml"))
-{'a': 2, 'logit_bias': {'7': 1}}
+>>> with_fields({"priority": 7}, {"a": 2}, Place("chat.yaml"))
+{'a': 2, 'priority': 7}
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VLLM_ALONE = ("guided_grammar", "guided_whitespace_pattern")
 def never_passed_on() -> tuple[str, ...]:
     """The fields of chat requests that no file may set.
 
-    >>> "messages" in never_passed_on(), "logit_bias" in never_passed_on()
+    >>> "messages" in never_passed_on(), "priority" in never_passed_on()
     (True, False)
     """
     from pipegen.backends.servers.extra_body import OWN, REMOVED

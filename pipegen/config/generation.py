@@ -34,11 +34,14 @@ __all__ = ["is_option", "not_in_extra_body", "options_beside", "read_options"]
 
 
 def _chat_fields(dialect: str) -> tuple[str, ...]:
-    """The fields of a chat server's requests that are options."""
+    """The fields of a chat server's requests that are options. What no chat server bars as pipegen
+    does has the server's own meaning.
+    """
     rows = [
         entry.row
         for entry in OPTIONS.values()
-        if dialect != "plain" or DIALECTS["plain"] in entry.row.engines
+        if (dialect != "plain" or DIALECTS["plain"] in entry.row.engines)
+        and (entry.role != "tokens" or not entry.row.engines.isdisjoint(DIALECTS.values()))
     ]
     return tuple(
         field for row in rows for field in server_fields(row) if field != "chat_template_kwargs"

@@ -44,32 +44,20 @@ import pipegen as pg
 from pipegen.core.functional import without_none
 from pipegen.plugins.reasoning import reasoning_of
 from pipegen.records.fields import nearest
+from pipegen.records.option_table import OPTIONS
 
 __all__ = ["PipegenAPI"]
 
 MAX_TOKENS = 2048
 """What inspect's own local providers generate at most by default."""
 _SENT = {
-    **{
-        name: name
-        for name in (
-            "temperature",
-            "top_p",
-            "top_k",
-            "frequency_penalty",
-            "presence_penalty",
-            "seed",
-            "logprobs",
-            "top_logprobs",
-        )
-    },
+    **{name: name for name in OPTIONS if name in GenerateConfig.model_fields},
     "stop_seqs": "stop",
     "num_choices": "samples",
 }
 """The settings of a generation, each with the option that it is."""
 _REFUSED = (
     "best_of",
-    "logit_bias",
     "reasoning_effort",
     "reasoning_tokens",
     "effort",

@@ -46,7 +46,7 @@ import pipegen as pg
 from pipegen.core.functional import partition_all, without_none
 from pipegen.engines.settings import fields_of
 from pipegen.records.fields import nearest
-from pipegen.records.option_table import OTHER_NAMES
+from pipegen.records.option_table import OTHER_NAMES, names_in
 from pipegen.records.plain import Request
 from pipegen.stages.parts.samples import derive_seed
 
@@ -64,18 +64,8 @@ MAX_LENGTH = 2048
 WINDOW = 1024
 """Rows of one call that scores: after each, the answers are in the cache."""
 _log = logging.getLogger("pipegen")
-_SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-    "no_repeat_ngram_size",
-)
-_TAKEN = (*_SAMPLING, "min_new_tokens")
+_DRAWING = names_in("temperature", "filter")
+_TAKEN = (*_DRAWING, *names_in("tokens", "bias", "penalty", "repeats", "seed"), "min_new_tokens")
 _TOKENIZER = (
     "the tokenizer is that of the checkpoint: leave it out, or put another one into the model's"
     " folder"
@@ -348,11 +338,7 @@ class PipegenLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         sampling = (
             kwargs
             if sampled
-            else {
-                name: value
-                for name, value in kwargs.items()
-                if name not in ("temperature", "top_p", "top_k", "min_p")
-            }
+            else {name: value for name, value in kwargs.items() if name not in _DRAWING}
         )
         ids = self._prompt_ids(context)[-(self.max_length - room) :]
         stops = [stop for stop in until if stop and stop != eos]

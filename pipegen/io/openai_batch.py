@@ -59,8 +59,6 @@ _SETTLED: Mapping[str, Any] = {
     **dict.fromkeys(("parallel_tool_calls", "include_reasoning"), True),
     "best_of": 1,
     "length_penalty": 1,
-    "logit_bias": {},
-    "bad_words": [],
     "modalities": ["text"],
     "tool_choice": "auto",
 }

@@ -32,7 +32,14 @@ from immutabledict import immutabledict
 
 from pipegen.records import strict_json
 from pipegen.records.messages import VideoSource, plain_messages
-from pipegen.records.options import GenerationOptions, flat_values, options_from, resolve
+from pipegen.records.option_table import OPTIONS
+from pipegen.records.options import (
+    GenerationOptions,
+    flat_values,
+    in_effect,
+    options_from,
+    resolve,
+)
 from pipegen.records.requests import GenerationRequest, RequestPolicy, ScoringRequest
 from pipegen.records.results import Encoded, GenerationResult, ResolvedRequest
 
@@ -267,18 +274,15 @@ def content_of(request: GenerationRequest) -> bytes:
     )
 
 
-_ADDED = ("max_thinking_tokens", "tool_choice", "fps", "max_frames", "max_video_pixels")
-"""Options that earlier versions do not have: where they are not set, keys are as they were."""
-
-
 @functools.lru_cache(maxsize=1024)
 def _options(options: GenerationOptions | None, reading: Reading) -> tuple[bytes, str]:
     """The options that change the answer, each with its value, and their part of a mark; the
     requests of a run have few distinct ones.
     """
-    values = strict_json.plain(flat_values(resolve(options) if options is not None else resolve()))
-    for name in _ADDED:
-        if values[name] is None:
+    resolved = resolve(options) if options is not None else resolve()
+    values, changed = strict_json.plain(flat_values(resolved)), in_effect(resolved)
+    for name, entry in OPTIONS.items():
+        if entry.row.later and name not in changed:
             del values[name]
     if reading != "as written" and values["json_schema"] is not None:
         values["json_schema"] = json.dumps(_schema(json.loads(values["json_schema"]), reading))

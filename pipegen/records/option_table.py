@@ -13,7 +13,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
 from pipegen.records.fields import help_of, metadata_of, nearest
-from pipegen.records.option_records import GROUPS, GenerationOptions, OptionRow
+from pipegen.records.option_groups import GROUPS
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.option_row import OptionRow
 
 __all__ = [
     "DEFAULTS",
@@ -21,6 +23,7 @@ __all__ = [
     "OTHER_NAMES",
     "SERVER_NAMES",
     "OptionEntry",
+    "names_in",
     "nearest_option",
     "server_fields",
     "unknown_hint",
@@ -38,6 +41,11 @@ class OptionEntry(NamedTuple):
     """
     help: str
     row: OptionRow
+
+    @property
+    def role(self) -> str:
+        """What it is about."""
+        return self.row.role or self.group
 
 
 def server_fields(row: OptionRow) -> list[str]:
@@ -63,6 +71,18 @@ def _entries() -> Mapping[str, OptionEntry]:
 
 OPTIONS: Mapping[str, OptionEntry] = _entries()
 """Every option by its flat name, as plain data, flags and the capability table use them."""
+
+
+@functools.cache
+def names_in(*roles: str) -> tuple[str, ...]:
+    """The options of these roles, in the order of the table.
+
+    >>> names_in("filter"), names_in("tokens", "seed")
+    (('top_p', 'top_k', 'min_p'), ('allowed_token_ids', 'bad_words', 'seed'))
+    """
+    return tuple(name for name, entry in OPTIONS.items() if entry.role in roles)
+
+
 SERVER_NAMES: Mapping[str, str] = {
     field: name
     for name, entry in OPTIONS.items()
@@ -144,9 +164,16 @@ def wire_fields(options: GenerationOptions, wire: Wire, engine: str = "") -> dic
     """
     values = _values_of(wire, engine)(options)
     return {
-        field: [*value] if type(value) is tuple else value
+        field: _json_form(value)
         for field, value in zip(wire_names(wire, engine).values(), values, strict=True)
     }
+
+
+def _json_form(value: Any) -> Any:
+    """The value as JSON has it; no list or object is sent that is empty."""
+    if isinstance(value, Mapping):
+        return {str(key): entry for key, entry in value.items()} or None
+    return ([*value] or None) if isinstance(value, tuple) else value
 
 
 @functools.cache

@@ -26,16 +26,17 @@ from immutabledict import immutabledict
 
 from pipegen.records.fields import InvalidField, UnknownField
 from pipegen.records.frozen import NOTHING, printed
-from pipegen.records.option_records import (
+from pipegen.records.option_groups import (
     GROUPS,
     ChatTemplateOptions,
     DecodeOptions,
-    GenerationOptions,
     StopOptions,
     StructuredOptions,
     VlmPreprocessOptions,
 )
-from pipegen.records.option_table import DEFAULTS, OPTIONS, nearest_option
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.option_row import Role
+from pipegen.records.option_table import DEFAULTS, OPTIONS, names_in, nearest_option
 
 __all__ = [
     "DEFAULTS",
@@ -47,6 +48,7 @@ __all__ = [
     "StructuredOptions",
     "VlmPreprocessOptions",
     "flat_values",
+    "in_effect",
     "in_our_words",
     "merge",
     "option_names",
@@ -56,18 +58,6 @@ __all__ = [
 ]
 
 R = TypeVar("R")
-
-CHECKPOINT_FIELDS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "no_repeat_ngram_size",
-    "max_new_tokens",
-    "min_new_tokens",
-)
-"""What `use_generation_config=True` takes from the checkpoint."""
 
 
 def merge(first: R | None, second: R | None) -> R | None:
@@ -125,7 +115,9 @@ def resolve(
         options = merge(options, layer)
     if options is not None and options.use_generation_config:
         from_checkpoint = {
-            name: checkpoint[name] for name in CHECKPOINT_FIELDS if checkpoint.get(name) is not None
+            name: checkpoint[name]
+            for name, entry in OPTIONS.items()
+            if entry.row.checkpoint and checkpoint.get(name) is not None
         }
         if not checkpoint.get("do_sample", False):
             from_checkpoint["temperature"] = 0.0
@@ -206,6 +198,20 @@ def flat_values(options: GenerationOptions) -> dict[str, Any]:
     """
     records = {group: getattr(options, group) for group in GROUPS} | {"": options}
     return {name: getattr(records[entry.group], name, None) for name, entry in OPTIONS.items()}
+
+
+def in_effect(options: GenerationOptions, *roles: Role) -> tuple[str, ...]:
+    """The options of these roles, or of all, whose values are neither their defaults nor neutral.
+
+    >>> in_effect(GenerationOptions(temperature=1, top_p=0.5, min_p=0), "temperature", "filter")
+    ('top_p',)
+    """
+    records = {group: getattr(options, group) for group in GROUPS} | {"": options}
+    return tuple(
+        name
+        for name in (names_in(*roles) if roles else OPTIONS)
+        if getattr(records[OPTIONS[name].group], name, None) not in OPTIONS[name].row.neutral_values
+    )
 
 
 @functools.cache

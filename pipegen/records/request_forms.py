@@ -104,7 +104,7 @@ REFUSED: Mapping[str, str] = {
     "reasoning_effort": (
         '; it goes into options, as {"template_kwargs": {"reasoning_effort": ...}}'
     ),
-    **dict.fromkeys(("logit_bias", "bad_words", "num_beams", "use_beam_search"), _NONE),
+    **dict.fromkeys(("num_beams", "use_beam_search"), _NONE),
     **dict.fromkeys(("early_stopping", "length_penalty", "typical_p", "top_a"), _NONE),
     **dict.fromkeys(("mirostat", "penalty_alpha", "force_words_ids", "ebnf"), _NONE),
     **dict.fromkeys(("logits_processors", "guided_grammar", "safety_settings"), _NONE),

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from pipegen.records.options import GenerationOptions
+from pipegen.records.options import GenerationOptions, in_effect
 
 __all__ = [
     "IMPOSSIBLE",
@@ -21,7 +21,6 @@ __all__ = [
     "Draw",
     "deviations",
     "draw_of",
-    "filters",
     "left_out",
     "surely_left",
     "unknown_options",
@@ -80,28 +79,11 @@ def deviations(draws: Iterable[Draw]) -> float:
     return (max(0.0, value - most) - max(0.0, least - value)) / math.sqrt(variance)
 
 
-def filters(options: GenerationOptions) -> list[str]:
-    """The filters that leave some tokens out of what is drawn."""
-    kinds = (
-        ("top_k", options.top_k or None),
-        ("top_p", None if options.top_p in (None, 1.0) else options.top_p),
-        ("min_p", options.min_p or None),
-    )
-    return [name for name, value in kinds if value is not None]
-
-
 def unknown_options(options: GenerationOptions) -> list[str]:
     """The options that change what is chosen in ways that the reference does not follow."""
-    neutral = {
-        "repetition_penalty": (None, 1.0),
-        "presence_penalty": (None, 0.0),
-        "frequency_penalty": (None, 0.0),
-        "no_repeat_ngram_size": (None, 0),
-    }
-    names = [name for name, values in neutral.items() if getattr(options, name, None) not in values]
-    if options.allowed_token_ids and options.temperature:
-        names.append("allowed_token_ids")
-    return [*names, *(["a form"] if options.structured is not None else [])]
+    drawn = in_effect(options, "tokens") if options.temperature else ()
+    changed = (*in_effect(options, "bias", "penalty", "repeats"), *drawn)
+    return [*changed, *(["a form"] if options.structured is not None else [])]
 
 
 def surely_left(logprob: float, options: GenerationOptions) -> bool:

@@ -16,6 +16,7 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.records import strict_json
+from pipegen.records.option_table import OPTIONS, names_in
 from pipegen.records.options import GenerationOptions, StopOptions
 from pipegen.records.requests import GenerationRequest, ImagePolicy
 from pipegen.records.results import GenerationResult
@@ -32,7 +33,7 @@ __all__ = ["Base", "FollowUps"]
 GREEDY, DRAWN = 8, 16
 """So many requests are asked again greedily, and with seeds."""
 DRAWN_TOKENS = 24
-_FILTERS: Mapping[str, Any] = {"top_k": 1, "top_p": 0.001}
+_FILTERS: Mapping[str, Any] = {name: OPTIONS[name].row.trial for name in names_in("filter")}
 """Filters that leave the likeliest token alone."""
 SAMPLES = 4
 """So many samples of a request are asked for."""

@@ -31,6 +31,7 @@ from pipegen.records.engine_list import TOKEN_ENGINES
 from pipegen.records.options import GenerationOptions
 from pipegen.records.results import Finish, GenerationResult
 from pipegen.stages.parts.answer_check import Answer, FindingKind, answer_of, check_answer
+from pipegen.stages.parts.barred import spellings
 from pipegen.stages.parts.detokenize import spell
 from pipegen.stages.parts.folds import TokenFold, plan_of
 from pipegen.stages.parts.stop_scan import cut
@@ -41,9 +42,14 @@ SLACK = 8
 """A server may end an answer for its length so many tokens before its context is full."""
 _GOOD = 3
 """So many answers at least show that what they have in common is no chance."""
-FaultName = Literal["template", "length", "text"]
+FaultName = Literal["template", "length", "text", "sampling"]
 """Those of the names of faults that say that an answer does not obey its request."""
-_NAMES: Mapping[FindingKind, FaultName] = {"text": "text", "form": "text", "prompt": "template"}
+_NAMES: Mapping[FindingKind, FaultName] = {
+    "text": "text",
+    "form": "text",
+    "prompt": "template",
+    "tokens": "sampling",
+}
 
 
 def kind_of(kind: FindingKind) -> FaultName:
@@ -73,6 +79,8 @@ def disobedience(
         "token_count": result.completion_tokens or (0 if result.token_ids else None),
         "ending_ids": _endings(result, tokenizer, eos_token_ids, here=texts.here),
         "room": room,
+        # what is put between two calls of the engine was not sampled
+        "barred": () if result.forced else spellings(result.options.bad_words or (), tokenizer),
         "prompt": None if images else result.prompt_token_ids or None,
     }
     stop = result.options.stop

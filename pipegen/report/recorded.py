@@ -22,7 +22,7 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.route import Route
 from pipegen.drivers.scoring import continued_by, score
 from pipegen.records.fields import record
-from pipegen.records.options import ChatTemplateOptions, GenerationOptions
+from pipegen.records.options import ChatTemplateOptions, GenerationOptions, in_effect
 from pipegen.records.plain import request_from
 from pipegen.records.requests import GenerationRequest, ImagePolicy
 from pipegen.records.results import Finish, GenerationResult
@@ -31,7 +31,6 @@ from pipegen.report.asking import unswitched
 from pipegen.report.causes import OTHER_WEIGHTS, Limits, limits_of
 from pipegen.report.diff import common_prefix
 from pipegen.report.drawn import (
-    filters,
     left_out,
     surely_left,
     unknown_options,
@@ -41,6 +40,7 @@ from pipegen.report.respelled import unspelled
 from pipegen.report.together import ScoredRow, likeliest_at, wrong_together
 from pipegen.report.verdict import SPREAD, Precision, distances, rms
 from pipegen.stages.parts import answer_check
+from pipegen.stages.parts.barred import barred_after, spellings
 
 __all__ = ["Recorded", "RowVerdict", "verify_results"]
 
@@ -448,7 +448,7 @@ class _Judge(NamedTuple):
             "the likeliest one"
             if not options.temperature
             else "one that its options leave"
-            if filters(options)
+            if in_effect(options, "filter")
             else "one that may be drawn"
         )
         return f"each of the {len(self.row.ids)} ids is {how}{distance}"
@@ -563,10 +563,12 @@ class _Judge(NamedTuple):
             if stop is not None and stop.ignore_eos
             else options.min_new_tokens or 0
         )
+        barred = spellings(options.bad_words or (), self.reference.engine.tokenizer)
         return frozenset(self.row.result.forced) | {
             index
-            for index, (choice, _) in enumerate(self.row.scored.likeliest[:count])
-            if choice in ends
+            for index, (choice, _) in enumerate(self.row.scored.likeliest)
+            if (index < count and choice in ends)
+            or (barred and choice in barred_after(self.row.ids[:index], barred))
         }
 
     def _parted(self) -> tuple[int, str] | None:
@@ -645,7 +647,7 @@ class _Judge(NamedTuple):
                         f" min_p={options.min_p:g} leaves out"
                     ),
                 )
-            if filters(options) and not surely_left(logprob, options):
+            if in_effect(options, "filter") and not surely_left(logprob, options):
                 unsure.append(index)
         return self._looked_at(
             sorted(unsure, key=lambda index: row.scored.token_logprobs[index])[:_LOOKED]

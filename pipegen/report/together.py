@@ -15,13 +15,14 @@ from returns.result import Success
 from pipegen.core.slots import is_ok
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
-from pipegen.records.options import GenerationOptions
+from pipegen.records.option_table import names_in
+from pipegen.records.options import GenerationOptions, in_effect
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult
 from pipegen.records.scores import Scored
 from pipegen.report.causes import Limits
 from pipegen.report.diff import common_prefix
-from pipegen.report.drawn import Draw, deviations, draw_of, filters, unknown_options
+from pipegen.report.drawn import Draw, deviations, draw_of, unknown_options
 
 __all__ = ["ScoredRow", "likeliest_at", "wrong_together"]
 
@@ -40,9 +41,8 @@ _SEEDED, _REPEATED = 48, 32
 _SELDOM, _BY_ACCIDENT = 0.1, 0.002
 """At most so often does arithmetic decide where another token may be drawn, and anywhere."""
 _NOT_OF_DRAWING: Mapping[str, Any] = {
-    **dict.fromkeys(("chat", "preprocess", "structured", "samples", "logprobs", "top_logprobs")),
-    **dict.fromkeys(("prompt_logprobs", "max_prompt_tokens", "on_overflow")),
-    **dict.fromkeys(("use_generation_config", "max_thinking_tokens")),
+    **dict.fromkeys(("chat", "preprocess", "structured", "max_thinking_tokens")),
+    **dict.fromkeys(names_in("samples", "report", "fit", "defaults")),
 }
 """Options that are left out where a row is drawn again."""
 
@@ -95,7 +95,7 @@ def _is_drawn(row: ScoredRow) -> bool:
     options, route = row.result.options, row.result.route
     # other servers take filters in another order, and have defaults of their own
     known = route != "openai_chat" and not (
-        route.startswith("sglang") and len(filters(options)) > 1
+        route.startswith("sglang") and len(in_effect(options, "filter")) > 1
     )
     return bool(
         known
@@ -109,7 +109,7 @@ def _is_drawn(row: ScoredRow) -> bool:
 
 def _drawn_with(options: GenerationOptions) -> str:
     """What a row was drawn with, in words."""
-    names = ("temperature", *filters(options))
+    names = ("temperature", *in_effect(options, "filter"))
     return " and ".join(f"{name}={getattr(options, name):g}" for name in names)
 
 

@@ -17,6 +17,7 @@ from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.drivers.scoring import score
 from pipegen.engines.settings import ModelLoadConfig
+from pipegen.records.option_table import OPTIONS, names_in, server_fields
 from pipegen.records.options import GenerationOptions
 from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy
@@ -53,19 +54,11 @@ __all__ = ["Dialect", "noise_of", "verify"]
 WINDOW = 64
 """Requests that are asked, and then scored, together."""
 MAX_NEW_TOKENS = 32
-LEFT_TO_SERVER = (
-    *(
-        "top_p",
-        "top_k",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "min_tokens",
-        "ignore_eos",
-        "stop_token_ids",
-    ),
-    "skip_special_tokens",
+LEFT_TO_SERVER = tuple(
+    field
+    for name in names_in("filter", "tokens", "bias", "penalty", "stop", "decode")
+    for field in server_fields(OPTIONS[name].row)
+    if field != "stop"
 )
 """The fields of a request by chat that are not sent."""
 _MEASURED = 64

@@ -41,7 +41,8 @@ from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import scores_tokens, settles_itself
 from pipegen.records.engine_list import shown
 from pipegen.records.fields import altered
-from pipegen.records.options import GenerationOptions, flat_values, resolve
+from pipegen.records.option_table import OPTIONS
+from pipegen.records.options import GenerationOptions, flat_values, in_effect, resolve
 from pipegen.records.results import Encoded, Prompt, Raw, ResolvedRequest, TokenLogprob
 from pipegen.records.scores import Continued, TokenScores
 from pipegen.stages.fitting import check_changed
@@ -257,21 +258,10 @@ def _halts(after: Steps) -> bool:
     return next((part.cuts for part in after if part.cuts or not part.keeps_text), False)
 
 
-_HONOURED_BY = {
-    "stop": ("stop",),
-    "trim": ("strip_whitespace",),
-    "fit": ("max_prompt_tokens", "on_overflow"),
-}
-"""The options that a stage honours."""
-
-
 def _asks(options: GenerationOptions, stage: str) -> str:
     """An option that the stage is to honour; empty where the row asks for none."""
-    values = flat_values(options)
-    return next(
-        (name for name in _HONOURED_BY[stage] if values[name] and values[name] != _DEFAULTS[name]),
-        "",
-    )
+    asked = (name for name in in_effect(options) if OPTIONS[name].row.stage == stage)
+    return next(asked, "")
 
 
 def _to(value: Any, answer: Any) -> Any:
@@ -295,7 +285,6 @@ def _takes_several(value: Any) -> bool:
     )
 
 
-_DEFAULTS = flat_values(resolve(GenerationOptions()))
 _NEUTRAL = resolve(GenerationOptions(max_new_tokens=1))
 
 

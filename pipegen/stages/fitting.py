@@ -94,7 +94,9 @@ def check_ids(encoded: Encoded, vocab_size: int | None) -> InvalidRequest | None
 
 
 _OPTIONS_OF_IDS = tuple(
-    (entry.group, name) for name, entry in OPTIONS.items() if name.endswith("token_ids")
+    (entry.group, name)
+    for name, entry in OPTIONS.items()
+    if name.endswith("token_ids") or entry.role == "bias"
 )
 
 
@@ -104,7 +106,7 @@ def _option_ids(options: GenerationOptions) -> Iterator[tuple[str, tuple[int, ..
         holder = getattr(options, group) if group else options
         ids = None if holder is None else getattr(holder, name)
         if ids:
-            yield f"{name} holds", ids
+            yield f"{name} holds", tuple(ids)
 
 
 def check_options(encoded: Encoded, stage: str) -> InvalidRequest | None:

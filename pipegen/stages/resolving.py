@@ -30,6 +30,7 @@ from pipegen.records.engine_list import shown
 from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import NOTHING
 from pipegen.records.messages import VideoSource, numbered
+from pipegen.records.option_table import OPTIONS
 from pipegen.records.options import (
     ChatTemplateOptions,
     GenerationOptions,
@@ -275,20 +276,6 @@ def _reason(plugin: Plugin, request: GenerationRequest) -> Result[str | None, Pl
     )
 
 
-_EVERYWHERE = frozenset(
-    {
-        "samples",
-        "use_generation_config",
-        "max_prompt_tokens",
-        "on_overflow",
-        "strip_whitespace",
-        "skip_special_tokens",
-        "max_new_tokens",
-    }
-)
-"""Options that pipegen itself carries out, whatever the engine."""
-
-
 @functools.lru_cache(maxsize=1024)
 def _supported(options: GenerationOptions, capabilities: Capabilities) -> Slot[None]:
     """Whether the engine honours what these options ask of it: those that differ from the neutral
@@ -298,7 +285,7 @@ def _supported(options: GenerationOptions, capabilities: Capabilities) -> Slot[N
     names = [
         name for name, value in values.items() if value is not None and value != _NEUTRAL[name]
     ]
-    absent = missing((name for name in names if name not in _EVERYWHERE), capabilities)
+    absent = missing((name for name in names if not OPTIONS[name].row.anywhere), capabilities)
     if not absent:
         return Success(None)
     # which turns enable_thinking on
@@ -313,5 +300,11 @@ def _supported(options: GenerationOptions, capabilities: Capabilities) -> Slot[N
             "set the dialect (vllm or sglang) where the server is one, put the field into"
             " extra_body as the server has it, or leave it out"
         )
+    if (
+        engine == "vllm_chat"
+        and OPTIONS[name].row.fields
+        and "vllm_server" in OPTIONS[name].row.engines
+    ):
+        hint += "; or put the field into extra_body, where it means what the server makes of it"
     message = f"{shown(engine)} does not honour {name}={values[name]!r:.80}"
     return Failure(UnsupportedOption(message, option=name, hint=hint))

@@ -71,22 +71,12 @@ __all__ = ["CHECKS", "Check"]
 
 Check = Callable[[Route], None]
 """Raises `AssertionError` if the route breaks a rule."""
-_OTHERWISE = (
-    "max_new_tokens",
-    "samples",
-    "max_prompt_tokens",
-    "on_overflow",
-    "use_generation_config",
-    "skip_special_tokens",
-    "strip_whitespace",
-)
-"""Options that pipegen's own stages carry out for every engine."""
 _WITH_OTHERS = ("top_logprobs", "stop", "continue_final_message")
 """Options that other checks try, with what they need beside them."""
 NOT_NEUTRAL: Mapping[str, GenerationOptions] = {
     name: options_from({name: entry.row.trial})
     for name, entry in OPTIONS.items()
-    if name not in (*_OTHERWISE, *_WITH_OTHERS)
+    if not entry.row.anywhere and name not in _WITH_OTHERS
 }
 """A value of each option that an engine itself must honour or refuse."""
 

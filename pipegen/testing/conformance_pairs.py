@@ -9,6 +9,7 @@ from typing import Any
 
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
+from pipegen.records.option_table import OPTIONS, names_in
 from pipegen.records.options import StopOptions
 from pipegen.records.results import GenerationResult, TokenLogprob
 from pipegen.testing.ask import (
@@ -32,7 +33,7 @@ from pipegen.testing.ask import (
 __all__ = ["CHECKS"]
 
 HOT = 2.0
-NARROW: dict[str, Any] = {"top_k": 1, "top_p": 0.0001, "min_p": 1.0}
+NARROW: dict[str, Any] = {name: OPTIONS[name].row.trial for name in names_in("filter")}
 """Filters that leave the likeliest token only."""
 WIDE: dict[str, Any] = {"top_k": 50, "top_p": 0.999, "min_p": 0.0001}
 """Filters that leave nearly everything."""

@@ -16,11 +16,13 @@ from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.drivers.scoring import scoring
 from pipegen.records.fields import altered
+from pipegen.records.option_table import OPTIONS, names_in
 from pipegen.records.options import (
     ChatTemplateOptions,
     GenerationOptions,
     StopOptions,
     VlmPreprocessOptions,
+    flat_values,
     resolve,
 )
 from pipegen.records.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
@@ -398,14 +400,10 @@ def prompts_have_the_log_probabilities_of_their_scores(route: Route) -> None:
 
 
 def _chosen(of: GenerationResult | GenerationOptions) -> tuple[Any, ...]:
-    options = of.options if isinstance(of, GenerationResult) else of
-    return (
-        options.temperature,
-        options.top_p,
-        options.top_k,
-        options.min_p,
-        options.repetition_penalty,
-        options.no_repeat_ngram_size,
+    values = flat_values(of.options if isinstance(of, GenerationResult) else of)
+    kept = names_in("length", "stop")  # which the request sets, or its room
+    return tuple(
+        values[name] for name, entry in OPTIONS.items() if entry.row.checkpoint and name not in kept
     )
 
 

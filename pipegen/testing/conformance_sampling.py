@@ -11,7 +11,9 @@ from typing import Any
 from pipegen.core.functional import partition_all
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
+from pipegen.records.option_table import OPTIONS, names_in
 from pipegen.records.results import GenerationResult
+from pipegen.stages.parts.barred import barred_in, spellings
 from pipegen.testing.ask import (
     LENGTH,
     PROMPTS,
@@ -90,7 +92,8 @@ def temperature_is_honoured(route: Route) -> None:
 
 def filters_leave_the_likeliest_token(route: Route) -> None:
     """The narrowest `top_k`, `top_p` and `min_p` leave the greedy token only."""
-    for name, value in (("top_k", 1), ("top_p", 0.0001), ("min_p", 1.0)):
+    for name in names_in("filter"):
+        value = OPTIONS[name].row.trial
         if not honours(route, name):
             continue
         expect(
@@ -149,11 +152,8 @@ def samples_are_drawn_apart(route: Route) -> None:
 
 def penalties_count_what_was_written(route: Route) -> None:
     """Each penalty changes answers; with logprobs, each token is the best one after the penalty."""
-    for name, value in (
-        ("repetition_penalty", 2.0),
-        ("presence_penalty", 2.0),
-        ("frequency_penalty", 2.0),
-    ):
+    for name in names_in("penalty"):
+        value = OPTIONS[name].row.trial
         if not honours(route, name):
             continue
         changed = [output(result) for result in _greedy(route, **{name: value})] != [
@@ -215,7 +215,57 @@ def no_sequence_of_tokens_comes_twice(route: Route) -> None:
             )
 
 
+def barred_words_do_not_come(route: Route) -> None:
+    """No spelling of a word in `bad_words` is in an answer: of one token, or of several."""
+    if not honours(route, "bad_words") or not honours(route, "token_ids"):
+        return
+    tokenizer = route.engine.tokenizer
+    for count in (1, 2):
+        pieces = [
+            (result.token_ids, tokenizer.decode(result.token_ids[at : at + count]).strip())
+            for result in _greedy(route)
+            for at in range(len(result.token_ids) + 1 - count)
+        ]
+        word = next(
+            (
+                word
+                for ids, word in pieces
+                if word and barred_in(ids, spellings((word,), tokenizer)) is not None
+            ),
+            None,
+        )
+        options = full(route, bad_words=[word])
+        slots = [] if word is None else run(route, [chat(text) for text in PROMPTS], options)
+        for slot in slots:
+            barred = spellings((str(word),), tokenizer)
+            expect(
+                refused(slot, "bad_words")
+                or barred_in(answers([slot])[0].token_ids, barred) is None,
+                f"bad_words: {word!r} is in an answer that may not have it",
+            )
+
+
+def biases_make_tokens_likelier(route: Route) -> None:
+    """With 100 a token always comes, and with -100 it does not."""
+    if not honours(route, "logit_bias") or not honours(route, "token_ids"):
+        return
+    free = [result for result in _greedy(route) if result.token_ids]
+    token = free[-1].token_ids[0]
+    for result in _greedy(route, logit_bias={token: 100}):
+        expect(
+            {*result.token_ids} <= {token},
+            f"logit_bias: other tokens than {token} come, which has 100: {result.token_ids}",
+        )
+    for result in _greedy(route, logit_bias={token: -100}):
+        expect(
+            token not in result.token_ids,
+            f"logit_bias: {token} comes, which has -100: {result.token_ids}",
+        )
+
+
 CHECKS = (
+    barred_words_do_not_come,
+    biases_make_tokens_likelier,
     temperature_is_honoured,
     filters_leave_the_likeliest_token,
     seeds_draw_apart,

@@ -19,7 +19,7 @@ from pipegen.core.pipe import Pipe
 from pipegen.core.slots import is_ok
 from pipegen.engines.capabilities import ENGINES
 from pipegen.engines.protocol import TokenEngine, require_token_engine
-from pipegen.records.fields import altered
+from pipegen.records.fields import altered, checks_of, schema_of
 from pipegen.records.option_table import OPTIONS
 from pipegen.records.options import (
     ChatTemplateOptions,
@@ -140,39 +140,26 @@ def _structured_options() -> st.SearchStrategy[StructuredOptions]:
     )
 
 
-_DRAWN: dict[str, st.SearchStrategy[Any]] = {
-    "max_new_tokens": st.integers(8, 64),
-    "min_new_tokens": st.integers(0, 8),
-    "temperature": st.floats(0, 4),
-    "top_p": st.floats(0, 1, exclude_min=True),
-    "top_k": st.integers(0, 50),
-    "min_p": st.floats(0, 1),
-    "repetition_penalty": st.floats(0.5, 2),
-    "presence_penalty": st.floats(-2, 2),
-    "frequency_penalty": st.floats(-2, 2),
-    "no_repeat_ngram_size": st.integers(0, 4),
-    "seed": st.integers(0, 2**63 - 1),
-    "samples": st.integers(1, 3),
-    "logprobs": st.just(True),
-    "top_logprobs": st.integers(0, 3),
-    "max_prompt_tokens": st.integers(1, 600),
-    "on_overflow": st.sampled_from(("error", "clip")),
-    "use_generation_config": st.booleans(),
-}
-"""Values of the options that have a range."""
+def _drawn(name: str) -> st.SearchStrategy[Any]:
+    """Values of one option: of its check's range, or of the narrower one that its row has."""
+    row, schema = OPTIONS[name].row, schema_of(checks_of(GenerationOptions)[name])
+    if "enum" in schema:
+        return st.sampled_from(schema["enum"])
+    above: Any = schema.get("exclusiveMinimum")
+    low, high = row.draws or (schema.get("minimum", above), schema.get("maximum"))
+    if high is None:
+        return st.just(row.trial)
+    if schema["type"] == "integer":
+        return st.integers(int(low), int(high))
+    return st.floats(low, high, exclude_min=low == above)
 
 
 def generation_options() -> st.SearchStrategy[GenerationOptions]:
     """Valid options, every field set or not."""
-    others = {
-        name: _maybe(st.just(entry.row.trial))
-        for name, entry in OPTIONS.items()
-        if not entry.group and name not in _DRAWN
-    }
+    flat = {name: _maybe(_drawn(name)) for name, entry in OPTIONS.items() if not entry.group}
     return st.builds(
         GenerationOptions,
-        **others,
-        **{name: _maybe(values) for name, values in _DRAWN.items()},
+        **flat,
         stop=_maybe(stop_options()),
         decode=_maybe(
             st.builds(

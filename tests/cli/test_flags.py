@@ -16,6 +16,7 @@ from pipegen.engines.settings import fields_of
 from pipegen.records.engine_list import BACKENDS
 from pipegen.records.options import (
     DEFAULTS,
+    GenerationOptions,
     StopOptions,
     StructuredOptions,
     flat_values,
@@ -108,15 +109,15 @@ def test_commands_are_listed_in_the_order_of_work(help_of: Callable[..., str]) -
 
 
 def test_flags_say_what_the_records_hold() -> None:
-    values = {
-        name: value
-        for name, value in flat_values(DEFAULTS).items()
-        if value is not None and name != "template_kwargs"
-    }
-    assert flat_values(options_of_flags(values)) == {
-        **flat_values(options_from(values)),
-        "template_kwargs": None,
-    }
+    values = {name: value for name, value in flat_values(DEFAULTS).items() if value is not None}
+    assert flat_values(options_of_flags(values)) == flat_values(options_from(values))
+
+
+def test_biases_are_given_as_json_and_words_one_by_one() -> None:
+    given = options_of_flags({"logit_bias": '{"7": -100}', "bad_words": ["no", "a b"]})
+    assert given == GenerationOptions(logit_bias={7: -100}, bad_words=("no", "a b"))
+    with pytest.raises(typer.BadParameter, match="token ids to numbers from -100 to 100"):
+        options_of_flags({"logit_bias": '{"7": 101}'})
 
 
 def test_a_schema_is_given_as_json() -> None:

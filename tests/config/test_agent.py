@@ -153,7 +153,7 @@ def test_every_setting_of_a_file_takes_effect(name: str, opened: Opened) -> None
     assert (given.reveal() if isinstance(given, Secret) else revealed(given)) == value
 
 
-@pytest.mark.parametrize("name", ["logit_bias", "guided_grammar", "one_that_pipegen_does_not_know"])
+@pytest.mark.parametrize("name", ["cache_salt", "guided_grammar", "one_that_pipegen_does_not_know"])
 def test_every_field_of_a_server_takes_effect(name: str, opened: Opened) -> None:
     agent({"type": "openai", "base_url": "http://h:1", "dialect": "vllm", name: {"a": 1}}).open()
     extra = revealed(opened[0][1].extra_body)

@@ -31,7 +31,7 @@ SERVERS: dict[str, dict[str, Any]] = {
 
 
 FIELDS = {
-    "vllm": "bad_words cache_salt documents length_penalty logit_bias min_tokens_to_think priority"
+    "vllm": "cache_salt documents length_penalty min_tokens_to_think priority"
     " prompt_embeds reasoning_effort response_format return_token_ids structured_outputs"
     " thinking_token_budget tool_choice tools truncate_prompt_tokens use_beam_search",
     "sglang": "custom_params ebnf lora_path return_hidden_states stop_regex stream_reasoning"
@@ -50,6 +50,16 @@ def test_a_field_is_passed_on_as_it_is(dialect: str, name: str) -> None:
     config = backend(**SERVERS[dialect], **{name: value})
     assert sent(config)[name] == value
     assert backend(**SERVERS[dialect], **{name: None}).settings.extra_body == {}
+
+
+def test_barred_words_of_a_chat_server_are_its_own_in_extra_body_and_refused_elsewhere() -> None:
+    own = backend(**SERVERS["vllm"], extra_body={"bad_words": ["no"]}, logit_bias={"7": 1})
+    assert sent(own)["bad_words"] == ["no"]
+    assert sent(own)["logit_bias"] == {"7": 1.0}
+    with backend(**SERVERS["vllm"], bad_words=["no"]).first(dry=True) as route:
+        refusal = wire_requests(route, [{"prompt": "Hi"}], {"bad_words": ["no"]})[0].failure()
+    assert refusal.option == "bad_words"
+    assert "put the field into extra_body" in refusal.hint
 
 
 @pytest.mark.parametrize(
@@ -144,8 +154,8 @@ def test_tools_of_a_request_win_over_those_of_the_file() -> None:
         ({"type": "vllm", "base_url": None, "guided_jsn": {}}, r"did you mean 'guided_json'\?"),
         ({"type": "sglang", "guided_grammar": "a"}, "it is a field of vLLM's chat requests"),
         ({"type": "vllm", "length_penalty": 1}, "type 'vllm' takes no such key"),
-        ({"type": "vllm_server", "bad_words": 1}, "chat servers alone are passed other fields"),
-        ({"type": "hf", "logit_bias": {}}, "type 'hf' takes no such key"),
+        ({"type": "vllm_server", "cache_salt": 1}, "chat servers alone are passed other fields"),
+        ({"type": "hf", "cache_salt": {}}, "type 'hf' takes no such key"),
         ({"type": "vllm", "base_url": None, "messages": []}, "pipegen sets this field itself"),
         ({"type": "sglang", "input_ids": [1]}, "pipegen sets this field itself"),
         (

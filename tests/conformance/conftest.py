@@ -17,6 +17,7 @@ from returns.result import Success
 from pipegen.engines.capabilities import ENGINES, Capability
 from pipegen.records.options import GenerationOptions, StructuredOptions
 from pipegen.records.results import Encoded, Raw, TokenLogprob
+from pipegen.stages.parts.barred import barred_after, spellings
 from pipegen.stages.parts.folds import TokenFold, ending_ids
 from pipegen.testing.fake import FakeEngine
 
@@ -115,6 +116,7 @@ class Model(FakeEngine):
                 for at in range(len(ids) + 1 - size)
                 if tuple(ids[at : at + size - 1]) == last
             }
+        banned |= {*barred_after(ids, spellings(options.bad_words or (), self.tokenizer))}
         allowed = options.allowed_token_ids or scores
         left = sorted(
             (
@@ -155,7 +157,9 @@ def penalised(
     ids: Sequence[int],
     options: GenerationOptions,
 ) -> dict[int, float]:
-    """The scores after the three penalties."""
+    """The scores after biases and the three penalties."""
+    biases = options.logit_bias or {}
+    logits = {token_id: score + biases.get(token_id, 0.0) for token_id, score in logits.items()}
     divisor, seen = options.repetition_penalty or 1.0, {*prompt, *ids}
     scores = {
         token_id: (score / divisor if score > 0 else score * divisor) if token_id in seen else score

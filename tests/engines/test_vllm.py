@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from returns.result import Failure
 from support.models import FAMILIES
+from support.small_tokenizers import longer_without_space
 
 import pipegen as pg
 from pipegen.backends.vllm import engine as vllm_engine
@@ -38,6 +39,17 @@ def route(request: pytest.FixtureRequest, vllm_of: Callable[..., Any]) -> Iterat
 @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
 def test_every_model_conforms(check: conformance.Check, route: pg.Route) -> None:
     check(route)
+
+
+@pytest.mark.parametrize("route", ["embedded"], indirect=True)
+def test_a_spelling_that_vllm_itself_would_leave_is_barred(route: pg.Route) -> None:
+    word, token = longer_without_space(route.engine.tokenizer)
+    free, barred = (
+        pg.run(route, [chat("Hi")], greedy(logit_bias={token: 100}, **more))[0].unwrap()
+        for more in ({}, {"bad_words": [word]})
+    )
+    assert {*free.token_ids} == {token}
+    assert token not in barred.token_ids
 
 
 @pytest.mark.parametrize("route", MODELS, indirect=True)

@@ -142,3 +142,16 @@ def test_a_renderer_says_what_it_changes_where_its_engine_does_not(tmp_path: Pat
         with pg.job(pg.route(engine), [chat(EMPTY)], tmp_path) as job:
             list(job)
         assert asked(engine) == times
+
+
+def test_options_that_earlier_versions_lack_change_a_key_only_where_they_are_set() -> None:
+    def keyed(**options: Any) -> str:
+        asked = pg.TextGenerationRequest(prompt="Hi", options=pg.GenerationOptions(**options))
+        return key(asked)
+
+    plain = "5c7343b4529f00c8fffe7b539a283976"  # as the versions before them had it
+    assert keyed() == keyed(bad_words=(), logit_bias={}) == plain
+    assert keyed(temperature=0.5, seed=1) == "a6b6edaaaf0af0ad3c567b539424a0f0"
+    assert keyed(logit_bias={7: 1}) == keyed(logit_bias={"7": 1.0})
+    others = [{"bad_words": ("no",)}, {"logit_bias": {7: 1}}, {"max_thinking_tokens": 0}]
+    assert len({plain, *(keyed(**options) for options in others)}) == 4

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
+import math
 import pickle
 from typing import Any
 
 import pytest
 from immutabledict import immutabledict
 
+from pipegen.records import strict_json
 from pipegen.records.engine_list import ENGINE_LIST
 from pipegen.records.fields import InvalidField, UnknownField
 from pipegen.records.option_table import OPTIONS, OTHER_NAMES, Wire, wire_fields
@@ -387,3 +390,31 @@ def test_values_are_sent_as_each_wire_names_them() -> None:
 def test_a_choice_of_no_token_is_none() -> None:
     with pytest.raises(InvalidField, match="at least one token id"):
         GenerationOptions(allowed_token_ids=())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [[(1, 2)], {1: 101}, {1: math.nan}, {-1: 1}, {True: 1}, {"a": 1}, {1: "2"}, {1: 1, "1": 2}],
+    ids=str,
+)
+def test_a_bias_maps_token_ids_to_numbers_from_minus_100_to_100(value: Any) -> None:
+    with pytest.raises(InvalidField, match="logit_bias takes a mapping"):
+        GenerationOptions(logit_bias=value)
+
+
+def test_biases_are_equal_in_any_order_and_by_keys_of_json() -> None:
+    one = GenerationOptions(logit_bias={7: 1, 5: -2.5})
+    assert one == options_from({"logit_bias": {"5": -2.5, "7": 1.0}})
+    assert one.logit_bias == {5: -2.5, 7: 1.0}
+    assert options_from(json.loads(strict_json.dump(flat_values(one)))) == options_from(
+        flat_values(one)
+    )
+    with pytest.raises(InvalidField, match="1024 at most"):
+        GenerationOptions(logit_bias=dict.fromkeys(range(1025), 1))
+
+
+@pytest.mark.parametrize("words", ["no", [""], [" "], ["no", "\n\t"]], ids=repr)
+def test_a_bad_word_is_more_than_white_space(words: Any) -> None:
+    with pytest.raises(InvalidField, match="bad_words takes"):
+        GenerationOptions(bad_words=words)
+    assert GenerationOptions(bad_words=[" no"]).bad_words == (" no",)

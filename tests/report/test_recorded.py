@@ -507,6 +507,25 @@ def test_rows_with_allowed_tokens_are_judged_by_these(
     assert (fault.verdict, "allowed_token_ids leaves out" in fault.evidence) == ("sampling", True)
 
 
+@pytest.mark.parametrize("more", [{}, {"logprobs": True}, {"temperature": 1.0, "seed": 3}], ids=str)
+def test_a_barred_word_in_an_answer_is_a_fault(more: dict[str, Any], embedded: pg.Route) -> None:
+    free = results(embedded, **more)
+    words = ("January", free[0][1].unwrap().text.split()[0])
+    rows = results(embedded, bad_words=words, **more)
+    assert [slot.unwrap().text for _, slot in rows] != [slot.unwrap().text for _, slot in free]
+    assert judged(rows, embedded).counts.keys() <= {"right", "not judged"}
+    asked = changed(free[:1], options=dataclasses.replace(rows[0][1].unwrap().options))
+    (fault,) = judged(asked, embedded).rows
+    assert (fault.verdict, "a word of bad_words ends" in fault.evidence) == ("sampling", True)
+
+
+@pytest.mark.parametrize("more", [{}, {"temperature": 1.0, "seed": 3}], ids=str)
+def test_rows_with_biases_are_not_called_wrong(more: dict[str, Any], embedded: pg.Route) -> None:
+    first = results(embedded)[0][1].unwrap().token_ids[0]
+    rows = results(embedded, logit_bias={first: -100, 300: 5.0}, **more)
+    assert judged(rows, embedded).counts == {"not judged": len(rows)}
+
+
 def test_a_greedy_row_that_did_not_take_the_likeliest_of_the_allowed_is_named(
     embedded: pg.Route,
 ) -> None:

@@ -85,7 +85,7 @@ def test_the_servers_own_fields_take_effect(
         "api_key": "${KEY_OF_THE_TEST}",
     }
     own: dict[str, Any] = (
-        {"bad_words": ["no"], "length_penalty": 1.0}
+        {"extra_body": {"bad_words": ["no"]}, "length_penalty": 1.0}
         if served.engine == "vllm"
         else {"regex": "[ab]{3}"}
     )

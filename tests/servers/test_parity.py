@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from support.edits import disagreements
+from support.small_tokenizers import longer_without_space
 from support.thinking import thinking_requests
 
 import pipegen as pg
@@ -97,10 +98,12 @@ def test_an_early_exit_of_a_real_server_changes_nothing_in_an_edited_route(serve
 @pytest.mark.parametrize("served", ["vllm-embedded", "sglang-embedded"], indirect=True)
 def test_what_a_server_would_do_otherwise_is_refused_by_name(served: Any) -> None:
     """Both hold the end token back for the first tokens even where it is ignored; SGLang's
-    repetition penalty leaves out the prompt.
+    repetition penalty leaves out the prompt; a vLLM server bars a word with a space before it only
+    where that has as many tokens as the word alone.
     """
     with served.opened() as route:
-        held, penalised = pg.run(
+        word, token = longer_without_space(route.engine.tokenizer)
+        held, penalised, barred, biased = pg.run(
             route,
             [
                 chat(
@@ -110,9 +113,13 @@ def test_what_a_server_would_do_otherwise_is_refused_by_name(served: Any) -> Non
                     ),
                 ),
                 chat("Hi", greedy(repetition_penalty=1.3)),
+                chat("Hi", greedy(bad_words=[word])),
+                chat("Hi", greedy(logit_bias={token: 100})),
             ],
         )
     assert held.failure().option == "min_new_tokens"
+    assert barred.failure().option == "bad_words"
+    assert {*biased.unwrap().token_ids} == {token}
     assert (
         is_ok(penalised)
         if served.engine == "vllm"

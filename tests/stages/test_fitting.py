@@ -216,6 +216,14 @@ SERVED = "hf, vllm, vllm_server, sglang_server, vllm_chat, sglang_chat"
             "leave it out, or take an engine that honours it: hf, vllm, vllm_server, sglang_server",
         ),
         (
+            "vllm_chat",
+            {"bad_words": ("no",)},
+            (
+                "leave it out, or take an engine that honours it: hf, vllm, vllm_server; or put the"
+                " field into extra_body, where it means what the server makes of it"
+            ),
+        ),
+        (
             "openai_chat",
             {"top_k": 2},
             (

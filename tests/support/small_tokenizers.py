@@ -256,3 +256,14 @@ def unigram_tokenizer() -> Any:
         added_tokens(("<unk>", "<s>", "</s>", "[INST]", "[/INST]"), special=True)
     )
     return _raw(rust, INSTRUCT, bos_token="<s>", eos_token="</s>", unk_token="<unk>")  # no password
+
+
+def longer_without_space(tokenizer: Any) -> tuple[str, int]:
+    """A word that is one token after a space and several without it, and that token."""
+    return next(
+        (text[1:], token)
+        for token in range(tokenizer.vocab_size)
+        if (text := tokenizer.decode((token,)))[:1] == " "
+        and tokenizer.encode(text) == (token,)
+        and len(tokenizer.encode(text[1:])) > 1
+    )

@@ -24,6 +24,7 @@ from pipegen.engines.plugin import Plugin, RowContext
 from pipegen.engines.protocol import TokensMade
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.results import Encoded, Finish, TokenLogprob
+from pipegen.stages.parts.barred import spellings
 from pipegen.stages.parts.folds import ending_ids
 from pipegen.stages.parts.plugin_state import ask_plugin
 
@@ -55,6 +56,7 @@ class HFRow(RowState):
         self.ending_ids: Sequence[int] = (
             tuple(ending_ids(options, tokenizer, eos_token_ids)) if options.min_new_tokens else ()
         )
+        self.barred = spellings(options.bad_words, tokenizer) if options.bad_words else ()
         self.prompt_ids = encoded.prompt.token_ids
         self.images = images_of(encoded)
         self.event: TokensMade | None = None

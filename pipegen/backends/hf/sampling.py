@@ -1,6 +1,6 @@
 """Choosing the next token of each row, every row by its own options, in one batch.
 
-The order is vLLM's: penalties, the mask of ending tokens, the plugins' processors, temperature,
+The order is vLLM's: biases, penalties, the mask of ending tokens, the plugins' processors, temperature,
 min_p, top_k, top_p. The form of the answer is the last mask before temperature. The formulas are
 those of transformers' logits processors and warpers, and of the OpenAI API for presence and
 frequency. Repetition counts prompt and answer, the other two the answer alone. Logprobs come from
@@ -19,9 +19,10 @@ from transformers import NoRepeatNGramLogitsProcessor
 
 from pipegen.backends.hf.grammar import constrain
 from pipegen.backends.hf.rows import HFRow
-from pipegen.core.errors import BackendFailed
-from pipegen.records.options import GenerationOptions
+from pipegen.core.errors import BackendFailed, GenerationError, UnsupportedOption
+from pipegen.records.options import GenerationOptions, in_effect
 from pipegen.records.results import TokenLogprob, margin_of
+from pipegen.stages.parts.barred import barred_after
 
 __all__ = ["Sampler", "draw", "penalise", "probabilities"]
 
@@ -160,6 +161,15 @@ class Sampler:
             if row.has_processors
             or row.options.no_repeat_ngram_size
             or row.options.allowed_token_ids
+            or row.barred
+        ]
+        biases = [
+            (at, token, bias)
+            for at, option in enumerate(self._options)
+            for token, bias in (option.logit_bias or {}).items()
+        ]
+        self._bias = [
+            torch.tensor(column, device=self._device) for column in zip(*biases, strict=True)
         ]
         self._formed = [at for at, row in enumerate(rows) if row.grammar is not None]
         with_logprobs = [option for option in self._options if option.logprobs]
@@ -205,6 +215,9 @@ class Sampler:
 
     def _processed(self, logits: torch.Tensor) -> torch.Tensor:
         scores = logits
+        if self._bias:
+            rows, tokens, biases = self._bias
+            scores = logits.index_put((rows, tokens), biases.to(logits), accumulate=True)
         if self._seen is not None and self._counts is not None:
             scores = penalise(scores, self._seen, self._counts, self._options)
         waiting = [
@@ -232,6 +245,8 @@ class Sampler:
                 row_scores = torch.full_like(row_scores, -torch.inf).scatter(
                     -1, allowed, row_scores.gather(-1, allowed)
                 )
+            if barred := barred_after(row.token_ids, row.barred):
+                row_scores[0, barred] = -torch.inf
             if row.options.no_repeat_ngram_size:
                 # annotated for subclasses of Tensor that nothing makes
                 ban: Any = NoRepeatNGramLogitsProcessor(row.options.no_repeat_ngram_size)
@@ -261,13 +276,10 @@ class Sampler:
             strict=True,
         ):
             if not math.isfinite(values[1]) and not row.done:
-                # with a form, no token may be left
-                grammar = row.grammar if values[1] == -math.inf else None
                 hint = "try dtype='float32' or 'bfloat16'"
-                row.error = (
-                    BackendFailed(NO_NUMBERS, backend="hf", scope="row", hint=hint)
-                    if grammar is None
-                    else grammar.stuck()
+                refusal = _none_left(row) if values[1] == -math.inf else None
+                row.error = refusal or BackendFailed(
+                    NO_NUMBERS, backend="hf", scope="row", hint=hint
                 )
             choices.append(
                 (int(values[0]), _logprob(row.options, values) if row.options.logprobs else None)
@@ -285,6 +297,18 @@ def _logprob(options: GenerationOptions, values: Sequence[float]) -> TokenLogpro
         top=likeliest[: options.top_logprobs or 0],
         margin=margin,
     )
+
+
+def _none_left(row: HFRow) -> GenerationError | None:
+    """The error where the row's own options may have left no token."""
+    if row.grammar is not None:
+        stuck: GenerationError = row.grammar.stuck()
+        return stuck
+    names = in_effect(row.options, "tokens", "repeats")
+    if not names:
+        return None
+    words = f"no token is left that {' and '.join(names)} allow"
+    return UnsupportedOption(words, option=names[0], hint="bar fewer tokens")
 
 
 def _penalised(options: GenerationOptions) -> bool:

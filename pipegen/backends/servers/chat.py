@@ -36,7 +36,8 @@ from pipegen.records.engine_list import shown
 from pipegen.records.fields import InvalidField
 from pipegen.records.finish_words import calls_tools, meaning_of
 from pipegen.records.frozen import NOTHING, freeze
-from pipegen.records.options import GenerationOptions, resolve
+from pipegen.records.option_table import OPTIONS, OTHER_NAMES
+from pipegen.records.options import GenerationOptions, in_effect, resolve
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import (
     ChatOutput,
@@ -57,7 +58,7 @@ __all__ = ["ChatEngine", "ChatRow", "result_of"]
 
 UNSET = GenerationOptions()
 _CUT = (Finish.STOP_STRING, Finish.PLUGIN)
-LENGTHS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
+LENGTHS = frozenset(other for other, name in OTHER_NAMES.items() if name == "max_new_tokens")
 """Fields of `extra_body` that set another length than the options."""
 
 
@@ -379,17 +380,12 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
         """
         requested = request.options or UNSET
         thinks = None if requested.chat is None else requested.chat.enable_thinking
-        unknown = "the prompt's length is not known before the server has it"
-        for name, is_set, words in (
-            (
-                "use_generation_config",
-                requested.use_generation_config,
-                "the checkpoint's generation settings are not known here",
-            ),
-            ("max_prompt_tokens", requested.max_prompt_tokens is not None, unknown),
-            ("on_overflow", requested.on_overflow == "clip", unknown),
-        ):
-            if is_set:
+        unread = {
+            "fit": "the prompt's length is not known before the server has it",
+            "resolve": "the checkpoint's generation settings are not known here",
+        }
+        for name in in_effect(requested):
+            if words := unread.get(OPTIONS[name].row.stage):
                 return self._refused(name, f"does not honour {name}: {words}")
         try:
             options = resolve(request.options)

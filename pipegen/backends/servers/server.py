@@ -42,6 +42,7 @@ from pipegen.records.results import Encoded, PreparedImage, Prompt, Raw
 from pipegen.records.scores import Continued, TokenScores
 from pipegen.stages.fitting import check_fit
 from pipegen.stages.parts.answer_check import Answer, disobeyed
+from pipegen.stages.parts.barred import spellings
 from pipegen.stages.parts.folds import ending_ids, plan_of
 
 __all__ = ["ServerEngine", "ServerRow"]
@@ -215,6 +216,10 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         )
         if not self.wire.keeps_sizes:
             refusal = refusal or self._checkpoint.check_server_resize(prompt)
+        if encoded.options.bad_words and self.wire.unsupported_words is not None:
+            refusal = refusal or self.wire.unsupported_words(
+                encoded.options.bad_words, self.tokenizer
+            )
         if refusal is not None:
             return Failure(refusal)
         room = self._room(facts)
@@ -350,6 +355,7 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
             ending_ids=frozenset(ends.ids),
             stops=bool(ends.stops),
             room=self._room_behind(encoded, facts),
+            barred=spellings(encoded.options.bad_words or (), self.tokenizer),
             prompt=encoded.prompt.token_ids,
             prompt_count=usage.get("prompt_tokens"),
         )
@@ -532,6 +538,7 @@ class ServerRow(RowState):
                 ending_ids=frozenset(),
                 stops=self._stops,
                 room=self._room,
+                barred=spellings(self.options.bad_words or (), self._tokenizer),
             )
             self.fail(disobeyed(answer, self.options, self._server))
             if self.error is None and self._finish == "length":

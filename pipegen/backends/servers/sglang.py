@@ -24,7 +24,7 @@ from pipegen.core.errors import UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.finish_words import word_of
 from pipegen.records.option_table import wire_fields
-from pipegen.records.options import GenerationOptions
+from pipegen.records.options import GenerationOptions, in_effect
 from pipegen.records.results import TokenLogprob
 
 __all__ = ["SGLANG", "from_event", "from_wire", "sampling_params", "to_wire", "too_long"]
@@ -112,7 +112,9 @@ def unsupported(
     refusal = grammar.unsupported_with_form(options, "sglang_server")
     if refusal is not None:
         return refusal
-    changed = [name for name, neutral in _NEUTRAL.items() if getattr(options, name) not in neutral]
+    changed = in_effect(options, "temperature", "tokens", "bias", "penalty", "repeats")
+    if options.min_new_tokens:  # by which SGLang bars the end token
+        changed = (*changed, "min_new_tokens")
     if options.logprobs and changed:
         words = (
             f"SGLang's logprobs are taken after {', '.join(changed)}, and so are not the"
@@ -126,16 +128,6 @@ def unsupported(
             ),
         )
     return None
-
-
-_NEUTRAL: Mapping[str, tuple[float | None, ...]] = {
-    "temperature": (0.0, 1.0),
-    "repetition_penalty": (1.0,),
-    "presence_penalty": (0.0,),
-    "frequency_penalty": (0.0,),
-    "min_new_tokens": (0,),
-}
-"""The values with which SGLang's logprobs are the model's own."""
 
 
 def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:

@@ -36,11 +36,14 @@ from pipegen.backends.servers.wire import (
     WireReply,
     WireRequest,
 )
+from pipegen.backends.vllm.sampling import too_many
 from pipegen.core.errors import UnsupportedMultimodal, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
+from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.finish_words import word_of
 from pipegen.records.option_table import wire_fields
-from pipegen.records.options import GenerationOptions
+from pipegen.records.options import GenerationOptions, in_effect
+from pipegen.stages.parts.barred import ends_barred, spellings
 
 __all__ = ["RENDER", "VLLM", "from_event", "from_wire", "sampling_params", "to_wire", "too_long"]
 
@@ -82,6 +85,7 @@ def sampling_params(
         "top_k": options.top_k,
         # With nothing to hold back it would only hold back the end token, which ends nothing here.
         "min_tokens": options.min_new_tokens if ending_ids or stops else 0,
+        "bad_words": list(options.bad_words or ()) or None,
         "stop": list(stops),
         "stop_token_ids": list(ending_ids),
         "ignore_eos": True,
@@ -118,12 +122,9 @@ def _takes_likeliest(options: GenerationOptions) -> bool:
     """
     return not (
         options.temperature
-        or options.allowed_token_ids is not None
         or options.structured is not None
         or options.min_new_tokens
-        or options.presence_penalty
-        or options.frequency_penalty
-        or options.repetition_penalty not in (None, 1.0)
+        or in_effect(options, "tokens", "bias", "penalty", "repeats")
     )
 
 
@@ -195,6 +196,28 @@ def unsupported(
             words, option="min_new_tokens", hint="leave out min_new_tokens, or ignore_eos"
         )
     return unsupported_with_form(options, "vllm_server")
+
+
+def unsupported_words(words: tuple[str, ...], tokenizer: Tokenizer) -> UnsupportedOption | None:
+    """The word of `bad_words` of which a server would leave a spelling, if there is one. It spells
+    words itself, and takes one with a space before it only where that has as many tokens, and
+    another first one (`vllm/sampling_params.py`).
+    """
+    for word in words:
+        bare = word.lstrip()
+        spelled, spaced = tokenizer.encode(bare), tokenizer.encode(f" {bare}")
+        barred = {spelled}
+        if spaced and len(spaced) == len(spelled) and spaced[0] != spelled[0]:
+            barred.add(spaced)
+        missed = [ids for ids in spellings((word,), tokenizer) if not ends_barred(ids, barred)]
+        if missed:
+            return UnsupportedOption(
+                f"a vLLM server does not bar {word!r} in each spelling: it would leave"
+                f" {tokenizer.decode(missed[0])!r} as the ids {list(missed[0])}",
+                option="bad_words",
+                hint="leave the word out, or take an engine that bars it: hf, vllm",
+            )
+    return too_many(spellings(words, tokenizer))
 
 
 def server_side_stops(options: GenerationOptions) -> frozenset[str]:
@@ -447,6 +470,7 @@ VLLM = Wire(
     classify=lambda reply, ask: classified("vLLM", reply, ask, too_long),
     lacking=lacking,
     server_side_stops=server_side_stops,
+    unsupported_words=unsupported_words,
     keeps_sizes=True,
     scores=True,
     about="/version",

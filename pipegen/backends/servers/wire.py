@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from pipegen.core.errors import GenerationError
+from pipegen.core.errors import GenerationError, UnsupportedOption
 from pipegen.core.slots import Slot
 from pipegen.engines.capabilities import Capability
+from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.fields import record
 from pipegen.records.frozen import NOTHING
 from pipegen.records.options import GenerationOptions
@@ -171,6 +172,10 @@ class Wire:
     """What the server may end a row at by itself with these options: `ids`, `stops`. Where it may
     not, pipegen follows the stream, and closes it.
     """
+    unsupported_words: Callable[[tuple[str, ...], Tokenizer], UnsupportedOption | None] | None = (
+        None
+    )
+    """What the server would leave of `bad_words`; None where it is sent none."""
     keeps_sizes: bool = False
     """Whether the server can be asked to keep images at sizes that its own processor would change:
     for a `resized` ask without `features`, `to_wire` then makes the request for them, and

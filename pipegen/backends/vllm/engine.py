@@ -26,6 +26,7 @@ from pipegen.backends.vllm.sampling import (
     MOST_LOGPROBS,
     sampling_params,
     scoring_params,
+    too_many,
     unsupported,
 )
 from pipegen.backends.vllm.start import (
@@ -48,6 +49,7 @@ from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.results import Encoded, PreparedImage, Prompt
 from pipegen.records.scores import Continued
 from pipegen.stages.fitting import check_fit
+from pipegen.stages.parts.barred import spellings
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -233,16 +235,19 @@ class VLLMEngine(CheckpointEngine):
         """Hand a row to vLLM, or fail it: for what vLLM would change, what only the running engine
         knows, and what vLLM refuses.
         """
-        row.fail(unsupported(row.encoded.options) or self._check(row.encoded))
+        options = row.encoded.options
+        barred = spellings(options.bad_words, self.tokenizer) if options.bad_words else ()
+        row.fail(unsupported(options) or too_many(barred) or self._check(row.encoded))
         if row.error is not None:
             return
         try:
             params = sampling_params(
-                row.encoded.options,
+                options,
                 row.ending_ids,
                 final_only=row.whole,
                 most_logprobs=self._most_logprobs,
                 grammar=row.grammar,
+                barred=barred,
             )
         except refusals() as error:
             row.fail(

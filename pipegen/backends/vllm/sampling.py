@@ -14,9 +14,14 @@ from pipegen.core.errors import UnsupportedOption
 from pipegen.records.option_table import wire_fields
 from pipegen.records.options import GenerationOptions
 from pipegen.records.results import TokenLogprob, margin_of
+from pipegen.stages.parts.barred import Spellings
 
-__all__ = ["logprob_of", "sampling_params", "scoring_params", "unsupported"]
+__all__ = ["logprob_of", "sampling_params", "scoring_params", "too_many", "unsupported"]
 
+MOST_SPELLINGS, MOST_SPELLED = 128, 1024
+"""The sequences of tokens that vLLM bars in a row, and the tokens of all of them, unless
+`VLLM_MAX_NUM_BAD_WORDS` and `VLLM_MAX_BAD_WORDS_TOTAL_TOKENS` say otherwise.
+"""
 MOST_LOGPROBS = 20
 """How many logprobs of a position vLLM gives unless `max_logprobs` says otherwise; -1 is all."""
 
@@ -33,6 +38,11 @@ def _params() -> Any:
 
         def update_from_generation_config(self, *_: Any, **__: Any) -> None:
             """Nothing comes from the checkpoint."""
+
+        def update_from_tokenizer(self, *_: Any) -> None:
+            """Barred words are spelled by pipegen: vLLM leaves out a spelling with a space if it has
+            more tokens, or fewer, than that without one.
+            """
 
     return _AsAsked
 
@@ -55,6 +65,19 @@ def unsupported(options: GenerationOptions) -> UnsupportedOption | None:
             hint=f"use temperature 0 (greedy), or {least:g} and above",
         )
     return None
+
+
+def too_many(barred: Spellings) -> UnsupportedOption | None:
+    """The refusal of more spellings of `bad_words` than vLLM takes; its engine could end at them."""
+    tokens = sum(map(len, barred))
+    if len(barred) <= MOST_SPELLINGS and tokens <= MOST_SPELLED:
+        return None
+    return UnsupportedOption(
+        f"vLLM bars at most {MOST_SPELLINGS} spellings of {MOST_SPELLED} tokens, and bad_words has"
+        f" {len(barred)} of {tokens}",
+        option="bad_words",
+        hint="bar fewer words, or use hf",
+    )
 
 
 def _structured(options: GenerationOptions, grammar: str | None) -> dict[str, Any]:
@@ -81,10 +104,12 @@ def sampling_params(
     final_only: bool = False,
     most_logprobs: int = MOST_LOGPROBS,
     grammar: str | None = None,
+    barred: Spellings = (),
 ) -> Any:
     """The parameters of one row. `ending_ids` are all the ids that end it, the checkpoint's end
     tokens too. `final_only` asks for one output, at its end. `most_logprobs` is vLLM's own
-    `max_logprobs`. `grammar` is the form of the answer, where vLLM is to take it from pipegen.
+    `max_logprobs`. `grammar` is the form of the answer, where vLLM is to take it from pipegen. `barred` are the
+    spellings of `bad_words`.
 
     vLLM halts at those ids. Stop strings and plugins are followed by pipegen, token by token, as
     for every engine; so vLLM makes no text.
@@ -92,7 +117,9 @@ def sampling_params(
     from vllm.sampling_params import RequestOutputKind
 
     return _params()(
-        **wire_fields(options, "vllm"),
+        **wire_fields(options, "vllm") | {"logit_bias": dict(options.logit_bias or {}) or None},
+        bad_words=list(options.bad_words or ()),
+        _bad_words_token_ids=[list(ids) for ids in barred] or None,
         n=1,
         top_k=options.top_k or 0,
         min_tokens=options.min_new_tokens or 0,

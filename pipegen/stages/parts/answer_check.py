@@ -25,6 +25,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 from pipegen.core.errors import MalformedResponse
 from pipegen.records.options import GenerationOptions, StructuredOptions
 from pipegen.records.results import Finish, GenerationResult
+from pipegen.stages.parts.barred import Spellings, barred_in
 from pipegen.stages.parts.regex_check import matches
 from pipegen.stages.parts.stop_scan import cut
 
@@ -40,7 +41,7 @@ __all__ = [
     "wrong_form",
 ]
 
-FindingKind = Literal["form", "length", "finish", "text", "prompt", "count", "stop"]
+FindingKind = Literal["form", "length", "finish", "text", "prompt", "count", "stop", "tokens"]
 HINTS: Mapping[FindingKind, str] = {
     "form": (
         "see that the server honours structured output: a reasoning parser, or a server that does"
@@ -55,6 +56,7 @@ HINTS: Mapping[FindingKind, str] = {
     "prompt": "see that the server runs the same checkpoint, and changes no prompts",
     "count": "see what extra_body asks for: pipegen asks for one answer at a time",
     "stop": "see that the server was sent the stop strings",
+    "tokens": "see that the server was sent bad_words, and is not too old to know it",
 }
 """What to do, by what is wrong."""
 CUT_PROMPT = "see that the server has the context length of the model, and does not cut prompts"
@@ -106,6 +108,8 @@ class Answer(NamedTuple):
     """How many tokens the server counts in the prompt."""
     choices: int | None = None
     """How many completions came."""
+    barred: Spellings = ()
+    """The spellings of `bad_words`, where the engine was to leave them out."""
     called: bool = False
     """Whether it calls tools: then it has no form of its own."""
 
@@ -259,7 +263,15 @@ def _finish(answer: Answer, options: GenerationOptions) -> Finding | None:
     return None
 
 
-_OF_TOKENS = _count, _prompt, _length, _finish
+def _tokens(answer: Answer, options: GenerationOptions) -> Finding | None:
+    ids = answer.token_ids or ()
+    index = barred_in(ids, answer.barred) if answer.barred else None
+    if index is None:
+        return None
+    return Finding("tokens", f"at token {index}, of the id {ids[index]}, a word of bad_words ends")
+
+
+_OF_TOKENS = _count, _prompt, _length, _finish, _tokens
 """What is looked at where only ids came."""
 
 

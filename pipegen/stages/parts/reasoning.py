@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pipegen.core.errors import UnsupportedOption
-from pipegen.records.fields import InvalidField
+from pipegen.records.fields import InvalidField, names_of
 from pipegen.records.options import GenerationOptions
 from pipegen.records.results import Finish
 
@@ -78,14 +78,7 @@ def thinking_beside_form(options: GenerationOptions) -> UnsupportedOption | None
     name = (
         None
         if form is None
-        else next(
-            (
-                name
-                for name in ("json_schema", "regex", "choice", "tool_choice")
-                if getattr(form, name) is not None
-            ),
-            None,
-        )
+        else next((name for name in names_of(form) if getattr(form, name) is not None), None)
     )
     if name is None:
         return None

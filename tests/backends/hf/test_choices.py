@@ -12,6 +12,7 @@ from support.rows import PROMPTS, ids, raws, sampled
 
 from pipegen.engines.plugin import Plugin
 from pipegen.records.options import StopOptions
+from pipegen.stages.parts.barred import barred_in, spellings
 
 
 def test_a_seeded_row_does_not_depend_on_its_batch(engine: Any) -> None:  # B6
@@ -85,3 +86,63 @@ def test_the_margin_is_the_models_own_whatever_is_asked_and_drawn(engine: Any) -
         [one.top[0][1] - one.top[1][1] for one in drawn]
     )
     assert any(one.top[0][0] != one.token_id for one in drawn)
+
+
+def test_a_barred_word_comes_in_no_spelling_whatever_is_beside_it(engine: Any) -> None:
+    (free,) = ids(engine, [sampled(0)])
+    tokenizer = engine.tokenizer
+    words = tuple(
+        word for token in free if tokenizer.encode(word := tokenizer.decode((token,))) == (token,)
+    )
+    barred = spellings(words, tokenizer)
+    rows = [sampled(at, bad_words=words) for at in range(6)]
+    together = ids(engine, [*rows, sampled(0)])
+    assert together[-1] == free
+    assert together[:-1] == [ids(engine, [row])[0] for row in rows]
+    assert [barred_in(row, barred) for row in together[:-1]] == [None] * 6
+    assert barred_in(free, barred) is not None
+
+
+def test_a_spelling_of_several_tokens_bars_the_last_one_after_the_others_alone(
+    engine: Any,
+) -> None:
+    pair = engine.tokenizer.encode("AB")
+    options: dict[str, Any] = {"allowed_token_ids": pair, "temperature": 50.0}
+    free = ids(engine, [sampled(at, **options) for at in range(8)])
+    found = ids(engine, [sampled(at, **options, bad_words=("AB",)) for at in range(8)])
+    assert any(barred_in(row, (pair,)) is not None for row in free)
+    assert [barred_in(row, (pair,)) for row in found] == [None] * 8
+    assert {token for row in found for token in row} == {*pair}
+
+
+def test_biases_are_added_to_the_raw_logits_and_logprobs_stay_the_models_own(engine: Any) -> None:
+    free, biased = raws(
+        engine,
+        [
+            sampled(0, temperature=0.0, logprobs=True, top_logprobs=2),
+            sampled(0, temperature=0.0, logprobs=True, top_logprobs=2, logit_bias={300: 100}),
+        ],
+    )
+    assert set(biased.token_ids) == {300}
+    assert biased.logprobs[0].top == free.logprobs[0].top
+    assert biased.logprobs[0].logprob < free.logprobs[0].top[1][1]
+    # 100 and a repetition penalty: added before it is divided
+    (divided,) = ids(
+        engine,
+        [sampled(0, temperature=0.0, logit_bias={300: 100, 301: 60}, repetition_penalty=2.0)],
+    )
+    assert divided[:2] == (300, 301)
+
+
+def test_a_row_whose_options_leave_no_token_says_so(engine: Any) -> None:
+    word = engine.tokenizer.decode((70,))
+    (slot,) = engine.generate([sampled(0, allowed_token_ids=(70,), bad_words=(word,))])
+    error = slot.failure()
+    assert error.option == "allowed_token_ids"
+    assert "no token is left that allowed_token_ids and bad_words allow" in error.message
+
+
+def test_a_bias_of_an_id_that_the_model_has_not_fails_its_row_alone(engine: Any) -> None:
+    wrong, right = engine.generate([sampled(0, logit_bias={10**6: 1}), sampled(0)])
+    assert "logit_bias holds id 1000000" in wrong.failure().message
+    assert right.unwrap().token_ids

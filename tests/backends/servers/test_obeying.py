@@ -166,6 +166,13 @@ def test_a_prompt_of_another_length_fails(wire: str, server: FaultyServer) -> No
     assert "the server counts 3 tokens in the prompt, and 2 were sent" in error.message
 
 
+def test_an_answer_with_a_barred_word_fails(server: FaultyServer) -> None:
+    assert is_ok(asked(server, "vllm", "ab", bad_words=("ba",)))
+    error = asked(server, "vllm", "abab", bad_words=("ba",)).failure()
+    assert "at token 2, of the id 97, a word of bad_words ends" in error.message
+    assert "see that the server was sent bad_words" in error.hint
+
+
 @pytest.mark.parametrize("wire", ["vllm", "sglang"])
 def test_a_stream_is_judged_where_the_server_ends_it(wire: str) -> None:
     """A plugin watches, so the row is followed to the server's own end."""

@@ -22,6 +22,7 @@ from pipegen.core.errors import (
 from pipegen.core.slots import is_ok
 from pipegen.records.options import StopOptions
 from pipegen.records.results import PreparedImage
+from pipegen.testing.toy import ToyTokenizer
 
 IMAGE = PreparedImage(width=1, height=1, rgb=bytes(3), digest="0", tokens=3)
 
@@ -250,8 +251,45 @@ def test_the_likeliest_tokens_are_the_best_of_those_sent(ask: Any) -> None:
     assert isinstance(vllm.from_wire(few, drawn).failure(), MalformedResponse)
 
 
+def test_words_are_barred_and_biases_sent_under_the_ids_as_keys(ask: Any) -> None:
+    asked = ask(bad_words=("no", " a b"), logit_bias={7: -100, 5: 2})
+    params = vllm.to_wire(asked, Facts()).unwrap().body["sampling_params"]
+    assert (params["bad_words"], params["logit_bias"]) == (["no", " a b"], {"5": 2.0, "7": -100.0})
+
+
+class Spaced(ToyTokenizer):
+    """Has tokens for some words, with a space before them or without it."""
+
+    def __init__(self, *words: str) -> None:
+        super().__init__()
+        self.words = words
+
+    def encode_plain(self, text: str, *, first: bool) -> tuple[int, ...]:
+        if text in self.words:
+            return (200 + self.words.index(text),)
+        return super().encode_plain(text, first=first)
+
+
+def test_a_word_that_the_server_would_leave_in_one_spelling_is_refused() -> None:
+    both = Spaced("no", " no")
+    assert vllm.unsupported_words(("no", " no"), both) is None
+    assert vllm.unsupported_words(("no",), ToyTokenizer()) is None  # the one ends with the other
+    for tokenizer in (Spaced("no"), Spaced(" no")):
+        refusal = vllm.unsupported_words((" no",), tokenizer)
+        assert refusal is not None
+        assert (refusal.option, "' no'" in refusal.message) == ("bad_words", True)
+    many = tuple(f"w{number}" for number in range(65))
+    spelled = Spaced(*many, *(f" {word}" for word in many))
+    assert vllm.unsupported_words(many[:64], spelled) is None
+    refusal = vllm.unsupported_words(many, spelled)
+    assert refusal is not None
+    assert "128 spellings" in refusal.message
+
+
 CHANGED: list[dict[str, Any]] = [
     {"allowed_token_ids": (5, 6)},
+    {"bad_words": ("no",)},
+    {"logit_bias": {5: 1.0}},
     {"min_new_tokens": 1},
     {"presence_penalty": 1.0},
     {"frequency_penalty": 1.0},

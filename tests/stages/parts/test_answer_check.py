@@ -43,6 +43,9 @@ def kinds(answer: dict[str, Any], options: dict[str, Any]) -> list[str]:
         ({"token_ids": (5, 6), "token_count": 3, "finish": "stop"}, EIGHT, ["length"]),
         ({"token_count": 2, "finish": "stop"}, {"min_new_tokens": 3}, ["length"]),
         ({"token_count": 2, "finish": "abort"}, {"min_new_tokens": 3}, []),
+        # Barred words.
+        ({"token_ids": (5, 6, 7), "barred": ((5, 6), (9,))}, EIGHT, ["tokens"]),
+        ({"token_ids": (5, 6, 7), "barred": ((6, 5), (9,))}, EIGHT, []),
         # Finish, against the ids.
         (
             {"token_ids": (5, 2), "finish": "length", "ending_ids": frozenset({2}), "room": 100},
