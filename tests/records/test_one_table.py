@@ -31,7 +31,6 @@ LISTS = {
     "cli/demo.py": ASKED,
     "evals/inspect_ai.py": ASKED,
     "evals/lm_eval.py": ASKED,
-    "report/recorded.py": ASKED,
     "report/together.py": ASKED,
     "report/verify.py": ASKED,
     "stages/parts/several_calls.py": ASKED,
