@@ -251,20 +251,24 @@ class Keeper(Generic[T]):
                 route, options, folder=Path(folder), run=run, owner=owner, died=_died, **how
             )
 
-        # `ready` raises: what a constructor raises comes as text with a traceback
-        self._replica = attempt(made)
+        # the calls raise: what a constructor raises comes as text with a traceback
+        self._made = attempt(made)
+
+    @property
+    def _replica(self) -> Replica:
+        if not is_ok(self._made):
+            raise self._made.failure()
+        return self._made.unwrap()
 
     async def ready(self) -> int:
         """How many rows are to be in flight here. Raises where the engine cannot begin."""
-        if not is_ok(self._replica):
-            raise self._replica.failure()
-        return self._replica.unwrap().in_flight
+        return self._replica.in_flight
 
     async def answer(self, rows: Sequence[tuple[str, GenerationRequest]]) -> Counts[T]:
         """Answer rows. Raises where the engine cannot go on."""
         import asyncio
 
-        replica, name = self._replica.unwrap(), rows[0][0]
+        replica, name = self._replica, rows[0][0]
         self._open[name] = [
             (str(request.id), replica.ask(key, Success(request))) for key, request in rows
         ]
@@ -283,7 +287,7 @@ class Keeper(Generic[T]):
         import asyncio
 
         blocks = dict(self._open)
-        await asyncio.to_thread(self._replica.unwrap().close, grace)
+        await asyncio.to_thread(self._replica.close, grace)
         counted = {name: self._counted(block) for name, block in blocks.items()}
         return Counts(counted, self._meter.worked)
 

@@ -14,6 +14,7 @@ import importlib
 import logging
 import math
 import os
+import signal
 import socket
 import threading
 import time
@@ -63,6 +64,8 @@ and some of the others.
 """
 HELD_BYTES = 256 * 2**20
 """Bytes of images that an actor is handed at a time, and of those that wait, about."""
+_SIGNALS = 0.1
+"""Seconds after which signal handlers are put back, while Ray starts."""
 _LOOK = 1.0
 """Seconds after which a wait looks whether the run is to end."""
 _CLOSING, _ENDING = 10.0, 2.0
@@ -114,8 +117,8 @@ def _in_thread(
 ) -> Result[object, Exception] | None:
     """What the work gives, or raised; None where that takes longer.
 
-    Another thread does it: this one hears signals, and Ray replaces no handlers. The thread stays,
-    since processes that Ray starts end with the thread that started them.
+    Another thread does it, and this one handles signals. The thread stays, since processes that Ray
+    starts end with the thread that started them.
     """
     ended = Queue[Result[object, Exception]]()
 
@@ -124,11 +127,21 @@ def _in_thread(
         threading.Event().wait()
 
     threading.Thread(target=run, name="pipegen-ray", daemon=True).start()
-    end = time.monotonic() + seconds
-    while (left := end - time.monotonic()) > 0:
+    end, outcome = time.monotonic() + seconds, None
+    while outcome is None and (left := end - time.monotonic()) > 0:
         with contextlib.suppress(Empty):
-            return ended.get(timeout=min(left, _LOOK))
-    return None
+            outcome = ended.get(timeout=min(left, _SIGNALS))
+        _keep_signals()
+    return outcome
+
+
+def _keep_signals() -> None:
+    """Put back the handlers that Ray replaces, below Python, by its own, which ends the process."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            handler = signal.getsignal(number)
+            if handler is not None:
+                signal.signal(number, handler)
 
 
 def _line(failure: Exception) -> str:
