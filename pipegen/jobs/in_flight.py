@@ -78,8 +78,8 @@ class InFlight:
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> first = InFlight(folder, "run", "a")
-    >>> first.begin("0" * 32), first.begin("1" * 32), first.end("0" * 32)
-    (None, None, None)
+    >>> first.begin("0" * 32), first.begin("1" * 32), first.end("0" * 32), first.worked()
+    (None, None, None, None)
     >>> second = InFlight(
     ...     folder, "run", "a"
     ... )  # `first` is taken for dead: there is one process of a name

@@ -248,12 +248,12 @@ def test_without_an_address_and_a_cluster_a_new_one_is_started_here(
     [
         (
             {"CPU": 1.0},
-            OnRay(dict, "head:6379", 3),
+            replicas(3, None, "head:6379"),
             "2 of 3 replicas wait: each takes 1 CPU, and 1",
         ),
-        ({}, OnRay(dict, "head:6379", 2), "2 of 2 replicas wait: each takes 1 CPU, and 0"),
-        ({"GPU": 1.0}, OnRay(dict, "head:6379", 2, 2), "2 of 2 replicas wait: each takes 2 GPU"),
-        ({"CPU": 3.0}, OnRay(dict, "head:6379", 3), ""),
+        ({}, replicas(2, None, "head:6379"), "2 of 2 replicas wait: each takes 1 CPU, and 0"),
+        ({"GPU": 1.0}, replicas(2, 2, "head:6379"), "2 of 2 replicas wait: each takes 2 GPU"),
+        ({"CPU": 3.0}, replicas(3, None, "head:6379"), ""),
     ],
 )
 def test_replicas_that_wait_are_told(
