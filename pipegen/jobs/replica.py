@@ -63,8 +63,8 @@ class Replica:
     route: what the rows go through. It is released when the replica is closed. folder: the job's
     folder; None keeps nothing. run, owner: the name of the run, and that of this process within it.
     retry: which rows that failed before are asked again. died: is called when the engine has died,
-    and had answered a row here or in an earlier process of this name. Where it returns, and where
-    nothing was answered, all rows raise the failure.
+    and was loaded, or had answered a row here or in an earlier process of this name. Where it
+    returns, and where the engine cannot be loaded, all rows raise the failure.
 
     Raises as `job` does for arguments that make no sense, and for a folder that cannot be written
     or holds other files; `CallFailed` where process after process has died.
@@ -239,7 +239,8 @@ class Replica:
         failed = None if is_ok(slot) else slot.failure()
         if isinstance(failed, BackendFailed) and failed.scope == "batch":
             failure = CallFailed(failed)
-            if self._worked or (self._noted is not None and self._noted.answers):
+            loaded = any(getattr(engine, "loaded", False) for engine in self._route.owns)
+            if loaded or self._worked or (self._noted is not None and self._noted.answers):
                 self._died(failure)
             raise failure
         if failed is None and not self._worked:
