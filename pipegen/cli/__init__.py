@@ -23,12 +23,15 @@ class _Line(logging.Formatter):
         return f"pipegen: {record.getMessage()}"
 
 
-def _log_in_lines() -> None:
-    """Show pipegen's log on stderr, unless logging is configured."""
+def log_in_lines(*, incidents: bool = True) -> None:
+    """Show pipegen's log on stderr, unless logging is configured; without `incidents`, no records
+    that have a traceback.
+    """
     log = logging.getLogger("pipegen")
     if not log.hasHandlers():
         handler = logging.StreamHandler()
         handler.setFormatter(_Line())
+        handler.addFilter(lambda record: incidents or not record.exc_info)
         log.addHandler(handler)
 
 
@@ -109,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from pipegen.cli.app import app
 
     standard_streams()
-    _log_in_lines()
+    log_in_lines()
     try:
         argv = sys.argv[1:] if arguments is None else list(arguments)
         try:

@@ -30,6 +30,7 @@ __all__ = ["examine", "run_doctor"]
 PACKAGES = (
     *("torch", "transformers", "accelerate", "peft", "vllm", "aiohttp", "orjson", "tenacity"),
     *("pillow", "numpy", "tokenizers", "jinja2", "safetensors", "huggingface-hub"),
+    *("pyarrow", "ray"),
 )
 """Whose versions are shown, in this order."""
 

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -224,15 +225,10 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
                 if files.part is None and not (files.restart or files.overwrite):
                     say_shared(files.job or Path())
                 if files.on_ray is not None:
-                    ray_arguments = (
-                        meter,
-                        show_progress,
-                        ending.stops,
-                        _begun,
-                        source.reading,
-                        source.stamp,
-                    )
-                    rows = ray_slots(files, files.on_ray, route, reopened, *ray_arguments)
+                    begun = partial(_begun, there=foreign)
+                    known = (begun, source.reading, source.stamp)
+                    signals = (meter, show_progress, ending.stops)
+                    rows = ray_slots(files, files.on_ray, route, reopened, *signals, *known)
                 else:
                     settings |= {"as_written": True, "part": files.part, "needs_folder": False}
                     settings |= {"again": source.unread, "reading": source.reading}
@@ -348,8 +344,7 @@ def _job_slots(
     """The places and slots of the job, each with whether it was finished before. Raises
     `KeyboardInterrupt` where a signal has stopped it.
 
-    there: the requests whose sidecars exist. Those of finished rows are the job's own; another one
-        is bad usage, before anything is asked.
+    there: see `_begun`.
 
     Rows that are kept and not given out, since the job ends before, are counted.
     """
@@ -368,13 +363,8 @@ def _job_slots(
     ):
         after.callback(lambda: tally.count_all(running.rest()))
         stack.callback(ending.stops, None)
-        if there and not settings["restart"]:
-            images, policy = settings["image_policy"], settings["policy"]
-            how = (running.journal, Keys(running.settings), files.asked.options, images, policy)
-            rows = rows_of(there, *how, again=lambda error: True)
-            _refuse_sidecars([row.name for row in rows if row.kept is None])
         ending.stops(running)
-        _begun(running, files)
+        _begun(running, files, there)
         reused_count = 0
         for origin, slot in running:
             yield origin, slot, running.reused > reused_count
@@ -403,8 +393,16 @@ def _refuse_sidecars(origins: Sequence[Origin]) -> None:
         )
 
 
-def _begun(job: Job[Any], files: Files) -> None:
-    """Keep the command in the job's folder, and say how much was finished before."""
+def _begun(job: Job[Any], files: Files, there: Sequence[tuple[Origin, Any]] = ()) -> None:
+    """Keep the command in the job's folder, and say how much was finished before.
+
+    there: the requests whose sidecars exist. Those of finished rows are the job's own; another one
+        is bad usage, before anything is asked.
+    """
+    if there and not (files.restart or files.overwrite):
+        how = (files.asked.options, files.asked.images, files.asked.policy)
+        rows = rows_of(there, job.journal, Keys(job.settings), *how, again=lambda error: True)
+        _refuse_sidecars([row.name for row in rows if row.kept is None])
     load, question, _, images, policy, columns, _ = files.asked
     source, kept_columns = (
         None if files.source is None else os.path.abspath(files.source),

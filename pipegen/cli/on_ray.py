@@ -12,28 +12,30 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from returns.result import Failure
 
-from pipegen.cli.inputs import Origin
+from pipegen.cli import log_in_lines
+from pipegen.cli.inputs import Origin, sidecar_exists
 from pipegen.cli.outputs import Tally, say
 from pipegen.cli.plugins import attached, plugins_of
 from pipegen.cli.progress import Meter, Moved
 from pipegen.cli.usage import Load, open_routes, refuse, runs_here
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
-from pipegen.drivers.progress import Progress
 from pipegen.drivers.turns import turns
 from pipegen.engines.extras import MissingExtra
 from pipegen.io.jsonl import Written
 from pipegen.jobs.journal import Finished, JournalError
 from pipegen.jobs.key_map import KeyMap
 from pipegen.jobs.keys import Keys, context_of
+from pipegen.jobs.ray import Counts
 from pipegen.jobs.rows import Again, Row, Unread, kept_slot, missing_rows, retry_of, rows_of
 from pipegen.jobs.runner import Job
 from pipegen.jobs.turns import WAITING
@@ -108,6 +110,7 @@ def route_there(
     """
     if os.path.isdir(folder):
         os.chdir(folder)
+    log_in_lines(incidents=False)  # their words are in the errors that rows and commands give
     return turns(attached(open_routes(load()), plugins_of(plugins)))
 
 
@@ -134,9 +137,9 @@ def ray_slots(
     stamp: tells whether it is as it was when it was read before.
     stops: called with what a signal is to stop.
 
-    While replicas work, the meter shows their counts; then those of what is written. Raises
-    `KeyboardInterrupt` where the run was stopped, `JournalError` where a row was not answered, and
-    what an actor raised where none can go on.
+    Until all is written, the meter shows the counts of the replicas. Raises `KeyboardInterrupt`
+    where the run was stopped, and `JournalError` where a row was not answered. Where no replica can
+    begin, that is bad usage.
     """
     request_settings, output_tally, retry_rule = files.asked, meter.tally, retry_of(files.retry)
     run: Job[Any] = Job(
@@ -164,10 +167,10 @@ def ray_slots(
             opened(), finished, Keys(run.settings), again=retry, known=key_map, **all_settings
         )
 
-    def counted(tally: Tally) -> None:
-        meter.tally = tally
-        meter.see(Progress("ray", 0, 0, tally.made_tokens))
-        moved(None, None)
+    def refused(row: Row[Origin]) -> Row[Origin]:
+        why = None if files.overwrite else sidecar_exists(row.name.sidecar)
+        missing = row.missing
+        return missing if why is None else missing._replace(key=None, request=Failure(why))
 
     with contextlib.closing(run):
         journal, folder = run.journal, run.journal.folder
@@ -179,11 +182,12 @@ def ray_slots(
                 ahead = missing_rows(
                     opened, journal, keys, again=retry_rule, known=map_ahead, **row_settings
                 )
-            _answer(files, on, ahead, rows(journal, job_map, retry_rule), counted, stops)
+            all_rows = rows(journal, job_map, retry_rule)
+            _answer(files, on, ahead, all_rows, refused, meter, moved, stops)
         with Finished(folder) as finished, KeyMap(folder, context, writes=False) as job_map:
             for row in rows(finished, job_map, retry_of("none")):
                 slot = None if row.kept is None else row.kept()
-                request = row.request if slot is not None else row.missing.request
+                request = row.request if slot is not None else refused(row).request
                 if slot is None and is_ok(request):
                     raise JournalError(
                         f"{row.name.id} was not answered: it, or an image of it, was changed while"
@@ -193,8 +197,9 @@ def ray_slots(
                     journal.succeeded(bytes.fromhex(row.key))
                     or kept_slot(journal, row.key, None, retry_rule) is not None
                 )
-                meter.tally = output_tally
                 yield row.name, Failure(request.failure()) if slot is None else slot, is_reused
+            run.tidy(finished.has)
+    meter.tally = output_tally
 
 
 def _answer(
@@ -202,19 +207,24 @@ def _answer(
     on: OnRay,
     ahead: Iterator[Row[Origin]],
     rows: Iterator[Row[Origin]],
-    counted: Callable[[Tally], object],
+    refused: Callable[[Row[Origin]], Row[Origin]],
+    meter: Meter,
+    moved: Moved,
     stops: Callable[[Stops | None], object],
 ) -> None:
     """Hand out the rows that are not finished, until there is none: first those that were found
     ahead of the others. Ray is started for the first one.
+
+    refused: a row that is missing, without a key where it is not to be asked.
     """
-    from pipegen.jobs.ray_actors import BLOCK_ROWS, Actors, blocks_of, connect
+    from pipegen.jobs.ray_actors import BLOCK_ROWS, Actors, NoReplica, blocks_of, connect
 
     tally, request_settings = Tally(), files.asked
+    meter.tally = tally
 
     def counted_rows() -> Iterator[Row[Origin]]:
         early = set[str | None]()
-        for row in islice(ahead, WAITING):
+        for row in filter(attrgetter("is_asked"), map(refused, islice(ahead, WAITING))):
             early.add(row.key)
             yield row
         for row in rows:
@@ -223,23 +233,35 @@ def _answer(
                 tally.count(slot, row.name.id, reused=True)
                 yield row
             elif row.key not in early:
-                missing = row.missing  # also where its line cannot be read
+                missing = refused(row)  # also where its line cannot be read
                 if not is_ok(missing.request):
                     tally.count(Failure(missing.request.failure()), row.name.id)
                 yield missing
+
+    last = meter.clock()
+
+    def shown(counts: Counts[Tally], partial: Mapping[str, Tally]) -> None:
+        nonlocal last
+        for block in counts.blocks.values():
+            tally.add(block)
+            last = meter.clock()
+        meter.tally = Tally()
+        for part in (tally, *partial.values()):
+            meter.tally.add(part)
+        meter.works_elsewhere(counts.worked)
+        moved(None, None)
 
     row_stream = counted_rows()
     first = next((row for row in row_stream if row.is_asked), None)
     if first is None:
         return
     try:
-        connect(on.address, quiet=files.quiet, replicas=on.replicas or 1)
+        ends = connect(on.address, quiet=files.quiet, replicas=on.replicas or 1)
     except ConnectionError as refusal:
         refuse(str(refusal), on.flag)
     except MissingExtra as missing:
         refuse(f"{missing}; or give --shard I/N to each of N commands, which needs no Ray", on.flag)
     on_cpu = str(getattr(request_settings.load.backend.settings, "device", None)) == "cpu"
-    replicas, gpus = _size(on, here=runs_here(request_settings.load) and not on_cpu)
     actor_settings = {
         "retry": files.retry,
         "in_flight": files.in_flight,
@@ -247,29 +269,26 @@ def _answer(
         "policy": request_settings.policy,
     }
     folder = (files.job or Path()).absolute()
-    with contextlib.closing(
-        Actors(
-            on.make,
-            request_settings.options,
-            folder,
-            actor_settings,
-            replicas=replicas,
-            gpus=gpus,
-            tell=say,
-        )
-    ) as actors:
+    with contextlib.ExitStack() as stack:
+        stack.callback(ends)
+        replicas, gpus = _size(on, here=runs_here(request_settings.load) and not on_cpu)
+        given = (on.make, request_settings.options, folder, actor_settings, Tally, _meter_there)
+        actors = Actors(*given, replicas=replicas, gpus=gpus, tell=say)
+        stack.callback(lambda: shown(Counts(actors.partial), {}))
+        stack.callback(actors.close)
         stops(actors)
-        counted(tally)
+        meter.called = meter.clock()
+        moved(None, None)
         most = min(BLOCK_ROWS, files.in_flight or BLOCK_ROWS)
         blocks = blocks_of(chain([first], row_stream), most, replicas, request_settings.images)
-        for counts in actors.counts(blocks):
-            tally.succeeded += counts.succeeded
-            tally.made_prompt_tokens += counts.prompt_tokens
-            tally.made_tokens += counts.tokens
-            for kind, words in counts.failures:
-                tally.errors[kind] += 1
-                tally.first.setdefault(kind, words)
-            counted(tally)
+        try:
+            for counts in actors.counts(blocks):
+                shown(counts, actors.partial)
+        except NoReplica as failure:
+            if failure.answered:
+                raise JournalError(f"{failure}; the same command goes on") from None
+            refuse(str(failure), "--config" if files.config else "--model")
+    meter.ending = meter.clock() - last
     stops(None)
     if actors.stopped:
         raise KeyboardInterrupt
@@ -301,9 +320,17 @@ def _size(on: OnRay, *, here: bool) -> tuple[int, float]:
 
     cluster_gpus = float(itself().cluster_resources().get("GPU", 0.0))
     gpus = gpus_of(on, cluster_gpus if here else 0.0)
-    if gpus > cluster_gpus:
+    replicas = on.replicas or max(1, int(cluster_gpus // gpus) if gpus else 1)
+    kind, each = ("GPU", gpus) if gpus else ("CPU", 1.0)
+    free = float(itself().available_resources().get(kind, 0.0))
+    waiting = replicas - int(free / each)
+    if waiting > 0:
         say(
-            f"--gpus-per-replica {gpus:g}: the cluster has {cluster_gpus:g} GPUs now; replicas wait"
-            " until there are more"
+            f"{waiting} of {replicas} replicas wait: each takes {each:g} {kind}, and {free:g} of the"
+            f" cluster's {itself().cluster_resources().get(kind, 0.0):g} are free now"
         )
-    return on.replicas or max(1, int(cluster_gpus // gpus) if gpus else 1), gpus
+    return replicas, gpus
+
+
+def _meter_there() -> Meter:
+    return Meter(Tally())

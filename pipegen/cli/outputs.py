@@ -280,8 +280,9 @@ class Tally:
         if isinstance(slot, Written):
             self.succeeded += 1
             self.unanswered += slot.values["thinking_unfinished"]
-            self.prompt_tokens += slot.values["prompt_tokens"]
-            self.completion_tokens += slot.values["completion_tokens"]
+            self._tokens(
+                slot.values["prompt_tokens"], slot.values["completion_tokens"], reused=reused
+            )
             return
         if is_ok(slot):
             result = slot.unwrap()
@@ -298,16 +299,19 @@ class Tally:
             ]
             generated = sum(answer.completion_tokens for answer in answers)
             prompt_tokens = sum(answer.prompt_tokens for answer in result.rounds or (result,))
-            self.prompt_tokens += prompt_tokens
-            self.completion_tokens += generated
-            if not reused:
-                self.made_prompt_tokens += prompt_tokens
-                self.made_tokens += generated
+            self._tokens(prompt_tokens, generated, reused=reused)
             return
         error = slot.failure()
         kind = type(error).__name__
         self.errors[kind] += 1
         self.first.setdefault(kind, f"{name}: {error.message}"[:300])
+
+    def _tokens(self, prompt: int, generated: int, *, reused: bool) -> None:
+        self.prompt_tokens += prompt
+        self.completion_tokens += generated
+        if not reused:
+            self.made_prompt_tokens += prompt
+            self.made_tokens += generated
 
     def count_all(self, rows: Iterable[tuple[Origin, Slot[GenerationResult]]]) -> None:
         """Count requests of this run."""

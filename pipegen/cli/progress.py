@@ -66,6 +66,8 @@ class Meter:
     """When the engine was called first."""
     working: float | None = None
     """When its work began, as far as it is known."""
+    ending: float = 0.0
+    """Seconds in which the replicas of the engine were ended."""
     shown: float = field(init=False)
     """When the last line was shown."""
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -82,11 +84,24 @@ class Meter:
             self.working = self.called if now.done else self.clock()
 
     @property
+    def worked(self) -> float | None:
+        """Seconds since the engine's work began; None before."""
+        return None if self.working is None else self.clock() - self.working
+
+    def works_elsewhere(self, worked: float | None) -> None:
+        """Note for how many seconds an engine of another process has worked."""
+        if worked is not None:
+            began = self.clock() - worked
+            self.working = began if self.working is None else min(began, self.working)
+
+    @property
     def loading(self) -> float:
-        """Seconds until the engine's work began; 0 where it was not called."""
+        """Seconds until the engine's work began, and those in which replicas were ended; 0 where
+        it was not called.
+        """
         if self.called is None:
             return 0.0
-        return (self.clock() if self.working is None else self.working) - self.began
+        return self.ending + (self.clock() if self.working is None else self.working) - self.began
 
     @property
     def seconds(self) -> float:
@@ -107,7 +122,7 @@ class Meter:
         ]
         if self.working is None:
             return ", ".join([*parts, "loading"] if self.called is not None else parts)
-        worked = self.clock() - self.working
+        worked = self.seconds - self.loading
         if worked >= _SOON:
             parts.append(f"{short(tally.made_tokens / worked)} tok/s")
             new_answers = done - tally.reused

@@ -8,7 +8,8 @@ them first, and with no others beside them. After one death some are asked toget
 square root of their number; after two deaths each is asked alone.
 
 **Blame.** Whatever kills a process takes many rows along, and no single row is to blame. Only where
-one row alone was in flight does the death count against it. After `TRIES` such deaths the row is
+one row alone was in flight does the death count against it. A named process that has answered
+nothing, and whose namesakes before it had not, blames no row: perhaps its engine cannot load. After `TRIES` such deaths the row is
 given up, with `BackendFailed`. So a kill from outside costs some time, and blames nobody. A row
 that kills every process costs `DEATHS` of them at most, and the rows beside it are answered.
 
@@ -65,11 +66,11 @@ class InFlight:
     `deaths` has the rows that were in flight at deaths and are not finished, each with the number
     of deaths. `alone` has those of them that were in flight alone. `fruitless` is how many
     processes with this one's name died in a row, the last ones, without a row that succeeded.
+    `answers` is whether a process of this name has answered a row; true where it has no name.
 
     run: the name of the run, where its processes are started again. owner: the name of this process
     within it: a restarted one has the name of the one before it, which is then dead even if a
-    process that was forked off
-        it still holds the lock. None: it takes no other's place.
+    process that was forked off it still holds the lock. None: it takes no other's place.
     finished: whether the row of a key is finished.
 
     Raises `JournalError` where the folder cannot be written.
@@ -77,8 +78,8 @@ class InFlight:
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> first = InFlight(folder, "run", "a")
-    >>> first.begin("0" * 32), first.begin("1" * 32), first.end("0" * 32)
-    (None, None, None)
+    >>> first.begin("0" * 32), first.begin("1" * 32), first.end("0" * 32), first.worked()
+    (None, None, None, None)
     >>> second = InFlight(
     ...     folder, "run", "a"
     ... )  # `first` is taken for dead: there is one process of a name
@@ -98,12 +99,17 @@ class InFlight:
         own_records: list[tuple[int, bytes]] = []
         with refused(f"the job's folder {folder}"):
             leftovers = list(_left(folder, names if owner is not None else None, finished))
+        answering = set[tuple[str, str]]()
         for of_run, of_owner, number, data in leftovers:
             keys = [key for key in _keys_in(data) if not finished(key)]
             self.deaths.update(keys)
-            self.alone.update(keys if len(_keys_in(data)) == 1 else ())
+            if data.startswith(_WORKED) or of_owner == _name(""):
+                answering.add((of_run, of_owner))
+            if len(_keys_in(data)) == 1 and (of_run, of_owner) in answering:
+                self.alone.update(keys)
             if owner is not None and (of_run, of_owner) == names:
                 own_records.append((number, data))
+        self.answers = not owner or names in answering
         self.fruitless = sum(
             1
             for _ in takewhile(
@@ -143,6 +149,7 @@ class InFlight:
     def worked(self) -> None:
         """Note that a row has succeeded. Raises as `begin` does."""
         self._write(0, _WORKED)
+        self.answers = True
 
     def given_up(self, key: str, id: str | None, backend: str) -> BackendFailed | None:
         """Why a row is not asked any more; None where it is."""
@@ -177,7 +184,8 @@ class InFlight:
 
 class Waiting(Generic[T]):
     """Rows that wait to be asked, in their order, but suspects before the others, and only with
-    suspects beside them.
+    suspects beside them. A process that has answered nothing gets another row before them, alone:
+    then its engine works.
 
     >>> import tempfile
     >>> waiting = Waiting[str](InFlight(Path(tempfile.mkdtemp())))
@@ -191,6 +199,7 @@ class Waiting(Generic[T]):
         self._deaths, self._blamed = (
             (Counter[str](), Counter[str]()) if noted is None else (noted.deaths, noted.alone)
         )
+        self._noted = noted
         self._rest, self._some, self._alone = deque[T](), deque[T](), deque[T]()
         self._running = 0
         self._group: deque[T] | None = None
@@ -217,8 +226,10 @@ class Waiting(Generic[T]):
         """
         if not self._running:
             self._group = self._some or self._alone or None
+            if self._group and self._rest and self._noted is not None and not self._noted.answers:
+                self._group = self._rest
             self._may_join = (
-                1 if self._group is self._alone else max(1, math.isqrt(len(self._deaths)))
+                max(1, math.isqrt(len(self._deaths))) if self._group is self._some else 1
             )
         if self._group is None:
             row = self._rest.popleft() if self._rest and not (self._alone or self._some) else None

@@ -117,8 +117,10 @@ class KeyMap:
         """Copied for each request: that is faster than to make one."""
         self._path = folder / KEY_MAP
         self._input = (stamp, context_digest.hex())
-        self._rows = self._noted = 0
-        """The rows of the input, once it was read to its end, and those that have entries."""
+        self._rows: int | None = None
+        """The rows of the input, once it was read to its end."""
+        self._noted = 0
+        """Those that have entries."""
         self._entries, self._at = b"", 0
         """The file as it was at the start, and where the next entry is in it."""
         self._kept = 0

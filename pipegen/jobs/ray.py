@@ -20,16 +20,19 @@ import os
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 from returns.result import Success
 
+from pipegen.core.border import attempt
 from pipegen.core.errors import CallFailed
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import Options, check_settings, prepare_batch
+from pipegen.drivers.progress import Progress, watched
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.io.table_out import AnswerTable
 from pipegen.io.tables import Block, Columns, Row
@@ -43,7 +46,7 @@ from pipegen.records.results import GenerationResult
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Counts", "Generate", "Keeper"]
+__all__ = ["Counts", "Generate", "Keeper", "Metered", "T"]
 
 Make: TypeAlias = ModelLoadConfig | Callable[[], Pipe[GenerationRequest, GenerationResult]]
 """What a route is made from in the process that uses it: a configuration, or a function."""
@@ -191,62 +194,109 @@ def _named(slot: Slot[Any], request: Slot[GenerationRequest]) -> Slot[Any]:
     return slot.map(lambda result: dataclasses.replace(result, id=request.unwrap().id))
 
 
-class Counts(NamedTuple):
-    """What became of some rows."""
+class Tallied(Protocol):
+    """Counts of requests."""
 
-    succeeded: int
-    prompt_tokens: int
-    tokens: int
-    failures: tuple[tuple[str, str], ...]
-    """The type of each error, and its request and message."""
+    def count(self, slot: Slot[Any], name: str, /) -> None: ...
+
+    def add(self, other: Self, /) -> None: ...
 
 
-class Keeper:
+T = TypeVar("T", bound=Tallied)
+
+
+class Metered(Protocol):
+    """What the clock says of the work of a process."""
+
+    @property
+    def worked(self) -> float | None: ...
+
+    def see(self, now: Progress, /) -> None: ...
+
+
+class Counts(NamedTuple, Generic[T]):
+    """What became of rows that an actor was handed."""
+
+    blocks: Mapping[str, T]
+    """Of each block, by the key of its first row, the rows that have ended."""
+    worked: float | None = None
+    """For how many seconds the engine has worked; None before its first token."""
+
+
+class Keeper(Generic[T]):
     """The actor of `pipegen generate --ray`: it is handed rows with their keys, keeps what it
     finishes in the job's folder, and gives back counts.
+
+    tally, meter: make what counts the rows of a block, and what notes when the engine works.
     """
 
     def __init__(
-        self, load: Make, options: Options | None, folder: str, run: str, how: Mapping[str, Any]
+        self,
+        load: Make,
+        options: Options | None,
+        folder: str,
+        run: str,
+        how: Mapping[str, Any],
+        tally: Callable[[], T],
+        meter: Callable[[], Metered],
     ) -> None:
-        self._replica = Replica(
-            _route(load),
-            options,
-            folder=Path(folder),
-            run=run,
-            owner=_names()[1],
-            died=_died,
-            **how,
-        )
+        self._tally, self._meter = tally, meter()
+        self._open: dict[str, list[tuple[str, Future[Slot[Any]]]]] = {}
+        """The ids and slots of the blocks that were not answered."""
+
+        def made() -> Replica:
+            route = watched(_route(load), self._meter.see)
+            owner = _names()[1]
+            return Replica(
+                route, options, folder=Path(folder), run=run, owner=owner, died=_died, **how
+            )
+
+        # the calls raise: what a constructor raises comes as text with a traceback
+        self._made = attempt(made)
+
+    @property
+    def _replica(self) -> Replica:
+        if not is_ok(self._made):
+            raise self._made.failure()
+        return self._made.unwrap()
 
     async def ready(self) -> int:
-        """How many rows are to be in flight here."""
+        """How many rows are to be in flight here. Raises where the engine cannot begin."""
         return self._replica.in_flight
 
-    async def answer(self, rows: Sequence[tuple[str, GenerationRequest]]) -> Counts:
+    async def answer(self, rows: Sequence[tuple[str, GenerationRequest]]) -> Counts[T]:
         """Answer rows. Raises where the engine cannot go on."""
-        slots = await _slots(self._replica, [(key, Success(request)) for key, request in rows])
-        results = [slot.unwrap() for slot in slots if is_ok(slot)]
-        completion_tokens = sum(
-            sample.completion_tokens for result in results for sample in result.samples or (result,)
-        )
-        failed = [
-            (request.id, slot.failure())
-            for (_, request), slot in zip(rows, slots, strict=True)
-            if not is_ok(slot)
-        ]
-        words = tuple(
-            (type(error).__name__, f"{name}: {error.message}"[:300]) for name, error in failed
-        )
-        return Counts(
-            len(results), sum(result.prompt_tokens for result in results), completion_tokens, words
-        )
-
-    async def close(self, grace: float) -> None:
-        """End: rows in flight have so many seconds."""
         import asyncio
 
+        replica, name = self._replica, rows[0][0]
+        self._open[name] = [
+            (str(request.id), replica.ask(key, Success(request))) for key, request in rows
+        ]
+        await asyncio.gather(*(asyncio.wrap_future(slot) for _, slot in self._open[name]))
+        return Counts({name: self._counted(self._open.pop(name))}, self._meter.worked)
+
+    async def seen(self) -> Counts[T]:
+        """What became of the blocks that were not answered."""
+        blocks = {name: self._counted(block) for name, block in self._open.items()}
+        return Counts(blocks, self._meter.worked)
+
+    async def close(self, grace: float) -> Counts[T]:
+        """End: rows in flight have so many seconds. Gives what became of those blocks that were not
+        answered before.
+        """
+        import asyncio
+
+        blocks = dict(self._open)
         await asyncio.to_thread(self._replica.close, grace)
+        counted = {name: self._counted(block) for name, block in blocks.items()}
+        return Counts(counted, self._meter.worked)
+
+    def _counted(self, block: Sequence[tuple[str, Future[Slot[Any]]]]) -> T:
+        tally = self._tally()
+        for name, slot in block:
+            if slot.done() and slot.exception() is None:
+                tally.count(slot.result(), name)
+        return tally
 
 
 def _route(load: Make) -> Pipe[GenerationRequest, GenerationResult]:

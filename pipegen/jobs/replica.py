@@ -35,15 +35,15 @@ from pipegen.jobs.conversations import keep_row
 from pipegen.jobs.in_flight import InFlight, Waiting
 from pipegen.jobs.journal import Journal
 from pipegen.jobs.rows import Row, read_row, retry_of
-from pipegen.jobs.runner import GRACE
+from pipegen.jobs.runner import GRACE, require_job_folder
 from pipegen.jobs.steps import Steps, Turn
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 
 __all__ = ["Replica"]
 
-FRUITLESS = 20
-"""How many processes of one name may die in a row without a row that succeeded: it is the engine
-then that does not work.
+FRUITLESS, UNTRIED = 20, 3
+"""How many processes of one name may die in a row without a row that succeeded, after one that had
+answered a row, and where none had: it is the engine then that does not work.
 """
 
 
@@ -62,12 +62,12 @@ class Replica:
 
     route: what the rows go through. It is released when the replica is closed. folder: the job's
     folder; None keeps nothing. run, owner: the name of the run, and that of this process within it.
-    retry: which rows that failed before are asked again. died: is called when the engine, once
-    loaded, has died. Where it returns, and where the engine cannot be loaded, all rows raise the
-    failure.
+    retry: which rows that failed before are asked again. died: is called when the engine has died,
+    and was loaded, or had answered a row here or in an earlier process of this name. Where it
+    returns, and where the engine cannot be loaded, all rows raise the failure.
 
-    Raises as `job` does for arguments that make no sense, and for a folder that cannot be written;
-    `CallFailed` where process after process has died.
+    Raises as `job` does for arguments that make no sense, and for a folder that cannot be written
+    or holds other files; `CallFailed` where process after process has died.
     """
 
     def __init__(
@@ -85,6 +85,8 @@ class Replica:
         died: Callable[[CallFailed], object] = lambda failure: None,
     ) -> None:
         self._route, self._died, self._again = route, died, retry_of(retry)
+        if folder is not None:
+            require_job_folder(folder)
         drive_settings: dict[str, Any] = {
             "ordered": False,
             "isolate_bugs": True,
@@ -108,7 +110,7 @@ class Replica:
             (getattr(engine, "in_flight", IN_FLIGHT) for engine in route.owns), default=IN_FLIGHT
         )
         """How many rows in flight keep the engine full."""
-        self._lock = threading.Lock()
+        self._lock, self._releasing, self._released = threading.Lock(), threading.Lock(), False
         self._rows = set[_Row]()
         """The rows that have not ended."""
         self._keys: dict[str, _Row] = {}
@@ -118,13 +120,15 @@ class Replica:
         self._grace = GRACE
         self._waiting = Waiting[_Row](self._noted)
         self._thread = threading.Thread(target=self._work, name="pipegen-replica", daemon=True)
-        if self._noted is not None and self._noted.fruitless >= FRUITLESS:
+        most = FRUITLESS if self._noted is None or self._noted.answers else UNTRIED
+        if self._noted is not None and self._noted.fruitless >= most:
             self._flow.close()
             self._release()
             raise CallFailed(
                 BackendFailed(
-                    f"{FRUITLESS} processes in a row died here before a row succeeded",
+                    f"{most} processes in a row died here before a row succeeded",
                     backend=route.name,
+                    hint="look in Ray's log for what ended them; often memory does not suffice",
                 )
             )
         self._thread.start()
@@ -154,18 +158,24 @@ class Replica:
         return row.future
 
     def close(self, grace: float = GRACE) -> None:
-        """End: rows in flight have so many seconds. What is finished is kept. Raises `JournalError`
-        where the last rows cannot be synced.
+        """End: rows in flight have so many seconds. What is finished is kept. Another thread may
+        call it again meanwhile: then all ends at once. Raises `JournalError` where the last rows cannot be
+        synced.
         """
+        if self._closing:
+            self._flow.drain(0.0)
         self._grace, self._closing = grace, True
         self._flow.wake()
         self._thread.join()
         self._fail(RuntimeError("the replica was closed"))
-        self._release()
+        with self._releasing:
+            self._release()
 
     def _release(self) -> None:
-        with self._route:
-            self._close_files()
+        if not self._released:
+            self._released = True
+            with self._route:
+                self._close_files()
 
     def _close_files(self) -> None:
         for file in (self._noted, self._steps, self._journal):
@@ -192,6 +202,8 @@ class Replica:
         driven = attempt(self._drive)
         if not is_ok(driven):
             self._fail(driven.failure())
+            if self._noted is not None:  # this process has not died
+                self._noted.close()
 
     def _drive(self) -> None:
         try:
@@ -228,7 +240,7 @@ class Replica:
         if isinstance(failed, BackendFailed) and failed.scope == "batch":
             failure = CallFailed(failed)
             loaded = any(getattr(engine, "loaded", False) for engine in self._route.owns)
-            if loaded or self._worked or (self._noted is not None and self._noted.deaths):
+            if loaded or self._worked or (self._noted is not None and self._noted.answers):
                 self._died(failure)
             raise failure
         if failed is None and not self._worked:

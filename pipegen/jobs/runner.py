@@ -174,6 +174,10 @@ class Job(Iterator[T], Generic[T]):
         finally:
             self._close_files()
 
+    def tidy(self, finished: Callable[[str], bool]) -> None:
+        """Remove what dead processes have left of rows that are finished by now."""
+        self._noted.close(finished)
+
     def _close_files(self) -> None:
         """Sync and close the journals. Nothing is in flight from now on."""
         try:

@@ -37,6 +37,12 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "version", version)
 
 
+def test_the_versions_of_packages_that_jobs_use_are_shown() -> None:
+    shown = examine()["packages"]
+    assert shown["pyarrow"] == metadata.version("pyarrow")
+    assert "ray" in shown
+
+
 # C5
 def test_the_table_of_what_each_engine_honours_is_printed_whole(
     capsys: pytest.CaptureFixture[str], bare: None

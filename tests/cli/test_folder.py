@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.fake_ray import replaced_ray
 
+import pipegen as pg
+from pipegen.cli import generate
 from pipegen.media.folder import images_in, natural
 from pipegen.testing.fake import FakeEngine
 
@@ -217,11 +220,18 @@ def test_the_sidecars_of_a_job_are_its_own_and_those_of_others_are_kept(
     assert sum(map(len, engine.calls)) == 2
 
 
+@pytest.mark.parametrize("there", [(), ("--replicas", "2")])
 def test_a_job_whose_sidecars_others_made_is_refused_before_anything_is_asked(
-    command: Command, engine: FakeEngine, tmp_path: Path
+    command: Command,
+    engine: FakeEngine,
+    tmp_path: Path,
+    there: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    replaced_ray(monkeypatch)
+    monkeypatch.setattr("pipegen.cli.on_ray.open_routes", lambda load: pg.route(engine))
     folder, out = made(tmp_path / "photos", "a.png", "b.png"), tmp_path / "out.jsonl"
-    flags = (folder, *ASK, "--sidecar", "txt", "-o", out)
+    flags = (folder, *ASK, "--sidecar", "txt", "-o", out, *there)
     assert command("generate", *flags).code == 0
     good = out.read_bytes()
     ran = command("generate", *flags, "--temperature", "0.7")  # other answers than those beside
@@ -230,3 +240,28 @@ def test_a_job_whose_sidecars_others_made_is_refused_before_anything_is_asked(
     assert sum(map(len, engine.calls)) == 2
     assert command("generate", *flags).code == 0
     assert out.read_bytes() == good
+
+
+@pytest.mark.parametrize("there", [(), ("--replicas", "2")])
+def test_a_sidecar_that_others_make_while_a_job_is_begun_fails_its_row(
+    command: Command,
+    engine: FakeEngine,
+    tmp_path: Path,
+    there: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replaced_ray(monkeypatch)
+    monkeypatch.setattr("pipegen.cli.on_ray.open_routes", lambda load: pg.route(engine))
+    folder, out = made(tmp_path / "photos", "a.png", "b.png"), tmp_path / "out.jsonl"
+    begun = generate._begun
+
+    def another(*given: Any, **how: Any) -> None:
+        begun(*given, **how)
+        (folder / "b.txt").write_text("precious")
+
+    monkeypatch.setattr(generate, "_begun", another)
+    ran = command("generate", folder, *ASK, "--sidecar", "txt", "-o", out, *there)
+    assert ran.code == 1
+    assert "the sidecar b.txt exists already" in ran.err
+    assert (folder / "b.txt").read_text() == "precious"
+    assert sum(map(len, engine.calls)) == 1

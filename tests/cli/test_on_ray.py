@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
+import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from support.fake_ray import replaced_ray
 from typer.main import get_command
 
 import pipegen as pg
 from pipegen.cli.app import app
-from pipegen.cli.on_ray import OnRay, gpus_of, on_ray
+from pipegen.cli.on_ray import OnRay, _size, gpus_of, on_ray
 from pipegen.cli.usage import load_of
+from pipegen.core.errors import BackendFailed, CallFailed
+from pipegen.jobs import ray_actors
 from pipegen.testing.fake import FakeEngine
 
 
@@ -169,3 +175,146 @@ def test_more_replicas_than_gpus_are_refused_with_the_share_that_fits() -> None:
         typer.BadParameter, match=r"4 replicas and 3 GPUs; .* --gpus-per-replica 0\.5"
     ):
         gpus_of(replicas(4), 3)
+
+
+class Cluster:
+    """As much of Ray as is needed to connect to it."""
+
+    def __init__(self, init: Callable[..., Any]) -> None:
+        self.init, self.is_initialized, self.shutdown = init, lambda: False, lambda: None
+
+
+def connecting(monkeypatch: pytest.MonkeyPatch, init: Callable[..., Any], address: Any) -> Any:
+    monkeypatch.setattr(ray_actors, "itself", lambda: Cluster(init))
+    monkeypatch.setattr(ray_actors, "need", lambda *given: None)
+    return ray_actors.connect(address, quiet=True)
+
+
+def test_an_address_where_nothing_listens_is_refused_with_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(
+        ConnectionError, match=f"no cluster of Ray .* at 127.0.0.1:{port}: .*refused"
+    ):
+        connecting(monkeypatch, lambda address, **how: asked.append(address), f"127.0.0.1:{port}")
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+    with pytest.raises(ConnectionError, match=f"at 127.0.0.1:{port}"):
+        connecting(monkeypatch, lambda address, **how: asked.append(address), None)
+    assert asked == []
+
+
+def test_a_cluster_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_actors, "CONNECTING", 0.05)
+    ended = threading.Event()
+    with pytest.raises(ConnectionError, match="at head: no answer"):
+        connecting(monkeypatch, lambda address, **how: ended.wait(60), "head")
+    ended.set()
+
+
+def test_a_cluster_of_another_version_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def init(address: str, **how: Any) -> None:
+        raise RuntimeError("Version mismatch: The cluster has:\n    Ray: 2.50\nThis has:\n    2.60")
+
+    with pytest.raises(ConnectionError) as refused:
+        connecting(monkeypatch, init, "head")
+    words = "Version mismatch: The cluster has: Ray: 2.50 This has: 2.60"
+    assert str(refused.value) == f"there is no cluster of Ray to work with at head: {words}"
+
+
+def test_without_an_address_and_a_cluster_a_new_one_is_started_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    def init(address: str, **how: Any) -> None:
+        asked.append(address)
+        if address == "auto" or len(asked) == 3:
+            raise ConnectionError("there is none")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    connecting(monkeypatch, init, None)
+    with pytest.raises(ConnectionError, match="cannot start on this machine: there is none"):
+        connecting(monkeypatch, init, "local")
+    assert asked == ["auto", "local", "local"]
+
+
+@pytest.mark.parametrize(
+    ("free", "on", "words"),
+    [
+        (
+            {"CPU": 1.0},
+            replicas(3, None, "head:6379"),
+            "2 of 3 replicas wait: each takes 1 CPU, and 1",
+        ),
+        ({}, replicas(2, None, "head:6379"), "2 of 2 replicas wait: each takes 1 CPU, and 0"),
+        ({"GPU": 1.0}, replicas(2, 2, "head:6379"), "2 of 2 replicas wait: each takes 2 GPU"),
+        ({"CPU": 3.0}, replicas(3, None, "head:6379"), ""),
+    ],
+)
+def test_replicas_that_wait_are_told(
+    free: dict[str, float],
+    on: OnRay,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ray = replaced_ray(monkeypatch)
+    ray.available_resources = lambda: free  # type: ignore[method-assign]
+    assert _size(on, here=True)[0] == on.replicas
+    said = capsys.readouterr().err
+    assert words in said and bool(words) == bool(said)
+
+
+@pytest.fixture
+def on_replicas(
+    command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., Any]:
+    """Generate on two replicas of an engine, in this process."""
+
+    def generate(engine: FakeEngine, source: Path, *flags: Any) -> Any:
+        replaced_ray(monkeypatch)
+        monkeypatch.setattr("pipegen.cli.on_ray.open_routes", lambda load: pg.route(engine))
+        monkeypatch.setattr("pipegen.cli.generate.open_routes", lambda load: pg.route(engine))
+        flags = ("-o", tmp_path / "out.jsonl", "--model", "fake", *flags)
+        return command("generate", source, *flags)
+
+    return generate
+
+
+def test_a_model_that_cannot_load_ends_the_command_with_its_own_error(
+    on_replicas: Callable[..., Any], jsonl: Callable[..., Path], tmp_path: Path
+) -> None:
+    source = jsonl(*({"id": f"r{n}", "prompt": f"Hi {n}"} for n in range(40)))
+    fault = CallFailed(BackendFailed("the weights are not there", backend="fake", hint="get them"))
+    ran = on_replicas(FakeEngine("", fault=fault), source, "--replicas", "2")
+    words = " ".join(ran.err.split())
+    assert (ran.code, words.count("the weights are not there; get them")) == (2, 1)
+    assert "Traceback" not in ran.err
+    assert list((tmp_path / "out.jsonl.job").glob("running-*")) == []
+    healthy = FakeEngine("yes<|im_end|>")
+    assert on_replicas(healthy, source, "--replicas", "2").code == 0
+    assert sum(map(len, healthy.calls)) == 40
+
+
+def test_the_summary_of_replicas_is_that_of_one_process(
+    on_replicas: Callable[..., Any], jsonl: Callable[..., Path], tmp_path: Path
+) -> None:
+    rows = [{"id": f"r{n}", "prompt": f"Hi {n}"} for n in range(50)]
+    source, counts = jsonl(*rows, "no JSON"), list[dict[str, Any]]()
+    for flags in ((), ("--replicas", "2"), ("--replicas", "2")):
+        engine, summary = FakeEngine("yes it is<|im_end|>"), tmp_path / "summary.json"
+        more = ("--restart",) if len(counts) == 1 else ()
+        ran = on_replicas(engine, source, *flags, *more, "--summary", summary)
+        assert ran.code == 1
+        counts.append(json.loads(summary.read_text()))
+    without, replicas, again = counts
+    for summary_counts in counts:
+        rates = [summary_counts.pop(name) for name in list(summary_counts) if "second" in name]
+        assert (rates[-1] > 0) == (summary_counts["reused"] == 0)
+    assert without == replicas
+    assert again == {**replicas, "reused": 50}

@@ -56,6 +56,21 @@ def test_the_words_tell_speed_and_time_left_without_that_of_loading() -> None:
     assert "(500.0/s)" in tally.summary(meter.seconds, meter.loading)
 
 
+def test_rates_leave_out_what_starts_and_ends_engines_elsewhere() -> None:
+    clock = Clock()
+    meter = Meter(Tally(), clock=clock)
+    meter.called, clock.now = clock.now, clock.now + 40
+    meter.works_elsewhere(None)
+    assert (meter.working, meter.worked) == (None, None)
+    for worked in (5.0, 10.0, 2.0):
+        meter.works_elsewhere(worked)
+    assert (meter.loading, meter.worked) == (30.0, 10.0)
+    meter.tally.made_tokens, meter.ending = 500, 20.0
+    clock.now += 20
+    assert (meter.loading, meter.plain()["tokens_a_second"]) == (50.0, 50.0)
+    assert meter.words() == "0 done, 0 failed, 50 tok/s"
+
+
 def test_an_engine_that_gives_whole_answers_works_from_its_first_call_on() -> None:
     clock = Clock()
     meter = Meter(Tally(), clock=clock)

@@ -500,5 +500,8 @@ def test_an_input_counts_as_read_where_each_of_its_rows_has_an_entry(tmp_path: P
     assert rows_in(tmp_path / "whole", "changed") is None
     read_to_the_end(tmp_path / "broken", [*requests, {"id": "broken", "prompt": 7}])
     read_to_the_end(tmp_path / "unstamped", requests, stamp="")
+    with KeyMap(tmp_path / "whole", "of others", stamp="not read"):
+        pass  # stopped before it read a row
+    assert rows_in(tmp_path / "whole", "not read") is None
     for name in ("broken", "unstamped"):
         assert not (tmp_path / name / INPUT).exists()

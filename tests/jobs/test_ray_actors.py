@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from returns.result import Failure, Success
 from support.fake_ray import Died, replaced_ray
 
 import pipegen as pg
+from pipegen.cli.outputs import Tally
+from pipegen.cli.progress import Meter
 from pipegen.jobs.ray import Counts
 from pipegen.jobs.ray_actors import (
     BLOCK_BYTES,
@@ -19,6 +22,7 @@ from pipegen.jobs.ray_actors import (
     LOOKS,
     PLACED_BLOCKS,
     Actors,
+    NoReplica,
     Placed,
     blocks_of,
 )
@@ -147,14 +151,17 @@ class Stub:
     def ready(self) -> int:
         return self.room
 
-    def answer(self, block: Any) -> Counts:
+    def answer(self, block: Any) -> Counts[Tally]:
         if self.number in self.broken:
             raise Died(f"actor {self.number}")
         self.rows += [int(key, 16) for key, _ in block]
-        return Counts(len(block), 0, 0, ())
+        return Counts({block[0][0]: Tally(len(block))})
 
-    def close(self, grace: float) -> None:
-        pass
+    def seen(self) -> Counts[Tally]:
+        return Counts({})
+
+    def close(self, grace: float) -> Counts[Tally]:
+        return Counts({})
 
 
 @pytest.fixture
@@ -167,12 +174,22 @@ def stub() -> type[Stub]:
 
 def answered(monkeypatch: pytest.MonkeyPatch, stub: Any, blocks: Any, replicas: int = 2) -> Any:
     """The rows that each actor was handed, and how many were counted."""
+    tally = Tally()
+    actors = actors_of(monkeypatch, stub, replicas, [])
+    for counts in [*actors.counts(iter(blocks)), Counts(actors.partial)]:
+        for block in counts.blocks.values():
+            tally.add(block)
+    actors.close()
+    return [one.rows for one in stub.made], tally.succeeded
+
+
+def actors_of(
+    monkeypatch: pytest.MonkeyPatch, stub: Any, replicas: int, told: list[str]
+) -> Actors[Tally]:
     replaced_ray(monkeypatch, stub)
     made: Any = None
-    actors = Actors(made, None, Path(), {}, replicas=replicas, gpus=0, tell=lambda words: None)
-    count = sum(counts.succeeded for counts in actors.counts(iter(blocks)))
-    actors.close()
-    return [one.rows for one in stub.made], count
+    given = (made, None, Path(), {}, Tally, lambda: Meter(Tally()))
+    return Actors(*given, replicas=replicas, gpus=0, tell=told.append)
 
 
 def test_the_turns_of_one_conversation_are_answered_on_one_replica(
@@ -197,6 +214,41 @@ def test_rows_of_a_replica_that_cannot_go_on_are_answered_by_the_others(
     blocks = [(number % 2 + 1, block(number)) for number in range(200)]
     (first, second), count = answered(monkeypatch, stub, blocks)
     assert (first, sorted(second), count) == ([], list(range(200)), 200)
+
+
+@pytest.mark.parametrize("broken", [{1}, {1, 2}])
+def test_a_replica_that_cannot_go_on_is_told_once_another_has_answered(
+    monkeypatch: pytest.MonkeyPatch, stub: type[Stub], broken: set[int]
+) -> None:
+    stub.broken, told = broken, list[str]()
+    blocks = iter([(number % 2 + 1, block(number)) for number in range(20)])
+    actors = actors_of(monkeypatch, stub, 2, told)
+    if len(broken) == 1:
+        list(actors.counts(blocks))
+        assert told == ["replica 1 cannot go on: actor 1; 1 go on"]
+        return
+    with pytest.raises(NoReplica, match=r"actor 1; actor 2|actor 2; actor 1") as raised:
+        list(actors.counts(blocks))
+    assert (raised.value.answered, told) == (False, [])
+
+
+def test_the_input_is_read_while_all_replicas_are_full(
+    monkeypatch: pytest.MonkeyPatch, stub: type[Stub]
+) -> None:
+    """So rows that are finished are counted early; no more than `PLACED_BLOCKS` wait."""
+    stub.room, ended = 1, Event()
+    monkeypatch.setattr(stub, "ready", lambda self: ended.wait(60) and 1)
+    taken: list[int] = []
+
+    def blocks() -> Iterator[Placed]:
+        for number in range(4 * PLACED_BLOCKS):
+            taken.append(number)
+            if len(taken) == PLACED_BLOCKS:
+                ended.set()
+            yield None, block(number)
+
+    (rows,), count = answered(monkeypatch, stub, blocks(), 1)
+    assert (rows, count) == (list(range(4 * PLACED_BLOCKS)), 4 * PLACED_BLOCKS)
 
 
 def test_no_replica_waits_for_one_that_has_all_the_conversations(

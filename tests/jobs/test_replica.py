@@ -17,9 +17,9 @@ from returns.result import Failure, Success
 
 import pipegen as pg
 from pipegen.core.errors import BackendFailed, CallFailed
-from pipegen.jobs.in_flight import InFlight
+from pipegen.jobs.in_flight import InFlight, Waiting
 from pipegen.jobs.journal import Finished, Journal, JournalError
-from pipegen.jobs.replica import FRUITLESS, Replica
+from pipegen.jobs.replica import FRUITLESS, UNTRIED, Replica
 from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine
 
@@ -51,11 +51,13 @@ def replica(engine: FakeEngine, folder: Path | None = None, **how: Any) -> Itera
         made.close(0)
 
 
-def dead(folder: Path, *numbers: int, owner: str = "a") -> None:
+def dead(folder: Path, *numbers: int, owner: str = "a", answered: bool = False) -> None:
     """A process of the run that died while these rows were in flight."""
     folder.mkdir(exist_ok=True)
     left = InFlight(folder, "run", owner)
     left._remove.detach()
+    if answered:
+        left.worked()
     for number in numbers:
         left.begin(key_of(number))
 
@@ -94,7 +96,7 @@ def test_a_failure_is_asked_again_where_the_retry_says_so(tmp_path: Path) -> Non
 
 
 def test_rows_that_were_in_flight_at_a_death_go_first_and_in_small_groups(tmp_path: Path) -> None:
-    dead(tmp_path, *range(9))
+    dead(tmp_path, *range(9), answered=True)
     engine = FakeEngine("yes<|im_end|>")
     with replica(engine, tmp_path) as one:
         slots = [one.ask(key_of(number), request(number)) for number in range(30)]
@@ -117,7 +119,7 @@ def test_rows_that_were_in_flight_at_two_deaths_go_alone(tmp_path: Path) -> None
 
 def test_a_row_whose_process_died_three_times_fails_and_is_kept(tmp_path: Path) -> None:
     for _ in range(3):
-        dead(tmp_path, 7)
+        dead(tmp_path, 7, answered=True)
     engine = FakeEngine("yes<|im_end|>")
     for _ in range(2):
         with replica(engine, tmp_path) as one:
@@ -181,6 +183,60 @@ def test_the_death_of_the_engine_is_told_and_raises_for_all_rows(tmp_path: Path)
         assert len(finished) == 1
 
 
+def test_a_process_that_has_answered_nothing_blames_no_row(tmp_path: Path) -> None:
+    """Perhaps its engine cannot load: a row beside the suspect is asked first, and then it."""
+    for _ in range(UNTRIED - 1):
+        dead(tmp_path, 7)
+    assert InFlight(tmp_path, "run", "a").alone == {}
+    engine = FakeEngine("yes<|im_end|>")
+    with replica(engine, tmp_path) as one:
+        slots = [one.ask(key_of(number), request(number)) for number in (7, 8)]
+        assert all(pg.is_ok(slot.result(WAIT)) for slot in slots)
+    noted = InFlight(tmp_path, "run", "b")
+    waiting = Waiting[str](noted)
+    dead(tmp_path, 3, owner="c")
+    later = Waiting[str](InFlight(tmp_path, "run", "c"))
+    for rows in (waiting, later):
+        rows.add(key_of(3), "suspect")
+        rows.add(key_of(4), "another")
+    assert [later.next(), later.next()] == ["another", None]
+    later.ended()
+    assert later.next() == "suspect"
+
+
+def test_a_death_counts_from_the_first_answer_of_its_replica_on(tmp_path: Path) -> None:
+    for answered in (False, True, False):
+        dead(tmp_path, 7, answered=answered)
+    noted = InFlight(tmp_path, "run", "a")
+    assert (noted.answers, noted.deaths, noted.alone) == (True, {key_of(7): 3}, {key_of(7): 2})
+    # what a process without a name leaves counts as before
+    left = InFlight(tmp_path)
+    left._remove.detach()
+    left.begin(key_of(8))
+    os.close(left._fd)
+    assert InFlight(tmp_path, "run", "b").alone[key_of(8)] == 1
+
+
+def test_processes_that_die_before_any_answer_end_the_replica_soon(tmp_path: Path) -> None:
+    for number in range(UNTRIED):
+        dead(tmp_path, number)
+    with (
+        pytest.raises(CallFailed, match="3 processes in a row died here before a row succeeded"),
+        replica(FakeEngine("yes<|im_end|>"), tmp_path),
+    ):
+        pass
+
+
+def test_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "cat.png").write_bytes(b"")
+    with (
+        pytest.raises(JournalError, match="holds other files"),
+        replica(FakeEngine("yes<|im_end|>"), tmp_path),
+    ):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["cat.png"]
+
+
 def test_an_engine_that_does_not_load_has_not_died(tmp_path: Path) -> None:
     died: list[CallFailed] = []
     fault = CallFailed(BackendFailed("the weights are not there", backend="fake"))
@@ -190,6 +246,7 @@ def test_an_engine_that_does_not_load_has_not_died(tmp_path: Path) -> None:
     ):
         one.ask(key_of(0), request(0)).result(WAIT)
     assert died == []
+    assert list(tmp_path.glob("running-*")) == []
 
 
 def test_a_row_that_cannot_be_kept_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,8 +267,7 @@ def test_a_closed_replica_takes_no_rows() -> None:
 
 
 def test_an_engine_that_kills_every_process_ends_the_replica(tmp_path: Path) -> None:
-    with replica(FakeEngine("yes<|im_end|>"), tmp_path) as one:
-        assert pg.is_ok(one.ask(key_of(0), request(0)).result(WAIT))
+    dead(tmp_path, 0, answered=True)
     for number in range(FRUITLESS - 1):
         dead(tmp_path, number)
     with replica(FakeEngine("yes<|im_end|>"), tmp_path):

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from support.on_ray import holders, stub
 
 import pipegen as pg
@@ -75,18 +77,21 @@ def rows_in(file: Path, count: int) -> Path:
     return file
 
 
-def command(source: Path, out: Path, *flags: str) -> subprocess.Popen[bytes]:
+def command(
+    source: Path, out: Path, *flags: str, err: Path | None = None
+) -> subprocess.Popen[bytes]:
     arguments = [
         *(sys.executable, "-m", "pipegen", "generate", str(source), "-o", str(out)),
         *("--model", "embedded", "--image-root", "/", "--quiet"),
         *flags,
     ]
-    return subprocess.Popen(
-        arguments,
-        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    with Path(err or os.devnull).open("wb") as stream:
+        return subprocess.Popen(
+            arguments,
+            env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+            stderr=stream,
+            start_new_session=True,
+        )
 
 
 def test_the_output_is_that_of_one_process(cluster: str, tmp_path: Path) -> None:
@@ -171,6 +176,7 @@ def test_five_kills_lose_and_double_nothing(cluster: str, tmp_path: Path, killed
                 os.kill(rng.choice(actors), signal.SIGKILL)
         assert running.wait(LIMIT) == 0
     assert out.read_bytes() == (tmp_path / "one.jsonl").read_bytes()
+    assert list(folder.glob("running-*")) == []
     keys = lines_of(folder)
     assert len(keys) == len(set(keys)) == rows
     count = 1 if killed == "actor" else 2
@@ -247,11 +253,18 @@ def test_an_interrupt_ends_the_run_and_the_same_command_goes_on(
             *("--backend", "vllm_server", "--base-url", server.url, "--in-flight", "4"),
             *("--ray", cluster),
         )
-        running = command(source, out, *flags)
+        summary = ("--summary", str(tmp_path / "summary.json"))
+        running = command(source, out, *flags, *summary, err=tmp_path / "err")
         assert wait_for(Path(f"{out}.job"), 4000, running, end)
         running.send_signal(signal.SIGINT)
         assert running.wait(LIMIT) == 130
         assert not out.exists()
+        assert "Traceback" not in (tmp_path / "err").read_text()
+        counts = json.loads((tmp_path / "summary.json").read_text())
+        assert (
+            counts["succeeded"] == len(lines_of(Path(f"{out}.job"))) == 600 - counts["not_answered"]
+        )
+        assert counts["completion_tokens"] > 0 < counts["tokens_a_second"]
         assert list(Path(f"{out}.job").glob("running-*")) == []
         assert command(source, out, *flags).wait(LIMIT) == 0
         assert sum(server.asked.values()) == 600
@@ -260,22 +273,55 @@ def test_an_interrupt_ends_the_run_and_the_same_command_goes_on(
     ]
 
 
-def test_a_replica_that_cannot_begin_is_told_and_ends_the_run(
-    cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_replicas_that_cannot_begin_end_the_run(cluster: str, tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text('{"prompt": "Hi"}\n')
 
     def opened() -> Any:
         return from_lines(jsonl.lines_of(io.BytesIO(source.read_bytes())), Columns())
 
-    with pytest.raises(Exception, match="no route"):
+    with pytest.raises(typer.BadParameter, match=r"^there is no route$"):
         list(slots_of(tmp_path, OnRay(_no_route, cluster, 2, 0), opened))
-    assert "replica 1 cannot go on" in capsys.readouterr().err
 
 
 def _no_route() -> Any:
     raise RuntimeError("there is no route")
+
+
+def test_a_model_that_cannot_load_ends_the_command_with_its_own_error(
+    cluster: str, tmp_path: Path
+) -> None:
+    """It starts one process for each replica, and blames no row."""
+    model, source, out = tmp_path / "model", tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    model.mkdir()
+    (model / "config.json").write_text(
+        '{"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}'
+    )
+    source.write_text("".join(f'{{"id": "r{n}", "prompt": "Say {n}"}}\n' for n in range(20)))
+    flags = ("--model", str(model), "--replicas", "2", "--ray", cluster)
+    assert command(source, out, *flags, err=tmp_path / "err").wait(LIMIT) == 2
+    err = (tmp_path / "err").read_text()
+    assert err.count("the tokenizer's files are missing") == 1
+    assert "Traceback" not in err and "died" not in err
+    assert list(Path(f"{out}.job").glob("running-*")) == []
+    assert lines_of(Path(f"{out}.job")) == []
+    assert command(source, out, "--max-new-tokens", "2").wait(LIMIT) == 0
+
+
+def test_a_replica_whose_process_is_killed_while_it_loads_blames_no_row(
+    cluster: str, tmp_path: Path
+) -> None:
+    source, started = tmp_path / "in.jsonl", tmp_path / "started"
+    source.write_text('{"id": "r0", "prompt": "Hi"}\n')
+
+    def opened() -> Any:
+        return from_lines(jsonl.lines_of(io.BytesIO(source.read_bytes())), Columns())
+
+    on = OnRay(partial(stub, asked=str(started), poison="Hi"), cluster, 1, 0)
+    with pytest.raises(typer.BadParameter, match="3 processes in a row died here before a row"):
+        list(slots_of(tmp_path, on, opened))
+    assert len(started.read_text().split()) == 3
+    assert lines_of(tmp_path / "out.job") == []
 
 
 def summary_of(file: Path) -> dict[str, Any]:
@@ -394,13 +440,29 @@ def test_a_second_signal_ends_it_at_once(cluster: str, tmp_path: Path) -> None:
     begun = time.monotonic()
     with FaultyServer(share=1.0, kinds=["stall"]) as server:
         there = ("--backend", "vllm_server", "--base-url", server.url, "--grace", "600")
-        running = command(source, out, *there, "--ray", cluster)
+        running = command(source, out, *there, "--ray", cluster, err=tmp_path / "err")
         while not server.asked:
             assert time.monotonic() < begun + LIMIT
             time.sleep(0.05)
         running.send_signal(signal.SIGINT)
         running.send_signal(signal.SIGTERM)
         assert running.wait(LIMIT) == 130
+    assert "Traceback" not in (tmp_path / "err").read_text()
+    assert list(Path(f"{out}.job").glob("running-*")) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_command_that_waits_for_a_cluster(number: int, tmp_path: Path) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"prompt": "Hi"}\n')
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        running = command(source, out, "--ray", address, err=tmp_path / "err")
+        silent.settimeout(LIMIT)
+        silent.accept()[0].close()  # Ray tries next
+        running.send_signal(number)
+        assert running.wait(LIMIT) == 130
+    assert "Traceback" not in (tmp_path / "err").read_text()
 
 
 def test_the_meter_counts_the_rows_of_all_replicas(cluster: str, tmp_path: Path) -> None:

@@ -17,7 +17,9 @@ __all__ = ["FakeRay", "replaced_ray"]
 
 
 class Died(Exception):
-    """What Ray raises where an actor cannot go on."""
+    """What Ray raises where an actor cannot go on, or a call raised."""
+
+    cause: Exception | None = None
 
 
 class FakeRay:
@@ -40,26 +42,36 @@ class FakeRay:
             return lambda *given: self._threads.submit(_call, getattr(actor, name), *given)
 
         return SimpleNamespace(
-            **{name: SimpleNamespace(remote=called(name)) for name in ("ready", "answer", "close")}
+            **{
+                name: SimpleNamespace(remote=called(name))
+                for name in ("ready", "answer", "seen", "close")
+            }
         )
 
     def wait(
-        self, refs: Sequence[Any], *, num_returns: int, timeout: float, fetch_local: bool
+        self, refs: Sequence[Any], *, num_returns: int, timeout: float, fetch_local: bool = True
     ) -> tuple[list[Any], list[Any]]:
         futures.wait(refs, timeout, futures.FIRST_COMPLETED)
         done = [ref for ref in refs if ref.done()][:num_returns]
         return done, [ref for ref in refs if ref not in done]
 
     def get(self, refs: Any, timeout: float | None = None) -> Any:
-        if isinstance(refs, list):
-            return [ref.result(timeout) for ref in refs]
-        return refs.result(timeout)
+        try:
+            return refs.result(timeout)
+        except Died:
+            raise
+        except Exception as cause:
+            died = Died(str(cause))
+            died.cause = cause
+            raise died from cause
 
     def kill(self, handle: Any) -> None:
         pass
 
     def cluster_resources(self) -> dict[str, float]:
-        return {}
+        return {"CPU": 4.0}
+
+    available_resources = cluster_resources
 
 
 def _call(method: Any, *given: Any) -> Any:
@@ -71,5 +83,5 @@ def replaced_ray(monkeypatch: pytest.MonkeyPatch, kind: Any = None) -> FakeRay:
     """A `FakeRay` in the place of Ray."""
     ray = FakeRay(kind)
     monkeypatch.setattr("pipegen.jobs.ray_actors.itself", lambda: ray)
-    monkeypatch.setattr("pipegen.jobs.ray_actors.connect", lambda *address, **how: None)
+    monkeypatch.setattr("pipegen.jobs.ray_actors.connect", lambda *address, **how: lambda: None)
     return ray
