@@ -41,7 +41,7 @@ HERE = Path(__file__).parent
 # Tests whose coverage is not measured, which would take 40% more time: the core has its own.
 UNMEASURED = (
     *("backends", "cli", "config", "conformance", "contrib", "embedded", "examples"),
-    *("real_tokenizers", "report"),
+    *("golden", "real_tokenizers", "report"),
 )
 
 

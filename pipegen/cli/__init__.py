@@ -6,6 +6,7 @@ it runs.
 
 from __future__ import annotations
 
+import functools
 import io
 import logging
 import os
@@ -105,18 +106,26 @@ def standard_streams() -> None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
+@functools.cache
+def _command() -> Any:
+    """The commands and their flags as typer makes them of `app`: once, for many calls of `main`."""
+    from typer.main import get_command
+
+    from pipegen.cli.app import app
+
+    return get_command(app)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line with these arguments (those of the process, if None) and exit: 0 all
     good, 1 something failed, 2 bad usage.
     """
-    from pipegen.cli.app import app
-
     standard_streams()
     log_in_lines()
     try:
         argv = sys.argv[1:] if arguments is None else list(arguments)
         try:
-            app(args=argv, prog_name="pipegen", obj=argv)
+            _command()(args=argv, prog_name="pipegen", obj=argv)
         finally:
             sys.stdout.flush()
     except StreamClosed as closed:

@@ -169,9 +169,9 @@ def test_bad_usage_that_the_settings_find_and_a_server_that_is_down(
     assert "it is down" in ran.err
 
 
-@pytest.fixture
-def made(jsonl: Any) -> tuple[Path, Path]:
-    """A file of results of the embedded model, and the file of their requests."""
+@pytest.fixture(scope="module")
+def made_lines() -> tuple[list[Any], list[Any]]:
+    """Results of the embedded model, and their requests."""
     pytest.importorskip("torch")
     texts = {"months": "List the months of the year.", "count": "Count from 1 to 12."}
     requests = [
@@ -180,7 +180,13 @@ def made(jsonl: Any) -> tuple[Path, Path]:
     ]
     with pg.backends.hf("embedded", dtype="float32") as route:
         slots = pg.run(route, requests, {"max_new_tokens": 8, "temperature": 0.0, "logprobs": True})
-    lines = [to_plain(slot, name) for slot, name in zip(slots, texts, strict=True)]
+    return [to_plain(slot, name) for slot, name in zip(slots, texts, strict=True)], requests
+
+
+@pytest.fixture
+def made(jsonl: Any, made_lines: tuple[list[Any], list[Any]]) -> tuple[Path, Path]:
+    """A file of these results, and the file of their requests."""
+    lines, requests = made_lines
     return jsonl(*lines, name="results.jsonl"), jsonl(*requests)
 
 

@@ -41,11 +41,18 @@ def rows(*bad: int, count: int = 8) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("error", [RuntimeError("a"), ValueError("b"), AttributeError("c")])
-@pytest.mark.parametrize("bad", [(3,), (0, 7), (0, 1, 2, 3, 4, 5, 6, 7)], ids=str)
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [
+        *(((3,), error) for error in (RuntimeError("a"), ValueError("b"), AttributeError("c"))),
+        ((0, 7), ValueError("b")),
+        ((0, 1, 2, 3, 4, 5, 6, 7), RuntimeError("a")),
+    ],
+    ids=str,
+)
 def test_the_row_fails_alone_and_the_others_get_what_they_get_without_it(
-    error: Exception,
     bad: tuple[int, ...],
+    error: Exception,
     engine: Any,
     embedding: Any,
     caplog: pytest.LogCaptureFixture,
