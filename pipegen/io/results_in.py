@@ -23,6 +23,7 @@ from pipegen.io.jsonl import LineId, from_plain
 from pipegen.io.table_out import answer_columns
 from pipegen.io.tables import read_table
 from pipegen.records import strict_json
+from pipegen.records.codec import declared, item_of
 from pipegen.records.fields import InvalidField
 from pipegen.records.results import GenerationResult
 
@@ -116,6 +117,14 @@ def _finish_of(entry: Mapping[str, Any]) -> Any:
     return next((entry[name] for name in _FINISH if entry.get(name) is not None), None)
 
 
+_AS_THEY_ARE = [
+    field.key
+    for field in declared(GenerationResult)
+    if field.row.column and (item_of(field.hint) or field.hint) in (str, int, bool, float, object)
+]
+"""The columns whose values are those of the lines."""
+
+
 def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
     line_fields: dict[str, Any] = {
         "id": row.get("id"),
@@ -125,11 +134,7 @@ def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
     if not line_fields["ok"]:
         error = dict(row.get("error") or {})
         return {**line_fields, "error": {**error, "type": error.get("type") or "InternalError"}}
-    values = {
-        name: row[name]
-        for name in ("text", "stop", "raw_text", "reasoning", "prompt_token_ids", "token_ids")
-        if row.get(name) is not None
-    }
+    values = {name: row[name] for name in _AS_THEY_ARE if row.get(name) is not None}
     usage = row.get("usage") or {}
     line_fields |= {
         "finish": _finish_of(row),
