@@ -39,8 +39,9 @@ __all__ = [
 ]  # fmt: skip
 
 T = TypeVar("T")
-_SURE = frozenset((int, str, bool, NoneType))
-"""The types whose values are written as they are."""
+_NULL = frozenset((NoneType,))
+_SURE = frozenset((int, str, bool)) | _NULL
+"""The types of plain fields' values that are written as they are."""
 _NONE = dataclasses.MISSING
 
 
@@ -55,6 +56,8 @@ class Declared(NamedTuple):
     row: FieldRow
     default: Any
     """`dataclasses.MISSING` where it has none."""
+    nullable: bool
+    """Whether it may be None."""
 
 
 @functools.cache
@@ -62,8 +65,15 @@ def declared(kind: Any) -> tuple[Declared, ...]:
     """The fields of a record that are written, in order."""
     hints, extras = get_type_hints(kind), metadata_of(kind)
     fields = [
-        Declared(f.name, row.name or f.name, without_null(hints[f.name]), row, f.default)
-        for f in dataclasses.fields(kind)
+        Declared(
+            f.name,
+            row.name or f.name,
+            without_null(hint),
+            row,
+            f.default,
+            NoneType in get_args(hint),
+        )
+        for f, hint in [(f, hints[f.name]) for f in dataclasses.fields(kind)]
         for row in [*(extra for extra in extras[f.name] if type(extra) is FieldRow), FieldRow()][:1]
         if row.written
     ]
@@ -91,10 +101,10 @@ def item_of(hint: Any) -> Any:
 def encode(record: Any, *, brief: bool = False) -> dict[str, Any]:
     """A record as JSON data; `decode` reads it. `brief` keeps what people read."""
     kind: Any = type(record)
-    keys, values_of, writes, omitted = _writes(kind, brief)
+    fields, values_of, omitted = _writes(kind, brief)
     values = {
-        key: value if type(value) in _SURE else write(value)
-        for key, value, write in zip(keys, values_of(record), writes, strict=False)
+        key: value if type(value) in sure else write(value)
+        for (key, sure, write), value in zip(fields, values_of(record), strict=False)
     }
     for key in omitted:
         value = values[key]
@@ -104,20 +114,27 @@ def encode(record: Any, *, brief: bool = False) -> dict[str, Any]:
 
 
 @functools.cache
-def _writes(kind: Any, brief: bool) -> tuple[Any, Any, Any, Any]:
-    """What `encode` goes by: keys, what gets the values, what writes them, and the keys that are
-    left out where they are empty.
+def _writes(kind: Any, brief: bool) -> tuple[Any, Any, Any]:
+    """What `encode` goes by: of each field its key, the types that are written as they are, and what
+    writes the others; what gets the values; and the keys that are left out where they are empty.
     """
     fields: Sequence[Declared] = declared(kind)
     if brief:
         fields = [field for field in fields if field.row.brief] or [
             field for field in fields if field.row.brief is None
         ]
+    writes = [(field, _writer(field.hint, brief)) for field in fields]
     return (
-        [field.key for field in fields],
+        [
+            (
+                field.key,
+                _SURE if write is strict_json.plain else _NULL if field.nullable else (),
+                write,
+            )
+            for field, write in writes
+        ],
         # of one name alone it gives no tuple
         operator.attrgetter(*[field.row.source or field.name for field in fields], "__class__"),
-        [_writer(field.hint, brief) for field in fields],
         [
             field.key
             for field in fields
@@ -133,7 +150,7 @@ def _writer(hint: Any, brief: bool) -> Callable[[Any], Any]:
         return functools.partial(encode, brief=brief)
     if form is None and item is not None:
         write = _writer(item, brief)
-        if write is not strict_json.plain:
+        if write not in (strict_json.plain, strict_json.finite):
             return lambda values: [value if value is None else write(value) for value in values]
     return form[0] if form else strict_json.plain
 
@@ -163,7 +180,7 @@ def _decoder(kind: Any) -> tuple[list[Declared], Callable[..., Any]]:
     space: dict[str, Any] = {"_kind": kind, "_refused": _refused}
     needed = [field for field in declared(kind) if field.default is _NONE]
     takes, lines = [field.key for field in needed], list[str]()
-    for _, key, hint, _, default in declared(kind):
+    for _, key, hint, _, default, _ in declared(kind):
         read = space[f"_read_{key}"] = _reader(hint)
         if default is not _NONE:
             space[f"_default_{key}"] = default

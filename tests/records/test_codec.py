@@ -1,0 +1,144 @@
+"""The codec: what a record declares is what every reader and writer of it goes by."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from returns.result import Failure, Success
+
+import pipegen
+from pipegen.config import lines_schema
+from pipegen.core.errors import GenerationError
+from pipegen.io.jsonl import from_plain, to_plain
+from pipegen.records import strict_json
+from pipegen.records.codec import declared, decode, encode, error_from
+from pipegen.records.fields import InvalidField, altered
+from pipegen.records.options import resolve
+from pipegen.records.results import Finish, GenerationResult, TokenLogprob
+from pipegen.stages.parts.json_check import wrong_in_json
+from pipegen.testing import strategies
+
+NEW = '    sureness: Annotated[float | None, FieldRow(brief=True, column="more")] = None\n'
+SEEN = """
+import io, json, pathlib, sys
+import pyarrow as pa
+from hypothesis import Phase, find, settings
+import pipegen as pg
+from pipegen.config import lines_schema
+from pipegen.io.results_in import slots_in
+from pipegen.io.table_out import parquet_out
+from pipegen.io.tables import Columns, Row
+from pipegen.records.options import resolve
+from pipegen.records.results import Finish, GenerationResult
+from pipegen.testing.strategies import results
+
+result = GenerationResult(
+    text="a", raw_text="a", finish=Finish.EOS, options=resolve(), sureness=float("-inf")
+)
+line = pg.to_plain(pg.Success(result), "r")
+file = pathlib.Path(sys.argv[1], "out.parquet")
+with file.open("wb") as stream, parquet_out(stream, pa.schema([]), Columns(), model="m") as write:
+    write(Row({}, None, 0), "r", pg.Success(result))
+(name, slot), = slots_in(file)
+print(json.dumps({
+    "package": pg.__file__,
+    "line": line["sureness"],
+    "read": pg.from_plain(line).unwrap().sureness == result.sureness,
+    "brief": pg.to_plain(pg.Success(result), "r", brief=True)["sureness"],
+    "brief without": "sureness" in pg.to_plain(pg.from_plain({**line, "sureness": None}), brief=True),
+    "table": slot.unwrap().sureness == result.sureness,
+    "schema": lines_schema()["$defs"]["GenerationResult"]["properties"]["sureness"],
+    "drawn": find(
+        results(), lambda result: result.sureness is not None, settings=settings(phases=[Phase.generate])
+    ).sureness <= 0,
+}))
+"""
+
+
+def test_a_field_that_is_added_in_one_place_is_seen_in_all(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    package = Path(str(resources.files(pipegen)))
+    shutil.copytree(package, tmp_path / "pipegen", ignore=shutil.ignore_patterns("*.safetensors"))
+    results = tmp_path / "pipegen" / "records" / "results.py"
+    before, mark, after = results.read_text(encoding="utf-8").partition(
+        "    turn: Annotated[Turn | None, UNWRITTEN]"
+    )
+    results.write_text(before + NEW + mark + after, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-c", SEEN, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "package": str(tmp_path / "pipegen" / "__init__.py"),
+        "line": "-Infinity",
+        "read": True,
+        "brief": "-Infinity",
+        "brief without": False,
+        "table": True,
+        "schema": {"anyOf": [{"type": ["number", "string"]}, {"type": "null"}]},
+        "drawn": True,
+    }
+
+
+@settings(max_examples=50)
+@given(strategies.results() | strategies.errors())
+def test_any_result_comes_back_and_its_line_is_of_the_schema(
+    value: GenerationResult | GenerationError,
+) -> None:
+    slot: Any = Success(value) if isinstance(value, GenerationResult) else Failure(value)
+    line = strict_json.load(strict_json.dump(to_plain(slot)))
+    assert from_plain(line) == slot
+    assert wrong_in_json(line, lines_schema()) == ""
+
+
+def test_a_line_that_lacks_a_field_is_not_of_the_schema() -> None:
+    for line in ({"ok": True, "text": "a"}, {"ok": False}, {"ok": 1}):
+        assert wrong_in_json(line, lines_schema())
+
+
+def test_every_field_of_a_result_is_written_but_its_turn() -> None:
+    names = {field.name for field in declared(GenerationResult)}
+    assert set(GenerationResult.__dataclass_fields__) - names == {"turn"}
+
+
+def test_a_record_inside_is_read_by_its_own_declaration() -> None:
+    token = TokenLogprob(token_id=1, logprob=-0.5, top=((2, -0.25),), text="a", top_texts=("b",))
+    assert decode(encode(token), TokenLogprob) == token
+    assert decode({"token_id": 1, "logprob": "-Infinity"}, TokenLogprob).logprob == float("-inf")
+    for values in ({"token_id": 1}, {"token_id": 1, "logprob": 0.0, "top": [[1, 2.0, 3]]}):
+        with pytest.raises((TypeError, ValueError)):
+            decode(values, TokenLogprob)
+    with pytest.raises(InvalidField, match="TokenLogprob has no field 'txt'; did you mean 'text'"):
+        decode({"token_id": 1, "logprob": 0.0, "txt": "a"}, TokenLogprob)
+
+
+def test_an_error_inside_an_error_is_read_too() -> None:
+    with pytest.raises(InvalidField, match="Timeout has no field 'mesage'; did you mean 'message'"):
+        error_from({"type": "Refused", "earlier": [{"type": "Timeout", "mesage": "x"}]})
+    with pytest.raises(InvalidField, match="error takes a mapping with a 'type', not str"):
+        error_from("x")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"finish": "eos"}, {"options": None}, {"tried": None}, {"samples": None}, {"tried": ("x",)}],
+)
+def test_what_a_field_does_not_take_is_no_line(fields: dict[str, Any]) -> None:
+    """A stage of one's own may have put it there; what was written would not be read."""
+    result = GenerationResult(text="", raw_text="", finish=Finish.EOS, options=resolve())
+    with pytest.raises((AttributeError, TypeError)):
+        to_plain(Success(altered(result, **fields)))
