@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from toolz import dissoc
 
@@ -23,7 +23,7 @@ from pipegen.io.jsonl import LineId, from_plain
 from pipegen.io.table_out import answer_columns
 from pipegen.io.tables import read_table
 from pipegen.records import strict_json
-from pipegen.records.codec import declared, item_of
+from pipegen.records.codec import declared, is_plain, item_of
 from pipegen.records.fields import InvalidField
 from pipegen.records.results import GenerationResult
 
@@ -117,12 +117,17 @@ def _finish_of(entry: Mapping[str, Any]) -> Any:
     return next((entry[name] for name in _FINISH if entry.get(name) is not None), None)
 
 
-_AS_THEY_ARE = [
-    field.key
-    for field in declared(GenerationResult)
-    if field.row.column and (item_of(field.hint) or field.hint) in (str, int, bool, float, object)
+def _is_json(hint: Any) -> bool:
+    return Mapping in (get_origin(hint), get_origin(item_of(hint)))
+
+
+_COLUMNS = [
+    field for field in declared(GenerationResult) if field.row.column and not field.row.source
 ]
+_AS_THEY_ARE = [field.key for field in _COLUMNS if is_plain(field.hint)]
 """The columns whose values are those of the lines."""
+_JSON = [field.key for field in _COLUMNS if _is_json(field.hint)]
+"""The columns that hold JSON."""
 
 
 def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,6 +140,7 @@ def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
         error = dict(row.get("error") or {})
         return {**line_fields, "error": {**error, "type": error.get("type") or "InternalError"}}
     values = {name: row[name] for name in _AS_THEY_ARE if row.get(name) is not None}
+    values |= {name: strict_json.load(row[name]) for name in _JSON if row.get(name)}
     usage = row.get("usage") or {}
     line_fields |= {
         "finish": _finish_of(row),
@@ -142,7 +148,6 @@ def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
         "completion_tokens": usage.get("completion_tokens") or 0,
     }
     options = strict_json.load(row["options"]) if row.get("options") else {}
-    calls = strict_json.load(row["tool_calls"]) if row.get("tool_calls") else []
     kept = _transcript_of(row)
     samples, rounds = (
         [
@@ -167,7 +172,6 @@ def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
         "raw_text": "",
         **values,
         "options": options,
-        "tool_calls": calls,
         **kept,
         "samples": samples,
         "rounds": rounds,

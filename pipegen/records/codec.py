@@ -21,7 +21,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from types import NoneType, UnionType
-from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pipegen.core import errors
 from pipegen.core.errors import GenerationError
@@ -35,7 +35,7 @@ from pipegen.records.options import GenerationOptions, flat_values, options_from
 
 __all__ = [
     "Declared", "declared", "decode", "encode", "error_from", "error_to_plain", "form_of",
-    "image_to_plain", "item_of", "options_to_plain", "without_null", "word_of",
+    "image_to_plain", "is_plain", "item_of", "options_to_plain", "without_null", "word_of",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -96,6 +96,14 @@ def item_of(hint: Any) -> Any:
     """What a tuple of any length holds, without None; None for other types."""
     args = get_args(hint)
     return without_null(args[0]) if get_origin(hint) is tuple and args[-1] is ... else None
+
+
+def is_plain(hint: Any) -> bool:
+    """Whether JSON has the values of a type: words, numbers, and lists of these."""
+    inner = [part for part in get_args(hint) if part not in (..., NoneType)]
+    if inner and get_origin(hint) is not Literal:
+        return get_origin(hint) in (tuple, UnionType) and all(map(is_plain, inner))
+    return bool(inner) or hint in (str, int, bool, float, object)
 
 
 def encode(record: Any, *, brief: bool = False) -> dict[str, Any]:

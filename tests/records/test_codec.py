@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,9 +28,19 @@ from pipegen.records.results import Finish, GenerationResult, TokenLogprob
 from pipegen.stages.parts.json_check import wrong_in_json
 from pipegen.testing import strategies
 
-NEW = '    sureness: Annotated[float | None, FieldRow(brief=True, column="more")] = None\n'
+BOTH = 'FieldRow(brief=True, column="more")'
+NEW = f"""
+    sureness: Annotated[float | None, {BOTH}] = None
+    tags: Annotated[tuple[str, ...], {BOTH}] = ()
+    judged: Annotated[Literal["yes", "no"] | None, {BOTH}] = None
+    about: Annotated[Mapping[str, Any] | None, {BOTH}] = None
+    places: Annotated[tuple[tuple[int, ...] | None, ...], {BOTH}] = ()
+    causes: Annotated[tuple[GenerationError, ...], BRIEF] = ()
+    tokens: Annotated[tuple[TokenLogprob | None, ...] | None, BRIEF] = None
+"""
+"""Fields of all kinds of types."""
 SEEN = """
-import io, json, pathlib, sys
+import json, pathlib, sys
 import pyarrow as pa
 from hypothesis import Phase, find, settings
 import pipegen as pg
@@ -37,29 +48,40 @@ from pipegen.config import lines_schema
 from pipegen.io.results_in import slots_in
 from pipegen.io.table_out import parquet_out
 from pipegen.io.tables import Columns, Row
+from pipegen.records import strict_json
+from pipegen.records.frozen import freeze
 from pipegen.records.options import resolve
 from pipegen.records.results import Finish, GenerationResult
+from pipegen.stages.parts.json_check import wrong_in_json
 from pipegen.testing.strategies import results
 
+names = sys.argv[2:]
+token = pg.TokenLogprob(token_id=1, logprob=float("-inf"), top=((2, -0.5),))
+known = dict(text="a", raw_text="a", finish=Finish.EOS, options=resolve())
 result = GenerationResult(
-    text="a", raw_text="a", finish=Finish.EOS, options=resolve(), sureness=float("-inf")
+    **known, sureness=float("-inf"), tags=("a", "b"), judged="yes", about=freeze({"x": [1, {"y": None}]}),
+    places=((1, 2), None), causes=(pg.Timeout("slow"),), tokens=(None, token),
 )
-line = pg.to_plain(pg.Success(result), "r")
+line = strict_json.load(strict_json.dump(pg.to_plain(pg.Success(result), "r")))
+read = pg.from_plain(line).unwrap()
+brief = pg.to_plain(pg.Success(result), "r", brief=True)
+short = pg.to_plain(pg.Success(GenerationResult(**known)), "r", brief=True)
 file = pathlib.Path(sys.argv[1], "out.parquet")
 with file.open("wb") as stream, parquet_out(stream, pa.schema([]), Columns(), model="m") as write:
     write(Row({}, None, 0), "r", pg.Success(result))
-(name, slot), = slots_in(file)
+(_, slot), = slots_in(file)
+properties = lines_schema()["$defs"]["GenerationResult"]["properties"]
+drawn = lambda name: find(
+    results(), lambda result: getattr(result, name), settings=settings(phases=[Phase.generate])
+)
 print(json.dumps({
     "package": pg.__file__,
-    "line": line["sureness"],
-    "read": pg.from_plain(line).unwrap().sureness == result.sureness,
-    "brief": pg.to_plain(pg.Success(result), "r", brief=True)["sureness"],
-    "brief without": "sureness" in pg.to_plain(pg.from_plain({**line, "sureness": None}), brief=True),
-    "table": slot.unwrap().sureness == result.sureness,
-    "schema": lines_schema()["$defs"]["GenerationResult"]["properties"]["sureness"],
-    "drawn": find(
-        results(), lambda result: result.sureness is not None, settings=settings(phases=[Phase.generate])
-    ).sureness <= 0,
+    "lines": [name for name in names if name in line and getattr(read, name) == getattr(result, name)],
+    "brief": [name for name in names if brief.get(name) == line[name] and name not in short],
+    "tables": [name for name in names if getattr(slot.unwrap(), name) == getattr(result, name)],
+    "schema": [name for name in names if properties.get(name)],
+    "wrong": [wrong_in_json(line, lines_schema()), wrong_in_json({**line, "tags": 1}, lines_schema())],
+    "strategies": [name for name in names if drawn(name)],
 }))
 """
 
@@ -73,8 +95,9 @@ def test_a_field_that_is_added_in_one_place_is_seen_in_all(tmp_path: Path) -> No
         "    turn: Annotated[Turn | None, UNWRITTEN]"
     )
     results.write_text(before + NEW + mark + after, encoding="utf-8")
+    names = re.findall(r"^    (\w+):", NEW, re.MULTILINE)
     done = subprocess.run(
-        [sys.executable, "-c", SEEN, str(tmp_path)],
+        [sys.executable, "-c", SEEN, str(tmp_path), *names],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         cwd=tmp_path,
         capture_output=True,
@@ -82,15 +105,16 @@ def test_a_field_that_is_added_in_one_place_is_seen_in_all(tmp_path: Path) -> No
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {
+    seen = json.loads(done.stdout)
+    right, wrong = seen.pop("wrong")
+    assert right == "" and wrong != ""
+    assert seen == {
         "package": str(tmp_path / "pipegen" / "__init__.py"),
-        "line": "-Infinity",
-        "read": True,
-        "brief": "-Infinity",
-        "brief without": False,
-        "table": True,
-        "schema": {"anyOf": [{"type": ["number", "string"]}, {"type": "null"}]},
-        "drawn": True,
+        "lines": names,
+        "brief": names,
+        "tables": [name for name in names if name not in ("causes", "tokens")],
+        "schema": names,
+        "strategies": names,
     }
 
 
