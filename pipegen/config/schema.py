@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from enum import Enum
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
@@ -27,7 +26,7 @@ from pipegen.records.engine_list import BACKENDS, TYPES
 from pipegen.records.fields import checks_of, help_of, schema_of
 from pipegen.records.option_table import SERVER_NAMES
 from pipegen.records.options import GROUPS, GenerationOptions, StopOptions
-from pipegen.records.results import GenerationResult, TokenLogprob
+from pipegen.records.results import Finish, GenerationResult, TokenLogprob
 
 __all__ = ["lines_schema", "schema"]
 
@@ -97,37 +96,25 @@ def schema() -> dict[str, Any]:
 
 def lines_schema() -> dict[str, Any]:
     """The schema of the lines of results, by what a result declares."""
-    result = _of_record(GenerationResult)
-    failed = {"ok": {"const": False}, "error": _of_type(GenerationError)}
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "pipegen generate",
         "description": "A line of results: an answer, or the error in its place.",
-        "anyOf": [
-            {
-                **result,
-                "properties": {
-                    **result["properties"],
-                    "id": {},
-                    "ok": {"const": True},
-                    "metadata": {},
-                },
-                "required": ["ok", *result["required"]],
-            },
-            {"type": "object", "properties": failed, "required": [*failed]},
-        ],
+        "anyOf": [_of_type(GenerationResult), {"type": "object", "required": ["ok", "error"]}],
         "$defs": {kind.__name__: _of_record(kind) for kind in (GenerationResult, TokenLogprob)},
     }
 
 
 def _of_record(kind: Any) -> dict[str, Any]:
-    """The schema of a record's plain data."""
-    fields = {
-        field.key: _of_type(field.hint | None if field.nullable else field.hint)
-        for field in declared(kind)
+    fields = [field for field in declared(kind) if field.key != "id"]  # which may be a number
+    return {
+        "type": "object",
+        "properties": {
+            field.key: _of_type(field.hint | None if field.nullable else field.hint)
+            for field in fields
+        },
+        "required": [field.key for field in fields if field.default is dataclasses.MISSING],
     }
-    needed = [field.key for field in declared(kind) if field.default is dataclasses.MISSING]
-    return {**_object(fields), "required": needed}
 
 
 def _of_type(hint: Any) -> dict[str, Any]:
@@ -136,11 +123,11 @@ def _of_type(hint: Any) -> dict[str, Any]:
         return {"anyOf": [_of_type(without_null(hint)), {"type": "null"}]}
     if get_origin(hint) is tuple and args[-1] is ...:
         return {"type": "array", "items": _of_type(args[0])}
-    if get_origin(hint) is Literal or (isinstance(hint, type) and issubclass(hint, Enum)):
-        return {"enum": [*(args or hint)]}
+    if get_origin(hint) is Literal:
+        return {"enum": [*args]}
     if hint in (GenerationResult, TokenLogprob):
         return {"$ref": f"#/$defs/{hint.__name__}"}
-    return {"type": _JSON[hint]} if hint in _JSON else {}
+    return {"enum": [*Finish]} if hint is Finish else {"type": _JSON[hint]} if hint in _JSON else {}
 
 
 _JSON: Mapping[Any, Any] = {

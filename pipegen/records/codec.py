@@ -34,7 +34,7 @@ from pipegen.records.messages import ImageSource, VideoSource
 from pipegen.records.options import GenerationOptions, flat_values, options_from
 
 __all__ = [
-    "Declared", "declared", "decode", "encode", "error_from", "error_to_plain", "form_of",
+    "Declared", "declared", "decode", "encode", "error_from", "error_to_plain",
     "image_to_plain", "is_plain", "item_of", "options_to_plain", "without_null", "word_of",
 ]  # fmt: skip
 
@@ -99,10 +99,14 @@ def item_of(hint: Any) -> Any:
 
 
 def is_plain(hint: Any) -> bool:
-    """Whether JSON has the values of a type: words, numbers, and lists of these."""
+    """Whether JSON has the values of a type: words, numbers, and lists of these.
+
+    >>> is_plain(tuple[int | None, ...]), is_plain(Literal["a"]), is_plain(ImageSource)
+    (True, True, False)
+    """
     inner = [part for part in get_args(hint) if part not in (..., NoneType)]
     if inner and get_origin(hint) is not Literal:
-        return get_origin(hint) in (tuple, UnionType) and all(map(is_plain, inner))
+        return get_origin(hint) in (tuple, Union, UnionType) and all(map(is_plain, inner))
     return bool(inner) or hint in (str, int, bool, float, object)
 
 
@@ -153,7 +157,7 @@ def _writes(kind: Any, brief: bool) -> tuple[Any, Any, Any]:
 
 def _writer(hint: Any, brief: bool) -> Callable[[Any], Any]:
     """Writes a value that is none of `_SURE`."""
-    item, form = item_of(hint), form_of(hint)
+    item, form = item_of(hint), _form_of(hint)
     if form is None and dataclasses.is_dataclass(hint):
         return functools.partial(encode, brief=brief)
     if form is None and item is not None:
@@ -220,7 +224,7 @@ def word_of(kind: Any) -> str:
 
 def _reader(hint: Any) -> Any:
     """Reads a value; None where it is as it stands."""
-    item, form = item_of(hint), form_of(hint)
+    item, form = item_of(hint), _form_of(hint)
     if form is None and isinstance(hint, type) and dataclasses.is_dataclass(hint):
         if word_of(hint):
             return functools.partial(decode, kind=hint)
@@ -349,7 +353,7 @@ _FORMS: Mapping[Any, Form] = {
 """How values of these types are written, and read."""
 
 
-def form_of(hint: Any) -> Form | None:
+def _form_of(hint: Any) -> Form | None:
     """How values of a type are written and read that has a form of its own."""
     if isinstance(hint, type) and issubclass(hint, Enum):
         return operator.attrgetter("value"), hint

@@ -23,8 +23,10 @@ from pipegen.io.jsonl import from_plain, to_plain
 from pipegen.records import strict_json
 from pipegen.records.codec import declared, decode, encode, error_from
 from pipegen.records.fields import InvalidField, altered
+from pipegen.records.messages import ImageSource, VideoSource
 from pipegen.records.options import resolve
 from pipegen.records.results import Finish, GenerationResult, TokenLogprob
+from pipegen.records.rollouts import Rollout
 from pipegen.stages.parts.json_check import wrong_in_json
 from pipegen.testing import strategies
 
@@ -130,7 +132,7 @@ def test_any_result_comes_back_and_its_line_is_of_the_schema(
 
 
 def test_a_line_that_lacks_a_field_is_not_of_the_schema() -> None:
-    for line in ({"ok": True, "text": "a"}, {"ok": False}, {"ok": 1}):
+    for line in ({"ok": True, "text": "a"}, {"ok": False}, {"error": {}}):
         assert wrong_in_json(line, lines_schema())
 
 
@@ -166,3 +168,25 @@ def test_what_a_field_does_not_take_is_no_line(fields: dict[str, Any]) -> None:
     result = GenerationResult(text="", raw_text="", finish=Finish.EOS, options=resolve())
     with pytest.raises((AttributeError, TypeError)):
         to_plain(Success(altered(result, **fields)))
+
+
+def test_images_and_videos_come_back_from_their_text() -> None:
+    frames = (ImageSource(data=b"a"), ImageSource(path="b.png"))
+    images = (
+        ImageSource(url="https://example.org/a.png"),
+        VideoSource(path="v.mp4"),
+        VideoSource(frames=frames, times=(0.0, 0.5)),
+    )
+    rollout = Rollout(prompt_token_ids=(1,), token_ids=(), mask=(), images=images)
+    line = strict_json.load(strict_json.dump(to_plain(Success(rollout))))
+    assert line["images"][1:] == [
+        {"video": "v.mp4"},
+        {"frames": ["data:application/octet-stream;base64,YQ==", "b.png"], "times": [0.0, 0.5]},
+    ]
+    assert to_plain(from_plain(line, Rollout)) == line
+
+
+def test_options_that_are_no_plain_data_are_refused_by_name() -> None:
+    line = {"ok": True, "text": "", "raw_text": "", "finish": "eos"}
+    with pytest.raises(InvalidField, match="seed takes a whole number"):
+        from_plain({**line, "options": {"seed": object()}})
