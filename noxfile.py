@@ -73,6 +73,7 @@ CORE = (
     "media/image",
     "media/sizes",
     "records/allowed",
+    "records/codec",
     "records/fields",
     "records/frozen",
     "records/messages",

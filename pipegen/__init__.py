@@ -50,7 +50,7 @@ if typing.TYPE_CHECKING:
     from pipegen.engines.capabilities import ENGINES, Capabilities
     from pipegen.engines.plugin import Plugin
     from pipegen.engines.settings import ModelLoadConfig
-    from pipegen.io.jsonl import error_to_plain, from_plain, to_plain
+    from pipegen.io.jsonl import from_plain, to_plain
     from pipegen.io.tables import Table, TableError, read_table
     from pipegen.jobs import ray
     from pipegen.jobs.export import finished_rows
@@ -59,6 +59,7 @@ if typing.TYPE_CHECKING:
     from pipegen.jobs.shards import shard, shard_keyed
     from pipegen.jobs.table_file import write_table
     from pipegen.media.folder import images_in
+    from pipegen.records.codec import error_to_plain
     from pipegen.records.fields import InvalidField, UnknownField
     from pipegen.records.messages import (
         ImagePart,
@@ -223,7 +224,8 @@ _HOMES = {
         "pipegen.jobs.shards": "shard shard_keyed",
         "pipegen.jobs.table_file": "write_table",
         "pipegen.media.folder": "images_in",
-        "pipegen.io.jsonl": "error_to_plain from_plain to_plain",
+        "pipegen.io.jsonl": "from_plain to_plain",
+        "pipegen.records.codec": "error_to_plain",
         "pipegen.io.tables": "Table TableError read_table",
         "pipegen.records.messages": "ImagePart ImageSource Message TextPart VideoPart VideoSource",
         "pipegen.records.options": (

@@ -309,13 +309,15 @@ def chat(
 
 
 @app.command(short_help="The JSON Schema of chat files.")
-def schema() -> None:
+def schema(
+    lines: Annotated[bool, typer.Option("--lines", help="Of lines of results instead.")] = False,
+) -> None:
     """The JSON Schema of chat files, for editors."""
     import json
 
-    from pipegen.config import schema as chat_schema
+    from pipegen.config import lines_schema, schema as chat_schema
 
-    typer.echo(json.dumps(chat_schema(), ensure_ascii=False, indent=1))
+    typer.echo(json.dumps((lines_schema if lines else chat_schema)(), ensure_ascii=False, indent=1))
 
 
 @app.command(

@@ -24,8 +24,8 @@ from pipegen.core.errors import CallFailed
 from pipegen.core.functional import without_none
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import is_ok
-from pipegen.io.jsonl import error_to_plain
 from pipegen.records import strict_json
+from pipegen.records.codec import error_to_plain
 from pipegen.records.fields import InvalidField
 from pipegen.records.options import flat_values
 

@@ -6,7 +6,7 @@ from pipegen.config.backend import BackendConfig, backend_from
 from pipegen.config.chat import Agent, ChatConfig, ChatUi, chat_from, read_chat
 from pipegen.config.files import MAX_FILE_BYTES, Place
 from pipegen.config.generation import read_options
-from pipegen.config.schema import schema
+from pipegen.config.schema import lines_schema, schema
 from pipegen.config.secret import Secret
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Secret",
     "backend_from",
     "chat_from",
+    "lines_schema",
     "read_chat",
     "read_options",
     "schema",

@@ -12,19 +12,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
 
 from pipegen.config.chat import Agent, ChatUi
 from pipegen.config.chat_fields import VLLM_ALONE, never_passed_on
 from pipegen.config.generation import not_in_extra_body
 from pipegen.config.keys import KEYS, LEGACY, keys_of
+from pipegen.core.errors import GenerationError
 from pipegen.engines.settings import FallbackSettings
+from pipegen.records.codec import declared, without_null
 from pipegen.records.engine_list import BACKENDS, TYPES
 from pipegen.records.fields import checks_of, help_of, schema_of
 from pipegen.records.option_table import SERVER_NAMES
 from pipegen.records.options import GROUPS, GenerationOptions, StopOptions
+from pipegen.records.results import Finish, GenerationResult, TokenLogprob
 
-__all__ = ["schema"]
+__all__ = ["lines_schema", "schema"]
 
 _NAMED: Mapping[str, Any] = {
     "type": {
@@ -88,6 +92,52 @@ def schema() -> dict[str, Any]:
             "openai_server": _chat_server(),
         },
     }
+
+
+def lines_schema() -> dict[str, Any]:
+    """The schema of the lines of results, by what a result declares."""
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "pipegen generate",
+        "description": "A line of results: an answer, or the error in its place.",
+        "anyOf": [_of_type(GenerationResult), {"type": "object", "required": ["ok", "error"]}],
+        "$defs": {kind.__name__: _of_record(kind) for kind in (GenerationResult, TokenLogprob)},
+    }
+
+
+def _of_record(kind: Any) -> dict[str, Any]:
+    fields = [field for field in declared(kind) if field.key != "id"]  # which may be a number
+    return {
+        "type": "object",
+        "properties": {
+            field.key: _of_type(field.hint | None if field.nullable else field.hint)
+            for field in fields
+        },
+        "required": [field.key for field in fields if field.default is dataclasses.MISSING],
+    }
+
+
+def _of_type(hint: Any) -> dict[str, Any]:
+    args = get_args(hint)
+    if NoneType in args:
+        return {"anyOf": [_of_type(without_null(hint)), {"type": "null"}]}
+    if get_origin(hint) is tuple and args[-1] is ...:
+        return {"type": "array", "items": _of_type(args[0])}
+    if get_origin(hint) is Literal:
+        return {"enum": [*args]}
+    if hint in (GenerationResult, TokenLogprob):
+        return {"$ref": f"#/$defs/{hint.__name__}"}
+    return {"enum": [*Finish]} if hint is Finish else {"type": _JSON[hint]} if hint in _JSON else {}
+
+
+_JSON: Mapping[Any, Any] = {
+    str: "string",
+    int: "integer",
+    bool: "boolean",
+    float: ["number", "string"],
+    **dict.fromkeys((Mapping[str, Any], GenerationOptions, GenerationError), "object"),
+}
+"""The types of JSON. A number that is not finite is text."""
 
 
 def _backend() -> dict[str, Any]:

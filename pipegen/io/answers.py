@@ -16,33 +16,14 @@ True
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from immutabledict import immutabledict
-
-from pipegen.io.jsonl import logprobs_from, prompt_logprobs_from
-from pipegen.records import strict_json
+from pipegen.records.codec import decode, encode
 from pipegen.records.fields import altered
-from pipegen.records.frozen import freeze
-from pipegen.records.results import ChatOutput, Ending, Finish, Raw, ToolReplies
+from pipegen.records.results import ChatOutput, Ending, Raw, ToolReplies
 
 __all__ = ["answer_from", "answer_to_plain"]
-
-
-_READ: Mapping[str, Callable[[Any], Any]] = {
-    "token_ids": tuple,
-    "prompt_token_ids": tuple,
-    "logprobs": logprobs_from,
-    "prompt_logprobs": prompt_logprobs_from,
-    "finish": Finish,
-    "tool_calls": freeze,
-    "messages": freeze,
-    "usage": freeze,
-}
-"""How fields are read whose type JSON does not have."""
-
 
 _KINDS: Mapping[str, tuple[type[Any], str]] = {
     "tokens": (Raw, "encoded"),
@@ -50,44 +31,22 @@ _KINDS: Mapping[str, tuple[type[Any], str]] = {
     "tools": (ToolReplies, "result"),
 }
 """The answers that have a plain form, each with its field for what was asked."""
-_OF_ENDING = ("finish", "stop", "length", "watched")
-"""The fields of an ending; the others are those of the answer, and of what was asked."""
 
 
 def answer_to_plain(answer: Any) -> dict[str, Any] | None:
     """The answer as JSON data; None where it is of an engine of one's own that answers in another
     form.
     """
-    for name, (kind, input_name) in _KINDS.items():
+    for name, (kind, _) in _KINDS.items():
         if type(answer) is kind:
-            fields = {
-                f.name: getattr(answer, f.name)
-                for f in dataclasses.fields(kind)
-                if f.name not in (input_name, "ending", "thought", "forced")
+            ending = answer.ending if isinstance(answer, Raw) else None
+            is_its_own = ending is not None and ending.is_about(answer)
+            return {
+                "answer": name,
+                **encode(answer),
+                **({"ending": encode(ending)} if is_its_own else {}),
             }
-            if (
-                isinstance(answer, Raw)
-                and answer.ending is not None
-                and answer.ending.is_about(answer)
-            ):
-                fields["ending"] = immutabledict(
-                    {name: getattr(answer.ending, name) for name in _OF_ENDING}
-                )
-            values: dict[str, Any] = strict_json.plain(
-                {"answer": name, **{field: _plain(value) for field, value in fields.items()}}
-            )
-            return values
     return None
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    if dataclasses.is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, immutabledict):
-        return {name: _plain(item) for name, item in value.items()}
-    return value.value if isinstance(value, Finish) else value
 
 
 def answer_from(values: Mapping[str, Any], asked: Any) -> Any:
@@ -97,20 +56,8 @@ def answer_from(values: Mapping[str, Any], asked: Any) -> Any:
     fields = dict(values)
     kind, name = _KINDS[fields.pop("answer")]
     ending = fields.pop("ending", None)
-    answer = kind(
-        **{name: asked},
-        **{
-            field: _READ[field](value) if field in _READ and value is not None else value
-            for field, value in fields.items()
-        },
-    )
+    answer = decode(fields, kind, **{name: asked})
     if ending is None:
         return answer
-    ending_fields = {
-        **ending,
-        "finish": Finish(ending["finish"]),
-        "watched": tuple(ending["watched"]),
-    }
-    return altered(
-        answer, ending=Ending(**ending_fields, token_ids=answer.token_ids, options=asked.options)
-    )
+    of_ending = {"token_ids": answer.token_ids, "options": asked.options}
+    return altered(answer, ending=decode(ending, Ending, **of_ending))

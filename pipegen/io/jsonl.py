@@ -20,24 +20,28 @@ import dataclasses
 import functools
 import marshal
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, BinaryIO, NamedTuple, TypeVar, overload
+from typing import Any, BinaryIO, NamedTuple, TypeVar, get_args, overload
 
 from returns.result import Failure, Result, Success
 
-from pipegen.core import errors
 from pipegen.core.border import attempt
-from pipegen.core.errors import GenerationError, InvalidRequest
-from pipegen.core.functional import without_none
+from pipegen.core.errors import InvalidRequest
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records import strict_json
-from pipegen.records.fields import InvalidField, names_of, nearest
-from pipegen.records.frozen import freeze, thaw
-from pipegen.records.messages import ImageSource, VideoSource
-from pipegen.records.next_turn import transcript_field
-from pipegen.records.options import GenerationOptions, flat_values, options_from
+from pipegen.records.codec import (
+    declared,
+    decode,
+    encode,
+    error_from,
+    error_to_plain,
+    options_to_plain,
+)
+from pipegen.records.fields import InvalidField
+from pipegen.records.frozen import thaw
+from pipegen.records.options import options_from
 from pipegen.records.plain import request_from
 from pipegen.records.requests import GenerationRequest
-from pipegen.records.results import Finish, GenerationResult, TokenLogprob
+from pipegen.records.results import Finish, GenerationResult
 from pipegen.records.rollouts import Rollout
 from pipegen.records.scores import Scored
 
@@ -46,14 +50,9 @@ __all__ = [
     "Line",
     "LineId",
     "Written",
-    "error_from",
-    "error_to_plain",
     "from_plain",
     "is_current",
-    "image_to_plain",
     "lines_of",
-    "logprobs_from",
-    "prompt_logprobs_from",
     "readable",
     "request_from_row",
     "to_plain",
@@ -65,12 +64,6 @@ LineId = str | int
 """The type of a line's `id`, which is returned unchanged."""
 MAX_LINE_BYTES = 256 * 2**20
 """The longest line, images as data URLs included."""
-BRIEF = (
-    *("text", "finish", "stop", "reasoning", "thinking_unfinished", "tool_calls"),
-    *("tool_calls_unread", "samples", "failed_samples", "rounds", "rounds_end"),
-)
-"""The fields of a brief result: `text` and `finish`, and of the others those that hold
-something."""
 
 
 def to_plain(
@@ -89,7 +82,7 @@ def to_plain(
     `metadata` is added: what was carried along with the request. Of its values those that JSON has
     no form for become text, bytes as base64.
 
-    >>> to_plain(Failure(errors.Timeout("slow")), "a", metadata={"label": 1})["metadata"]
+    >>> to_plain(Failure(InvalidRequest("no")), "a", metadata={"label": 1})["metadata"]
     {'label': 1}
     """
     if not isinstance(slot, Result):
@@ -100,23 +93,14 @@ def to_plain(
     if not is_ok(slot):
         return {"id": id, "ok": False, "error": error_to_plain(slot.failure()), **metadata_fields}
     answer: object = slot.unwrap()
-    if isinstance(answer, GenerationResult):
-        result = _result(answer, brief)
-    elif isinstance(answer, Scored):
-        result = _scored(answer, brief)
-    elif isinstance(answer, Rollout):
-        result = _rollout(answer)
-    else:
+    if not isinstance(answer, (GenerationResult, Scored, Rollout)):
         raise TypeError(
             "to_plain takes a slot of a GenerationResult, Scored or Rollout, not of"
             f" {type(answer).__name__}"
         )
-    return {
-        "id": answer.id if id is None else id,
-        "ok": True,
-        **{name: value for name, value in result.items() if name != "id"},
-        **metadata_fields,
-    }
+    fields = encode(answer, brief=brief)
+    fields.pop("id", None)
+    return {"id": answer.id if id is None else id, "ok": True, **fields, **metadata_fields}
 
 
 class Written(NamedTuple):
@@ -155,7 +139,7 @@ def is_current(values: Mapping[str, Any]) -> bool:
     return (
         tuple(values) == _COLUMNS
         and values["ok"] is True
-        and [values[name] for name in _PLAIN_IF_EMPTY] == [[], [], [], [], None, None, None]
+        and all(values[name] in ([], None) for name in _HOLDING)
         and values["finish"] in _FINISHES
         and (values["margin"] is None or type(values["margin"]) is float)
         and all(type(values[name]) is list for name in _LISTS)
@@ -163,19 +147,16 @@ def is_current(values: Mapping[str, Any]) -> bool:
     )
 
 
-_UNWRITTEN = ("turn", "written_transcript")
-_COLUMNS = (
-    *("id", "ok"),
-    *(f.name for f in dataclasses.fields(GenerationResult) if f.name not in ("id", *_UNWRITTEN)),
-)
-_PLAIN_IF_EMPTY = (
-    *("tried", "samples", "rounds", "failed_samples"),
-    *("previous", "logprobs", "prompt_logprobs"),
-)
-_LISTS = (
-    *("prompt_token_ids", "token_ids", "forced"),
-    *("tool_calls", "image_grid_thw", "image_digests", "video_times"),
-)
+def _holds_records(hint: Any) -> bool:
+    return dataclasses.is_dataclass(hint) or any(map(_holds_records, get_args(hint)))
+
+
+_FIELDS = [
+    field for field in declared(GenerationResult) if not field.row.omit and field.key != "id"
+]
+_COLUMNS = ("id", "ok", *[field.key for field in _FIELDS])
+_HOLDING = [field.key for field in _FIELDS if field.key != "options" and _holds_records(field.hint)]
+_LISTS = [field.key for field in _FIELDS if field.default == ()]
 _FINISHES = frozenset(finish.value for finish in Finish)
 
 
@@ -190,7 +171,7 @@ def _are_current(options: Any) -> bool:
 @functools.lru_cache(maxsize=1024)
 def _are_current_options(data: bytes) -> bool:
     values = marshal.loads(data)  # noqa: S302 - which this process wrote
-    dumped = attempt(lambda: strict_json.dump(_options(options_from(values))))
+    dumped = attempt(lambda: strict_json.dump(options_to_plain(options_from(values))))
     return is_ok(dumped) and dumped.unwrap() == strict_json.dump(values)
 
 
@@ -220,286 +201,13 @@ def from_plain(values: Mapping[str, Any], kind: Any = GenerationResult) -> Slot[
     if not isinstance(values, Mapping):
         raise InvalidField(f"a line's values are a mapping, not {type(values).__name__}")
     if values.get("ok") is True:
-        return Success(
-            _read(
-                {name: value for name, value in values.items() if name not in ("ok", "metadata")},
-                kind,
-            )
-        )
+        fields = {name: value for name, value in values.items() if name not in ("ok", "metadata")}
+        if fields.get("id") is not None:
+            fields["id"] = str(fields["id"])
+        return Success(decode(fields, kind))
     if values.get("ok") is False:
         return Failure(error_from(values.get("error")))
     raise InvalidField(f"ok takes true or false, not {values.get('ok')!r:.200}")
-
-
-def error_to_plain(error: GenerationError) -> dict[str, Any]:
-    """An error as JSON data; `error_from` reads it.
-
-    >>> from pipegen.core.errors import PromptTooLong
-    >>> plain = error_to_plain(PromptTooLong(10, 4))
-    >>> plain["type"], plain["limit"]
-    ('PromptTooLong', 4)
-    """
-    fields = {
-        f.name: getattr(error, f.name)
-        for f in dataclasses.fields(error)
-        if f.name not in ("incident", "lasting") or getattr(error, f.name)
-    }
-    earlier = [error_to_plain(earlier_error) for earlier_error in fields.pop("earlier")]
-    return {
-        "type": type(error).__name__,
-        **strict_json.plain(fields),
-        **({"earlier": earlier} if earlier else {}),
-    }
-
-
-_ERRORS: Mapping[str, type[GenerationError]] = {
-    kind.__name__: kind
-    for kind in (getattr(errors, name) for name in errors.__all__)
-    if issubclass(kind, GenerationError)
-}
-
-
-def error_from(values: Any) -> GenerationError:
-    """The error that `error_to_plain` was given. Raises `InvalidField` for an unknown type or
-    field.
-    """
-    if not isinstance(values, Mapping):
-        raise InvalidField(f"error takes a mapping with a 'type', not {type(values).__name__}")
-    fields = dict(values)
-    kind = fields.pop("type", None)
-    if kind not in _ERRORS:
-        raise InvalidField(f"error.type takes one of {', '.join(_ERRORS)}, not {kind!r:.200}")
-    field_names = {f.name for f in dataclasses.fields(_ERRORS[kind])}
-    for name in fields:
-        if name not in field_names:
-            raise InvalidField(f"{kind} has no field {name!r:.200}{nearest(name, field_names)}")
-    if isinstance(fields.get("retry_after"), (str, int)):
-        fields["retry_after"] = float(fields["retry_after"])
-    return _ERRORS[kind](
-        **{
-            **fields,
-            "earlier": tuple(
-                error_from(earlier_error) for earlier_error in fields.get("earlier", ())
-            ),
-        }
-    )
-
-
-def _result(result: GenerationResult, brief: bool) -> dict[str, Any]:
-    if brief:
-        return _brief(result)
-    fields = {name: getattr(result, name) for name in names_of(result) if name not in _UNWRITTEN}
-    fields["finish"] = result.finish.value
-    fields["options"] = _options(result.options)
-    fields["tried"] = [error_to_plain(error) for error in result.tried]
-    fields["previous"] = None if result.previous is None else _result(result.previous, brief)
-    fields["samples"] = [_result(sample, brief) for sample in result.samples]
-    fields["rounds"] = [_result(round_result, brief) for round_result in result.rounds]
-    fields["failed_samples"] = _failed_samples(result)
-    for name in ("logprobs", "prompt_logprobs"):
-        if fields.get(name) is not None:
-            fields[name] = [
-                logprob and {name: getattr(logprob, name) for name in names_of(logprob)}
-                for logprob in fields[name]
-            ]
-    values: dict[str, Any] = strict_json.plain({**fields, **transcript_field(result)})
-    return values
-
-
-def _failed_samples(result: GenerationResult) -> list[dict[str, Any]]:
-    return [
-        {"sample": sample, "error": error_to_plain(error)}
-        for sample, error in result.failed_samples
-    ]
-
-
-def _brief(result: GenerationResult) -> dict[str, Any]:
-    fields = {
-        **{name: getattr(result, name) for name in BRIEF},
-        "finish": result.finish.value,
-        "samples": [_brief(sample) for sample in result.samples],
-        "rounds": [_brief(round_result) for round_result in result.rounds],
-        "failed_samples": _failed_samples(result),
-        **transcript_field(result),
-    }
-    values: dict[str, Any] = strict_json.plain(
-        {
-            name: value
-            for name, value in fields.items()
-            # the stop may be token 0
-            if value or name == "text" or type(value) is int
-        }
-    )
-    return values
-
-
-@functools.lru_cache(maxsize=1024)  # the rows of a job have few distinct options
-def _options(options: GenerationOptions) -> dict[str, Any]:
-    return without_none(flat_values(options))
-
-
-def _scored(scored: Scored, brief: bool) -> dict[str, Any]:
-    fields = {
-        f.name: getattr(scored, f.name)
-        for f in dataclasses.fields(scored)
-        if not (brief and f.name == "prompt_token_ids")
-    }
-    values: dict[str, Any] = strict_json.plain(
-        {**fields, "tried": [error_to_plain(error) for error in scored.tried]}
-    )
-    return values
-
-
-def _rollout(rollout: Rollout) -> dict[str, Any]:
-    fields = {name: getattr(rollout, name) for name in names_of(rollout)}
-    if rollout.images is not None:
-        fields["images"] = [image_to_plain(image) for image in rollout.images]
-    values: dict[str, Any] = strict_json.plain(fields)
-    return values
-
-
-def image_to_plain(source: ImageSource) -> Any:
-    """An image as text that is read as the same one: its path or URL, or a data URL of its bytes. A
-    video is `{"video": ...}` with such a text, or `{"frames": [...], "times": [...]}`.
-
-    >>> image_to_plain(ImageSource(path="a.png")), image_to_plain(ImageSource(data=b"ab"))
-    ('a.png', 'data:application/octet-stream;base64,YWI=')
-    """
-    if isinstance(source, VideoSource):
-        if source.frames:
-            frames = [image_to_plain(frame) for frame in source.frames]
-            return {"frames": frames, "times": list(source.times)}
-        return {"video": _as_text(source)}
-    return _as_text(source)
-
-
-def _source_from(value: Any) -> ImageSource:
-    if isinstance(value, Mapping):
-        return VideoSource.of(value.get("video", value))
-    return ImageSource.of(value)
-
-
-def _as_text(source: ImageSource) -> str:
-    if source.data is None:
-        return source.path or source.url or ""
-    return f"data:application/octet-stream;base64,{base64.b64encode(source.data).decode()}"
-
-
-def logprobs_from(values: Any) -> tuple[TokenLogprob, ...]:
-    """The log probabilities of their plain form. Raises `KeyError`, `TypeError` or `ValueError` for
-    other data.
-    """
-    tops = ([(token_id, float(logprob)) for token_id, logprob in entry["top"]] for entry in values)
-    return tuple(
-        TokenLogprob(
-            token_id=entry["token_id"],
-            logprob=float(entry["logprob"]),
-            top=tuple(top),
-            # lines of older versions have none
-            margin=None if entry.get("margin") is None else float(entry["margin"]),
-            text=entry.get("text"),
-            top_texts=tuple(entry.get("top_texts", ())),
-        )
-        for entry, top in zip(values, tops, strict=True)
-    )
-
-
-def prompt_logprobs_from(values: Any) -> tuple[TokenLogprob | None, ...]:
-    """The same of a prompt, whose first token has none."""
-    return tuple([None if entry is None else logprobs_from([entry])[0] for entry in values])
-
-
-def _options_from(values: Any) -> GenerationOptions:
-    """The options of plain data; those of a job's rows are few, and are read once."""
-    try:
-        data = marshal.dumps(values, 2)  # much faster than JSON, and different for 1 and true
-    except ValueError:  # no plain data
-        return options_from(values)
-    return _options_of(data)
-
-
-@functools.lru_cache(maxsize=1024)
-def _options_of(data: bytes) -> GenerationOptions:
-    return options_from(marshal.loads(data))  # noqa: S302 - which this process wrote
-
-
-_READ: Mapping[str, Callable[[Any], Any]] = {
-    "id": str,
-    "finish": Finish,
-    "options": _options_from,
-    "tried": lambda errors: tuple(error_from(error) for error in errors),
-    "previous": lambda result: _read(result, GenerationResult),
-    "samples": lambda samples: tuple(_read(sample, GenerationResult) for sample in samples),
-    "rounds": lambda rounds: tuple(
-        _read(round_values, GenerationResult) for round_values in rounds
-    ),
-    "failed_samples": lambda failed: tuple(
-        (entry["sample"], error_from(entry["error"])) for entry in failed
-    ),
-    "logprobs": logprobs_from,
-    "prompt_logprobs": prompt_logprobs_from,
-    "margin": float,
-    "image_grid_thw": lambda grids: tuple(None if grid is None else tuple(grid) for grid in grids),
-    "prompt_token_ids": tuple,
-    "token_ids": tuple,
-    "mask": tuple,
-    "images": lambda images: tuple(map(_source_from, images)),
-    "forced": tuple,
-    "image_digests": tuple,
-    "video_times": lambda videos: tuple(tuple(map(float, times)) for times in videos),
-    "trimmed_by": tuple,
-    "tool_calls": freeze,
-    "written_transcript": freeze,
-    "logprob": float,
-    "token_logprobs": lambda logprobs: tuple(map(float, logprobs)),
-    "likeliest": lambda pairs: tuple((token_id, float(logprob)) for token_id, logprob in pairs),
-}
-"""How fields are read whose type JSON does not have."""
-_READ_OF_ROLLOUTS = {**_READ, "logprobs": lambda logprobs: tuple(map(float, logprobs))}
-
-
-_REQUIRED: Mapping[type[Any], tuple[str, ...]] = {
-    kind: tuple(
-        f.name
-        for f in dataclasses.fields(kind)
-        if f.default is f.default_factory is dataclasses.MISSING
-    )
-    for kind in (GenerationResult, Scored, Rollout)
-}
-
-
-_WORDS: Mapping[type[Any], str] = {
-    GenerationResult: "result",
-    Scored: "score",
-    Rollout: "rollout",
-}
-
-
-_NOT_IN_BRIEF = ["raw_text", "options"]
-
-
-def _read(values: Mapping[str, Any], kind: type[T]) -> T:
-    missing = [name for name in _REQUIRED[kind] if name not in values]
-    if missing:
-        raise InvalidField(
-            f"a {_WORDS[kind]} takes {', '.join(missing)} too"
-            + (": a brief line is not read back" if missing == _NOT_IN_BRIEF else "")
-        )
-    fields: dict[str, Any] = dict(values)
-    reads = _READ_OF_ROLLOUTS if kind is Rollout else _READ
-    if "transcript" in fields and kind is GenerationResult:
-        fields["written_transcript"] = fields.pop("transcript")
-    for name, value in list(fields.items()):
-        if value is not None and name in reads:
-            try:
-                fields[name] = reads[name](value)
-            except InvalidField:
-                raise
-            except (KeyError, TypeError, ValueError) as refusal:
-                raise InvalidField(
-                    f"{name} does not have the form of a {_WORDS[kind]}'s: {refusal}"
-                ) from None
-    return kind(**fields)
 
 
 class Line(NamedTuple):

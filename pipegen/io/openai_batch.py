@@ -30,7 +30,7 @@ from pipegen.core.errors import (
     Timeout,
 )
 from pipegen.core.slots import Slot, is_ok
-from pipegen.io.jsonl import error_to_plain
+from pipegen.records.codec import error_to_plain
 from pipegen.records.fields import nearest
 from pipegen.records.option_table import SERVER_NAMES
 from pipegen.records.options import in_our_words, option_names

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from toolz import dissoc
 
@@ -20,10 +20,11 @@ from pipegen.core.errors import MalformedResponse, Refused
 from pipegen.core.slots import Slot
 from pipegen.io.forms import TableError, form_of, open_bytes
 from pipegen.io.json_array import records_of
-from pipegen.io.jsonl import LineId, error_to_plain, from_plain
+from pipegen.io.jsonl import LineId, from_plain
 from pipegen.io.table_out import answer_columns
 from pipegen.io.tables import read_table
 from pipegen.records import strict_json
+from pipegen.records.codec import declared, error_to_plain, is_plain, item_of
 from pipegen.records.fields import InvalidField
 from pipegen.records.finish_words import Meaning, meaning_of, word_of
 from pipegen.records.results import GenerationResult
@@ -118,6 +119,19 @@ def _finish_of(entry: Mapping[str, Any]) -> Any:
     return next((entry[name] for name in _FINISH if entry.get(name) is not None), None)
 
 
+def _is_json(hint: Any) -> bool:
+    return Mapping in (get_origin(hint), get_origin(item_of(hint)))
+
+
+_COLUMNS = [
+    field for field in declared(GenerationResult) if field.row.column and not field.row.source
+]
+_AS_THEY_ARE = [field.key for field in _COLUMNS if is_plain(field.hint)]
+"""The columns whose values are those of the lines."""
+_JSON = [field.key for field in _COLUMNS if _is_json(field.hint)]
+"""The columns that hold JSON."""
+
+
 def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
     line_fields: dict[str, Any] = {
         "id": row.get("id"),
@@ -127,11 +141,8 @@ def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
     if not line_fields["ok"]:
         error = dict(row.get("error") or {})
         return {**line_fields, "error": {**error, "type": error.get("type") or "InternalError"}}
-    values = {
-        name: row[name]
-        for name in ("text", "stop", "raw_text", "reasoning", "prompt_token_ids", "token_ids")
-        if row.get(name) is not None
-    }
+    values = {name: row[name] for name in _AS_THEY_ARE if row.get(name) is not None}
+    values |= {name: strict_json.load(row[name]) for name in _JSON if row.get(name)}
     usage = row.get("usage") or {}
     line_fields |= {
         "finish": _finish_of(row),
@@ -139,7 +150,6 @@ def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
         "completion_tokens": usage.get("completion_tokens") or 0,
     }
     options = strict_json.load(row["options"]) if row.get("options") else {}
-    calls = strict_json.load(row["tool_calls"]) if row.get("tool_calls") else []
     kept = _transcript_of(row)
     samples, rounds = (
         [
@@ -164,7 +174,6 @@ def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
         "raw_text": "",
         **values,
         "options": options,
-        "tool_calls": calls,
         **kept,
         "samples": samples,
         "rounds": rounds,

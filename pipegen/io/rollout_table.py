@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.slots import Slot
 from pipegen.engines.extras import need
 from pipegen.io.table_out import AnswerTable, Write, written_to
 from pipegen.io.tables import Columns
@@ -46,49 +46,17 @@ def rollouts_out(
 
 
 class _RolloutTable(AnswerTable):
-    def _answer_columns(self) -> pa.Schema:
-        import pyarrow as pa
-
-        text, count = pa.string(), pa.int32()
-        return pa.schema(
-            [
-                ("ok", pa.bool_()),
-                ("error", pa.struct([("type", text), ("message", text), ("hint", text)])),
-                ("prompt_token_ids", pa.list_(count)),
-                ("token_ids", pa.list_(count)),
-                ("mask", pa.list_(pa.bool_())),
-                ("logprobs", pa.list_(pa.float64())),
-                ("images", pa.list_(pa.struct([("bytes", pa.binary()), ("path", text)]))),
-                ("image_digests", pa.list_(text)),
-                ("image_grid_thw", pa.list_(pa.list_(count))),
-            ]
-        )
+    kind = Rollout
 
     def _answer(self, slot: Slot[Any]) -> tuple[tuple[Any, ...], int]:
-        if not is_ok(slot):
-            failure = slot.failure()
-            error = {
-                "type": type(failure).__name__,
-                "message": failure.message,
-                "hint": failure.hint,
-            }
-            return (False, error, *(None,) * 7), 0
-        rollout = slot.unwrap()
-        if not isinstance(rollout, Rollout):
-            raise TypeError(
-                f"a table of rollouts takes slots of them, not of {type(rollout).__name__}"
-            )
-        images = None if rollout.images is None else [*map(self.stored, rollout.images)]
-        sizes = [len(image["bytes"] or b"") for image in images or () if image is not None]
-        values = (
-            True,
-            None,
-            rollout.prompt_token_ids,
-            rollout.token_ids,
-            rollout.mask,
-            rollout.logprobs,
-            images,
-            rollout.image_digests,
-            rollout.image_grid_thw,
-        )
-        return values, 16 * len(rollout.token_ids) + sum(sizes)
+        values, size = super()._answer(slot)
+        place = [column.name for column in self.answer_columns].index("images")
+        images = values[place]
+        if images is None:
+            return values, size
+        stored = [*map(self.stored, images)]
+        sizes = [len(image["bytes"] or b"") for image in stored if image is not None]
+        return (*values[:place], stored, *values[place + 1 :]), size + sum(sizes)
+
+    def _size(self, result: Rollout) -> int:
+        return 16 * len(result.token_ids)

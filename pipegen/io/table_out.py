@@ -24,14 +24,16 @@ import csv
 import functools
 import io
 import json
+import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, get_args, get_origin
 
 from returns.result import Success
 
-from pipegen.core.functional import without_none
+from pipegen.core.errors import GenerationError
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.extras import need
 from pipegen.io.arrow_values import (
@@ -46,12 +48,12 @@ from pipegen.io.jsonl import LineId, readable
 from pipegen.io.tables import Block, Columns, Row
 from pipegen.io.written import OTHERWISE, depends_on_values, is_held, written_kind
 from pipegen.records import strict_json
+from pipegen.records.codec import Declared, declared, options_to_plain, without_null, word_of
 from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import thaw
 from pipegen.records.messages import ImageSource
-from pipegen.records.next_turn import transcript_field
-from pipegen.records.options import GenerationOptions, flat_values
-from pipegen.records.results import GenerationResult
+from pipegen.records.options import GenerationOptions
+from pipegen.records.results import Finish, GenerationResult, TokenLogprob
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -73,17 +75,9 @@ GROUP_ROWS, GROUP_BYTES = 2000, 32 * 2**20
 """How many rows, and bytes (about), are written together."""
 Write = Callable[[Row, LineId, Slot[Any]], None]
 """Writes one row: what it was made of, its id, and its slot."""
-CSV_COLUMNS = (
-    "ok",
-    "text",
-    "finish",
-    "stop",
-    "prompt_tokens",
-    "completion_tokens",
-    "error_type",
-    "error_message",
-    "error_hint",
-)
+_FLAT = [field for field in declared(GenerationResult) if field.row.column in ("answer", "usage")]
+_ERROR = ("type", "message", "hint")
+CSV_COLUMNS = ("ok", *[field.key for field in _FLAT], *[f"error_{name}" for name in _ERROR])
 
 REFERENCES = "references"
 """The column of the answers that were left out of a row, where that is asked for."""
@@ -91,118 +85,115 @@ REFERENCES = "references"
 
 @functools.lru_cache(maxsize=64)  # most results of a run share theirs
 def _options(options: GenerationOptions) -> str:
-    return strict_json.dump(strict_json.plain(without_none(flat_values(options))))
+    return strict_json.dump(options_to_plain(options))
+
+
+class Column(NamedTuple):
+    """A column of a record's table."""
+
+    name: str
+    type: Any
+    group: str
+    of: Callable[[Any], Any] | None = None
+    """Gives the value of a record; None where the table knows it."""
+
+
+@functools.cache
+def columns_of(kind: Any, *, brief: bool) -> list[Column]:
+    """The columns of a record's table, by its declaration."""
+    import pyarrow as pa
+
+    text, usage = pa.string(), [field for field in declared(kind) if field.row.column == "usage"]
+    columns = [
+        Column("ok", pa.bool_(), "answer"),
+        Column("error", pa.struct([(name, text) for name in _ERROR]), "error"),
+    ]
+    if usage:
+        counts = pa.struct([(field.key, _type(field.hint)) for field in usage])
+        values = [(field.key, value_of(field)) for field in usage]
+        columns += [
+            Column("usage", counts, "usage", lambda it: {key: of(it) for key, of in values}),
+            Column("model", text, "run"),
+            Column("tokens", pa.list_(text), "scores", _tokens),
+        ]
+    marked = [field for field in declared(kind) if field.row.column not in ("", "usage")]
+    columns += [
+        Column(field.key, _type(field.hint), field.row.column or "more", value_of(field))
+        for field in marked or declared(kind)[1:]  # without the id
+    ]
+    groups = ("answer", "usage", "error", "more", "run", *(() if brief else ("ids", "scores")))
+    return sorted([c for c in columns if c.group in groups], key=lambda c: groups.index(c.group))
 
 
 def answer_columns(*, brief: bool) -> pa.Schema:
     """The columns of an answer, and their types."""
     import pyarrow as pa
 
-    text, count = pa.string(), pa.int32()
-    sample_type = pa.struct([("text", text), ("finish", text), ("completion_tokens", count)])
-    columns = [
-        ("ok", pa.bool_()),
-        ("text", text),
-        ("finish", text),
-        ("stop", text),
-        ("usage", pa.struct([("prompt_tokens", count), ("completion_tokens", count)])),
-        ("error", pa.struct([("type", text), ("message", text), ("hint", text)])),
-        ("raw_text", text),
-        ("reasoning", text),
-        ("tool_calls", text),
-        ("samples", pa.list_(sample_type)),
-        ("rounds", pa.list_(sample_type)),
-        ("transcript", text),
-        ("model", text),
-        ("options", text),
-    ]
-    ids = [
-        ("prompt_token_ids", pa.list_(count)),
-        ("token_ids", pa.list_(count)),
-        ("tokens", pa.list_(text)),
-        ("logprobs", pa.list_(pa.float64())),
-    ]
-    ids.append(("prompt_logprobs", pa.list_(pa.float64())))
-    return pa.schema(columns if brief else [*columns, *ids])
+    return pa.schema([column[:2] for column in columns_of(GenerationResult, brief=brief)])
 
 
-def _answer(slot: Slot[GenerationResult], model: str, *, brief: bool) -> tuple[Any, ...]:
-    """The values of the answer's columns."""
-    if not is_ok(slot):
-        error = slot.failure()
-        failure = {"type": type(error).__name__, "message": error.message, "hint": error.hint}
-        return (
-            False,
-            None,
-            None,
-            None,
-            None,
-            failure,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            model,
-            None,
-            *(() if brief else (None,) * 5),
-        )
-    result = slot.unwrap()
-    samples = [_sample(completion) for completion in result.completions] if result.samples else None
-    rounds = [_sample(Success(round_result)) for round_result in result.rounds] or None
-    ids: tuple[Any, ...] = ()
-    if not brief:
-        logprobs = result.logprobs
-        token_columns: tuple[Any, ...] = (
-            (None, None)
-            if logprobs is None
-            else ([logprob.text for logprob in logprobs], [logprob.logprob for logprob in logprobs])
-        )
-        prompt_logprobs = result.prompt_logprobs
-        ids = (
-            result.prompt_token_ids,
-            result.token_ids,
-            *token_columns,
-            None
-            if prompt_logprobs is None
-            else [logprob and logprob.logprob for logprob in prompt_logprobs],
-        )
-    return (
-        True,
-        result.text,
-        result.finish.value,
-        None if result.stop is None else str(result.stop),
-        {"prompt_tokens": result.prompt_tokens, "completion_tokens": result.completion_tokens},
-        None,
-        result.raw_text,
-        result.reasoning,
-        _json(result.tool_calls),
-        samples,
-        rounds,
-        _json(transcript_field(result).get("transcript")),
-        model,
-        _options(result.options),
-        *ids,
-    )
+def _type(hint: Any) -> pa.DataType:
+    """The type of a column for a field of this type."""
+    import pyarrow as pa
+
+    text, (item, *_) = pa.string(), (*get_args(hint), None)
+    kinds: Mapping[Any, pa.DataType] = {
+        int: pa.int32(),
+        bool: pa.bool_(),
+        float: pa.float64(),
+        TokenLogprob: pa.float64(),
+        GenerationResult: pa.struct(zip(_SAMPLE, (text, text, pa.int32()), strict=True)),
+        ImageSource: pa.struct([("bytes", pa.binary()), ("path", text)]),
+    }
+    if get_origin(hint) is tuple and get_origin(item) is not Mapping:
+        return pa.list_(_type(without_null(item)))
+    return kinds.get(hint, text)
+
+
+def value_of(field: Declared) -> Callable[[Any], Any]:
+    """The function that gives the value of a record's field as a table has it."""
+    get, cell = operator.attrgetter(field.row.source or field.name), _CELLS.get(field.hint)
+    if field.key == "samples":
+        return lambda result: [*map(_sample, result.completions)] if result.samples else None
+    return get if cell is None else lambda record: cell(get(record))
 
 
 def _json(value: Any) -> str | None:
     return strict_json.dump(strict_json.plain(value)) if value else None
 
 
+def _tokens(result: GenerationResult) -> list[str | None] | None:
+    return None if result.logprobs is None else [logprob.text for logprob in result.logprobs]
+
+
+def _logprobs(logprobs: Sequence[TokenLogprob | None] | None) -> list[float | None] | None:
+    if logprobs is None:
+        return None
+    return [None if logprob is None else logprob.logprob for logprob in logprobs]
+
+
+_SAMPLE = ("text", "finish", "completion_tokens")
+
+
 def _sample(slot: Slot[GenerationResult]) -> dict[str, Any]:
     if not is_ok(slot):
-        return {
-            "text": None,
-            "finish": type(slot.failure()).__name__,
-            "completion_tokens": 0,
-        }
-    return {
-        "text": slot.unwrap().text,
-        "finish": slot.unwrap().finish.value,
-        "completion_tokens": slot.unwrap().completion_tokens,
-    }
+        values: tuple[Any, ...] = (None, type(slot.failure()).__name__, 0)
+    else:
+        result = slot.unwrap()
+        values = (result.text, result.finish.value, result.completion_tokens)
+    return dict(zip(_SAMPLE, values, strict=True))
+
+
+_CELLS: Mapping[Any, Callable[[Any], Any]] = {
+    object: lambda value: None if value is None else str(value),
+    Finish: operator.attrgetter("value"),
+    GenerationOptions: _options,
+    tuple[Mapping[str, Any], ...]: _json,
+    tuple[TokenLogprob, ...]: _logprobs,
+    tuple[TokenLogprob | None, ...]: _logprobs,
+    tuple[GenerationResult, ...]: lambda results: [*map(_sample, map(Success, results))] or None,
+}
+"""What columns have of values of these types."""
 
 
 class TableOut:
@@ -349,6 +340,10 @@ def written_to(table: AnswerTable, writer: Any) -> Iterator[Write]:
     writer.close()
 
 
+def _error(error: GenerationError) -> tuple[str, str, str]:
+    return type(error).__name__, error.message, error.hint
+
+
 class AnswerTable(TableOut):
     """Rows with their answers that become one table of Arrow's, and its schema. Rows without an id
     have their number for one where they are `numbered`.
@@ -356,6 +351,9 @@ class AnswerTable(TableOut):
     form: that of the file which is written, `.parquet` or `.arrow`; empty where none is. Raises
     `TableError` for a column that it cannot hold.
     """
+
+    kind: Any = GenerationResult
+    """The record of the rows."""
 
     def __init__(
         self,
@@ -371,7 +369,10 @@ class AnswerTable(TableOut):
         import pyarrow as pa
 
         self.brief = brief
-        answer = self._answer_columns()
+        self.answer_columns = columns_of(self.kind, brief=brief)
+        answer = pa.schema([column[:2] for column in self.answer_columns])
+        known = {"ok": True, "error": None, "model": model}
+        self._values_of = [c.of or partial(known.get, c.name) for c in self.answer_columns]
         if columns.drops_answer:
             answer = answer.append(pa.field(REFERENCES, pa.list_(pa.string())))
         super().__init__(schema.names, columns, folder, answer=answer.names)
@@ -387,14 +388,21 @@ class AnswerTable(TableOut):
         fields = [pa.field("id", pa.string()), *fields] if self._adds_id else fields
         self.schema = pa.schema([*fields, *answer], metadata=self._metadata(schema, fields))
 
-    def _answer_columns(self) -> pa.Schema:
-        return answer_columns(brief=self.brief)
-
     def _answer(self, slot: Slot[Any]) -> tuple[tuple[Any, ...], int]:
         """The values of the answer's columns, and their bytes, about."""
-        values = _answer(slot, self.model, brief=self.brief)
-        ids = () if self.brief else values[-4] or ()
-        return values, 2 * len(values[1] or "") + 8 * len(ids)
+        if not is_ok(slot):
+            failure: dict[str, Any] = {"ok": False, "model": self.model}
+            failure["error"] = dict(zip(_ERROR, _error(slot.failure()), strict=True))
+            return tuple([failure.get(column.name) for column in self.answer_columns]), 0
+        record = slot.unwrap()
+        if not isinstance(record, self.kind):
+            raise TypeError(
+                f"a table of {word_of(self.kind)}s takes slots of them, not of {type(record).__name__}"
+            )
+        return tuple([of(record) for of in self._values_of]), self._size(record)
+
+    def _size(self, result: Any) -> int:
+        return 2 * len(result.text) + 8 * len(() if self.brief else result.token_ids)
 
     def _field(self, field: pa.Field) -> pa.Field:
         import pyarrow as pa
@@ -685,27 +693,9 @@ def csv_out(
 
 def _flat(slot: Slot[GenerationResult]) -> tuple[Any, ...]:
     if not is_ok(slot):
-        error = slot.failure()
-        return (
-            "false",
-            None,
-            None,
-            None,
-            None,
-            None,
-            type(error).__name__,
-            error.message,
-            error.hint,
-        )
+        return ("false", *(None for _ in _FLAT), *_error(slot.failure()))
     result = slot.unwrap()
-    return (
-        "true",
-        result.text,
-        result.finish.value,
-        result.stop,
-        result.prompt_tokens,
-        result.completion_tokens,
-        None,
-        None,
-        None,
-    )
+    return ("true", *[of(result) for of in _FLAT_VALUES], *(None for _ in _ERROR))
+
+
+_FLAT_VALUES = [value_of(field) for field in _FLAT]

@@ -22,9 +22,10 @@ from pipegen.core.border import Raised, guard
 from pipegen.core.errors import StageFailed
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.turns import next_request
-from pipegen.io.jsonl import image_to_plain, to_plain
+from pipegen.io.jsonl import to_plain
 from pipegen.jobs.journal import Journal
 from pipegen.records import strict_json
+from pipegen.records.codec import image_to_plain
 from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import freeze, thaw
 from pipegen.records.messages import ImagePart, Message, TextPart, message_from, plain_messages

@@ -28,20 +28,55 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, TypeVar, dataclass_transform, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    NamedTuple,
+    TypeVar,
+    dataclass_transform,
+    get_origin,
+    get_type_hints,
+)
 
 from pipegen.core.functional import without_none
 from pipegen.core.names import InvalidField, nearest
 from pipegen.records.frozen import exact, freeze, plain_list, plain_number, printed
 
 __all__ = [
-    "Check", "InvalidField", "UnknownField", "altered", "boolean", "checks_of", "help_of", "instance", "integer", "mapping", "metadata_of", "names_of",
-    "nearest", "non_empty_string", "number", "one_of", "path", "record", "schema_of", "string", "taken_instead", "token_ids", "tuple_of", "with_schema",
+    "BRIEF", "UNWRITTEN", "Check", "FieldRow", "InvalidField", "UnknownField", "altered", "boolean",
+    "checks_of", "help_of", "instance", "integer", "mapping", "metadata_of", "names_of", "nearest",
+    "non_empty_string", "number", "one_of", "path", "record", "schema_of", "string",
+    "taken_instead", "token_ids", "tuple_of", "with_schema",
 ]  # fmt: skip
 
 C = TypeVar("C")
 T = TypeVar("T")
 Check = Callable[[Any], Any]
+
+
+class FieldRow(NamedTuple):
+    """What files have of a field, beside its name, its type and its help."""
+
+    brief: bool | None = None
+    """Whether brief lines have it, where it holds something. Where no field of a record says so,
+    they have all that do not say no.
+    """
+    name: str = ""
+    """Its name in lines and tables, where that is another one."""
+    source: str = ""
+    """The attribute that is written, where that is another one."""
+    column: str = ""
+    """The group of a table's columns that has it: `answer`, `usage` (one column with all of them),
+    `more`, `run`, or `ids` and `scores`, which brief tables have not. Where no field of a record
+    says so, tables have all of them.
+    """
+    omit: bool = False
+    """Whether lines leave it out where it is empty."""
+    written: bool = True
+    """Whether lines have it at all."""
+
+
+BRIEF, UNWRITTEN = FieldRow(brief=True), FieldRow(written=False)
 
 
 def with_schema(check: Check, schema: Mapping[str, Any]) -> Check:

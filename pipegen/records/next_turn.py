@@ -47,7 +47,7 @@ from pipegen.records.rollouts import answers_before
 if TYPE_CHECKING:
     from pipegen.records.results import GenerationResult
 
-__all__ = ["as_given", "next_turn", "transcript_field", "transcript_of"]
+__all__ = ["as_given", "next_turn", "transcript_of"]
 
 Words = str | Mapping[str, Any] | Message | Sequence[Mapping[str, Any] | Message]
 
@@ -147,12 +147,6 @@ def transcript_of(result: GenerationResult) -> list[dict[str, Any]]:
         )
     conversation = _with_answer(request.messages, result)
     return [_with_sources(message) for message in conversation]
-
-
-def transcript_field(result: GenerationResult) -> dict[str, Any]:
-    """What lines and tables have of the transcript: that of a result of several rounds."""
-    held = result.written_transcript if result.turn is None else result.turn.request.messages
-    return {"transcript": transcript_of(result)} if result.rounds and held else {}
 
 
 def _with_sources(message: Message) -> dict[str, Any]:

@@ -20,38 +20,24 @@ from returns.result import Failure, Success
 from pipegen.core.errors import GenerationError
 from pipegen.core.slots import Batch
 from pipegen.records.continues import History
-from pipegen.records.fields import instance, record, string
+from pipegen.records.fields import BRIEF, UNWRITTEN, FieldRow, instance, record, string
 from pipegen.records.messages import Message, plain_messages
 from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.rollouts import Grid, Rollout, rollout_of
 
 __all__ = [
-    "CallForm",
-    "ChatOutput",
-    "Decoded",
-    "Encoded",
-    "Finish",
-    "GenerationResult",
-    "ResolvedRequest",
-    "PreparedImage",
-    "Prompt",
-    "Raw",
-    "RoundsEnd",
-    "Thinking",
-    "Thought",
-    "ThoughtForm",
-    "TokenLogprob",
-    "ToolReplies",
-    "Turn",
-    "closest_choice",
-    "margin_of",
-]
+    "CallForm", "ChatOutput", "Decoded", "Encoded", "Finish", "GenerationResult", "ResolvedRequest", "PreparedImage", "Prompt",
+    "Raw", "RoundsEnd", "Thinking", "Thought", "ThoughtForm", "TokenLogprob", "ToolReplies", "Turn", "closest_choice", "margin_of",
+]  # fmt: skip
 
 RoundsEnd = Literal["done", "limit", "tokens", "unread", "cut"]
 """How the rounds of a loop ended."""
 Thinking = Literal["honoured", "unsupported"]
 """Whether the chat template honours the thinking switch."""
+_ANSWER, _SEEN = FieldRow(brief=True, column="answer"), FieldRow(brief=True, column="more")
+_USAGE, _MORE = FieldRow(column="usage"), FieldRow(column="more")
+_IDS, _SCORES = FieldRow(column="ids"), FieldRow(column="scores")
 
 
 class Finish(StrEnum):
@@ -259,9 +245,9 @@ class Ending:
     """
     watched: tuple[str, ...] = ()
     """The names of the plugins that have seen the text."""
-    token_ids: tuple[int, ...]
+    token_ids: Annotated[tuple[int, ...], UNWRITTEN]
     """The generated ids that it is about."""
-    options: GenerationOptions
+    options: Annotated[GenerationOptions, UNWRITTEN]
     """The options under which they were followed."""
 
     def is_about(self, raw: Raw) -> bool:
@@ -296,7 +282,7 @@ class Raw:
     """What an engine returns for one row. Shared stages make the text from the ids."""
 
     _text_is = "token_ids"  # what a stage that keeps the text may not change: see pg.each
-    encoded: Encoded
+    encoded: Annotated[Encoded, UNWRITTEN]
     """What the engine was called with."""
     token_ids: tuple[int, ...]
     """The generated ids, the ending one included."""
@@ -308,12 +294,12 @@ class Raw:
     """The engine stopped the row early, for example because it was cancelled."""
     halted: str | None = None
     """The name of the engine-side plugin that ended the row."""
-    ending: Ending | None = None
+    ending: Annotated[Ending | None, UNWRITTEN] = None
     """How the row ended, where it was followed: the stage `stop` then looks for no stop again, and
     shows the plugins nothing again. It counts for its own ids and options only."""
-    forced: tuple[int, ...] = ()
+    forced: Annotated[tuple[int, ...], UNWRITTEN] = ()
     """The places of the ids that were not generated. Set by the stage `call`."""
-    thought: Thought | None = None
+    thought: Annotated[Thought | None, UNWRITTEN] = None
     """What the row thought before; its ids are in the prompt of `encoded`. Set by `call`."""
     call: tuple[str, str] | None = None
     """The name and arguments of the forced tool call, where it is complete. Set by `call`."""
@@ -324,7 +310,7 @@ class ChatOutput:
     """What a chat server answered for one row."""
 
     _text_is = "text"  # what a stage that keeps the text may not change: see pg.each
-    job: ResolvedRequest
+    job: Annotated[ResolvedRequest, UNWRITTEN]
     """What it was asked."""
     text: Annotated[str, string]
     """The answer, cut before the stop."""
@@ -399,11 +385,12 @@ class GenerationResult:
     """One finished generation."""
 
     _text_is = "text"  # what a stage that keeps the text may not change: see pg.each
+    _word = "result"  # in messages of the codec
     id: str | None = None
     """The `id` of the request."""
-    text: Annotated[str, string]
+    text: Annotated[str, string, _ANSWER]
     """The answer: decoded, cut before the stop, stripped if asked, trimmed by plugins."""
-    raw_text: Annotated[str, string]
+    raw_text: Annotated[str, string, _MORE]
     """Everything generated, special tokens and the ending included; never stripped, never
     padded.
     """
@@ -411,29 +398,29 @@ class GenerationResult:
     """The prompt as the chat template rendered it. `None` where only ids were given, or where a
     server renders.
     """
-    prompt_token_ids: tuple[int, ...] = ()
+    prompt_token_ids: Annotated[tuple[int, ...], _IDS] = ()
     """The ids that the engine got, each image expanded to all of its tokens. Empty where a server
     renders.
     """
-    token_ids: tuple[int, ...] = ()
+    token_ids: Annotated[tuple[int, ...], _IDS] = ()
     """The generated ids, the ending one included. Empty where a chat server does not report
     them.
     """
-    finish: Annotated[Finish, instance(Finish)]
+    finish: Annotated[Finish, instance(Finish), _ANSWER]
     """How the generation ended."""
-    stop: str | int | None = None
+    stop: Annotated[str | int | None, _ANSWER] = None
     """What ended it: the stop string, the stop token's id, or the plugin's name."""
-    prompt_tokens: int = 0
+    prompt_tokens: Annotated[int, _USAGE] = 0
     """Tokens of the prompt, images included."""
-    completion_tokens: int = 0
+    completion_tokens: Annotated[int, _USAGE] = 0
     """Generated tokens of this row, the ending one included, padding never."""
-    logprobs: tuple[TokenLogprob, ...] | None = None
+    logprobs: Annotated[tuple[TokenLogprob, ...] | None, _SCORES] = None
     """One for each of `token_ids`, if the option `logprobs` is on."""
     margin: float | None = None
     """With `logprobs`: the smallest `TokenLogprob.margin` of `token_ids`; None if one is unknown. A
     near tie (0.01 in float32, 0.1 in bfloat16, or less) may come out differently in another batch,
     engine or device. It is measured before temperature, penalties, filters and seeds."""
-    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    prompt_logprobs: Annotated[tuple[TokenLogprob | None, ...] | None, _SCORES] = None
     """One for each of `prompt_token_ids`, with the likeliest token there in `top`, if the option
     `prompt_logprobs` is on. The first token has none.
     """
@@ -445,7 +432,7 @@ class GenerationResult:
     """Whether the chat template honours the thinking switch: `honoured`, `unsupported`, or `None`
     where no template was rendered here.
     """
-    reasoning: str | None = None
+    reasoning: Annotated[str | None, _SEEN] = None
     """What the model thought before it answered, if a server returns it separately, or the thought
     was asked for apart (`max_thinking_tokens`, or thinking with a form). `text` is then the answer
     alone.
@@ -454,15 +441,15 @@ class GenerationResult:
     """The places in `token_ids` of the tokens that were not sampled: what the chat template writes
     around a thought, and around the arguments of a forced tool call.
     """
-    thinking_unfinished: bool = False
+    thinking_unfinished: Annotated[bool, BRIEF] = False
     """The length limit ended the row while the model was still thinking: there is no answer. Raise
     `max_new_tokens`.
     """
-    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    tool_calls: Annotated[tuple[Mapping[str, Any], ...], _SEEN] = ()
     """The tool calls in the answer, in the OpenAI form: those that a chat server found, or, where
     the request has `tools`, those that pipegen read.
     """
-    tool_calls_unread: str | None = None
+    tool_calls_unread: Annotated[str | None, BRIEF] = None
     """Why no tool call was read, where the answer looks like one."""
     content: str | None = None
     """The text before the tool calls, where pipegen read some; `text` holds both."""
@@ -482,7 +469,7 @@ class GenerationResult:
     """
     video_times: tuple[tuple[float, ...], ...] = ()
     """For each video, the times of the frames that were taken, in seconds."""
-    options: GenerationOptions
+    options: Annotated[GenerationOptions, FieldRow(column="run")]
     """The effective options: sent again, they give the same call."""
     clipped_from: int | None = None
     """The `max_new_tokens` that was asked for, if `on_overflow="clip"` lowered it."""
@@ -494,23 +481,26 @@ class GenerationResult:
     """The answer that this one's request was made of, where a stage between two routes made it: for
     a judgement the answer that was judged.
     """
-    samples: tuple[GenerationResult, ...] = ()
+    samples: Annotated[tuple[GenerationResult, ...], _SEEN] = ()
     """The completions, in order, if `samples` was more than 1; the other fields are then those of
     the first.
     """
-    failed_samples: tuple[tuple[int, GenerationError], ...] = ()
+    failed_samples: Annotated[tuple[tuple[int, GenerationError], ...], BRIEF] = ()
     """The completions that failed while others succeeded: their index, and the error."""
-    rounds: tuple[GenerationResult, ...] = ()
+    rounds: Annotated[tuple[GenerationResult, ...], _SEEN] = ()
     """After `pg.repeat` or `pg.turns`: the results of all rounds, this one's own last."""
-    rounds_end: RoundsEnd | None = None
+    rounds_end: Annotated[RoundsEnd | None, BRIEF] = None
     """After `pg.repeat` or `pg.turns`: `done`; `limit` or `tokens` where the next request was not
     asked any more, since there were as many rounds or tokens as there may be.
     """
-    turn: Turn | None = dataclasses.field(default=None, compare=False, repr=False)
-    """What `then` goes on from. It is in no file of results."""
-    written_transcript: tuple[Mapping[str, Any], ...] = dataclasses.field(
-        default=(), compare=False, repr=False
+    turn: Annotated[Turn | None, UNWRITTEN] = dataclasses.field(
+        default=None, compare=False, repr=False
     )
+    """What `then` goes on from. It is in no file of results."""
+    written_transcript: Annotated[
+        tuple[Mapping[str, Any], ...],
+        _SEEN._replace(name="transcript", source="_transcript", omit=True),
+    ] = dataclasses.field(default=(), compare=False, repr=False)
     """The transcript of a result that was read from a file."""
 
     def then(
@@ -565,6 +555,12 @@ class GenerationResult:
         return transcript_of(self)
 
     @property
+    def _transcript(self) -> list[dict[str, Any]]:
+        """What lines and tables have of it: that of a result of several rounds."""
+        held = self.written_transcript if self.turn is None else self.turn.request.messages
+        return self.transcript if self.rounds and held else []
+
+    @property
     def message(self) -> dict[str, Any]:
         """The answer as an assistant's message, to append to the conversation.
 
@@ -594,7 +590,7 @@ class GenerationResult:
 class ToolReplies:
     """What the tools have answered to the calls of one result."""
 
-    result: GenerationResult
+    result: Annotated[GenerationResult, UNWRITTEN]
     """The result with the calls."""
     messages: tuple[Mapping[str, Any], ...]
     """A message for each call, in order."""

@@ -41,6 +41,7 @@ class Rollout:
     sampled. Rewards are the caller's.
     """
 
+    _word = "rollout"  # in messages of the codec
     id: str | None = None
     """The `id` of the request."""
     prompt_token_ids: tuple[int, ...]

@@ -14,9 +14,10 @@ first token of a sequence has none.
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 from pipegen.core.errors import GenerationError
-from pipegen.records.fields import altered, record
+from pipegen.records.fields import FieldRow, altered, record
 from pipegen.records.results import Encoded, Thinking
 from pipegen.records.rollouts import Grid
 
@@ -85,6 +86,7 @@ class TokenScores:
 class Scored:
     """The log probability of one continuation."""
 
+    _word = "score"  # in messages of the codec
     id: str | None = None
     """The `id` of the request."""
     text: str | None = None
@@ -114,7 +116,7 @@ class Scored:
     """How many tokens the continuation has."""
     bytes: int
     """How many bytes of UTF-8 the continuation has as a text."""
-    prompt_token_ids: tuple[int, ...] = ()
+    prompt_token_ids: Annotated[tuple[int, ...], FieldRow(brief=False)] = ()
     """The ids of the context, each image expanded to all of its tokens."""
     prompt_tokens: int = 0
     """Tokens of the context, images included."""

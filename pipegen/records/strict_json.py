@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from pipegen.records.frozen import NESTING, thaw
 
-__all__ = ["NotStrict", "check_plain", "dump", "floats_hold", "load", "loaded", "plain"]
+__all__ = ["NotStrict", "check_plain", "dump", "finite", "floats_hold", "load", "loaded", "plain"]
 
 _LINE_ENDS = str.maketrans(
     {"\x7f": "\\u007f", "\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
@@ -140,10 +140,11 @@ def plain(value: Any) -> Any:
     >>> plain((1, float("nan")))
     [1, 'NaN']
     """
-    return thaw(value, _finite)
+    return thaw(value, finite)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """A number as JSON has it: NaN and infinities as strings that `float` reads."""
     if not isinstance(value, float) or math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

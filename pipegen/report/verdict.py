@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from pipegen.core.errors import GenerationError
-from pipegen.io.jsonl import error_to_plain
+from pipegen.records.codec import error_to_plain
 from pipegen.records.fields import record
 from pipegen.report.diff import common_prefix
 

@@ -8,7 +8,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, TypeVar, get_args, get_origin
 
 from hypothesis import strategies as st
 from returns.result import Failure, Result, Success
@@ -19,7 +21,9 @@ from pipegen.core.pipe import Pipe
 from pipegen.core.slots import is_ok
 from pipegen.engines.capabilities import ENGINES
 from pipegen.engines.protocol import TokenEngine, require_token_engine
+from pipegen.records.codec import declared, item_of
 from pipegen.records.fields import altered, checks_of, schema_of
+from pipegen.records.frozen import freeze
 from pipegen.records.option_table import OPTIONS
 from pipegen.records.options import (
     ChatTemplateOptions,
@@ -34,7 +38,6 @@ from pipegen.records.requests import GenerationRequest, TextGenerationRequest, V
 from pipegen.records.results import (
     Decoded,
     Encoded,
-    Finish,
     GenerationResult,
     Raw,
     ResolvedRequest,
@@ -300,35 +303,46 @@ def errors() -> st.SearchStrategy[GenerationError]:
     )
 
 
+def _values(hint: Any) -> st.SearchStrategy[Any]:
+    """Values of a type that a record declares."""
+    args, item = get_args(hint), item_of(hint)
+    known: Mapping[Any, st.SearchStrategy[Any]] = {
+        str: _TEXTS,
+        int: st.integers(0, 300),
+        bool: st.booleans(),
+        float: st.floats(-50, 0),
+        object: _WORDS | st.integers(0, 300),
+        Mapping[str, Any]: st.builds(freeze, st.just(_CALL)),
+        GenerationError: errors(),
+        GenerationOptions: st.builds(resolve, generation_options()),
+    }
+    if hint in known:
+        return known[hint]
+    if item is not None:
+        return st.lists(_values(item), max_size=3).map(tuple)
+    if get_origin(hint) is tuple:
+        return st.tuples(*map(_values, args))
+    if args or issubclass(hint, Enum):
+        return st.sampled_from(args or hint)
+    return _records(hint)
+
+
+def _records(kind: Any) -> st.SearchStrategy[Any]:
+    """Records of a kind, by their declaration; none holds others of its kind."""
+    fields = {
+        field.name: _maybe(_values(field.hint)) if field.nullable else _values(field.hint)
+        for field in declared(kind)
+        if kind not in (field.hint, item_of(field.hint)) and not field.row.source
+    }
+    return st.builds(kind, **fields)
+
+
+_CALL = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
 def results() -> st.SearchStrategy[GenerationResult]:
     """Any result; its parts agree in type, not in meaning."""
-    logprob = st.builds(
-        TokenLogprob,
-        token_id=st.integers(0, 300),
-        logprob=st.floats(-50, 0),
-        top=st.just(((1, -0.5),)),
-    )
-    return st.builds(
-        GenerationResult,
-        id=_maybe(st.sampled_from("abc")),
-        text=_TEXTS,
-        raw_text=_TEXTS,
-        prompt_text=_maybe(_TEXTS),
-        prompt_token_ids=_IDS,
-        token_ids=_IDS,
-        finish=st.sampled_from(Finish),
-        stop=_maybe(_WORDS | st.integers(0, 300)),
-        prompt_tokens=st.integers(0, 6),
-        completion_tokens=st.integers(0, 6),
-        logprobs=_maybe(st.lists(logprob, max_size=2).map(tuple)),
-        prompt_logprobs=_maybe(st.lists(_maybe(logprob), max_size=2).map(tuple)),
-        route=st.sampled_from(("", "hf")),
-        tried=st.lists(errors(), max_size=1).map(tuple),
-        thinking=_maybe(st.sampled_from(("honoured", "unsupported"))),
-        image_grid_thw=st.lists(st.just((1, 4, 6)), max_size=2).map(tuple),
-        options=st.builds(resolve, generation_options()),
-        clipped_from=_maybe(st.integers(1, 9)),
-    )
+    return _records(GenerationResult).map(lambda result: altered(result, failed_samples=()))
 
 
 def slots(values: st.SearchStrategy[T]) -> st.SearchStrategy[Result[T, GenerationError]]:

@@ -18,7 +18,6 @@ from pipegen.core.errors import GenerationError, InvalidRequest, RateLimited, Ti
 from pipegen.core.slots import is_ok
 from pipegen.io.jsonl import (
     Line,
-    error_from,
     from_plain,
     lines_of,
     request_from_row,
@@ -26,6 +25,7 @@ from pipegen.io.jsonl import (
     values_of_line,
 )
 from pipegen.records import strict_json
+from pipegen.records.codec import error_from
 from pipegen.records.fields import InvalidField
 from pipegen.records.options import (
     ChatTemplateOptions,
