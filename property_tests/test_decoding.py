@@ -5,6 +5,7 @@ against the same row judged whole.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -204,6 +205,25 @@ def test_a_row_followed_without_text_ends_the_same(row: Generation) -> None:
             shown.count,
             shown.failure,
         )
+
+
+@given(generations(), st.booleans(), st.booleans(), st.data())
+def test_ids_that_are_taken_in_pieces_end_a_row_as_those_that_are_fed_one_by_one(
+    row: Generation, shows: bool, by_ids_alone: bool, data: st.DataObject
+) -> None:
+    if by_ids_alone:  # most of these are only stored
+        stop = replace(row.options.stop or StopOptions(), stop=())
+        row = row._replace(options=replace(row.options, stop=stop), plugins=())
+    one, several = row.follower(text=shows), row.follower(text=shows)
+    for piece in data.draw(chunkings(row.token_ids)):
+        assert several.take(piece) == "".join(map(one.feed, piece))
+        assert (several.finish, several.stop, several.token_ids, several.failure) == (
+            one.finish,
+            one.stop,
+            one.token_ids,
+            one.failure,
+        )
+    assert several.close() == one.close()
 
 
 @given(generations())

@@ -715,7 +715,7 @@ class Giving(FakeEngine):
         (None, "token_ids of type NoneType, not a tuple"),
         ((65, "a"), "str among its token_ids, not int"),
         ((True,), "bool among its token_ids, not int"),
-        ((65, -1), "the token id -1, and the model has 262 ids"),
+        ((0, 65, -1), "the token id -1, and the model has 262 ids"),
         ((65, 262), "the token id 262, and the model has 262 ids"),
     ],
 )
@@ -730,6 +730,14 @@ def test_ids_that_no_model_has_are_a_malformed_answer(ids: Any, words: str) -> N
     assert error.message == f"the answer of mine has {words}"
     assert error.hint.startswith("correct the engine")
     assert list(pg.stream(route, asked))[-1] == pg.Done(index=0, slot=slot)
+
+
+def test_the_first_and_the_last_id_of_a_model_are_right() -> None:
+    engine = Giving("a", name="mine")
+    engine.capabilities = altered(engine.capabilities, vocab_size=262)
+    engine.ids = (0, 261)
+    (slot,) = pg.run(pg.route(engine), [{"prompt": "a"}])
+    assert slot.unwrap().token_ids == (0, 261)
 
 
 def test_where_the_number_of_ids_is_not_known_none_is_below_zero() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipegen.core.errors import PluginFailed
+from pipegen.core.errors import PluginFailed, StageFailed
 from pipegen.engines.plugin import Plugin
 from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions, resolve
 from pipegen.records.results import Finish
@@ -116,6 +116,20 @@ class TestHalting:
             row.feed(token_id)
         assert (row.finish, row.count) == (None, 4000)
         assert toy.decodes <= 8
+
+    def test_ids_that_the_tokenizer_has_no_memory_for_fail_the_row(self) -> None:
+        class Full(ToyTokenizer):
+            def decode(self, token_ids: Sequence[int]) -> str:
+                raise MemoryError("full")
+
+        row = TokenFold(resolve(GenerationOptions(max_new_tokens=5)), Full())
+        assert (row.feed(97), row.finish, row.ending) == ("", Finish.ABORTED, None)
+        assert isinstance(row.failure, StageFailed)
+        assert row.failure.stage == "decode"
+        assert row.failure.incident
+        assert row.failure.message.startswith("the generated ids cannot be decoded: ")
+        assert row.failure.message.endswith("MemoryError: full")
+        assert (row.feed(98), row.close(), row.token_ids) == ("", "", [97])
 
     def test_options_must_be_resolved(self) -> None:
         with pytest.raises(ValueError, match="resolve"):
