@@ -152,9 +152,9 @@ async def ask(
     `Generated`.
     """
     function: Any = backend.generate
-    parameters = inspect.signature(function).parameters.values()
-    any_name = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
-    if "token_ids" in {parameter.name for parameter in parameters} or any_name:
+    parameters = inspect.signature(function).parameters
+    any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    if any_name or "token_ids" in parameters:
         arguments = {field.name: getattr(prompt, field.name) for field in fields(prompt)}
         arguments |= {
             "client": client,
@@ -162,13 +162,9 @@ async def ask(
             "token_ids": list(prompt.token_ids),
             "sampling_params": full_params(prompt),
         }
-        if not any_name:
-            arguments = {
-                parameter.name: arguments[parameter.name]
-                for parameter in parameters
-                if parameter.name in arguments
-            }
-        result = await function(**arguments)
+        result = await function(
+            **{name: value for name, value in arguments.items() if any_name or name in parameters}
+        )
     else:
         result = await function(client, prompt)
     if not isinstance(result, Generated):
@@ -192,22 +188,21 @@ async def post(
     client: Any, request: WireRequest, headers: Mapping[str, str] | None = None
 ) -> bytes:
     """Post through the caller's client to the server's root (not below `/v1`); the raw answer."""
-    options: dict[str, Any] = {"options": {"headers": dict(headers)}} if headers else {}
+    options = {"options": {"headers": dict(headers)}} if headers else {}
     url, body = f"{root_of(client)}{request.path}", dict(request.body or {})
     answer = await client.post(url, cast_to=_response_type(), body=body, **options)
     content: bytes = answer.content
     return content
 
 
-def _response_type() -> type[Any]:
+def _response_type() -> Any:
     """The raw response type of the openai client's HTTP library."""
     try:
-        library: Any = importlib.import_module("httpx")
+        library = importlib.import_module("httpx")
     except ImportError:
         # the one of openai 3, which accepts the other too
         library = importlib.import_module("httpx2")
-    kind: type[Any] = library.Response
-    return kind
+    return library.Response
 
 
 async def off_loop(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -224,5 +219,5 @@ async def off_loop(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R
         )
     return await loop.run_in_executor(
         worker,
-        functools.partial(contextvars.copy_context().run, functools.partial(work, *args, **kwargs)),
+        functools.partial(contextvars.copy_context().run, work, *args, **kwargs),
     )

@@ -82,12 +82,9 @@ async def generate(
         prompt_attribution = await off_loop(
             renderer.render, messages, tools=tools, add_generation_prompt=True, **deferred
         )
-        token_ids, multi_modal_data = (
-            list(prompt_attribution.token_ids),
-            prompt_attribution.multi_modal_data,
-        )
-    else:
-        token_ids = list(prompt_ids)
+        prompt_ids = list(prompt_attribution.token_ids)
+        multi_modal_data = prompt_attribution.multi_modal_data
+    token_ids = list(prompt_ids)
     if not token_ids:
         raise ValueError("the prompt is empty: an engine needs at least one token")
     if process_multimodal:  # otherwise only the engine knows the length of the prompt
@@ -127,16 +124,15 @@ async def generate(
         )
         raise PromptTooLongError(prompt_len=lengths[0], max_prompt_len=lengths[1]) from refusal
     ran = answer.prompt_ids or token_ids
-    results = [
-        await off_loop(_result, completion, answer, ran, renderer, tools)
-        for completion in answer.completions
-    ]
     shared = {
         "renderer_prompt_ids": token_ids if prompt.content_parts else None,
         "multi_modal_data": multi_modal_data,
         "prompt_attribution": prompt_attribution,
     }
-    results = [result | shared for result in results]
+    results = [
+        await off_loop(_result, completion, answer, ran, renderer, tools) | shared
+        for completion in answer.completions
+    ]
     return results[0] if len(results) == 1 else {**results[0], "completions": results}
 
 
@@ -177,19 +173,17 @@ def content_parts(messages: Sequence[Any]) -> list[dict[str, str]]:
     ... )
     [{'type': 'image_url', 'url': 'data:image/png;base64,aa'}]
     """
-    contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
-    parts = [
-        part
-        for content in contents
-        if isinstance(content, list)
-        for part in content
-        if isinstance(part, Mapping)
+    return [
+        media
+        for message in messages
+        if isinstance(message, Mapping) and isinstance(message.get("content"), list)
+        for part in message["content"]
+        if isinstance(part, Mapping) and (media := _content_part(part)) is not None
     ]
-    return [media for part in parts if (media := _content_part(part)) is not None]
 
 
 def _content_part(part: Mapping[str, Any]) -> dict[str, str] | None:
-    kind = part.get("type") or next((name for name in _MEDIA if part.get(name)), None)
+    kind = part.get("type") or next(filter(part.get, _MEDIA), None)
     if not isinstance(kind, str) or kind not in _MEDIA:
         return None
     source = next(

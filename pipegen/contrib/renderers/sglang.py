@@ -84,9 +84,7 @@ class SGLangBackend:
 
     async def resolve_max_prompt_len(self, client: Any, model: str) -> int | None:
         """The smallest limit that the server reports, asked once for each server and model."""
-        return await LIMITS.of(
-            client, model, only_card=True, facts=("/server_info", "/get_server_info")
-        )
+        return await LIMITS.of(client, model, ("/server_info", "/get_server_info"))
 
     def is_overflow_error(self, error: BaseException) -> bool:
         """Whether this is one of SGLang's messages for a prompt that is too long."""
@@ -103,7 +101,7 @@ def sampling_params(given: Mapping[str, Any], stop_token_ids: Sequence[int]) -> 
     one that SGLang does not have.
 
     >>> sampling_params({"max_tokens": 7, "seed": 1, "top_k": 0}, [99])
-    {'max_new_tokens': 7, 'sampling_seed': 1, 'top_k': -1, 'stop_token_ids': [99], 'no_stop_trim': True, 'skip_special_tokens': False}
+    {'skip_special_tokens': False, 'max_new_tokens': 7, 'sampling_seed': 1, 'top_k': -1, 'stop_token_ids': [99], 'no_stop_trim': True}
     """
     params: dict[str, Any] = {}
     for name, value in given.items():
@@ -116,11 +114,13 @@ def sampling_params(given: Mapping[str, Any], stop_token_ids: Sequence[int]) -> 
         params[RENAMED.get(name, name)] = value
     if params.get("top_k") == 0:
         params["top_k"] = -1  # no limit, which is 0 in vLLM
-    params |= {"stop_token_ids": list(stop_token_ids), "no_stop_trim": True}
-    params.setdefault("skip_special_tokens", False)
-    # up to the context, as in vLLM; SGLang's default is 128
-    params.setdefault("max_new_tokens", None)
-    return params
+    return {
+        "skip_special_tokens": False,
+        "max_new_tokens": None,  # up to the context, as in vLLM; SGLang's default is 128
+        **params,
+        "stop_token_ids": list(stop_token_ids),
+        "no_stop_trim": True,
+    }
 
 
 def wire_request(prompt: TokenPrompt, rid: str, vocab_size: int | None = None) -> WireRequest:
@@ -133,9 +133,11 @@ def wire_request(prompt: TokenPrompt, rid: str, vocab_size: int | None = None) -
     ...
     ValueError: prompt id -5 at position 1 would end the server's process
     """
-    token_ids, images = list(prompt.token_ids), list(prompt.content_parts)
-    if prompt.multi_modal_data is not None:
-        token_ids, images = _unexpanded(prompt)
+    token_ids, images = (
+        (prompt.token_ids, prompt.content_parts)
+        if prompt.multi_modal_data is None
+        else _unexpanded(prompt)
+    )
     for position, token_id in enumerate(token_ids):
         if token_id < 0 or (vocab_size is not None and token_id >= vocab_size):
             where = f"prompt id {token_id} at position {position}"
@@ -149,34 +151,32 @@ def wire_request(prompt: TokenPrompt, rid: str, vocab_size: int | None = None) -
     return request_of(SGLANG, prompt, token_ids, params, rid, **more)
 
 
-def _unexpanded(prompt: TokenPrompt) -> tuple[list[int], list[Mapping[str, str]]]:
+def _unexpanded(prompt: TokenPrompt) -> tuple[list[int], list[dict[str, str]]]:
     """The ids with one placeholder for each image, which SGLang expands, and the images of the
     messages.
     """
     from pipegen.contrib.renderers.client import content_parts
 
-    ranges = sorted(
+    token_ids, images = list(prompt.token_ids), content_parts(prompt.messages)
+    ranges = [
         (span.offset, span.length)
         for places in prompt.multi_modal_data.mm_placeholders.values()
         for span in places
-    )
-    images = content_parts(prompt.messages)
+    ]
     if len(images) != len(ranges):
         raise ValueError(
             f"the prompt holds {len(ranges)} images and the messages {len(images)}: SGLang needs"
             " each image's own data"
         )
-    out, done = list[int](), 0
-    for offset, length in ranges:
-        covered = set(prompt.token_ids[offset : offset + length])
+    for offset, length in sorted(ranges, reverse=True):  # so that earlier ones keep their places
+        covered = set(token_ids[offset : offset + length])
         if len(covered) != 1:
             raise ValueError(
                 "an image of this prompt is framed by further tokens: pass"
                 " process_multimodal=False, and SGLang prepares it"
             )
-        out += [*prompt.token_ids[done:offset], covered.pop()]
-        done = offset + length
-    return [*out, *prompt.token_ids[done:]], list(images)
+        token_ids[offset : offset + length] = covered
+    return token_ids, images
 
 
 def generated(answer: Any, prompt: TokenPrompt) -> Generated:
@@ -200,10 +200,9 @@ def _usage(counts: Sequence[Mapping[str, int]]) -> dict[str, Any]:
     """The token counts with the names of the OpenAI API."""
     prompt, cached = counts[0].get("prompt_tokens", 0), counts[0].get("cached_tokens")
     completion = sum(count.get("completion_tokens", 0) for count in counts)
-    details = {} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached}}
-    total = {
+    return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
+        **({} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached}}),
     }
-    return {**total, **details}
