@@ -23,6 +23,7 @@ from pipegen.cli.export import Command, note_command
 from pipegen.cli.inputs import Origin, sidecar_exists
 from pipegen.cli.on_ray import OnRay, Stops, ray_slots
 from pipegen.cli.outputs import (
+    Answered,
     Make,
     Tally,
     check_columns,
@@ -50,7 +51,6 @@ from pipegen.engines.extras import MissingExtra
 from pipegen.engines.model import reader_of
 from pipegen.engines.protocol import takes_tokens
 from pipegen.io.forms import form_of as input_form
-from pipegen.io.jsonl import Written
 from pipegen.io.tables import TableError
 from pipegen.jobs.journal import SETTINGS
 from pipegen.jobs.keys import Keys
@@ -207,7 +207,7 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
             "image_policy": request_settings.images,
             "policy": request_settings.policy,
         }
-        slots: Iterable[tuple[Origin, Slot[GenerationResult] | Written, bool]]
+        slots: Iterable[tuple[Origin, Answered, bool]]
         foreign = _sidecars_there(files, reopened)
         if foreign and (files.job is None or not (files.job / SETTINGS).is_file()):
             _refuse_sidecars([origin for origin, _ in foreign])
@@ -340,7 +340,7 @@ def _job_slots(
     ending: _Ending,
     tally: Tally,
     there: Sequence[tuple[Origin, Any]] = (),
-) -> Generator[tuple[Origin, Slot[GenerationResult] | Written, bool], None, None]:
+) -> Generator[tuple[Origin, Answered, bool], None, None]:
     """The places and slots of the job, each with whether it was finished before. Raises
     `KeyboardInterrupt` where a signal has stopped it.
 
@@ -446,18 +446,18 @@ def _begun(job: Job[Any], files: Files, there: Sequence[tuple[Origin, Any]] = ()
 
 
 def _finished(
-    slot: Slot[GenerationResult] | Written,
+    slot: Answered,
     origin: Origin,
     make: Make | None,
     files: Files,
     *,
     reused: bool,
-) -> tuple[Slot[GenerationResult] | Written, Callable[[], object] | None]:
+) -> tuple[Answered, Callable[[], object] | None]:
     """The slot with its sidecar written, and what writes its line. A bug in the making of either
     fails the slot.
     """
 
-    def with_sidecar() -> tuple[Slot[GenerationResult] | Written, Callable[[], object] | None]:
+    def with_sidecar() -> tuple[Answered, Callable[[], object] | None]:
         file = (
             None
             if reused and origin.sidecar is not None and origin.sidecar.exists()

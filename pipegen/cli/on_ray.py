@@ -21,9 +21,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from returns.result import Failure
 
+<<<<<<< HEAD
 from pipegen.cli import log_in_lines
 from pipegen.cli.inputs import Origin, sidecar_exists
 from pipegen.cli.outputs import Tally, say
+=======
+from pipegen.cli.inputs import Origin
+from pipegen.cli.outputs import Answered, Tally, say
+>>>>>>> h-n
 from pipegen.cli.plugins import attached, plugins_of
 from pipegen.cli.progress import Meter, Moved
 from pipegen.cli.usage import Load, open_routes, refuse, runs_here
@@ -31,7 +36,6 @@ from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.turns import turns
 from pipegen.engines.extras import MissingExtra
-from pipegen.io.jsonl import Written
 from pipegen.jobs.journal import Finished, JournalError
 from pipegen.jobs.key_map import KeyMap
 from pipegen.jobs.keys import Keys, context_of
@@ -125,7 +129,7 @@ def ray_slots(
     begun: Callable[[Job[Any], Files], object],
     reading: str = "",
     stamp: str = "",
-) -> Generator[tuple[Origin, Slot[GenerationResult] | Written, bool], None, None]:
+) -> Generator[tuple[Origin, Answered, bool], None, None]:
     """The origins and slots of the job, each with whether it was finished before: once all are, or
     the run was stopped.
 

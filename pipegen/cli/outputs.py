@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -22,16 +21,18 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.io.forms import ARROW, PARQUET, TableError
 from pipegen.io.jsonl import LineId, Written, readable, to_plain
 from pipegen.io.openai_batch import batch_line
-from pipegen.io.table_out import AnswerTable, arrow_out, csv_out, parquet_out
+from pipegen.io.table_out import AnswerTable, arrow_out, csv_out
 from pipegen.jobs.journal import writers_of
 from pipegen.jobs.new_file import JournalError, new_file
 from pipegen.records import strict_json
 from pipegen.records.frozen import thaw
 from pipegen.records.plain import carried
 from pipegen.records.results import GenerationResult
+from pipegen.report.error_counts import ErrorCounts
 from pipegen.report.gallery import printable
 
 __all__ = [
+    "Answered",
     "Make",
     "Tally",
     "check_columns",
@@ -87,13 +88,15 @@ OUT_SUFFIXES = {
 """What OUT may end with, and the form that it has: JSON Lines, Parquet, Arrow, CSV or TSV."""
 
 
-Make = Callable[[Origin, Slot[GenerationResult] | Written, bool], Callable[[], object]]
+Answered = Slot[GenerationResult] | Written
+"""A slot, or the answer as a job's line has it."""
+Make = Callable[[Origin, Answered, bool], Callable[[], object]]
 """Makes the line or the row of a result, and returns what writes it, which raises `OSError`, and
 `TableError` for a value that its column does not take. The third argument is whether a line is
 bare: without metadata."""
 
 
-def slot_of(row: Slot[GenerationResult] | Written) -> Slot[GenerationResult]:
+def slot_of(row: Answered) -> Slot[GenerationResult]:
     """The slot of a row that may be as an earlier run wrote it."""
     return row.slot if isinstance(row, Written) else row
 
@@ -118,14 +121,10 @@ def results_to(
         if at_once:
             stream.flush()
 
-    def row(
-        origin: Origin, slot: Slot[GenerationResult] | Written, bare: bool
-    ) -> Callable[[], object]:
+    def row(origin: Origin, slot: Answered, bare: bool) -> Callable[[], object]:
         return partial(write, origin.row, origin.id, slot_of(slot))
 
-    def line(
-        origin: Origin, slot: Slot[GenerationResult] | Written, bare: bool
-    ) -> Callable[[], object]:
+    def line(origin: Origin, slot: Answered, bare: bool) -> Callable[[], object]:
         if origin.batch is not None:
             values = batch_line(slot_of(slot), str(origin.id), model, origin.batch)
         else:
@@ -137,9 +136,14 @@ def results_to(
         return partial(write_line, strict_json.dump(values).encode() + b"\n")
 
     if form in (".parquet", ".arrow"):
-        writer_of = parquet_out if form == ".parquet" else arrow_out
-        with writer_of(
-            stream, source.schema(), source.columns, model=model, brief=brief, folder=source.folder
+        with arrow_out(
+            stream,
+            source.schema(),
+            source.columns,
+            form=form,
+            model=model,
+            brief=brief,
+            folder=source.folder,
         ) as write:
             yield row
     elif form:
@@ -235,7 +239,7 @@ def write_sidecar(
 
 
 @dataclass
-class Tally:
+class Tally(ErrorCounts):
     """Counts of the results so far."""
 
     succeeded: int = 0
@@ -253,9 +257,6 @@ class Tally:
     """Failed samples of requests with other samples that succeeded."""
     unanswered: int = 0
     """Answers that reached the length limit while the model was thinking."""
-    errors: Counter[str] = field(default_factory=Counter)
-    first: dict[str, str] = field(default_factory=dict)
-    """The first request that failed with each type of error, and its message."""
 
     @property
     def failed(self) -> int:
@@ -272,9 +273,7 @@ class Tally:
         """How many failed because of a bug in pipegen."""
         return self.errors[InternalError.__name__]
 
-    def count(
-        self, slot: Slot[GenerationResult] | Written, name: LineId, *, reused: bool = False
-    ) -> None:
+    def count(self, slot: Answered, name: LineId, *, reused: bool = False) -> None:
         """Count one request."""
         self.reused += reused
         if isinstance(slot, Written):
@@ -301,10 +300,7 @@ class Tally:
             prompt_tokens = sum(answer.prompt_tokens for answer in result.rounds or (result,))
             self._tokens(prompt_tokens, generated, reused=reused)
             return
-        error = slot.failure()
-        kind = type(error).__name__
-        self.errors[kind] += 1
-        self.first.setdefault(kind, f"{name}: {error.message}"[:300])
+        self.count_error(name, slot.failure())
 
     def _tokens(self, prompt: int, generated: int, *, reused: bool) -> None:
         self.prompt_tokens += prompt

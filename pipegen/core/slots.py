@@ -21,7 +21,7 @@ from typing_extensions import TypeIs
 
 from pipegen.core.errors import GenerationError
 
-__all__ = ["Batch", "Slot", "Unread", "is_ok", "live"]
+__all__ = ["Batch", "Slot", "Unread", "all_of", "is_ok", "live"]
 
 T = TypeVar("T")
 E = TypeVar("E")
@@ -101,3 +101,18 @@ def live(batch: Iterable[Slot[T]]) -> tuple[T, ...]:
     (1, 2)
     """
     return tuple([slot.unwrap() for slot in batch if isinstance(slot, Success)])
+
+
+def all_of(slots: Iterable[Result[T, E]]) -> Result[tuple[T, ...], E]:
+    """The values of slots that all hold one, else the first failure, after which none is drawn.
+
+    >>> from returns.result import Failure
+    >>> all_of([Success(1), Success(2)]), all_of([Success(1), Failure("no")])
+    (<Success: (1, 2)>, <Failure: no>)
+    """
+    values: list[T] = []
+    for slot in slots:
+        if not is_ok(slot):
+            return Failure(slot.failure())
+        values.append(slot.unwrap())
+    return Success(tuple(values))

@@ -27,8 +27,13 @@ from returns.result import Failure, Result, Success
 from pipegen.core.border import guard
 from pipegen.core.errors import ContractError, InvalidRequest, MalformedResponse
 from pipegen.core.pipe import Pipe, call, identity, row_stage
+<<<<<<< HEAD
 from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.drivers.arguments import Options, with_option_words
+=======
+from pipegen.core.slots import Batch, Slot, all_of, is_ok
+from pipegen.drivers.arguments import Options
+>>>>>>> h-n
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.engines.model import TokenModel, on_model
@@ -216,14 +221,9 @@ def choose(
         image_policy=image_policy,
         policy=policy,
     )
-    failed = next((slot for slot in slots if not is_ok(slot)), None)
     if not slots:
         return Failure(InvalidRequest("there are no choices: give at least one"))
-    return (
-        Success(Chosen(choices=tuple(slot.unwrap() for slot in slots)))
-        if failed is None
-        else Failure(failed.failure())
-    )
+    return all_of(slots).map(lambda scored: Chosen(choices=scored))
 
 
 def continued_by(request: Request, choice: Any) -> Slot[GenerationRequest]:
@@ -319,13 +319,10 @@ def _windows(text: Any, engine: TokenEngine, first: int, size: int) -> Slot[list
     too_long = check_length(text, engine.tokenizer, None)
     if too_long is not None:
         return Failure(too_long)
-    encoded = guard(
+    return guard(
         lambda: engine.tokenizer.encode(text),
         lambda raised: InvalidRequest(f"the text cannot be encoded: {raised.words}"),
-    )
-    if not is_ok(encoded):
-        return Failure(encoded.failure())
-    return Success([*rolling(encoded.unwrap(), first, size)])
+    ).map(lambda ids: [*rolling(ids, first, size)])
 
 
 def rolling(ids: Sequence[int], first: int, size: int) -> Iterator[_Window]:
@@ -343,17 +340,12 @@ def rolling(ids: Sequence[int], first: int, size: int) -> Iterator[_Window]:
 
 
 def _whole(text: str, windows: Sequence[Slot[Scored]]) -> Slot[Perplexity]:
-    failed = next((slot for slot in windows if not is_ok(slot)), None)
-    if failed is not None:
-        return Failure(failed.failure())
-    scored = [slot.unwrap() for slot in windows]
-    counts = {
-        "tokens": sum(window.tokens for window in scored),
-        "words": len(text.split()),
-        "bytes": len(text.encode("utf-8", "surrogatepass")),
-    }
-    return Success(
-        Perplexity(
-            logprob=math.fsum(window.logprob for window in scored), windows=len(scored), **counts
+    return all_of(windows).map(
+        lambda scored: Perplexity(
+            logprob=math.fsum(window.logprob for window in scored),
+            windows=len(scored),
+            tokens=sum(window.tokens for window in scored),
+            words=len(text.split()),
+            bytes=len(text.encode("utf-8", "surrogatepass")),
         )
     )

@@ -6,8 +6,7 @@ A table of rollouts has `ok` and `error`, as one of answers, and the fields of `
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pipegen.core.slots import Slot
@@ -22,27 +21,17 @@ if TYPE_CHECKING:
 __all__ = ["rollouts_out"]
 
 
-@contextlib.contextmanager
 def rollouts_out(
     stream: BinaryIO, schema: pa.Schema, columns: Columns, *, form: str
-) -> Iterator[Write]:
+) -> AbstractContextManager[Write]:
     """A function that writes a row of a table of rollouts, `.parquet` or `.arrow`. `schema` is that
     of the caller's columns. The file is whole when the block is left.
 
     Raises `TypeError` for a slot of anything else.
     """
     need("pyarrow", "data", "a table of rollouts")
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     table = _RolloutTable(schema, columns, None, model="", brief=False, form=form)
-    writer = (
-        pq.ParquetWriter(stream, table.schema, compression="zstd")
-        if form == ".parquet"
-        else pa.ipc.new_file(stream, table.schema)
-    )
-    with written_to(table, writer) as write:
-        yield write
+    return written_to(table, stream)
 
 
 class _RolloutTable(AnswerTable):

@@ -67,7 +67,6 @@ __all__ = [
     "array_of",
     "arrow_out",
     "csv_out",
-    "parquet_out",
     "written_to",
 ]
 
@@ -268,53 +267,38 @@ class TableOut:
         )
 
 
-@contextlib.contextmanager
-def parquet_out(
-    stream: BinaryIO,
-    schema: pa.Schema,
-    columns: Columns,
-    *,
-    model: str,
-    brief: bool = False,
-    folder: str | os.PathLike[str] | None = None,
-) -> Iterator[Write]:
-    """A function that writes a row of a Parquet file. `schema` is that of the input. The file is
-    whole when the block is left.
-
-    Raises `TableError` for a column or a value that Parquet does not take, and `OSError` as the
-    stream does.
-    """
-    need("pyarrow", "data", "a Parquet file")
-    import pyarrow.parquet as pq
-
-    table = AnswerTable(schema, columns, folder, model=model, brief=brief, form=".parquet")
-    with written_to(table, pq.ParquetWriter(stream, table.schema, compression="zstd")) as write:
-        yield write
-
-
-@contextlib.contextmanager
 def arrow_out(
     stream: BinaryIO,
     schema: pa.Schema,
     columns: Columns,
     *,
+    form: str,
     model: str,
     brief: bool = False,
     folder: str | os.PathLike[str] | None = None,
-) -> Iterator[Write]:
-    """As `parquet_out`, for an Arrow file."""
-    need("pyarrow", "data", "an Arrow file")
-    import pyarrow as pa
+) -> contextlib.AbstractContextManager[Write]:
+    """A function that writes a row of a `.parquet` or `.arrow` file. `schema` is that of the input.
+    The file is whole when the block is left.
 
-    table = AnswerTable(schema, columns, folder, model=model, brief=brief, form=".arrow")
-    with written_to(table, pa.ipc.new_file(stream, table.schema)) as write:
-        yield write
+    Raises `TableError` for a column or a value that the form does not take, and `OSError` as the
+    stream does.
+    """
+    need("pyarrow", "data", f"a {form} file")
+    table = AnswerTable(schema, columns, folder, model=model, brief=brief, form=form)
+    return written_to(table, stream)
 
 
 @contextlib.contextmanager
-def written_to(table: AnswerTable, writer: Any) -> Iterator[Write]:
-    """A function that writes a row, where Arrow's `writer` writes the table."""
+def written_to(table: AnswerTable, stream: BinaryIO) -> Iterator[Write]:
+    """A function that writes a row of the table, into a file of its form."""
     import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    writer: Any = (
+        pq.ParquetWriter(stream, table.schema, compression="zstd")
+        if table.form == ".parquet"
+        else pa.ipc.new_file(stream, table.schema)
+    )
 
     def write_rows() -> None:
         try:
@@ -652,7 +636,7 @@ def csv_out(
     *,
     delimiter: str = ",",
 ) -> Iterator[Write]:
-    """As `parquet_out`, for CSV, or TSV by its delimiter. Nested values are JSON text, an image is
+    """As `arrow_out`, for CSV, or TSV by its delimiter. Nested values are JSON text, an image is
     its path, and of several samples the first counts.
     """
     dropped = (REFERENCES,) if columns.drops_answer else ()

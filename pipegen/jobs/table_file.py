@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pipegen.core.slots import Slot
 from pipegen.io.forms import ARROW, PARQUET, TableError
 from pipegen.io.rollout_table import rollouts_out
-from pipegen.io.table_out import Write, array_of, arrow_out, csv_out, parquet_out
+from pipegen.io.table_out import Write, array_of, arrow_out, csv_out
 from pipegen.io.tables import Columns, Row
 from pipegen.io.text_tables import column_kinds, schema_of_kinds
 from pipegen.jobs.new_file import new_file
@@ -80,15 +80,13 @@ def write_table(
             write: Write = stack.enter_context(
                 csv_out(stream, header, names, delimiter="," if suffix == ".csv" else "\t")
             )
-        elif kind is Rollout:
+        else:
             form = ".parquet" if suffix in PARQUET else ".arrow"
             table_schema = schema_of_kinds(kinds) if schema is None else schema
-            write = stack.enter_context(rollouts_out(stream, table_schema, names, form=form))
-        else:
-            writer_of = parquet_out if suffix in PARQUET else arrow_out
-            table_schema = schema_of_kinds(kinds) if schema is None else schema
             write = stack.enter_context(
-                writer_of(stream, table_schema, names, model=model, brief=brief)
+                rollouts_out(stream, table_schema, names, form=form)
+                if kind is Rollout
+                else arrow_out(stream, table_schema, names, form=form, model=model, brief=brief)
             )
         for count, (row, slot) in enumerate(chain(first, remaining_pairs), 1):
             values = dict(row)

@@ -12,7 +12,6 @@ with the same images: that is what a prefix cache saves.
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +27,7 @@ from pipegen.records.engine_list import shown
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import Encoded
 from pipegen.report.diff import common_prefix
+from pipegen.report.error_counts import ErrorCounts
 from pipegen.stages.parts.samples import expand
 
 __all__ = ["BLOCK", "Estimate", "prepared"]
@@ -57,7 +57,7 @@ def prepared(route: Route, batch: Batch[GenerationRequest]) -> list[tuple[Slot[E
 
 
 @dataclass
-class Estimate:
+class Estimate(ErrorCounts):
     """The counts of the requests so far."""
 
     requests: int = 0
@@ -73,9 +73,6 @@ class Estimate:
     """Turns that are asked after the first: what their prompts will have is not known."""
     longest: tuple[str, int] = ("", 0)
     """The id of the request with the longest prompt, and its tokens."""
-    errors: Counter[str] = field(default_factory=Counter)
-    first: dict[str, str] = field(default_factory=dict)
-    """The first request that failed with each type of error, and its message."""
     too_long: list[tuple[str, int | None]] = field(default_factory=list)
     """Requests whose prompts, or answers, the model has no room for, with the tokens of their
     prompts, where these were counted.
@@ -87,9 +84,7 @@ class Estimate:
         self.requests += 1
         if not is_ok(slot):
             error = slot.failure()
-            kind = type(error).__name__
-            self.errors[kind] += 1
-            self.first.setdefault(kind, f"{name}: {error.message}"[:300])
+            self.count_error(name, error)
             if isinstance(error, PromptTooLong) and len(self.too_long) < LISTED:
                 self.too_long.append((name, error.prompt_tokens))
             return

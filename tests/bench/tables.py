@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 import pipegen as pg
 from pipegen.cli.inputs import Reading, items_of, table_rows
-from pipegen.io.table_out import parquet_out
+from pipegen.io.table_out import arrow_out
 from pipegen.io.tables import Columns, read_table
 from pipegen.records.options import resolve
 
@@ -65,7 +65,7 @@ def round_trip(source: Path, out: Path) -> dict[str, Any]:
     table = read_table(source)
     with (
         out.open("wb") as stream,
-        parquet_out(stream, table.schema, Columns(), model="none") as write,
+        arrow_out(stream, table.schema, Columns(), form=".parquet", model="none") as write,
     ):
         items = items_of(table_rows(table, Reading.of(Columns(), None, table.schema.names)))
         while True:

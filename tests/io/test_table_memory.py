@@ -22,7 +22,7 @@ from pathlib import Path
 import pyarrow as pa, pyarrow.parquet as pq
 import pipegen as pg
 from pipegen.cli.inputs import Reading, items_of, table_rows
-from pipegen.io.table_out import parquet_out
+from pipegen.io.table_out import arrow_out
 from pipegen.io.tables import Columns, read_table
 
 source, out = map(Path, sys.argv[1:])
@@ -30,7 +30,7 @@ answer = pg.Failure(pg.Timeout("slow"))
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 def trip(rows):
     table = read_table(source)
-    with out.open("wb") as stream, parquet_out(stream, table.schema, Columns(), model="none") as write:
+    with out.open("wb") as stream, arrow_out(stream, table.schema, Columns(), form=".parquet", model="none") as write:
         for item, _ in zip(items_of(table_rows(table, Reading.of(Columns(), None, table.schema.names))), range(rows)):
             assert len(item.slot.unwrap().sources[0].data) == 2**20
             write(item.origin.row, item.origin.id, answer)

@@ -87,12 +87,18 @@ def growing(cache: Any) -> Any:
     return cache
 
 
+def _copied(cache: Any) -> Any:
+    """A cache of copied layers, which share their tensors."""
+    other = copy.copy(cache)
+    other.layers = [copy.copy(layer) for layer in cache.layers]
+    return other
+
+
 def selected(cache: Any, rows: Sequence[int], width: int) -> Any:
     """A new cache with copies of these rows, in this order, cut to `width`; a row may be named more
     than once.
     """
-    other = copy.copy(cache)
-    other.layers = [copy.copy(layer) for layer in cache.layers]
+    other = _copied(cache)
     for layer in other.layers:
         if isinstance(layer, LinearAttentionLayer):
             layer.conv_states, layer.recurrent_states = (
@@ -155,8 +161,7 @@ def columns_of(cache: Any, row: int, width: int, first: int, end: int) -> list[t
 
 def emptied(cache: Any) -> Any:
     """A cache of the same layers without rows."""
-    other = copy.copy(cache)
-    other.layers = [copy.copy(layer) for layer in cache.layers]
+    other = _copied(cache)
     _each(other, lambda tensor, columns: tensor[:0, :, :0].clone(), 0)
     for layer in other.layers:
         layer._whole = None
@@ -171,8 +176,7 @@ def joined(
     rows: for each row its parts, as `columns_of` gives them, each with how many of its first
     columns are meant.
     """
-    other = copy.copy(cache)
-    other.layers = [copy.copy(layer) for layer in cache.layers]
+    other = _copied(cache)
     index = 0
     for layer in other.layers:
         if not layer.is_initialized:

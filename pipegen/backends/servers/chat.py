@@ -27,7 +27,7 @@ from pipegen.core.errors import (
     UnsupportedMultimodal,
     UnsupportedOption,
 )
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.slots import Slot
 from pipegen.engines.capabilities import ENGINES, Capabilities
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import TextMade
@@ -284,13 +284,10 @@ def result_of(
         if clipped
         else output.job.options
     )
-    text = trimmed(output.text, options, plugins)
-    if not is_ok(text):
-        return Failure(text.failure())
-    return Success(
-        GenerationResult(
+    return trimmed(output.text, options, plugins).map(
+        lambda text: GenerationResult(
             id=output.job.request.id,
-            text=text.unwrap(),
+            text=text,
             raw_text=output.raw_text,
             prompt_token_ids=output.prompt_token_ids,
             token_ids=output.token_ids,

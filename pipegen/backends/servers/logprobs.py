@@ -15,11 +15,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from returns.result import Failure, Success
+from returns.result import Success
 
 from pipegen.backends.servers.reading import malformed
 from pipegen.backends.servers.wire import ServerRequest
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.slots import Slot, all_of
 from pipegen.records.results import TokenLogprob, margin_of
 
 __all__ = [
@@ -59,14 +59,13 @@ def logprobs_of(
             f"the answer has logprobs of {seen + len(entries)} tokens, and generated"
             f" {seen + len(token_ids)}"
         )
-    token_logprobs: list[TokenLogprob] = []
-    for place, token_id in enumerate(token_ids):
-        token_entry, top = entries[place] if place < len(entries) else (None, [])
-        slot = logprob(token_id, seen + place, token_entry, top, wanted)
-        if not is_ok(slot):
-            return Failure(slot.failure())
-        token_logprobs.append(slot.unwrap())
-    return Success(tuple(token_logprobs))
+    missing: Entry = (None, [])
+    return all_of(
+        logprob(
+            token_id, seen + place, *(entries[place] if place < len(entries) else missing), wanted
+        )
+        for place, token_id in enumerate(token_ids)
+    )
 
 
 def entries_in(reported: Any) -> list[Entry]:

@@ -14,6 +14,8 @@ from typing import Any
 __all__ = ["features_of"]
 
 Item = Mapping[str, Any]
+Inputs = tuple[dict[str, Any], dict[str, Any]]
+"""What vLLM takes: the values of all images, and how each is divided among them."""
 _SERDE = (
     "vllm.entrypoints.scale_out.token_in_token_out.mm_serde",
     "vllm.entrypoints.serve.disagg.mm_serde",
@@ -101,9 +103,7 @@ def _joined(items: Sequence[Item], name: str, torch: Any) -> Any:
     return torch.cat([torch.as_tensor(item[name]) for item in items])
 
 
-def _qwen_vl(
-    items: Sequence[Item], torch: Any, field: Any
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _qwen_vl(items: Sequence[Item], torch: Any, field: Any) -> Inputs:
     """The patches of all images in one tensor; the grid gives the number for each image."""
     grids = _joined(items, "image_grid_thw", torch)
     fields = {
@@ -113,7 +113,7 @@ def _qwen_vl(
     return {"pixel_values": _joined(items, "pixel_values", torch), "image_grid_thw": grids}, fields
 
 
-def _gemma4(items: Sequence[Item], torch: Any, field: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def _gemma4(items: Sequence[Item], torch: Any, field: Any) -> Inputs:
     """With vLLM's name for the positions."""
     values = {
         "pixel_values": _joined(items, "pixel_values", torch),
@@ -122,9 +122,7 @@ def _gemma4(items: Sequence[Item], torch: Any, field: Any) -> tuple[dict[str, An
     return values, {name: field.batched("image") for name in values}
 
 
-def _nemotron(
-    items: Sequence[Item], torch: Any, field: Any
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _nemotron(items: Sequence[Item], torch: Any, field: Any) -> Inputs:
     """Images of different sizes, each in its own tensor."""
     values = {
         "pixel_values_flat": [torch.as_tensor(item["pixel_values"])[0] for item in items],
@@ -136,9 +134,7 @@ def _nemotron(
     }
 
 
-_FAMILIES: Mapping[
-    frozenset[str], Callable[[Sequence[Item], Any, Any], tuple[dict[str, Any], dict[str, Any]]]
-] = {
+_FAMILIES: Mapping[frozenset[str], Callable[[Sequence[Item], Any, Any], Inputs]] = {
     frozenset({"pixel_values", "image_grid_thw"}): _qwen_vl,
     frozenset({"pixel_values", "image_position_ids"}): _gemma4,
     frozenset({"pixel_values", "imgs_sizes", "num_tokens"}): _nemotron,

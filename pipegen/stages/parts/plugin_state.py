@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from returns.result import Failure, Result, Success
 
-from pipegen.core.border import guard
+from pipegen.core.border import guard_slot
 from pipegen.core.errors import PluginFailed
 from pipegen.core.slots import is_ok
 from pipegen.engines.plugin import Plugin
@@ -50,7 +50,7 @@ def ask_plugin(
     >>> ask_plugin(Plugin(name="p"), lambda: Success(int("no"))).failure().message
     "plugin 'p' raised ValueError: invalid literal for int() with base 10: 'no'"
     """
-    answer = guard(
+    return guard_slot(
         work,
         lambda raised: PluginFailed(
             f"plugin {plugin.name!r} raised {raised.words}",
@@ -58,7 +58,6 @@ def ask_plugin(
             incident=raised.incident,
         ),
     )
-    return answer.unwrap() if is_ok(answer) else Failure(answer.failure())
 
 
 def not_fed(answer: object) -> str:

@@ -36,6 +36,7 @@ from pipegen.records.fields import altered
 from pipegen.records.options import GenerationOptions, StopOptions, StructuredOptions, resolve
 from pipegen.records.results import (
     CallForm,
+    Decoded,
     Encoded,
     Finish,
     Prompt,
@@ -208,6 +209,14 @@ def answer_in_parts(encoded: Encoded, sent: Encoded, engine: Any, model: TokenMo
     return Success(altered(final, thought=thought_record))
 
 
+def _decoded(
+    asks: Encoded, engine: Any, model: TokenModel
+) -> Generator[Wanted, Slot[Any], Slot[Decoded]]:
+    """The answer of one call of the row, as text."""
+    answered = yield Wanted(engine, altered(asks, watched=False), shown=False)
+    return answered.bind(lambda raw: decode_row(raw, model.tokenizer, model.eos_token_ids))
+
+
 class _Thinking(NamedTuple):
     text: str
     closed: bool
@@ -230,10 +239,7 @@ def _thought(
             ignore_eos=options.stop is not None and options.stop.ignore_eos,
         )
         asks = written.row(sent, 0, max_new_tokens=most, structured=None, stop=stop)
-        answered = yield Wanted(engine, altered(asks, watched=False), shown=False)
-        judged = answered.bind(
-            lambda answer: decode_row(answer, model.tokenizer, model.eos_token_ids)
-        )
+        judged = yield from _decoded(asks, engine, model)
         if not is_ok(judged):
             return Failure(judged.failure())
         finish, raw = judged.unwrap().finish, judged.unwrap().raw
@@ -270,8 +276,7 @@ def _begun(
     call, limits = 1, {"max_new_tokens": most, "min_new_tokens": least}
     while True:
         asks = written.row(sent, call, stop=stop, **limits)
-        answered = yield Wanted(engine, altered(asks, watched=False), shown=False)
-        judged = answered.bind(lambda one: decode_row(one, model.tokenizer, model.eos_token_ids))
+        judged = yield from _decoded(asks, engine, model)
         if not is_ok(judged):
             return Failure(judged.failure())
         finish, raw = judged.unwrap().finish, judged.unwrap().raw
@@ -301,10 +306,7 @@ def _called(
             return Success(raw)
         structured = part or StructuredOptions(json_schema=form.schemas[chosen])
         asks = written.row(sent, call, structured=structured, stop=unstopped)
-        answered = yield Wanted(engine, altered(asks, watched=False), shown=False)
-        judged = answered.bind(
-            lambda answer: decode_row(answer, model.tokenizer, model.eos_token_ids)
-        )
+        judged = yield from _decoded(asks, engine, model)
         if not is_ok(judged):
             return Failure(judged.failure())
         row, raw = judged.unwrap(), judged.unwrap().raw
