@@ -21,14 +21,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from returns.result import Failure
 
-<<<<<<< HEAD
 from pipegen.cli import log_in_lines
 from pipegen.cli.inputs import Origin, sidecar_exists
-from pipegen.cli.outputs import Tally, say
-=======
-from pipegen.cli.inputs import Origin
 from pipegen.cli.outputs import Answered, Tally, say
->>>>>>> h-n
 from pipegen.cli.plugins import attached, plugins_of
 from pipegen.cli.progress import Meter, Moved
 from pipegen.cli.usage import Load, open_routes, refuse, runs_here

@@ -27,13 +27,8 @@ from returns.result import Failure, Result, Success
 from pipegen.core.border import guard
 from pipegen.core.errors import ContractError, InvalidRequest, MalformedResponse
 from pipegen.core.pipe import Pipe, call, identity, row_stage
-<<<<<<< HEAD
-from pipegen.core.slots import Batch, Slot, is_ok
-from pipegen.drivers.arguments import Options, with_option_words
-=======
 from pipegen.core.slots import Batch, Slot, all_of, is_ok
-from pipegen.drivers.arguments import Options
->>>>>>> h-n
+from pipegen.drivers.arguments import Options, with_option_words
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.engines.model import TokenModel, on_model
