@@ -102,7 +102,14 @@ REQUIRED = (
 
 
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def right_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first steps of the embedded model are right, without looking."""
+    right = {"engine": "hf", "lengths": {}, "not_judged": [], "same": True, "because": None}
+    monkeypatch.setattr("pipegen.cli.doctor._first_steps", lambda model: right)
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch, right_steps: None) -> dict[str, str]:
     """What is installed, by name; to be filled by a test."""
     packages: dict[str, str] = {}
 
@@ -114,8 +121,6 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.setattr(metadata, "version", version)
     monkeypatch.setattr(metadata, "requires", lambda name: list(REQUIRED))
     monkeypatch.setattr("pipegen.cli.doctor._devices", list)
-    right = {"engine": "hf", "lengths": {}, "not_judged": [], "same": True, "because": None}
-    monkeypatch.setattr("pipegen.cli.doctor._first_steps", lambda model: right)
     return packages
 
 
@@ -235,6 +240,7 @@ def test_the_first_steps_of_a_model_are_checked_where_that_is_asked(
     assert "same_text" not in examine(str(folder))["model"]
 
 
+@pytest.mark.usefixtures("right_steps")
 def test_a_model_is_told_with_the_dtype_that_every_engine_takes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -254,6 +260,7 @@ def test_a_model_is_told_with_the_dtype_that_every_engine_takes(
     )
 
 
+@pytest.mark.usefixtures("right_steps")
 def test_a_model_that_cannot_be_read_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as leaving:
         main(["doctor", "--model", "/no/such/model"])
@@ -277,6 +284,7 @@ def words_for_an_end_token(folder: Path) -> None:
     (folder / "generation_config.json").write_text('{"eos_token_id": "x"}')
 
 
+@pytest.mark.usefixtures("right_steps")
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -303,6 +311,7 @@ def test_a_broken_model_is_said_in_a_few_lines(
     assert len(err.splitlines()) <= 4
 
 
+@pytest.mark.usefixtures("right_steps")
 def test_a_model_whose_images_cannot_be_prepared_is_told_with_the_reason(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     shutil.copytree(embedded.path(), tmp_path / "model")
@@ -322,6 +331,7 @@ def test_an_engine_is_compared_with_transformers_for_a_model_and_is_hf_or_vllm(
     assert code == 2
 
 
+@pytest.mark.usefixtures("right_steps")
 @pytest.mark.parametrize(
     ("difference", "same"), [(None, True), (0.05, False), ("no small model", None)]
 )
@@ -356,6 +366,7 @@ def test_it_is_said_whether_vllm_gives_the_text_of_transformers(
     }[same] in shown
 
 
+@pytest.mark.usefixtures("right_steps")
 def test_a_length_beyond_which_vllm_is_not_compared_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

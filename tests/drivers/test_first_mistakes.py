@@ -63,8 +63,9 @@ def test_a_failed_slot_is_told_how_to_find_out(route: Any) -> None:
 
 def test_a_slot_is_otherwise_as_it_was(route: Any) -> None:
     (slot,) = pg.run(route, ASKED)
-    with pytest.raises(AttributeError, match="'Success' object has no attribute 'nothing'"):
+    with pytest.raises(AttributeError, match="'Success' object has no attribute 'nothing'") as one:
         _ = slot.nothing
+    assert (one.value.name, one.value.obj) == ("nothing", slot)
     assert not hasattr(slot, "nothing")
     assert pickle.loads(pickle.dumps(slot)) == slot
 
