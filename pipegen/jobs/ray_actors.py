@@ -204,8 +204,8 @@ def _bytes(block: Block) -> int:
 class NoReplica(RuntimeError):
     """No replica can go on."""
 
-    def __init__(self, words: str, *, answered: bool) -> None:
-        super().__init__(words)
+    def __init__(self, words: str, answered: bool = False) -> None:
+        super().__init__(words, answered)
         self.answered = answered
         """Whether any had answered a row."""
 

@@ -36,7 +36,7 @@ FIELDS = {
     " thinking_token_budget tool_choice tools truncate_prompt_tokens use_beam_search",
     "sglang": "custom_params ebnf lora_path return_hidden_states stop_regex stream_reasoning"
     " thinking tool_choice watermark",
-    "plain": "cache_prompt metadata modalities n_probs num_ctx prediction repeat_penalty store"
+    "plain": "cache_prompt metadata modalities n_probs num_ctx prediction store"
     " top_a top_n_sigma typical_p user verbosity web_search_options",
 }
 """Fields that servers have, some with names like those of options."""

@@ -77,7 +77,7 @@ def test_a_misspelt_system_message_in_the_backend_is_told_its_place(kind: str, n
 
 
 @pytest.mark.parametrize(
-    "name", ["response_format", "function_call", "functions", "random_seed", "logit_bias", "user"]
+    "name", ["response_format", "function_call", "functions", "random_seed", "user"]
 )
 def test_a_field_of_servers_that_another_program_names_so_is_passed_on(name: str) -> None:
     backend = {"type": "openai", "model": "m", "base_url": "http://localhost:1", name: {"a": 1}}

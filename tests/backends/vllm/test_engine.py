@@ -21,6 +21,7 @@ from support.calls import aanswers, aevents, events as events_of
 from support.models import encoded, write_model
 
 import pipegen as pg
+from pipegen.backends.checkpoint.adapters import largest_rank
 from pipegen.backends.vllm import engine as vllm_engine
 from pipegen.backends.vllm.engine import VLLMEngine
 from pipegen.backends.vllm.sampling import sampling_params
@@ -124,8 +125,14 @@ def adapter(folder: Path, modules: tuple[str, ...] = ("q_proj",), **config: Any)
         for layer in (0, 1)
         for module in modules
     ]
+    rank, width = largest_rank(config), 48
+    sizes = {"A": (rank, width), "B": (width, rank)}
     save_file(
-        {f"{name}.lora_{half}.weight": torch.ones(1, 1) for name in names for half in "AB"},
+        {
+            f"{name}.lora_{half}.weight": torch.ones(size)
+            for name in names
+            for half, size in sizes.items()
+        },
         folder / "adapter_model.safetensors",
     )
     (folder / "adapter_config.json").write_text(
