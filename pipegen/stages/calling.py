@@ -142,7 +142,7 @@ class _Pipeline:
         cuts = by_itself or any(part.cuts for part in after)
         trims = any(part.routes for part in after)
         earlier, later = (
-            {name for part in parts for name in (part.name, part.stands_for)}
+            {name for part in parts for name in (part.name, part.honours)}
             for parts in (before, after)
         )
         there = {
@@ -154,7 +154,7 @@ class _Pipeline:
         watching = [plugin for plugin in plugins if plugin.feed is not None]
         self._unhonoured = _unhonoured(plugins, by_itself, after)
         self._halts, self._watches = by_itself or _halts(after), bool(watching)
-        since_fit = takewhile(lambda part: "fit" not in (part.name, part.stands_for), before)
+        since_fit = takewhile(lambda part: "fit" not in (part.name, part.honours), before)
         self._changes = not by_itself and not all(part.internal for part in since_fit)
         """Whether a stage of one's own may have changed what `fit` has checked."""
         refuses = self._absent or self._changes or self._unhonoured is not None
