@@ -40,8 +40,7 @@ def derive_seed(seed: int, sample: int) -> int:
 def expand(request: Any) -> Sequence[Any]:
     """The requests of the samples that a request asks for, each with its own seed."""
     options = request.options if isinstance(request, GenerationRequest) else None
-    count = (options.samples if options is not None else None) or 1
-    if options is None or count == 1:
+    if options is None or options.samples in (None, 1):
         return (request,)
 
     def one(sample: int) -> Any:
@@ -49,16 +48,15 @@ def expand(request: Any) -> Sequence[Any]:
         changed = dataclasses.replace(options, samples=1, seed=seed)
         return dataclasses.replace(request, options=changed)
 
-    return [one(sample) for sample in range(count)]
+    return [*map(one, range(options.samples or 1))]
 
 
 def _answers(slot: Slot[Any], before: Slot[Any] | None, splits: bool) -> Sequence[Slot[Any]]:
     """A result with the answer that its request was made of, and that answer's id where the request
     has none of its own; where it `splits`, its completions.
     """
-    result, previous = (
-        None if one is None or not is_ok(one) else one.unwrap() for one in (slot, before)
-    )
+    result = slot.value_or(None)
+    previous = None if before is None else before.value_or(None)
     if not isinstance(result, GenerationResult):
         return (slot,)
     if isinstance(previous, GenerationResult):
