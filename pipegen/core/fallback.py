@@ -14,9 +14,9 @@ from pipegen.core.errors import (
     UnsupportedOption,
     UnsupportedPlugin,
 )
-from pipegen.core.pipe import Pipe, Rebinding, pipe_of, placed, union
+from pipegen.core.pipe import Pipe, Rebinding, pipe_of, union
 from pipegen.core.slots import Slot
-from pipegen.core.steps import Again, Nest, Steps
+from pipegen.core.steps import Again, Nest, sampled
 
 __all__ = ["When", "fallback", "warn_of"]
 
@@ -91,16 +91,8 @@ def fallback(first: Pipe[A, B], second: Pipe[A, B], *, when: When) -> Pipe[A, B]
         tell(error)
         return Again(value, (*error.earlier, error.with_fields(earlier=())))
 
-    def among(before: Steps, after: Steps) -> Nest:
-        ways = tuple(
-            replace(way, steps=placed(way.steps, before, after)) for way in (first, second)
-        )
-        return replace(nest, ways=ways)
-
     name = f"fallback({first.name}, {second.name})"
     shown = ", ".join(sorted(kind.__name__ for kind in kinds)) or getattr(when, "__qualname__", "")
-    steps = (*first.steps, *second.steps)
-    sampling = next((step.sampling for step in steps if step.closes), None)
     nest = Nest(
         name=name,
         ways=(first, second),
@@ -108,15 +100,11 @@ def fallback(first: Pipe[A, B], second: Pipe[A, B], *, when: When) -> Pipe[A, B]
         decides="when",
         keeps_text=first.keeps_text and second.keeps_text,
         owns=union(first.owns, second.owns),
-        sampling=sampling,
-        opens=sampling is not None,
-        closes=sampling is not None,
         routes=first.routes + second.routes,
         version=f"({first.stages} | {second.stages}) when {shown}",
         rebind=lambda new: fallback(first.rebound(new), second.rebound(new), when=when),
-        among=among,
     )
-    return pipe_of(nest)
+    return pipe_of(*sampled(nest, (*first.steps, *second.steps), whole=True))
 
 
 _REFUSALS = (UnsupportedMultimodal, UnsupportedOption, UnsupportedPlugin)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from returns.result import Success
 
-from pipegen.core.pipe import Pipe, pipe_of, placed
+from pipegen.core.pipe import Pipe, pipe_of
 from pipegen.core.slots import Slot
-from pipegen.core.steps import Again, Nest, Steps
+from pipegen.core.steps import Again, Nest, sampled
 
 __all__ = ["loop"]
 
@@ -54,13 +53,6 @@ def loop(
             return slot
         return decide((*notes, slot.unwrap()), value.unwrap())
 
-    def among(before: Steps, after: Steps) -> Nest:
-        return replace(
-            nest,
-            ways=tuple(replace(way, steps=placed(way.steps, before, after)) for way in ways),
-        )
-
-    sampling = next((step.sampling for step in pipe.steps if step.closes), None)
     nest = Nest(
         name=name,
         ways=ways,
@@ -69,9 +61,6 @@ def loop(
         splits=True,
         keeps_text=pipe.keeps_text,
         owns=pipe.owns,
-        sampling=sampling,
-        opens=sampling is not None,
-        closes=sampling is not None,
         routes=pipe.routes,
         version=f"({pipe.stages}) {version}",
         plain=None if plain is None else plain.stages,
@@ -84,6 +73,5 @@ def loop(
             version=version,
             plain=None if plain is None else plain.rebound(new),
         ),
-        among=among,
     )
-    return pipe_of(nest)
+    return pipe_of(*sampled(nest, pipe.steps, whole=False))

@@ -37,6 +37,7 @@ from pipegen.core.slots import Batch, Slot
 from pipegen.core.steps import (
     Call,
     Closes,
+    Gather,
     Nest,
     Program,
     Rebinding,
@@ -94,7 +95,7 @@ class Pipe(Generic[A_contra, B_co]):
             )
 
     def __repr__(self) -> str:
-        names = " >> ".join(step.name for step in self.steps)
+        names = " >> ".join(part.name for part in self.parts)
         shown = self.name if names in (self.name, "") else f"{self.name}: {names}"
         return f"<{type(self).__name__} {shown}>"
 
@@ -106,7 +107,12 @@ class Pipe(Generic[A_contra, B_co]):
     @property
     def parts(self) -> tuple[Pipe[Any, Any], ...]:
         """The stages that were joined, in order, each as a pipe of its own."""
-        return tuple([pipe_of(step) for step in self.steps])
+        parts: list[Pipe[Any, Any]] = []
+        for step in self.steps:
+            if not parts or (parts[-1].name and not isinstance(step, Gather)):
+                parts.append(identity())
+            parts[-1] = pipe_of(*parts[-1].steps, step)
+        return tuple(parts)
 
     @property
     def stages(self) -> str:
@@ -118,6 +124,7 @@ class Pipe(Generic[A_contra, B_co]):
             if not isinstance(step, Nest) or step.plain is None
             else step.plain
             for step in self.steps
+            if step.name
         )
 
     @property
@@ -179,31 +186,32 @@ class Pipe(Generic[A_contra, B_co]):
         if (after is None) == (before is None):
             raise TypeError("a stage is inserted after another or before it: give one of the two")
         index = self._index_of(before if after is None else after) + (after is not None)
-        return self._edited(index, index, stage, _pipe(stage).steps)
+        return self._edited(index, index, _pipe(stage))
 
     def replace(self, name: str, stage: Pipe[Any, Any]) -> Self:
         """The pipe with another stage in the place of the one of that name; what the old one did
         about samples is done there. Raises as `insert` does.
         """
         index = self._index_of(name)
-        old, new = self.steps[index], _pipe(stage).steps
-        if old.sampling is not None and new:
-            opens = old.opens or new[0].opens
-            new = (replace(new[0], sampling=old.sampling, opens=opens), *new[1:])
-            closes = old.closes or new[-1].closes
-            new = (*new[:-1], replace(new[-1], sampling=old.sampling, closes=closes))
-        new = tuple(replace(step, stands_for=old.stands_for or old.name) for step in new)
-        return self._edited(index, index + 1, stage, new)
+        new = _pipe(stage).steps
+        kinds = {*map(type, new)}
+        steps = [
+            replace(other, honours=step.honours or name) if step.name else step
+            for step in self.parts[index].steps
+            if new and (step.name or type(step) not in kinds)
+            for other in (new if step.name else (step,))
+        ]
+        return self._edited(index, index + 1, replace(stage, steps=tuple(steps)))
 
     def remove(self, name: str) -> Self:
         """The pipe without the stage of that name. Raises as `insert` does."""
         index = self._index_of(name)
-        return self._edited(index, index + 1, None, ())
+        return self._edited(index, index + 1, identity())
 
     def _index_of(self, name: Any) -> int:
         if not isinstance(name, str):
             raise TypeError(f"a stage is found by its name, not by {name!r:.80}")
-        names = [step.name for step in self.steps]
+        names = [part.name for part in self.parts]
         if names.count(name) > 1:
             raise InvalidField(
                 f"{self.name!r} has {names.count(name)} stages {name!r}: edit each pipe before they are joined"
@@ -214,35 +222,28 @@ class Pipe(Generic[A_contra, B_co]):
             )
         return names.index(name)
 
-    def _edited(self, start: int, end: int, stage: Pipe[Any, Any] | None, new: Steps) -> Self:
-        """The pipe with these steps in the place of those from `start` to `end`."""
-        names = {step.name for step in (*self.steps[:start], *self.steps[end:])}
-        for step in new:
-            if step.name in names:
+    def _edited(self, start: int, end: int, new: Pipe[Any, Any]) -> Self:
+        """The pipe with this one in the place of its parts from `start` to `end`."""
+        before, after = self.parts[:start], self.parts[end:]
+        names = {part.name for part in (*before, *after)}
+        for part in new.parts:
+            if part.name in names:
                 raise InvalidField(
-                    f"{self.name!r} has a stage {step.name!r} already: give yours another name"
+                    f"{self.name!r} has a stage {part.name!r} already: give yours another name"
                 )
-            names.add(step.name)
-        edited = self._with((*self.steps[:start], *new, *self.steps[end:]))
-        return replace(edited, owns=union(self.owns, () if stage is None else stage.owns))
+            names.add(part.name)
+        edited = self.with_parts((*before, new, *after))
+        return replace(edited, owns=union(self.owns, new.owns))
 
     def rebound(self, new: Rebinding) -> Self:
         """The same pipe, bound to other engines or names."""
-        bound = [pipe_of(step) if step.rebind is None else step.rebind(new) for step in self.steps]
         steps = [
-            replace(
-                other,
-                stands_for=step.stands_for,
-                opens=step.opens,
-                closes=step.closes,
-                sampling=step.sampling,
-            )
-            if step.rebind is not None
-            else other
-            for step, part in zip(self.steps, bound, strict=True)
-            for other in part.steps
+            replace(other, honours=step.honours)
+            for step in self.steps
+            for other in ((step,) if step.rebind is None else step.rebind(new).steps)
+            if other.name or step.rebind is None
         ]
-        return replace(self._with(tuple(steps)), owns=union(*(part.owns for part in bound)))
+        return replace(self._with(tuple(steps)), owns=union(*(step.owns for step in steps)))
 
     def apply(self, batch: Batch[A_contra]) -> Batch[B_co]:
         """Run a pipe that makes no calls. Raises `ContractError` if it makes one: that takes a
@@ -285,17 +286,20 @@ class Pipe(Generic[A_contra, B_co]):
 
 def placed(steps: Steps, before: Steps = (), after: Steps = ()) -> Steps:
     """The steps, each where it stands among the others and those before and after them all."""
-    return tuple(
-        step
-        if step.among is None
-        else step.among((*before, *steps[:index]), (*steps[index + 1 :], *after))
-        for index, step in enumerate(steps)
-    )
+
+    def placed_at(index: int, step: Step) -> Step:
+        around = (*before, *steps[:index]), (*steps[index + 1 :], *after)
+        if not isinstance(step, Nest):
+            return step if step.among is None else step.among(*around)
+        ways = (replace(way, steps=placed(way.steps, *around)) for way in step.ways)
+        return replace(step, ways=tuple(ways))
+
+    return tuple([placed_at(index, step) for index, step in enumerate(steps)])
 
 
-def pipe_of(step: Step) -> Pipe[Any, Any]:
-    """The pipe of one step."""
-    return Pipe(step.name, (step,), step.owns)
+def pipe_of(*steps: Step) -> Pipe[Any, Any]:
+    """The pipe of one step, and of what belongs to it."""
+    return Pipe("".join(step.name for step in steps), steps, union(*(step.owns for step in steps)))
 
 
 def identity() -> Pipe[A, A]:

@@ -18,6 +18,7 @@ row goes past all stages.
 
 from __future__ import annotations
 
+import math
 import os.path
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise, repeat
@@ -34,12 +35,10 @@ from pipegen.core.steps import (
     Again,
     Alone,
     Call,
-    Close,
+    Expand,
     Gather,
     Nest,
-    Open,
     Program,
-    Sampling,
     Stage,
     Step,
     Wanted,
@@ -137,14 +136,12 @@ def advance(
             step = does[at]
             if isinstance(step, Alone):
                 going = _alone(does, at, going, bug)
-            elif isinstance(step, Open):
-                going = _opened(step, going)
-            elif isinstance(step, Close):
-                going = _closed(step, going)
+            elif isinstance(step, Expand) or (isinstance(step, Gather) and not step.last):
+                going = _spread(step, going)
             elif isinstance(step, Gather):
                 if there and at > first:  # others of the same requests may come here
                     break
-                going = _gathered(step.sampling, at, going, done)
+                going = _gathered(step, at, going, done)
             elif isinstance(step, Call):
                 going = _called(does, at, first, going, done, bug)
             else:
@@ -485,53 +482,32 @@ def _leave(
         there.setdefault(new.place, []).append(new)
 
 
-def _opened(step: Open, going: Going) -> Going:
-    """Requests as the rows that they ask for. In the pipes that it is in, each of them came in as
-    its own request.
+def _spread(step: Expand | Gather, going: Going) -> Going:
+    """Requests as the rows that they ask for, and results as those that they hold, each with the
+    answer that its request was made of. In the pipes that it is in, each row came in as its own
+    request.
     """
     rows: list[Row] = []
     slots: list[Slot[Any]] = []
     for row, slot in zip(*going, strict=True):
-        live = step.expand is not None and isinstance(slot, Success)
-        values = step.expand(slot.unwrap()) if live else ()  # type: ignore[misc]  # it is there
-        if len(values) > 1:
-            request = None if row.samples else slot
-            rows += _spread(row._replace(request=request), len(values))
-            slots += map(Success, values)
-        else:
-            rows.append(row if row.request is None else row._replace(request=None))
-            slots.append(slot)
+        parts: Sequence[Slot[Any]] = (slot,)
+        if isinstance(step, Gather):
+            parts = step.answers(slot, row.before, step.whole)
+        elif isinstance(slot, Success) and not step.whole:
+            parts = [*map(Success, step.expand(slot.unwrap()))]
+        request = slot if len(parts) > 1 and not row.samples else None
+        for sample, part in enumerate(parts):
+            path = ((sample, len(parts)),) if len(parts) > 1 else ()
+            before = part if isinstance(step, Gather) else row.before
+            fields = (*row[:4], row.samples + path, request, before, *row[7:])
+            rows.append(tuple.__new__(Row, fields))
+        slots += parts
     return rows, slots
 
 
-def _spread(row: Row, count: int) -> list[Row]:
-    """A row as several samples of it."""
-    if count == 1:
-        return [row]
-    return [row._replace(samples=(*row.samples, (sample, count))) for sample in range(count)]
-
-
-def _closed(step: Close, going: Going) -> Going:
-    """Results, each linked with the answer that its request was made of; one of several samples as
-    so many rows, where others are put together with them.
-    """
-    if step.last and not any(row.samples or row.before is not None for row in going[0]):
-        return going
-    rows: list[Row] = []
-    slots: list[Slot[Any]] = []
-    for row, slot in zip(*going, strict=True):
-        linked = slot if row.before is None else step.sampling.link(slot, row.before)
-        splits = step.whole and (row.samples or not step.last)
-        parts = step.sampling.completions(linked) if splits else (linked,)
-        for sample_row, part in zip(_spread(row, len(parts)), parts, strict=True):
-            rows.append(sample_row._replace(before=None if step.last else part))
-            slots.append(part)
-    return rows, slots
-
-
-def _gathered(sampling: Sampling, at: int, going: Going, done: Advanced) -> Going:
+def _gathered(step: Gather, at: int, going: Going, done: Advanced) -> Going:
     """The rows of each request as one, where they are all there."""
-    if not any(row.samples for row in going[0]):
+    if not any(row.samples or row.before is not None for row in going[0]):
         return going
     families: dict[Any, list[tuple[Row, Slot[Any]]]] = {}
     for row, slot in zip(*going, strict=True):
@@ -540,24 +516,17 @@ def _gathered(sampling: Sampling, at: int, going: Going, done: Advanced) -> Goin
     rows: list[Row] = []
     slots: list[Slot[Any]] = []
     for family in families.values():
-        if not _is_complete([row.samples for row, _ in family]):
+        # the share that each row is of its request
+        shares = [math.prod(count for _, count in row.samples) for row, _ in family]
+        if sum(math.lcm(*shares) // share for share in shares) < math.lcm(*shares):
             done.waiting.extend([_moved(row, slot, at) for row, slot in family])
             continue
         family.sort(key=lambda member: member[0].samples)
-        (row, slot), *others = family
-        if others:
-            live = [sample_row for sample_row, part in family if isinstance(part, Success)]
-            slot = sampling.gather([part for _, part in family], live[0].request if live else None)
-        rows.append(row._replace(samples=(), request=None, before=None))
-        slots.append(slot)
+        parts = [
+            part
+            for row, slot in family
+            for part in step.answers(slot, row.before, step.whole and bool(row.samples))
+        ]
+        slots.append(step.gather(parts, family[0][0].request))
+        rows.append(family[0][0]._replace(samples=(), request=None, before=None))
     return rows, slots
-
-
-def _is_complete(paths: Sequence[tuple[tuple[int, int], ...]]) -> bool:
-    """Whether these are all samples of a request."""
-    if paths == [()]:
-        return True
-    groups: dict[int, list[tuple[tuple[int, int], ...]]] = {}
-    for (sample, _), *rest in paths:
-        groups.setdefault(sample, []).append(tuple(rest))
-    return len(groups) == paths[0][0][1] and all(map(_is_complete, groups.values()))

@@ -5,15 +5,14 @@ A `Stage` is a pure function of the values that come to it. A `Call` is a place 
 asked: a pure function too, that says what it wants. A `Nest` holds other pipes (the routes of a
 fallback, the pipe of a loop), and says of what comes out of one how the row goes on.
 
-`program` is the order in which the interpreter does them. It has the places at which a request
-becomes several rows and these come together again: where a step that `opens` samples comes before
-one that `closes` them. Between two calls each row goes its own way.
+A request becomes several rows at `Expand`, and these come together at `Gather`. `program` is the
+order in which the interpreter does the steps. Between two calls each row goes its own way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from pipegen.core.backend import Backend
@@ -26,19 +25,18 @@ __all__ = [
     "Again",
     "Alone",
     "Call",
-    "Close",
     "Closes",
+    "Expand",
     "Gather",
     "Nest",
-    "Open",
     "Program",
     "Rebinding",
-    "Sampling",
     "Stage",
     "Step",
     "Steps",
     "Wanted",
     "program",
+    "sampled",
     "union",
 ]
 
@@ -58,23 +56,6 @@ class Wanted(NamedTuple):
     """Whether the text of the answer may be the text of the result."""
     same: Hashable = None
     """Rows of one engine that want the same, which is not None, are asked once."""
-
-
-class Sampling(NamedTuple):
-    """How a request becomes several rows, and how what became of them is put together (see
-    `pipegen.stages.parts.samples`).
-    """
-
-    expand: Callable[[Any], Sequence[Any]]
-    """The requests of the rows that a request becomes."""
-    completions: Callable[[Slot[Any]], Sequence[Slot[Any]]]
-    """The rows of a slot that holds all of them."""
-    gather: Callable[[Sequence[Slot[Any]], Slot[Any] | None], Slot[Any]]
-    """`gather(rows, request)` is the slot that holds all; `request` is None where they are no
-    answers to one and the same request.
-    """
-    link: Callable[[Slot[Any], Slot[Any]], Slot[Any]]
-    """`link(slot, before)` is the slot with the answer that its request was made of."""
 
 
 @dataclass(frozen=True)
@@ -112,13 +93,8 @@ class Step:
     """Those for which it cuts or trims."""
     follow: Callable[[Any], Any] | None = None
     """Makes, for one input of the call before it, what turns streamed token ids into text."""
-    sampling: Sampling | None = None
-    opens: bool = False
-    """Whether requests become rows before this step."""
-    closes: bool = False
-    """Whether the rows of a request may be put together after it."""
-    stands_for: str = ""
-    """The name of the step in whose place this one is."""
+    honours: str = ""
+    """The step whose options it honours, where its own name is another."""
     version: str = ""
     """What it does, where its name does not say it, for the keys of a job's rows."""
     rebind: Callable[[Rebinding], Pipe[Any, Any]] | None = None
@@ -187,32 +163,38 @@ class Nest(Step):
         return self.ways[min(turn, len(self.ways) - 1)]
 
 
-class Open(NamedTuple):
-    """Before a step that opens: a request becomes as many rows as it asks for, where `expand` is
-    set.
+@dataclass(frozen=True, kw_only=True)
+class Expand(Step):
+    """A request becomes as many rows as it asks for, where a later step gathers these. It belongs
+    to the step after it.
     """
 
-    expand: Callable[[Any], Sequence[Any]] | None
+    name: str = ""
+    expand: Callable[[Any], Sequence[Any]]
+    """The requests of the rows."""
+    whole: bool = False
+    """Whether the request stays one row all the same."""
 
 
-class Close(NamedTuple):
-    """After a step that closes: results are linked with the answers that their requests were made
-    of.
+@dataclass(frozen=True, kw_only=True)
+class Gather(Step):
+    """Results are linked with the answers that their requests were made of. Where no later step
+    expands requests, the rows of each come together. It belongs to the step before it.
     """
 
-    sampling: Sampling
-    whole: bool
-    """Whether the step has put rows of its own together, which are separated again. What a round of
-    a loop gives is one result.
+    name: str = ""
+    answers: Callable[[Slot[Any], Slot[Any] | None, bool], Sequence[Slot[Any]]]
+    """`answers(slot, before, splits)` is the slot with the answer that its request was made of, or
+    the rows that it holds.
     """
-    last: bool
-    """Whether no later step opens."""
-
-
-class Gather(NamedTuple):
-    """The rows of a request come together."""
-
-    sampling: Sampling
+    gather: Callable[[Sequence[Slot[Any]], Slot[Any] | None], Slot[Any]]
+    """`gather(rows, request)` is the slot that holds all; `request` is None where they are no
+    answers to one and the same request.
+    """
+    whole: bool = False
+    """Whether the step before it has put rows together, which are separated again."""
+    last: bool = True
+    """In a program, whether no later step expands."""
 
 
 class Alone(NamedTuple):
@@ -228,44 +210,44 @@ class Program(NamedTuple):
     it.
     """
 
-    does: tuple[Alone | Call | Nest | Open | Close | Gather, ...]
-    keeps: tuple[bool, ...]
+    does: tuple[Alone | Call | Nest | Expand | Gather, ...] = ()
+    keeps: tuple[bool, ...] = ()
     """Whether all steps after it keep the text."""
-    follows: tuple[Callable[[Any], Any] | None, ...]
+    follows: tuple[Callable[[Any], Any] | None, ...] = ()
     """The `follow` of the next step after it that has one."""
 
 
 def program(steps: Steps) -> Program:
     """The program of a pipe of these steps."""
-    does: list[Any] = []
-    laters: list[Steps] = []
-    for index, step in enumerate(steps):
-        later, rule = steps[index + 1 :], step.sampling
-        loops = isinstance(step, Nest) and step.splits
-        splits = not step.closes or loops
-        if step.opens and rule is not None:
-            closes = any(other.closes for other in (later if not step.closes else steps[index:]))
-            does.append(Open(rule.expand if splits and closes else None))
-        if not isinstance(step, Stage):
-            does.append(step)
-        elif step.prepare is None and does and isinstance(does[-1], Alone):
-            laters.pop()
-            does[-1] = Alone((*does[-1].stages, step))
-        else:
-            does.append(Alone((step,)))
-        if step.closes and rule is not None:
-            last = not any(other.opens for other in later)
-            whole = step.opens and not loops
-            does += [Close(rule, whole, last), *([Gather(rule)] if last else [])]
-        laters += [later] * (len(does) - len(laters))
-    return Program(
-        tuple(does),
-        tuple(all(step.keeps_text for step in later) for later in laters),
-        tuple(
-            next((step.follow for step in later if step.follow is not None), None)
-            for later in laters
-        ),
-    )
+    places: list[tuple[Any, Any, Any]] = []
+    known: tuple[Any, Any] = True, None
+    later = set[type[Step]]()
+    place: Any
+    for step in reversed(steps):
+        place, here = step, known
+        if isinstance(step, Expand):
+            place = replace(step, whole=step.whole or Gather not in later)
+        elif isinstance(step, Gather):
+            place = replace(step, last=Expand not in later)
+        elif isinstance(step, Stage):
+            place = Alone((step,))
+            after: Any = places[0][0] if places else step
+            if isinstance(after, Alone) and after.stages[0].prepare is None:
+                place, here = Alone((step, *after.stages)), places.pop(0)[1:]
+        places.insert(0, (place, *here))
+        known = known[0] and step.keeps_text, step.follow or known[1]
+        later.add(type(step))
+    return Program(*zip(*places, strict=True))
+
+
+def sampled(nest: Nest, steps: Steps, *, whole: bool) -> Steps:
+    """A nest of these steps, which honours samples if they do. Its pipes get a `whole` request, or
+    each row by itself.
+    """
+    kinds: dict[type, Any] = {type(step): step for step in steps}
+    if Expand not in kinds or Gather not in kinds:
+        return (nest,)
+    return replace(kinds[Expand], whole=whole), nest, replace(kinds[Gather], whole=whole)
 
 
 def union(*owned: tuple[Closes, ...]) -> tuple[Closes, ...]:

@@ -90,7 +90,7 @@ def _watched(step: Step, tell: Callable[[Progress], object], every: float) -> St
     if isinstance(step, Call):
         return replace(step, ask=ask, among=among, rebind=rebind)
     ways = tuple(watched(way, tell, every=every) for way in step.ways)
-    return replace(step, ways=ways, among=among, rebind=rebind)
+    return replace(step, ways=ways, rebind=rebind)
 
 
 class _Watched:

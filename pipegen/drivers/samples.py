@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar, overload
 
 from returns.result import Result, Success
 
-from pipegen.core.pipe import Pipe, row_stage
+from pipegen.core.pipe import Pipe, pipe_of, row_stage
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import record_of
 from pipegen.records.fields import InvalidField
@@ -21,7 +21,7 @@ from pipegen.records.options import GenerationOptions, merge, options_from
 from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult
-from pipegen.stages.parts.samples import SAMPLING
+from pipegen.stages.parts.samples import EXPAND, GATHER
 
 __all__ = ["grid", "samples"]
 
@@ -46,20 +46,8 @@ def samples(
             f"samples takes a pipe, not {type(pipe).__name__}: pg.route(engine) makes a route of an"
             " engine"
         )
-    first, last = _stage(opens=True), _stage(closes=True)
-    return pipe.with_parts((first, *pipe.parts, last))
-
-
-def _stage(*, opens: bool = False, closes: bool = False) -> Pipe[Any, Any]:
-    """A stage that changes nothing, at which requests become rows or rows are put together."""
-    return row_stage(
-        "samples",
-        Success,
-        keeps_text=True,
-        sampling=SAMPLING,
-        opens=opens,
-        closes=closes,
-    )
+    place: Pipe[Any, Any] = row_stage("samples", Success, keeps_text=True)
+    return pipe.with_parts((pipe_of(EXPAND), place, *pipe.parts, place, pipe_of(GATHER)))
 
 
 @overload

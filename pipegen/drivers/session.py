@@ -12,7 +12,7 @@ from pipegen.core.backend import Session
 from pipegen.core.pipe import Pipe
 from pipegen.core.rows import Row
 from pipegen.core.slots import Slot, is_ok
-from pipegen.core.steps import Call, Stage, Wanted
+from pipegen.core.steps import Call, Nest, Wanted
 from pipegen.engines.model import reader_of
 from pipegen.records.messages import TextPart
 from pipegen.records.requests import GenerationRequest
@@ -131,7 +131,7 @@ def is_light(pipe: Pipe[Any, Any], batch: Sequence[Slot[Any]]) -> bool:
     and the rows are computed by a server of which the model has been read.
     """
     for step in pipe.steps:
-        if not isinstance(step, Stage | Call):
+        if isinstance(step, Nest):
             return False  # it may ask a function of the user's
         if isinstance(step, Call):
             engine: Any = step.backend

@@ -70,7 +70,7 @@ def _of_pipe(route: Pipe[Any, Any]) -> Iterator[tuple[str, list[Any]]]:
 def _functions(step: Step) -> list[Any]:
     if isinstance(step, Stage):
         return [] if step.internal else [step.row, step.prepare]
-    return [step.ask if isinstance(step, Call) else getattr(step, "leave", None)]
+    return [getattr(step, name) for name in ("ask", "leave") if hasattr(step, name)]
 
 
 def _tools(step: Step) -> Tools | None:

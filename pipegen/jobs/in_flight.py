@@ -69,7 +69,7 @@ class InFlight:
     `answers` is whether a process of this name has answered a row; true where it has no name.
 
     run: the name of the run, where its processes are started again. owner: the name of this process
-    within it: a restarted one has the name of the one before it, which is then dead even if a
+    within it. A restarted one has the name of the one before it. That one is then dead, even if a
     process that was forked off it still holds the lock. None: it takes no other's place.
     finished: whether the row of a key is finished.
 

@@ -1,8 +1,8 @@
 """The keys of requests that runs of a job have read before: the next run need not parse them.
 
 To make the key of a row, its request is parsed, checked and merged with the options of the run.
-The file `keys.map` in the job's folder holds what came of it: for each request a digest of it as
-it was given (a line of a file, or plain data), its key, and the number that tells its shard. The digest covers whatever else the
+The file `keys.map` in the job's folder holds what came of it. For each request it has a digest of
+it as it was given (a line of a file, or plain data), its key, and the number of its shard. The digest covers whatever else the
 key depends on: the engines, the options and the policy of the run, how lines are read, and the
 version of pipegen. So an entry cannot be out of date: it is found for the same request under the
 same settings, or not at all.

@@ -1,8 +1,8 @@
 """Actors of Ray that answer the rows of a job: started, handed blocks of rows as they have room,
 and ended.
 
-Why not as a Ray dataset: the rows come from an iterator of this process, are read as they are
-needed, and are handed out in small blocks until the end, so that no actor is left with a large
+Why not as a Ray dataset: the rows come from an iterator of this process and are read as they are
+needed. They are given out in small blocks until the end, so that no actor is left with a large
 rest. A dataset is made of what any worker can read, in blocks of many rows. Starting actors again,
 and sending them what they had not answered, is Ray's in both cases.
 """

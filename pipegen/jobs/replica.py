@@ -62,9 +62,11 @@ class Replica:
 
     route: what the rows go through. It is released when the replica is closed. folder: the job's
     folder; None keeps nothing. run, owner: the name of the run, and that of this process within it.
-    retry: which rows that failed before are asked again. died: is called when the engine has died,
-    and was loaded, or had answered a row here or in an earlier process of this name. Where it
-    returns, and where the engine cannot be loaded, all rows raise the failure.
+    retry: which rows that failed before are asked again.
+
+    died: is called when the engine has died, and was loaded, or had answered a row here or in an
+    earlier process of this name. Where it returns, and where the engine cannot be loaded, all rows
+    raise the failure.
 
     Raises as `job` does for arguments that make no sense, and for a folder that cannot be written
     or holds other files; `CallFailed` where process after process has died.

@@ -162,7 +162,7 @@ def draw_of(
     stream: Hashable = None,
 ) -> Draw | None:
     """A token of this log probability beside the likeliest ones in its place, as temperature and
-    filters leave them; None where a filter ends so near to a token that it may leave it or not.
+    filters leave them. None where a filter ends so near to a token that it may leave it or not.
 
     >>> top, half = [math.log(0.6), math.log(0.3)], GenerationOptions(temperature=1.0, top_p=0.5)
     >>> draw_of(top[1], top, half, 3, slack=0.01).most == top[0]

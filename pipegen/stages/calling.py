@@ -24,7 +24,7 @@ Prompts that several rows share are read once more, whatever is generated after 
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from itertools import takewhile
 from typing import Any, TypeAlias, TypeVar
@@ -69,18 +69,16 @@ def call(backend: Backend[A, B]) -> Pipe[A, B]:
 
 
 def _call(backend: Backend[Any, Any], before: Steps, after: Steps) -> Call:
-    pipeline = _Pipeline(backend, before, after)
+    admit = _admission(backend, before, after)
 
     def ask(value: Any, answers: tuple[Slot[Any], ...]) -> Wanted | Slot[Any]:
         several = _takes_several(value)
         if answers and not several:
-            return answers[0] if pipeline.is_a_route else answers[0].map(partial(_to, value))
-        sent = value
-        if not pipeline.is_a_route:
-            admitted = pipeline.admit(value)
-            if not is_ok(admitted):
-                return admitted
-            sent = admitted.unwrap()
+            return answers[0] if admit is None else answers[0].map(partial(_to, value))
+        admitted: Slot[Any] = Success(value) if admit is None else admit(value)
+        if not is_ok(admitted):
+            return admitted
+        sent = admitted.unwrap()
         return (
             replayed(_asking(backend, value, sent), answers) if several else Wanted(backend, sent)
         )
@@ -129,77 +127,65 @@ def _asking(engine: Any, encoded: Encoded, sent: Encoded) -> Asking:
     return raw if scores is None else raw.map(partial(altered, prompt_logprobs=scores))
 
 
-class _Pipeline:
-    """The stages around a call, up to the calls before and after it: what they honour of the
-    options, and whether the engine may end rows early on their behalf.
+def _admission(
+    backend: Backend[Any, Any], before: Steps, after: Steps
+) -> Callable[[Any], Slot[Any]] | None:
+    """What the engine is to get of a row, by the stages around its call, up to the calls before and
+    after it. None where it gets each row as it is: there is nothing to refuse and nothing to change,
+    whatever a request asks for.
+
+    Where a stage of one's own comes before the one that cuts, the engine is not to end the row for
+    that one. `UnsupportedOption` for an option whose stage is not in the pipe, `UnsupportedPlugin`
+    for a plugin, and `InvalidRequest` for what a stage has broken since `fit`.
     """
+    before = tuple(takewhile(_calls_nothing, reversed(before)))
+    after = tuple(takewhile(_calls_nothing, after))
+    # what only performs calls has none
+    plugins: tuple[Plugin, ...] = getattr(backend, "plugins", ())
+    by_itself = settles_itself(backend)  # then all but `trim` is the engine's own
+    earlier, later = (
+        {name for part in parts for name in (part.name, part.honours)} for parts in (before, after)
+    )
+    there = {
+        "fit": by_itself or "fit" in earlier,
+        "stop": by_itself or "stop" in later or any(part.cuts for part in after),
+        "trim": "trim" in later or any(part.routes for part in after),
+    }
+    absent = {
+        option: row.stage for option, (*_, row) in OPTIONS.items() if not there.get(row.stage, True)
+    }
+    since_fit = takewhile(lambda part: "fit" not in (part.name, part.honours), before)
+    # a stage of one's own may have changed what `fit` has checked
+    changes = not by_itself and not all(part.internal for part in since_fit)
+    refused = _unhonoured(plugins, by_itself, after)
+    halts = by_itself or _halts(after)
+    watches = any(plugin.feed is not None for plugin in plugins)
 
-    def __init__(self, backend: Backend[Any, Any], before: Steps, after: Steps) -> None:
-        before = tuple(takewhile(_calls_nothing, reversed(before)))
-        after = tuple(takewhile(_calls_nothing, after))
-        # what only performs calls has none
-        plugins: tuple[Plugin, ...] = getattr(backend, "plugins", ())
-        by_itself = settles_itself(backend)  # then all but `trim` is the engine's own
-        cuts = by_itself or any(part.cuts for part in after)
-        trims = any(part.routes for part in after)
-        earlier, later = (
-            {name for part in parts for name in (part.name, part.stands_for)}
-            for parts in (before, after)
-        )
-        there = {
-            "fit": by_itself or "fit" in earlier,
-            "stop": cuts or "stop" in later,
-            "trim": trims or "trim" in later,
-        }
-        self._absent = tuple(stage for stage, present in there.items() if not present)
-        watching = [plugin for plugin in plugins if plugin.feed is not None]
-        self._unhonoured = _unhonoured(plugins, by_itself, after)
-        self._halts, self._watches = by_itself or _halts(after), bool(watching)
-        since_fit = takewhile(lambda part: "fit" not in (part.name, part.stands_for), before)
-        self._changes = not by_itself and not all(part.internal for part in since_fit)
-        """Whether a stage of one's own may have changed what `fit` has checked."""
-        refuses = self._absent or self._changes or self._unhonoured is not None
-        self.is_a_route = self._halts and not refuses
-        """Whether there is nothing to refuse and nothing to change, whatever a request asks for."""
-
-    def admit(self, value: Any) -> Slot[Any]:
-        """What the engine is to get of one row. Where a stage of one's own comes before the one
-        that cuts, the engine is not to end the row for that one.
-
-        `UnsupportedOption` for an option whose stage is not in the pipe, `UnsupportedPlugin` for a
-        plugin, and `InvalidRequest` for what a stage has broken since `fit`.
-        """
+    def admit(value: Any) -> Slot[Any]:
         if not isinstance(value, (Encoded, ResolvedRequest)):
             return Success(value)
-        if self._changes and isinstance(value, Encoded):
-            broken = check_changed(value)
-            if broken is not None:
-                return Failure(broken)
-        absent = next((stage for stage in self._absent if _asks(value.options, stage)), None)
-        if absent is not None:
-            option = _asks(value.options, absent)
-            message = (
-                f"{option}={flat_values(value.options)[option]!r:.80} is what the stage {absent}"
-                " does, and the pipe has no such stage for this call"
-            )
-            return Failure(
-                UnsupportedOption(
-                    message,
-                    option=option,
-                    hint=(
-                        f"put pg.stages.{absent}(engine), or a stage of your own of that name, into"
-                        " the pipe"
-                    ),
+        broken = check_changed(value) if changes and isinstance(value, Encoded) else None
+        if broken is not None:
+            return Failure(broken)
+        for option in in_effect(value.options) if absent else ():
+            if option in absent:
+                asked, stage = flat_values(value.options)[option], absent[option]
+                message = (
+                    f"{option}={asked!r:.80} is what the stage {stage} does, and the pipe has no"
+                    " such stage for this call"
                 )
-            )
-        if self._unhonoured is not None:
-            plugin, message, hint = self._unhonoured
-            return Failure(UnsupportedPlugin(message, plugin=plugin, hint=hint))
+                hint = (
+                    f"put pg.stages.{stage}(engine), or a stage of your own of that name, into the"
+                    " pipe"
+                )
+                return Failure(UnsupportedOption(message, option=option, hint=hint))
+        if refused is not None:
+            return Failure(refused)
         stop = value.options.stop
         if (
-            self._halts
+            halts
             or isinstance(value, ResolvedRequest)
-            or not (self._watches or (stop is not None and stop.stop))
+            or not (watches or (stop is not None and stop.stop))
         ):
             return Success(value)
         unstopped = (
@@ -207,12 +193,14 @@ class _Pipeline:
         )
         return Success(altered(value, options=unstopped, watched=False))
 
+    return None if halts and not (absent or changes or refused) else admit
+
 
 def _unhonoured(
     plugins: Collection[Plugin], by_itself: bool, after: Steps
-) -> tuple[str, str, str] | None:
-    """The first plugin of the called engine for which no later stage cuts or trims, or of a later
-    stage which the called engine would have to have: its name, and what is wrong, and what to do.
+) -> UnsupportedPlugin | None:
+    """The error of the first plugin of the called engine for which no later stage cuts or trims, or
+    of a later stage which the called engine would have to have.
     """
     one_engine = "made with the engine that is called (engine = pg.attach(route, plugin).engine)"
     for does, stage, honours, has in (
@@ -231,13 +219,17 @@ def _unhonoured(
                     f"put pg.stages.{stage}(engine) into the pipe, {one_engine}, or attach no plugin"
                     f" that {does} the text"
                 )
-                return plugin.name, f"plugin {plugin.name!r} {does} the text, and {reason}", hint
+                message = f"plugin {plugin.name!r} {does} the text, and {reason}"
+                return UnsupportedPlugin(message, plugin=plugin.name, hint=hint)
     for plugin in _plugins(after):
         steers = plugin.logits_processor is not None or plugin.stopping_criteria is not None
         if steers and plugin not in plugins:
-            reason = "works in the engine, and the one that is called has no such plugin"
+            message = (
+                f"plugin {plugin.name!r} works in the engine, and the one that is called has no such"
+                " plugin"
+            )
             hint = f"put pg.call(engine) into the pipe, {one_engine}"
-            return plugin.name, f"plugin {plugin.name!r} {reason}", hint
+            return UnsupportedPlugin(message, plugin=plugin.name, hint=hint)
     return None
 
 
@@ -256,12 +248,6 @@ def _halts(after: Steps) -> bool:
     where that stage would.
     """
     return next((part.cuts for part in after if part.cuts or not part.keeps_text), False)
-
-
-def _asks(options: GenerationOptions, stage: str) -> str:
-    """An option that the stage is to honour; empty where the row asks for none."""
-    asked = (name for name in in_effect(options) if OPTIONS[name].row.stage == stage)
-    return next(asked, "")
 
 
 def _to(value: Any, answer: Any) -> Any:

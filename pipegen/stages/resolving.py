@@ -19,7 +19,7 @@ from pipegen.core.errors import (
     UnsupportedOption,
     UnsupportedPlugin,
 )
-from pipegen.core.pipe import Pipe, batch_stage
+from pipegen.core.pipe import Pipe, batch_stage, pipe_of
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities, missing
 from pipegen.engines.model import Model, TokenModel, reader_of
@@ -40,7 +40,7 @@ from pipegen.records.options import (
 from pipegen.records.requests import GenerationRequest, ScoringRequest
 from pipegen.records.results import ResolvedRequest
 from pipegen.stages.parts.plugin_state import ask_plugin
-from pipegen.stages.parts.samples import SAMPLING
+from pipegen.stages.parts.samples import EXPAND
 from pipegen.stages.rendering import is_guarded_prompt
 
 __all__ = ["check_support", "resolve", "resolve_row"]
@@ -50,8 +50,8 @@ def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
     """The stage that gives every option its value, and refuses what the engine does not take; see
     `resolve_row` and `check_support`.
 
-    It opens samples. If a later stage of the pipe puts samples together (`trim` does), a request
-    for several becomes that many rows here. Otherwise it is refused. If the model's configuration
+    If a later stage of the pipe puts samples together (`trim` does), a request for several becomes
+    that many rows here. Otherwise it is refused. If the model's configuration
     cannot be read, every request fails with the reason, so that a fallback can take over. The pipe
     owns its engine.
     """
@@ -76,13 +76,11 @@ def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
             return lambda request: slot
         return lambda request: resolved(request, slot.unwrap())
 
-    return batch_stage(
+    return pipe_of(EXPAND) >> batch_stage(
         "resolve",
         prepare,
         takes=GenerationRequest,
         owns=(engine,),
-        sampling=SAMPLING,
-        opens=True,
         rebind=lambda new: resolve(new.engine(engine)),
     )
 

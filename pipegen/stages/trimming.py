@@ -14,7 +14,7 @@ from returns.result import Failure, Result, Success
 from pipegen.core.backend import require_backend
 from pipegen.core.border import of_tokenizer
 from pipegen.core.errors import MalformedResponse, PluginFailed
-from pipegen.core.pipe import Pipe, row_stage
+from pipegen.core.pipe import Pipe, pipe_of, row_stage
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.model import TokenModel, on_model
 from pipegen.engines.plugin import Plugin
@@ -39,7 +39,7 @@ from pipegen.stages.parts.call_syntax import FIRST_ID, loads, openai_call, write
 from pipegen.stages.parts.detokenize import spell
 from pipegen.stages.parts.plugin_state import ask_plugin
 from pipegen.stages.parts.reasoning import thinking_unfinished
-from pipegen.stages.parts.samples import SAMPLING
+from pipegen.stages.parts.samples import GATHER
 from pipegen.stages.parts.tool_calls import read_calls
 
 __all__ = ["trim", "trim_row", "trimmed", "trimmers", "with_tool_calls"]
@@ -87,7 +87,7 @@ def trim(engine: Engine, route: str | None = None) -> Pipe[Any, GenerationResult
     """The stage that strips and trims the text and completes the result; see `trim_row`. Results
     carry the engine's name, or the one given as `route`.
 
-    It closes samples: after it, the rows of a request are one slot again. Text that a plugin may
+    After it, the rows of a request are one slot again. Text that a plugin may
     still trim is not streamed before it is final.
     """
     require_backend("trim", engine)
@@ -98,17 +98,16 @@ def trim(engine: Engine, route: str | None = None) -> Pipe[Any, GenerationResult
         if takes_tokens(engine)
         else partial(engine.result, route=name)
     )
-    return row_stage(
+    finishing = row_stage(
         "trim",
         finished,
         keeps_text=not any(plugin.trim is not None for plugin in engine.plugins),
-        sampling=SAMPLING,
-        closes=True,
         takes=Decoded if takes_tokens(engine) else object,
         routes=(name,),
         plugins=engine.plugins,
         rebind=lambda new: trim(new.engine(engine), new.route(name)),
     )
+    return finishing >> pipe_of(GATHER)
 
 
 def _finished(route_name: str, decoded: Decoded, model: TokenModel) -> Slot[GenerationResult]:

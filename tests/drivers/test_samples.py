@@ -273,3 +273,22 @@ def test_a_judgement_has_the_same_options_whatever_other_requests_ask_for() -> N
         alone[0].unwrap().options.samples,
         len(together[1].unwrap().samples),
     ) == (3, 2, 4)
+
+
+def test_a_stage_in_the_place_of_a_loop_gets_each_sample_by_itself() -> None:
+    route = pg.route(FakeEngine("a"))
+    (answer,) = (slot.unwrap() for slot in pg.run(route, [chat()]))
+
+    def own(request: pg.GenerationRequest) -> pg.GenerationResult:
+        assert request.options is not None
+        return dataclasses.replace(answer, text=f"seed {request.options.seed}")
+
+    looped = pg.repeat(route, lambda result: None, limit=2)
+    edited = (looped >> pg.pure("last", lambda result: result)).replace(
+        looped.parts[0].name, pg.pure("own", own)
+    )
+    assert [part.name for part in edited.parts] == ["own", "last"]
+    result = pg.run(edited, [chat(samples=3, seed=7)])[0].unwrap()
+    assert [sample.text for sample in result.samples] == [
+        f"seed {derive_seed(7, sample)}" for sample in range(3)
+    ]

@@ -14,11 +14,11 @@ from returns.result import Failure, Success
 
 from pipegen.core.errors import UnsupportedOption
 from pipegen.core.slots import Slot, is_ok, live
-from pipegen.core.steps import Sampling
+from pipegen.core.steps import Expand, Gather
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult
 
-__all__ = ["SAMPLING", "derive_seed", "expand"]
+__all__ = ["EXPAND", "GATHER", "derive_seed", "expand"]
 
 
 def derive_seed(seed: int, sample: int) -> int:
@@ -40,8 +40,7 @@ def derive_seed(seed: int, sample: int) -> int:
 def expand(request: Any) -> Sequence[Any]:
     """The requests of the samples that a request asks for, each with its own seed."""
     options = request.options if isinstance(request, GenerationRequest) else None
-    count = (options.samples if options is not None else None) or 1
-    if options is None or count == 1:
+    if options is None or options.samples in (None, 1):
         return (request,)
 
     def one(sample: int) -> Any:
@@ -49,12 +48,25 @@ def expand(request: Any) -> Sequence[Any]:
         changed = dataclasses.replace(options, samples=1, seed=seed)
         return dataclasses.replace(request, options=changed)
 
-    return [one(sample) for sample in range(count)]
+    return [*map(one, range(options.samples or 1))]
 
 
-def _completions(slot: Slot[Any]) -> Sequence[Slot[Any]]:
-    result = slot.unwrap() if is_ok(slot) else None
-    return result.completions if isinstance(result, GenerationResult) else (slot,)
+def _answers(slot: Slot[Any], before: Slot[Any] | None, splits: bool) -> Sequence[Slot[Any]]:
+    """A result with the answer that its request was made of, and that answer's id where the request
+    has none of its own; where it `splits`, its completions.
+    """
+    result = slot.value_or(None)
+    previous = None if before is None else before.value_or(None)
+    if not isinstance(result, GenerationResult):
+        return (slot,)
+    if isinstance(previous, GenerationResult):
+        linked: dict[str, Any] = {
+            "previous": previous,
+            "id": previous.id if result.id is None else result.id,
+        }
+        samples = tuple([dataclasses.replace(sample, **linked) for sample in result.samples])
+        result = dataclasses.replace(result, **linked, samples=samples)
+    return result.completions if splits else (Success(result),)
 
 
 def _gather(slots: Sequence[Slot[Any]], request: Slot[Any] | None) -> Slot[Any]:
@@ -80,33 +92,12 @@ def _gather(slots: Sequence[Slot[Any]], request: Slot[Any] | None) -> Slot[Any]:
     failed = tuple((sample, slot.failure()) for sample, slot in enumerate(slots) if not is_ok(slot))
     options = results[0].options
     if request is not None:
-        requested = request.unwrap().options
-        options = dataclasses.replace(
-            options, samples=len(slots), seed=None if requested is None else requested.seed
-        )
+        seed = request.unwrap().options.seed
+        options = dataclasses.replace(options, samples=len(slots), seed=seed)
     return Success(
         dataclasses.replace(results[0], options=options, samples=results, failed_samples=failed)
     )
 
 
-def _link(slot: Slot[Any], before: Slot[Any]) -> Slot[Any]:
-    """A result with the answer that its request was made of, and that answer's id where the request
-    has none of its own.
-    """
-    result, previous = (value.unwrap() if is_ok(value) else None for value in (slot, before))
-    if not isinstance(result, GenerationResult) or not isinstance(previous, GenerationResult):
-        return slot
-    linked: dict[str, Any] = {
-        "previous": previous,
-        "id": previous.id if result.id is None else result.id,
-    }
-    return Success(
-        dataclasses.replace(
-            result,
-            **linked,
-            samples=tuple([dataclasses.replace(sample, **linked) for sample in result.samples]),
-        )
-    )
-
-
-SAMPLING = Sampling(expand=expand, completions=_completions, gather=_gather, link=_link)
+EXPAND = Expand(expand=expand)
+GATHER = Gather(answers=_answers, gather=_gather)
