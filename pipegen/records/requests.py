@@ -441,6 +441,7 @@ class ScoringRequest(VlmGenerationRequest):
             tools: Sequence[Mapping[str, Any]] = (),
             options: GenerationOptions | None = None,
             metadata: Mapping[str, Any] = ...,
+            turns: Sequence[str | Message | Mapping[str, Any]] = (),
             continues: Continues | Mapping[str, Any] | None = None,
         ) -> None: ...
 

@@ -155,7 +155,7 @@ class Stub:
         if self.number in self.broken:
             raise Died(f"actor {self.number}")
         self.rows += [int(key, 16) for key, _ in block]
-        return Counts({block[0][0]: Tally(len(block))})
+        return Counts({block[0][0]: Tally(succeeded=len(block))})
 
     def seen(self) -> Counts[Tally]:
         return Counts({})

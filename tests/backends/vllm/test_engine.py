@@ -125,8 +125,8 @@ def adapter(folder: Path, modules: tuple[str, ...] = ("q_proj",), **config: Any)
         for layer in (0, 1)
         for module in modules
     ]
-    rank, width = largest_rank(config), 48
-    sizes = {"A": (rank, width), "B": (width, rank)}
+    rank = largest_rank(config)
+    sizes = {"A": (rank, 48), "B": (64, rank)}
     save_file(
         {
             f"{name}.lora_{half}.weight": torch.ones(size)
