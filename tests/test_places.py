@@ -4,6 +4,7 @@ are made here for real, in a copy of the package.
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -12,11 +13,13 @@ import subprocess
 import sys
 from importlib import resources
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import pytest
 
 import pipegen
+from pipegen.backends.checkpoint.families import FAMILIES
+from pipegen.records.engine_list import DIALECTS, Dialect
 
 HERE = Path(__file__).parent.parent
 PACKAGE = Path(str(resources.files(pipegen)))
@@ -285,3 +288,18 @@ def test_every_file_of_the_table_is_there() -> None:
     assert len(TAKES) >= 12
     named = set(re.findall(r"`([a-z_/]+\.py)`", TABLE))
     assert not {file for file in named if not (PACKAGE / file).is_file()}
+
+
+def test_a_family_and_the_dialects_are_named_in_one_file() -> None:
+    assert get_args(Dialect) == tuple(DIALECTS)
+    names = {*FAMILIES, get_args(Dialect)}
+    named: dict[Any, set[str]] = {name: set() for name in names}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            value: Any = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(node, ast.Tuple):
+                value = tuple(getattr(part, "value", None) for part in node.elts)
+            if isinstance(value, (str, tuple)) and value in names:
+                named[value].add(path.relative_to(PACKAGE).as_posix())
+    families = {name: {"backends/checkpoint/families.py"} for name in FAMILIES}
+    assert named == {**families, get_args(Dialect): {"records/engine_list.py"}}
