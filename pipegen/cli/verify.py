@@ -29,6 +29,7 @@ from pipegen.engines.settings import ModelLoadConfig
 from pipegen.io.results_in import slots_in
 from pipegen.io.tables import Columns, TableError
 from pipegen.records import strict_json
+from pipegen.records.engine_list import DIALECTS
 from pipegen.records.fields import InvalidField
 from pipegen.records.requests import GenerationRequest, ImagePolicy
 from pipegen.report.diff import Occurrences
@@ -36,7 +37,7 @@ from pipegen.report.gallery import printable
 from pipegen.report.questions import prompts
 from pipegen.report.recorded import ROW_KINDS, Recorded, verify_results
 from pipegen.report.verdict import Precision, Verdict
-from pipegen.report.verify import Dialect, noise_of, verify
+from pipegen.report.verify import noise_of, verify
 
 if TYPE_CHECKING:
     from pipegen.cli.app_results import VerifyFlags
@@ -68,7 +69,7 @@ def run_verify(flags: VerifyFlags) -> int:
     """
     for flag, value, choices in (
         ("--precision", flags.precision, get_args(Precision)),
-        ("--dialect", flags.dialect, get_args(Dialect)),
+        ("--dialect", flags.dialect, tuple(DIALECTS)),
     ):
         if value is not None and value not in choices:
             refuse(f"takes one of {', '.join(choices)}, not {value!r}", flag)

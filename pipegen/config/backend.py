@@ -34,7 +34,7 @@ from pipegen.engines.settings import (
     config_of,
     nearest_setting,
 )
-from pipegen.records.engine_list import BACKENDS, TYPES
+from pipegen.records.engine_list import BACKENDS, DIALECTS, TYPES
 from pipegen.records.fields import (
     InvalidField,
     UnknownField,
@@ -211,7 +211,7 @@ def _settle_dialect(kind: str, settings: dict[str, Any], place: Place) -> None:
     engine whose port it listens on.
     """
     dialect, base_url = settings.get("dialect"), settings.get("base_url")
-    if kind in ("vllm", "sglang"):
+    if kind in DIALECTS:
         if dialect not in (None, kind):
             raise InvalidField(
                 f"{place.at('dialect')}: type {kind!r} speaks its own dialect; take type openai for"

@@ -22,7 +22,7 @@ from pipegen.config.keys import KEYS, LEGACY, keys_of
 from pipegen.core.errors import GenerationError
 from pipegen.engines.settings import FallbackSettings
 from pipegen.records.codec import declared, without_null
-from pipegen.records.engine_list import BACKENDS, TYPES
+from pipegen.records.engine_list import BACKENDS, DIALECTS, TYPES
 from pipegen.records.fields import checks_of, help_of, schema_of
 from pipegen.records.option_table import SERVER_NAMES
 from pipegen.records.options import GROUPS, GenerationOptions, StopOptions
@@ -154,7 +154,8 @@ def _backend() -> dict[str, Any]:
     ]
     by_dialect = [
         _of(name, {"properties": {"dialect": {"enum": [name, None]}}})
-        for name in ("vllm", "sglang")
+        for name in DIALECTS
+        if name in TYPES
     ]
     by_dialect.append(_of("sglang", {"propertyNames": {"not": {"enum": [*VLLM_ALONE]}}}))
     return {

@@ -23,7 +23,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from immutabledict import immutabledict
 
 from pipegen.core import errors
-from pipegen.records.engine_list import BACKENDS, IN_PROCESS
+from pipegen.records.engine_list import BACKENDS, DIALECTS, IN_PROCESS, Dialect
 from pipegen.records.fields import (
     InvalidField,
     UnknownField,
@@ -445,8 +445,8 @@ class ChatServerSettings(ServerSettings, EngineSettings):
     """
 
     dialect: Annotated[
-        Literal["vllm", "sglang", "plain"],
-        one_of("vllm", "sglang", "plain"),
+        Dialect,
+        one_of(*DIALECTS),
         Changes.ANSWERS,
         "Whose fields beyond OpenAI's own the server takes.",
     ] = "plain"

@@ -8,11 +8,12 @@ what it needs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 __all__ = [
     "BACKENDS",
     "DIALECTS",
+    "Dialect",
     "ENGINE_LIST",
     "EngineRow",
     "IN_PROCESS",
@@ -20,6 +21,10 @@ __all__ = [
     "TYPES",
     "shown",
 ]
+
+
+Dialect = Literal["vllm", "sglang", "plain"]
+"""Which fields a chat server takes: those of vLLM or of SGLang, or OpenAI's own alone."""
 
 
 class EngineRow(NamedTuple):
@@ -31,7 +36,7 @@ class EngineRow(NamedTuple):
     """The function of `pipegen.backends` that makes its route."""
     extra: str
     """The extra that installs what it needs."""
-    dialect: str = ""
+    dialect: Dialect | None = None
     """Of a chat server: which fields beyond OpenAI's own it takes."""
 
 
@@ -63,7 +68,7 @@ TYPES: Mapping[str, str] = {
     "chatcompletion": "the same as `openai`",
 }
 """What `type` takes in files, and `--backend` of the command line."""
-DIALECTS: Mapping[str, str] = {
+DIALECTS: Mapping[Dialect, str] = {
     row.dialect: name for name, row in ENGINE_LIST.items() if row.dialect
 }
 """The engine behind `openai_server`, by dialect."""
@@ -77,7 +82,7 @@ _BRANDS = {
 
 
 def shown(name: str) -> str:
-    """The name to show for an engine's id or a type in a file; an engine of somebody's own is shown
+    """The name to show for an engine's id or a type in a file. An engine of somebody's own is shown
     as it is called.
     """
     return ENGINE_LIST[name].title if name in ENGINE_LIST else _BRANDS.get(name, name)

@@ -1,5 +1,5 @@
 """Were tokens drawn as their options say? One token that the options leave out shows that they were
-not; of many tokens together, how likely they are beside how likely they should be.
+not. Of many tokens together, how likely they are beside how likely they should be.
 
 What may be drawn in a place is known by the reference's likeliest tokens there. What the others
 have together is known within bounds.
@@ -32,6 +32,8 @@ IMPOSSIBLE = -10.0
 """A natural log probability that is no chance."""
 _LEAST_VARIANCE = 4.0
 """With less, the deviations are not those of many tokens."""
+_FOLLOWED = ("top_p", "top_k", "min_p")
+"""The filters that are followed here."""
 
 
 class Draw(NamedTuple):
@@ -54,8 +56,8 @@ class Draw(NamedTuple):
 
 def deviations(draws: Iterable[Draw]) -> float:
     """By how many standard deviations these tokens are likelier than expected, below 0 where they
-    are less likely; 0 where too little is known. It is infinite where each is the likeliest one, and
-    that is no chance.
+    are less likely. It is 0 where too little is known. It is infinite where each is the likeliest
+    one, and that is no chance.
 
     >>> some = [Draw(hit, 0.6, 0.6, 0.24, bool(hit), math.log(0.6)) for hit in [1, 1, 0, 1, 0] * 9]
     >>> abs(round(deviations(some), 9)), deviations([draw for draw in some if draw.likeliest])
@@ -81,9 +83,12 @@ def deviations(draws: Iterable[Draw]) -> float:
 
 def unknown_options(options: GenerationOptions) -> list[str]:
     """The options that change what is chosen in ways that the reference does not follow."""
-    drawn = in_effect(options, "tokens") if options.temperature else ()
+    drawn = in_effect(options, "tokens", "filter") if options.temperature else ()
     changed = (*in_effect(options, "bias", "penalty", "repeats"), *drawn)
-    return [*changed, *(["a form"] if options.structured is not None else [])]
+    return [
+        *(name for name in changed if name not in _FOLLOWED),
+        *(["a form"] if options.structured is not None else []),
+    ]
 
 
 def surely_left(logprob: float, options: GenerationOptions) -> bool:

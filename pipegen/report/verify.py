@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from pipegen import backends
 from pipegen.backends.checkpoint.boundaries import Boundary, boundaries
@@ -17,6 +17,7 @@ from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.drivers.scoring import score
 from pipegen.engines.settings import ModelLoadConfig
+from pipegen.records.engine_list import Dialect
 from pipegen.records.option_table import OPTIONS, names_in, server_fields
 from pipegen.records.options import GenerationOptions
 from pipegen.records.plain import Request
@@ -49,7 +50,7 @@ from pipegen.report.verdict import (
 )
 from pipegen.stages.parts.answer_check import CUT_PROMPT, HINTS
 
-__all__ = ["Dialect", "noise_of", "verify"]
+__all__ = ["noise_of", "verify"]
 
 WINDOW = 64
 """Requests that are asked, and then scored, together."""
@@ -65,7 +66,6 @@ _MEASURED = 64
 """So many answers are scored in another precision."""
 _FOLLOWED: frozenset[Kind] = frozenset({"precision", "logprobs", "images", "context", "length"})
 """Answers with these faults alone can be asked back."""
-Dialect = Literal["vllm", "sglang", "plain"]
 Tell = Callable[[int, str], object]
 """Called with how many requests are done, and what is done now."""
 
@@ -379,7 +379,7 @@ class _Server:
         return [slot.unwrap().text if is_ok(slot) else None for slot in slots]
 
     def noise(self, precision: Precision) -> float | None:
-        """How far the reference in that precision is from itself, over answers that came; None
+        """How far the reference in that precision is from itself, over answers that came. None
         where it is not float32, or cannot be loaded.
         """
         if precision not in self._noise:
@@ -409,7 +409,7 @@ def noise_of(
     **settings: Any,
 ) -> float | None:
     """How far the model in that precision is from these log probabilities of ids after prompts: the
-    root of the mean square; None where it cannot load.
+    root of the mean square. None where it cannot load.
     """
     try:
         with backends.hf(model, dtype=precision, **settings) as route:

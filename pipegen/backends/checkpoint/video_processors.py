@@ -16,6 +16,7 @@ from typing import Any
 
 from returns.result import Failure, Success
 
+from pipegen.backends.checkpoint.families import family_of
 from pipegen.backends.checkpoint.image_processors import (
     CannotProcess,
     spec_of_grid,
@@ -30,7 +31,6 @@ from pipegen.media.frames import VideoSpec
 from pipegen.records.results import PreparedImage
 
 __all__ = [
-    "VIDEO_FAMILIES",
     "as_array",
     "expand_video",
     "load_video_processor",
@@ -39,13 +39,6 @@ __all__ = [
     "video_spec_from",
 ]
 
-VIDEO_FAMILIES: Mapping[str, str] = {
-    "qwen2_vl": "Qwen2VLVideoProcessor",
-    "qwen2_5_vl": "Qwen2VLVideoProcessor",
-    "qwen3_vl": "Qwen3VLVideoProcessor",
-    "qwen3_vl_moe": "Qwen3VLVideoProcessor",
-}
-"""The types of models whose videos are prepared, each with its processor of videos."""
 _MODULES = {
     "Qwen2VLVideoProcessor": "transformers.models.qwen2_vl.video_processing_qwen2_vl",
     "Qwen3VLVideoProcessor": "transformers.models.qwen3_vl.video_processing_qwen3_vl",
@@ -58,7 +51,7 @@ def load_video_processor(source: str, model_type: str, revision: str | None = No
     """The checkpoint's processor of videos. Raises `CannotProcess`, with the reason, where it
     cannot be had.
     """
-    name = VIDEO_FAMILIES[model_type]
+    name = family_of(model_type).video_processor
     with translate_errors():
         settings = cached_json(source, "video_preprocessor_config.json", revision)
         settings = settings or cached_json(source, "preprocessor_config.json", revision)

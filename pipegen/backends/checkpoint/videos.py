@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from returns.result import Failure
 
+from pipegen.backends.checkpoint.families import FAMILIES, family_of
 from pipegen.backends.checkpoint.image_processors import CannotProcess, load_processor
 from pipegen.backends.checkpoint.video_processors import (
-    VIDEO_FAMILIES,
     expand_video,
     load_video_processor,
     video_inputs,
@@ -43,9 +43,10 @@ class Videos:
         checkpoint = self._checkpoint
         if checkpoint.images_unsupported_reason:
             return checkpoint.images_unsupported_reason
-        if checkpoint.config.model_type not in VIDEO_FAMILIES:
+        if not family_of(checkpoint.config.model_type).video_processor:
+            prepared = (name for name, family in FAMILIES.items() if family.video_processor)
             return (
-                f"frames are prepared for models of type {', '.join(VIDEO_FAMILIES)}, and this one"
+                f"frames are prepared for models of type {', '.join(prepared)}, and this one"
                 f" is of type {checkpoint.config.model_type}"
             )
         return "" if self.token_id is not None else "its config.json has no video_token_id"
@@ -55,7 +56,9 @@ class Videos:
         """The id that stands for a piece of a video in a prompt."""
         config = self._checkpoint.config
         token_id = getattr(config, "video_token_id", None)
-        takes_videos = self._checkpoint.takes_images and config.model_type in VIDEO_FAMILIES
+        takes_videos = (
+            self._checkpoint.takes_images and family_of(config.model_type).video_processor
+        )
         return token_id if takes_videos and isinstance(token_id, int) else None
 
     @cached_property

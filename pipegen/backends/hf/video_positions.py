@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-__all__ = ["correct_positions"]
+from pipegen.backends.checkpoint.families import family_of
 
-_FAMILIES = ("qwen2_vl", "qwen2_5_vl")
+__all__ = ["correct_positions"]
 
 
 def correct_positions(model: Any) -> None:
     """Let the model count positions behind videos as it was trained."""
-    if model.config.model_type in _FAMILIES:
+    if family_of(model.config.model_type).text_after_last_frame:
         for module in model.modules():
             if hasattr(module, "get_rope_index"):
                 _correct(module, model.config.vision_config)

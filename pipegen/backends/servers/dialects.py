@@ -5,23 +5,22 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from pipegen.backends.http.access import access_to
 from pipegen.backends.http.loops import LoopThread
 from pipegen.backends.http.transport import AttemptFailed, HttpStatusError, Transport
+from pipegen.backends.servers import openai
 from pipegen.backends.servers.facts import LOOK_UP_SECONDS
-from pipegen.backends.servers.openai import DIALECTS
 from pipegen.backends.servers.reading import json_of
 from pipegen.backends.servers.wire import WireRequest
 from pipegen.core.errors import CallFailed
 from pipegen.core.slots import is_ok
 from pipegen.engines.settings import ServerSettings
+from pipegen.records.engine_list import DIALECTS, Dialect
 from pipegen.records.secret import revealed
 
 __all__ = ["dialect_of", "find_dialect"]
-
-Dialect = Literal["vllm", "sglang", "plain"]
 
 
 def dialect_of(models: Any) -> Dialect:
@@ -39,7 +38,10 @@ def dialect_of(models: Any) -> Dialect:
         if isinstance(entries, list)
         else []
     )
-    return "vllm" if "vllm" in owners else "sglang" if "sglang" in owners else "plain"
+    for dialect in DIALECTS:
+        if dialect in owners:
+            return dialect
+    return "plain"
 
 
 def find_dialect(url: str, **settings: Any) -> Dialect:
@@ -54,7 +56,7 @@ def find_dialect(url: str, **settings: Any) -> Dialect:
     )
     loop = LoopThread()
     try:
-        for wire in DIALECTS.values():
+        for wire in openai.DIALECTS.values():
             access = access_to(
                 url,
                 default="",

@@ -25,7 +25,7 @@ from typing import Any
 from pipegen.backends.servers.wire import Facts, WireRequest
 from pipegen.core.errors import UnsupportedOption
 from pipegen.core.names import CLOSE, nearest
-from pipegen.records.engine_list import shown
+from pipegen.records.engine_list import DIALECTS, shown
 from pipegen.records.option_table import OPTIONS, server_fields
 
 __all__ = ["OWN", "REMOVED", "SERVERS", "check_extra_body", "schema_fields", "unknown_field"]
@@ -43,7 +43,10 @@ REMOVED: Mapping[str, str] = {
     "guided_decoding_backend": "",
 }
 """Fields that vLLM had before `structured_outputs`, whose key each is now. Never sent."""
-SERVERS = {"vllm": shown("vllm"), "sglang": shown("sglang"), "plain": "the server"}
+SERVERS: Mapping[str, str] = {
+    **{dialect: shown(dialect) for dialect in DIALECTS},
+    "plain": "the server",
+}
 """What the dialects' servers are called in messages."""
 
 

@@ -17,11 +17,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from pipegen.backends.checkpoint.families import family_of
+
 __all__ = ["corrections", "with_corrections"]
 
-_ONE_MORE = ("cohere2", "cohere2_moe")
-"""Families whose windows vLLM makes one token longer than transformers, from this version on."""
-_ONE_MORE_SINCE = (0, 29)
+_LONGER_SINCE = (0, 29)
+"""From this version on vLLM makes the windows of some families one token longer."""
 _SCALE_SINCE = (0, 30)
 """From this version on vLLM computes the scale of attention of YaRN as transformers does."""
 
@@ -39,7 +40,7 @@ def corrections(config: Any, version: tuple[int, int]) -> dict[str, Any]:
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     changed: dict[str, Any] = {}
     window = getattr(text, "sliding_window", None)
-    if text.model_type in _ONE_MORE and version >= _ONE_MORE_SINCE and window:
+    if window and family_of(text.model_type).longer_in_vllm and version >= _LONGER_SINCE:
         changed["sliding_window"] = window - 1
     rope: Mapping[str, Any] = getattr(text, "rope_parameters", None) or {}
     # such models (DeepSeek) have a YaRN of their own in vLLM

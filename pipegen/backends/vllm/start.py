@@ -19,6 +19,7 @@ from typing import Any
 
 from pipegen.backends.checkpoint.adapters import adapter_config, check_adapter, largest_rank
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
+from pipegen.backends.checkpoint.families import family_of
 from pipegen.backends.checkpoint.foreign import broken_file, loading, weight_files
 from pipegen.backends.checkpoint.locate import check_adapter_folder
 from pipegen.backends.vllm.corrections import corrections, with_corrections
@@ -115,7 +116,8 @@ def leaves_out_times(model_type: str) -> str:
     import vllm
 
     installed = installed_version()
-    if model_type != "qwen2_5_vl" or installed is None or installed >= TIMES_OF_FRAMES:
+    needs_times = family_of(model_type).times_of_frames
+    if not needs_times or installed is None or installed >= TIMES_OF_FRAMES:
         return ""
     needed = ".".join(map(str, TIMES_OF_FRAMES))
     return (

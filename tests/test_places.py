@@ -1,0 +1,305 @@
+"""How many files a change takes: the table in CONTRIBUTING.md names them, and three of its changes
+are made here for real, in a copy of the package.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import pytest
+
+import pipegen
+from pipegen.backends.checkpoint.families import FAMILIES
+from pipegen.records.engine_list import DIALECTS, Dialect
+
+HERE = Path(__file__).parent.parent
+PACKAGE = Path(str(resources.files(pipegen)))
+TABLE = (
+    (HERE / "CONTRIBUTING.md")
+    .read_text(encoding="utf-8")
+    .partition("\n## Where a change is made\n")[2]
+    .partition("\n| change |")[2]
+    .partition("\n\n")[0]
+)
+TAKES = {
+    change: re.findall(r"`([a-z_/]+\.py)`", files)
+    for change, files in re.findall(r"^\| ([^|]*?) \| ([^|]*) \|", TABLE, re.MULTILINE)[1:]
+}
+"""The files that each change takes always, as the table names them."""
+
+
+class Edit(NamedTuple):
+    """Lines that are written before a line of a file."""
+
+    file: str
+    before: str
+    lines: str
+
+
+class Change(NamedTuple):
+    """A change as a maintainer makes it, and a program that shows that it works."""
+
+    row: str
+    """What the table calls it."""
+    aim: int
+    """The most files that it may take."""
+    edits: tuple[Edit, ...]
+    shows: str
+    """Prints JSON."""
+    result: object
+    """What it prints."""
+
+
+OPTION = Change(
+    "sampling option",
+    2,
+    (
+        Edit(
+            "records/option_records.py",
+            "    allowed_token_ids: Annotated[\n",
+            """\
+    epsilon_cutoff: Annotated[
+        float | None,
+        number(0, 1),
+        "Sample from tokens of at least this probability only; 0 means all.",
+        OptionRow(
+            None,
+            frozenset({"hf", "vllm_chat"}),
+            wires="epsilon_cutoff",
+            trial=1.0,
+            role="filter",
+            neutral=0.0,
+            later=True,
+        ),
+    ] = None
+""",
+        ),
+        Edit(
+            "records/option_records.py",
+            "            allowed_token_ids: Sequence[int] | None = None,\n",
+            "            epsilon_cutoff: float | None = None,\n",
+        ),
+        Edit(
+            "backends/hf/sampling.py",
+            "    limits = [min(option.top_k or 0, scores.shape[-1]) for option in options]\n",
+            """\
+    if any(option.epsilon_cutoff for option in options):
+        least = _constants([option.epsilon_cutoff or 0.0 for option in options], scores)
+        unlikely = (scores.softmax(-1) < least) & (scores < scores.amax(-1, keepdim=True))
+        scores = scores.masked_fill(unlikely, -torch.inf)
+""",
+        ),
+    ),
+    """\
+import contextlib, io, json
+import torch
+from hypothesis import find
+import pipegen as pg
+from pipegen.backends.hf.sampling import probabilities
+from pipegen.backends.servers.dry import wire_requests
+from pipegen.cli import main
+from pipegen.config.schema import schema
+from pipegen.records.options import resolve
+from pipegen.report.drawn import unknown_options
+from pipegen.testing.strategies import generation_options
+
+name, server = "epsilon_cutoff", {"base_url": "http://localhost:1"}
+options = {"temperature": 1.0, name: 0.3}
+request = {"messages": [{"role": "user", "content": "Hi"}], "options": options}
+full = resolve(pg.GenerationOptions(**options))
+result = pg.GenerationResult(
+    text="a", raw_text="a", finish=pg.Finish.EOS, route="hf", options=full
+)
+vllm = pg.backends.openai_server("m", dialect="vllm", **server)
+refused = wire_requests(pg.backends.openai_server("m", **server), [request])[0].failure()
+text = io.StringIO()
+with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+    main(["generate", "--help-all"])
+print(json.dumps([
+    [round(chance, 3) for chance in probabilities(torch.tensor([[2.0, 2.0, 0.0]]), [full])[0].tolist()],
+    sorted(engine for engine, honours in pg.ENGINES.items() if name in honours),
+    wire_requests(vllm, [request])[0].unwrap().body[name],
+    refused.option,
+    "--epsilon-cutoff" in text.getvalue(),
+    pg.to_plain(pg.Success(result))["options"][name],
+    pg.from_plain(pg.to_plain(pg.Success(result))).unwrap().options == full,
+    pg.request_from(request).unwrap().options.epsilon_cutoff,
+    find(generation_options(), lambda one: (one.epsilon_cutoff or 0) > 0.5).epsilon_cutoff > 0.5,
+    f'"{name}"' in json.dumps(schema()),
+    unknown_options(full),
+]))
+""",
+    [
+        [0.5, 0.5, 0.0],
+        ["hf", "vllm_chat"],
+        0.3,
+        "epsilon_cutoff",
+        True,
+        0.3,
+        True,
+        0.3,
+        True,
+        True,
+        ["epsilon_cutoff"],
+    ],
+)
+DIALECT = Change(
+    "server dialect",
+    3,
+    (
+        Edit("records/engine_list.py", '"plain"]\n', '"llamacpp", '),
+        Edit(
+            "records/engine_list.py",
+            '    "openai_chat": EngineRow(',
+            '    "llamacpp_chat": EngineRow("llama.cpp", "openai_server", "online", "llamacpp"),\n',
+        ),
+        Edit(
+            "records/engine_list.py",
+            '    "openai": "the chat route of any server',
+            '    "llamacpp": "the chat route of a llama.cpp server",\n',
+        ),
+        Edit(
+            "records/option_records.py", '"sglang_server", "sglang_chat"},\n', '"llamacpp_chat", '
+        ),
+        Edit(
+            "backends/servers/openai.py",
+            '    "plain": _wire("plain"',
+            """\
+    "llamacpp": _wire(
+        "llamacpp", "llamacpp_chat", "http://localhost:8080", "LLAMA_API_KEY", None
+    ),
+""",
+        ),
+    ),
+    """\
+import json
+import pipegen as pg
+from pipegen.backends.servers.dialects import dialect_of
+from pipegen.backends.servers.dry import wire_requests
+from pipegen.config.backend import backend_from
+from pipegen.config.files import Place
+from pipegen.config.schema import schema
+
+def asked(**options):
+    request = {"messages": [{"role": "user", "content": "Hi"}], "options": options}
+    return wire_requests(route, [request])[0]
+
+backend = backend_from({"type": "llamacpp", "model": "m", "base_url": None}, Place("chat"))
+route = pg.backends.openai_server("m", dialect="llamacpp", served_model_name="m")
+print(json.dumps([
+    backend.settings.dialect,
+    dialect_of({"data": [{"owned_by": "llamacpp"}]}),
+    asked(min_p=0.1).unwrap().body["min_p"],
+    asked(repetition_penalty=2.0).failure().message,
+    asked(frequency_penalty=2.0).unwrap().body["frequency_penalty"],
+    "min_p" in pg.ENGINES["llamacpp_chat"],
+    json.dumps(schema()).count('"llamacpp"') > 2,
+]))
+""",
+    [
+        "llamacpp",
+        "llamacpp",
+        0.1,
+        "llama.cpp does not honour repetition_penalty=2.0",
+        2.0,
+        True,
+        True,
+    ],
+)
+QUIRK = Change(
+    "quirk of a family of models",
+    1,
+    (
+        Edit(
+            "backends/checkpoint/families.py",
+            '    "cohere2": ',
+            '    "qwen3_5": Family("Qwen3VLVideoProcessor", longer_in_vllm=True),\n',
+        ),
+    ),
+    """\
+import json
+from types import SimpleNamespace
+from pipegen.backends.checkpoint.videos import Videos
+from pipegen.backends.vllm.corrections import corrections
+
+config = SimpleNamespace(model_type="qwen3_5", video_token_id=5, sliding_window=8)
+checkpoint = SimpleNamespace(config=config, images_unsupported_reason="", takes_images=True)
+other = SimpleNamespace(
+    config=SimpleNamespace(model_type="llava"), images_unsupported_reason="", takes_images=True
+)
+print(json.dumps([
+    Videos(checkpoint).unsupported_reason,
+    "qwen3_5" in Videos(other).unsupported_reason,
+    corrections(config, (0, 32)),
+]))
+""",
+    ["", True, {"sliding_window": 7}],
+)
+
+
+def edited(change: Change, folder: Path) -> list[str]:
+    """The files of a copy of the package that differ from it, after the change."""
+    copy = folder / "pipegen"
+    shutil.copytree(PACKAGE, copy)
+    for file, before, lines in change.edits:
+        text = (copy / file).read_text(encoding="utf-8")
+        assert text.count(before) == 1, f"{file} has this line {text.count(before)} times: {before}"
+        (copy / file).write_text(text.replace(before, lines + before), encoding="utf-8")
+    return [
+        name
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for name in (path.relative_to(PACKAGE).as_posix(),)
+        if (copy / name).read_bytes() != path.read_bytes()
+    ]
+
+
+@pytest.mark.parametrize("change", [OPTION, DIALECT, QUIRK], ids=lambda change: change.row)
+def test_a_change_works_where_the_files_of_the_table_alone_are_edited(
+    change: Change, tmp_path: Path
+) -> None:
+    if change is OPTION:
+        pytest.importorskip("torch")
+    pytest.importorskip("aiohttp")
+    files = edited(change, tmp_path)
+    assert files == sorted(TAKES[change.row]) and len(files) <= change.aim
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "COLUMNS": "100"}
+    ran = subprocess.run(
+        [sys.executable, "-c", change.shows],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout) == change.result
+
+
+def test_every_file_of_the_table_is_there() -> None:
+    assert len(TAKES) >= 12
+    named = set(re.findall(r"`([a-z_/]+\.py)`", TABLE))
+    assert not {file for file in named if not (PACKAGE / file).is_file()}
+
+
+def test_a_family_and_the_dialects_are_named_in_one_file() -> None:
+    assert get_args(Dialect) == tuple(DIALECTS)
+    names = {*FAMILIES, get_args(Dialect)}
+    named: dict[Any, set[str]] = {name: set() for name in names}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            value: Any = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(node, ast.Tuple):
+                value = tuple(getattr(part, "value", None) for part in node.elts)
+            if isinstance(value, (str, tuple)) and value in names:
+                named[value].add(path.relative_to(PACKAGE).as_posix())
+    families = {name: {"backends/checkpoint/families.py"} for name in FAMILIES}
+    assert named == {**families, get_args(Dialect): {"records/engine_list.py"}}
