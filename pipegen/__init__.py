@@ -53,7 +53,7 @@ if typing.TYPE_CHECKING:
     from pipegen.io.jsonl import from_plain, to_plain
     from pipegen.io.tables import Table, TableError, read_table
     from pipegen.jobs import ray
-    from pipegen.jobs.export import finished_rows
+    from pipegen.jobs.job_export import finished_rows
     from pipegen.jobs.journal import JournalError
     from pipegen.jobs.runner import Job, job, job_keyed
     from pipegen.jobs.shards import shard, shard_keyed
@@ -77,7 +77,7 @@ if typing.TYPE_CHECKING:
         StructuredOptions,
         VlmPreprocessOptions,
     )
-    from pipegen.records.plain import request_from
+    from pipegen.records.parse_request import request_from
     from pipegen.records.requests import (
         GenerationRequest,
         ImagePolicy,
@@ -210,7 +210,7 @@ _HOMES = {
         "returns.result": "Failure Success",
         "pipegen.engines.capabilities": "ENGINES Capabilities",
         "pipegen.drivers.batch": "arun run",
-        "pipegen.records.plain": "request_from",
+        "pipegen.records.parse_request": "request_from",
         "pipegen.backends": "GenerationEngine",
         "pipegen.core.errors": (
             "BackendFailed BadImage BadVideo CallFailed ContractError GenerationError InternalError"
@@ -218,7 +218,7 @@ _HOMES = {
             " TemplateFailed Timeout UnsupportedMultimodal UnsupportedOption UnsupportedPlugin"
         ),
         "pipegen.records.fields": "InvalidField UnknownField",
-        "pipegen.jobs.export": "finished_rows",
+        "pipegen.jobs.job_export": "finished_rows",
         "pipegen.jobs.journal": "JournalError",
         "pipegen.jobs.runner": "Job job job_keyed",
         "pipegen.jobs.shards": "shard shard_keyed",

@@ -120,8 +120,8 @@ def changed(answers: list[Any], changes: list[tuple[int, str, Any]]) -> list[Any
 
 def route_for(engine: str, way: str) -> pg.Route:
     from pipegen.backends.servers.server import ServerEngine
-    from pipegen.backends.servers.sglang import SGLANG
-    from pipegen.backends.servers.vllm import VLLM
+    from pipegen.backends.servers.sglang_dialect import SGLANG
+    from pipegen.backends.servers.vllm_dialect import VLLM
     from pipegen.engines.settings import ServerSettings
 
     backends: Any = pg.backends

@@ -23,7 +23,7 @@ from pipegen.core.errors import GenerationError
 from pipegen.core.slots import Batch, is_ok
 from pipegen.engines.plugin import Plugin
 from pipegen.media.image import open_image
-from pipegen.records.fields import altered
+from pipegen.records.fields import unchecked_replace
 from pipegen.records.requests import ImagePolicy
 from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine, ToyRenderer
@@ -308,7 +308,7 @@ def test_what_a_plugin_raises_fails_its_own_row(
             assert kind.__name__ in slot.failure().message
             assert len(slot.failure().incident) == 12
         else:
-            assert slot.map(lambda result: altered(result, trimmed_by=())) == alone
+            assert slot.map(lambda result: unchecked_replace(result, trimmed_by=())) == alone
 
 
 @given(kinds, st.lists(st.booleans(), max_size=6))

@@ -22,8 +22,8 @@ from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Decoded, Encoded, Ending, Finish, Prompt, Raw, TokenLogprob
 from pipegen.stages.ending import end_row
 from pipegen.stages.parts.detokenize import Detokenizer, spell
-from pipegen.stages.parts.folds import Stripper, TokenFold, ending_ids
 from pipegen.stages.parts.stop_scan import StopScanner, cut
+from pipegen.stages.parts.stop_state import Stripper, TokenFold, ending_ids
 from pipegen.stages.trimming import trim_row
 from pipegen.testing.texts import awkward_texts, chunkings, texts, token_ids, toy_tokenizers
 from pipegen.testing.toy import ToyTokenizer
@@ -271,7 +271,7 @@ def test_a_whole_answer_of_a_server_ends_as_one_that_is_followed(
 ) -> None:
     pytest.importorskip("aiohttp")
     from pipegen.backends.servers.server import ServerEngine
-    from pipegen.backends.servers.vllm import VLLM
+    from pipegen.backends.servers.vllm_dialect import VLLM
     from pipegen.backends.servers.wire import Completion
 
     model = ToyModel()

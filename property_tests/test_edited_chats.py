@@ -18,7 +18,7 @@ from support.stopping_server import StoppingServer
 from support.ways import differing_ways
 
 import pipegen as pg
-from pipegen.records.fields import altered
+from pipegen.records.fields import unchecked_replace
 from pipegen.records.results import ChatOutput, ResolvedRequest
 
 pytest.importorskip("aiohttp")
@@ -55,8 +55,10 @@ def rephrased(request: pg.GenerationRequest) -> pg.GenerationRequest:
 
 
 def with_a_stop(resolved: ResolvedRequest) -> ResolvedRequest:
-    stop = altered(resolved.options.stop or pg.StopOptions(), stop=("S",))
-    changed: ResolvedRequest = altered(resolved, options=altered(resolved.options, stop=stop))
+    stop = unchecked_replace(resolved.options.stop or pg.StopOptions(), stop=("S",))
+    changed: ResolvedRequest = unchecked_replace(
+        resolved, options=unchecked_replace(resolved.options, stop=stop)
+    )
     return changed
 
 

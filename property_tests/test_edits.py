@@ -20,7 +20,7 @@ from support.ways import differing_ways
 
 import pipegen as pg
 from pipegen.records.results import Decoded, Encoded, Raw
-from pipegen.stages.parts.folds import ending_ids
+from pipegen.stages.parts.stop_state import ending_ids
 from pipegen.testing.fake import FakeEngine
 
 TEXTS = st.text("abS\n", max_size=12)

@@ -20,9 +20,9 @@ import transformers  # noqa: E402
 from returns.result import Success  # noqa: E402
 from support.models import FAMILIES, HYBRIDS, encoded, write_model  # noqa: E402
 
-from pipegen.backends.hf.engine import HFEngine  # noqa: E402
-from pipegen.backends.hf.rows import SPARE, HFRow, group_size  # noqa: E402
-from pipegen.backends.hf.sampling import draw, penalise, probabilities  # noqa: E402
+from pipegen.backends.hf.hf_engine import HFEngine  # noqa: E402
+from pipegen.backends.hf.hf_rows import SPARE, HFRow, group_size  # noqa: E402
+from pipegen.backends.hf.hf_sampling import draw, penalise, probabilities  # noqa: E402
 from pipegen.engines.settings import ModelLoadConfig  # noqa: E402
 from pipegen.records.messages import ImageSource  # noqa: E402
 from pipegen.records.options import DEFAULTS, GenerationOptions, StopOptions, resolve  # noqa: E402

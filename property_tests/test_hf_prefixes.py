@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 from support.models import encoded, write_model  # noqa: E402
 
 from pipegen.backends.hf import prefixes  # noqa: E402
-from pipegen.backends.hf.engine import HFEngine  # noqa: E402
+from pipegen.backends.hf.hf_engine import HFEngine  # noqa: E402
 from pipegen.backends.hf.prefix_tree import Marked, PrefixTree, common  # noqa: E402
 from pipegen.engines.settings import ModelLoadConfig  # noqa: E402
 from pipegen.records.messages import ImageSource  # noqa: E402

@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 from support.ways import differing_ways
 
 import pipegen as pg
-from pipegen.core.rows import Row, advance
+from pipegen.core.interpreter import Row, advance
 from pipegen.drivers.arguments import prepare_batch
 from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine, Script

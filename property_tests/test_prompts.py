@@ -26,8 +26,8 @@ from pipegen.records.options import ChatTemplateOptions, GenerationOptions, reso
 from pipegen.records.requests import TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import PreparedImage, Prompt, ResolvedRequest
 from pipegen.stages.parts.control_tokens import ControlTokens
-from pipegen.stages.parts.foreign_text import choose_marks
-from pipegen.stages.parts.images import image_tokens
+from pipegen.stages.parts.image_places import image_tokens
+from pipegen.stages.parts.untrusted import choose_marks
 from pipegen.stages.rendering import render_row
 from pipegen.stages.tokenizing import tokenize_row
 from pipegen.testing.prompts import harmless_texts, hostile_texts, messages

@@ -311,7 +311,7 @@ def test_the_navigation_holds_every_page() -> None:
 SHOWN_FIELDS = [
     *(results.GenerationResult, results.TokenLogprob, results.ResolvedRequest, results.Prompt),
     *(results.PreparedImage, results.Encoded, results.Raw, results.ChatOutput, results.Decoded),
-    *(scores.Continued, scores.TokenScores, scores.Scored),
+    *(scores.ScoreInput, scores.TokenScores, scores.Scored),
 ]
 
 

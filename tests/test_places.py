@@ -89,7 +89,7 @@ OPTION = Change(
             "            epsilon_cutoff: float | None = None,\n",
         ),
         Edit(
-            "backends/hf/sampling.py",
+            "backends/hf/hf_sampling.py",
             "    limits = [min(option.top_k or 0, scores.shape[-1]) for option in options]\n",
             """\
     if any(option.epsilon_cutoff for option in options):
@@ -104,7 +104,7 @@ import contextlib, io, json
 import torch
 from hypothesis import find
 import pipegen as pg
-from pipegen.backends.hf.sampling import probabilities
+from pipegen.backends.hf.hf_sampling import probabilities
 from pipegen.backends.servers.dry import wire_requests
 from pipegen.cli import main
 from pipegen.config.schema import schema
@@ -185,8 +185,8 @@ import json
 import pipegen as pg
 from pipegen.backends.servers.dialects import dialect_of
 from pipegen.backends.servers.dry import wire_requests
-from pipegen.config.backend import backend_from
-from pipegen.config.files import Place
+from pipegen.config.engine_choice import backend_from
+from pipegen.config.config_files import Place
 from pipegen.config.schema import schema
 
 def asked(**options):

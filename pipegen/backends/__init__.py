@@ -49,7 +49,7 @@ from pipegen.engines.settings import (
 from pipegen.records.engine_list import BACKENDS
 from pipegen.records.fields import InvalidField, help_of, nearest
 from pipegen.records.frozen import printed
-from pipegen.records.plain import Request
+from pipegen.records.parse_request import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.results import GenerationResult
 
@@ -134,7 +134,7 @@ def _route_in_memory(
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from pipegen.backends.checkpoint.in_memory import CheckpointInMemory
-    from pipegen.backends.hf.engine import HFEngine
+    from pipegen.backends.hf.hf_engine import HFEngine
     from pipegen.drivers.route import route
 
     if not isinstance(model, PreTrainedModel):
@@ -184,19 +184,25 @@ def route_with(backend: str, settings: EngineSettings) -> Route:
     if backend == "hf":
         for package in ("torch", "transformers"):
             need(package, "hf", "the Hugging Face engine")
-        from pipegen.backends.hf.engine import HFEngine
+        from pipegen.backends.hf.hf_engine import HFEngine
 
         return route(HFEngine(config_of(settings, backend)))
     if backend == "vllm":
-        from pipegen.backends.vllm.engine import VLLMEngine
+        from pipegen.backends.vllm.vllm_engine import VLLMEngine
 
         return route(VLLMEngine(config_of(settings, backend)))
-    from pipegen.backends.servers import chat_server, openai, sglang, token_server, vllm
+    from pipegen.backends.servers import (
+        chat_server,
+        openai,
+        sglang_dialect,
+        token_server,
+        vllm_dialect,
+    )
 
     if isinstance(settings, ChatServerSettings):
         return chat_server(openai.DIALECTS[settings.dialect], settings)
     return token_server(
-        {"vllm_server": vllm.VLLM, "sglang_server": sglang.SGLANG}[backend],
+        {"vllm_server": vllm_dialect.VLLM, "sglang_server": sglang_dialect.SGLANG}[backend],
         cast(TokenServerSettings, settings),
     )
 
@@ -325,3 +331,11 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
 
     def __exit__(self, *error: object) -> None:
         self.route.__exit__(*error)
+
+
+def __getattr__(name: str) -> object:
+    if name == "servers":  # `pg.backends.servers` needs no import of its own
+        import importlib
+
+        return importlib.import_module("pipegen.backends.servers")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

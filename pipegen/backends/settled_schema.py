@@ -19,7 +19,7 @@ from decimal import Decimal
 from typing import Any, TypeGuard
 from urllib.parse import unquote
 
-from pipegen.core.border import attempt
+from pipegen.core.foreign_calls import attempt
 from pipegen.stages.parts.json_formats import PATTERNS
 from pipegen.stages.parts.regex_check import ascii_regex, edge_in, found_in
 

@@ -177,7 +177,7 @@ def export(
 
     No engine is loaded, and the job may still run. Exit code: 0 when no row is missing, else 1.
     """
-    from pipegen.cli.export import run_export
+    from pipegen.cli.export_command import run_export
 
     raise typer.Exit(run_export(job, out, moved))
 
@@ -301,7 +301,7 @@ def chat(
         bool, typer.Option("--dry-run", help="Show what would be sent, and send nothing.")
     ] = False,
 ) -> None:
-    from pipegen.cli.chat import chat_of, run_chat
+    from pipegen.cli.chat_command import chat_of, run_chat
 
     asked = chat_of(config, model, backend=backend, base_url=base_url, system=system)
     flag = "--model" if config is None else "--config"
@@ -338,7 +338,7 @@ def lm_eval(context: typer.Context) -> None:
     --model_args pretrained=Qwen/Qwen3-4B,backend=vllm_server,base_url=http://localhost:8000 --tasks
     gsm8k
     """
-    from pipegen.cli.lm_eval import run_lm_eval
+    from pipegen.cli.lm_eval_command import run_lm_eval
 
     run_lm_eval(context.args)
 

@@ -69,7 +69,7 @@ def estimate(
         bool, typer.Option("--json", help="As JSON.", rich_help_panel=FILES)
     ] = False,
 ) -> None:
-    from pipegen.cli.estimate import price_of, run_estimate
+    from pipegen.cli.estimate_command import price_of, run_estimate
     from pipegen.cli.sources import asked_of, of_image
     from pipegen.cli.usage import load_of
 
@@ -186,7 +186,7 @@ def diff(
         ),
     ] = None,
 ) -> None:
-    from pipegen.cli.diff import run_diff
+    from pipegen.cli.diff_command import run_diff
 
     raise typer.Exit(run_diff(first, second, as_json=as_json, ignore=tuple(ignore or ())))
 
@@ -332,7 +332,7 @@ class VerifyFlags(InputFlags):
 
 @with_flags
 def verify(flags: VerifyFlags) -> None:
-    from pipegen.cli.verify import run_verify
+    from pipegen.cli.verify_command import run_verify
 
     raise typer.Exit(run_verify(flags))
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipegen.cli.outputs import say
-from pipegen.cli.progress import progress
+from pipegen.cli.progress_line import progress
 from pipegen.cli.view import entry_of, figure_of
 from pipegen.core.errors import BadImage, GenerationError
 from pipegen.core.slots import Slot, is_ok

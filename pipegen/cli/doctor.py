@@ -125,8 +125,8 @@ def _first_steps(name: str) -> dict[str, Any]:
     """
     report: dict[str, Any] = {"engine": "hf", "lengths": {}, "not_judged": []}
     try:
-        from pipegen.backends.hf.engine import HFEngine
         from pipegen.backends.hf.first_steps import WAYS, CannotCheck
+        from pipegen.backends.hf.hf_engine import HFEngine
         from pipegen.engines.settings import ModelLoadConfig
     except ImportError as absent:
         return report | {"same": None, "because": str(absent)}
@@ -151,7 +151,7 @@ def _same_text(name: str) -> dict[str, Any]:
     need("vllm", "vllm", "the vLLM engine")
     from pipegen.backends.checkpoint.boundaries import boundaries
     from pipegen.backends.checkpoint.checkpoint import Checkpoint
-    from pipegen.backends.checkpoint.same_text import compared, in_words
+    from pipegen.backends.checkpoint.engine_parity import compared, in_words
     from pipegen.backends.vllm.self_check import CannotCheck, check_lengths
     from pipegen.engines.settings import ModelLoadConfig
 

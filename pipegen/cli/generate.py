@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from returns.result import Failure
 
-from pipegen.cli.export import Command, note_command
+from pipegen.cli.export_command import Command, note_command
 from pipegen.cli.inputs import Origin, sidecar_exists
 from pipegen.cli.on_ray import OnRay, Stops, ray_slots
 from pipegen.cli.outputs import (
@@ -37,12 +37,12 @@ from pipegen.cli.outputs import (
     write_summary,
 )
 from pipegen.cli.plugins import attached
-from pipegen.cli.progress import Meter, is_shown, progress, tells
+from pipegen.cli.progress_line import Meter, is_shown, progress, tells
 from pipegen.cli.run_flags import RunFlags
 from pipegen.cli.sources import Asked, is_image_folder, open_source, refuse_missing, stamp_of
 from pipegen.cli.usage import open_routes, refuse
-from pipegen.core.border import guard
 from pipegen.core.errors import InternalError
+from pipegen.core.foreign_calls import guard
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.mapping import imap_keyed
 from pipegen.drivers.progress import watched
@@ -52,10 +52,10 @@ from pipegen.engines.model import reader_of
 from pipegen.engines.protocol import takes_tokens
 from pipegen.io.forms import form_of as input_form
 from pipegen.io.tables import TableError
+from pipegen.jobs.job_rows import retry_of, rows_of
 from pipegen.jobs.journal import SETTINGS
-from pipegen.jobs.keys import Keys
 from pipegen.jobs.new_file import JournalError, Replaced, new_file, remove_stale
-from pipegen.jobs.rows import retry_of, rows_of
+from pipegen.jobs.row_keys import Keys
 from pipegen.jobs.runner import Job, start_job
 from pipegen.records.fields import InvalidField
 from pipegen.records.results import GenerationResult

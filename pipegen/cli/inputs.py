@@ -13,16 +13,16 @@ from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 from returns.result import Failure, Success
 
-from pipegen.config.chat import with_system_message
-from pipegen.core.border import guard
+from pipegen.config.chat_file import with_system_message
 from pipegen.core.errors import InvalidRequest
+from pipegen.core.foreign_calls import guard
 from pipegen.core.slots import Slot, is_ok
 from pipegen.io.arrow_values import python_rows
 from pipegen.io.jsonl import Line, LineId, lines_of, request_from_row, values_of_line
 from pipegen.io.openai_batch import CHAT, ENDPOINTS, is_batch, request_from_batch
 from pipegen.io.tables import Block, Columns, Row, Table
 from pipegen.io.text_tables import csv_cells, csv_values
-from pipegen.jobs.rows import Unread
+from pipegen.jobs.job_rows import Unread
 from pipegen.media.folder import images_in
 from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart
 from pipegen.records.request_forms import without_final_answer

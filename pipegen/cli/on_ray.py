@@ -25,19 +25,19 @@ from pipegen.cli import log_in_lines
 from pipegen.cli.inputs import Origin, sidecar_exists
 from pipegen.cli.outputs import Answered, Tally, say
 from pipegen.cli.plugins import attached, plugins_of
-from pipegen.cli.progress import Meter, Moved
+from pipegen.cli.progress_line import Meter, Moved
 from pipegen.cli.usage import Load, open_routes, refuse, runs_here
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.turns import turns
 from pipegen.engines.extras import MissingExtra
+from pipegen.jobs.job_rows import Again, Row, Unread, kept_slot, missing_rows, retry_of, rows_of
 from pipegen.jobs.journal import Finished, JournalError
+from pipegen.jobs.kept_turns import WAITING
 from pipegen.jobs.key_map import KeyMap
-from pipegen.jobs.keys import Keys, context_of
 from pipegen.jobs.ray import Counts
-from pipegen.jobs.rows import Again, Row, Unread, kept_slot, missing_rows, retry_of, rows_of
+from pipegen.jobs.row_keys import Keys, context_of
 from pipegen.jobs.runner import Job
-from pipegen.jobs.turns import WAITING
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult
 

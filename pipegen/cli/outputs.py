@@ -26,7 +26,7 @@ from pipegen.jobs.journal import writers_of
 from pipegen.jobs.new_file import JournalError, new_file
 from pipegen.records import strict_json
 from pipegen.records.frozen import thaw
-from pipegen.records.plain import carried
+from pipegen.records.parse_request import carried
 from pipegen.records.results import GenerationResult
 from pipegen.report.error_counts import ErrorCounts
 from pipegen.report.gallery import printable

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pipegen.cli.answers import Answer
+from pipegen.cli.answers_shown import Answer
 from pipegen.config import Agent
 from pipegen.records.engine_list import shown
 from pipegen.report.gallery import printable

@@ -268,7 +268,7 @@ def _opened(
     """The input; `read` is how many rows it has, where it was read to its end before."""
     if source is None:
         names = ("prompt", "images") if question.images else ("messages",)
-        kinds = dict.fromkeys(names, "string")
+        kinds: dict[str, str] = dict.fromkeys(names, "string")
         return Source(
             one_question(question.prompt or "", question.images),
             columns,

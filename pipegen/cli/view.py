@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
-from pipegen.cli.export import COMMAND, command_of
+from pipegen.cli.export_command import COMMAND, command_of
 from pipegen.cli.inputs import Item
 from pipegen.cli.outputs import say
 from pipegen.cli.sources import Question, open_source, within
@@ -29,7 +29,7 @@ from pipegen.media.image import open_image
 from pipegen.media.source import load_sources
 from pipegen.media.video import frames_of
 from pipegen.records.messages import ImageSource, VideoSource, plain_messages, shown
-from pipegen.records.plain import carried
+from pipegen.records.parse_request import carried
 from pipegen.records.request_forms import KEYS
 from pipegen.records.requests import GenerationRequest, ImagePolicy, VlmGenerationRequest
 from pipegen.report.boxes import Box, Scale, boxes_in

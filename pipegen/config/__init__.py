@@ -2,12 +2,12 @@
 strictly.
 """
 
-from pipegen.config.backend import BackendConfig, backend_from
-from pipegen.config.chat import Agent, ChatConfig, ChatUi, chat_from, read_chat
-from pipegen.config.files import MAX_FILE_BYTES, Place
+from pipegen.config.chat_file import Agent, ChatConfig, ChatUi, chat_from, read_chat
+from pipegen.config.config_files import MAX_FILE_BYTES, Place
+from pipegen.config.engine_choice import BackendConfig, backend_from
 from pipegen.config.generation import read_options
 from pipegen.config.schema import lines_schema, schema
-from pipegen.config.secret import Secret
+from pipegen.config.secret_sources import Secret
 
 __all__ = [
     "MAX_FILE_BYTES",

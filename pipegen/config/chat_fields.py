@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipegen.config.files import Place
+from pipegen.config.config_files import Place
 from pipegen.config.generation import is_option
 from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import freeze

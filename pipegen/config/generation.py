@@ -17,7 +17,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from pipegen.config.files import Place, read_plain
+from pipegen.config.config_files import Place, read_plain
 from pipegen.records.engine_list import DIALECTS
 from pipegen.records.fields import InvalidField
 from pipegen.records.option_table import OPTIONS, SERVER_NAMES, server_fields

@@ -14,9 +14,9 @@ from pipegen.core.errors import (
     UnsupportedOption,
     UnsupportedPlugin,
 )
-from pipegen.core.pipe import Pipe, Rebinding, pipe_of, union
+from pipegen.core.pipe import EngineMap, Pipe, pipe_of, union
 from pipegen.core.slots import Slot
-from pipegen.core.steps import Again, Nest, sampled
+from pipegen.core.steps import Branch, GoOn, sampled
 
 __all__ = ["When", "fallback", "warn_of"]
 
@@ -68,7 +68,7 @@ def fallback(first: Pipe[A, B], second: Pipe[A, B], *, when: When) -> Pipe[A, B]
             f"not {when!r:.200}"
         )
     if not set(first.routes).isdisjoint(second.routes):
-        second = second.rebound(Rebinding(route=_another_name(set(first.routes))))
+        second = second.rebound(EngineMap(route=_another_name(set(first.routes))))
 
     def qualifies(error: GenerationError) -> bool:
         return isinstance(error, when) if isinstance(when, (type, tuple)) else bool(when(error))
@@ -82,18 +82,18 @@ def fallback(first: Pipe[A, B], second: Pipe[A, B], *, when: When) -> Pipe[A, B]
 
     def leave(
         value: Slot[Any], notes: tuple[Any, ...], turn: int, slot: Slot[Any]
-    ) -> Again | Slot[Any]:
+    ) -> GoOn | Slot[Any]:
         """A row has come out of a route; `notes` are the errors of the first one."""
         if turn:
             return _remember(slot, notes)
         if isinstance(slot, Success) or not qualifies(error := slot.failure()):
             return slot
         tell(error)
-        return Again(value, (*error.earlier, error.with_fields(earlier=())))
+        return GoOn(value, (*error.earlier, error.with_fields(earlier=())))
 
     name = f"fallback({first.name}, {second.name})"
     shown = ", ".join(sorted(kind.__name__ for kind in kinds)) or getattr(when, "__qualname__", "")
-    nest = Nest(
+    nest = Branch(
         name=name,
         ways=(first, second),
         leave=leave,

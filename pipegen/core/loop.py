@@ -9,7 +9,7 @@ from returns.result import Success
 
 from pipegen.core.pipe import Pipe, pipe_of
 from pipegen.core.slots import Slot
-from pipegen.core.steps import Again, Nest, sampled
+from pipegen.core.steps import Branch, GoOn, sampled
 
 __all__ = ["loop"]
 
@@ -19,7 +19,7 @@ B = TypeVar("B")
 
 def loop(
     pipe: Pipe[A, B],
-    decide: Callable[[tuple[B, ...], Any], Again | Slot[B]],
+    decide: Callable[[tuple[B, ...], Any], GoOn | Slot[B]],
     *,
     later: Pipe[Any, B] | None = None,
     decides: str,
@@ -30,7 +30,7 @@ def loop(
     """Run `pipe`, and then `later` (by default `pipe` again) as long as `decide(results, value)`
     says so.
 
-    results: those of all rounds so far. value: what came into this round. `Again` goes on with its
+    results: those of all rounds so far. value: what came into this round. `GoOn` goes on with its
     value; a slot is the end of the row. A round that fails is too. Where requests have samples, each sample has its own rounds.
     plain: the pipe that it is to rows that it never leads on, where requests tell which those are.
     decides: the function of the user's that `decide` calls, in words.
@@ -38,7 +38,7 @@ def loop(
     >>> from pipegen.core.pipe import pure
     >>> def decide(results, value):
     ...     more = results[-1] < 20
-    ...     return Again(Success(results[-1]), results) if more else Success(results)
+    ...     return GoOn(Success(results[-1]), results) if more else Success(results)
     >>> double = pure("double", lambda n: 2 * n)
     >>> loop(double, decide, decides="decide", name="whole", version="").apply((Success(3),))
     (<Success: (6, 12, 24)>,)
@@ -47,13 +47,13 @@ def loop(
 
     def leave(
         value: Slot[Any], notes: tuple[Any, ...], turn: int, slot: Slot[Any]
-    ) -> Again | Slot[Any]:
+    ) -> GoOn | Slot[Any]:
         """A round is over; `notes` are the results of those before it."""
         if not isinstance(slot, Success):
             return slot
         return decide((*notes, slot.unwrap()), value.unwrap())
 
-    nest = Nest(
+    nest = Branch(
         name=name,
         ways=ways,
         leave=leave,

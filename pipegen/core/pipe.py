@@ -29,29 +29,29 @@ from typing import Any, Generic, Self, TypeVar
 from returns.result import Failure, Success
 
 from pipegen.core.backend import Backend, require_backend
-from pipegen.core.blame import named
+from pipegen.core.error_notes import named
 from pipegen.core.errors import ContractError
+from pipegen.core.interpreter import Row, advance
 from pipegen.core.names import InvalidField, nearest
-from pipegen.core.rows import Row, advance
 from pipegen.core.slots import Batch, Slot
 from pipegen.core.steps import (
+    Branch,
     Call,
-    Closes,
+    Closeable,
+    EngineMap,
+    EngineRequest,
     Gather,
-    Nest,
     Program,
-    Rebinding,
     Stage,
     Step,
     Steps,
-    Wanted,
     program,
     union,
 )
 
 __all__ = [
     "Pipe",
-    "Rebinding",
+    "EngineMap",
     "batch_stage",
     "call",
     "each",
@@ -84,7 +84,7 @@ class Pipe(Generic[A_contra, B_co]):
     """The name, as errors and results show it."""
     steps: Steps = ()
     """The steps, in order."""
-    owns: tuple[Closes, ...] = ()
+    owns: tuple[Closeable, ...] = ()
     """The engines that are released."""
 
     def __post_init__(self) -> None:
@@ -101,7 +101,7 @@ class Pipe(Generic[A_contra, B_co]):
 
     @cached_property
     def program(self) -> Program:
-        """The steps as `pipegen.core.rows` does them."""
+        """The steps as `pipegen.core.interpreter` does them."""
         return program(self.steps)
 
     @property
@@ -121,7 +121,7 @@ class Pipe(Generic[A_contra, B_co]):
         """
         return " >> ".join(
             f"{step.name} {step.version}".strip()
-            if not isinstance(step, Nest) or step.plain is None
+            if not isinstance(step, Branch) or step.plain is None
             else step.plain
             for step in self.steps
             if step.name
@@ -130,7 +130,7 @@ class Pipe(Generic[A_contra, B_co]):
     @property
     def leads_on(self) -> str:
         """What leads rows with `turns` on, which is not in `stages`; empty where nothing does."""
-        nests = [step for step in self.steps if isinstance(step, Nest)]
+        nests = [step for step in self.steps if isinstance(step, Branch)]
         names = [f"{nest.name} {nest.version}" for nest in nests if nest.plain is not None]
         return " ".join([*names, *(way.leads_on for nest in nests for way in nest.ways)]).strip()
 
@@ -235,7 +235,7 @@ class Pipe(Generic[A_contra, B_co]):
         edited = self.with_parts((*before, new, *after))
         return replace(edited, owns=union(self.owns, new.owns))
 
-    def rebound(self, new: Rebinding) -> Self:
+    def rebound(self, new: EngineMap) -> Self:
         """The same pipe, bound to other engines or names."""
         steps = [
             replace(other, honours=step.honours)
@@ -289,7 +289,7 @@ def placed(steps: Steps, before: Steps = (), after: Steps = ()) -> Steps:
 
     def placed_at(index: int, step: Step) -> Step:
         around = (*before, *steps[:index]), (*steps[index + 1 :], *after)
-        if not isinstance(step, Nest):
+        if not isinstance(step, Branch):
             return step if step.among is None else step.among(*around)
         ways = (replace(way, steps=placed(way.steps, *around)) for way in step.ways)
         return replace(step, ways=tuple(ways))
@@ -439,8 +439,8 @@ def call(backend: Backend[A, B]) -> Pipe[A, B]:
     """
     require_backend("call", backend)
 
-    def ask(value: Any, answers: tuple[Slot[Any], ...]) -> Wanted | Slot[Any]:
-        return answers[0] if answers else Wanted(backend, value)
+    def ask(value: Any, answers: tuple[Slot[Any], ...]) -> EngineRequest | Slot[Any]:
+        return answers[0] if answers else EngineRequest(backend, value)
 
     return pipe_of(
         Call(name="call", backend=backend, ask=ask, rebind=lambda new: call(new.engine(backend)))

@@ -1,8 +1,8 @@
 """What a pipe is made of: stages, calls, and pipes within a pipe. All of it is data;
-`pipegen.core.rows` is what runs it.
+`pipegen.core.interpreter` is what runs it.
 
 A `Stage` is a pure function of the values that come to it. A `Call` is a place where an engine is
-asked: a pure function too, that says what it wants. A `Nest` holds other pipes (the routes of a
+asked: a pure function too, that says what it wants. A `Branch` holds other pipes (the routes of a
 fallback, the pipe of a loop), and says of what comes out of one how the row goes on.
 
 A request becomes several rows at `Expand`, and these come together at `Gather`. `program` is the
@@ -22,32 +22,32 @@ if TYPE_CHECKING:
     from pipegen.core.pipe import Pipe
 
 __all__ = [
-    "Again",
-    "Alone",
+    "GoOn",
+    "FusedStages",
     "Call",
-    "Closes",
+    "Closeable",
     "Expand",
     "Gather",
-    "Nest",
+    "Branch",
     "Program",
-    "Rebinding",
+    "EngineMap",
     "Stage",
     "Step",
     "Steps",
-    "Wanted",
+    "EngineRequest",
     "program",
     "sampled",
     "union",
 ]
 
 
-class Closes(Protocol):
+class Closeable(Protocol):
     """What a pipe may own."""
 
     def close(self) -> None: ...
 
 
-class Wanted(NamedTuple):
+class EngineRequest(NamedTuple):
     """What a row wants of an engine: the only effect."""
 
     backend: Backend[Any, Any]
@@ -59,7 +59,7 @@ class Wanted(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rebinding:
+class EngineMap:
     """What the steps of a pipe are bound to instead: for each engine another one, for each route's
     name another one.
     """
@@ -81,7 +81,7 @@ class Step:
     """
     takes: type[Any] = object
     """The record that it takes, where it takes one only."""
-    owns: tuple[Closes, ...] = ()
+    owns: tuple[Closeable, ...] = ()
     """The engines that are released with its pipe."""
     routes: tuple[str, ...] = ()
     """The names that results carry which come from here."""
@@ -97,7 +97,7 @@ class Step:
     """The step whose options it honours, where its own name is another."""
     version: str = ""
     """What it does, where its name does not say it, for the keys of a job's rows."""
-    rebind: Callable[[Rebinding], Pipe[Any, Any]] | None = None
+    rebind: Callable[[EngineMap], Pipe[Any, Any]] | None = None
     """Of a step that is bound to an engine or a name: the same step, bound to others."""
     among: Callable[[Steps, Steps], Step] | None = None
     """Of a step whose work depends on the others of its pipe: the same step among those before it
@@ -128,10 +128,10 @@ class Call(Step):
 
     keeps_text: bool = False
     backend: Backend[Any, Any]
-    ask: Callable[[Any, tuple[Slot[Any], ...]], Wanted | Slot[Any]]
+    ask: Callable[[Any, tuple[Slot[Any], ...]], EngineRequest | Slot[Any]]
 
 
-class Again(NamedTuple):
+class GoOn(NamedTuple):
     """A row goes on in a nest: with this value, and what is noted until then."""
 
     value: Slot[Any]
@@ -139,7 +139,7 @@ class Again(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nest(Step):
+class Branch(Step):
     """Pipes within a pipe. A row goes through the first; `leave(value, notes, turn, slot)` says
     whether it goes on in the next (or the last, again).
 
@@ -147,7 +147,7 @@ class Nest(Step):
     """
 
     ways: tuple[Pipe[Any, Any], ...]
-    leave: Callable[[Slot[Any], tuple[Any, ...], int, Slot[Any]], Again | Slot[Any]]
+    leave: Callable[[Slot[Any], tuple[Any, ...], int, Slot[Any]], GoOn | Slot[Any]]
     decides: str
     """The function of the user's that `leave` asks, in words, for the note on what it raises."""
     splits: bool = False
@@ -197,7 +197,7 @@ class Gather(Step):
     """In a program, whether no later step expands."""
 
 
-class Alone(NamedTuple):
+class FusedStages(NamedTuple):
     """Stages one after another that each row goes through before the next one begins. Only the first
     may have a `prepare`.
     """
@@ -210,7 +210,7 @@ class Program(NamedTuple):
     it.
     """
 
-    does: tuple[Alone | Call | Nest | Expand | Gather, ...] = ()
+    does: tuple[FusedStages | Call | Branch | Expand | Gather, ...] = ()
     keeps: tuple[bool, ...] = ()
     """Whether all steps after it keep the text."""
     follows: tuple[Callable[[Any], Any] | None, ...] = ()
@@ -230,17 +230,17 @@ def program(steps: Steps) -> Program:
         elif isinstance(step, Gather):
             place = replace(step, last=Expand not in later)
         elif isinstance(step, Stage):
-            place = Alone((step,))
+            place = FusedStages((step,))
             after: Any = places[0][0] if places else step
-            if isinstance(after, Alone) and after.stages[0].prepare is None:
-                place, here = Alone((step, *after.stages)), places.pop(0)[1:]
+            if isinstance(after, FusedStages) and after.stages[0].prepare is None:
+                place, here = FusedStages((step, *after.stages)), places.pop(0)[1:]
         places.insert(0, (place, *here))
         known = known[0] and step.keeps_text, step.follow or known[1]
         later.add(type(step))
     return Program(*zip(*places, strict=True))
 
 
-def sampled(nest: Nest, steps: Steps, *, whole: bool) -> Steps:
+def sampled(nest: Branch, steps: Steps, *, whole: bool) -> Steps:
     """A nest of these steps, which honours samples if they do. Its pipes get a `whole` request, or
     each row by itself.
     """
@@ -250,6 +250,6 @@ def sampled(nest: Nest, steps: Steps, *, whole: bool) -> Steps:
     return replace(kinds[Expand], whole=whole), nest, replace(kinds[Gather], whole=whole)
 
 
-def union(*owned: tuple[Closes, ...]) -> tuple[Closes, ...]:
+def union(*owned: tuple[Closeable, ...]) -> tuple[Closeable, ...]:
     """What several pipes own, each once."""
     return tuple({id(engine): engine for engines in owned for engine in engines}.values())

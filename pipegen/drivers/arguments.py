@@ -15,16 +15,16 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from returns.result import Failure, Result, Success
 
-from pipegen.core.border import guard_slot
 from pipegen.core.errors import GenerationError, InvalidRequest
+from pipegen.core.foreign_calls import guard_result
 from pipegen.core.parallel import parallel
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch, Slot, is_ok
-from pipegen.drivers.session import FEW
+from pipegen.drivers.row_sessions import FEW
 from pipegen.media.source import load_sources
-from pipegen.records.allowed import allowed
-from pipegen.records.fields import InvalidField, altered
+from pipegen.records.fields import InvalidField, unchecked_replace
 from pipegen.records.frozen import printed
+from pipegen.records.limits import allowed
 from pipegen.records.options import (
     GROUPS,
     GenerationOptions,
@@ -32,7 +32,7 @@ from pipegen.records.options import (
     option_names,
     options_from,
 )
-from pipegen.records.plain import Request, request_from, unreadable
+from pipegen.records.parse_request import Request, request_from, unreadable
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 
 __all__ = [
@@ -246,14 +246,14 @@ def admitted(
     """The record of a request, with the run's options merged in and what it asks for allowed; or
     why it is none. Reads no image.
     """
-    return guard_slot(
+    return guard_result(
         lambda: _admit(request, options, policy), lambda raised: unreadable("request", raised)
     )
 
 
 def loaded(asked: Slot[GenerationRequest], policy: ImagePolicy) -> Slot[GenerationRequest]:
     """The request with its images read."""
-    return guard_slot(
+    return guard_result(
         lambda: asked.bind(lambda request: load_sources(request, policy)),
         lambda raised: unreadable("request: its images", raised),
     )
@@ -287,7 +287,7 @@ def merged_into(
     if options is None:
         return Success(request)
     try:
-        return Success(altered(request, options=_merged(request.options, options)))
+        return Success(unchecked_replace(request, options=_merged(request.options, options)))
     except InvalidField as refusal:
         return Failure(
             InvalidRequest(

@@ -20,8 +20,8 @@ from pipegen.drivers.arguments import (
 )
 from pipegen.drivers.drive import Drive
 from pipegen.drivers.naming import name_bug
-from pipegen.drivers.session import is_light
-from pipegen.records.plain import Request
+from pipegen.drivers.row_sessions import is_light
+from pipegen.records.parse_request import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 
 __all__ = ["adrive", "arun", "run"]

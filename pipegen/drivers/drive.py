@@ -2,7 +2,7 @@
 few lines over it.
 
 Requests are taken from the input and become rows. Rows go through the stages up to their next calls
-(`pipegen.core.rows`), and are added to the session of the engine that they want. A step of a
+(`pipegen.core.interpreter`), and are added to the session of the engine that they want. A step of a
 session brings the answers of rows that have ended; these go on at once. When the last row of a
 request is at the end of the pipe, the request has its slot. All calls of one engine are one
 session, to which rows are added at any time. No request waits for another one, and an engine has
@@ -39,19 +39,19 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from returns.result import Failure, Success
 
-from pipegen.core.blame import named
-from pipegen.core.border import attempt
+from pipegen.core.error_notes import named
 from pipegen.core.errors import CallFailed
+from pipegen.core.foreign_calls import attempt
 from pipegen.core.functional import partition_all
+from pipegen.core.interpreter import Advanced, Row, advance
 from pipegen.core.parallel import WORKERS
 from pipegen.core.pipe import Pipe
-from pipegen.core.rows import Advanced, Row, advance
 from pipegen.core.slots import Batch, Slot, is_ok
-from pipegen.core.steps import Wanted
+from pipegen.core.steps import EngineRequest
 from pipegen.drivers.arguments import admitted, loaded
 from pipegen.drivers.isolation import error_of, isolated
 from pipegen.drivers.naming import request_words
-from pipegen.drivers.session import (
+from pipegen.drivers.row_sessions import (
     KeptAnswers,
     NoRequest,
     OpenSession,
@@ -95,7 +95,7 @@ class Drive(Generic[K]):
     kept: answers that are not asked for again.
     admits: whether requests are to be admitted (see `pipegen.drivers.arguments`).
     begins, sees: are called with each call of a batch when it begins, and with each event of it.
-    stays: whether a failed row goes on in no other route (see `pipegen.core.rows.advance`).
+    stays: whether a failed row goes on in no other route (see `pipegen.core.interpreter.advance`).
     """
 
     def __init__(
@@ -433,13 +433,13 @@ class Drive(Generic[K]):
         if answered:
             self._go(answered)
 
-    def _want(self, row: Row, wanted: Wanted) -> None:
+    def _want(self, row: Row, wanted: EngineRequest) -> None:
         """Put what a row wants to what its engine is to work on next."""
         self._rows += 1
         if self._open(row, wanted).want(self._rows, row, wanted) and not self._whole:
             self._bytes += image_bytes(wanted.input)
 
-    def _open(self, row: Row, wanted: Wanted) -> OpenSession:
+    def _open(self, row: Row, wanted: EngineRequest) -> OpenSession:
         backend: Any = wanted.backend
         name = (row.place, wanted.shown, id(backend)) if self._whole else id(backend)
         opened = self._sessions.get(name)
@@ -550,7 +550,7 @@ class Drive(Generic[K]):
             self._go_on(opened)
         for row, asked, slot in kept:
             if row.key in self._requests and self._kept is not None:
-                wanted = Wanted(opened.backend, asked)
+                wanted = EngineRequest(opened.backend, asked)
                 self._kept.keep(self._requests[row.key].key, row, wanted, slot)
 
     def _go_on(self, opened: OpenSession) -> None:

@@ -9,8 +9,7 @@ from typing import Any
 
 from returns.result import Failure
 
-from pipegen.core.blame import StageNote, engine_of, named, note_of
-from pipegen.core.border import attempt, report
+from pipegen.core.error_notes import StageNote, engine_of, named, note_of
 from pipegen.core.errors import (
     BackendFailed,
     ContractError,
@@ -18,6 +17,7 @@ from pipegen.core.errors import (
     InternalError,
     StageFailed,
 )
+from pipegen.core.foreign_calls import attempt, report
 from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.drivers.naming import request_words
 from pipegen.engines.extras import MissingExtra

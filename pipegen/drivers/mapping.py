@@ -11,7 +11,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, It
 from contextvars import copy_context
 from typing import Any, TypeVar
 
-from pipegen.core.border import attempt
+from pipegen.core.foreign_calls import attempt
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import (
@@ -23,10 +23,10 @@ from pipegen.drivers.arguments import (
     with_option_words,
 )
 from pipegen.drivers.drive import Drive
-from pipegen.drivers.session import NoRequest
+from pipegen.drivers.row_sessions import NoRequest
 from pipegen.drivers.tool_loop import CALLERS_LOOP
 from pipegen.records.frozen import plain_number
-from pipegen.records.plain import Request
+from pipegen.records.parse_request import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 
 __all__ = ["aimap", "aimap_keyed", "imap", "imap_keyed"]

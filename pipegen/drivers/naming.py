@@ -1,12 +1,12 @@
 """The request at which a stage raised, in the note that the exception of a bug has (see
-`pipegen.core.blame`).
+`pipegen.core.error_notes`).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from pipegen.core.blame import named
+from pipegen.core.error_notes import named
 from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.records.frozen import printed
 from pipegen.records.messages import TextPart

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from pipegen.core.backend import Backend, Session
-from pipegen.core.blame import StageNote, blamed
-from pipegen.core.pipe import Pipe, Rebinding, pipe_of
+from pipegen.core.error_notes import StageNote, blamed
+from pipegen.core.pipe import EngineMap, Pipe, pipe_of
 from pipegen.core.slots import Slot, is_ok
-from pipegen.core.steps import Call, Nest, Step, Steps, Wanted
+from pipegen.core.steps import Branch, Call, EngineRequest, Step, Steps
 from pipegen.drivers.drive import IN_FLIGHT
 from pipegen.engines.protocol import Event, RowDone, TokensMade, answers_depend_on
 from pipegen.engines.session import answers, open_session
@@ -64,7 +64,7 @@ def watched(pipe: P, tell: Callable[[Progress], object], *, every: float = 0.1) 
 
 
 def _watched(step: Step, tell: Callable[[Progress], object], every: float) -> Step:
-    if not isinstance(step, (Call, Nest)):
+    if not isinstance(step, (Call, Branch)):
         return step  # it calls nothing
     # one for each engine: rows of one engine are merged into one call
     watchers: dict[int, tuple[Backend[Any, Any], _Watched]] = {}
@@ -74,17 +74,19 @@ def _watched(step: Step, tell: Callable[[Progress], object], every: float) -> St
             watchers[id(engine)] = engine, _Watched(engine, tell, every)
         return watchers[id(engine)][1]
 
-    def ask(value: Any, answers: tuple[Slot[Any], ...]) -> Wanted | Slot[Any]:
+    def ask(value: Any, answers: tuple[Slot[Any], ...]) -> EngineRequest | Slot[Any]:
         wanted = step.ask(value, answers)  # type: ignore[union-attr]  # of a call
         return (
-            wanted._replace(backend=watch(wanted.backend)) if isinstance(wanted, Wanted) else wanted
+            wanted._replace(backend=watch(wanted.backend))
+            if isinstance(wanted, EngineRequest)
+            else wanted
         )
 
     def among(before: Steps, after: Steps) -> Step:
         new_step = step if step.among is None else step.among(before, after)
         return _watched(new_step, tell, every)
 
-    def rebind(new: Rebinding) -> Pipe[Any, Any]:
+    def rebind(new: EngineMap) -> Pipe[Any, Any]:
         return watched(pipe_of(step).rebound(new), tell, every=every)
 
     if isinstance(step, Call):

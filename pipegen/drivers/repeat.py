@@ -22,10 +22,10 @@ from pipegen.core.errors import ContractError
 from pipegen.core.loop import loop
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot
-from pipegen.core.steps import Again
+from pipegen.core.steps import GoOn
 from pipegen.drivers.arguments import record_of
 from pipegen.records.frozen import plain_number
-from pipegen.records.plain import Request
+from pipegen.records.parse_request import Request
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult, RoundsEnd
 
@@ -64,10 +64,10 @@ def repeat(
     if type(limit) is not int or limit < 1:
         raise TypeError(f"limit takes a whole number of at least 1, not {limit!r:.80}")
 
-    def decide(rounds: tuple[Any, ...], request_before: object) -> Again | Slot[Any]:
+    def decide(rounds: tuple[Any, ...], request_before: object) -> GoOn | Slot[Any]:
         request = again(rounds[-1])
         if request is not None and len(rounds) < limit:
-            return Again(record_of(request, "again"), rounds)
+            return GoOn(record_of(request, "again"), rounds)
         return Success(ended(rounds, "done" if request is None else "limit"))
 
     return loop(

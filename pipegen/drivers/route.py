@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 from returns.result import Failure, Success
 
 from pipegen.core.errors import CallFailed, UnsupportedOption, UnsupportedPlugin
-from pipegen.core.pipe import Pipe, Rebinding, identity, row_stage
+from pipegen.core.pipe import EngineMap, Pipe, identity, row_stage
 from pipegen.core.slots import Slot
 from pipegen.drivers.arguments import Options, check_settings, merged_into, prepare_batch
 from pipegen.engines.capabilities import missing
@@ -23,13 +23,13 @@ from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import Engine, require_members, takes_tokens
 from pipegen.records.engine_list import shown
 from pipegen.records.options import GenerationOptions, flat_values
-from pipegen.records.plain import Request
+from pipegen.records.parse_request import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.results import Encoded, GenerationResult
 from pipegen.stages.calling import call
 from pipegen.stages.ending import decode, stop
 from pipegen.stages.fitting import fit
-from pipegen.stages.parts.samples import expand
+from pipegen.stages.parts.gather_samples import expand
 from pipegen.stages.rendering import render
 from pipegen.stages.resolving import resolve
 from pipegen.stages.tokenizing import tokenize
@@ -69,7 +69,7 @@ class Route(Pipe[GenerationRequest, GenerationResult]):
         """
         return with_options(self, options)
 
-    def rebound(self, new: Rebinding) -> Self:
+    def rebound(self, new: EngineMap) -> Self:
         """The same route, bound to another engine or name."""
         rebound_pipe: Any = Pipe.rebound(self, new)
         rebound_route: Self = dataclasses.replace(
@@ -231,7 +231,7 @@ def attach(to: P, *plugins: Plugin) -> P:
             engines[id(engine)] = _with_plugins(engine, plugins)
         return engines[id(engine)]
 
-    new = to.rebound(Rebinding(engine=attached))
+    new = to.rebound(EngineMap(engine=attached))
     if not engines:
         raise TypeError(
             f"{to.name} has no stage that is bound to an engine: plugins are attached to engines"

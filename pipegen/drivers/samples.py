@@ -18,10 +18,10 @@ from pipegen.drivers.arguments import record_of
 from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import printed
 from pipegen.records.options import GenerationOptions, merge, options_from
-from pipegen.records.plain import Request
+from pipegen.records.parse_request import Request
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult
-from pipegen.stages.parts.samples import EXPAND, GATHER
+from pipegen.stages.parts.gather_samples import EXPAND, GATHER
 
 __all__ = ["grid", "samples"]
 

@@ -24,8 +24,8 @@ from typing import Any
 
 from returns.result import Failure, Result, Success
 
-from pipegen.core.border import guard
 from pipegen.core.errors import ContractError, InvalidRequest, MalformedResponse
+from pipegen.core.foreign_calls import guard
 from pipegen.core.pipe import Pipe, call, identity, row_stage
 from pipegen.core.slots import Batch, Slot, all_of, is_ok
 from pipegen.drivers.arguments import Options, with_option_words
@@ -34,7 +34,7 @@ from pipegen.drivers.route import Route
 from pipegen.engines.model import TokenModel, on_model
 from pipegen.engines.protocol import TokenEngine, takes_tokens
 from pipegen.records.frozen import plain_number, printed
-from pipegen.records.plain import Request, request_from
+from pipegen.records.parse_request import Request, request_from
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy, ScoringRequest
 from pipegen.records.scores import Chosen, Perplexity, Scored, TokenScores
 from pipegen.stages.joining import EmptyContext, first_token, join, resolve_scoring, scores_none

@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from pipegen.core.errors import ContractError
+from pipegen.core.interpreter import Place, Row, shown_text
 from pipegen.core.pipe import Pipe
-from pipegen.core.rows import Place, Row, shown_text
 from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.drivers.arguments import (
     Options,
@@ -27,10 +27,10 @@ from pipegen.drivers.arguments import (
 )
 from pipegen.drivers.drive import Drive
 from pipegen.drivers.naming import name_bug
-from pipegen.drivers.session import OpenSession
+from pipegen.drivers.row_sessions import OpenSession
 from pipegen.engines.protocol import Event, RowDone, TextMade
 from pipegen.records.fields import record
-from pipegen.records.plain import Request
+from pipegen.records.parse_request import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.results import GenerationResult
 

@@ -29,8 +29,8 @@ from weakref import WeakKeyDictionary
 
 from returns.result import Failure, Success
 
-from pipegen.core.border import Raised, attempt, guard, guard_slot
 from pipegen.core.errors import InternalError, StageFailed
+from pipegen.core.foreign_calls import Raised, attempt, guard, guard_result
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.tool_loop import OwnLoop, ToolCalls
 from pipegen.drivers.tool_results import Content, content_of, is_error, text_of
@@ -331,7 +331,7 @@ class _Running:
             threading.Thread(target=self._run, args=self._waiting.popleft(), daemon=True).start()
 
     def _run(self, number: int, result: GenerationResult) -> None:
-        slot = guard_slot(
+        slot = guard_result(
             lambda: self._tools.replies(result, lambda: self._left, self._awaited),
             lambda raised: InternalError(
                 f"pipegen has a bug: {raised.words}", incident=raised.incident

@@ -24,11 +24,11 @@ from typing import Any, TypeAlias
 from returns.result import Failure, Success
 
 from pipegen.core.errors import InvalidRequest
+from pipegen.core.interpreter import guarded
 from pipegen.core.loop import loop
 from pipegen.core.pipe import Pipe, check_catch, pipe_of, row_stage
-from pipegen.core.rows import guarded
 from pipegen.core.slots import Slot, is_ok
-from pipegen.core.steps import Again, Call, Wanted
+from pipegen.core.steps import Call, EngineRequest, GoOn
 from pipegen.drivers.repeat import ended
 from pipegen.drivers.tool_results import with_image_bytes
 from pipegen.drivers.tools import Tools
@@ -102,7 +102,7 @@ def turns(
         tokens = last.prompt_tokens + last.completion_tokens
         return "tokens" if max_tokens is not None and tokens >= max_tokens else None
 
-    def decide(rounds: tuple[Any, ...], first_request: Any) -> Again | Slot[Any]:
+    def decide(rounds: tuple[Any, ...], first_request: Any) -> GoOn | Slot[Any]:
         if step is None and len(rounds) == 1 and not first_request.turns:
             return Success(rounds[0])
         result = ended(rounds, "done")
@@ -123,7 +123,7 @@ def turns(
             goes_on, request = reply.unwrap() is not None, reply
         end = over(rounds) if goes_on else _last(result) if tool_set is not None else "done"
         if end is None:
-            return Again(request, rounds)
+            return GoOn(request, rounds)
         return Success(dataclasses.replace(result, rounds_end=end))
 
     opens = _own_turns if step is None else partial(_opening, tool_set)
@@ -219,9 +219,9 @@ def _opening(tool_set: Tools | None, request: GenerationRequest) -> Slot[Generat
 def _calling(tool_set: Tools) -> Pipe[Any, Any]:
     """The stage that has the calls of a result answered, and gives the next request."""
 
-    def ask(result: Any, answers: tuple[Slot[Any], ...]) -> Wanted | Slot[Any]:
+    def ask(result: Any, answers: tuple[Slot[Any], ...]) -> EngineRequest | Slot[Any]:
         if not answers:
-            return Wanted(tool_set, result, shown=False)
+            return EngineRequest(tool_set, result, shown=False)
         return answers[0].map(lambda replies: next_request(replies.result, _read(replies)))
 
     return pipe_of(Call(name="tools", backend=tool_set, ask=ask, keeps_text=True))

@@ -32,7 +32,7 @@ from pipegen.engines.capabilities import Capabilities
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import takes_tokens
 from pipegen.engines.tokenizer import Renderer, Tokenizer
-from pipegen.records.fields import InvalidField, altered, record
+from pipegen.records.fields import InvalidField, record, unchecked_replace
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.results import PreparedImage
@@ -116,7 +116,7 @@ def read_model(engine: Any) -> Model:
     if not takes_tokens(engine):
         return Model(name=engine.name, capabilities=engine.capabilities, plugins=engine.plugins)
     model = token_model(engine, engine.capabilities)
-    return altered(model, longest_scored=getattr(engine, "longest_scored", None))
+    return unchecked_replace(model, longest_scored=getattr(engine, "longest_scored", None))
 
 
 class ModelReader:

@@ -40,7 +40,7 @@ __all__ = [
     "earlier_identities_of",
     "rewrites_of",
     "scores_tokens",
-    "settles_itself",
+    "is_text_engine",
     "takes_tokens",
 ]
 
@@ -124,7 +124,7 @@ class TokenEngine(Backend[Encoded, Raw], Protocol):
     - `stream(inputs)` gives the tokens of each row in order (`TokensMade`), and one `RowDone` for
       each row. Otherwise text is streamed when all is done.
     - `score(inputs)` gives the log probabilities of continuations: a slot of `TokenScores` for each
-      `Continued`, whatever rows it shares a call with. `longest_scored` is the most tokens that
+      `ScoreInput`, whatever rows it shares a call with. `longest_scored` is the most tokens that
       context and continuation may have together; None where the engine names no limit.
     - `read_model()` gives the `pipegen.engines.model.Model` that is known before a call, the same
       each time, where more is known later: what a server tells.
@@ -242,10 +242,10 @@ Engine: TypeAlias = TokenEngine | TextEngine
 
 def takes_tokens(engine: Engine) -> TypeIs[TokenEngine]:
     """Whether the engine takes token ids; a `TextEngine` does not."""
-    return not settles_itself(engine)
+    return not is_text_engine(engine)
 
 
-def settles_itself(backend: Any) -> bool:
+def is_text_engine(backend: Any) -> bool:
     """Whether a backend does what a `TokenEngine` leaves to the stages."""
     return hasattr(backend, "resolve") and hasattr(backend, "result")
 

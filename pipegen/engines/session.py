@@ -28,12 +28,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipegen.core.backend import Session
-from pipegen.core.blame import blamed_on
+from pipegen.core.error_notes import blamed_on
 from pipegen.core.errors import CallFailed, ContractError
 from pipegen.core.slots import Slot
 from pipegen.engines.protocol import Event, RowDone
-from pipegen.records.fields import altered
-from pipegen.records.scores import Continued
+from pipegen.records.fields import unchecked_replace
+from pipegen.records.scores import ScoreInput
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -130,11 +130,11 @@ class BatchSession:
     def _work(self) -> Sequence[Event]:
         while self._events is not None or self._waiting:
             if self._events is None:
-                scores = isinstance(next(iter(self._waiting.values())), Continued)
+                scores = isinstance(next(iter(self._waiting.values())), ScoreInput)
                 numbers = [
                     number
                     for number, asked in self._waiting.items()
-                    if isinstance(asked, Continued) == scores
+                    if isinstance(asked, ScoreInput) == scores
                 ]
                 inputs = [self._waiting.pop(number) for number in numbers]
                 if scores or not self._streams:
@@ -164,7 +164,7 @@ class BatchSession:
             number = numbers[event.row]
             if isinstance(event, RowDone):
                 left.discard(number)
-            yield (altered(event, row=number),)
+            yield (unchecked_replace(event, row=number),)
         if left:
             raise ContractError(
                 f"engine {self.backend.name} ended its stream without an answer for every row"

@@ -47,8 +47,8 @@ from pipegen.core.functional import partition_all, without_none
 from pipegen.engines.settings import fields_of
 from pipegen.records.fields import nearest
 from pipegen.records.option_table import OTHER_NAMES, names_in
-from pipegen.records.plain import Request
-from pipegen.stages.parts.samples import derive_seed
+from pipegen.records.parse_request import Request
+from pipegen.stages.parts.gather_samples import derive_seed
 
 __all__ = ["PipegenLM"]
 

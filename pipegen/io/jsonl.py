@@ -24,8 +24,8 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar, get_args, overload
 
 from returns.result import Failure, Result, Success
 
-from pipegen.core.border import attempt
 from pipegen.core.errors import InvalidRequest
+from pipegen.core.foreign_calls import attempt
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records import strict_json
 from pipegen.records.codec import (
@@ -39,7 +39,7 @@ from pipegen.records.codec import (
 from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import thaw
 from pipegen.records.options import options_from
-from pipegen.records.plain import request_from
+from pipegen.records.parse_request import request_from
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import Finish, GenerationResult
 from pipegen.records.rollouts import Rollout

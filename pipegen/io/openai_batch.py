@@ -34,7 +34,7 @@ from pipegen.records.codec import error_to_plain
 from pipegen.records.fields import nearest
 from pipegen.records.option_table import SERVER_NAMES
 from pipegen.records.options import in_our_words, option_names
-from pipegen.records.plain import request_from
+from pipegen.records.parse_request import request_from
 from pipegen.records.request_forms import refused
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import Finish, GenerationResult, TokenLogprob

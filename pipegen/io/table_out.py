@@ -36,6 +36,7 @@ from returns.result import Success
 from pipegen.core.errors import GenerationError
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.extras import need
+from pipegen.io.arrow_roundtrip import OTHERWISE, depends_on_values, is_held, written_kind
 from pipegen.io.arrow_values import (
     holds_lists,
     python_values,
@@ -46,7 +47,6 @@ from pipegen.io.arrow_values import (
 from pipegen.io.forms import TableError
 from pipegen.io.jsonl import LineId, readable
 from pipegen.io.tables import Block, Columns, Row
-from pipegen.io.written import OTHERWISE, depends_on_values, is_held, written_kind
 from pipegen.records import strict_json
 from pipegen.records.codec import Declared, declared, options_to_plain, without_null, word_of
 from pipegen.records.fields import InvalidField

@@ -16,7 +16,7 @@ from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from pipegen.core.pipe import Pipe
-from pipegen.core.steps import Call, Nest, Stage, Step
+from pipegen.core.steps import Branch, Call, Stage, Step
 from pipegen.drivers.tools import Tools
 
 __all__ = ["changed_code", "codes_of"]
@@ -62,7 +62,7 @@ def _of_pipe(route: Pipe[Any, Any]) -> Iterator[tuple[str, list[Any]]]:
         if tools is not None:
             for name, function in tools.functions.items():
                 yield f"tool {name!r}", [function]
-        if isinstance(step, Nest):
+        if isinstance(step, Branch):
             for way in {id(way): way for way in step.ways}.values():
                 yield from _of_pipe(way)
 

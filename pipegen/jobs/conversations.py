@@ -18,8 +18,8 @@ from typing import Any
 
 from returns.result import Failure
 
-from pipegen.core.border import Raised, guard
 from pipegen.core.errors import StageFailed
+from pipegen.core.foreign_calls import Raised, guard
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.turns import next_request
 from pipegen.io.jsonl import to_plain

@@ -1,7 +1,7 @@
 """With which settings the rows of a job were made. These are those of this run, and those of the
 runs before, which `job.json` holds by their marks.
 
-The end of a row's key is the mark of the settings that it was made with (see `pipegen.jobs.keys`).
+The end of a row's key is the mark of the settings that it was made with (see `pipegen.jobs.row_keys`).
 So what was finished is counted without reading it.
 """
 
@@ -15,9 +15,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipegen.core.border import attempt
 from pipegen.core.errors import CallFailed
-from pipegen.core.pipe import Pipe, Rebinding
+from pipegen.core.foreign_calls import attempt
+from pipegen.core.pipe import EngineMap, Pipe
 from pipegen.core.slots import is_ok
 from pipegen.engines.protocol import answers_depend_on, earlier_identities_of, rewrites_of
 from pipegen.jobs.code import changed_code, codes_of
@@ -28,7 +28,7 @@ from pipegen.jobs.journal import (
     read_settings,
     write_settings,
 )
-from pipegen.jobs.keys import RULE, SHARED_MARK, in_keys, mark_of
+from pipegen.jobs.row_keys import RULE, SHARED_MARK, in_keys, mark_of
 from pipegen.records import strict_json
 from pipegen.records.options import GenerationOptions, flat_values, options_from, resolve
 
@@ -113,7 +113,7 @@ def _engines_of(route: Pipe[Any, Any]) -> list[Any]:
     `pg.call` in the place of the route's own.
     """
     engines: dict[int, Any] = {id(engine): engine for engine in route.owns}
-    route.rebound(Rebinding(engine=lambda engine: engines.setdefault(id(engine), engine)))
+    route.rebound(EngineMap(engine=lambda engine: engines.setdefault(id(engine), engine)))
     return [*engines.values()]
 
 

@@ -1,7 +1,7 @@
 """The journal of a job: finished rows on disk, as they come.
 
 A folder holds `job.json` and one file of JSON Lines for each writer, `results-0001.jsonl` and so
-on. Where rows take several calls, it has as many `steps-0001.jsonl` (see `pipegen.jobs.steps`). A
+on. Where rows take several calls, it has as many `steps-0001.jsonl` (see `pipegen.jobs.kept_steps`). A
 line is one finished row. It begins with the row's key and a checksum, at fixed places, so that
 opening a journal parses no JSON:
 
@@ -40,10 +40,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 from zlib import crc32
 
-from pipegen.core.border import attempt
+from pipegen.core.foreign_calls import attempt
 from pipegen.core.slots import is_ok
-from pipegen.jobs.keys import MARK
 from pipegen.jobs.new_file import JournalError, new_file, refused, sync_folder
+from pipegen.jobs.row_keys import MARK
 from pipegen.records import strict_json
 
 __all__ = [
@@ -63,7 +63,7 @@ __all__ = [
 SETTINGS = "job.json"
 ROWS, STEPS = "results", "steps"
 """How the names of files begin that hold finished rows, and answers of rows that are not finished
-(see `pipegen.jobs.steps`).
+(see `pipegen.jobs.kept_steps`).
 """
 FORM = 1
 """The version of the folder's files."""

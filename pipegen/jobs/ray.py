@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, Type
 
 from returns.result import Success
 
-from pipegen.core.border import attempt
 from pipegen.core.errors import CallFailed
+from pipegen.core.foreign_calls import attempt
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import Options, check_settings, prepare_batch
@@ -37,9 +37,9 @@ from pipegen.engines.settings import ModelLoadConfig
 from pipegen.io.table_out import AnswerTable
 from pipegen.io.tables import Block, Columns, Row
 from pipegen.jobs.history import earlier_models, note_run, settings_of
-from pipegen.jobs.keys import Keys
 from pipegen.jobs.replica import Replica
-from pipegen.records.plain import request_from
+from pipegen.jobs.row_keys import Keys
+from pipegen.records.parse_request import request_from
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.results import GenerationResult
 

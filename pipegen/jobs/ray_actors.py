@@ -29,15 +29,15 @@ from typing import Any, Generic
 
 from returns.result import Result, Success
 
-from pipegen.core.border import attempt
 from pipegen.core.errors import CallFailed
+from pipegen.core.foreign_calls import attempt
 from pipegen.core.slots import is_ok
 from pipegen.engines.extras import need
+from pipegen.jobs.job_rows import Row
+from pipegen.jobs.kept_turns import WAITING
 from pipegen.jobs.ray import Counts, Keeper, Make, Metered, T
-from pipegen.jobs.rows import Row
 from pipegen.jobs.runner import GRACE
 from pipegen.jobs.shards import numbers_of
-from pipegen.jobs.turns import WAITING
 from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest, ImagePolicy
 

@@ -7,7 +7,7 @@ gets the next one.
 
 With a job, a row that is in the journal is not asked again, and one that ends is written before its
 future is done. Turns and samples of a row that has not ended are kept too (see
-`pipegen.jobs.steps`). Each process writes files of its own.
+`pipegen.jobs.kept_steps`). Each process writes files of its own.
 
 A row that kills its process is found as in any job (see `pipegen.jobs.in_flight`).
 """
@@ -22,21 +22,21 @@ from typing import Any
 
 from returns.result import Failure
 
-from pipegen.core.border import attempt
 from pipegen.core.errors import BackendFailed, CallFailed
+from pipegen.core.foreign_calls import attempt
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import Options
 from pipegen.drivers.drive import IN_FLIGHT, Drive
 from pipegen.drivers.mapping import flow_of
-from pipegen.drivers.session import NoRequest
+from pipegen.drivers.row_sessions import NoRequest
 from pipegen.io.jsonl import to_plain
 from pipegen.jobs.conversations import keep_row
 from pipegen.jobs.in_flight import InFlight, Waiting
+from pipegen.jobs.job_rows import Row, read_row, retry_of
 from pipegen.jobs.journal import Journal
-from pipegen.jobs.rows import Row, read_row, retry_of
+from pipegen.jobs.kept_steps import Steps, Turn
 from pipegen.jobs.runner import GRACE, require_job_folder
-from pipegen.jobs.steps import Steps, Turn
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 
 __all__ = ["Replica"]

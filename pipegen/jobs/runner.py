@@ -16,8 +16,8 @@ from typing import Any, Generic, Self, TypeVar
 
 from returns.result import Failure
 
-from pipegen.core.border import report
 from pipegen.core.errors import GenerationError, StageFailed
+from pipegen.core.foreign_calls import report
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import (
@@ -31,6 +31,7 @@ from pipegen.drivers.drive import Drive
 from pipegen.drivers.mapping import flow_of
 from pipegen.jobs.history import Made, changes, earlier_models, made_before, note_run, settings_of
 from pipegen.jobs.in_flight import InFlight, is_of_rows_in_flight, remove_left
+from pipegen.jobs.job_rows import Row, Unread, missing_rows, retry_of, rows_of
 from pipegen.jobs.journal import (
     SETTINGS,
     Journal,
@@ -40,14 +41,13 @@ from pipegen.jobs.journal import (
     locked,
     read_settings,
 )
+from pipegen.jobs.kept_steps import Steps, Turn
+from pipegen.jobs.kept_turns import Turns
 from pipegen.jobs.key_map import KeyMap
-from pipegen.jobs.keys import Keys, context_of
 from pipegen.jobs.new_file import TEMPORARY, refused, remove_stale
-from pipegen.jobs.rows import Row, Unread, missing_rows, retry_of, rows_of
-from pipegen.jobs.steps import Steps, Turn
-from pipegen.jobs.turns import Turns
+from pipegen.jobs.row_keys import Keys, context_of
 from pipegen.records.options import GenerationOptions
-from pipegen.records.plain import Request
+from pipegen.records.parse_request import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.results import GenerationResult
 from pipegen.records.scores import Scored

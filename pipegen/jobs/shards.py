@@ -18,10 +18,10 @@ from pipegen.core.functional import partition_all
 from pipegen.core.parallel import parallel
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import check_settings, pair, pairs, record_of, require_iterable
-from pipegen.jobs.keys import content_of
+from pipegen.jobs.row_keys import content_of
 from pipegen.media.source import sample_of
-from pipegen.records.fields import altered
-from pipegen.records.plain import Request
+from pipegen.records.fields import unchecked_replace
+from pipegen.records.parse_request import Request
 from pipegen.records.requests import (
     GenerationRequest,
     ImagePolicy,
@@ -110,7 +110,7 @@ def _opening(request: GenerationRequest) -> GenerationRequest:
             else TextGenerationRequest
         )
         return kind(messages=messages, tools=request.tools)
-    return altered(request, turns=()) if request.turns else request
+    return unchecked_replace(request, turns=()) if request.turns else request
 
 
 def _number(request: GenerationRequest, samples: Iterator[bytes]) -> int:

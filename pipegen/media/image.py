@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from returns.result import Failure, Success
 
-from pipegen.core.border import Raised, guard, guard_slot
 from pipegen.core.errors import BadImage, UnsupportedOption
+from pipegen.core.foreign_calls import Raised, guard, guard_result
 from pipegen.media.decode_memory import DECODING, SIXTEEN_BITS, decoded_bytes
 from pipegen.media.files import MOST_PARTS, Counted, family_of, most_scans, parts_of
 from pipegen.media.sizes import ImageSpec, fit, nearest_sides, pixel_budget
@@ -192,7 +192,7 @@ def _opened(
         )
 
     with _SILENCE, ExitStack() as until_used:
-        return guard_slot(
+        return guard_result(
             lambda: _decoded(data, policy, index, counted, until_used), unknown, known=BROKEN
         ).bind(use)
 

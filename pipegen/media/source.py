@@ -29,8 +29,8 @@ from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 
 from returns.result import Failure, Success
 
-from pipegen.core.border import Raised, guard_slot
 from pipegen.core.errors import BadImage, BadVideo
+from pipegen.core.foreign_calls import Raised, guard_result
 from pipegen.core.slots import Unread, is_ok
 from pipegen.records.messages import ImageSource, VideoSource, numbered, shown
 
@@ -117,7 +117,7 @@ def _loaded(index: int, source: ImageSource, policy: ImagePolicy) -> Slot[ImageS
         if source.frames:
             return _loaded_frames(index, source, policy, bounds)
         policy = dataclasses.replace(policy, max_bytes=policy.max_video_bytes)
-    data = guard_slot(
+    data = guard_result(
         partial(_read_one, index, source, policy), partial(_unread, index, source=source)
     )
     origin = source if source.data is None else source.origin
@@ -166,7 +166,7 @@ def sample_of(source: ImageSource, policy: ImagePolicy) -> bytes:
             [repr(source.times).encode(), *(sample_of(frame, policy) for frame in source.frames)]
         )
     reference = (source.path or source.url or "").encode("utf-8", "surrogatepass")
-    sampled = guard_slot(
+    sampled = guard_result(
         lambda: Success(_sample(source, policy)),
         partial(_unread, 0, source=source),
         known=(SourceRejected, ValueError),

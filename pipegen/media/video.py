@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from returns.result import Failure, Success
 
-from pipegen.core.border import Raised, guard_slot
 from pipegen.core.errors import BadVideo
+from pipegen.core.foreign_calls import Raised, guard_result
 from pipegen.core.slots import Slot, is_ok
 from pipegen.media.frames import VideoSpec, choose_frames, frame_spec, most_frames
 from pipegen.media.image import open_image, sized
@@ -148,7 +148,7 @@ def frames_of(source: VideoSource, index: int, chosen: Any) -> Slot[list[_Frame]
         except _Refused as refused:
             return Failure(BadVideo(index, message=f"video {index} {refused}", hint=refused.hint))
 
-    return guard_slot(work, unknown, known=_KNOWN)
+    return guard_result(work, unknown, known=_KNOWN)
 
 
 def _given(source: VideoSource, index: int, choose: Any) -> Slot[list[_Frame]]:

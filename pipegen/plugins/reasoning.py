@@ -9,7 +9,7 @@ Reasoning(reasoning='Two and two.', answer='4', closed=True)
 from __future__ import annotations
 
 from pipegen.engines.plugin import Plugin
-from pipegen.stages.parts.reasoning import Reasoning, reasoning_of
+from pipegen.stages.parts.split_thought import Reasoning, reasoning_of
 
 __all__ = ["Reasoning", "reasoning_of", "split_reasoning"]
 

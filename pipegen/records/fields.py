@@ -43,7 +43,7 @@ from pipegen.core.names import InvalidField, nearest
 from pipegen.records.frozen import exact, freeze, plain_list, plain_number, printed
 
 __all__ = [
-    "BRIEF", "UNWRITTEN", "Check", "FieldRow", "InvalidField", "UnknownField", "altered", "boolean",
+    "BRIEF", "UNWRITTEN", "Check", "FieldRow", "InvalidField", "UnknownField", "unchecked_replace", "boolean",
     "checks_of", "help_of", "instance", "integer", "mapping", "metadata_of", "names_of", "nearest",
     "non_empty_string", "number", "one_of", "path", "record", "schema_of", "string",
     "taken_instead", "token_ids", "tuple_of", "with_schema",
@@ -387,7 +387,7 @@ def record(cls: type[C]) -> type[C]:
     return result  # type: ignore[no-any-return]
 
 
-def altered(original: C, **values: Any) -> C:
+def unchecked_replace(original: C, **values: Any) -> C:
     """`dataclasses.replace` for values that other records have checked already: nothing is checked
     again. It may set a field that has `init=False`. Raises `TypeError` for a field that the record
     does not have.
@@ -395,7 +395,7 @@ def altered(original: C, **values: Any) -> C:
     >>> @record
     ... class Room:
     ...     seats: Annotated[int, integer(low=1)] = 4
-    >>> altered(Room(), seats=7)
+    >>> unchecked_replace(Room(), seats=7)
     Room(seats=7)
     """
     kind: Any = type(original)

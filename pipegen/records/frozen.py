@@ -269,8 +269,8 @@ def printed(value: object) -> str:
 def _shown_by(shown: Callable[[Any], str], value: object) -> str:
     """`shown(value)`, or the name of the value's class where that raises."""
     # for messages alone, and a first request loads little
-    from pipegen.core.border import guard
     from pipegen.core.errors import InvalidRequest
+    from pipegen.core.foreign_calls import guard
 
     return guard(
         lambda: shown(value)[:200], lambda raised: InvalidRequest(raised.words), known=(Exception,)

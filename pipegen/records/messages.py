@@ -293,8 +293,8 @@ def _losslessly(image: Any, where: str) -> bytes:
             ' image.convert("RGB") makes one that has'
         )
     # a first request without such an image loads little
-    from pipegen.core.border import guard
     from pipegen.core.errors import InvalidRequest
+    from pipegen.core.foreign_calls import guard
     from pipegen.core.slots import is_ok
 
     data = guard(

@@ -163,7 +163,9 @@ def _with_sources(message: Message) -> dict[str, Any]:
 
 def _record(request: Any) -> GenerationRequest:
     """A request as a record, which may be given as plain data. Raises `InvalidField`."""
-    from pipegen.records.plain import request_from  # which needs more than a record of results
+    from pipegen.records.parse_request import (
+        request_from,  # which needs more than a record of results
+    )
 
     if isinstance(request, GenerationRequest):
         return request

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from pipegen.records.fields import InvalidField, altered, names_of, record
+from pipegen.records.fields import InvalidField, names_of, record, unchecked_replace
 from pipegen.records.messages import ImageSource
 
 if TYPE_CHECKING:
@@ -170,7 +170,9 @@ def _images(result: GenerationResult) -> tuple[ImageSource, ...] | None:
     if result.turn is None:
         return None if result.image_digests else ()
     sources = result.turn.request.sources
-    return tuple([source.origin or altered(source, **_unbounded(source)) for source in sources])
+    return tuple(
+        [source.origin or unchecked_replace(source, **_unbounded(source)) for source in sources]
+    )
 
 
 def _unbounded(source: ImageSource) -> dict[str, None]:

@@ -17,15 +17,15 @@ import math
 from typing import Annotated
 
 from pipegen.core.errors import GenerationError
-from pipegen.records.fields import FieldRow, altered, record
+from pipegen.records.fields import FieldRow, record, unchecked_replace
 from pipegen.records.results import Encoded, Thinking
 from pipegen.records.rollouts import Grid
 
-__all__ = ["Chosen", "Continued", "Perplexity", "Scored", "TokenScores"]
+__all__ = ["Chosen", "ScoreInput", "Perplexity", "Scored", "TokenScores"]
 
 
 @record
-class Continued:
+class ScoreInput:
     """A context and the ids of a continuation: what an engine scores."""
 
     encoded: Encoded
@@ -52,15 +52,17 @@ class Continued:
             "token_ids": self.token_ids,
             "compact_token_ids": prompt.compact_token_ids + self.continuation,
         }
-        options = altered(self.encoded.options, max_new_tokens=1, max_prompt_tokens=None)
-        return altered(self.encoded, prompt=altered(prompt, **ids), options=options)
+        options = unchecked_replace(self.encoded.options, max_new_tokens=1, max_prompt_tokens=None)
+        return unchecked_replace(
+            self.encoded, prompt=unchecked_replace(prompt, **ids), options=options
+        )
 
 
 @record
 class TokenScores:
     """What an engine answers for one row."""
 
-    continued: Continued
+    continued: ScoreInput
     """What the engine was asked."""
     logprobs: tuple[float, ...]
     """One for each token of the continuation, in float32."""

@@ -27,11 +27,11 @@ from pipegen.drivers.route import Route
 from pipegen.drivers.scoring import continued_by, scoring
 from pipegen.drivers.streaming import Done, stream
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, merge
-from pipegen.records.plain import Request
+from pipegen.records.parse_request import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy
 from pipegen.records.results import Finish, GenerationResult
 from pipegen.records.scores import Scored
-from pipegen.report.obeying import SLACK, spelled_by_server
+from pipegen.report.audit_row import SLACK, spelled_by_server
 from pipegen.report.verdict import Answer, Way
 from pipegen.stages.parts.answer_check import answer_of, check_answer
 

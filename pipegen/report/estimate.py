@@ -22,13 +22,13 @@ from pipegen.core.errors import PromptTooLong, UnsupportedOption
 from pipegen.core.pipe import Pipe, identity
 from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.drivers.route import Route
-from pipegen.jobs.keys import Counts
+from pipegen.jobs.row_keys import Counts
 from pipegen.records.engine_list import shown
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import Encoded
 from pipegen.report.diff import common_prefix
 from pipegen.report.error_counts import ErrorCounts
-from pipegen.stages.parts.samples import expand
+from pipegen.stages.parts.gather_samples import expand
 
 __all__ = ["BLOCK", "Estimate", "prepared"]
 

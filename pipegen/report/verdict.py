@@ -3,7 +3,7 @@ evidence, and the verdict about a server.
 
 The first place where the reference would have chosen another token is judged by its *margin*, the
 difference of the two log probabilities. A small one is arithmetic, a large one has a cause.
-`pipegen.report.causes` names it.
+`pipegen.report.diagnose` names it.
 """
 
 from __future__ import annotations

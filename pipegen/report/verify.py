@@ -20,7 +20,7 @@ from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.engine_list import Dialect
 from pipegen.records.option_table import OPTIONS, names_in, server_fields
 from pipegen.records.options import GenerationOptions
-from pipegen.records.plain import Request
+from pipegen.records.parse_request import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy
 from pipegen.report.asking import (
     Asked,
@@ -31,10 +31,10 @@ from pipegen.report.asking import (
     plain_requests,
     rendered_by,
 )
-from pipegen.report.causes import Rescored, Trials, judge, limits_of, one_each, partings
-from pipegen.report.follow_ups import Base, FollowUps
-from pipegen.report.obeying import kind_of
+from pipegen.report.audit_row import kind_of
+from pipegen.report.diagnose import Rescored, Trials, judge, limits_of, one_each, partings
 from pipegen.report.questions import beyond, not_reached, prompts, with_images, with_tools
+from pipegen.report.retests import Base, FollowUps
 from pipegen.report.verdict import (
     MARGIN,
     SPREAD,

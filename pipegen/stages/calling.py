@@ -35,18 +35,18 @@ from pipegen.core.backend import Backend, require_backend
 from pipegen.core.errors import UnsupportedOption, UnsupportedPlugin
 from pipegen.core.pipe import Pipe, pipe_of
 from pipegen.core.slots import Slot, is_ok
-from pipegen.core.steps import Call, Nest, Step, Steps, Wanted
+from pipegen.core.steps import Branch, Call, EngineRequest, Step, Steps
 from pipegen.engines.model import reader_of
 from pipegen.engines.plugin import Plugin
-from pipegen.engines.protocol import scores_tokens, settles_itself
+from pipegen.engines.protocol import is_text_engine, scores_tokens
 from pipegen.records.engine_list import shown
-from pipegen.records.fields import altered
+from pipegen.records.fields import unchecked_replace
 from pipegen.records.option_table import OPTIONS
 from pipegen.records.options import GenerationOptions, flat_values, in_effect, resolve
 from pipegen.records.results import Encoded, Prompt, Raw, ResolvedRequest, TokenLogprob
-from pipegen.records.scores import Continued, TokenScores
+from pipegen.records.scores import ScoreInput, TokenScores
 from pipegen.stages.fitting import check_changed
-from pipegen.stages.parts.several_calls import Asking, answer_in_parts, replayed
+from pipegen.stages.parts.multi_call import Asking, answer_in_parts, replayed
 
 __all__ = ["call"]
 
@@ -71,7 +71,7 @@ def call(backend: Backend[A, B]) -> Pipe[A, B]:
 def _call(backend: Backend[Any, Any], before: Steps, after: Steps) -> Call:
     admit = _admission(backend, before, after)
 
-    def ask(value: Any, answers: tuple[Slot[Any], ...]) -> Wanted | Slot[Any]:
+    def ask(value: Any, answers: tuple[Slot[Any], ...]) -> EngineRequest | Slot[Any]:
         several = _takes_several(value)
         if answers and not several:
             return answers[0] if admit is None else answers[0].map(partial(_to, value))
@@ -80,7 +80,9 @@ def _call(backend: Backend[Any, Any], before: Steps, after: Steps) -> Call:
             return admitted
         sent = admitted.unwrap()
         return (
-            replayed(_asking(backend, value, sent), answers) if several else Wanted(backend, sent)
+            replayed(_asking(backend, value, sent), answers)
+            if several
+            else EngineRequest(backend, sent)
         )
 
     return Call(
@@ -95,7 +97,7 @@ def _call(backend: Backend[Any, Any], before: Steps, after: Steps) -> Call:
 
 def _taken_by(backend: Any) -> type[Any]:
     """The record that the backend takes; an engine of one's own may take anything."""
-    if settles_itself(backend):
+    if is_text_engine(backend):
         return ResolvedRequest
     return Encoded if hasattr(type(backend), "prepare_image") else object
 
@@ -111,7 +113,7 @@ def _asking(engine: Any, encoded: Encoded, sent: Encoded) -> Asking:
             return Failure(refused)
         scores = (None,)
         if len(ids) > 1:
-            slot = yield Wanted(engine, _continued(encoded), shown=False, same=ids)
+            slot = yield EngineRequest(engine, _continued(encoded), shown=False, same=ids)
             if not is_ok(slot):
                 return slot
             scores = _logprobs(slot.unwrap())
@@ -123,8 +125,8 @@ def _asking(engine: Any, encoded: Encoded, sent: Encoded) -> Asking:
             return Failure(model.failure())
         raw = yield from answer_in_parts(encoded, sent, engine, model.unwrap())
     else:
-        raw = (yield Wanted(engine, sent)).map(partial(_to, encoded))
-    return raw if scores is None else raw.map(partial(altered, prompt_logprobs=scores))
+        raw = (yield EngineRequest(engine, sent)).map(partial(_to, encoded))
+    return raw if scores is None else raw.map(partial(unchecked_replace, prompt_logprobs=scores))
 
 
 def _admission(
@@ -142,7 +144,7 @@ def _admission(
     after = tuple(takewhile(_calls_nothing, after))
     # what only performs calls has none
     plugins: tuple[Plugin, ...] = getattr(backend, "plugins", ())
-    by_itself = settles_itself(backend)  # then all but `trim` is the engine's own
+    by_itself = is_text_engine(backend)  # then all but `trim` is the engine's own
     earlier, later = (
         {name for part in parts for name in (part.name, part.honours)} for parts in (before, after)
     )
@@ -189,9 +191,11 @@ def _admission(
         ):
             return Success(value)
         unstopped = (
-            value.options if stop is None else altered(value.options, stop=altered(stop, stop=()))
+            value.options
+            if stop is None
+            else unchecked_replace(value.options, stop=unchecked_replace(stop, stop=()))
         )
-        return Success(altered(value, options=unstopped, watched=False))
+        return Success(unchecked_replace(value, options=unstopped, watched=False))
 
     return None if halts and not (absent or changes or refused) else admit
 
@@ -234,7 +238,7 @@ def _unhonoured(
 
 
 def _calls_nothing(step: Step) -> bool:
-    if isinstance(step, Nest):
+    if isinstance(step, Branch):
         return all(_calls_nothing(inner) for way in step.ways for inner in way.steps)
     return not isinstance(step, Call)
 
@@ -253,7 +257,7 @@ def _halts(after: Steps) -> bool:
 def _to(value: Any, answer: Any) -> Any:
     """The answer to what was asked of the call, whatever of it the engine got."""
     return (
-        altered(answer, encoded=value)
+        unchecked_replace(answer, encoded=value)
         if isinstance(answer, Raw) and isinstance(value, Encoded)
         else answer
     )
@@ -290,13 +294,15 @@ def _unsupported(encoded: Encoded, engine: Any) -> UnsupportedOption | None:
     return None
 
 
-def _continued(encoded: Encoded) -> Continued:
+def _continued(encoded: Encoded) -> ScoreInput:
     """The prompt as a continuation of its first token. Of its options none count: log probabilities
     are the model's own.
     """
     ids = encoded.prompt.token_ids
-    first: Prompt = altered(encoded.prompt, token_ids=ids[:1], compact_token_ids=ids[:1])
-    return Continued(encoded=altered(encoded, prompt=first, options=_NEUTRAL), continuation=ids[1:])
+    first: Prompt = unchecked_replace(encoded.prompt, token_ids=ids[:1], compact_token_ids=ids[:1])
+    return ScoreInput(
+        encoded=unchecked_replace(encoded, prompt=first, options=_NEUTRAL), continuation=ids[1:]
+    )
 
 
 def _logprobs(scores: TokenScores) -> PromptLogprobs:

@@ -7,7 +7,7 @@ token, before the length, and before an engine that gave the row up. A stop toke
 token's, is in `raw_text` only.
 
 How an engine ended a row counts only where it is about the very ids and options of the answer.
-After a stage that changed them, the rule is applied again (see `pipegen.stages.parts.folds`).
+After a stage that changed them, the rule is applied again (see `pipegen.stages.parts.stop_state`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from pipegen.engines.model import TokenModel, on_model, reader_of
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.engines.tokenizer import Tokenizer
-from pipegen.records.fields import altered
+from pipegen.records.fields import unchecked_replace
 from pipegen.records.results import Decoded, Encoded, Ending, Finish, Raw, TokenLogprob
 from pipegen.stages.parts.detokenize import added, own_text, spell
-from pipegen.stages.parts.folds import UNRESOLVED, TextFold, TokenFold, not_ended, plan_of
 from pipegen.stages.parts.stop_scan import Cut, cut
+from pipegen.stages.parts.stop_state import UNRESOLVED, TextFold, TokenFold, not_ended, plan_of
 
 __all__ = [
     "BY_ID",
@@ -214,7 +214,9 @@ def _first_ids(raw: Raw, count: int) -> Raw:
     if count >= len(raw.token_ids):
         return raw
     logprobs = None if raw.logprobs is None else raw.logprobs[:count]
-    shorter: Raw = altered(raw, token_ids=raw.token_ids[:count], logprobs=logprobs, ending=None)
+    shorter: Raw = unchecked_replace(
+        raw, token_ids=raw.token_ids[:count], logprobs=logprobs, ending=None
+    )
     return shorter
 
 
@@ -223,13 +225,13 @@ def with_texts(raw: Raw, tokenizer: Tokenizer) -> Raw:
 
     def spelled(entry: TokenLogprob) -> TokenLogprob:
         tops = tuple([own_text(tokenizer, token_id) for token_id, _ in entry.top])
-        return altered(entry, text=own_text(tokenizer, entry.token_id), top_texts=tops)
+        return unchecked_replace(entry, text=own_text(tokenizer, entry.token_id), top_texts=tops)
 
     if raw.logprobs is not None:
-        raw = altered(raw, logprobs=tuple([spelled(entry) for entry in raw.logprobs]))
+        raw = unchecked_replace(raw, logprobs=tuple([spelled(entry) for entry in raw.logprobs]))
     if raw.prompt_logprobs is not None:
         entries = [None if entry is None else spelled(entry) for entry in raw.prompt_logprobs]
-        raw = altered(raw, prompt_logprobs=tuple(entries))
+        raw = unchecked_replace(raw, prompt_logprobs=tuple(entries))
     return raw
 
 

@@ -13,7 +13,7 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import Capabilities
 from pipegen.engines.model import TokenModel, on_model
 from pipegen.engines.protocol import TokenEngine, require_token_engine
-from pipegen.records.fields import altered
+from pipegen.records.fields import unchecked_replace
 from pipegen.records.option_table import OPTIONS
 from pipegen.records.options import DEFAULTS, GenerationOptions, unset
 from pipegen.records.results import Encoded
@@ -41,7 +41,7 @@ def _fitted(encoded: Encoded, model: TokenModel) -> Slot[Encoded]:
     row = check_fit(encoded, model.capabilities)
     if size is None or not is_ok(row):
         return row
-    return Success(altered(row.unwrap(), checked=size))
+    return Success(unchecked_replace(row.unwrap(), checked=size))
 
 
 def remaining_tokens(prompt_tokens: int, capabilities: Capabilities) -> int | None:

@@ -32,8 +32,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from returns.result import Failure, Success
 
-from pipegen.core.border import of_tokenizer
 from pipegen.core.errors import GenerationError, InvalidRequest, PromptTooLong, UnsupportedOption
+from pipegen.core.foreign_calls import call_tokenizer
 from pipegen.core.pipe import Pipe, batch_stage
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.model import TokenModel, reader_of
@@ -43,7 +43,7 @@ from pipegen.records.option_table import OPTIONS
 from pipegen.records.options import GenerationOptions, flat_values, resolve
 from pipegen.records.requests import GenerationRequest, ScoringRequest
 from pipegen.records.results import Encoded, Prompt, ResolvedRequest
-from pipegen.records.scores import Continued
+from pipegen.records.scores import ScoreInput
 from pipegen.stages.fitting import check_ids
 from pipegen.stages.parts.length import check_length
 from pipegen.stages.rendering import Rendered
@@ -124,7 +124,7 @@ def scores_none(engine: Engine) -> GenerationError | None:
     return None
 
 
-def join(engine: TokenEngine, empty_context: EmptyContext = "refuse") -> Pipe[Rendered, Continued]:
+def join(engine: TokenEngine, empty_context: EmptyContext = "refuse") -> Pipe[Rendered, ScoreInput]:
     """The stage that encodes contexts with their continuations; contexts that several rows share
     are encoded once. Fails as `join_row` does.
 
@@ -133,7 +133,7 @@ def join(engine: TokenEngine, empty_context: EmptyContext = "refuse") -> Pipe[Re
     """
     read = reader_of(engine)
 
-    def prepare(_: Sequence[Rendered]) -> Callable[[Rendered], Slot[Continued]]:
+    def prepare(_: Sequence[Rendered]) -> Callable[[Rendered], Slot[ScoreInput]]:
         slot = read()
         if not is_ok(slot):
             return lambda rendered: slot
@@ -149,7 +149,7 @@ def join_row(
     engine: TokenModel,
     empty_context: EmptyContext = "refuse",
     contexts: dict[Hashable, Slot[Prompt]] | None = None,
-) -> Slot[Continued]:
+) -> Slot[ScoreInput]:
     """A context and its continuation as ids; `contexts` keeps those that were encoded already.
 
     `InvalidRequest` for an empty context (unless `empty_context` says what it is conditioned on),
@@ -171,7 +171,7 @@ def join_row(
         ids = (
             continuation
             if not isinstance(continuation, str)
-            else of_tokenizer(engine.tokenizer.encode_plain, continuation, first=False)
+            else call_tokenizer(engine.tokenizer.encode_plain, continuation, first=False)
         )
         pair = _context(rendered, engine, prompts).map(lambda prompt: _Pair(prompt, tuple(ids)))
     else:
@@ -236,7 +236,7 @@ def _text_pair(
         return Success(
             _Pair(
                 context.unwrap(),
-                tuple(of_tokenizer(engine.tokenizer.encode_plain, moved, first=False)),
+                tuple(call_tokenizer(engine.tokenizer.encode_plain, moved, first=False)),
             )
         )
     joined = tokenize_row(
@@ -305,13 +305,13 @@ def first_token(engine: TokenModel) -> int | None:
     """The id that the first token of a text is scored after: the model's BOS, or its first end
     token where it has none.
     """
-    bos = of_tokenizer(engine.tokenizer.encode, engine.bos_token) if engine.bos_token else ()
+    bos = call_tokenizer(engine.tokenizer.encode, engine.bos_token) if engine.bos_token else ()
     return bos[0] if bos else next(iter(engine.eos_token_ids), None)
 
 
 def _checked(
     rendered: Rendered, pair: _Pair, engine: TokenModel, limit: int | None
-) -> Slot[Continued]:
+) -> Slot[ScoreInput]:
     prompt, continuation, joined = pair
     if not continuation:
         reason = (
@@ -349,7 +349,7 @@ def _checked(
         return Failure(PromptTooLong(tokens, limit, message=message, hint="shorten the context"))
     text = rendered.request.continuation if isinstance(rendered.request, ScoringRequest) else None
     return Success(
-        Continued(
+        ScoreInput(
             encoded=encoded,
             continuation=continuation,
             text=text if isinstance(text, str) else None,

@@ -1,7 +1,7 @@
 """Render: the request's messages to prompt text, by its chat template.
 
 The rule: **the control tokens of a prompt are those of the same conversation with harmless words**,
-whatever the template does with the words. Foreign text (see `pipegen.stages.parts.foreign_text`)
+whatever the template does with the words. Foreign text (see `pipegen.stages.parts.untrusted`)
 may have a character that can begin or end a control token. Then the conversation is rendered with
 marks in the place of these characters: that is the one with harmless words. All other requests are
 rendered once, as they are.
@@ -41,26 +41,18 @@ from pipegen.engines.model import TokenModel, reader_of
 from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records.call_arguments import arguments_read, unread_arguments, without_unread
-from pipegen.records.fields import InvalidField, altered, instance, record, string
+from pipegen.records.fields import InvalidField, instance, record, string, unchecked_replace
 from pipegen.records.frozen import NOTHING, thaw
 from pipegen.records.messages import Message, plain_messages
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import CallForm, PreparedImage, ResolvedRequest, Thinking, ThoughtForm
-from pipegen.stages.parts.bridge import Before, bridged, keeps_ids
+from pipegen.stages.parts.choose_render import ALLOW, chosen_render, marker
+from pipegen.stages.parts.continuation import Before, bridged, keeps_ids
 from pipegen.stages.parts.control_tokens import ControlTokens, control_tokens
 from pipegen.stages.parts.forced_calls import call_form, tool_choice
-from pipegen.stages.parts.foreign_text import (
-    OWN,
-    Conversation,
-    Marks,
-    choose_marks,
-    foreign_strings,
-    trusted_part,
-)
-from pipegen.stages.parts.harmless import ALLOW, chosen_render, marker
-from pipegen.stages.parts.images import Prepared, image_tokens, images_of, prepare_images
-from pipegen.stages.parts.reasoning import thinking_beside_form
+from pipegen.stages.parts.image_places import Prepared, image_tokens, images_of, prepare_images
+from pipegen.stages.parts.split_thought import thinking_beside_form
 from pipegen.stages.parts.template import (
     PromptFunction,
     author,
@@ -73,6 +65,14 @@ from pipegen.stages.parts.template import (
 )
 from pipegen.stages.parts.template_facts import template_facts
 from pipegen.stages.parts.thinking import thinks_apart, thought_form
+from pipegen.stages.parts.untrusted import (
+    OWN,
+    Conversation,
+    Marks,
+    choose_marks,
+    foreign_strings,
+    trusted_part,
+)
 
 __all__ = ["Rendered", "is_guarded", "is_guarded_prompt", "render", "render_row"]
 
@@ -118,7 +118,7 @@ class Rendered:
     """The prepared images and videos, in message order."""
     before: Before | None = None
     """The ids of the turns before, where the text is what follows them (see
-    `pipegen.stages.parts.bridge`).
+    `pipegen.stages.parts.continuation`).
     """
     thought: ThoughtForm | None = None
     """How the template writes a thought, where the row thinks in a call of its own."""
@@ -199,7 +199,9 @@ def render(
             if first is None:
                 first = prompts[key] = _rendered(job, model, images)
                 return first
-            return first.map(lambda row: altered(row, request=job.request, options=job.options))
+            return first.map(
+                lambda row: unchecked_replace(row, request=job.request, options=job.options)
+            )
 
         return rendered
 
@@ -239,7 +241,9 @@ def _rendered(job: ResolvedRequest, model: TokenModel, prepared: Prepared) -> Sl
         job, model.tokenizer, model.renderer, bos_token=model.bos_token, written=written
     )
     return (
-        prompt.map(lambda row: altered(row, images=images.unwrap())) if images.unwrap() else prompt
+        prompt.map(lambda row: unchecked_replace(row, images=images.unwrap()))
+        if images.unwrap()
+        else prompt
     )
 
 
@@ -276,7 +280,7 @@ def render_row(
         call = call_form(job.request, options, tokenizer, renderer, control() if thinks else None)
     if not is_ok(call) or not is_ok(thought):
         return call.bind(lambda _: thought).bind(lambda _: prompt)
-    rendered = altered(prompt.unwrap(), thought=thought.unwrap(), call=call.unwrap())
+    rendered = unchecked_replace(prompt.unwrap(), thought=thought.unwrap(), call=call.unwrap())
     silent = apart and rendered.thought is None and rendered.thinking == "honoured"
     refused = thinking_beside_form(options) if silent else None
     return Success(rendered) if refused is None else Failure(refused)
@@ -325,7 +329,9 @@ def _bridged(
     """What follows the ids of the turns before."""
 
     def render_these(messages: Sequence[Message]) -> Slot[Rendered]:
-        short = altered(job, request=altered(job.request, messages=tuple(messages)))
+        short = unchecked_replace(
+            job, request=unchecked_replace(job.request, messages=tuple(messages))
+        )
         return _render_messages(short, chat, tokenizer, renderer, written)
 
     control = functools.partial(_control, chat, tokenizer, renderer, written)
@@ -475,7 +481,7 @@ def _render_messages(
             refuses=refuses,
             thinking=thinking,
         )
-        return Success(altered(row, hidden=hidden) if marks.originals else row)
+        return Success(unchecked_replace(row, hidden=hidden) if marks.originals else row)
 
     if not present:
         return write(shaped).bind(lambda text: rendered(text, Marks()))

@@ -39,8 +39,8 @@ from pipegen.records.options import (
 )
 from pipegen.records.requests import GenerationRequest, ScoringRequest
 from pipegen.records.results import ResolvedRequest
+from pipegen.stages.parts.gather_samples import EXPAND
 from pipegen.stages.parts.plugin_state import ask_plugin
-from pipegen.stages.parts.samples import EXPAND
 from pipegen.stages.rendering import is_guarded_prompt
 
 __all__ = ["check_support", "resolve", "resolve_row"]

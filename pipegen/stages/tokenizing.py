@@ -21,21 +21,21 @@ from itertools import groupby
 
 from returns.result import Failure, Success
 
-from pipegen.core.border import of_tokenizer
 from pipegen.core.errors import InvalidRequest, TemplateFailed, UnsupportedMultimodal
+from pipegen.core.foreign_calls import call_tokenizer
 from pipegen.core.pipe import Pipe, batch_stage
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.model import TokenModel, reader_of
 from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.engines.tokenizer import Tokenizer
-from pipegen.records.fields import altered
+from pipegen.records.fields import unchecked_replace
 from pipegen.records.results import Encoded, PreparedImage, Prompt
-from pipegen.stages.parts.bridge import Before, check_earlier_images
+from pipegen.stages.parts.choose_render import hides_nothing
+from pipegen.stages.parts.continuation import Before, check_earlier_images
 from pipegen.stages.parts.control_tokens import ControlTokens
-from pipegen.stages.parts.foreign_text import Marks
-from pipegen.stages.parts.harmless import hides_nothing
 from pipegen.stages.parts.length import check_length
 from pipegen.stages.parts.placeholders import Placeholders, kind_of
+from pipegen.stages.parts.untrusted import Marks
 from pipegen.stages.rendering import Rendered
 
 __all__ = ["tokenize", "tokenize_row"]
@@ -130,7 +130,7 @@ def _prompt(rendered: Rendered, model: TokenModel, limit: int | None) -> Slot[Pr
     if rendered.thought is None and rendered.call is None:
         return prompt
     return prompt.map(
-        lambda encoded: altered(encoded, thought=rendered.thought, call=rendered.call)
+        lambda encoded: unchecked_replace(encoded, thought=rendered.thought, call=rendered.call)
     )
 
 
@@ -173,7 +173,7 @@ def _continued(
     if refusal is not None:
         return Failure(refusal)
     lead = _lead_ids(rendered, before, tokenizer)
-    following = altered(rendered, before=None).rewritten(lambda text: text[before.lead :])
+    following = unchecked_replace(rendered, before=None).rewritten(lambda text: text[before.lead :])
 
     def joined(new: Prompt) -> Slot[Prompt]:
         skipped = 0 if before.anchor_id is None else 1
@@ -187,7 +187,7 @@ def _continued(
             Prompt(
                 token_ids=before.token_ids + lead + new.token_ids[skipped:],
                 compact_token_ids=before.compact_token_ids + lead + new.compact_token_ids[skipped:],
-                text=of_tokenizer(tokenizer.decode, before.compact_token_ids)
+                text=call_tokenizer(tokenizer.decode, before.compact_token_ids)
                 + (rendered.text or "").removeprefix(before.anchor),
                 images=images,
                 thinking=rendered.thinking,
@@ -209,7 +209,7 @@ def _lead_ids(rendered: Rendered, before: Before, tokenizer: Tokenizer) -> tuple
 
     def ids(string: str) -> list[int]:
         if rendered.control is None:
-            return list(of_tokenizer(tokenizer.encode_plain, string, first=False))
+            return list(call_tokenizer(tokenizer.encode_plain, string, first=False))
         return _plain_ids(string, "", "", rendered.control, tokenizer, first=False)
 
     for word in ("x", ".", "1"):
@@ -315,7 +315,7 @@ def _expansion_ids(image: PreparedImage, placeholder: int, tokenizer: Tokenizer)
     return (
         (placeholder,) * image.tokens
         if image.expansion is None
-        else of_tokenizer(tokenizer.encode, image.expansion)
+        else call_tokenizer(tokenizer.encode, image.expansion)
     )
 
 
@@ -359,9 +359,9 @@ def _compact_ids(rendered: Rendered, tokenizer: Tokenizer) -> Slot[tuple[int, ..
             )
         )
     first = rendered.bos if hidden.startswith(rendered.bos) else ""
-    bos = of_tokenizer(tokenizer.encode, first) if first else ()
+    bos = call_tokenizer(tokenizer.encode, first) if first else ()
     if rendered.control is None:
-        return Success(bos + of_tokenizer(tokenizer.encode, text[len(first) :]))
+        return Success(bos + call_tokenizer(tokenizer.encode, text[len(first) :]))
     guarded = _guarded_ids(
         hidden[len(first) :], rendered.marks, rendered.control, tokenizer, refuses=rendered.refuses
     )
@@ -380,7 +380,7 @@ def _guarded_ids(
     """
     pieces = control.pieces(hidden)
     if hides_nothing(hidden, marks, control):
-        plain = of_tokenizer(tokenizer.encode, marks.put_back(hidden))
+        plain = call_tokenizer(tokenizer.encode, marks.put_back(hidden))
         control_ids = control.known
         seen = [token_id for token_id in plain if token_id in control_ids]
         written = [control.ids[token] for token in pieces[1::2]]
@@ -449,7 +449,7 @@ def _ids_of_run(run: _Run, control: ControlTokens, tokenizer: Tokenizer) -> list
     if not any(run.texts):
         return written[1:] if run.tokens[0] else written
     if run.plain:
-        ids = of_tokenizer(
+        ids = call_tokenizer(
             tokenizer.encode,
             run.tokens[0]
             + "".join(text + token for text, token in zip(run.texts, run.tokens[1:], strict=True)),
@@ -499,7 +499,7 @@ def _plain_ids(
             if beside[row + 1] and _takes_space(tokenizer, beside[row + 1])[0]
             else bare
         )
-        out += of_tokenizer(tokenizer.encode_plain, bare, first=first and not row) if bare else ()
+        out += call_tokenizer(tokenizer.encode_plain, bare, first=first and not row) if bare else ()
         out += [control.ordinary[pieces[2 * row + 1]]] if 2 * row + 1 < len(pieces) else []
     return out
 
@@ -511,12 +511,12 @@ def _takes_space(tokenizer: Tokenizer, token: str) -> tuple[bool, bool]:
     """
     alone = (tokenizer.control_tokens[token],)
     return (
-        of_tokenizer(tokenizer.encode, " \n" + token) == alone,
-        of_tokenizer(tokenizer.encode, token + " \n") == alone,
+        call_tokenizer(tokenizer.encode, " \n" + token) == alone,
+        call_tokenizer(tokenizer.encode, token + " \n") == alone,
     )
 
 
 @functools.lru_cache(maxsize=4096)
 def _is_seen(tokenizer: Tokenizer, token: str) -> bool:
     """Whether the tokenizer sees the token inside a word; some are seen only as whole words."""
-    return tokenizer.control_tokens[token] in of_tokenizer(tokenizer.encode, f"x{token}x")
+    return tokenizer.control_tokens[token] in call_tokenizer(tokenizer.encode, f"x{token}x")

@@ -12,15 +12,15 @@ from typing import Any, overload
 from returns.result import Failure, Result, Success
 
 from pipegen.core.backend import require_backend
-from pipegen.core.border import of_tokenizer
 from pipegen.core.errors import MalformedResponse, PluginFailed
+from pipegen.core.foreign_calls import call_tokenizer
 from pipegen.core.pipe import Pipe, pipe_of, row_stage
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.model import TokenModel, on_model
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import Engine, TextEngine, TokenEngine, takes_tokens
 from pipegen.engines.tokenizer import Renderer, Tokenizer
-from pipegen.records.fields import altered
+from pipegen.records.fields import unchecked_replace
 from pipegen.records.frozen import freeze, thaw
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions
 from pipegen.records.results import (
@@ -37,9 +37,9 @@ from pipegen.stages.parts.answer_check import WORDS, Answer, disobeyed
 from pipegen.stages.parts.call_signs import what_cut
 from pipegen.stages.parts.call_syntax import FIRST_ID, loads, openai_call, writer_of
 from pipegen.stages.parts.detokenize import spell
+from pipegen.stages.parts.gather_samples import GATHER
 from pipegen.stages.parts.plugin_state import ask_plugin
-from pipegen.stages.parts.reasoning import thinking_unfinished
-from pipegen.stages.parts.samples import GATHER
+from pipegen.stages.parts.split_thought import thinking_unfinished
 from pipegen.stages.parts.tool_calls import read_calls
 
 __all__ = ["trim", "trim_row", "trimmed", "trimmers", "with_tool_calls"]
@@ -133,7 +133,7 @@ def with_thought(
     logprobs = (*(thought.logprobs or ()), *(result.logprobs or ())) if both else None
     turn = result.turn
     if turn is not None and turn.compact_token_ids is not None:
-        turn = altered(turn, compact_token_ids=encoded.prompt.compact_token_ids)
+        turn = unchecked_replace(turn, compact_token_ids=encoded.prompt.compact_token_ids)
     return dataclasses.replace(
         result,
         raw_text=spell(tokenizer, token_ids)[0],
@@ -166,7 +166,7 @@ def with_tool_calls(
     ends_by_token = result.finish in (Finish.EOS, Finish.STOP_TOKEN)
     count = len(result.token_ids) - 1 if ends_by_token else len(result.token_ids)
     answer, ending = (
-        of_tokenizer(tokenizer.decode, ids) if ids else ""
+        call_tokenizer(tokenizer.decode, ids) if ids else ""
         for ids in (result.token_ids[:count], result.token_ids[count:])
     )
     chat = result.options.chat or ChatTemplateOptions()
@@ -176,7 +176,7 @@ def with_tool_calls(
     read = read_calls(answer, ending, tools, writer, cut)
     if raw.thought is not None and not read.calls:  # some write other calls after thoughts
         ids = (*raw.thought.token_ids, *result.token_ids[:count])
-        both = of_tokenizer(tokenizer.decode, ids)
+        both = call_tokenizer(tokenizer.decode, ids)
         behind = read_calls(both, ending, tools, writer, cut)
         if behind.calls:
             content = (behind.content or "")[len(both) - len(answer) :]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipegen.core.errors import GenerationError, UnsupportedOption
-from pipegen.core.rows import Row, advance
+from pipegen.core.interpreter import Row, advance
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import prepare_batch
 from pipegen.drivers.batch import run

@@ -15,7 +15,7 @@ from pipegen.core.slots import is_ok
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.drivers.scoring import scoring
-from pipegen.records.fields import altered
+from pipegen.records.fields import unchecked_replace
 from pipegen.records.option_table import OPTIONS, names_in
 from pipegen.records.options import (
     ChatTemplateOptions,
@@ -219,7 +219,7 @@ def videos_are_frames_with_times(route: Route) -> None:
 
     def chosen(**options: Any) -> GenerationResult:
         preprocess = VlmPreprocessOptions(**options)
-        request = altered(ask, options=greedy(max_new_tokens=1, preprocess=preprocess))
+        request = unchecked_replace(ask, options=greedy(max_new_tokens=1, preprocess=preprocess))
         return answers(run(route, [request]))[0]
 
     all_frames = chosen()

@@ -30,8 +30,8 @@ from pipegen.engines.protocol import RowDone, TokensMade
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.results import Encoded, PreparedImage, Raw
-from pipegen.records.scores import Continued, TokenScores
-from pipegen.stages.parts.folds import TokenFold
+from pipegen.records.scores import ScoreInput, TokenScores
+from pipegen.stages.parts.stop_state import TokenFold
 from pipegen.testing.toy import ToyTokenizer
 
 __all__ = ["FakeEngine", "Script", "ToyRenderer"]
@@ -139,7 +139,7 @@ class FakeEngine:
         self.image_placeholder: str | None = "<|image_pad|>"
         self.plugins: tuple[Plugin, ...] = ()
         self.calls: list[tuple[Encoded, ...]] = []
-        self.scored: list[tuple[Continued, ...]] = []
+        self.scored: list[tuple[ScoreInput, ...]] = []
         self.closed = 0
 
     def _made(self, encoded: Encoded) -> Slot[Raw]:
@@ -203,7 +203,7 @@ class FakeEngine:
         """The context length, if there is one."""
         return self.capabilities.context_length
 
-    def score(self, inputs: Sequence[Continued]) -> Sequence[Slot[TokenScores]]:
+    def score(self, inputs: Sequence[ScoreInput]) -> Sequence[Slot[TokenScores]]:
         """Each token has the log probability -1 - id / 1000, and is greedy where its id is even.
         Else the id before is likelier, with -0.5.
 

@@ -22,7 +22,7 @@ from pipegen.core.slots import is_ok
 from pipegen.engines.capabilities import ENGINES
 from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.records.codec import declared, item_of
-from pipegen.records.fields import altered, checks_of, schema_of
+from pipegen.records.fields import checks_of, schema_of, unchecked_replace
 from pipegen.records.frozen import freeze
 from pipegen.records.option_table import OPTIONS
 from pipegen.records.options import (
@@ -282,7 +282,11 @@ def _with_prompt_logprobs(raw: Raw) -> Raw:
             for token_id in others
         ),
     )
-    return altered(raw, prompt_logprobs=noted) if raw.encoded.options.prompt_logprobs else raw
+    return (
+        unchecked_replace(raw, prompt_logprobs=noted)
+        if raw.encoded.options.prompt_logprobs
+        else raw
+    )
 
 
 def decoded(engine: TokenEngine | None = None) -> st.SearchStrategy[Decoded]:
@@ -342,7 +346,9 @@ _CALL = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 def results() -> st.SearchStrategy[GenerationResult]:
     """Any result; its parts agree in type, not in meaning."""
-    return _records(GenerationResult).map(lambda result: altered(result, failed_samples=()))
+    return _records(GenerationResult).map(
+        lambda result: unchecked_replace(result, failed_samples=())
+    )
 
 
 def slots(values: st.SearchStrategy[T]) -> st.SearchStrategy[Result[T, GenerationError]]:

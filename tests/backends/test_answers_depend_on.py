@@ -29,7 +29,7 @@ from pipegen.engines.settings import (
     changes_of,
 )
 from pipegen.jobs.history import settings_of
-from pipegen.jobs.keys import Keys
+from pipegen.jobs.row_keys import Keys
 from pipegen.testing.faulty import FaultyServer
 
 HERE = ("hf", "vllm")

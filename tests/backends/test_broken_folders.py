@@ -15,7 +15,7 @@ import pytest
 
 import pipegen as pg
 from pipegen import embedded
-from pipegen.backends.checkpoint.foreign import broken_file
+from pipegen.backends.checkpoint.load_errors import broken_file
 from pipegen.testing.image_files import image_file
 
 pytest.importorskip("torch")

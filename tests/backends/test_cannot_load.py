@@ -17,7 +17,7 @@ import pytest
 from support.models import write_model
 
 import pipegen as pg
-from pipegen.backends.checkpoint.foreign import broken_file, weight_files
+from pipegen.backends.checkpoint.load_errors import broken_file, weight_files
 from pipegen.cli import main
 from pipegen.core.errors import CallFailed
 from pipegen.records.fields import UnknownField

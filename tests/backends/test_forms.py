@@ -12,13 +12,13 @@ import pytest
 
 import pipegen as pg
 from pipegen.backends.grammar import has_form, unsupported_with_form
-from pipegen.backends.servers import openai, sglang, vllm
+from pipegen.backends.servers import openai, sglang_dialect, vllm_dialect
 from pipegen.backends.servers.wire import Facts, ServerRequest
 from pipegen.records.options import resolve
 
 WIRES: dict[str, Callable[[Any, Any], Any]] = {
-    "vllm_server": vllm.to_wire,
-    "sglang_server": sglang.to_wire,
+    "vllm_server": vllm_dialect.to_wire,
+    "sglang_server": sglang_dialect.to_wire,
     **{
         f"{dialect}_chat": openai.DIALECTS[dialect].to_wire
         for dialect in ("vllm", "sglang", "plain")

@@ -29,7 +29,9 @@ def without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(package: str, extra: str, purpose: str) -> None:
         need("no_such_package" if package == "vllm" else package, extra, purpose)
 
-    monkeypatch.setattr(importlib.import_module("pipegen.backends.vllm.engine"), "need", missing)
+    monkeypatch.setattr(
+        importlib.import_module("pipegen.backends.vllm.vllm_engine"), "need", missing
+    )
 
 
 def config(**more: Any) -> pg.ModelLoadConfig:

@@ -43,7 +43,7 @@ def pipegen(work: Work) -> tuple[Run, Counts]:
     from returns.result import Success
 
     import pipegen as pg
-    from pipegen.backends.hf.engine import HFEngine
+    from pipegen.backends.hf.hf_engine import HFEngine
     from pipegen.engines.session import BatchSession
     from pipegen.records.results import Raw
 

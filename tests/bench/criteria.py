@@ -59,7 +59,7 @@ def ms_swift_criteria(tokenizer: Any, stops: list[str], ids: torch.Tensor) -> St
 
 def pipegen_followers(tokenizer: Any, stops: list[str], ids: torch.Tensor) -> Step:
     from pipegen.records.options import GenerationOptions, StopOptions, resolve
-    from pipegen.stages.parts.folds import TokenFold, feed_each
+    from pipegen.stages.parts.stop_state import TokenFold, feed_each
 
     options = resolve(
         GenerationOptions(max_new_tokens=100_000, stop=StopOptions(stop=tuple(stops)))

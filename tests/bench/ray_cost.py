@@ -21,7 +21,7 @@ from pipegen.cli.generate import Files
 from pipegen.cli.inputs import from_lines
 from pipegen.cli.on_ray import OnRay, ray_slots
 from pipegen.cli.outputs import Tally
-from pipegen.cli.progress import Meter
+from pipegen.cli.progress_line import Meter
 from pipegen.cli.run_flags import AskedFlags
 from pipegen.cli.sources import Asked
 from pipegen.cli.usage import load_of

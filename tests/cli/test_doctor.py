@@ -343,7 +343,7 @@ def test_it_is_said_whether_vllm_gives_the_text_of_transformers(
 ) -> None:
     pytest.importorskip("transformers")
     from pipegen.backends.checkpoint.boundaries import Boundary
-    from pipegen.backends.checkpoint.same_text import Differs
+    from pipegen.backends.checkpoint.engine_parity import Differs
     from pipegen.backends.vllm import self_check
 
     def check_lengths(checkpoint: object) -> Differs | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import pipegen as pg
-from pipegen.cli.export import Command, note_command
+from pipegen.cli.export_command import Command, note_command
 from pipegen.testing.fake import FakeEngine
 
 pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is full")

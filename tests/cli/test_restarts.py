@@ -19,7 +19,7 @@ import pipegen as pg
 from pipegen.cli.sources import stamp_of
 from pipegen.drivers.arguments import record_of
 from pipegen.io.text_tables import csv_count
-from pipegen.jobs import key_map, rows
+from pipegen.jobs import job_rows, key_map
 from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine
 
@@ -55,7 +55,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         seen.append(one)
         return record_of(one)
 
-    monkeypatch.setattr(rows, "record_of", noted)
+    monkeypatch.setattr(job_rows, "record_of", noted)
     return seen
 
 
@@ -133,7 +133,7 @@ def test_a_missing_row_of_a_table_is_asked_before_others_are_read(
     results.write_bytes(b"".join(lines[:-1]))
     if not same:  # what the input is compared with
         (job / key_map.INPUT).unlink()
-    monkeypatch.setattr("pipegen.jobs.turns.WAITING", 4)
+    monkeypatch.setattr("pipegen.jobs.kept_turns.WAITING", 4)
     read.clear()
     asked.clear()
     for number in range(1, (shard or 1) + 1):

@@ -16,7 +16,7 @@ import pipegen as pg
 from pipegen.engines.capabilities import ENGINES, FEATURES
 from pipegen.engines.protocol import RowDone
 from pipegen.engines.session import BatchSession
-from pipegen.records.fields import altered
+from pipegen.records.fields import unchecked_replace
 from pipegen.records.options import GROUPS, option_names
 from pipegen.records.results import Encoded, Raw
 from pipegen.testing import conformance, conformance_ends, conformance_prompts
@@ -50,14 +50,14 @@ def ignoring(name: str, honest: pg.Route) -> pg.Route:
         for group, kind in GROUPS.items():
             said = getattr(options, group)
             if said is not None and name in {field.name for field in dataclasses.fields(kind)}:
-                return altered(
+                return unchecked_replace(
                     request,
                     options=dataclasses.replace(
                         options, **{group: dataclasses.replace(said, **{name: FORGOTTEN.get(name)})}
                     ),
                 )
         if name in {field.name for field in dataclasses.fields(options)}:
-            return altered(
+            return unchecked_replace(
                 request, options=dataclasses.replace(options, **{name: FORGOTTEN.get(name)})
             )
         return request

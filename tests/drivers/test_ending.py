@@ -11,7 +11,7 @@ from support.stepwise import Stepwise, echo
 
 import pipegen as pg
 from pipegen.drivers.drive import Drive
-from pipegen.drivers.session import NoRequest
+from pipegen.drivers.row_sessions import NoRequest
 from pipegen.testing.fake import FakeEngine
 
 PROMPTS = ["1 a", "9 b", "3 c", "2 d", "1 e", "1 f"]

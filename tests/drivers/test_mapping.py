@@ -15,7 +15,7 @@ from support.stepwise import Stepwise
 
 import pipegen as pg
 from pipegen.drivers.drive import Drive
-from pipegen.drivers.session import NoRequest
+from pipegen.drivers.row_sessions import NoRequest
 from pipegen.engines.extras import MissingExtra
 from pipegen.engines.session import BatchSession
 from pipegen.records.results import Encoded, PreparedImage

@@ -11,8 +11,8 @@ import pytest
 from returns.result import Success
 
 import pipegen as pg
+from pipegen.core.interpreter import Row, advance
 from pipegen.core.pipe import identity
-from pipegen.core.rows import Row, advance
 from pipegen.testing.fake import FakeEngine
 
 

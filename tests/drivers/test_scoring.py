@@ -12,7 +12,7 @@ import pipegen as pg
 from pipegen.core.errors import CallFailed, ContractError
 from pipegen.core.slots import Slot
 from pipegen.drivers.scoring import rolling
-from pipegen.records.scores import Continued, TokenScores
+from pipegen.records.scores import ScoreInput, TokenScores
 from pipegen.testing.fake import FakeEngine
 
 
@@ -239,7 +239,7 @@ def test_a_text_that_fits_takes_one_row() -> None:
     own, engine = route()
     made = pg.perplexity(own, ["ab cd"])[0].unwrap()
     assert (made.tokens, made.words, made.bytes, made.windows) == (5, 2, 5, 1)
-    asked: Continued = engine.scored[0][0]
+    asked: ScoreInput = engine.scored[0][0]
     assert asked.encoded.prompt.token_ids == (engine.tokenizer.control_tokens["<|im_end|>"],)
     logprob = sum(-1 - byte / 1000 for byte in b"ab cd")
     assert made.logprob == pytest.approx(logprob)

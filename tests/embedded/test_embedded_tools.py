@@ -22,7 +22,7 @@ PRICES = {item: RNG.randrange(1, 1000) for item in w.WORDS[:32]}
 QUESTIONS = 40
 """Of each kind."""
 
-Wanted = tuple[str, list[tuple[str, dict[str, Any]]], str]
+EngineRequest = tuple[str, list[tuple[str, dict[str, Any]]], str]
 """A question, the calls it needs, and the answer."""
 
 
@@ -36,8 +36,8 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-def sums() -> list[Wanted]:
-    found: list[Wanted] = []
+def sums() -> list[EngineRequest]:
+    found: list[EngineRequest] = []
     while len(found) < QUESTIONS:
         a, b = RNG.randrange(1000), RNG.randrange(1000)
         if is_held_out(a, b):
@@ -45,7 +45,7 @@ def sums() -> list[Wanted]:
     return found
 
 
-def prices() -> list[Wanted]:
+def prices() -> list[EngineRequest]:
     return [
         (
             f"What does the {item} cost?",
@@ -58,8 +58,8 @@ def prices() -> list[Wanted]:
     ]
 
 
-def pairs() -> list[Wanted]:
-    found: list[Wanted] = []
+def pairs() -> list[EngineRequest]:
+    found: list[EngineRequest] = []
     while len(found) < QUESTIONS:
         one, other = RNG.sample(w.WORDS, 2)
         if not is_held_out(one, other) or (one not in PRICES and other not in PRICES):

@@ -37,11 +37,11 @@ from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
 from pipegen.cli import main
 from pipegen.cli.app import ORDER
 from pipegen.cli.demo import BROKEN, IMAGES
-from pipegen.jobs.keys import RULE, Keys
+from pipegen.jobs.row_keys import RULE, Keys
 from pipegen.records.engine_list import TYPES
 from pipegen.records.option_table import OPTIONS
 from pipegen.records.options import options_from, resolve
-from pipegen.records.plain import request_from
+from pipegen.records.parse_request import request_from
 from pipegen.records.results import ResolvedRequest
 from pipegen.stages.rendering import render_row
 
@@ -108,6 +108,7 @@ MASKS = (
     (r'("rewrites": )\[[^]]*\]', r"\1OF_TRANSFORMERS"),
     (r"Python 3\.\S+  ·  \S+", "PYTHON"),
     (r"\d[\d.,]* (s\b|tok/s|tokens a second|requests a second)", r"TIME \1"),
+    (r" \(loading TIME s\)", ""),  # only where it takes long
     (r"\b\d+:\d\d\b", "TIME"),
     (r"\d[\d.]*/s\b", "TIME/s"),
     (r"\b(transformers|torch|tokenizers|pipegen|llguidance) \d+\.[\w.+]*\w", r"\1 VERSION"),

@@ -11,7 +11,7 @@ import pytest
 import pipegen as pg
 from pipegen.io.tables import Columns
 from pipegen.records.frozen import thaw
-from pipegen.records.plain import request_from
+from pipegen.records.parse_request import request_from
 from pipegen.testing.fake import FakeEngine
 
 pa = pytest.importorskip("pyarrow")

@@ -34,7 +34,7 @@ from pipegen.records.options import (
     options_from,
     resolve,
 )
-from pipegen.records.plain import request_from
+from pipegen.records.parse_request import request_from
 from pipegen.records.results import Finish, GenerationResult, TokenLogprob
 from pipegen.records.scores import Scored
 

@@ -12,7 +12,7 @@ import pytest
 from pipegen.io.tables import Columns, TableError, is_table, read_table
 from pipegen.io.text_tables import column_kinds, csv_header, csv_rows, schema_of_kinds
 from pipegen.records.messages import ImagePart, TextPart
-from pipegen.records.plain import request_from
+from pipegen.records.parse_request import request_from
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

@@ -14,10 +14,10 @@ import pytest
 
 import pipegen as pg
 from pipegen.drivers.arguments import record_of
-from pipegen.jobs import key_map, rows
+from pipegen.jobs import job_rows, key_map
 from pipegen.jobs.journal import Finished, read_settings
 from pipegen.jobs.key_map import INPUT, KEY_MAP, KeyMap, entry_of, rows_in
-from pipegen.jobs.keys import Keys, context_of
+from pipegen.jobs.row_keys import Keys, context_of
 from pipegen.jobs.runner import job, job_keyed, start_job
 from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine
@@ -54,7 +54,7 @@ def read_requests(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         seen.append(one)
         return record_of(one)
 
-    monkeypatch.setattr(rows, "record_of", noted)
+    monkeypatch.setattr(job_rows, "record_of", noted)
     return seen
 
 
@@ -299,7 +299,7 @@ def test_a_missing_row_is_asked_before_others_are_given_out(
 ) -> None:
     requests = [{**row, "prompt": f"own {row['id']}"} for row in ROWS]
     run(FakeEngine(echo), tmp_path, [*requests[:place], *requests[place + 1 :]])
-    monkeypatch.setattr("pipegen.jobs.turns.WAITING", 4)
+    monkeypatch.setattr("pipegen.jobs.kept_turns.WAITING", 4)
     given_out: list[Any] = []
 
     def answer(encoded: Encoded) -> str:
@@ -390,7 +390,7 @@ def test_who_runs_ahead_gives_up_where_the_map_knows_little(
 ) -> None:
     run(FakeEngine(echo), tmp_path, ROWS[:29])
     (tmp_path / KEY_MAP).unlink()
-    monkeypatch.setattr(rows, "_LOOKS", 5)
+    monkeypatch.setattr(job_rows, "_LOOKS", 5)
     seen, engine = read_requests(monkeypatch), FakeEngine(echo)
     assert run(engine, tmp_path, ROWS[:30])[0] == texts(ROWS[:30])
     assert (len(seen), asked(engine)) == (35, ["row 29"])
@@ -474,13 +474,13 @@ def test_what_is_missing_of_the_same_input_is_found_in_the_map(
     wanted = [requests[number] for number in (3, 30, 31)]
     if part is not None:
         wanted = [*pg.shard(wanted, *part)]
-    how: dict[str, Any] = {"again": rows.retry_of("retryable"), "part": part}
+    how: dict[str, Any] = {"again": job_rows.retry_of("retryable"), "part": part}
     for stamp, digests in (("as it is", 0), ("changed", 40)):
         known = KeyMap(tmp_path, context, stamp=stamp, writes=False).ahead()
         digest = mock.Mock(wraps=known.digest)
         monkeypatch.setattr(known, "digest", digest)
         with Finished(tmp_path) as finished:
-            found = rows.missing_rows(
+            found = job_rows.missing_rows(
                 lambda: ((one["id"], one) for one in requests),
                 finished,
                 Keys(settings),

@@ -14,7 +14,8 @@ from support.fake_ray import Died, replaced_ray
 
 import pipegen as pg
 from pipegen.cli.outputs import Tally
-from pipegen.cli.progress import Meter
+from pipegen.cli.progress_line import Meter
+from pipegen.jobs.job_rows import Row
 from pipegen.jobs.ray import Counts
 from pipegen.jobs.ray_actors import (
     BLOCK_BYTES,
@@ -26,7 +27,6 @@ from pipegen.jobs.ray_actors import (
     Placed,
     blocks_of,
 )
-from pipegen.jobs.rows import Row
 from pipegen.records.requests import ImagePolicy
 from pipegen.testing.fake import FakeEngine
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import pipegen as pg
-from pipegen.jobs.keys import Keys
+from pipegen.jobs.row_keys import Keys
 from pipegen.records.messages import Message
 from pipegen.testing.fake import FakeEngine
 

@@ -15,7 +15,7 @@ import pytest
 import pipegen as pg
 from pipegen.core.errors import CallFailed
 from pipegen.jobs.journal import Journal, JournalError
-from pipegen.jobs.keys import Keys
+from pipegen.jobs.row_keys import Keys
 from pipegen.jobs.runner import Job, begin_anew, job, job_keyed
 from pipegen.records.results import Encoded, Prompt, TokenLogprob
 from pipegen.testing.fake import FakeEngine
@@ -559,7 +559,7 @@ def test_many_finished_rows_behind_one_that_is_asked_are_not_all_held(
 ) -> None:
     engine = FakeEngine(echo)
     run(engine, tmp_path, PROMPTS)
-    monkeypatch.setattr("pipegen.jobs.turns.WAITING", 4)
+    monkeypatch.setattr("pipegen.jobs.kept_turns.WAITING", 4)
     texts, running = run(engine, tmp_path, ["new one", *PROMPTS, "new two", *PROMPTS[:2]])
     assert texts[:4] == ["re: new one", "re: prompt 0", "re: prompt 1", "re: prompt 2"]
     # the last two are equal to earlier ones: two answers of their own

@@ -27,7 +27,7 @@ from pipegen.cli.generate import Files
 from pipegen.cli.inputs import from_lines
 from pipegen.cli.on_ray import OnRay, ray_slots
 from pipegen.cli.outputs import Tally, slot_of
-from pipegen.cli.progress import Meter, Moved
+from pipegen.cli.progress_line import Meter, Moved
 from pipegen.cli.run_flags import AskedFlags
 from pipegen.cli.sources import Asked
 from pipegen.cli.usage import load_of

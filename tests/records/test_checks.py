@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import pytest
 
 import pipegen as pg
-from pipegen.records.fields import UnknownField, altered, integer, nearest, record
+from pipegen.records.fields import UnknownField, integer, nearest, record, unchecked_replace
 from pipegen.records.frozen import printed
 from pipegen.testing.fake import FakeEngine
 
@@ -174,12 +174,12 @@ def test_a_very_long_name_is_near_to_none() -> None:
 
 def test_a_copy_takes_every_field_of_its_record_and_no_other() -> None:
     request = pg.TextGenerationRequest(id="a", prompt="x", metadata={"label": 1})
-    copy = altered(request, prompt="y")
+    copy = unchecked_replace(request, prompt="y")
     assert (type(copy), copy.id, copy.prompt) == (pg.TextGenerationRequest, "a", "y")
     assert copy.metadata == {"label": 1} and request.prompt == "x"
-    assert altered(request) == request and altered(request, id=None).id is None
+    assert unchecked_replace(request) == request and unchecked_replace(request, id=None).id is None
     with pytest.raises(TypeError, match="promt"):
-        altered(request, promt="y")
+        unchecked_replace(request, promt="y")
 
 
 @record
@@ -189,10 +189,10 @@ class Room:
 
 
 def test_a_field_that_is_not_given_has_its_default_in_every_copy() -> None:
-    counted = altered(Room(seats=7), counted=7)
+    counted = unchecked_replace(Room(seats=7), counted=7)
     assert (counted.seats, counted.counted) == (7, 7)
     assert counted == Room(seats=7)
-    for copied in (altered(counted, seats=5), dataclasses.replace(counted, seats=5)):
+    for copied in (unchecked_replace(counted, seats=5), dataclasses.replace(counted, seats=5)):
         assert (copied.seats, copied.counted) == (5, None)
     make: Any = Room
     with pytest.raises(UnknownField, match="has no field 'counted'"):

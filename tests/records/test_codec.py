@@ -22,7 +22,7 @@ from pipegen.core.errors import GenerationError
 from pipegen.io.jsonl import from_plain, to_plain
 from pipegen.records import strict_json
 from pipegen.records.codec import declared, decode, encode, error_from
-from pipegen.records.fields import InvalidField, altered
+from pipegen.records.fields import InvalidField, unchecked_replace
 from pipegen.records.messages import ImageSource, VideoSource
 from pipegen.records.options import resolve
 from pipegen.records.results import Finish, GenerationResult, TokenLogprob
@@ -167,7 +167,7 @@ def test_what_a_field_does_not_take_is_no_line(fields: dict[str, Any]) -> None:
     """A stage of one's own may have put it there; what was written would not be read."""
     result = GenerationResult(text="", raw_text="", finish=Finish.EOS, options=resolve())
     with pytest.raises((AttributeError, TypeError)):
-        to_plain(Success(altered(result, **fields)))
+        to_plain(Success(unchecked_replace(result, **fields)))
 
 
 def test_images_and_videos_come_back_from_their_text() -> None:

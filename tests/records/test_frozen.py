@@ -15,7 +15,7 @@ import pytest
 import pipegen as pg
 from pipegen.drivers.arguments import prepare_batch
 from pipegen.io.jsonl import to_plain
-from pipegen.jobs.keys import Keys
+from pipegen.jobs.row_keys import Keys
 from pipegen.records.frozen import FrozenMapping, freeze, thaw
 from pipegen.testing.fake import FakeEngine, ToyRenderer
 

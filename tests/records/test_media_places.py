@@ -9,7 +9,7 @@ import pytest
 import pipegen as pg
 from pipegen.core.slots import is_ok
 from pipegen.records.messages import Message, TextPart
-from pipegen.records.plain import request_from
+from pipegen.records.parse_request import request_from
 
 ONE, TWO = ["a.png"], ["a.png", "b.png"]
 

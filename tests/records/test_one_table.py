@@ -22,32 +22,32 @@ EVERYWHERE = {*SAMPLING, *(other for other, name in SERVER_NAMES.items() if name
 BODY = "the body of a request: fields whose values are no option's as it is"
 ASKED = "options given to something that is run, with their values"
 LISTS = {
-    "backends/hf/sampling.py": "the formulas of the penalties",
+    "backends/hf/hf_sampling.py": "the formulas of the penalties",
     "backends/servers/openai.py": BODY,
-    "backends/servers/sglang.py": BODY,
-    "backends/servers/vllm.py": BODY,
-    "contrib/renderers/backend.py": BODY,
-    "contrib/renderers/sglang.py": BODY,
+    "backends/servers/sglang_dialect.py": BODY,
+    "backends/servers/vllm_dialect.py": BODY,
+    "contrib/renderers/renderer_engine.py": BODY,
+    "contrib/renderers/renderer_sglang.py": BODY,
     "cli/demo.py": ASKED,
     "evals/inspect_ai.py": ASKED,
     "evals/lm_eval.py": ASKED,
     "report/together.py": ASKED,
     "report/verify.py": ASKED,
-    "stages/parts/several_calls.py": ASKED,
+    "stages/parts/multi_call.py": ASKED,
     "testing/ask.py": ASKED,
     "testing/conformance_pairs.py": ASKED,
 }
 """Where two or more of them stand together, and why."""
 ALONE = {
-    "backends/hf/sampling.py": "the formulas of the penalties",
-    "backends/vllm/sampling.py": "the option that a refusal names",
+    "backends/hf/hf_sampling.py": "the formulas of the penalties",
+    "backends/vllm/vllm_sampling.py": "the option that a refusal names",
     "config/schema.py": "servers write -1 for all of top_k",
     "records/options.py": "servers write -1 for all of top_k; a checkpoint says do_sample",
     "testing/conformance_sampling.py": "what each of them must do",
     "backends/servers/openai.py": BODY,
-    "backends/servers/sglang.py": BODY,
-    "backends/servers/vllm.py": BODY,
-    "contrib/renderers/sglang.py": BODY,
+    "backends/servers/sglang_dialect.py": BODY,
+    "backends/servers/vllm_dialect.py": BODY,
+    "contrib/renderers/renderer_sglang.py": BODY,
     "testing/conformance_pairs.py": ASKED,
 }
 """Where one that changes what is chosen stands, and why."""

@@ -13,7 +13,7 @@ import pytest
 import pipegen as pg
 from pipegen.records.frozen import freeze
 from pipegen.records.messages import ImageSource
-from pipegen.records.plain import request_from
+from pipegen.records.parse_request import request_from
 from pipegen.testing.fake import FakeEngine
 
 numpy = pytest.importorskip("numpy")

@@ -9,7 +9,7 @@ import pytest
 
 import pipegen as pg
 from pipegen.records.messages import Message
-from pipegen.records.plain import request_from
+from pipegen.records.parse_request import request_from
 from pipegen.records.request_forms import FORMS, REFUSED, without_final_answer
 from pipegen.records.requests import GenerationRequest
 from pipegen.testing.fake import FakeEngine

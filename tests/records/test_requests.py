@@ -22,7 +22,7 @@ from pipegen.records.messages import (
     message_from,
     plain_messages,
 )
-from pipegen.records.plain import request_from
+from pipegen.records.parse_request import request_from
 from pipegen.records.requests import (
     GenerationRequest,
     ImagePolicy,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import pipegen as pg
-from pipegen.jobs.keys import Keys
+from pipegen.jobs.row_keys import Keys
 from pipegen.records.fields import InvalidField
 from pipegen.records.messages import VideoSource, message_from
 

@@ -11,7 +11,7 @@ import pytest
 import pipegen as pg
 from pipegen.report import asking as module
 from pipegen.report.asking import Failed, Routes, answers_of
-from pipegen.report.causes import judge
+from pipegen.report.diagnose import judge
 from pipegen.report.verdict import Answer
 from pipegen.testing.fake import FakeEngine, ToyRenderer
 

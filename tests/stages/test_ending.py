@@ -15,13 +15,13 @@ from pipegen.core.errors import MalformedResponse, PluginFailed
 from pipegen.core.slots import Slot
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import RowDone, TokensMade
-from pipegen.records.fields import altered
+from pipegen.records.fields import unchecked_replace
 from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Decoded, Encoded, Ending, Finish, Prompt, Raw, TokenLogprob
 from pipegen.stages.ending import decode_row, end_row, stop_row
-from pipegen.stages.parts.folds import TokenFold, ending_ids, plan_of, text_offset
 from pipegen.stages.parts.stop_scan import Cut, StopScanner, cut
+from pipegen.stages.parts.stop_state import TokenFold, ending_ids, plan_of, text_offset
 from pipegen.testing.fake import FakeEngine
 from pipegen.testing.toy import ToyTokenizer
 
@@ -499,20 +499,20 @@ class TestAnEndingOfAnEngine:
         self, before: str, stops: tuple[str, ...], text: str, stop: str | None
     ) -> None:
         row = followed("abcd", ("b",))
-        other = altered(
+        other = unchecked_replace(
             row.encoded, options=resolve(GenerationOptions(stop=stops, max_new_tokens=4))
         )
         if before == "decode":
-            decoded = decode_row(altered(row, encoded=other), PLAIN).unwrap()
+            decoded = decode_row(unchecked_replace(row, encoded=other), PLAIN).unwrap()
         else:
             decoded = decode_row(row, PLAIN).unwrap()
-            decoded = altered(decoded, raw=altered(decoded.raw, encoded=other))
+            decoded = unchecked_replace(decoded, raw=unchecked_replace(decoded.raw, encoded=other))
         stopped = stop_row(decoded, PLAIN).unwrap()
         assert (stopped.text, stopped.stop) == (text, stop)
 
     def test_it_counts_for_its_own_ids_alone(self) -> None:
         row = followed("abcd", ("b",))
-        moved = altered(row, token_ids=(*b"xxab",))
+        moved = unchecked_replace(row, token_ids=(*b"xxab",))
         assert end_row(row, PLAIN).unwrap().text == "a"
         assert end_row(moved, PLAIN).unwrap().text == "xxa"
 
@@ -528,7 +528,7 @@ def followed(text: str, stops: tuple[str, ...]) -> Raw:
     fold = TokenFold(options, PLAIN)
     ids = PLAIN.encode(text)
     fold.take(ids)
-    ending = altered(fold.ending, token_ids=ids)
+    ending = unchecked_replace(fold.ending, token_ids=ids)
     return Raw(encoded=encoded, token_ids=ids, ending=ending)
 
 
@@ -652,7 +652,7 @@ def test_a_stage_that_changes_the_length_of_the_text_leaves_ids_and_raw_text_who
     change: Callable[[str], str], text: str
 ) -> None:
     row = decoded("abcd STOP efgh", GenerationOptions(stop=("STOP",)))
-    other = stop_row(altered(row, text=change(row.text)), PLAIN).unwrap()
+    other = stop_row(unchecked_replace(row, text=change(row.text)), PLAIN).unwrap()
     assert (other.text, other.finish, other.stop) == (text, Finish.STOP_STRING, "STOP")
     assert (other.raw.token_ids, other.raw_text) == (row.raw.token_ids, row.raw_text)
 
@@ -667,10 +667,10 @@ def test_how_an_engine_ended_a_row_counts_for_these_very_texts_alone() -> None:
         token_ids=answer.token_ids,
         options=answer.encoded.options,
     )
-    row = decode_row(altered(answer, ending=ending), PLAIN, (PLAIN_END,)).unwrap()
+    row = decode_row(unchecked_replace(answer, ending=ending), PLAIN, (PLAIN_END,)).unwrap()
     assert stop_row(row, PLAIN).unwrap().text == "ab"
-    assert stop_row(altered(row, text=row.text.upper()), PLAIN).unwrap().text == "ABCD "
-    assert stop_row(altered(row, text=f"x {row.text}"), PLAIN).unwrap().text == "x abcd "
+    assert stop_row(unchecked_replace(row, text=row.text.upper()), PLAIN).unwrap().text == "ABCD "
+    assert stop_row(unchecked_replace(row, text=f"x {row.text}"), PLAIN).unwrap().text == "x abcd "
 
 
 @pytest.mark.parametrize("change", [lambda text: f"Answer: {text}", lambda text: text[3:]])
@@ -678,18 +678,18 @@ def test_a_stop_with_a_special_token_has_no_place_in_a_text_of_another_length(
     change: Callable[[str], str],
 ) -> None:
     row = decoded("abcd<|im_end|>efgh", GenerationOptions(stop=("d<|im_end|>e",)), eos=())
-    error = stop_row(altered(row, text=change(row.text)), PLAIN).failure()
+    error = stop_row(unchecked_replace(row, text=change(row.text)), PLAIN).failure()
     assert isinstance(error, pg.UnsupportedOption)
     assert error.option == "stop"
     assert "the stop 'd<|im_end|>e' holds a special token" in error.message
-    assert stop_row(altered(row, text=row.text.upper()), PLAIN).unwrap().text == "ABC"
+    assert stop_row(unchecked_replace(row, text=row.text.upper()), PLAIN).unwrap().text == "ABC"
     free = decoded("abcd efgh", GenerationOptions(stop=("d<|im_end|>e",)))
-    assert stop_row(altered(free, text="Answer"), PLAIN).unwrap().text == "Answer"
+    assert stop_row(unchecked_replace(free, text="Answer"), PLAIN).unwrap().text == "Answer"
 
 
 def test_a_stage_that_keeps_the_length_of_the_text_has_its_ids_cut() -> None:
     row = decoded("abcd stop efgh", GenerationOptions(stop=("STOP",)))
-    other = stop_row(altered(row, text=row.text.upper()), PLAIN).unwrap()
+    other = stop_row(unchecked_replace(row, text=row.text.upper()), PLAIN).unwrap()
     assert (other.text, other.raw_text) == ("ABCD ", "abcd stop")
 
 
@@ -721,7 +721,7 @@ class Giving(FakeEngine):
 )
 def test_ids_that_no_model_has_are_a_malformed_answer(ids: Any, words: str) -> None:
     engine = Giving("a", name="mine")
-    engine.capabilities = altered(engine.capabilities, vocab_size=262)
+    engine.capabilities = unchecked_replace(engine.capabilities, vocab_size=262)
     engine.ids = ids
     route, asked = pg.route(engine), [{"prompt": "a"}]
     (slot,) = pg.run(route, asked)
@@ -734,7 +734,7 @@ def test_ids_that_no_model_has_are_a_malformed_answer(ids: Any, words: str) -> N
 
 def test_the_first_and_the_last_id_of_a_model_are_right() -> None:
     engine = Giving("a", name="mine")
-    engine.capabilities = altered(engine.capabilities, vocab_size=262)
+    engine.capabilities = unchecked_replace(engine.capabilities, vocab_size=262)
     engine.ids = (0, 261)
     (slot,) = pg.run(pg.route(engine), [{"prompt": "a"}])
     assert slot.unwrap().token_ids == (0, 261)

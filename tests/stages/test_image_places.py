@@ -11,7 +11,7 @@ from pipegen.core.slots import Slot
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
 from pipegen.records.requests import TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import PreparedImage, Prompt, ResolvedRequest
-from pipegen.stages.parts.images import image_tokens
+from pipegen.stages.parts.image_places import image_tokens
 from pipegen.stages.rendering import Rendered, render_row
 from pipegen.stages.tokenizing import tokenize_row
 from pipegen.testing.fake import ToyRenderer

@@ -10,7 +10,7 @@ import pipegen as pg
 from pipegen.core.errors import CallFailed
 from pipegen.core.slots import Slot
 from pipegen.records.requests import ScoringRequest
-from pipegen.records.scores import Continued
+from pipegen.records.scores import ScoreInput
 from pipegen.stages.joining import EmptyContext, first_token, join, resolve_scoring
 from pipegen.stages.rendering import render
 from pipegen.testing.fake import FakeEngine
@@ -21,14 +21,14 @@ MERGED = ToyTokenizer(merges=("be END", " EN", "ab"))
 
 def joined(
     engine: Any = None, *, empty_context: EmptyContext = "refuse", **request: Any
-) -> Slot[Continued]:
+) -> Slot[ScoreInput]:
     """The pair that a request becomes."""
     engine = engine or FakeEngine("", tokenizer=MERGED)
     pipe = resolve_scoring(engine) >> render(engine) >> join(engine, empty_context)
     return pipe.apply((pg.request_from(request),))[0]
 
 
-def pair(made: Slot[Continued]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def pair(made: Slot[ScoreInput]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return made.unwrap().encoded.prompt.token_ids, made.unwrap().continuation
 
 

@@ -23,7 +23,7 @@ from pipegen.records.results import (
     Raw,
     TokenLogprob,
 )
-from pipegen.stages.parts.folds import Stripper
+from pipegen.stages.parts.stop_state import Stripper
 from pipegen.stages.trimming import trim_row
 from pipegen.testing.fake import FakeEngine
 

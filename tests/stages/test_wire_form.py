@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 from support.small_tokenizers import CHATML, chatml_tokenizer
 
 from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
-from pipegen.backends.servers.images import messages_of
+from pipegen.backends.servers.image_urls import messages_of
 from pipegen.core.errors import InvalidRequest, TemplateFailed
 from pipegen.core.slots import Slot
 from pipegen.records.options import GenerationOptions, resolve

@@ -14,7 +14,7 @@ from support.ways import differing_ways
 
 import pipegen as pg
 from pipegen.drivers.arguments import prepare_batch
-from pipegen.records.fields import altered
+from pipegen.records.fields import unchecked_replace
 from pipegen.records.options import options_from
 from pipegen.records.results import ChatOutput, Decoded, Finish, Raw
 
@@ -132,8 +132,8 @@ def by_stages(pipe: Any, request: Mapping[str, Any], options: Mapping[str, Any])
     if not pg.is_ok(prepared):
         return prepared
     asked: Any = prepared.unwrap()
-    stop = altered(asked.options.stop or pg.StopOptions(), stop=())
-    unstopped = altered(asked, options=altered(asked.options, stop=stop))
+    stop = unchecked_replace(asked.options.stop or pg.StopOptions(), stop=())
+    unstopped = unchecked_replace(asked, options=unchecked_replace(asked.options, stop=stop))
     bare = engine.with_plugin(pg.Plugin(name="none"))
     bare.plugins = ()
     (whole,) = bare.generate([unstopped])

@@ -23,13 +23,13 @@ from unittest import mock
 
 import pipegen as pg
 from pipegen.cli import main
-from pipegen.cli.export import Command, note_command
+from pipegen.cli.export_command import Command, note_command
 from pipegen.cli.sources import Question, open_source
 from pipegen.io.jsonl import to_plain
 from pipegen.io.tables import Columns
 from pipegen.jobs.journal import Journal, read_settings
 from pipegen.jobs.key_map import INPUT, KEY_MAP, KeyMap, entry_of
-from pipegen.jobs.keys import Keys, context_of
+from pipegen.jobs.row_keys import Keys, context_of
 from pipegen.jobs.runner import start_job
 from pipegen.jobs.shards import numbers_of
 from pipegen.records.options import options_from

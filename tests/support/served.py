@@ -72,8 +72,8 @@ def route_to(server: Any, wire: Any = "vllm", *, model: Any = None, **settings: 
     """The route to a token server, or to a URL, with a wire of this name, or with this wire."""
     from pipegen.backends.http.access import access_to
     from pipegen.backends.servers.server import ServerEngine
-    from pipegen.backends.servers.sglang import SGLANG
-    from pipegen.backends.servers.vllm import VLLM
+    from pipegen.backends.servers.sglang_dialect import SGLANG
+    from pipegen.backends.servers.vllm_dialect import VLLM
 
     engine = ServerEngine(
         {"vllm": VLLM, "sglang": SGLANG}[wire] if isinstance(wire, str) else wire,

@@ -4,7 +4,7 @@ Settings are made smaller by their names. What does not follow from a name is in
 other lengths at which attention changes are 8 tokens, scalings of positions begin at 32. Weights are
 drawn so that each part of a model counts.
 
-`pipegen.backends.checkpoint.shrunken` makes small text models of what users have. Here the parts for
+`pipegen.backends.checkpoint.tiny_model` makes small text models of what users have. Here the parts for
 images and sound are made small too, and a family may need settings of its own.
 """
 

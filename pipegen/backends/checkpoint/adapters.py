@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
-from pipegen.backends.checkpoint.foreign import broken_file, header, stored_names
+from pipegen.backends.checkpoint.load_errors import broken_file, header, stored_names
 from pipegen.backends.checkpoint.locate import cached
 
 __all__ = [

@@ -18,7 +18,7 @@ from returns.result import Failure
 
 from pipegen.backends.checkpoint import image_processors as processors
 from pipegen.backends.checkpoint.file_digests import earlier_identity_of, identity_of
-from pipegen.backends.checkpoint.foreign import (
+from pipegen.backends.checkpoint.load_errors import (
     broken_in,
     dtype_of,
     loading,
@@ -36,7 +36,6 @@ from pipegen.backends.checkpoint.locate import (
 from pipegen.backends.checkpoint.positions import Positions, positions_of
 from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer, load_tokenizer
 from pipegen.backends.checkpoint.videos import Videos
-from pipegen.core.border import attempt
 from pipegen.core.errors import (
     ContractError,
     GenerationError,
@@ -44,6 +43,7 @@ from pipegen.core.errors import (
     UnsupportedMultimodal,
     UnsupportedOption,
 )
+from pipegen.core.foreign_calls import attempt
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.extras import MissingExtra, need
 from pipegen.engines.settings import ModelLoadConfig

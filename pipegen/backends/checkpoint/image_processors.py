@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from returns.result import Failure, Success
 
 from pipegen.backends.checkpoint.locate import cached_json
-from pipegen.core.border import of_tokenizer
 from pipegen.core.errors import ContractError, UnsupportedMultimodal
+from pipegen.core.foreign_calls import call_tokenizer
 from pipegen.core.slots import Slot
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.media.image import as_pil
@@ -351,7 +351,7 @@ def expand(
             f" pixels ({raised})"
         )
         return Failure(UnsupportedMultimodal(message[:400]))
-    refusal = _refusal(processor, outputs, ids, of_tokenizer(tokenizer.encode, written))
+    refusal = _refusal(processor, outputs, ids, call_tokenizer(tokenizer.encode, written))
     tokens = ids.count(image_token_id) if image_token_id is not None else 0
     if refusal is None and not tokens:
         refusal = f"writes no token of the model's own (id {image_token_id}) for an image"

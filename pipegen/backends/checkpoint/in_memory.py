@@ -13,8 +13,8 @@ from typing import Any
 from immutabledict import immutabledict
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
-from pipegen.backends.checkpoint.foreign import dtype_of
 from pipegen.backends.checkpoint.image_processors import CannotProcess
+from pipegen.backends.checkpoint.load_errors import dtype_of
 from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.fields import mapping

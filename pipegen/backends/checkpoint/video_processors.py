@@ -23,8 +23,8 @@ from pipegen.backends.checkpoint.image_processors import (
     translate_errors,
 )
 from pipegen.backends.checkpoint.locate import cached_json
-from pipegen.core.border import of_tokenizer
 from pipegen.core.errors import ContractError, UnsupportedMultimodal
+from pipegen.core.foreign_calls import call_tokenizer
 from pipegen.core.slots import Slot
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.media.frames import VideoSpec
@@ -201,7 +201,7 @@ def expand_video(
         message = f"{type(processor).__name__} makes nothing of a video: {raised}"
         return Failure(UnsupportedMultimodal(message[:400]))
     written = str(outputs["text_replacement_offsets"][0][0]["replacement"])
-    ids = of_tokenizer(tokenizer.encode, written)
+    ids = call_tokenizer(tokenizer.encode, written)
     tokens = ids.count(token_id)
     if tuple(outputs["input_ids"][0].tolist()) != ids or tokens != video.tokens:
         return Failure(

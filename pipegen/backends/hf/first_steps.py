@@ -31,10 +31,10 @@ from pipegen.backends.checkpoint.in_memory import CheckpointInMemory
 from pipegen.backends.checkpoint.verdicts import keep, kept
 from pipegen.backends.hf import attention
 from pipegen.backends.hf.cache_argument import UnknownCache
+from pipegen.backends.hf.hf_rows import HFRow
 from pipegen.backends.hf.load import is_out_of_memory
 from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.prefixes import Prefixes
-from pipegen.backends.hf.rows import HFRow
 from pipegen.backends.hf.scheduler import ModelTraits, Schedule
 from pipegen.engines.plugin import Plugin, RowContext
 from pipegen.records.options import GenerationOptions, StopOptions, resolve

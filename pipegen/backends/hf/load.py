@@ -21,9 +21,9 @@ from pipegen.backends.checkpoint.adapters import (
     weight_shapes,
 )
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
-from pipegen.backends.checkpoint.engine import release
-from pipegen.backends.checkpoint.foreign import engine_failed, short
+from pipegen.backends.checkpoint.checkpoint_engine import release
 from pipegen.backends.checkpoint.in_memory import CheckpointInMemory
+from pipegen.backends.checkpoint.load_errors import engine_failed, short
 from pipegen.backends.checkpoint.locate import check_adapter_folder
 from pipegen.backends.hf.attention import fitting_attention, use_grouped
 from pipegen.backends.hf.cache_argument import UnknownCache

@@ -17,7 +17,7 @@ from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.image_processors import ImageInputs
 from pipegen.core.parallel import WORKERS
 from pipegen.core.slots import Slot
-from pipegen.records.fields import altered
+from pipegen.records.fields import unchecked_replace
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.results import PreparedImage
@@ -102,7 +102,7 @@ class Prepared:
         if source.data is None or not self._kept.limit:
             return self._checkpoint.prepare_image(source, options, index)
         # the bounds under which it was read count too
-        key = altered(source, data=hashlib.sha256(source.data).digest()), options
+        key = unchecked_replace(source, data=hashlib.sha256(source.data).digest()), options
         with self._lock:
             cached = self._kept.get(key)
         return (

@@ -26,9 +26,9 @@ import torch
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.hf import cache as caches
+from pipegen.backends.hf.hf_rows import HFRow
 from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.prefix_tree import Marked, PrefixTree, common
-from pipegen.backends.hf.rows import HFRow
 from pipegen.backends.hf.running_batch import (
     Prefilled,
     RunningBatch,

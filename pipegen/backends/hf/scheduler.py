@@ -1,5 +1,5 @@
 """Which rows the model works on at each step: continuous batching. Rows may be added at any time
-(see `pipegen.backends.hf.engine`).
+(see `pipegen.backends.hf.hf_engine`).
 
 **States.** A row is *waiting*, *prefilled*, *running* or *done*.
 
@@ -54,13 +54,13 @@ import torch
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.hf.cache import max_cached_tokens
 from pipegen.backends.hf.compiled import Compiled, CompileFailed
+from pipegen.backends.hf.hf_rows import HFRow, group_size, pass_tokens
+from pipegen.backends.hf.hf_sampling import Sampler
 from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.prefixes import Prefixes
-from pipegen.backends.hf.rows import HFRow, group_size, pass_tokens
 from pipegen.backends.hf.running_batch import RunningBatch, StaticBatch
-from pipegen.backends.hf.sampling import Sampler
-from pipegen.backends.waiting import Waiting
-from pipegen.stages.parts.folds import feed_each
+from pipegen.backends.request_queue import Waiting
+from pipegen.stages.parts.stop_state import feed_each
 
 __all__ = ["Lookup", "ModelTraits", "Schedule", "Work"]
 

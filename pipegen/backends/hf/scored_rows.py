@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from pipegen.backends.hf import cache as caches
+from pipegen.backends.hf.hf_rows import images_of
 from pipegen.backends.hf.prefix_tree import common
 from pipegen.backends.hf.prefixes import LEAST
-from pipegen.backends.hf.rows import images_of
 from pipegen.backends.hf.running_batch import RunningBatch
-from pipegen.records.fields import altered
+from pipegen.records.fields import unchecked_replace
 from pipegen.records.results import Encoded
-from pipegen.records.scores import Continued, TokenScores
+from pipegen.records.scores import ScoreInput, TokenScores
 
 __all__ = ["CachedRows", "Context", "Tail", "columns_of", "common_prefixes", "fed", "note"]
 
@@ -27,7 +27,7 @@ class Tail:
     """One row: its continuation, and the scores that it has so far."""
 
     position: int
-    asked: Continued
+    asked: ScoreInput
     logprobs: list[float] = field(default_factory=list)
     likeliest: list[tuple[int, float]] = field(default_factory=list)
 
@@ -72,11 +72,12 @@ def columns_of(tail: Tail) -> range:
     return range(before - 1, before - 1 + len(tail.ids))
 
 
-def fed(row: Continued) -> Encoded:
+def fed(row: ScoreInput) -> Encoded:
     """The whole sequence but its last token, as a prompt."""
     ids = row.token_ids[:-1]
-    return altered(
-        row.encoded, prompt=altered(row.encoded.prompt, token_ids=ids, compact_token_ids=ids)
+    return unchecked_replace(
+        row.encoded,
+        prompt=unchecked_replace(row.encoded.prompt, token_ids=ids, compact_token_ids=ids),
     )
 
 

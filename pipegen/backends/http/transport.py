@@ -45,8 +45,8 @@ from pipegen.backends.http.client import BASE, Broken, Client, Events, Opened, T
 from pipegen.backends.http.gate import Deadlines, Gate, Late, Room
 from pipegen.backends.http.loops import PerLoop
 from pipegen.backends.http.plain_json import encoded
-from pipegen.backends.servers.errors import AGAIN, retry_after, unreachable
 from pipegen.backends.servers.reading import json_of
+from pipegen.backends.servers.server_errors import AGAIN, retry_after, unreachable
 from pipegen.backends.servers.wire import WireReply, WireRequest
 from pipegen.core.errors import GenerationError, MalformedResponse, RateLimited, Timeout
 from pipegen.core.slots import is_ok

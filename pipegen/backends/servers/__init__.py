@@ -72,7 +72,7 @@ def chat_server(wire: Wire, settings: ChatServerSettings) -> Route:
     with. Raises as `token_server` does.
     """
     access = _access(wire, settings)
-    from pipegen.backends.servers.chat import ChatEngine
+    from pipegen.backends.servers.chat_engine import ChatEngine
     from pipegen.drivers.route import route
 
     model = os.fspath(settings.model)

@@ -8,11 +8,11 @@ from returns.result import Failure
 
 from pipegen.backends.servers.wire import WireRequest
 from pipegen.core.errors import GenerationError
-from pipegen.core.rows import Row, advance
+from pipegen.core.interpreter import Row, advance
 from pipegen.core.slots import Batch, Slot
 from pipegen.drivers.arguments import Options, prepare_batch
 from pipegen.drivers.route import Route
-from pipegen.records.plain import Request
+from pipegen.records.parse_request import Request
 from pipegen.records.requests import ImagePolicy
 
 __all__ = ["wire_requests"]

@@ -14,8 +14,7 @@ from returns.result import Failure, Success
 
 from pipegen.backends.grammar import form_of, unsupported_with_form
 from pipegen.backends.http.last_call import LastCallCache
-from pipegen.backends.servers import sglang, vllm
-from pipegen.backends.servers.errors import classified
+from pipegen.backends.servers import sglang_dialect, vllm_dialect
 from pipegen.backends.servers.extra_body import SERVERS, check_extra_body
 from pipegen.backends.servers.finishes import gives_up, refuses
 from pipegen.backends.servers.logprobs import MARGIN, entries_in, entries_of_meta, logprobs_of
@@ -28,6 +27,7 @@ from pipegen.backends.servers.reading import (
     usage_of,
     whole,
 )
+from pipegen.backends.servers.server_errors import classified
 from pipegen.backends.servers.wire import (
     Completion,
     Facts,
@@ -39,12 +39,12 @@ from pipegen.backends.servers.wire import (
 from pipegen.core.errors import GenerationError, PromptTooLong, Refused, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.engine_list import shown
-from pipegen.records.fields import altered
+from pipegen.records.fields import unchecked_replace
 from pipegen.records.finish_words import word_of
 from pipegen.records.frozen import freeze
 from pipegen.records.option_table import wire_fields
 from pipegen.records.options import GenerationOptions
-from pipegen.stages.parts.reasoning import thinking_beside_form
+from pipegen.stages.parts.split_thought import thinking_beside_form
 
 __all__ = ["DIALECTS", "asks_to_think", "from_event", "from_wire"]
 
@@ -127,7 +127,7 @@ def _fixed(
             dialect_fields |= {
                 "logprobs": True,
                 "top_logprobs": (
-                    vllm.logprobs_asked(options)
+                    vllm_dialect.logprobs_asked(options)
                     if dialect == "vllm"
                     else max(options.top_logprobs or 0, MARGIN)
                 ),
@@ -146,7 +146,7 @@ def _fixed(
 
 def _form(options: GenerationOptions, dialect: str) -> dict[str, Any]:
     """The form of the answer, as each server has it."""
-    form = form_of(options) if dialect == "vllm" else sglang.form_of(options)
+    form = form_of(options) if dialect == "vllm" else sglang_dialect.form_of(options)
     if dialect == "vllm":
         return (
             {
@@ -320,7 +320,7 @@ def _with_logprobs(
         wanted=ask.options.top_logprobs or 0,
         seen=tokens_before,
     )
-    return parsed.map(lambda logprobs: altered(completion, logprobs=logprobs))
+    return parsed.map(lambda logprobs: unchecked_replace(completion, logprobs=logprobs))
 
 
 def asks_to_think(options: GenerationOptions, extra_body: Mapping[str, Any]) -> bool:
@@ -360,9 +360,9 @@ def _unsupported(ask: ServerRequest, dialect: str, facts: Facts) -> UnsupportedO
             hint="ask for the whole answer with run(...), or use sglang_server",
         )
     if dialect == "vllm":
-        return vllm.unsupported(ask.options, ask.ending_ids, ask.stops)
+        return vllm_dialect.unsupported(ask.options, ask.ending_ids, ask.stops)
     if dialect == "sglang":
-        return sglang.unsupported(ask.options, ask.ending_ids)
+        return sglang_dialect.unsupported(ask.options, ask.ending_ids)
     return unsupported_with_form(ask.options, "openai_chat")
 
 
@@ -377,10 +377,14 @@ def _halts(options: GenerationOptions, dialect: str) -> frozenset[str]:
     SGLang, asked to leave a stop string in the text, leaves a stop token there too.
     """
     if dialect == "vllm":
-        many = options.stop is not None and len(options.stop.stop or ()) > vllm.MOST_STOPS
+        many = options.stop is not None and len(options.stop.stop or ()) > vllm_dialect.MOST_STOPS
         return frozenset({"ids"} if many else {"ids", "stops"})
     by_ids = options.stop is not None and bool(options.stop.stop_token_ids)
-    return frozenset({"ids"}) if dialect == "plain" or by_ids else sglang.server_side_stops(options)
+    return (
+        frozenset({"ids"})
+        if dialect == "plain" or by_ids
+        else sglang_dialect.server_side_stops(options)
+    )
 
 
 def _classify(server: str, reply: WireReply, ask: ServerRequest) -> GenerationError:
@@ -396,7 +400,7 @@ def _classify(server: str, reply: WireReply, ask: ServerRequest) -> GenerationEr
 
 
 def _too_long(message: str) -> tuple[int, int] | None:
-    return vllm.too_long(message) or sglang.too_long(message)
+    return vllm_dialect.too_long(message) or sglang_dialect.too_long(message)
 
 
 def _wire(dialect: str, name: str, default_url: str, key_variable: str, about: str | None) -> Wire:
@@ -423,7 +427,7 @@ def _wire(dialect: str, name: str, default_url: str, key_variable: str, about: s
         lacking=_lacking,
         server_side_stops=lambda options: _halts(options, dialect),
         classify=lambda reply, ask: _classify(SERVERS[dialect], reply, ask),
-        abort=sglang.abort if dialect == "sglang" else None,
+        abort=sglang_dialect.abort if dialect == "sglang" else None,
         about=about,
         paths=() if dialect == "plain" else (PATH,),
     )
@@ -431,13 +435,17 @@ def _wire(dialect: str, name: str, default_url: str, key_variable: str, about: s
 
 DIALECTS: Mapping[str, Wire] = {
     "vllm": _wire(
-        "vllm", "vllm_chat", vllm.VLLM.default_url, vllm.VLLM.key_variable, vllm.VLLM.about
+        "vllm",
+        "vllm_chat",
+        vllm_dialect.VLLM.default_url,
+        vllm_dialect.VLLM.key_variable,
+        vllm_dialect.VLLM.about,
     ),
     "sglang": _wire(
         "sglang",
         "sglang_chat",
-        sglang.SGLANG.default_url,
-        sglang.SGLANG.key_variable,
+        sglang_dialect.SGLANG.default_url,
+        sglang_dialect.SGLANG.key_variable,
         "/model_info",
     ),
     "plain": _wire("plain", "openai_chat", "http://localhost:8000", "OPENAI_API_KEY", None),

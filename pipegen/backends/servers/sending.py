@@ -36,11 +36,11 @@ from pipegen.backends.http.client import Upload, most_bytes, most_bytes_of_strea
 from pipegen.backends.http.gate import Late
 from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.http.transport import AttemptFailed, HttpStatusError, Transport, body_of
-from pipegen.backends.servers.errors import AGAIN
 from pipegen.backends.servers.extra_body import unknown_field
 from pipegen.backends.servers.facts import LOOK_UP_SECONDS, Directory
 from pipegen.backends.servers.finishes import error_within
 from pipegen.backends.servers.reading import json_of, malformed
+from pipegen.backends.servers.server_errors import AGAIN
 from pipegen.backends.servers.wire import (
     Completion,
     Facts,
@@ -49,7 +49,6 @@ from pipegen.backends.servers.wire import (
     WireReply,
     WireRequest,
 )
-from pipegen.core.border import Raised, guard, guard_slot, report
 from pipegen.core.errors import (
     BackendFailed,
     GenerationError,
@@ -57,6 +56,7 @@ from pipegen.core.errors import (
     MalformedResponse,
     Timeout,
 )
+from pipegen.core.foreign_calls import Raised, guard, guard_result, report
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.settings import ServerSettings
 from pipegen.records.secret import revealed
@@ -205,7 +205,7 @@ class Sender:
                     body.let_go()
 
     def _read(self, row: Asked[R], ask: ServerRequest, value: Slot[Any]) -> Slot[R]:
-        return guard_slot(
+        return guard_result(
             lambda: value.bind(lambda answer: self.wire.from_wire(answer, ask)).bind(row.read),
             self._unreadable,
         )

@@ -13,20 +13,20 @@ from typing import Any, NamedTuple
 from returns.result import Failure, Success
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
-from pipegen.backends.checkpoint.engine import HasModelMetadata
+from pipegen.backends.checkpoint.checkpoint_engine import HasModelMetadata
 from pipegen.backends.checkpoint.image_processors import grid_only
 from pipegen.backends.checkpoint.positions import other_factors
+from pipegen.backends.engine_rows import RowState, other_prompt
 from pipegen.backends.http.access import Access
 from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.http.transport import AttemptFailed
-from pipegen.backends.rows import RowState, other_prompt
 from pipegen.backends.servers.finishes import ended_wrong
 from pipegen.backends.servers.http_engine import HttpEngine, WholeRow
-from pipegen.backends.servers.images import places
+from pipegen.backends.servers.image_urls import places
 from pipegen.backends.servers.reading import refused_ids
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire
-from pipegen.core.border import of_tokenizer
 from pipegen.core.errors import GenerationError, MalformedResponse, UnsupportedOption
+from pipegen.core.foreign_calls import call_tokenizer
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities
 from pipegen.engines.model import TokenModel, token_model
@@ -34,16 +34,16 @@ from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import TokensMade
 from pipegen.engines.settings import ServerSettings
 from pipegen.engines.tokenizer import Tokenizer
-from pipegen.records.fields import altered
+from pipegen.records.fields import unchecked_replace
 from pipegen.records.finish_words import meaning_of
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import GenerationOptions, VlmPreprocessOptions
 from pipegen.records.results import Encoded, PreparedImage, Prompt, Raw
-from pipegen.records.scores import Continued, TokenScores
+from pipegen.records.scores import ScoreInput, TokenScores
 from pipegen.stages.fitting import check_fit
 from pipegen.stages.parts.answer_check import Answer, disobeyed
 from pipegen.stages.parts.barred import spellings
-from pipegen.stages.parts.folds import ending_ids, plan_of
+from pipegen.stages.parts.stop_state import ending_ids, plan_of
 
 __all__ = ["ServerEngine", "ServerRow"]
 
@@ -140,8 +140,8 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
     ) -> Slot[PreparedImage]:
         return grid_only(self._checkpoint.prepare_image(source, options, index), self.name)
 
-    def row(self, asked: Encoded | Continued, deadline: float) -> Awaitable[Slot[Any]]:
-        if isinstance(asked, Continued):
+    def row(self, asked: Encoded | ScoreInput, deadline: float) -> Awaitable[Slot[Any]]:
+        if isinstance(asked, ScoreInput):
             return self._score(asked, deadline)
         if self._must_follow(asked.options):
             return self.followed(0, asked, deadline, None)
@@ -162,12 +162,12 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
     async def followed(
         self,
         position: int,
-        asked: Encoded | Continued,
+        asked: Encoded | ScoreInput,
         deadline: float,
         tell: Callable[[TokensMade], None] | None,
     ) -> Slot[Any]:
         """The row by its stream, ended by pipegen's own rules."""
-        if isinstance(asked, Continued):
+        if isinstance(asked, ScoreInput):
             return await self._score(asked, deadline)
         ready = await self._ready(asked, deadline)
         if not is_ok(ready):
@@ -234,7 +234,7 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         limit = self.limit_of(self.sender.directory.known)
         return None if limit is None else limit - 1
 
-    async def _score(self, continued: Continued, deadline: float) -> Slot[TokenScores]:
+    async def _score(self, continued: ScoreInput, deadline: float) -> Slot[TokenScores]:
         if not self.wire.scores:
             words = f"{self.name} does not give the log probabilities of given continuations"
             return Failure(
@@ -319,7 +319,7 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         """
         meaning = None if completion.finish is None else meaning_of(completion.finish)
         if meaning in ("stop", "length"):
-            completion = altered(completion, finish=meaning)
+            completion = unchecked_replace(completion, finish=meaning)
         ids, options, finish = completion.token_ids, asked.options, completion.finish
         if ids is None:
             return Failure(MalformedResponse(f"{self.name} gives no token ids"))
@@ -412,7 +412,7 @@ class _Resized(_Whole):
 class _Scored(_Whole):
     """A row of which the log probabilities of its prompt's last tokens are asked."""
 
-    continued: Continued = dataclasses.field(kw_only=True)
+    continued: ScoreInput = dataclasses.field(kw_only=True)
 
     def ask(self, facts: Facts, model: str | None, rid: str) -> Slot[ServerRequest]:
         return _Whole.ask(self, facts, model, rid).map(
@@ -521,7 +521,7 @@ class ServerRow(RowState):
                         self._server,
                         str(self._finish),
                         self._words,
-                        of_tokenizer(self._tokenizer.decode, self.token_ids),
+                        call_tokenizer(self._tokenizer.decode, self.token_ids),
                     )
                 )
             self._finish = meaning

@@ -5,7 +5,7 @@ starts it when it is first needed, and again after that. A request is *queued* (
 with all others that are queued, and *ended* (its output says finished, or `drop` aborts it).
 
 **Who steps.** vLLM has one queue of outputs for all requests, so one call's step can bring another
-call's tokens: see `pipegen.backends.shared_steps`. Each request knows the mailbox of its call.
+call's tokens: see `pipegen.backends.step_loop`. Each request knows the mailbox of its call.
 
 **Invariants.**
 
@@ -34,10 +34,10 @@ from typing import Any
 
 from pipegen.backends.checkpoint.adapters import BadAdapter
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
-from pipegen.backends.checkpoint.engine import release
-from pipegen.backends.checkpoint.foreign import engine_failed
-from pipegen.backends.checkpoint.same_text import Differs
-from pipegen.backends.shared_steps import Mailbox, SharedSteps
+from pipegen.backends.checkpoint.checkpoint_engine import release
+from pipegen.backends.checkpoint.engine_parity import Differs
+from pipegen.backends.checkpoint.load_errors import engine_failed
+from pipegen.backends.step_loop import Mailbox, SharedSteps
 from pipegen.backends.vllm.self_check import checked_lengths
 from pipegen.backends.vllm.start import (
     adapter_arguments,
@@ -49,8 +49,8 @@ from pipegen.backends.vllm.start import (
     refusals,
     starting,
 )
-from pipegen.core.border import Raised, guard, report
 from pipegen.core.errors import BackendFailed, CallFailed
+from pipegen.core.foreign_calls import Raised, guard, report
 from pipegen.core.slots import is_ok
 
 __all__ = ["Core", "Requests", "Running"]

@@ -2,7 +2,7 @@
 in the same way?
 
 A small model of the same family, with random weights, is scored by both (see
-`pipegen.backends.checkpoint.same_text`). That starts vLLM once more, without loading the model's
+`pipegen.backends.checkpoint.engine_parity`). That starts vLLM once more, without loading the model's
 weights. In this process it takes about a second once vLLM is imported, so it is done by default. A
 process of vLLM's own has to be started too, so there it is done where `check_lengths` asks for it.
 One answer is enough for a configuration and the versions that are installed (see `verdicts`).
@@ -25,15 +25,15 @@ from typing import Any
 
 from pipegen.backends.checkpoint.boundaries import Boundary
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
-from pipegen.backends.checkpoint.foreign import short
-from pipegen.backends.checkpoint.same_text import Differs, compared, differs_beyond
-from pipegen.backends.checkpoint.shrunken import BEYOND, CannotShrink
+from pipegen.backends.checkpoint.engine_parity import Differs, compared, differs_beyond
+from pipegen.backends.checkpoint.load_errors import short
+from pipegen.backends.checkpoint.tiny_model import BEYOND, CannotShrink
 from pipegen.backends.checkpoint.verdicts import keep, kept
 from pipegen.core.errors import CallFailed
 from pipegen.core.slots import Slot
 from pipegen.engines.session import answers
 from pipegen.engines.settings import ModelLoadConfig
-from pipegen.records.scores import Continued, TokenScores
+from pipegen.records.scores import ScoreInput, TokenScores
 
 __all__ = ["CannotCheck", "check_lengths", "checked_lengths"]
 
@@ -107,8 +107,8 @@ def _differs(verdict: Mapping[str, Any]) -> Differs | None:
     return Differs(None if boundary is None else Boundary(**boundary), verdict["difference"])
 
 
-def _by_transformers(folder: Path, rows: Sequence[Continued]) -> Sequence[Slot[TokenScores]]:
-    from pipegen.backends.hf.engine import HFEngine
+def _by_transformers(folder: Path, rows: Sequence[ScoreInput]) -> Sequence[Slot[TokenScores]]:
+    from pipegen.backends.hf.hf_engine import HFEngine
 
     # a GPU's context would stay in this process
     load = ModelLoadConfig(model=str(folder), dtype="float32", device="cpu", self_check=False)
@@ -119,8 +119,8 @@ def _by_transformers(folder: Path, rows: Sequence[Continued]) -> Sequence[Slot[T
         engine.close()
 
 
-def _by_vllm(folder: Path, rows: Sequence[Continued]) -> Sequence[Slot[TokenScores]]:
-    from pipegen.backends.vllm.engine import VLLMEngine
+def _by_vllm(folder: Path, rows: Sequence[ScoreInput]) -> Sequence[Slot[TokenScores]]:
+    from pipegen.backends.vllm.vllm_engine import VLLMEngine
 
     longest = max(len(row.token_ids) for row in rows)
     settings: dict[str, Any] = {

@@ -20,7 +20,7 @@ from typing import Any
 from pipegen.backends.checkpoint.adapters import adapter_config, check_adapter, largest_rank
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.families import family_of
-from pipegen.backends.checkpoint.foreign import broken_file, loading, weight_files
+from pipegen.backends.checkpoint.load_errors import broken_file, loading, weight_files
 from pipegen.backends.checkpoint.locate import check_adapter_folder
 from pipegen.backends.vllm.corrections import corrections, with_corrections
 from pipegen.engines.settings import ModelLoadConfig, settings_of

@@ -10,18 +10,21 @@ Made for `renderers` 0.1.12 (the extra `renderers`). Only its errors are importe
 classes of the errors here.
 """
 
-from pipegen.contrib.renderers.answers import MalformedGenerateResponseError, PromptTooLongError
-from pipegen.contrib.renderers.backend import (
+from pipegen.contrib.renderers.renderer_answers import (
+    MalformedGenerateResponseError,
+    PromptTooLongError,
+)
+from pipegen.contrib.renderers.renderer_client import generate
+from pipegen.contrib.renderers.renderer_engine import (
     Completion,
     Generated,
     KeywordBackend,
     RendererBackend,
     TokenPrompt,
 )
-from pipegen.contrib.renderers.client import generate
-from pipegen.contrib.renderers.sglang import SGLangBackend
+from pipegen.contrib.renderers.renderer_sglang import SGLangBackend
+from pipegen.contrib.renderers.renderer_vllm import VLLMBackend
 from pipegen.contrib.renderers.stages import parse_with, render_with
-from pipegen.contrib.renderers.vllm import VLLMBackend
 
 __all__ = [
     "Completion",

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from immutabledict import immutabledict
 
-from pipegen.core.border import of_tokenizer
+from pipegen.core.foreign_calls import call_tokenizer
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.fields import mapping, record
 
@@ -198,7 +198,9 @@ def control_tokens(tokenizer: Tokenizer, written: str, images: str = "") -> Cont
         images.split("\0"),
     )
     unknown = {
-        token_id for character in _UNUSUAL for token_id in of_tokenizer(tokenizer.encode, character)
+        token_id
+        for character in _UNUSUAL
+        for token_id in call_tokenizer(tokenizer.encode, character)
     }
 
     def steers(token: str, token_id: int) -> bool:

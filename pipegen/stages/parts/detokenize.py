@@ -15,7 +15,7 @@ import functools
 from collections.abc import Collection, Iterable
 from itertools import accumulate
 
-from pipegen.core.border import of_tokenizer
+from pipegen.core.foreign_calls import call_tokenizer
 from pipegen.engines.tokenizer import Tokenizer
 
 __all__ = ["Detokenizer", "added", "ids_behind", "spell"]
@@ -67,7 +67,7 @@ class Detokenizer:
             self._window = self._window[-WINDOW:]
             self._complete, self._base = 0, ""
             self._given = max(
-                0, len(of_tokenizer(self._tokenizer.decode, self._window)) - (len(text) - sure)
+                0, len(call_tokenizer(self._tokenizer.decode, self._window)) - (len(text) - sure)
             )
         return piece
 
@@ -89,14 +89,14 @@ class Detokenizer:
         return piece
 
     def _text(self) -> str:
-        text = of_tokenizer(self._tokenizer.decode, self._window)
+        text = call_tokenizer(self._tokenizer.decode, self._window)
         # a byte-fallback run became invalid; its good characters were returned, so only the rest is
         # decoded
         if not text.startswith(self._base):
             self._given -= len(self._base)
             self._window = self._window[self._complete :]
             self._complete, self._base = 0, ""
-            text = of_tokenizer(self._tokenizer.decode, self._window)
+            text = call_tokenizer(self._tokenizer.decode, self._window)
         return text
 
     def _follow(self, token_id: int, piece: str) -> str:
@@ -118,7 +118,7 @@ class Detokenizer:
             self._window.pop()  # a token without text is no context
         elif len(self._window) > WINDOW:
             self._window = self._window[self._complete :] if text else self._window[1:]
-            self._base = of_tokenizer(self._tokenizer.decode, self._window)
+            self._base = call_tokenizer(self._tokenizer.decode, self._window)
             self._complete, self._given = len(self._window), len(self._base)
         elif text:
             self._complete, self._base = len(self._window), text
@@ -141,7 +141,7 @@ def spell(
     # would return them.
     pieces = ["" if token_id in hidden else _alone(tokenizer, token_id) for token_id in ids]
     text = "".join(pieces)
-    if REPLACEMENT not in text and text == of_tokenizer(
+    if REPLACEMENT not in text and text == call_tokenizer(
         tokenizer.decode,
         [token_id for token_id in ids if token_id not in hidden] if hidden else ids,
     ):
@@ -160,7 +160,7 @@ def added(tokenizer: Tokenizer, token_id: int) -> str | None:
     ('a', None)
     """
     piece = getattr(tokenizer, "piece", None)
-    return None if piece is None else of_tokenizer(piece, token_id)
+    return None if piece is None else call_tokenizer(piece, token_id)
 
 
 def own_text(tokenizer: Tokenizer, token_id: int) -> str:
@@ -177,13 +177,13 @@ def own_text(tokenizer: Tokenizer, token_id: int) -> str:
 @functools.lru_cache(maxsize=2**16)
 def _alone(tokenizer: Tokenizer, token_id: int) -> str:
     """The text of one token by itself."""
-    return of_tokenizer(tokenizer.decode, (token_id,))
+    return call_tokenizer(tokenizer.decode, (token_id,))
 
 
 @functools.lru_cache(maxsize=2**16)
 def _after(tokenizer: Tokenizer, before: int, token_id: int) -> str:
     """What a token adds to the text after another one, if both are whole characters; else empty."""
-    first, both = _alone(tokenizer, before), of_tokenizer(tokenizer.decode, (before, token_id))
+    first, both = _alone(tokenizer, before), call_tokenizer(tokenizer.decode, (before, token_id))
     is_complete = (
         first and both.startswith(first) and REPLACEMENT not in both + _alone(tokenizer, token_id)
     )
@@ -199,7 +199,7 @@ def ids_behind(tokenizer: Tokenizer, text: str, *, after: str = "") -> tuple[int
     ((97, 260), (97,))
     """
     for word in (after,) if after else ("x", ".", "1"):
-        alone, both = (of_tokenizer(tokenizer.encode, string) for string in (word, word + text))
+        alone, both = (call_tokenizer(tokenizer.encode, string) for string in (word, word + text))
         if both[: len(alone)] == alone:
             return tuple(both[len(alone) :])
-    return tuple(of_tokenizer(tokenizer.encode, text))
+    return tuple(call_tokenizer(tokenizer.encode, text))

@@ -2,7 +2,7 @@
 
 The parts of the call are those that the chat template writes, after a thought those that it writes
 there. The name is one of the tools' names, and the arguments are JSON of its schema. What stands
-around them is written, and not generated (see `pipegen.stages.parts.several_calls`).
+around them is written, and not generated (see `pipegen.stages.parts.multi_call`).
 
 >>> from pipegen.records.options import resolve
 >>> tool_choice(resolve(GenerationOptions(structured={"tool_choice": "required"})))

@@ -29,7 +29,7 @@ from jsonschema import Draft201909Validator, Draft202012Validator, ValidationErr
 from jsonschema.validators import create
 from referencing import Registry
 
-from pipegen.core.border import attempt
+from pipegen.core.foreign_calls import attempt
 from pipegen.stages.parts.json_formats import is_of
 from pipegen.stages.parts.regex_check import found_in
 

@@ -14,8 +14,8 @@ True
 
 from __future__ import annotations
 
-from pipegen.core.border import of_tokenizer
 from pipegen.core.errors import PromptTooLong
+from pipegen.core.foreign_calls import call_tokenizer
 from pipegen.engines.tokenizer import Tokenizer
 
 __all__ = ["EXACT_BYTES", "PIECE", "check_length"]
@@ -48,7 +48,7 @@ def check_length(text: str, tokenizer: Tokenizer, limit: int | None) -> PromptTo
     for start in range(0, len(text), PIECE):
         # half characters are rejected later
         piece = text[start : start + PIECE].encode("utf-8", "replace").decode()
-        tokens += max(0, len(of_tokenizer(tokenizer.encode, piece)) - JOIN)
+        tokens += max(0, len(call_tokenizer(tokenizer.encode, piece)) - JOIN)
         if tokens > limit:
             return PromptTooLong(
                 tokens,

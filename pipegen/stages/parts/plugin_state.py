@@ -21,8 +21,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from returns.result import Failure, Result, Success
 
-from pipegen.core.border import guard_slot
 from pipegen.core.errors import PluginFailed
+from pipegen.core.foreign_calls import guard_result
 from pipegen.core.slots import is_ok
 from pipegen.engines.plugin import Plugin
 from pipegen.records.frozen import printed
@@ -50,7 +50,7 @@ def ask_plugin(
     >>> ask_plugin(Plugin(name="p"), lambda: Success(int("no"))).failure().message
     "plugin 'p' raised ValueError: invalid literal for int() with base 10: 'no'"
     """
-    return guard_slot(
+    return guard_result(
         work,
         lambda raised: PluginFailed(
             f"plugin {plugin.name!r} raised {raised.words}",

@@ -16,14 +16,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipegen.core.border import guard
 from pipegen.core.errors import TemplateFailed
+from pipegen.core.foreign_calls import guard
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.tokenizer import Renderer
 from pipegen.records.frozen import NOTHING, FrozenMapping, thaw
 from pipegen.records.messages import ROLES
 from pipegen.stages.parts.control_tokens import ControlTokens
-from pipegen.stages.parts.foreign_text import Conversation
+from pipegen.stages.parts.untrusted import Conversation
 
 __all__ = [
     "PromptFunction",

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records.frozen import FrozenMapping
-from pipegen.stages.parts.compared import compared_beyond
+from pipegen.stages.parts.choose_render import is_structure
 from pipegen.stages.parts.control_tokens import ControlTokens, control_tokens
-from pipegen.stages.parts.harmless import is_structure
+from pipegen.stages.parts.literals import compared_beyond
 from pipegen.stages.parts.template import composes, decoded_by, known_words, written_by
 
 __all__ = ["TemplateFacts", "template_facts"]

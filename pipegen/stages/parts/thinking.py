@@ -29,7 +29,7 @@ from returns.result import Failure, Success
 from pipegen.core.errors import UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.tokenizer import Renderer, Tokenizer
-from pipegen.records.fields import altered
+from pipegen.records.fields import unchecked_replace
 from pipegen.records.frozen import freeze, thaw
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions
 from pipegen.records.requests import GenerationRequest
@@ -142,7 +142,7 @@ def _open(
     begins = [both[:end] for end in range(len(both), 0, -1) if prompt.endswith(both[:end])]
     bridges = [*(ids_behind(tokenizer, text, after=texts.end) for text in begins), ()]
     bridge = next(ids for ids in bridges if form.bridge[: len(ids)] == ids == of_call[: len(ids)])
-    return altered(form, bridge=bridge, text_opens=form.bridge[len(bridge) :])
+    return unchecked_replace(form, bridge=bridge, text_opens=form.bridge[len(bridge) :])
 
 
 @functools.lru_cache(maxsize=64)

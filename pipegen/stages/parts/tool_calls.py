@@ -21,8 +21,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pipegen.core.border import attempt, guard
 from pipegen.core.errors import InvalidRequest
+from pipegen.core.foreign_calls import attempt, guard
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.tokenizer import Renderer
 from pipegen.records.frozen import NOTHING, freeze
@@ -45,7 +45,7 @@ from pipegen.stages.parts.call_syntax import (
     tool_of,
     writers_of,
 )
-from pipegen.stages.parts.reasoning import reasoning_of
+from pipegen.stages.parts.split_thought import reasoning_of
 
 __all__ = ["ToolCalls", "read_calls"]
 

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 from support.models import encoded, write_model  # noqa: E402
 
-from pipegen.backends.hf.engine import HFEngine  # noqa: E402  - needs the packages
+from pipegen.backends.hf.hf_engine import HFEngine  # noqa: E402  - needs the packages
 
 SIZES = {"q_proj": 64, "v_proj": 32}
 PREFIX = "base_model.model.model"

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from pipegen.backends.checkpoint import file_digests
 from pipegen.backends.checkpoint.file_digests import earlier_identity_of, identity_of
-from pipegen.backends.hf.engine import HFEngine
+from pipegen.backends.hf.hf_engine import HFEngine
 from pipegen.engines.settings import ModelLoadConfig
 
 TENSORS = 97

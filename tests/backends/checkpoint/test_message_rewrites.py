@@ -19,7 +19,7 @@ from support.small_tokenizers import chatml_tokenizer
 import pipegen as pg
 from pipegen.backends.checkpoint.tokenizers import HFRenderer, message_rewrites
 from pipegen.jobs.history import settings_of
-from pipegen.jobs.keys import Keys
+from pipegen.jobs.row_keys import Keys
 from pipegen.records.messages import Message, plain_messages
 from pipegen.testing.fake import FakeEngine
 

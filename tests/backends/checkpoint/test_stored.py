@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
-from pipegen.backends.checkpoint.foreign import header
+from pipegen.backends.checkpoint.load_errors import header
 from pipegen.engines.settings import ModelLoadConfig
 
 torch = pytest.importorskip("torch")

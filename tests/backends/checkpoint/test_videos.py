@@ -13,7 +13,7 @@ from PIL import Image
 from support.videos import VIDEO_FAMILIES, video_file, write_video_model
 
 import pipegen as pg
-from pipegen.jobs.keys import Keys
+from pipegen.jobs.row_keys import Keys
 from pipegen.testing.image_files import image_file
 
 pytest.importorskip("av")

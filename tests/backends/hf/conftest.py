@@ -25,7 +25,7 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 @pytest.fixture(scope="session")
 def engine_of(folder_of: Callable[[str], Path]) -> Callable[[str], Any]:
     """A family's engine, in float32."""
-    from pipegen.backends.hf.engine import HFEngine
+    from pipegen.backends.hf.hf_engine import HFEngine
 
     return functools.cache(
         lambda family: HFEngine(ModelLoadConfig(model=str(folder_of(family)), dtype="float32"))

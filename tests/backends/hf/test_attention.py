@@ -15,7 +15,7 @@ from transformers.masking_utils import (
 )
 
 from pipegen.backends.hf.attention import NAME, grouped_mask, grouped_sdpa
-from pipegen.backends.hf.engine import HFEngine
+from pipegen.backends.hf.hf_engine import HFEngine
 from pipegen.engines.settings import ModelLoadConfig
 
 

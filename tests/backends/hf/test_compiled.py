@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 import pipegen as pg
 from pipegen.backends.hf.compiled import Compiled
-from pipegen.backends.hf.engine import HFEngine
+from pipegen.backends.hf.hf_engine import HFEngine
 from pipegen.core.errors import CallFailed
 from pipegen.core.slots import Slot
 from pipegen.engines.settings import ModelLoadConfig

@@ -118,7 +118,7 @@ def test_a_stop_string_within_min_new_tokens_does_not_count(engine: Any) -> None
 def test_every_end_token_of_the_checkpoint_ends_a_row_and_0_is_one(tmp_path: Any) -> None:  # A8
     from support.models import write_model
 
-    from pipegen.backends.hf.engine import HFEngine
+    from pipegen.backends.hf.hf_engine import HFEngine
     from pipegen.engines.settings import ModelLoadConfig
 
     engine = HFEngine(ModelLoadConfig(model=str(write_model(tmp_path, eos_token_id=[0, 300]))))

@@ -19,8 +19,8 @@ from support.models import FAMILIES, HYBRIDS, VARIANTS, encoded, write_model
 import pipegen as pg
 from pipegen.backends.checkpoint import verdicts
 from pipegen.backends.hf import cache_argument, first_steps, running_batch
-from pipegen.backends.hf.engine import HFEngine
 from pipegen.backends.hf.first_steps import WAYS, check_first_steps, first_way
+from pipegen.backends.hf.hf_engine import HFEngine
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.options import StopOptions
 

@@ -15,8 +15,8 @@ import transformers
 from PIL import Image
 from support.vision_models import IMAGE_FAMILIES
 
-from pipegen.backends.hf.engine import HFSession
-from pipegen.backends.hf.rows import HFRow
+from pipegen.backends.hf.hf_engine import HFSession
+from pipegen.backends.hf.hf_rows import HFRow
 from pipegen.backends.hf.running_batch import batch_inputs
 from pipegen.core.errors import InvalidRequest, UnsupportedMultimodal
 from pipegen.drivers.batch import run

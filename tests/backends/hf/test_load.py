@@ -17,7 +17,7 @@ from support.models import encoded, write_model
 
 import pipegen as pg
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
-from pipegen.backends.hf.engine import HFEngine
+from pipegen.backends.hf.hf_engine import HFEngine
 from pipegen.backends.hf.load import load_model, pick_device
 from pipegen.core.distribution import install_hint
 from pipegen.engines.extras import MissingExtra

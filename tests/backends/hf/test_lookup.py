@@ -11,7 +11,7 @@ import pytest
 from support.models import FAMILIES, encoded
 
 import pipegen as pg
-from pipegen.backends.hf.engine import HFEngine
+from pipegen.backends.hf.hf_engine import HFEngine
 from pipegen.backends.hf.scheduler import MOST, Lookup
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.options import StopOptions

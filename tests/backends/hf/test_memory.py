@@ -151,7 +151,7 @@ def test_weights_that_do_not_fit_fail_the_call(
     folder_of: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pipegen.backends.hf import load
-    from pipegen.backends.hf.engine import HFEngine
+    from pipegen.backends.hf.hf_engine import HFEngine
     from pipegen.engines.settings import ModelLoadConfig
 
     tries = []
@@ -169,7 +169,7 @@ def test_weights_that_do_not_fit_fail_the_call(
 def test_a_row_whose_plugin_fails_in_the_step_that_fills_the_memory_is_told_of(
     engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pipegen.backends.hf.sampling import Sampler
+    from pipegen.backends.hf.hf_sampling import Sampler
     from pipegen.engines.plugin import Plugin
 
     def failing(context: Any) -> Any:
@@ -228,7 +228,7 @@ def test_images_ride_along_when_a_batch_is_split(
 
 
 def test_a_released_model_is_really_gone_and_loads_again(folder_of: Callable[[str], Any]) -> None:
-    from pipegen.backends.hf.engine import HFEngine
+    from pipegen.backends.hf.hf_engine import HFEngine
     from pipegen.engines.settings import ModelLoadConfig
 
     engine = HFEngine(ModelLoadConfig(model=str(folder_of("qwen3")), dtype="float32"))

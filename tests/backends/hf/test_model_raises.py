@@ -12,7 +12,7 @@ from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.core.slots import is_ok
 from pipegen.engines.session import answers
 from pipegen.records.options import StopOptions
-from pipegen.records.scores import Continued
+from pipegen.records.scores import ScoreInput
 
 ON = StopOptions(ignore_eos=True)
 BAD = 99
@@ -112,14 +112,14 @@ def test_the_good_rows_are_read_again_a_few_times_at_most(engine: Any, embedding
 def test_a_row_that_is_scored_fails_alone(engine: Any, embedding: Any) -> None:
     given = [([60, 61, 62], [70, 71]), ([60, BAD, 62], [70, 71]), ([63, 64], [72])]
     asked = [
-        Continued(encoded=encoded(context), continuation=tuple(continuation))
+        ScoreInput(encoded=encoded(context), continuation=tuple(continuation))
         for context, continuation in given
     ]
     with_70 = [[70 if token == BAD else token for token in context] for context, _ in given]
     right = answers(
         engine,
         [
-            Continued(encoded=encoded(context), continuation=row.continuation)
+            ScoreInput(encoded=encoded(context), continuation=row.continuation)
             for context, row in zip(with_70, asked, strict=True)
         ],
     )

@@ -16,7 +16,7 @@ import pipegen as pg
 from pipegen.backends.hf import running_batch as lane
 from pipegen.backends.hf.attention import fitting_attention
 from pipegen.backends.hf.compiled import check_compilable
-from pipegen.backends.hf.engine import HFEngine
+from pipegen.backends.hf.hf_engine import HFEngine
 from pipegen.backends.hf.load import use_own_factors
 from pipegen.core.errors import CallFailed
 from pipegen.engines.settings import ModelLoadConfig

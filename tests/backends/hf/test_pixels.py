@@ -13,7 +13,7 @@ import torch
 from support.models import encoded
 
 import pipegen as pg
-from pipegen.backends.hf.engine import IMAGES, HFEngine
+from pipegen.backends.hf.hf_engine import IMAGES, HFEngine
 from pipegen.backends.hf.pixels import Pixels, Prepared
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.messages import ImageSource

@@ -19,7 +19,7 @@ from support.vision_models import IMAGE_FAMILIES
 
 import pipegen as pg
 from pipegen.backends.hf import cache as caches
-from pipegen.backends.hf.engine import HFEngine
+from pipegen.backends.hf.hf_engine import HFEngine
 from pipegen.backends.hf.prefix_tree import common
 from pipegen.engines.protocol import RowDone
 from pipegen.engines.settings import ModelLoadConfig

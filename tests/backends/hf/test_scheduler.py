@@ -15,7 +15,7 @@ from support.models import encoded
 
 from pipegen.backends.hf import scheduler as schedule
 from pipegen.backends.hf.cache_argument import cache_argument
-from pipegen.backends.hf.engine import HFEngine
+from pipegen.backends.hf.hf_engine import HFEngine
 from pipegen.engines.protocol import RowDone, TokensMade
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.options import StopOptions

@@ -15,8 +15,8 @@ from support.canned_server import Canned, CannedServer
 import pipegen as pg
 from pipegen.backends.http.access import access_to, addresses_of
 from pipegen.backends.servers.openai import DIALECTS
-from pipegen.backends.servers.sglang import SGLANG
-from pipegen.backends.servers.vllm import VLLM
+from pipegen.backends.servers.sglang_dialect import SGLANG
+from pipegen.backends.servers.vllm_dialect import VLLM
 from pipegen.testing.faulty import FaultyServer
 
 

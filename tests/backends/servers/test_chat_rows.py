@@ -10,7 +10,7 @@ import pytest
 
 import pipegen as pg
 from pipegen.backends.servers import openai
-from pipegen.backends.servers.chat import ChatRow, result_of
+from pipegen.backends.servers.chat_engine import ChatRow, result_of
 from pipegen.backends.servers.wire import Completion, Facts
 from pipegen.engines.plugin import Plugin
 from pipegen.records.options import GenerationOptions, StopOptions, resolve
@@ -450,7 +450,7 @@ def test_a_limit_for_prompts_is_refused_where_their_length_is_not_known(
 def test_a_server_that_clips_says_so_in_the_result(
     finish: str, made: int, wanted: tuple[int, int | None]
 ) -> None:
-    from pipegen.backends.servers.chat import result_of
+    from pipegen.backends.servers.chat_engine import result_of
 
     collected = ChatRow(
         ResolvedRequest(

@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("aiohttp")
 
-from pipegen.backends.servers.chat import result_of
-from pipegen.backends.servers.images import messages_of
+from pipegen.backends.servers.chat_engine import result_of
+from pipegen.backends.servers.image_urls import messages_of
 from pipegen.records.continues import Continues
 from pipegen.records.options import resolve
 from pipegen.records.requests import TextGenerationRequest

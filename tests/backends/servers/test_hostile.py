@@ -198,7 +198,7 @@ def test_there_is_a_deadline_where_none_is_said() -> None:
 
 
 def counted(finish: str, made: int, **options: Any) -> Any:
-    from pipegen.backends.servers.chat import ChatRow, result_of
+    from pipegen.backends.servers.chat_engine import ChatRow, result_of
     from pipegen.backends.servers.wire import Completion
     from pipegen.records.options import resolve
     from pipegen.records.results import ResolvedRequest

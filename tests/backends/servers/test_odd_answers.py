@@ -11,7 +11,7 @@ import pytest
 
 import pipegen as pg
 from pipegen.backends.http.client import Events
-from pipegen.backends.servers.chat import ChatRow
+from pipegen.backends.servers.chat_engine import ChatRow
 from pipegen.backends.servers.reading import json_of
 from pipegen.backends.servers.wire import Completion
 from pipegen.records.options import GenerationOptions, resolve

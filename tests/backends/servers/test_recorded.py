@@ -14,8 +14,8 @@ from pipegen.backends.http.client import Events
 from pipegen.backends.servers.facts import models_of
 from pipegen.backends.servers.openai import DIALECTS
 from pipegen.backends.servers.reading import json_of
-from pipegen.backends.servers.sglang import SGLANG
-from pipegen.backends.servers.vllm import VLLM
+from pipegen.backends.servers.sglang_dialect import SGLANG
+from pipegen.backends.servers.vllm_dialect import VLLM
 from pipegen.backends.servers.wire import Completion, ServerRequest, Wire, WireReply
 from pipegen.core.errors import BackendFailed, InvalidRequest, PromptTooLong
 from pipegen.records.options import GenerationOptions, resolve

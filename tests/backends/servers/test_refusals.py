@@ -21,7 +21,7 @@ pytest.importorskip("aiohttp")
 import aiohttp
 
 from pipegen.backends.http.client import _broken
-from pipegen.backends.servers.errors import unreachable
+from pipegen.backends.servers.server_errors import unreachable
 
 HI = {"messages": [{"role": "user", "content": "Hi"}]}
 

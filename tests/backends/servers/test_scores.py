@@ -14,7 +14,7 @@ from support.served import route_to
 
 import pipegen as pg
 from pipegen.backends.http.client import most_bytes
-from pipegen.backends.servers import sglang, vllm
+from pipegen.backends.servers import sglang_dialect, vllm_dialect
 from pipegen.backends.servers.wire import Facts, ServerRequest
 from pipegen.core.slots import is_ok
 from pipegen.records.options import GenerationOptions, resolve
@@ -58,16 +58,16 @@ def by_meta(**more: Any) -> dict[str, Any]:
 
 
 def test_vllm_is_asked_for_the_prompt_s_log_probabilities() -> None:
-    body = vllm.to_wire(ASK, Facts()).unwrap().body or {}
+    body = vllm_dialect.to_wire(ASK, Facts()).unwrap().body or {}
     assert (body["sampling_params"]["prompt_logprobs"], body["sampling_params"]["max_tokens"]) == (
         1,
         1,
     )
-    other = vllm.to_wire(ASK, Facts(lacks=frozenset({"generate"}))).unwrap().body or {}
+    other = vllm_dialect.to_wire(ASK, Facts(lacks=frozenset({"generate"}))).unwrap().body or {}
     assert (other["prompt_logprobs"], other["max_tokens"]) == (1, 1)
     assert (
         "prompt_logprobs"
-        not in (vllm.to_wire(ASK._replace(scored=0), Facts()).unwrap().body or {})[
+        not in (vllm_dialect.to_wire(ASK._replace(scored=0), Facts()).unwrap().body or {})[
             "sampling_params"
         ]
     )
@@ -75,33 +75,37 @@ def test_vllm_is_asked_for_the_prompt_s_log_probabilities() -> None:
 
 def test_sglang_is_asked_from_the_last_token_of_the_context_on() -> None:
     """An earlier start would switch its prefix cache off."""
-    body = sglang.to_wire(ASK, Facts()).unwrap().body or {}
+    body = sglang_dialect.to_wire(ASK, Facts()).unwrap().body or {}
     seen = (body["return_logprob"], body["logprob_start_len"], body["top_logprobs_num"])
     assert seen == (True, 1, 1)
     assert "return_logprob" not in (
-        sglang.to_wire(ASK._replace(scored=0), Facts()).unwrap().body or {}
+        sglang_dialect.to_wire(ASK._replace(scored=0), Facts()).unwrap().body or {}
     )
 
 
 def test_answers_are_read_and_a_tie_is_greedy() -> None:
-    assert vllm.from_wire(by_ids(), ASK).unwrap()[0].scores == SCORES
+    assert vllm_dialect.from_wire(by_ids(), ASK).unwrap()[0].scores == SCORES
     choice = {**by_ids()["choices"][0], "prompt_logprobs": TABLES}
-    assert vllm.from_wire({"choices": [choice]}, ASK).unwrap()[0].scores == SCORES
-    assert sglang.from_wire(by_meta(), ASK).unwrap()[0].scores == SCORES
+    assert vllm_dialect.from_wire({"choices": [choice]}, ASK).unwrap()[0].scores == SCORES
+    assert sglang_dialect.from_wire(by_meta(), ASK).unwrap()[0].scores == SCORES
 
 
 def test_sglang_writes_0_for_the_last_id_of_the_vocabulary() -> None:
     own = [*META["input_token_logprobs"][:2], [-1.5, 0, None]]
-    assert sglang.from_wire(by_meta(input_token_logprobs=own), ASK).unwrap()[0].scores == SCORES
+    assert (
+        sglang_dialect.from_wire(by_meta(input_token_logprobs=own), ASK).unwrap()[0].scores
+        == SCORES
+    )
     other = [META["input_token_logprobs"][0], [-0.5, 0, None], META["input_token_logprobs"][2]]
     assert isinstance(
-        sglang.from_wire(by_meta(input_token_logprobs=other), ASK).failure(), pg.MalformedResponse
+        sglang_dialect.from_wire(by_meta(input_token_logprobs=other), ASK).failure(),
+        pg.MalformedResponse,
     )
 
 
 def test_what_stands_for_minus_infinity_is_that() -> None:
     tables = [*TABLES[:3], {"4": {"logprob": -9999.0}, "8": {"logprob": -0.5}}]
-    assert vllm.from_wire(by_ids(prompt_logprobs=tables), ASK).unwrap()[0].scores == (
+    assert vllm_dialect.from_wire(by_ids(prompt_logprobs=tables), ASK).unwrap()[0].scores == (
         (-0.5, (7, -0.25)),
         (-math.inf, (8, -0.5)),
     )
@@ -120,7 +124,7 @@ def test_what_stands_for_minus_infinity_is_that() -> None:
 )
 def test_a_malformed_answer_of_vllm_is_refused(tables: Any) -> None:
     assert isinstance(
-        vllm.from_wire(by_ids(prompt_logprobs=tables), ASK).failure(), pg.MalformedResponse
+        vllm_dialect.from_wire(by_ids(prompt_logprobs=tables), ASK).failure(), pg.MalformedResponse
     )
 
 
@@ -138,7 +142,9 @@ def test_a_malformed_answer_of_vllm_is_refused(tables: Any) -> None:
     ],
 )
 def test_a_malformed_answer_of_sglang_is_refused(meta: Any) -> None:
-    assert isinstance(sglang.from_wire(by_meta(**meta), ASK).failure(), pg.MalformedResponse)
+    assert isinstance(
+        sglang_dialect.from_wire(by_meta(**meta), ASK).failure(), pg.MalformedResponse
+    )
 
 
 def test_a_long_prompt_may_have_a_long_answer() -> None:
@@ -154,7 +160,10 @@ REQUESTS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize(
     ("wire", "path", "answer"),
-    [(vllm.VLLM, "/inference/v1/generate", by_ids()), (sglang.SGLANG, "/generate", by_meta())],
+    [
+        (vllm_dialect.VLLM, "/inference/v1/generate", by_ids()),
+        (sglang_dialect.SGLANG, "/generate", by_meta()),
+    ],
 )
 def test_each_row_is_one_request(wire: Any, path: str, answer: Any) -> None:
     with FaultyServer(answers={path: (200, answer)}) as server, route_to(server, wire) as route:
@@ -197,7 +206,7 @@ def test_a_server_that_answers_without_scores_is_not_believed() -> None:
 def test_a_wire_that_says_nothing_of_scores_gives_none() -> None:
     with (
         FaultyServer() as server,
-        route_to(server, dataclasses.replace(vllm.VLLM, scores=False)) as route,
+        route_to(server, dataclasses.replace(vllm_dialect.VLLM, scores=False)) as route,
     ):
         slot = pg.score(route, REQUESTS[:1])[0]
         assert isinstance(slot.failure(), pg.UnsupportedOption)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.served import route_to
 
-from pipegen.backends.servers import sglang
+from pipegen.backends.servers import sglang_dialect
 from pipegen.backends.servers.dry import wire_requests
 from pipegen.backends.servers.wire import Facts, WireReply
 from pipegen.core.errors import (
@@ -38,7 +38,7 @@ def test_the_body_is_said_in_full(ask: Any) -> None:
         seed=5,
         stop=StopOptions(stop_token_ids=(99,)),
     )
-    request = sglang.to_wire(said, Facts()).unwrap()
+    request = sglang_dialect.to_wire(said, Facts()).unwrap()
     assert (request.method, request.path, request.rid) == ("POST", "/generate", "r1")
     assert request.body == {
         "input_ids": [1, 2, 3],
@@ -65,7 +65,9 @@ def test_the_body_is_said_in_full(ask: Any) -> None:
 
 def test_images_logprobs_and_streams_are_asked_for(ask: Any) -> None:
     body = (
-        sglang.to_wire(ask(images=(IMAGE,), stream=True, logprobs=True, top_logprobs=3), Facts())
+        sglang_dialect.to_wire(
+            ask(images=(IMAGE,), stream=True, logprobs=True, top_logprobs=3), Facts()
+        )
         .unwrap()
         .body
     )
@@ -90,16 +92,18 @@ def test_images_logprobs_and_streams_are_asked_for(ask: Any) -> None:
 )
 def test_the_form_of_the_answer_is_asked_for(ask: Any, form: Any, name: str, value: str) -> None:
     assert (
-        sglang.to_wire(ask(structured=form), Facts()).unwrap().body["sampling_params"][name]
+        sglang_dialect.to_wire(ask(structured=form), Facts()).unwrap().body["sampling_params"][name]
         == value
     )
 
 
 def test_what_the_server_may_end_a_row_at(ask: Any) -> None:
-    assert sglang.server_side_stops(ask().options) == {"ids", "stops"}
-    assert sglang.server_side_stops(ask(stop=StopOptions(ignore_eos=True)).options) == {"stops"}
-    assert sglang.server_side_stops(ask(min_new_tokens=2).options) == {"ids"}
-    assert sglang.server_side_stops(ask(stop=tuple(map(str, range(33)))).options) == {"ids"}
+    assert sglang_dialect.server_side_stops(ask().options) == {"ids", "stops"}
+    assert sglang_dialect.server_side_stops(ask(stop=StopOptions(ignore_eos=True)).options) == {
+        "stops"
+    }
+    assert sglang_dialect.server_side_stops(ask(min_new_tokens=2).options) == {"ids"}
+    assert sglang_dialect.server_side_stops(ask(stop=tuple(map(str, range(33)))).options) == {"ids"}
 
 
 @pytest.mark.parametrize(
@@ -113,7 +117,7 @@ def test_what_the_server_may_end_a_row_at(ask: Any) -> None:
     ],
 )
 def test_what_the_server_would_change_is_refused_by_name(ask: Any, options: Any, name: str) -> None:
-    error = sglang.to_wire(ask(ending_ids=(5,), **options), Facts()).failure()
+    error = sglang_dialect.to_wire(ask(ending_ids=(5,), **options), Facts()).failure()
     assert isinstance(error, UnsupportedOption)
     assert error.option == name
 
@@ -127,7 +131,7 @@ def answer(*, ids: Any = (5, 6), reason: Any = None, **meta: Any) -> dict[str, A
 
 def test_an_answer_is_read(ask: Any) -> None:
     said = {**answer(reason={"type": "stop", "matched": 6}), "prompt_token_ids": [1, 2, 3]}
-    (completion,) = sglang.from_wire(said, ask()).unwrap()
+    (completion,) = sglang_dialect.from_wire(said, ask()).unwrap()
     assert (
         completion.token_ids,
         completion.finish,
@@ -137,10 +141,10 @@ def test_an_answer_is_read(ask: Any) -> None:
 
 
 def test_an_answer_may_come_in_an_array(ask: Any) -> None:
-    (completion,) = sglang.from_wire([answer()], ask()).unwrap()
+    (completion,) = sglang_dialect.from_wire([answer()], ask()).unwrap()
     assert completion.token_ids == (5, 6)
     assert (
-        sglang.from_wire([answer(), answer()], ask()).failure().message
+        sglang_dialect.from_wire([answer(), answer()], ask()).failure().message
         == "the answer holds 2 completions, and 1 was asked"
     )
 
@@ -159,14 +163,14 @@ def test_an_answer_may_come_in_an_array(ask: Any) -> None:
     ],
 )
 def test_an_answer_that_the_protocol_does_not_allow_is_malformed(ask: Any, said: Any) -> None:
-    assert isinstance(sglang.from_wire(said, ask()).failure(), MalformedResponse)
+    assert isinstance(sglang_dialect.from_wire(said, ask()).failure(), MalformedResponse)
 
 
 # H3
 @pytest.mark.parametrize("value", [None, "-0.5", True, math.nan, math.inf, -9999.0])
 def test_a_logprob_that_is_no_number_is_malformed_and_named(ask: Any, value: Any) -> None:
     said = answer(output_token_logprobs=[[-0.5, 5, None], [value, 6, None]])
-    assert "token 1" in sglang.from_wire(said, ask(logprobs=True)).failure().message
+    assert "token 1" in sglang_dialect.from_wire(said, ask(logprobs=True)).failure().message
 
 
 @pytest.mark.parametrize(
@@ -184,7 +188,7 @@ def test_logprobs_that_are_missing_or_of_other_tokens_are_malformed_and_named(
 ) -> None:
     assert (
         f"token {index}"
-        in sglang.from_wire(answer(output_token_logprobs=entries), ask(logprobs=True))
+        in sglang_dialect.from_wire(answer(output_token_logprobs=entries), ask(logprobs=True))
         .failure()
         .message
     )
@@ -195,7 +199,7 @@ def test_logprobs_and_the_likeliest_are_read(ask: Any) -> None:
         output_token_logprobs=[[0.0, 5, None], [-1.0, 6, None]],
         output_top_logprobs=[[[0.0, 5, None]], [[-1.0, 6, None]]],
     )
-    (completion,) = sglang.from_wire(said, ask(logprobs=True, top_logprobs=1)).unwrap()
+    (completion,) = sglang_dialect.from_wire(said, ask(logprobs=True, top_logprobs=1)).unwrap()
     assert [(one.token_id, one.logprob, one.top) for one in completion.logprobs] == [
         (5, 0.0, ((5, 0.0),)),
         (6, -1.0, ((6, -1.0),)),
@@ -214,13 +218,15 @@ def test_events_hold_all_ids_or_the_new_ones_and_either_is_understood(
             "completion_tokens": count,
             "output_token_logprobs": [[-0.5, number, None] for number in ids],
         }
-        (piece,) = sglang.from_event({"output_ids": ids, "meta_info": meta}, follows, seen).unwrap()
+        (piece,) = sglang_dialect.from_event(
+            {"output_ids": ids, "meta_info": meta}, follows, seen
+        ).unwrap()
         assert [entry.token_id for entry in piece.logprobs] == list(piece.token_ids)
         got += piece.token_ids
         seen = len(got)
     assert got == [10, 11, 12, 13]
     wrong = {"output_ids": [1, 2], "meta_info": {"finish_reason": None, "completion_tokens": 9}}
-    assert isinstance(sglang.from_event(wrong, follows, 4).failure(), MalformedResponse)
+    assert isinstance(sglang_dialect.from_event(wrong, follows, 4).failure(), MalformedResponse)
 
 
 SHAPES = [
@@ -277,7 +283,7 @@ WORDINGS = [
 def test_an_over_long_prompt_is_known_in_each_wording_and_shape(
     ask: Any, status: int, shape: Any, message: str, length: int, limit: int
 ) -> None:
-    error = sglang.SGLANG.classify(
+    error = sglang_dialect.SGLANG.classify(
         WireReply(status=status, body=json.dumps(shape(message)).encode()),
         ask(tuple(range(length))),
     )
@@ -292,7 +298,7 @@ def test_an_over_long_prompt_is_known_in_each_wording_and_shape(
 def test_other_refusals_keep_their_words_in_any_shape(
     ask: Any, shape: Any, status: int, kind: type
 ) -> None:
-    error = sglang.SGLANG.classify(
+    error = sglang_dialect.SGLANG.classify(
         WireReply(status=status, body=json.dumps(shape("at most 32 stop strings")).encode()), ask()
     )
     assert type(error) is kind
@@ -300,17 +306,17 @@ def test_other_refusals_keep_their_words_in_any_shape(
 
 
 def test_a_request_is_aborted_by_its_name() -> None:
-    request = sglang.abort("r1")
+    request = sglang_dialect.abort("r1")
     assert (request.path, request.body) == ("/abort_request", {"rid": "r1"})
 
 
 def test_extra_body_is_merged_deeply(ask: Any) -> None:
     extra = {"sampling_params": {"custom_params": {"a": 1}}, "cache_salt": "s"}
-    body = sglang.to_wire(ask(extra_body=extra), Facts()).unwrap().body
+    body = sglang_dialect.to_wire(ask(extra_body=extra), Facts()).unwrap().body
     assert body["sampling_params"]["custom_params"] == {"a": 1}
     assert body["sampling_params"]["max_new_tokens"] == 512
     assert body["cache_salt"] == "s"
-    assert is_ok(sglang.to_wire(ask(), Facts()))
+    assert is_ok(sglang_dialect.to_wire(ask(), Facts()))
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 from support.served import ToyModel, route_to
 
 import pipegen as pg
-from pipegen.backends.servers import vllm
-from pipegen.backends.servers.vllm import RENDER
+from pipegen.backends.servers import vllm_dialect
+from pipegen.backends.servers.vllm_dialect import RENDER
 from pipegen.backends.servers.wire import Facts, WireReply
 from pipegen.records.results import PreparedImage, Prompt
 from pipegen.testing.faulty import FaultyServer
@@ -32,7 +32,7 @@ def test_the_server_is_told_a_budget_that_leaves_every_image_alone(ask: Any) -> 
     asked = ask(images=(image(2, 2), image(4, 6)), model="m")._replace(
         resized=True, places=((1, 3), (6, 3))
     )
-    request = vllm.to_wire(asked, Facts()).unwrap()
+    request = vllm_dialect.to_wire(asked, Facts()).unwrap()
     assert (request.path, request.stream) == (RENDER, False)
     assert request.body is not None
     assert request.body["mm_processor_kwargs"] == {"min_pixels": 4, "max_pixels": 24}
@@ -57,9 +57,9 @@ def rendered(*lengths: int, **more: Any) -> Any:
 
 def test_what_the_server_made_is_put_where_the_images_lie_in_the_prompt(ask: Any) -> None:
     asked = ask(images=(image(2, 2),))._replace(resized=True, places=((1, 3),))
-    (made,) = vllm.from_wire(rendered(3), asked).unwrap()
+    (made,) = vllm_dialect.from_wire(rendered(3), asked).unwrap()
     ready = asked._replace(features=made.features, token_ids=(5, 9, 9, 9, 6))
-    body = vllm.to_wire(ready, Facts()).unwrap().body
+    body = vllm_dialect.to_wire(ready, Facts()).unwrap().body
     assert body is not None
     assert body["features"]["mm_placeholders"] == {"image": [{"offset": 1, "length": 3}]}
     assert (body["features"]["mm_hashes"], body["features"]["kwargs_data"]) == (
@@ -85,7 +85,7 @@ def test_what_the_server_made_is_put_where_the_images_lie_in_the_prompt(ask: Any
 )
 def test_an_answer_without_the_images_is_malformed(ask: Any, answer: Any) -> None:
     asked = ask(images=(image(2, 2),))._replace(resized=True, places=((1, 3),))
-    assert isinstance(vllm.from_wire(answer, asked).failure(), pg.MalformedResponse)
+    assert isinstance(vllm_dialect.from_wire(answer, asked).failure(), pg.MalformedResponse)
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,10 @@ def test_an_answer_without_the_images_is_malformed(ask: Any, answer: Any) -> Non
 def test_a_refusal_tells_whether_the_server_keeps_sizes_at_all(
     ask: Any, status: int, message: str, lacks: str
 ) -> None:
-    request = vllm.to_wire(ask(images=(image(2, 2),))._replace(resized=True), Facts()).unwrap()
-    assert vllm.lacking(WireReply(status=status, body=message.encode()), request) == lacks
+    request = vllm_dialect.to_wire(
+        ask(images=(image(2, 2),))._replace(resized=True), Facts()
+    ).unwrap()
+    assert vllm_dialect.lacking(WireReply(status=status, body=message.encode()), request) == lacks
 
 
 class Sized(ToyModel):

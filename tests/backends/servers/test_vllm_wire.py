@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipegen.backends.servers import vllm
+from pipegen.backends.servers import vllm_dialect
 from pipegen.backends.servers.wire import Facts, WireReply, WireRequest
 from pipegen.core.errors import (
     BackendFailed,
@@ -29,7 +29,7 @@ IMAGE = PreparedImage(width=1, height=1, rgb=bytes(3), digest="0", tokens=3)
 
 # H1
 def test_the_body_is_said_in_full(ask: Any) -> None:
-    request = vllm.to_wire(
+    request = vllm_dialect.to_wire(
         ask(
             ending_ids=(99,),
             model="tiny",
@@ -72,7 +72,7 @@ def test_the_body_is_said_in_full(ask: Any) -> None:
 
 
 def test_what_is_none_is_not_sent_and_zero_is(ask: Any) -> None:
-    params = vllm.to_wire(ask(top_k=0), Facts()).unwrap().body["sampling_params"]
+    params = vllm_dialect.to_wire(ask(top_k=0), Facts()).unwrap().body["sampling_params"]
     assert params["top_k"] == 0
     assert "seed" not in params
     assert "logprobs" not in params
@@ -87,7 +87,7 @@ def test_what_is_none_is_not_sent_and_zero_is(ask: Any) -> None:
     ],
 )
 def test_the_form_of_the_answer_is_asked_for(ask: Any, form: Any, said: Any) -> None:
-    params = vllm.to_wire(ask(structured=form), Facts()).unwrap().body["sampling_params"]
+    params = vllm_dialect.to_wire(ask(structured=form), Facts()).unwrap().body["sampling_params"]
     assert json.dumps(params["structured_outputs"]).replace(" ", "") == json.dumps(said).replace(
         " ", ""
     )
@@ -95,7 +95,7 @@ def test_the_form_of_the_answer_is_asked_for(ask: Any, form: Any, said: Any) -> 
 
 def test_extra_body_is_merged_deeply_and_stays_as_it_was(ask: Any) -> None:
     extra = {"sampling_params": {"bad_words": ["x"], "top_k": None}, "priority": 3}
-    body = vllm.to_wire(ask(extra_body=extra), Facts()).unwrap().body
+    body = vllm_dialect.to_wire(ask(extra_body=extra), Facts()).unwrap().body
     assert body["sampling_params"]["bad_words"] == ["x"]
     assert body["sampling_params"]["max_tokens"] == 512
     assert "top_k" not in body["sampling_params"]
@@ -104,7 +104,7 @@ def test_extra_body_is_merged_deeply_and_stays_as_it_was(ask: Any) -> None:
 
 
 def test_images_go_as_content_parts_beside_one_placeholder_each(ask: Any) -> None:
-    body = vllm.to_wire(ask((1, 7, 2), images=(IMAGE,)), Facts()).unwrap().body
+    body = vllm_dialect.to_wire(ask((1, 7, 2), images=(IMAGE,)), Facts()).unwrap().body
     assert body["token_ids"] == [1, 7, 2]
     assert [part["type"] for part in body["content_parts"]] == ["image_url"]
     assert body["content_parts"][0]["url"].startswith("data:image/png;base64,")
@@ -113,12 +113,14 @@ def test_images_go_as_content_parts_beside_one_placeholder_each(ask: Any) -> Non
 
 def test_without_the_endpoint_text_goes_by_completions_and_images_do_not(ask: Any) -> None:
     lacks = Facts(lacks=frozenset({"generate"}))
-    request = vllm.to_wire(ask(model="tiny", logprobs=True), lacks).unwrap()
+    request = vllm_dialect.to_wire(ask(model="tiny", logprobs=True), lacks).unwrap()
     assert request.path == "/v1/completions"
     assert request.body["prompt"] == [1, 2, 3]
     assert request.body["return_token_ids"] is True
     assert request.body["logprobs"] == 2  # for the margin
-    assert isinstance(vllm.to_wire(ask(images=(IMAGE,)), lacks).failure(), UnsupportedMultimodal)
+    assert isinstance(
+        vllm_dialect.to_wire(ask(images=(IMAGE,)), lacks).failure(), UnsupportedMultimodal
+    )
 
 
 @pytest.mark.parametrize(
@@ -144,11 +146,13 @@ def test_without_the_endpoint_text_goes_by_completions_and_images_do_not(ask: An
     ],
 )
 def test_what_a_refusal_shows_the_server_to_lack(status: int, body: bytes, lacks: str) -> None:
-    request = WireRequest(path=vllm.GENERATE, lacks="generate")
-    assert vllm.lacking(WireReply(status=status, body=body), request) == lacks
+    request = WireRequest(path=vllm_dialect.GENERATE, lacks="generate")
+    assert vllm_dialect.lacking(WireReply(status=status, body=body), request) == lacks
     if lacks == "generate":
         assert (
-            vllm.lacking(WireReply(status=status, body=body), WireRequest(path=vllm.COMPLETIONS))
+            vllm_dialect.lacking(
+                WireReply(status=status, body=body), WireRequest(path=vllm_dialect.COMPLETIONS)
+            )
             == ""
         )
 
@@ -162,7 +166,7 @@ def test_what_a_refusal_shows_the_server_to_lack(status: int, body: bytes, lacks
     ],
 )
 def test_what_the_server_would_change_is_refused_by_name(ask: Any, options: Any, name: str) -> None:
-    error = vllm.to_wire(ask(ending_ids=(5,), **options), Facts()).failure()
+    error = vllm_dialect.to_wire(ask(ending_ids=(5,), **options), Facts()).failure()
     assert isinstance(error, UnsupportedOption)
     assert error.option == name
 
@@ -173,7 +177,7 @@ def choice(**more: Any) -> dict[str, Any]:
 
 def test_an_answer_is_read(ask: Any) -> None:
     answer = {"choices": [choice(stop_reason=None)], "prompt_token_ids": [1, 2, 3]}
-    (completion,) = vllm.from_wire(answer, ask()).unwrap()
+    (completion,) = vllm_dialect.from_wire(answer, ask()).unwrap()
     seen = (completion.token_ids, completion.finish, completion.prompt_token_ids)
     assert seen == ((5, 6), "length", (1, 2, 3))
 
@@ -192,7 +196,7 @@ def test_an_answer_is_read(ask: Any) -> None:
     ],
 )
 def test_an_answer_that_the_protocol_does_not_allow_is_malformed(ask: Any, answer: Any) -> None:
-    assert isinstance(vllm.from_wire(answer, ask()).failure(), MalformedResponse)
+    assert isinstance(vllm_dialect.from_wire(answer, ask()).failure(), MalformedResponse)
 
 
 def content(*entries: Any) -> dict[str, Any]:
@@ -203,7 +207,7 @@ def content(*entries: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("value", [None, "-0.5", True, math.nan, math.inf, -math.inf, -9999.0])
 def test_a_logprob_that_is_no_number_is_malformed_and_named(ask: Any, value: Any) -> None:
     answer = content({"token_id": 5, "logprob": -0.5}, {"token_id": 6, "logprob": value})
-    error = vllm.from_wire(answer, ask(logprobs=True)).failure()
+    error = vllm_dialect.from_wire(answer, ask(logprobs=True)).failure()
     assert isinstance(error, MalformedResponse)
     assert "token 1" in error.message
 
@@ -222,12 +226,12 @@ def test_a_logprob_that_is_no_number_is_malformed_and_named(ask: Any, value: Any
 def test_logprobs_that_are_missing_or_of_other_tokens_are_malformed_and_named(
     ask: Any, answer: Any, index: int
 ) -> None:
-    assert f"token {index}" in vllm.from_wire(answer, ask(logprobs=True)).failure().message
+    assert f"token {index}" in vllm_dialect.from_wire(answer, ask(logprobs=True)).failure().message
 
 
 def test_a_logprob_of_zero_is_one(ask: Any) -> None:
     answer = content({"token_id": 5, "logprob": 0.0}, {"token_id": 6, "logprob": 0})
-    (completion,) = vllm.from_wire(answer, ask(logprobs=True)).unwrap()
+    (completion,) = vllm_dialect.from_wire(answer, ask(logprobs=True)).unwrap()
     assert [entry.logprob for entry in completion.logprobs] == [0.0, 0.0]
 
 
@@ -240,20 +244,20 @@ def test_the_likeliest_tokens_are_the_best_of_those_sent(ask: Any) -> None:
     entry = {"token_id": 5, "logprob": -2.0, "top_logprobs": tops}
     answer = {"choices": [choice(token_ids=[5], logprobs={"content": [entry]})]}
     drawn = ask(logprobs=True, top_logprobs=2, temperature=1.0)
-    assert vllm.to_wire(drawn, Facts()).unwrap().body["sampling_params"]["logprobs"] == 3
-    (completion,) = vllm.from_wire(answer, drawn).unwrap()
+    assert vllm_dialect.to_wire(drawn, Facts()).unwrap().body["sampling_params"]["logprobs"] == 3
+    (completion,) = vllm_dialect.from_wire(answer, drawn).unwrap()
     assert completion.logprobs[0].top == ((8, -0.1), (9, -1.0))
     few = {
         "choices": [
             choice(token_ids=[5], logprobs={"content": [{**entry, "top_logprobs": tops[:1]}]})
         ]
     }
-    assert isinstance(vllm.from_wire(few, drawn).failure(), MalformedResponse)
+    assert isinstance(vllm_dialect.from_wire(few, drawn).failure(), MalformedResponse)
 
 
 def test_words_are_barred_and_biases_sent_under_the_ids_as_keys(ask: Any) -> None:
     asked = ask(bad_words=("no", " a b"), logit_bias={7: -100, 5: 2})
-    params = vllm.to_wire(asked, Facts()).unwrap().body["sampling_params"]
+    params = vllm_dialect.to_wire(asked, Facts()).unwrap().body["sampling_params"]
     assert (params["bad_words"], params["logit_bias"]) == (["no", " a b"], {"5": 2.0, "7": -100.0})
 
 
@@ -272,16 +276,18 @@ class Spaced(ToyTokenizer):
 
 def test_a_word_that_the_server_would_leave_in_one_spelling_is_refused() -> None:
     both = Spaced("no", " no")
-    assert vllm.unsupported_words(("no", " no"), both) is None
-    assert vllm.unsupported_words(("no",), ToyTokenizer()) is None  # the one ends with the other
+    assert vllm_dialect.unsupported_words(("no", " no"), both) is None
+    assert (
+        vllm_dialect.unsupported_words(("no",), ToyTokenizer()) is None
+    )  # the one ends with the other
     for tokenizer in (Spaced("no"), Spaced(" no")):
-        refusal = vllm.unsupported_words((" no",), tokenizer)
+        refusal = vllm_dialect.unsupported_words((" no",), tokenizer)
         assert refusal is not None
         assert (refusal.option, "' no'" in refusal.message) == ("bad_words", True)
     many = tuple(f"w{number}" for number in range(65))
     spelled = Spaced(*many, *(f" {word}" for word in many))
-    assert vllm.unsupported_words(many[:64], spelled) is None
-    refusal = vllm.unsupported_words(many, spelled)
+    assert vllm_dialect.unsupported_words(many[:64], spelled) is None
+    refusal = vllm_dialect.unsupported_words(many, spelled)
     assert refusal is not None
     assert "128 spellings" in refusal.message
 
@@ -302,12 +308,12 @@ def test_a_greedy_token_that_need_not_be_the_likeliest_takes_no_place(
     ask: Any, options: dict[str, Any]
 ) -> None:
     asked = ask((9,), logprobs=True, top_logprobs=2, ending_ids=(7,), **options)
-    params = vllm.to_wire(asked, Facts()).unwrap().body["sampling_params"]
+    params = vllm_dialect.to_wire(asked, Facts()).unwrap().body["sampling_params"]
     assert params["logprobs"] == 3
-    newer = vllm.to_wire(asked, Facts(about={"version": "0.33.0"})).unwrap()
+    newer = vllm_dialect.to_wire(asked, Facts(about={"version": "0.33.0"})).unwrap()
     assert newer.body["sampling_params"]["logprobs"] == 2
     plain = ask((9,), logprobs=True, top_logprobs=2, ending_ids=(7,))
-    assert vllm.to_wire(plain, Facts()).unwrap().body["sampling_params"]["logprobs"] == 2
+    assert vllm_dialect.to_wire(plain, Facts()).unwrap().body["sampling_params"]["logprobs"] == 2
 
 
 def test_logprobs_of_completions_are_read_too(ask: Any) -> None:
@@ -316,7 +322,7 @@ def test_logprobs_of_completions_are_read_too(ask: Any) -> None:
         "token_logprobs": [-0.5, -0.25],
         "top_logprobs": [{"token_id:5": -0.5}, {"token_id:6": -0.25}],
     }
-    (completion,) = vllm.from_wire(
+    (completion,) = vllm_dialect.from_wire(
         {"choices": [choice(logprobs=said)]}, ask(logprobs=True, top_logprobs=1)
     ).unwrap()
     assert [(entry.token_id, entry.logprob, entry.top) for entry in completion.logprobs] == [
@@ -391,7 +397,7 @@ def test_an_over_long_prompt_is_known_in_each_wording_whatever_the_status(
             }
         ).encode(),
     )
-    error = vllm.VLLM.classify(reply, ask(tuple(range(length))))
+    error = vllm_dialect.VLLM.classify(reply, ask(tuple(range(length))))
     assert isinstance(error, PromptTooLong)
     assert (error.prompt_tokens, error.limit) == (length, 256)
 
@@ -407,7 +413,7 @@ def test_an_over_long_prompt_is_known_in_each_wording_whatever_the_status(
 def test_other_refusals_have_errors_of_their_own(
     ask: Any, status: int, headers: Any, kind: type
 ) -> None:
-    error = vllm.VLLM.classify(
+    error = vllm_dialect.VLLM.classify(
         WireReply(status=status, body=b'{"error":{"message":"no"}}', headers=headers), ask()
     )
     assert type(error) is kind
@@ -418,23 +424,26 @@ def test_other_refusals_have_errors_of_their_own(
 
 def test_events_bring_new_tokens_and_the_end(ask: Any) -> None:
     follows = ask(stream=True)
-    (first,) = vllm.from_event(
+    (first,) = vllm_dialect.from_event(
         {"choices": [choice(finish_reason=None)], "prompt_token_ids": [1, 2, 3]}, follows, 0
     ).unwrap()
-    (last,) = vllm.from_event(
+    (last,) = vllm_dialect.from_event(
         {"choices": [choice(token_ids=[], finish_reason="stop", stop_reason=7)]}, follows, 2
     ).unwrap()
     assert (first.token_ids, first.finish, first.prompt_token_ids) == ((5, 6), None, (1, 2, 3))
     assert (last.token_ids, last.finish, last.stop) == ((), "stop", 7)
-    assert vllm.from_event({"choices": [], "usage": {}}, follows, 2).unwrap() == ()
-    assert is_ok(vllm.from_event({"choices": [choice(token_ids=None)]}, follows, 2))
+    assert vllm_dialect.from_event({"choices": [], "usage": {}}, follows, 2).unwrap() == ()
+    assert is_ok(vllm_dialect.from_event({"choices": [choice(token_ids=None)]}, follows, 2))
 
 
 def test_the_index_of_a_bad_logprob_in_a_stream_counts_all_tokens(ask: Any) -> None:
     event = {
         "choices": [choice(token_ids=[6], logprobs={"content": [{"token_id": 6, "logprob": None}]})]
     }
-    assert "token 4" in vllm.from_event(event, ask(stream=True, logprobs=True), 4).failure().message
+    assert (
+        "token 4"
+        in vllm_dialect.from_event(event, ask(stream=True, logprobs=True), 4).failure().message
+    )
 
 
 @pytest.mark.parametrize(
@@ -444,7 +453,7 @@ def test_the_index_of_a_bad_logprob_in_a_stream_counts_all_tokens(ask: Any) -> N
 def test_two_of_the_likeliest_are_asked_for_the_margin_besides_a_drawn_one(
     temperature: float, top: int, asked: int, ask: Any
 ) -> None:
-    request = vllm.to_wire(
+    request = vllm_dialect.to_wire(
         ask(logprobs=True, top_logprobs=top, temperature=temperature), Facts()
     ).unwrap()
     assert request.body["sampling_params"]["logprobs"] == asked
@@ -470,7 +479,7 @@ def test_a_server_that_gives_the_drawn_token_as_an_extra_one_is_not_asked_for_on
 ) -> None:
     facts = Facts(about={} if version is None else {"version": version})
     drawn = ask(logprobs=True, top_logprobs=5, temperature=1.0)
-    request = vllm.to_wire(drawn, facts).unwrap()
+    request = vllm_dialect.to_wire(drawn, facts).unwrap()
     assert request.body["sampling_params"]["logprobs"] == asked
 
 
@@ -481,7 +490,7 @@ def test_twenty_of_the_likeliest_besides_a_drawn_one_can_be_had_where_it_is_an_e
     facts: Facts, ask: Any
 ) -> None:
     drawn = ask(logprobs=True, top_logprobs=20, temperature=1.0)
-    body = vllm.to_wire(drawn, facts).unwrap().body
+    body = vllm_dialect.to_wire(drawn, facts).unwrap().body
     assert body.get("sampling_params", body)["logprobs"] == 20
 
 
@@ -495,7 +504,7 @@ def test_as_many_as_were_asked_or_one_more_are_read_as_the_likeliest_of_them(
     entry = {**tops[0], "top_logprobs": tops}
     answer = {"choices": [choice(token_ids=[drawn], logprobs={"content": [entry]})]}
     asked = ask(logprobs=True, top_logprobs=20, temperature=1.0)
-    (completion,) = vllm.from_wire(answer, asked).unwrap()
+    (completion,) = vllm_dialect.from_wire(answer, asked).unwrap()
     (read,) = completion.logprobs or ()
     assert read.top == tuple(values.items())
     assert (read.margin, read.logprob) == (1.0, tops[0]["logprob"])

@@ -240,10 +240,10 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[St
     assert spec is not None
     assert spec.submodule_search_locations is not None
     spec.submodule_search_locations.append(str(tmp_path))
-    from pipegen.backends.vllm import sampling, start
+    from pipegen.backends.vllm import start, vllm_sampling
 
-    for cached in (start.argument_names, sampling._params):
+    for cached in (start.argument_names, vllm_sampling._params):
         cached.cache_clear()
     yield engines
-    for cached in (start.argument_names, sampling._params):
+    for cached in (start.argument_names, vllm_sampling._params):
         cached.cache_clear()

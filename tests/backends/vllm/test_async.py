@@ -10,9 +10,9 @@ from support.calls import aanswers, aevents, events
 from support.models import encoded
 
 import pipegen as pg
-from pipegen.backends.shared_steps import Mailbox
-from pipegen.backends.vllm.engine import VLLMEngine
+from pipegen.backends.step_loop import Mailbox
 from pipegen.backends.vllm.running import Requests
+from pipegen.backends.vllm.vllm_engine import VLLMEngine
 from pipegen.core.errors import CallFailed
 from pipegen.engines.protocol import RowDone, TokensMade
 

@@ -14,8 +14,8 @@ import pytest
 from support.models import encoded, write_model
 
 import pipegen as pg
-from pipegen.backends.hf.engine import HFEngine
-from pipegen.backends.vllm.engine import VLLMEngine
+from pipegen.backends.hf.hf_engine import HFEngine
+from pipegen.backends.vllm.vllm_engine import VLLMEngine
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from support.models import encoded
 
-from pipegen.backends.vllm.rows import scores_of
+from pipegen.backends.vllm.vllm_rows import scores_of
 from pipegen.core.errors import MalformedResponse
-from pipegen.records.scores import Continued
+from pipegen.records.scores import ScoreInput
 
-ASKED = Continued(encoded=encoded((1, 2)), continuation=(3, 4))
+ASKED = ScoreInput(encoded=encoded((1, 2)), continuation=(3, 4))
 
 
 def tables(*places: dict[int, float] | None) -> list[Any]:

@@ -16,9 +16,9 @@ from support.models import encoded, write_model
 import pipegen as pg
 from pipegen.backends.checkpoint.boundaries import Boundary
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
-from pipegen.backends.checkpoint.same_text import Differs
+from pipegen.backends.checkpoint.engine_parity import Differs
 from pipegen.backends.vllm import self_check
-from pipegen.backends.vllm.engine import VLLMEngine
+from pipegen.backends.vllm.vllm_engine import VLLMEngine
 from pipegen.engines.settings import ModelLoadConfig
 
 
@@ -153,7 +153,7 @@ def test_what_the_comparison_raises_fails_no_row_and_no_incident_is_logged(
 def test_both_engines_score_the_small_model(
     started: list[Any], windowed: str, tmp_path: Path
 ) -> None:
-    from pipegen.backends.checkpoint.same_text import _trial_rows
+    from pipegen.backends.checkpoint.engine_parity import _trial_rows
 
     rows = [row for _, row in _trial_rows(SimpleNamespace(sliding_window=8))]
     assert [pg.is_ok(slot) for slot in self_check._by_transformers(Path(windowed), rows)] == [

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pipegen.contrib.renderers import generate
-from pipegen.contrib.renderers.limits import LIMITS
+from pipegen.contrib.renderers.renderer_limits import LIMITS
 
 
 class StubRenderer:

@@ -21,7 +21,7 @@ from pipegen.contrib.renderers import (
     generate,
 )
 from pipegen.contrib.renderers.features import features_of
-from pipegen.contrib.renderers.limits import LIMITS, Limits
+from pipegen.contrib.renderers.renderer_limits import LIMITS, Limits
 
 Asked = Callable[..., dict[str, Any]]
 Stubs = Any

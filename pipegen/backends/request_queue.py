@@ -1,0 +1,205 @@
+"""The rows that wait for an engine: in which order they are next, and which of them together."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Sequence
+from itertools import islice
+from operator import attrgetter
+from typing import Any, Generic, TypeVar
+
+from pipegen.records.messages import ImagePart
+from pipegen.records.results import Encoded, ResolvedRequest
+from pipegen.records.scores import ScoreInput
+
+__all__ = ["Waiting", "beginning"]
+
+R = TypeVar("R")
+
+
+class _Source(Generic[R]):
+    """Rows that are read together: those with equal prompts and images, which one prefill
+    serves.
+    """
+
+    __slots__ = ("arrived", "key", "name", "rows", "waits")
+
+    def __init__(self, name: Hashable, row: R, key: Any) -> None:
+        self.name, self.rows, self.key, self.arrived, self.waits = name, [row], key, 0, True
+
+
+_key = attrgetter("key")
+
+
+class Waiting(Generic[R]):
+    """Waiting rows, ordered by `key`, smallest first, and those with equal `source` together.
+
+    Where rows go on coming, they are put in order in rounds. Those that come wait until fewer than
+    `size` of the rows before them are left. So rows that are alike run side by side. A row with a
+    large key is not passed by for ever. One behind which `overdue` others were put in order is
+    next, with those that are like it.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        overdue: int,
+        *,
+        key: Callable[[R], Any],
+        source: Callable[[R], Hashable] = id,
+    ) -> None:
+        self._size, self._overdue, self._key_of, self._source_of = size, overdue, key, source
+        self._added, self._apart = 0, False
+        self._new: list[_Source[R]] = []
+        self._first: deque[_Source[R]] = deque()
+        self._sorted: list[_Source[R]] = []
+        self._named: dict[Hashable, _Source[R]] = {}
+        self._arrivals: deque[_Source[R]] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._first or self._sorted or self._new)
+
+    @property
+    def rows(self) -> list[R]:
+        """All rows that wait."""
+        return [row for source in (*self._first, *self._sorted, *self._new) for row in source.rows]
+
+    def add(self, rows: Sequence[R], *, apart: bool = False) -> None:
+        """Add rows; `apart` says that equal ones are read apart."""
+        self._apart = apart
+        for row in rows:
+            name = id(row) if apart else self._source_of(row)
+            held = self._named.get(name)
+            if held is not None:
+                held.rows.append(row)
+            else:
+                self._named[name] = made = _Source(name, row, self._key_of(row))
+                self._new.append(made)
+
+    def add_first(self, rows: Sequence[R]) -> None:
+        """Add rows that are next, each alone."""
+        self._first.extendleft(_Source(None, row, self._key_of(row)) for row in reversed(rows))
+
+    def next(self, count: int) -> list[tuple[R, ...]]:
+        """The rows of the sources that are next, at most so many sources."""
+        return [tuple(source.rows) for source in self._next(count)]
+
+    def pop(self) -> tuple[R, ...]:
+        """Let the source that is next go: its rows."""
+        if self._new and len(self._sorted) < self._size:
+            self._put_in_order()
+        source = self._first.popleft() if self._first else self._sorted.pop(self._start)
+        self._let_go(source)
+        return tuple(source.rows)
+
+    def take(self, places: Collection[int]) -> None:
+        """Let sources go, by their places among those that are next."""
+        if not places:
+            return
+        start, before = self._start, len(self._first)
+        for source in [
+            source for place, source in enumerate(self._next(max(places) + 1)) if place in places
+        ]:
+            self._let_go(source)
+        if self._first:
+            self._first = deque(
+                source for place, source in enumerate(self._first) if place not in places
+            )
+        for index in sorted(
+            ((start + place - before) % len(self._sorted) for place in places if place >= before),
+            reverse=True,
+        ):
+            del self._sorted[index]
+
+    def prune(self, done: Callable[[R], bool]) -> None:
+        """Drop the rows that are done."""
+        rows, first = (
+            [row for source in (*self._sorted, *self._new) for row in source.rows],
+            [row for source in self._first for row in source.rows],
+        )
+        self.clear()
+        self.add([row for row in rows if not done(row)], apart=self._apart)
+        self.add_first([row for row in first if not done(row)])
+
+    def clear(self) -> None:
+        """Let all go."""
+        for held in (self._first, self._sorted, self._new, self._named, self._arrivals):
+            held.clear()
+
+    def _let_go(self, source: _Source[R]) -> None:
+        source.waits = False
+        if self._named.get(source.name) is source:
+            del self._named[source.name]
+
+    def _next(self, count: int) -> list[_Source[R]]:
+        if self._new and len(self._sorted) < self._size:
+            self._put_in_order()
+        first = list(islice(self._first, count))
+        count -= len(first)
+        start = self._start
+        picked = self._sorted[start : start + count]
+        return [*first, *picked, *self._sorted[: min(start, count - len(picked))]]
+
+    def _put_in_order(self) -> None:
+        self._added += len(self._new)
+        for source in self._new:
+            source.arrived = self._added
+        self._arrivals.extend(self._new)
+        self._sorted = sorted([*self._sorted, *self._new], key=_key)
+        self._new = []
+
+    @property
+    def _start(self) -> int:
+        """Where the order begins: at the first, or at the one that has waited longest, where that
+        is overdue.
+        """
+        while self._arrivals and not self._arrivals[0].waits:
+            self._arrivals.popleft()
+        if not self._arrivals or self._added - self._arrivals[0].arrived < self._overdue:
+            return 0
+        oldest = self._arrivals[0]
+        place = bisect_left(self._sorted, oldest.key, key=_key)
+        return next(
+            index for index in range(place, len(self._sorted)) if self._sorted[index] is oldest
+        )
+
+
+def beginning(asked: Encoded | ResolvedRequest | ScoreInput) -> tuple[Any, ...]:
+    """By what rows are ordered so that those whose prompts begin alike are next to each other: an
+    engine's prefix cache then serves most of them.
+
+    It is the prompt's ids, or the texts of the messages, with the images where they stand (of a
+    prompt's ids: where the first one stands).
+    """
+    if isinstance(asked, ScoreInput):
+        asked = asked.whole
+    if isinstance(asked, Encoded):
+        prompt = asked.prompt
+        if not prompt.images:
+            return (prompt.token_ids,)
+        pairs = zip(prompt.token_ids, prompt.compact_token_ids, strict=False)
+        place = next(
+            (at for at, (one, other) in enumerate(pairs) if one != other),
+            len(prompt.compact_token_ids),
+        )
+        return (
+            prompt.token_ids[:place],
+            tuple(image.digest for image in prompt.images),
+            prompt.token_ids[place:],
+        )
+    request = asked.request
+    parts: list[Any] = [] if request.prompt is None else [0, request.prompt]
+    for message in request.messages or ():
+        content = message.content or ()
+        parts += (0, message.role)
+        for part in (content,) if isinstance(content, str) else content:
+            if not isinstance(part, ImagePart):
+                parts += (0, part if isinstance(part, str) else part.text)
+            elif (source := part.source) is None:
+                parts += (1, b"")
+            elif source.contents:
+                parts += (1, b"\0".join(source.contents))
+            else:
+                parts += (2, source.url or source.path or "")
+    return tuple(parts)

@@ -1,0 +1,566 @@
+"""vLLM on the wire, ids in and ids out: `/inference/v1/generate`, and `/v1/completions` for text
+where a server has that endpoint switched off.
+
+Pure functions; the facts are those of vLLM 0.32.0, and of 0.33.0 where it differs
+(`vllm/entrypoints/scale_out/token_in_token_out/`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from returns.result import Failure, Success
+
+from pipegen.backends.grammar import form_of, unsupported_with_form
+from pipegen.backends.http.last_call import LastCallCache
+from pipegen.backends.servers.finishes import gives_up
+from pipegen.backends.servers.image_urls import data_url
+from pipegen.backends.servers.logprobs import MARGIN, entries_in, logprobs_of, scores_of_tables
+from pipegen.backends.servers.reading import (
+    error_message,
+    ids_of,
+    malformed,
+    merged,
+    pieces,
+    usage_of,
+    whole,
+)
+from pipegen.backends.servers.server_errors import classified, lengths_in
+from pipegen.backends.servers.wire import (
+    Completion,
+    Facts,
+    ServerRequest,
+    Wire,
+    WireReply,
+    WireRequest,
+)
+from pipegen.backends.vllm.vllm_sampling import too_many
+from pipegen.core.errors import UnsupportedMultimodal, UnsupportedOption
+from pipegen.core.slots import Slot, is_ok
+from pipegen.engines.tokenizer import Tokenizer
+from pipegen.records.finish_words import word_of
+from pipegen.records.option_table import wire_fields
+from pipegen.records.options import GenerationOptions, in_effect
+from pipegen.stages.parts.barred import ends_barred, spellings
+
+__all__ = ["RENDER", "VLLM", "from_event", "from_wire", "sampling_params", "to_wire", "too_long"]
+
+
+GENERATE, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
+LEAST_TEMPERATURE = 0.01
+"""vLLM raises a temperature above 0 to at least this, with a warning only."""
+MOST_TEMPERATURE = 2.0
+NONE = Success(None)
+MOST_STOPS = 4
+"""Stop strings that vLLM takes in one request for text (`VLLM_MAX_STOP_STRINGS`)."""
+MOST_LOGPROBS = 20
+"""What vLLM's `--max-logprobs` is unless a server says otherwise."""
+DRAWN_IS_EXTRA = (0, 33)
+"""From this vLLM on, `/inference/v1/generate` gives the drawn token and the likeliest ones that were
+asked, so one more where it is not among them; before, it cuts that to the number asked.
+"""
+
+
+@LastCallCache
+def sampling_params(
+    options: GenerationOptions,
+    ending_ids: tuple[int, ...],
+    stops: tuple[str, ...],
+    drawn_is_extra: bool,
+) -> Slot[Mapping[str, Any]]:
+    """vLLM's `SamplingParams` for these options, everything set; `None` is not sent. Fails where
+    the server would change an option.
+
+    The end tokens are among the stop tokens, so `ignore_eos` switches off what the server itself
+    would add.
+    """
+    refusal = unsupported(options, ending_ids, stops, drawn_is_extra)
+    if refusal is not None:
+        return Failure(refusal)
+    params = {
+        **wire_fields(options, "vllm"),
+        "n": 1,
+        "top_k": options.top_k,
+        # With nothing to hold back it would only hold back the end token, which ends nothing here.
+        "min_tokens": options.min_new_tokens if ending_ids or stops else 0,
+        "bad_words": list(options.bad_words or ()) or None,
+        "stop": list(stops),
+        "stop_token_ids": list(ending_ids),
+        "ignore_eos": True,
+        "logprobs": logprobs_asked(options, drawn_is_extra),
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": (
+            options.decode is None or options.decode.skip_special_tokens is not False
+        ),
+        "spaces_between_special_tokens": False,
+        "detokenize": bool(stops),
+        "structured_outputs": (
+            {
+                "json" if name == "json_schema" else name: value
+                for name, value in form_of(options).items()
+            }
+            or None
+        ),
+    }
+    return Success({name: value for name, value in params.items() if value is not None})
+
+
+def logprobs_asked(options: GenerationOptions, drawn_is_extra: bool = False) -> int | None:
+    """How many logprobs to ask for: two at least, for the margin. Where the server counts the chosen
+    token among them, one more, if that need not be the likeliest."""
+    if not options.logprobs:
+        return None
+    top = max(options.top_logprobs or 0, MARGIN)
+    return top if drawn_is_extra or _takes_likeliest(options) else top + 1
+
+
+def _takes_likeliest(options: GenerationOptions) -> bool:
+    """Whether each token is the likeliest one to the model itself: nothing is drawn, nothing is
+    barred, and nothing changes how likely a token is.
+    """
+    return not (
+        options.temperature
+        or options.structured is not None
+        or options.min_new_tokens
+        or in_effect(options, "tokens", "bias", "penalty", "repeats")
+    )
+
+
+def gives_drawn_as_extra(facts: Facts) -> bool:
+    """Whether the server gives the drawn token besides the likeliest ones. `/v1/completions` always
+    does.
+
+    A version that is no release, or is not known, is taken for an older one: to ask for one more is
+    right with every version.
+
+    >>> [
+    ...     gives_drawn_as_extra(Facts(about={"version": v}))
+    ...     for v in ("0.32.1", "0.33.0", "0.33.0rc1")
+    ... ]
+    [False, True, False]
+    """
+    if "generate" in facts.lacks:
+        return True
+    version = re.fullmatch(
+        r"(\d+)\.(\d+)(?:\.\d+)*(?:\.post\d+)?(?:\+[\w.]+)?", str(facts.about.get("version"))
+    )
+    return version is not None and (int(version[1]), int(version[2])) >= DRAWN_IS_EXTRA
+
+
+def unsupported(
+    options: GenerationOptions,
+    ending_ids: tuple[int, ...],
+    stops: tuple[str, ...],
+    drawn_is_extra: bool = False,
+) -> UnsupportedOption | None:
+    """The option that this server would change or cannot carry out, if there is one."""
+    ignores_eos = options.stop is not None and options.stop.ignore_eos
+    if options.temperature and options.temperature < LEAST_TEMPERATURE:
+        words = (
+            f"vLLM does not honour temperature={options.temperature:g}: it would take"
+            f" {LEAST_TEMPERATURE:g}, the least above 0"
+        )
+        return UnsupportedOption(
+            words,
+            option="temperature",
+            hint=f"use temperature 0 (greedy), or {LEAST_TEMPERATURE:g} and above",
+        )
+    if options.temperature and options.temperature > MOST_TEMPERATURE:
+        return UnsupportedOption(
+            f"vLLM takes a temperature of at most {MOST_TEMPERATURE:g}, not"
+            f" {options.temperature:g}",
+            option="temperature",
+        )
+    if (logprobs_asked(options, drawn_is_extra) or 0) > MOST_LOGPROBS:
+        words = (
+            f"this vLLM server gives the {MOST_LOGPROBS - 1} likeliest tokens besides the drawn"
+            f" one, not {options.top_logprobs}"
+        )
+        since = ".".join(map(str, DRAWN_IS_EXTRA))
+        return UnsupportedOption(
+            words,
+            option="top_logprobs",
+            hint=(
+                f"ask for at most {MOST_LOGPROBS - 1} where temperature is above 0, or ask vLLM"
+                f" {since} by token ids (vllm_server)"
+            ),
+        )
+    if options.min_new_tokens and ignores_eos and (ending_ids or stops):
+        words = (
+            "a vLLM server holds the model's own end token back for the first min_new_tokens"
+            " tokens, even with ignore_eos"
+        )
+        return UnsupportedOption(
+            words, option="min_new_tokens", hint="leave out min_new_tokens, or ignore_eos"
+        )
+    return unsupported_with_form(options, "vllm_server")
+
+
+def unsupported_words(words: tuple[str, ...], tokenizer: Tokenizer) -> UnsupportedOption | None:
+    """The word of `bad_words` of which a server would leave a spelling, if there is one. It spells
+    words itself, and takes one with a space before it only where that has as many tokens, and
+    another first one (`vllm/sampling_params.py`).
+    """
+    for word in words:
+        bare = word.lstrip()
+        spelled, spaced = tokenizer.encode(bare), tokenizer.encode(f" {bare}")
+        barred = {spelled}
+        if spaced and len(spaced) == len(spelled) and spaced[0] != spelled[0]:
+            barred.add(spaced)
+        missed = [ids for ids in spellings((word,), tokenizer) if not ends_barred(ids, barred)]
+        if missed:
+            return UnsupportedOption(
+                f"a vLLM server does not bar {word!r} in each spelling: it would leave"
+                f" {tokenizer.decode(missed[0])!r} as the ids {list(missed[0])}",
+                option="bad_words",
+                hint="leave the word out, or take an engine that bars it: hf, vllm",
+            )
+    return too_many(spellings(words, tokenizer))
+
+
+def server_side_stops(options: GenerationOptions) -> frozenset[str]:
+    """What vLLM may end a row at: ids and stop strings. Not at stop strings where it would hold the
+    end token back for `min_new_tokens` though `ignore_eos` is asked.
+    """
+    holds_back = options.min_new_tokens and options.stop is not None and options.stop.ignore_eos
+    return frozenset({"ids"} if holds_back else {"ids", "stops"})
+
+
+def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
+    """The request, by the way that the server offers."""
+    sampling = sampling_params(ask.options, ask.ending_ids, ask.stops, gives_drawn_as_extra(facts))
+    if ask.params is None and not is_ok(sampling):
+        return Failure(sampling.failure())
+    params = sampling.unwrap() if ask.params is None else ask.params
+    if "generate" not in facts.lacks:
+        if ask.resized and ask.features is None:
+            return (
+                Failure(unkept("this vLLM server does not keep the sizes of images"))
+                if "render" in facts.lacks
+                else Success(render_request(ask))
+            )
+        body: dict[str, Any] = {
+            "model": ask.model,
+            "token_ids": list(ask.token_ids),
+            "sampling_params": params,
+            "stream": ask.stream or None,
+        }
+        if ask.scored:
+            body["sampling_params"] = {**params, "prompt_logprobs": 1}
+        if form_of(ask.options):
+            # A server with a reasoning parser would hold the form only once it reads the end of
+            # reasoning, which never comes where nothing is thought.
+            body["reasoning_ended"] = True
+        if ask.images:
+            parts = (
+                [{"type": "image_url", "url": data_url(image)} for image in ask.images]
+                if ask.features is None
+                else None
+            )
+            body |= {"content_parts": parts, "features": ask.features, "return_token_ids": True}
+        return Success(_request(GENERATE, body, ask, lacks="generate"))
+    if ask.images:
+        words = (
+            "this vLLM server takes no images by token ids: its endpoint /inference/v1/generate is"
+            " switched off"
+        )
+        return Failure(
+            UnsupportedMultimodal(
+                words,
+                hint=(
+                    "start it with `vllm serve ... --enable-scale-out`, or catch it with"
+                    " fallback(...)"
+                ),
+            )
+        )
+    reports: dict[str, Any] = {
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+        "add_special_tokens": False,
+    }
+    params = {name: value for name, value in params.items() if name != "detokenize"}
+    reports |= {"prompt_logprobs": 1} if ask.scored else {}
+    return Success(
+        _request(
+            COMPLETIONS,
+            {
+                "model": ask.model,
+                "prompt": list(ask.token_ids),
+                "stream": ask.stream or None,
+                **params,
+                **reports,
+            },
+            ask,
+        )
+    )
+
+
+def _request(
+    path: str, body: dict[str, Any], ask: ServerRequest, *, lacks: str = ""
+) -> WireRequest:
+    present = {name: value for name, value in body.items() if value is not None}
+    return WireRequest(
+        path=path,
+        body=merged(present, ask.extra_body) if ask.extra_body else present,
+        stream=ask.stream,
+        rid=ask.rid,
+        lacks=lacks,
+    )
+
+
+def from_wire(answer: Any, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
+    """The completions of a whole answer, of either endpoint; or what it made of images, where that
+    was asked.
+    """
+    if ask.resized and ask.features is None:
+        return read_features(answer, ask)
+    return whole(answer, lambda choice, place: _completion(choice, answer, ask, 0, place))
+
+
+def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completion, ...]]:
+    """What one event of a stream brings: only new tokens."""
+    return pieces(
+        event, lambda choice, place: _completion(choice, event, ask, seen, place), event=True
+    )
+
+
+def _completion(
+    choice: Mapping[str, Any],
+    answer: Mapping[str, Any],
+    ask: ServerRequest,
+    tokens_before: int,
+    place: str,
+) -> Slot[Completion]:
+    ids = choice.get("token_ids")
+    word = choice.get("finish_reason")
+    if ids is None and (ask.stream or gives_up(word)):
+        ids = []
+    elif ids is None:
+        return malformed(f"{place} holds no token_ids: the server is too old to give them")
+    prompt = choice.get("prompt_token_ids", answer.get("prompt_token_ids"))
+    index, finish, stop = (
+        choice.get("index", 0),
+        word_of(word) if isinstance(word, str) else word,
+        choice.get("stop_reason"),
+    )
+    if type(index) is not int or not (finish is None or isinstance(finish, str)):
+        return malformed(f"{place} has index {index!r:.40} and finish_reason {finish!r:.40}")
+
+    ids_slot = ids_of(ids, f"{place}.token_ids")
+    if not is_ok(ids_slot):
+        return Failure(ids_slot.failure())
+    token_ids, options = ids_slot.unwrap(), ask.options
+    prompt_ids = NONE if prompt is None else ids_of(prompt, "prompt_token_ids")
+    scores = (
+        scores_of_tables(choice.get("prompt_logprobs", answer.get("prompt_logprobs")), ask)
+        if ask.scored
+        else NONE
+    )
+    logprobs = (
+        logprobs_of(
+            entries_in(choice.get("logprobs")),
+            token_ids,
+            wanted=options.top_logprobs or 0,
+            seen=tokens_before,
+        )
+        if options.logprobs
+        else NONE
+    )
+    for parsed in (prompt_ids, scores, logprobs):
+        if not is_ok(parsed):
+            return Failure(parsed.failure())
+    return Success(
+        Completion(
+            token_ids=token_ids,
+            logprobs=logprobs.unwrap(),
+            finish=finish,
+            stop=stop if isinstance(stop, (int, str)) else None,
+            prompt_token_ids=prompt_ids.unwrap(),
+            usage=usage_of(answer.get("usage")),
+            index=index,
+            scores=scores.unwrap(),
+        )
+    )
+
+
+_TOO_LONG = (
+    # where max_tokens is not set
+    re.compile(
+        r"[Ii]nput length \((?P<prompt>\d+)\) exceeds (?:the )?model's maximum context length"
+        r" \((?P<limit>\d+)\)"
+    ),
+    re.compile(
+        r"decoder prompt \(length (?P<prompt>\d+)\).*longer than the maximum model length of"
+        r" (?P<limit>\d+)",
+        re.DOTALL,
+    ),
+    re.compile(
+        r"maximum context length is (?P<limit>\d+) tokens.*?prompt contains (?:at least"
+        r" )?(?P<prompt>\d+)",
+        re.DOTALL,
+    ),
+    re.compile(
+        r"maximum context length is (?P<limit>\d+) tokens.*?\((?P<prompt>\d+) in the"
+        r" (?:messages|prompt)",
+        re.DOTALL,
+    ),
+    re.compile(
+        r"maximum context length is (?P<limit>\d+) tokens.*?(?:request has|resulted"
+        r" in|requested|contains?) (?:at least )?(?P<prompt>\d+)",
+        re.DOTALL,
+    ),
+    re.compile(
+        r"prompt \((?:length )?(?P<prompt>\d+)(?:"
+        r" tokens)?\).*?(?:maximum|max_model_len|limit)\D*(?P<limit>\d+)",
+        re.DOTALL,
+    ),
+)
+
+
+def too_long(message: str) -> tuple[int, int] | None:
+    """The prompt's length and the limit that a refusal names, in any of vLLM's wordings; None where
+    it is about something else.
+
+    >>> too_long(
+    ...     "The decoder prompt (length 300) is longer than the maximum model length of 256. Make sure that ..."
+    ... )
+    (300, 256)
+    """
+    return lengths_in(message, _TOO_LONG)
+
+
+_TOO_MANY = re.compile(r"'too_long'.*'stop'.*at most \d+ items", re.DOTALL)
+"""What vLLM says of more stop strings than it takes."""
+
+
+def lacking(reply: WireReply, request: WireRequest) -> str:
+    """`generate`, `render` where the endpoint is not there or is switched off; `stops` where the
+    server halts at ids alone.
+    """
+    message, holder = error_message(reply)
+    missing = reply.status in (403, 404, 405, 501) and not (
+        "model" in message and "does not exist" in message
+    )
+    if request.lacks == "render":  # or the server takes nobody's word for sizes
+        return (
+            "render"
+            if missing or (reply.status == 400 and "mm_processor_kwargs" in message)
+            else ""
+        )
+    if request.lacks == "generate" and missing and reply.status != 501:
+        return "generate"
+    return (
+        "stops"
+        if reply.status in (400, 422)
+        and holder
+        and ("stop strings are not supported" in message or _TOO_MANY.search(message))
+        else ""
+    )
+
+
+VLLM = Wire(
+    name="vllm_server",
+    default_url="http://localhost:8000",
+    key_variable="VLLM_API_KEY",
+    to_wire=to_wire,
+    from_wire=from_wire,
+    from_event=from_event,
+    classify=lambda reply, ask: classified("vLLM", reply, ask, too_long),
+    lacking=lacking,
+    server_side_stops=server_side_stops,
+    unsupported_words=unsupported_words,
+    keeps_sizes=True,
+    scores=True,
+    about="/version",
+    paths=(GENERATE, COMPLETIONS),
+)
+"""vLLM's wire."""
+
+
+RENDER = "/v1/chat/completions/render"
+
+
+def render_request(ask: ServerRequest) -> WireRequest:
+    """The request for the images alone. Between the smallest and the largest of them as its budget,
+    a processor has nothing to resize.
+    """
+    areas = [image.width * image.height for image in ask.images]
+    parts = [{"type": "image_url", "image_url": {"url": data_url(image)}} for image in ask.images]
+    body = {
+        "messages": [{"role": "user", "content": parts}],
+        "max_tokens": 1,
+        "mm_processor_kwargs": {"min_pixels": min(areas), "max_pixels": max(areas)},
+    }
+    return WireRequest(
+        path=RENDER,
+        body=body if ask.model is None else {"model": ask.model, **body},
+        lacks="render",
+    )
+
+
+def read_features(answer: Any, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
+    """The images as the server prepared them, for the places that they have in pipegen's prompt;
+    each takes as many tokens as there.
+
+    >>> from pipegen.records.options import GenerationOptions, resolve
+    >>> made = {
+    ...     "features": {
+    ...         "mm_hashes": {"image": ["h"]},
+    ...         "mm_placeholders": {"image": [{"offset": 4, "length": 9}]},
+    ...         "kwargs_data": {"image": ["AA=="]},
+    ...     }
+    ... }
+    >>> (found,) = read_features(
+    ...     made, ServerRequest(options=resolve(GenerationOptions()), places=((2, 9),))
+    ... ).unwrap()
+    >>> found.features["mm_placeholders"]
+    {'image': [{'offset': 2, 'length': 9}]}
+    >>> read_features(
+    ...     made, ServerRequest(options=resolve(GenerationOptions()), places=((2, 4),))
+    ... ).failure().message
+    'the server prepared an image to 9 tokens, and it has 4 for pipegen: the server did not keep its size'
+    """
+    features = answer.get("features") if isinstance(answer, Mapping) else None
+    columns = [_images(features, name) for name in ("mm_hashes", "kwargs_data", "mm_placeholders")]
+    if any(len(column) != len(ask.places) for column in columns) or not all(
+        isinstance(entry, str) for entry in (*columns[0], *columns[1])
+    ):
+        return malformed(
+            f"the server rendered {[len(column) for column in columns]} hashes, images and places"
+            f" for {len(ask.places)} images"
+        )
+    for place, (_, length) in zip(columns[2], ask.places, strict=True):
+        tokens = place.get("length") if isinstance(place, Mapping) else None
+        if tokens != length:
+            words = (
+                f"the server prepared an image to {tokens!r:.40} tokens, and it has {length} for"
+                " pipegen: the server did not keep its size"
+            )
+            return Failure(unkept(words))
+    places = [{"offset": offset, "length": length} for offset, length in ask.places]
+    return Success(
+        (
+            Completion(
+                features={
+                    "mm_hashes": {"image": columns[0]},
+                    "mm_placeholders": {"image": places},
+                    "kwargs_data": {"image": columns[1]},
+                }
+            ),
+        )
+    )
+
+
+def _images(features: Any, name: str) -> list[Any]:
+    column = features.get(name) if isinstance(features, Mapping) else None
+    images = column.get("image") if isinstance(column, Mapping) else None
+    return images if isinstance(images, list) else []
+
+
+def unkept(words: str) -> UnsupportedOption:
+    """The error where a server does not keep the sizes."""
+    return UnsupportedOption(
+        words, option="max_pixels", hint="keep within the checkpoint's own pixel budget"
+    )

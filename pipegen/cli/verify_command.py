@@ -1,0 +1,310 @@
+"""`pipegen verify`: is a server serving this model right, or was a file of results made by it?"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from pipegen import backends
+from pipegen.backends.checkpoint.locate import NoSuchModel
+from pipegen.cli.export_command import command_of
+from pipegen.cli.inputs import Item
+from pipegen.cli.outputs import say, write_summary
+from pipegen.cli.progress_line import progress
+from pipegen.cli.run_flags import InputFlags
+from pipegen.cli.sources import (
+    Question,
+    columns_of,
+    images_in_source,
+    is_image_folder,
+    open_source,
+)
+from pipegen.cli.usage import reading, refuse
+from pipegen.core.errors import CallFailed
+from pipegen.core.slots import Slot
+from pipegen.engines.settings import ModelLoadConfig
+from pipegen.io.results_in import slots_in
+from pipegen.io.tables import Columns, TableError
+from pipegen.records import strict_json
+from pipegen.records.engine_list import DIALECTS
+from pipegen.records.fields import InvalidField
+from pipegen.records.requests import GenerationRequest, ImagePolicy
+from pipegen.report.audit_file import ROW_KINDS, Recorded, verify_results
+from pipegen.report.diff import Occurrences
+from pipegen.report.gallery import printable
+from pipegen.report.questions import prompts
+from pipegen.report.verdict import Precision, Verdict
+from pipegen.report.verify import noise_of, verify
+
+if TYPE_CHECKING:
+    from pipegen.cli.app_results import VerifyFlags
+
+__all__ = ["run_verify"]
+
+_SHOWN = 3
+"""How many failed requests are shown."""
+
+
+_SETTINGS = (
+    "dialect",
+    "chat_only",
+    "precision",
+    "max_new_tokens",
+    "revision",
+    "trust_remote_code",
+    "dtype",
+    "device",
+    "served_model_name",
+    "timeout",
+)
+"""The flags that `pg.verify` takes by the same names."""
+
+
+def run_verify(flags: VerifyFlags) -> int:
+    """Ask or read, judge, and print the verdict. The exit code: 0 where the server, or the file, is
+    right, else 1.
+    """
+    for flag, value, choices in (
+        ("--precision", flags.precision, get_args(Precision)),
+        ("--dialect", flags.dialect, tuple(DIALECTS)),
+    ):
+        if value is not None and value not in choices:
+            refuse(f"takes one of {', '.join(choices)}, not {value!r}", flag)
+    _check_reading(flags)
+    is_file = "://" not in flags.url and (
+        Path(flags.url).suffix.lower() in _FILES or Path(flags.url).exists()
+    )
+    if not is_file and "://" not in flags.url:
+        refuse(f"there is no file {flags.url}, and an address begins with http://", "URL")
+    try:
+        right, plain, words = _of_file(flags) if is_file else _of_server(flags)
+    except (NoSuchModel, ImportError) as refusal:  # a missing extra is an ImportError
+        refuse(f"{flags.model!r} cannot be used: {refusal}", "--model")
+    except InvalidField as refusal:
+        refuse(str(refusal))
+    except CallFailed as failure:
+        say(f"{failure.error.message}; {failure.error.hint}")
+        return 1
+    print(strict_json.dump(plain) if flags.as_json else printable(words))
+    return write_summary(flags.summary, plain, 0 if right else 1)
+
+
+def _check_reading(flags: VerifyFlags) -> None:
+    """Refuse flags of reading that IN does not take."""
+    for field in fields(InputFlags):
+        if flags.source is None and getattr(flags, field.name) != field.default:
+            name = {"columns": "map"}.get(field.name, field.name)
+            refuse("goes with IN", f"--{name.replace('_', '-')}")
+    if flags.prompt is not None and not is_image_folder(flags.source or "", flags.prompt):
+        refuse("goes with a folder of images; each line of a file says its own", "--prompt")
+
+
+_SERVER_ALONE = ("dialect", "chat_only", "served_model_name", "timeout", "max_new_tokens")
+_FILES = (".jsonl", ".parquet", ".arrow", ".feather", ".csv")
+
+
+def _of_server(flags: VerifyFlags) -> tuple[bool, dict[str, Any], str]:
+    settings: dict[str, Any] = {name: getattr(flags, name) for name in _SETTINGS}
+    images = images_in_source(flags, flags.source)
+    with contextlib.ExitStack() as stack:
+        requests: list[Slot[GenerationRequest]] | list[dict[str, Any]] | None = (
+            None if flags.rows is None else [*itertools.islice(prompts(), flags.rows)]
+        )
+        if flags.source is not None:
+            requests = [item.slot for item in _requests(flags, columns_of(flags), images, stack)]
+        total = None if requests is None else len(requests)
+        show_progress = stack.enter_context(progress(total, shown=not flags.quiet))
+        settings["tell"] = lambda done, words: show_progress(
+            done, f"{done}{'' if total is None else f'/{total}'} {words}"
+        )
+        verdict = verify(flags.url, flags.model, requests, image_policy=images, **settings)
+    return verdict.right, verdict.plain(), in_words(verdict)
+
+
+def _as_run(flags: VerifyFlags) -> tuple[VerifyFlags, Columns]:
+    """The flags, and the columns that requests are read from. Where they are silent, IN is read as
+    the run that wrote the file has read it.
+    """
+    columns = columns_of(flags)
+    command = None if flags.source is None else command_of(Path(flags.url))
+    if command is None:
+        return flags, columns
+    if command.image_root is not None and flags.image_root is None:
+        say(f"the run had --image-root {command.image_root}: without it, images are not looked for")
+    drops = flags.drop_final_answer or command.drop_final_answer
+    columns = (columns if flags.columns else command.read)._replace(drops_answer=drops)
+    prompt, system = (
+        getattr(command if getattr(flags, name) is None else flags, name)
+        for name in ("prompt", "system")
+    )
+    return replace(flags, prompt=prompt, system=system), columns
+
+
+def _requests(
+    flags: VerifyFlags, columns: Columns, images: ImagePolicy, stack: contextlib.ExitStack
+) -> list[Item]:
+    question = Question(flags.prompt, flags.system, overwrite=True)
+    opened = open_source(flags.source, question, images, columns, stack)
+    try:
+        return [*itertools.islice(opened.items, flags.rows)]
+    except TableError as refusal:
+        refuse(str(refusal), "IN")
+
+
+def _of_file(flags: VerifyFlags) -> tuple[bool, dict[str, Any], str]:
+    """The verdict on a file of results; IN is the file of their requests."""
+    from pipegen.backends.checkpoint.checkpoint import Checkpoint
+
+    for field in fields(flags):
+        if field.name in _SERVER_ALONE and getattr(flags, field.name) != field.default:
+            refuse("is for servers, and URL is a file", f"--{field.name.replace('_', '-')}")
+    file, (flags, columns) = Path(flags.url), _as_run(flags)
+    images = images_in_source(flags, flags.source)
+    checkpoint: dict[str, Any] = {
+        "revision": flags.revision,
+        "trust_remote_code": flags.trust_remote_code,
+    }
+    with contextlib.ExitStack() as stack:
+        request_name, row_name = Occurrences(), Occurrences()  # equal ids are paired by their order
+        requests = (
+            {
+                request_name(item.origin.id): item.slot
+                for item in _requests(flags, columns, images, stack)
+            }
+            if flags.source is not None
+            else {}
+        )
+        with reading(file, "URL"):
+            slots = [
+                (row_name(name), slot)
+                for name, slot in itertools.islice(slots_in(file), flags.rows)
+            ]
+        for name, count in row_name.counts.items() if flags.rows is None else ():
+            requests_count = request_name.counts[name]
+            if requests_count and count != requests_count:
+                refuse(
+                    f"{requests_count} of its requests have the id {name!r}, and {count} rows of"
+                    f" {file}: which is whose is not known",
+                    "IN",
+                )
+        unasked = sum(name not in requests for name, _ in slots)
+        if requests and slots and unasked == len(slots):
+            refuse(f"holds a request of no row of {file}: the ids are others", "IN")
+        reference = stack.enter_context(
+            backends.hf(flags.model, dtype=flags.dtype, device=flags.device, **checkpoint)
+        )
+        precision: Any = (
+            flags.precision or Checkpoint(ModelLoadConfig(model=flags.model, **checkpoint)).dtype
+        )
+        show_progress = stack.enter_context(progress(len(slots), shown=not flags.quiet))
+
+        def noise(candidate: Precision, rows: Any) -> float | None:
+            return (
+                noise_of(candidate, rows, flags.model, device=flags.device, **checkpoint)
+                if flags.dtype == "float32"
+                else None
+            )
+
+        verdict = verify_results(
+            slots,
+            flags.model,
+            reference,
+            requests=requests.get,
+            precision=precision,
+            noise=noise,
+            image_policy=images,
+            tell=lambda done: show_progress(done, f"{done}/{len(slots)}"),
+        )
+    words = of_file_in_words(verdict, file)
+    if requests and unasked:
+        words += f"\n{unasked:,} rows have no request in IN: their prompts are not rendered"
+    return verdict.right, {"file": str(file), **verdict.plain()}, words
+
+
+def of_file_in_words(found: Recorded, file: Path) -> str:
+    """The verdict on a file for a reader."""
+    counts = (
+        ", ".join(
+            f"{count:,} {kind}"
+            for kind, count in sorted(found.counts.items(), key=lambda pair: -pair[1])
+        )
+        or "no rows"
+    )
+    wrong = found.whole or not set(found.counts) <= {"right", "not judged"}
+    lines = [
+        (
+            f"{'right' if found.right else 'not right' if wrong else 'not known'}: {file} by"
+            f" {found.model}: {counts}"
+        )
+    ]
+    if found.spread is not None:
+        explained = f"{found.precision} explains {found.most_spread:.2g}"
+        lines.append(
+            f"log probabilities differ by {found.spread:.2g} (root of the mean square); {explained}"
+        )
+    if found.whole:
+        lines.append(f"all rows together: {found.whole}")
+    if found.counts.keys() == {"template"}:
+        lines.append(
+            "no prompt is as expected: if the run had --map, --system, --drop-final-answer or"
+            " --image-root, give them here too"
+        )
+    for kind, words in ROW_KINDS.items():
+        rows = [row for row in found.rows if row.verdict == kind]
+        if rows:
+            lines += [f"{kind}: {words}", *(f"  {row.id}: {row.evidence}" for row in rows[:_SHOWN])]
+            lines += [f"  ... and {len(rows) - _SHOWN:,} more"] if len(rows) > _SHOWN else []
+    return "\n".join(lines)
+
+
+def in_words(verdict: Verdict) -> str:
+    """The verdict for a reader."""
+    ways = " and ".join(f"by {way}" for way in verdict.ways) or "none judged"
+    lines = [
+        (
+            f"{'right' if verdict.right else 'not right' if verdict.faults else 'not known'}:"
+            f" {verdict.model} at {verdict.url} ({verdict.dialect}), {ways}"
+        ),
+        (
+            f"{verdict.prompts:,} requests, {verdict.answers:,} answers; the reference would have"
+            f" written {verdict.agreeing:,} of them, token for token"
+        ),
+    ]
+    if verdict.asked_again:
+        lines.append(
+            f"{verdict.asked_again:,} requests more, about answers that came: cut short, with stop"
+            " strings, as streams, with seeds, for several samples"
+        )
+    if verdict.spread is not None:
+        lines.append(
+            f"log probabilities differ by {verdict.spread:.2g} (root of the mean square);"
+            f" {verdict.precision} explains {verdict.most_spread:.2g}"
+        )
+    if verdict.margin:
+        lines.append(
+            f"the largest margin where another token was chosen is {verdict.margin:.2g};"
+            f" {verdict.precision} explains {verdict.most_margin:.2g}"
+        )
+    for fault in verdict.faults:
+        lines += [
+            f"{fault.kind}: {fault.words}",
+            (
+                f"  in {fault.answers:,} of {fault.of:,} answers by {fault.first.way}, first in"
+                f" {fault.first.id}:"
+            ),
+        ]
+        lines += [f"  {fault.example}", f"  evidence: {fault.evidence}"]
+    if verdict.too_long:
+        lines.append(
+            f"{verdict.too_long:,} requests are too long for the model or the server, and are not"
+            " judged"
+        )
+    lines += [f"not judged: {words}" for words in verdict.not_judged]
+    for name, way, error in verdict.failed[:_SHOWN]:
+        lines.append(f"failed by {way}: {name}: {type(error).__name__}: {error.message}")
+    if len(verdict.failed) > _SHOWN:
+        lines.append(f"... and {len(verdict.failed) - _SHOWN:,} more failed")
+    return "\n".join(lines)

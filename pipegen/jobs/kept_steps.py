@@ -1,0 +1,121 @@
+"""The steps of a job: answers to single calls, for rows that take more than one.
+
+A row may ask an engine several times: samples, or a judge after a rollout. While it does, each
+answer that does not end it is written to a journal of its own, `steps-0001.jsonl` and so on, beside
+the rows. A row that is begun again takes them from there, and asks only for the others. A row of
+one call writes none.
+
+The key of a step is content, as that of a row is. It is made of the row's key, which of its calls
+it is, what the engine's answers depend on, and what is asked of it. Equal inputs of a call have an
+ordinal. Failed answers are not kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from immutabledict import immutabledict
+from returns.result import Success
+
+from pipegen.core.foreign_calls import attempt
+from pipegen.core.interpreter import Row as Way
+from pipegen.core.slots import Slot, is_ok
+from pipegen.core.steps import EngineRequest
+from pipegen.engines.protocol import answers_depend_on
+from pipegen.io.answer_lines import answer_from, answer_to_plain
+from pipegen.jobs.job_rows import Row
+from pipegen.jobs.journal import STEPS, Journal
+from pipegen.jobs.row_keys import call_key, in_keys
+from pipegen.records import strict_json
+
+__all__ = ["Steps", "Turn"]
+
+K = TypeVar("K")
+
+
+_NONE: Mapping[str, Any] = immutabledict()
+
+
+class Turn(Generic[K]):
+    """A row that was taken and not given out, and its slot once there is one."""
+
+    def __init__(self, row: Row[K]) -> None:
+        self.row = row
+        self.slot: Slot[Any] | None = None
+        """Set once the row has ended in this run."""
+
+
+class Steps:
+    """The steps of a job's folder. Raises `JournalError` as `Journal` does."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any] = _NONE) -> None:
+        self._folder, self._settings = folder, settings
+        self._engines: dict[int, tuple[Any, str]] = {}
+        """By the id of a call's backend: it, and what its answers depend on, as that was at its
+        first call.
+        """
+        self._journal = (
+            Journal(folder, STEPS)
+            if next(folder.glob(f"{STEPS}-*.jsonl"), None) is not None
+            else None
+        )
+
+    def of(self, turn: Turn[Any], row: Way, wanted: EngineRequest) -> Slot[Any] | None:
+        """The answer to what a row wants, where it is kept."""
+        key = self._key(turn, row, wanted)
+        if key is None or self._journal is None or not len(self._journal) or turn.row.anew:
+            return None
+        return self._kept(self._journal, key, wanted.input)
+
+    def keep(self, turn: Turn[Any], row: Way, wanted: EngineRequest, slot: Slot[Any]) -> None:
+        """Write an answer, where it and what asks for it can be written."""
+        key = self._key(turn, row, wanted)
+        text = attempt(lambda: _line_of(slot)).value_or("")
+        if key is not None and text:
+            if self._journal is None:
+                self._journal = Journal(self._folder, STEPS)
+            self._journal.append(key, text)
+
+    def close(self) -> None:
+        """Sync, and let go of the files. May be called again. Raises `JournalError` where the last
+        steps cannot be synced.
+        """
+        if self._journal is not None:
+            self._journal.close()
+
+    @staticmethod
+    def _kept(journal: Journal, key: str, call_input: Any) -> Slot[Any] | None:
+        values = journal.get(key)
+        if values is None:
+            return None
+        answer = attempt(lambda: answer_from(values, call_input))
+        if is_ok(answer):
+            return Success(answer.unwrap())
+        journal.forget(key, str(answer.failure()))  # another version of pipegen wrote it
+        return None
+
+    def _key(self, turn: Turn[Any], row: Way, wanted: EngineRequest) -> str | None:
+        """What a row wants, where it is in the pipe, and of whom it wants it. None where a stage
+        has changed what it wants to what has no key: what is wrong with that, the engine says.
+        """
+        backend = wanted.backend
+        if id(backend) not in self._engines:
+            depends = json.dumps(
+                in_keys(answers_depend_on(backend), self._settings), sort_keys=True
+            )
+            self._engines[id(backend)] = backend, depends
+        at = [row.place, row.sample, len(row.answers)]
+        depends = self._engines[id(backend)][1]
+        key = attempt(
+            lambda: call_key(turn.row.key or "", at, depends, wanted.input, self._settings)
+        )
+        return key.value_or(None)
+
+
+def _line_of(slot: Slot[Any]) -> str:
+    """The answer as a line of JSON; empty for one that failed, or whose form is not known."""
+    values = answer_to_plain(slot.unwrap()) if is_ok(slot) else None
+    return "" if values is None else strict_json.dump(values)

@@ -1,0 +1,102 @@
+"""The images and videos of requests, made ready for the model: equal ones of a batch once, and on a few
+threads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from returns.result import Failure, Success
+
+from pipegen.core.errors import BadImage, BadVideo, InvalidRequest
+from pipegen.core.foreign_calls import EXHAUSTED, call_tokenizer, guard_result
+from pipegen.core.parallel import parallel
+from pipegen.core.slots import Slot, is_ok
+from pipegen.engines.model import TokenModel
+from pipegen.engines.tokenizer import Tokenizer
+from pipegen.records.messages import ImageSource, VideoSource, numbered
+from pipegen.records.options import VlmPreprocessOptions
+from pipegen.records.results import PreparedImage, ResolvedRequest
+
+__all__ = ["Prepared", "image_tokens", "images_of", "prepare_images"]
+
+_Image: TypeAlias = tuple[ImageSource, VlmPreprocessOptions]
+Prepared: TypeAlias = Mapping[_Image, Slot[PreparedImage]]
+"""Every image and video of a batch, once for each of the settings that are asked for."""
+
+
+def prepare_images(jobs: Sequence[ResolvedRequest], model: TokenModel) -> Prepared:
+    """Every image and video of the jobs, prepared once for each of the settings that are asked for."""
+    indexes: dict[_Image, int] = {}
+    for job in jobs:
+        for index, source in numbered(job.request.sources):
+            indexes.setdefault((source, _preprocess(job)), index)
+    if not indexes:
+        return {}
+
+    def prepared(item: tuple[_Image, int]) -> Slot[PreparedImage]:
+        (source, options), index = item
+        kind = "video" if isinstance(source, VideoSource) else "image"
+        return guard_result(
+            lambda: model.prepare_image(source, options, index),
+            lambda raised: InvalidRequest(
+                f"{kind} {index} cannot be made ready: {raised.words}", incident=raised.incident
+            ),
+            only=EXHAUSTED,
+        )
+
+    return dict(zip(indexes, parallel(prepared, [*indexes.items()]), strict=True))
+
+
+def images_of(job: ResolvedRequest, prepared: Prepared) -> Slot[tuple[PreparedImage, ...]]:
+    """The job's images and videos, in order; the error of the first that could not be prepared."""
+    images: list[PreparedImage] = []
+    for index, source in numbered(job.request.sources):
+        image = prepared[source, _preprocess(job)]
+        if not is_ok(image):
+            error = image.failure()
+            return Failure(
+                dataclasses.replace(error, index=index)
+                if isinstance(error, (BadImage, BadVideo))
+                else error
+            )
+        images.append(image.unwrap())
+    return Success(tuple(images))
+
+
+def _preprocess(job: ResolvedRequest) -> VlmPreprocessOptions:
+    return job.options.preprocess or VlmPreprocessOptions()
+
+
+def image_tokens(
+    images: tuple[PreparedImage, ...],
+    tokenizer: Tokenizer,
+    image_placeholder: str | None,
+    video_placeholder: str | None = None,
+) -> str:
+    """The added tokens that stand in a prompt for images and videos, one after another: they steer,
+    and so text that looks like them has to stay text.
+
+    >>> from pipegen.testing.toy import ToyTokenizer
+    >>> image_tokens((), ToyTokenizer(), "<|image_pad|>")
+    '<|image_pad|>'
+    """
+    placeholders = [
+        placeholder for placeholder in (image_placeholder, video_placeholder) if placeholder
+    ]
+    if not placeholders or not images:
+        return "\0".join(placeholders)
+    ids = {
+        token_id
+        for image in images
+        if image.expansion is not None
+        for token_id in call_tokenizer(tokenizer.encode, image.expansion)
+    }
+    tokens = (
+        sorted(token for token, token_id in tokenizer.control_tokens.items() if token_id in ids)
+        if ids
+        else []
+    )
+    return "\0".join(dict.fromkeys([*placeholders, *tokens]))
