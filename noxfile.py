@@ -232,7 +232,7 @@ def core_only(session: nox.Session) -> None:
         "-k",
         (
             "not pipegen.backends.hf and not composes and not known_words and not decoded_by and"
-            " not parts.compared and not io.arrow_values"
+            " not parts.literals and not io.arrow_values"
         ),
     )
     run(
