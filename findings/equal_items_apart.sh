@@ -9,8 +9,9 @@ set -euo pipefail
 folder="$(mktemp -d)"
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
-"$folder/venv/bin/python" -m pip install --quiet jsonschema==4.26.0
-"$folder/venv/bin/python" - <<'PYTHON'
+python="$folder/venv/bin/python"
+"$python" -m pip install --quiet jsonschema==4.26.0
+"$python" - <<'PYTHON'
 import json
 import sys
 from importlib.metadata import version
