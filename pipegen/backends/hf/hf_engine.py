@@ -362,7 +362,8 @@ def _requeued(schedule: Schedule, why: PassFailed) -> list[HFRow]:
     for row in schedule.requeue_in_halves() if why.raised else schedule.requeue_after_oom():
         row.fail(why.of_row())
     schedule.prune()
-    release()
+    if why.full:
+        release()
     return rows
 
 

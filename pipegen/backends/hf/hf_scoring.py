@@ -248,7 +248,8 @@ class Scoring:
             return
         failed = pass_failed(done.failure())
         self._let_go()
-        release()
+        if failed.full:
+            release()
         for tail in tails:
             tail.clear()
         if len(tails) == 1:
