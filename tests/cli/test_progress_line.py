@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import pipegen as pg
-from pipegen.cli import progress as module
+from pipegen.cli import progress_line as module
 from pipegen.cli.outputs import Tally
 from pipegen.cli.progress_line import EVERY, Meter, progress, tells
 from pipegen.cli.sources import Question, open_source

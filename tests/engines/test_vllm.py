@@ -17,7 +17,7 @@ from support.models import FAMILIES
 from support.small_tokenizers import longer_without_space
 
 import pipegen as pg
-from pipegen.backends.vllm import engine as vllm_engine
+from pipegen.backends.vllm import vllm_engine
 from pipegen.engines.capabilities import ENGINES, FEATURES
 from pipegen.engines.plugin import Plugin
 from pipegen.records.option_table import OPTIONS

@@ -22,7 +22,7 @@ from support.models import encoded, write_model
 
 import pipegen as pg
 from pipegen.backends.checkpoint.adapters import largest_rank
-from pipegen.backends.vllm import engine as vllm_engine
+from pipegen.backends.vllm import vllm_engine
 from pipegen.backends.vllm.vllm_engine import VLLMEngine
 from pipegen.backends.vllm.vllm_sampling import sampling_params
 from pipegen.core.distribution import install_hint
