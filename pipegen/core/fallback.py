@@ -93,7 +93,7 @@ def fallback(first: Pipe[A, B], second: Pipe[A, B], *, when: When) -> Pipe[A, B]
 
     name = f"fallback({first.name}, {second.name})"
     shown = ", ".join(sorted(kind.__name__ for kind in kinds)) or getattr(when, "__qualname__", "")
-    nest = Branch(
+    branch = Branch(
         name=name,
         ways=(first, second),
         leave=leave,
@@ -104,7 +104,7 @@ def fallback(first: Pipe[A, B], second: Pipe[A, B], *, when: When) -> Pipe[A, B]
         version=f"({first.stages} | {second.stages}) when {shown}",
         rebind=lambda new: fallback(first.rebound(new), second.rebound(new), when=when),
     )
-    return pipe_of(*sampled(nest, (*first.steps, *second.steps), whole=True))
+    return pipe_of(*sampled(branch, (*first.steps, *second.steps), whole=True))
 
 
 _REFUSALS = (UnsupportedMultimodal, UnsupportedOption, UnsupportedPlugin)

@@ -78,11 +78,11 @@ class Row(NamedTuple):
     before: Slot[Any] | None = None
     """The answer that its request was made of."""
     turn: int = 0
-    """Within a nest, how many turns came before."""
+    """Within a branch, how many turns came before."""
     notes: tuple[Any, ...] = ()
-    """What the nest has noted at these: the errors of a fallback, the results of a loop."""
+    """What the branch has noted at these: the errors of a fallback, the results of a loop."""
     outer: Row | None = None
-    """Within a nest, the row in the pipe around it. Its value is what came in at this turn."""
+    """Within a branch, the row in the pipe around it. Its value is what came in at this turn."""
 
     @property
     def place(self) -> Place:
@@ -121,7 +121,7 @@ def advance(
 
     What a stage raises comes through, with a note that names the stage and the row's key. With
     `bug`, it is handed there, and the row is gone. A failed row of which `stays(row)` is true goes
-    on in no other pipe of its nest: text that it has made cannot be taken back.
+    on in no other pipe of its branch: text that it has made cannot be taken back.
     """
     done = Advanced([], [], [])
     there: dict[Place, list[Row]] = {}
@@ -175,8 +175,10 @@ def shown_text(pipe: Pipe[Any, Any], row: Row) -> Shown:
         return Shown(pipe.program.keeps[row.at], pipe.program.follows[row.at], None)
     keeps, follow, turn = shown_text(pipe, row.outer)
     program = _program(pipe, row.place)
-    nest: Any = _program(pipe, row.outer.place).does[row.outer.at]
-    if nest.splits:  # of a loop within a loop, no round is known to be the last before it has ended
+    branch: Any = _program(pipe, row.outer.place).does[row.outer.at]
+    if (
+        branch.splits
+    ):  # of a loop within a loop, no round is known to be the last before it has ended
         keeps, turn = keeps and turn is None, row.turn if turn is None else turn
     elif row.outer.samples:  # its rows are put together, and then told apart
         keeps = False
@@ -188,8 +190,8 @@ def shown_text(pipe: Pipe[Any, Any], row: Row) -> Shown:
 def _program(pipe: Pipe[Any, Any], place: Place) -> Program:
     """The program of the innermost pipe at this place."""
     for (_, at), (turn, _) in pairwise(place):
-        nest: Any = pipe.program.does[at]
-        pipe = nest.way(turn)
+        branch: Any = pipe.program.does[at]
+        pipe = branch.way(turn)
     return pipe.program
 
 
@@ -246,7 +248,7 @@ def _alone(program: Sequence[Any], at: int, going: Going, bug: Bug | None) -> Go
 
 
 def _unread(row: Row, slot: Unread[Any], program: Sequence[Any], at: int) -> Slot[Any]:
-    """A request that was never read, after the stages at a place. Before a nest, pipegen's own
+    """A request that was never read, after the stages at a place. Before a branch, pipegen's own
     stages add to it, such as options. Any other stage makes it a failure alone.
     """
     if row.outer is not None or not any(isinstance(step, Branch) for step in program[at:]):
@@ -437,8 +439,8 @@ def _called(
 
 
 def _enter(at: int, going: Going, there: dict[Place, list[Row]]) -> Going:
-    """Rows at a nest: into its first pipe. A failed one goes past it, unless it failed before the
-    first stage: then the nest may hand its request on.
+    """Rows at a branch: into its first pipe. A failed one goes past it, unless it failed before the
+    first stage: then the branch may hand its request on.
     """
     for row, slot in zip(*going, strict=True):
         enters = isinstance(slot, (Success, Unread))
@@ -458,15 +460,15 @@ def _leave(
     bug: Bug | None,
     stays: Stays,
 ) -> None:
-    """Rows that come out of a pipe of a nest: each goes on in the next one, or after the nest."""
+    """Rows that come out of a pipe of a branch: each goes on in the next one, or after the branch."""
     at = place[-1][1]
-    nest: Any = _program(pipe, place).does[at]
+    branch: Any = _program(pipe, place).does[at]
     for row in map(_plain, rows):
         outer: Any = row.outer
         try:
-            after = nest.leave(outer.value, row.notes, row.turn, row.value)
+            after = branch.leave(outer.value, row.notes, row.turn, row.value)
         except Exception as raised:  # noqa: BLE001 - it raises again, or is handed on
-            note = StageNote(f"{nest.decides} of {nest.name}", internal=False, row=row.key)
+            note = StageNote(f"{branch.decides} of {branch.name}", internal=False, row=row.key)
             noted = _noted(raised, note)
             if bug is None:
                 raise noted  # noqa: B904 - it is `raised`, or has it as its cause

@@ -53,7 +53,7 @@ def loop(
             return slot
         return decide((*notes, slot.unwrap()), value.unwrap())
 
-    nest = Branch(
+    branch = Branch(
         name=name,
         ways=ways,
         leave=leave,
@@ -74,4 +74,4 @@ def loop(
             plain=None if plain is None else plain.rebound(new),
         ),
     )
-    return pipe_of(*sampled(nest, pipe.steps, whole=False))
+    return pipe_of(*sampled(branch, pipe.steps, whole=False))

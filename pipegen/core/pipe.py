@@ -130,9 +130,13 @@ class Pipe(Generic[A_contra, B_co]):
     @property
     def leads_on(self) -> str:
         """What leads rows with `turns` on, which is not in `stages`; empty where nothing does."""
-        nests = [step for step in self.steps if isinstance(step, Branch)]
-        names = [f"{nest.name} {nest.version}" for nest in nests if nest.plain is not None]
-        return " ".join([*names, *(way.leads_on for nest in nests for way in nest.ways)]).strip()
+        branches = [step for step in self.steps if isinstance(step, Branch)]
+        names = [
+            f"{branch.name} {branch.version}" for branch in branches if branch.plain is not None
+        ]
+        return " ".join(
+            [*names, *(way.leads_on for branch in branches for way in branch.ways)]
+        ).strip()
 
     @property
     def keeps_text(self) -> bool:

@@ -45,7 +45,7 @@ object.__setattr__(
 class Unread(Failure[E]):  # type: ignore[misc]  # final; it goes wherever a failure goes
     """A request that failed before the first stage, with the request itself, for a fallback.
 
-    To anything but the first nest of a pipe it is a `Failure`.
+    To anything but the first branch of a pipe it is a `Failure`.
     """
 
     __slots__ = ("given",)

@@ -132,7 +132,7 @@ class Call(Step):
 
 
 class GoOn(NamedTuple):
-    """A row goes on in a nest: with this value, and what is noted until then."""
+    """A row goes on in a branch: with this value, and what is noted until then."""
 
     value: Slot[Any]
     notes: tuple[Any, ...]
@@ -240,14 +240,14 @@ def program(steps: Steps) -> Program:
     return Program(*zip(*places, strict=True))
 
 
-def sampled(nest: Branch, steps: Steps, *, whole: bool) -> Steps:
-    """A nest of these steps, which honours samples if they do. Its pipes get a `whole` request, or
+def sampled(branch: Branch, steps: Steps, *, whole: bool) -> Steps:
+    """A branch of these steps, which honours samples if they do. Its pipes get a `whole` request, or
     each row by itself.
     """
     kinds: dict[type, Any] = {type(step): step for step in steps}
     if Expand not in kinds or Gather not in kinds:
-        return (nest,)
-    return replace(kinds[Expand], whole=whole), nest, replace(kinds[Gather], whole=whole)
+        return (branch,)
+    return replace(kinds[Expand], whole=whole), branch, replace(kinds[Gather], whole=whole)
 
 
 def union(*owned: tuple[Closeable, ...]) -> tuple[Closeable, ...]:

@@ -3,10 +3,10 @@ few lines over it.
 
 Requests are taken from the input and become rows. Rows go through the stages up to their next calls
 (`pipegen.core.interpreter`), and are added to the session of the engine that they want. A step of a
-session brings the answers of rows that have ended; these go on at once. When the last row of a
-request is at the end of the pipe, the request has its slot. All calls of one engine are one
-session, to which rows are added at any time. No request waits for another one, and an engine has
-rows to work on as long as there is input.
+session brings the answers of rows that have ended; these go on at once. Its `side_by_side` says how
+much a step is. When the last row of a request is at the end of the pipe, the request has its slot.
+Of an input that is read, all calls of one engine are one session. Rows are added to it at any time.
+No request waits for another one, and an engine has rows to work on as long as there is input.
 
 **A whole batch** is there from the start. All its rows that want an engine at one place of the pipe
 are one call of it. A call begins when no row is on its way to an earlier one. Some hundred rows go
@@ -21,8 +21,10 @@ these bounds, and not on the length of the input.
 **Ending early.** `close` ends everything at once. `drain` takes no more input, and gives what is in
 flight some seconds to end.
 
-**Threads.** Stages, and engines of this process, run in the thread that asks for the next slot.
-Images are read and resized on a few other threads.
+**Threads.** Stages, and engines of this process, run in the thread that asks for the next slot. For
+an asynchronous caller they may run in other threads. Images are read and resized on a few other
+threads. Of an input that is read, a request with images goes through its stages there, up to its
+first call.
 """
 
 from __future__ import annotations
@@ -89,7 +91,8 @@ HELD_BYTES = 512 * 2**20
 class Drive(Generic[K]):
     """The slots of any number of requests; see the module.
 
-    take: gives the next key and request, or why there is none; `batch` has them all instead.
+    take: gives the next key and request, or why there is none. `batch` has them all instead:
+    already admitted, with their images read.
     finished: is called with each slot as soon as there is one, before its turn.
     isolate_bugs: a bug fails its own request, and does not raise (see `pipegen.drivers.isolation`).
     kept: answers that are not asked for again.

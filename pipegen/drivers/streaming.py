@@ -91,7 +91,7 @@ class _Deltas:
         )
 
     def _stays(self, row: Row) -> bool:
-        """Whether there were deltas of what came into the nest with this row."""
+        """Whether there were deltas of what came into the branch with this row."""
         outer: Any = row.outer
         place, sample = outer.place, outer.sample
         return any(

@@ -195,8 +195,8 @@ def from_plain(values: Mapping[str, Any]) -> Slot[GenerationResult]: ...
 @overload
 def from_plain(values: Mapping[str, Any], kind: type[T]) -> Slot[T]: ...
 def from_plain(values: Mapping[str, Any], kind: Any = GenerationResult) -> Slot[Any]:
-    """The slot that `to_plain` was given, without metadata: of a result, or of the score or the
-    rollout where `kind` is `Scored` or `Rollout`. Raises `InvalidField` for other data.
+    """The slot that `to_plain` was given, without metadata and with its id as text: of a result, or
+    of the score or the rollout where `kind` is `Scored` or `Rollout`. Raises `InvalidField` for other data.
     """
     if not isinstance(values, Mapping):
         raise InvalidField(f"a line's values are a mapping, not {type(values).__name__}")

@@ -1,4 +1,5 @@
-"""The codec: records as plain data and back, by what they declare.
+"""The codec: records as plain data and back, by what they declare. `pipegen.io.jsonl` makes the
+lines of results.
 
 The type of a field says how its values are written and read; its `FieldRow`, where it has one, says
 where else it is seen. So a field is added to a record in one place.
@@ -28,7 +29,7 @@ from pipegen.core.errors import GenerationError
 from pipegen.core.functional import without_none
 from pipegen.core.names import InvalidField, nearest
 from pipegen.records import strict_json
-from pipegen.records.fields import FieldRow, metadata_of
+from pipegen.records.fields import FieldRow, UnknownField, metadata_of
 from pipegen.records.frozen import freeze
 from pipegen.records.messages import ImageSource, VideoSource
 from pipegen.records.options import GenerationOptions, flat_values, options_from
@@ -168,7 +169,8 @@ def _writer(hint: Any, brief: bool) -> Callable[[Any], Any]:
 
 
 def decode(values: Mapping[str, Any], kind: type[T], **others: Any) -> T:
-    """The record that `encode` was given. `others` are fields that are not written.
+    """The record that `encode` was given. Fields that are not written come from `others`, or have
+    their default.
 
     Raises `InvalidField` for the records that lines are of, and for others also `KeyError`,
     `TypeError` or `ValueError`, where the data is not of this form.
@@ -180,8 +182,17 @@ def decode(values: Mapping[str, Any], kind: type[T], **others: Any) -> T:
         unread = [field.key for field in needed if not field.row.brief]
         brief = ": a brief line is not read back" if missing == unread else ""
         raise InvalidField(f"a {word} takes {', '.join(missing)} too{brief}")
+    if stray := _unwritten(record).intersection(values):
+        raise UnknownField(f"a line of {kind.__name__} has no field {min(stray)!r}")
     result: T = made(**values, **others)
     return result
+
+
+@functools.cache
+def _unwritten(kind: Any) -> frozenset[str]:
+    """The fields of a record that no line has."""
+    names = {field.name for field in dataclasses.fields(kind) if field.init}
+    return frozenset(names.difference(field.name for field in declared(kind)))
 
 
 @functools.cache

@@ -2,7 +2,7 @@
 reference once.
 
 The rule for a row: its prompt is the one that the reference renders (where the request is at hand).
-Its text, finish and counts are those of its ids, and what the request asks (`obeying`). Each of its
+Its text, finish and counts are those of its ids, and what the request asks (`audit_row`). Each of its
 ids is the likeliest one where it was greedy, and one that its filters leave where it was drawn. Its
 recorded log probabilities are the reference's. What a row's options change beyond that (penalties,
 a form) is not known to the reference, and such a row is `not judged`, unless its log probabilities

@@ -1,5 +1,5 @@
-"""Is a server serving this model right? It is asked (`asking`, `questions`, `follow_ups`), and its
-answers are judged (`causes`).
+"""Is a server serving this model right? It is asked (`asking`, `questions`, `retests`), and its
+answers are judged (`diagnose`).
 """
 
 from __future__ import annotations

@@ -4,7 +4,11 @@ A generated token is judged once the row has more than `min_new_tokens`. This is
 token ends it, then one of the model's end tokens, then a stop string, then a plugin, then the
 length. A stop string that completes in the text goes before an id that ends the row with the same
 token, before the length, and before an engine that gave the row up. A stop token's text, and an end
-token's, is in `raw_text` only.
+token's, is in `raw_text` only: it completes no stop string, but for stops that hold a special token.
+
+Engines that give ids feed a `TokenFold` (`pipegen.backends.engine_rows`); then `decode` and `stop`
+judge. Chat routes have neither stage: `pipegen.backends.servers.chat_engine` feeds a `TextFold`, and
+takes other ends from the server.
 
 How an engine ended a row counts only where it is about the very ids and options of the answer.
 After a stage that changed them, the rule is applied again (see `pipegen.stages.parts.stop_state`).

@@ -48,7 +48,7 @@ from hypothesis import Phase, find, settings
 import pipegen as pg
 from pipegen.config import lines_schema
 from pipegen.io.results_in import slots_in
-from pipegen.io.table_out import parquet_out
+from pipegen.io.table_out import arrow_out
 from pipegen.io.tables import Columns, Row
 from pipegen.records import strict_json
 from pipegen.records.frozen import freeze
@@ -69,7 +69,7 @@ read = pg.from_plain(line).unwrap()
 brief = pg.to_plain(pg.Success(result), "r", brief=True)
 short = pg.to_plain(pg.Success(GenerationResult(**known)), "r", brief=True)
 file = pathlib.Path(sys.argv[1], "out.parquet")
-with file.open("wb") as stream, parquet_out(stream, pa.schema([]), Columns(), model="m") as write:
+with file.open("wb") as stream, arrow_out(stream, pa.schema([]), Columns(), form=".parquet", model="m") as write:
     write(Row({}, None, 0), "r", pg.Success(result))
 (_, slot), = slots_in(file)
 properties = lines_schema()["$defs"]["GenerationResult"]["properties"]
@@ -150,6 +150,12 @@ def test_a_record_inside_is_read_by_its_own_declaration() -> None:
             decode(values, TokenLogprob)
     with pytest.raises(InvalidField, match="TokenLogprob has no field 'txt'; did you mean 'text'"):
         decode({"token_id": 1, "logprob": 0.0, "txt": "a"}, TokenLogprob)
+
+
+def test_a_field_that_no_line_has_is_refused() -> None:
+    result = GenerationResult(text="", raw_text="", finish=Finish.EOS, options=resolve())
+    with pytest.raises(InvalidField, match="a line of GenerationResult has no field 'turn'"):
+        decode({**encode(result), "turn": {}}, GenerationResult)
 
 
 def test_an_error_inside_an_error_is_read_too() -> None:

@@ -1,5 +1,5 @@
 """The engine behind the chat route: the server renders, tokenises and decodes; the text is cut
-here, by the same `cut` as everywhere.
+here, by the same `TextFold` as everywhere.
 """
 
 from __future__ import annotations
