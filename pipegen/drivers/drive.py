@@ -18,13 +18,11 @@ have ended and wait for slower ones before them. No input is taken while so many
 requests are prepared while the images of those in flight take `HELD_BYTES`. So memory depends on
 these bounds, and not on the length of the input.
 
-**Ending early.** `close` ends everything at once. `drain` takes no more input, and gives what is in
-flight some seconds to end.
+**Ending early.** `close` ends all at once. `drain` takes no more input, and lets rows end for a time.
 
 **Threads.** Stages, and engines of this process, run in the thread that asks for the next slot. For
-an asynchronous caller they may run in other threads. Images are read and resized on a few other
-threads. Of an input that is read, a request with images goes through its stages there, up to its
-first call.
+an asynchronous caller they may run in other threads. Images are read and resized on a few others.
+Of an input that is read, requests with images go through their stages there, up to the first call.
 """
 
 from __future__ import annotations
@@ -91,8 +89,7 @@ HELD_BYTES = 512 * 2**20
 class Drive(Generic[K]):
     """The slots of any number of requests; see the module.
 
-    take: gives the next key and request, or why there is none. `batch` has them all instead:
-    already admitted, with their images read.
+    take: gives the next key and request, or why there is none. `batch` has them all, admitted, with images read.
     finished: is called with each slot as soon as there is one, before its turn.
     isolate_bugs: a bug fails its own request, and does not raise (see `pipegen.drivers.isolation`).
     kept: answers that are not asked for again.
