@@ -97,7 +97,7 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
             return True
 
     for name, member, other in (
-        ("vllm.engine", "need", lambda *names: None),
+        ("vllm.vllm_engine", "need", lambda *names: None),
         ("hf.load", "need", lambda *names: None),
         ("vllm.start", "argument_names", Every),
     ):

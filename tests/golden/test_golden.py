@@ -102,6 +102,7 @@ SCORED = [
     {"id": "ids", "prompt_token_ids": [70, 71, 72], "continuation": [73, 74]},
     {"id": "empty", "prompt": "1", "continuation": ""},
 ]
+NUMBER = r"-?\b\d+\.\d+e[+-]?\d+|-?\b\d+e-\d+|-?\b\d+\.\d{3,}"
 MASKS = (
     (r"http://127\.0\.0\.1:\d+", "http://SERVER"),
     (r'("\w*seconds?\w*": )[\d.e+-]+', r"\1TIME"),
@@ -112,7 +113,7 @@ MASKS = (
     (r"\b\d+:\d\d\b", "TIME"),
     (r"\d[\d.]*/s\b", "TIME/s"),
     (r"\b(transformers|torch|tokenizers|pipegen|llguidance) \d+\.[\w.+]*\w", r"\1 VERSION"),
-    (r"-?\b\d+\.\d+e[+-]?\d+|-?\b\d+e-\d+|-?\b\d+\.\d{3,}", lambda found: _rounded(found[0])),
+    (NUMBER, lambda found: _rounded(found[0])),
     (r"[\w+/=%]{400,}", lambda found: f"DATA {_digest(found[0])}"),
 )
 
@@ -178,7 +179,11 @@ def pretty(*values: Any) -> str:
 
 def _indented(value: Any, indent: str = "") -> str:
     line = json.dumps(value, ensure_ascii=False)
-    if len(indent) + len(line) <= 100 or not isinstance(value, (dict, list)) or not value:
+    # as long as it is once its numbers are rounded and its folders have no names
+    long = len(
+        re.sub(r'"/[^"]*/', '"FOLDER/', re.sub(NUMBER, lambda found: _rounded(found[0]), line))
+    )
+    if len(indent) + long <= 100 or not isinstance(value, (dict, list)) or not value:
         return line
     inner, names = indent + " ", isinstance(value, dict)
     parts = [

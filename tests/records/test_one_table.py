@@ -31,6 +31,7 @@ LISTS = {
     "cli/demo.py": ASKED,
     "evals/inspect_ai.py": ASKED,
     "evals/lm_eval.py": ASKED,
+    "report/drawn.py": "the filters whose formulas are here",
     "report/together.py": ASKED,
     "report/verify.py": ASKED,
     "stages/parts/multi_call.py": ASKED,
@@ -41,6 +42,7 @@ LISTS = {
 ALONE = {
     "backends/hf/hf_sampling.py": "the formulas of the penalties",
     "backends/vllm/vllm_sampling.py": "the option that a refusal names",
+    "report/drawn.py": "the filters whose formulas are here",
     "config/schema.py": "servers write -1 for all of top_k",
     "records/options.py": "servers write -1 for all of top_k; a checkpoint says do_sample",
     "testing/conformance_sampling.py": "what each of them must do",
