@@ -67,20 +67,20 @@ def note_command(folder: Path, command: Command) -> None:
 def command_of(results: Path) -> Command | None:
     """The command that wrote a file of results; None where its job is not beside it."""
     job = Path(f"{results}.job")
-    return command_in(job) if (job / COMMAND).is_file() else None
+    return command_in(job) if os.path.isfile(job / COMMAND) else None
 
 
 def command_in(folder: Path) -> Command:
     """The command of a job's folder. A folder without one, and a damaged one, are bad usage."""
     path = folder / COMMAND
-    if folder.is_file():
+    if os.path.isfile(folder):  # what cannot be looked at is reported below
         job = folder.with_name(f"{folder.name}.job")
-        there = f": its job is {job}" if job.is_dir() else ", and there is no job of it"
+        there = f": its job is {job}" if os.path.isdir(job) else ", and there is no job of it"
         refuse(f"{folder} is a file, and JOB is a job's folder{there}", "JOB")
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        if (folder / SETTINGS).exists():
+        if os.path.exists(folder / SETTINGS):
             refuse(
                 f"{folder} is a job of a program (pg.job), which alone knows its requests:"
                 " pg.finished_rows(folder, pairs) gives its rows there",
