@@ -658,3 +658,12 @@ def test_a_removed_folder_is_an_error_too_where_the_job_is_left_early(tmp_path: 
         job_keyed(pg.route(removing(folder)), enumerate(requests), folder) as running,
     ):
         next(running)
+
+
+def test_what_dead_processes_left_of_finished_rows_is_removed(tmp_path: Path) -> None:
+    _, first = run(FakeEngine(echo), tmp_path / "job", ["a"])
+    with job(pg.route(FakeEngine(echo)), [{"prompt": "b"}], tmp_path / "job") as running:
+        list(running)
+        running.tidy(running.journal.has)
+        left = sorted(path.name for path in (tmp_path / "job").glob("running-*"))
+    assert (left, first.reused) == ([], 0)

@@ -21,10 +21,12 @@ from pipegen.records.results import (
     PreparedImage,
     Prompt,
     Raw,
+    Thought,
     TokenLogprob,
+    Turn,
 )
 from pipegen.stages.parts.stop_state import Stripper
-from pipegen.stages.trimming import trim_row
+from pipegen.stages.trimming import trim_row, with_thought
 from pipegen.testing.fake import FakeEngine
 
 IMAGE = PreparedImage(width=2, height=1, rgb=bytes(6), digest="abc", grid=(1, 2, 4), tokens=2)
@@ -179,3 +181,31 @@ def test_only_what_the_engine_wrote_has_to_have_the_form() -> None:
         assert pg.run(shouted, [{"prompt": "Hi"}], options)[0].unwrap().text == "YES"
     (wrong,) = pg.run(pg.route(FakeEngine("YES<|im_end|>")), [{"prompt": "Hi"}], options)
     assert isinstance(wrong.failure(), pg.MalformedResponse)
+
+
+def test_an_answer_after_a_thought_has_the_prompt_before_the_thought() -> None:
+    request = TextGenerationRequest(prompt="Hi")
+    asked = Encoded(
+        request=request,
+        options=resolve(),
+        prompt=Prompt(token_ids=(1, 2, 2), compact_token_ids=(1, 2)),
+    )
+    thought = Thought(asked=asked, token_ids=(72,), text="H", closed=True)
+    turns = [Turn(request=request, compact_token_ids=ids) for ids in ((1, 2, 72), None)]
+    made = [
+        with_thought(
+            GenerationResult(
+                text="i",
+                raw_text="i",
+                finish=Finish.EOS,
+                options=resolve(),
+                token_ids=(73,),
+                turn=turn,
+            ),
+            thought,
+            FakeEngine("").tokenizer,
+        )
+        for turn in turns
+    ]
+    assert [result.prompt_token_ids for result in made] == [(1, 2, 2)] * 2
+    assert [result.turn and result.turn.compact_token_ids for result in made] == [(1, 2), None]
