@@ -8,11 +8,12 @@ same as the undisturbed one, and asks for no row that was acknowledged.
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ class Ran:
 @pytest.fixture
 def run(
     monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
-) -> Callable[..., Ran]:
+) -> Iterator[Callable[..., Ran]]:
     def ran(arguments: list[str], disk: Disk | None = None) -> Ran:
         engine, found, append = Rowwise(echo, Fuse()), Ran(), Journal.append
 
@@ -127,7 +128,8 @@ def run(
         found.asked = [str(encoded.request.id) for call in engine.calls for encoded in call]
         return found
 
-    return ran
+    yield ran
+    gc.collect()  # what a killed command left open is not to be closed in another test
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
