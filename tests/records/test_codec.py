@@ -152,6 +152,12 @@ def test_a_record_inside_is_read_by_its_own_declaration() -> None:
         decode({"token_id": 1, "logprob": 0.0, "txt": "a"}, TokenLogprob)
 
 
+def test_an_empty_field_that_says_so_is_left_out_of_lines() -> None:
+    result = GenerationResult(text="", raw_text="", finish=Finish.EOS, options=resolve())
+    left_out = {field.key for field in declared(GenerationResult) if field.row.omit}
+    assert left_out == {"transcript"} and not left_out & encode(result).keys()
+
+
 def test_a_field_that_no_line_has_is_refused() -> None:
     result = GenerationResult(text="", raw_text="", finish=Finish.EOS, options=resolve())
     with pytest.raises(InvalidField, match="a line of GenerationResult has no field 'turn'"):

@@ -18,6 +18,18 @@ class AtTheStart(ToyTokenizer):
         return (200,) if text == " no" else super().encode_plain(text, first=first)
 
 
+class AfterASpace(ToyTokenizer):
+    """Has a token for a space and a word."""
+
+    def encode_plain(self, text: str, *, first: bool) -> tuple[int, ...]:
+        return (201,) if text == " no" else super().encode_plain(text, first=first)
+
+
+def test_a_word_with_a_space_before_it_may_be_another_token() -> None:
+    assert spellings(("no",), AfterASpace()) == spellings((" no",), AfterASpace())
+    assert spellings(("no",), AfterASpace()) == ((110, 111), (201,))
+
+
 def test_a_word_has_the_spellings_with_a_space_and_without_it_however_it_is_given() -> None:
     toy = ToyTokenizer()
     assert spellings(("no",), toy) == spellings((" no",), toy) == ((110, 111),)
