@@ -2,7 +2,7 @@
 
 A digest has a function's bytecode, constants and defaults. What it closes over counts by value,
 where that is plain. Plain globals that it reads count too. So do functions of its module. File
-names, lines, comments and docstrings do not. A row's key has no code. A change is said. `version`
+names, lines, comments and docstrings do not. A row's key has no code. A change is reported. `version`
 settles it.
 """
 

@@ -67,12 +67,12 @@ def growing(
     """pipegen's own pass."""
     cache = DynamicCache(config=model.config)
     first = read(model, prompts, cache)
-    lane = RunningBatch(
+    batches = RunningBatch(
         prompts.ids,
         prompts.lengths,
         {"past_key_values": cache, "position_ids": prompts.positions[:, -1:] + 1},
     )
-    return first, lambda tokens: lane.step(model, tokens, compiled)
+    return first, lambda tokens: batches.step(model, tokens, compiled)
 
 
 def around(model: Any, forward: Callable[..., Any], prompts: Prompts) -> tuple[torch.Tensor, Step]:

@@ -86,13 +86,13 @@ class Clock:
 
 def watch(clock: Clock) -> None:
     """Wrap the functions of pipegen's loop."""
-    from pipegen.backends.hf import running_batch as lane, scheduler as schedule
+    from pipegen.backends.hf import running_batch as batches, scheduler as schedule
 
     for owner, function, name in (
-        (lane.RunningBatch, "step", PREPARING),
+        (batches.RunningBatch, "step", PREPARING),
         (schedule, "read", PREPARING),
-        (lane.RunningBatch, "put", MOVING),
-        (lane.RunningBatch, "keep", MOVING),
+        (batches.RunningBatch, "put", MOVING),
+        (batches.RunningBatch, "keep", MOVING),
         (schedule.Sampler, "choose", CHOOSING),
         (schedule.Schedule, "_accept", FOLLOWING),
         (schedule.Schedule, "step", SCHEDULING),

@@ -151,7 +151,7 @@ def first_way(config: Any) -> Way:
 
 def way_of(model: Any, checkpoint: Checkpoint, pixels: Pixels) -> Way:
     """How the rows of a model that was just loaded are read: as the check found, in this process or
-    before, where the settings ask for it. A slower way is said in the log.
+    before, where the settings ask for it. A slower way is logged.
 
     Raises `WrongSteps` or `UnknownCache`.
     """

@@ -163,7 +163,7 @@ def test_finished_rows_leave_the_batch(engine: Any, forwards: Any) -> None:
 def test_with_a_cache_that_cannot_be_cut_finished_rows_ride_on_unheeded(
     engine: Any, forwards: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pipegen.backends.hf import running_batch as lane
+    from pipegen.backends.hf import running_batch as batches
     from pipegen.backends.hf.scheduler import ModelTraits
 
     inputs = [
@@ -176,7 +176,7 @@ def test_with_a_cache_that_cannot_be_cut_finished_rows_ride_on_unheeded(
         for at in range(4)
     ]
     expected = engine.generate(inputs)
-    monkeypatch.setattr(lane, "can_drop_rows", lambda name, state, rope: False)
+    monkeypatch.setattr(batches, "can_drop_rows", lambda name, state, rope: False)
     monkeypatch.setattr(engine, "_traits", ModelTraits(checked=True))
     sizes = forwards()
     assert [raw.token_ids for raw in raws(engine, inputs)] == [
@@ -189,7 +189,7 @@ def test_with_a_cache_that_cannot_be_cut_only_rows_of_one_length_are_read_togeth
     engine: Any, forwards: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What such layers make of padding is not known."""
-    from pipegen.backends.hf import running_batch as lane
+    from pipegen.backends.hf import running_batch as batches
     from pipegen.backends.hf.scheduler import ModelTraits
 
     inputs = [
@@ -197,7 +197,7 @@ def test_with_a_cache_that_cannot_be_cut_only_rows_of_one_length_are_read_togeth
         for first in (60, 61)
     ] + [encoded(range(70, 75), max_new_tokens=3, stop=StopOptions(ignore_eos=True))]
     expected = ids(engine, inputs)
-    monkeypatch.setattr(lane, "can_drop_rows", lambda name, state, rope: False)
+    monkeypatch.setattr(batches, "can_drop_rows", lambda name, state, rope: False)
     monkeypatch.setattr(engine, "_traits", ModelTraits(checked=True))
     sizes = forwards()
     assert ids(engine, inputs) == expected

@@ -13,7 +13,7 @@ import torch
 from support.models import VARIANTS, encoded
 
 import pipegen as pg
-from pipegen.backends.hf import running_batch as lane
+from pipegen.backends.hf import running_batch as batches
 from pipegen.backends.hf.attention import fitting_attention
 from pipegen.backends.hf.compiled import check_compilable
 from pipegen.backends.hf.hf_engine import HFEngine
@@ -96,7 +96,7 @@ def test_rows_that_cannot_leave_are_read_again_together(
 ) -> None:
     rows = [row(62), row(62, 1), row(61, 2), row(30, 3)]
     wanted = ids(engine_of("phi3_longrope"), rows)
-    monkeypatch.setattr(lane, "can_drop_rows", lambda name, state, rope: False)
+    monkeypatch.setattr(batches, "can_drop_rows", lambda name, state, rope: False)
     fixed = HFEngine(ModelLoadConfig(model=str(folder_of("phi3_longrope")), dtype="float32"))
     assert ids(fixed, rows) == wanted
 
