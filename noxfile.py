@@ -86,6 +86,9 @@ CORE = (
     "records/requests",
     "records/results",
     "records/scores",
+    "ending/*",
+    "template/*",
+    "answer/*",
     "stages/*",
 )
 # What is tested without an engine installed, beside the doctests; all other tests of the core run
@@ -232,7 +235,7 @@ def core_only(session: nox.Session) -> None:
         "-k",
         (
             "not pipegen.backends.hf and not composes and not known_words and not decoded_by and"
-            " not parts.literals and not io.arrow_values"
+            " not template.literals and not io.arrow_values"
         ),
     )
     run(
@@ -884,8 +887,8 @@ def on_servers(session: nox.Session, *tests: str) -> None:
 # What is broken where nothing is named; the ends of rows and pipes take some ten minutes more.
 BROKEN = (
     "pipegen.core.slots.*",
-    "pipegen.stages.parts.stop_state.*",
-    "pipegen.stages.parts.stop_scan.*",
+    "pipegen.ending.stop_state.*",
+    "pipegen.ending.stop_scan.*",
 )
 
 

@@ -12,9 +12,9 @@ from hypothesis import given, strategies as st
 from support.forms import drawn_form, has_form
 
 import pipegen as pg
-from pipegen.stages.parts.answer_check import wrong_form
-from pipegen.stages.parts.json_check import wrong_in_json
-from pipegen.stages.parts.regex_check import ascii_regex
+from pipegen.answer.answer_check import wrong_form
+from pipegen.answer.json_check import wrong_in_json
+from pipegen.answer.regex_check import ascii_regex
 
 LEAVES = (
     st.none()

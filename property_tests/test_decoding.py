@@ -15,15 +15,15 @@ from support.served import ToyModel
 from pipegen.backends.http.access import access_to
 from pipegen.core.errors import BackendFailed, MalformedResponse
 from pipegen.core.slots import Slot, is_ok
+from pipegen.ending.detokenize import Detokenizer, spell
+from pipegen.ending.stop_scan import StopScanner, cut
+from pipegen.ending.stop_state import Stripper, TokenFold, ending_ids
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.settings import ServerSettings
 from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Decoded, Encoded, Ending, Finish, Prompt, Raw, TokenLogprob
 from pipegen.stages.ending import end_row
-from pipegen.stages.parts.detokenize import Detokenizer, spell
-from pipegen.stages.parts.stop_scan import StopScanner, cut
-from pipegen.stages.parts.stop_state import Stripper, TokenFold, ending_ids
 from pipegen.stages.trimming import trim_row
 from pipegen.testing.texts import awkward_texts, chunkings, texts, token_ids, toy_tokenizers
 from pipegen.testing.toy import ToyTokenizer

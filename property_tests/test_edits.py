@@ -19,8 +19,8 @@ from support.edits import by_stages, ending, halts_at
 from support.ways import differing_ways
 
 import pipegen as pg
+from pipegen.ending.stop_state import ending_ids
 from pipegen.records.results import Decoded, Encoded, Raw
-from pipegen.stages.parts.stop_state import ending_ids
 from pipegen.testing.fake import FakeEngine
 
 TEXTS = st.text("abS\n", max_size=12)

@@ -23,9 +23,9 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Prompt, ResolvedRequest
-from pipegen.stages.parts.untrusted import OWN, Conversation, foreign_strings, rewrite_foreign
 from pipegen.stages.rendering import render_row
 from pipegen.stages.tokenizing import tokenize_row
+from pipegen.template.untrusted import OWN, Conversation, foreign_strings, rewrite_foreign
 
 ALWAYS = (
     *("<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|endoftext|>", "</s>", "[INST]"),

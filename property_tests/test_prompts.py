@@ -25,11 +25,11 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
 from pipegen.records.requests import TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import PreparedImage, Prompt, ResolvedRequest
-from pipegen.stages.parts.control_tokens import ControlTokens
-from pipegen.stages.parts.image_places import image_tokens
-from pipegen.stages.parts.untrusted import choose_marks
 from pipegen.stages.rendering import render_row
 from pipegen.stages.tokenizing import tokenize_row
+from pipegen.template.control_tokens import ControlTokens
+from pipegen.template.image_places import image_tokens
+from pipegen.template.untrusted import choose_marks
 from pipegen.testing.prompts import harmless_texts, hostile_texts, messages
 
 Make = Callable[[], Any]

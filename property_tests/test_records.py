@@ -17,7 +17,7 @@ from pipegen.io.text_tables import column_kinds
 from pipegen.records.frozen import freeze, thaw
 from pipegen.records.options import flat_values, merge, options_from, resolve
 from pipegen.records.requests import FIELDS, misplaced
-from pipegen.stages.parts.thinking import thinks_apart
+from pipegen.template.thinking import thinks_apart
 from pipegen.testing import strategies
 from pipegen.testing.fake import FakeEngine
 

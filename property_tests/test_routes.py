@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 
 import pipegen as pg
 from pipegen.records.results import Encoded
-from pipegen.stages.parts.gather_samples import derive_seed
+from pipegen.stages.gather_samples import derive_seed
 from pipegen.testing.fake import FakeEngine
 
 texts = st.lists(st.sampled_from(("a", "b ", "漢", "<|im_end|>", "\n")), max_size=8).map("".join)

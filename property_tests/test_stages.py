@@ -16,7 +16,7 @@ import pipegen as pg
 from pipegen.core.pipe import Pipe, identity
 from pipegen.core.slots import Batch
 from pipegen.records.results import Decoded, Encoded
-from pipegen.stages.parts.gather_samples import derive_seed
+from pipegen.stages.gather_samples import derive_seed
 from pipegen.testing import strategies
 from pipegen.testing.fake import FakeEngine, ToyRenderer
 

@@ -17,13 +17,13 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from pipegen.backends.checkpoint.tokenizers import HFTokenizer
+from pipegen.ending.stop_safe import StopSafeTokens
+from pipegen.ending.stop_scan import cut
+from pipegen.ending.stop_state import TokenFold, feed_each
 from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Encoded, Prompt, Raw
 from pipegen.stages.ending import decode_row, end_row
-from pipegen.stages.parts.stop_safe import StopSafeTokens
-from pipegen.stages.parts.stop_scan import cut
-from pipegen.stages.parts.stop_state import TokenFold, feed_each
 from pipegen.testing.texts import stop_tuples, texts, token_ids, toy_tokenizers
 from pipegen.testing.toy import ToyTokenizer
 

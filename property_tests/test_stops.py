@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from pipegen.stages.parts.stop_scan import StopScanner, cut
+from pipegen.ending.stop_scan import StopScanner, cut
 from pipegen.testing.texts import chunkings, planted_texts, stop_tuples, texts
 
 

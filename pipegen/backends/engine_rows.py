@@ -9,11 +9,11 @@ from returns.result import Failure, Success
 
 from pipegen.core.errors import GenerationError, MalformedResponse
 from pipegen.core.slots import Slot, is_ok
+from pipegen.ending.stop_state import TokenFold
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import RowDone, TokensMade
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.results import Encoded, Prompt, Raw, TokenLogprob
-from pipegen.stages.parts.stop_state import TokenFold
 
 __all__ = ["RowState", "newly_done", "other_prompt"]
 

@@ -23,17 +23,17 @@ from typing import Any
 
 from returns.result import Failure, Success
 
+from pipegen.answer.regex_check import ascii_regex, edge_in
 from pipegen.backends.forced_text import changed_in
 from pipegen.backends.settled_schema import NO_EDGES, rounded_in, settled, wrong_in_schema
 from pipegen.core.errors import UnsupportedOption
 from pipegen.core.foreign_calls import guard
 from pipegen.core.slots import Slot
+from pipegen.ending.stop_state import ending_ids
 from pipegen.engines.extras import MissingExtra, need
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.engine_list import shown
 from pipegen.records.options import GenerationOptions, StructuredOptions
-from pipegen.stages.parts.regex_check import ascii_regex, edge_in
-from pipegen.stages.parts.stop_state import ending_ids
 
 __all__ = [
     "cannot_compile",

@@ -19,9 +19,9 @@ from decimal import Decimal
 from typing import Any, TypeGuard
 from urllib.parse import unquote
 
+from pipegen.answer.json_formats import PATTERNS
+from pipegen.answer.regex_check import ascii_regex, edge_in, found_in
 from pipegen.core.foreign_calls import attempt
-from pipegen.stages.parts.json_formats import PATTERNS
-from pipegen.stages.parts.regex_check import ascii_regex, edge_in, found_in
 
 __all__ = ["NO_EDGES", "rounded_in", "settled", "wrong_in_schema"]
 

@@ -20,7 +20,7 @@ from pipegen.engines.versions import bounds, is_newer, minor, required_by
 from pipegen.records import strict_json
 from pipegen.records.engine_list import ENGINE_LIST, shown
 from pipegen.records.options import option_names
-from pipegen.stages.parts.template import call_template
+from pipegen.template.template import call_template
 
 if TYPE_CHECKING:
     from pipegen.backends.checkpoint.checkpoint import Checkpoint

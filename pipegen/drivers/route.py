@@ -29,7 +29,7 @@ from pipegen.records.results import Encoded, GenerationResult
 from pipegen.stages.calling import call
 from pipegen.stages.ending import decode, stop
 from pipegen.stages.fitting import fit
-from pipegen.stages.parts.gather_samples import expand
+from pipegen.stages.gather_samples import expand
 from pipegen.stages.rendering import render
 from pipegen.stages.resolving import resolve
 from pipegen.stages.tokenizing import tokenize

@@ -21,7 +21,7 @@ from pipegen.records.options import GenerationOptions, merge, options_from
 from pipegen.records.parse_request import Request
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult
-from pipegen.stages.parts.gather_samples import EXPAND, GATHER
+from pipegen.stages.gather_samples import EXPAND, GATHER
 
 __all__ = ["grid", "samples"]
 

@@ -31,6 +31,7 @@ from pipegen.core.slots import Batch, Slot, all_of, is_ok
 from pipegen.drivers.arguments import Options, with_option_words
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
+from pipegen.ending.length import check_length
 from pipegen.engines.model import TokenModel, on_model
 from pipegen.engines.protocol import TokenEngine, takes_tokens
 from pipegen.records.frozen import plain_number, printed
@@ -38,7 +39,6 @@ from pipegen.records.parse_request import Request, request_from
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy, ScoringRequest
 from pipegen.records.scores import Chosen, Perplexity, Scored, TokenScores
 from pipegen.stages.joining import EmptyContext, first_token, join, resolve_scoring, scores_none
-from pipegen.stages.parts.length import check_length
 
 __all__ = ["choose", "continued_by", "perplexity", "rolling", "score", "scoring"]
 

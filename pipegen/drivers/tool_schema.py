@@ -216,7 +216,7 @@ def _bare_value(member: Any) -> Any:
 
 def _value(hint: Any, value: Any) -> Any:
     """A value of the type's schema as the type."""
-    from pipegen.stages.parts.json_check import wrong_in_json
+    from pipegen.answer.json_check import wrong_in_json
 
     hint = _bare(hint)
     origin, type_args = typing.get_origin(hint), typing.get_args(hint)

@@ -229,7 +229,7 @@ class Tools:
         schema = next(
             entry["function"] for entry in self.schemas if entry["function"]["name"] == name
         )
-        from pipegen.stages.parts.json_check import wrong_in_json
+        from pipegen.answer.json_check import wrong_in_json
 
         wrong = wrong_in_json(values, {**thaw(schema["parameters"]), "type": "object"})
         if wrong:

@@ -48,7 +48,7 @@ from pipegen.engines.settings import fields_of
 from pipegen.records.fields import nearest
 from pipegen.records.option_table import OTHER_NAMES, names_in
 from pipegen.records.parse_request import Request
-from pipegen.stages.parts.gather_samples import derive_seed
+from pipegen.stages.gather_samples import derive_seed
 
 __all__ = ["PipegenLM"]
 

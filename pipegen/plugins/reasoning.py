@@ -8,8 +8,8 @@ Reasoning(reasoning='Two and two.', answer='4', closed=True)
 
 from __future__ import annotations
 
+from pipegen.answer.split_thought import Reasoning, reasoning_of
 from pipegen.engines.plugin import Plugin
-from pipegen.stages.parts.split_thought import Reasoning, reasoning_of
 
 __all__ = ["Reasoning", "reasoning_of", "split_reasoning"]
 

@@ -260,7 +260,7 @@ class Ending:
 @record
 class Thought:
     """What was generated before the answer of a row, in a call of its own (see
-    `pipegen.stages.parts.thinking`).
+    `pipegen.template.thinking`).
     """
 
     asked: Encoded

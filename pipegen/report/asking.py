@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from returns.result import Failure, Success
 
+from pipegen.answer.answer_check import answer_of, check_answer
 from pipegen.core.errors import (
     GenerationError,
     InvalidRequest,
@@ -33,7 +34,6 @@ from pipegen.records.results import Finish, GenerationResult
 from pipegen.records.scores import Scored
 from pipegen.report.audit_row import SLACK, spelled_by_server
 from pipegen.report.verdict import Answer, Way
-from pipegen.stages.parts.answer_check import answer_of, check_answer
 
 __all__ = [
     "Asked",

@@ -17,6 +17,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from pipegen.answer import answer_check
+from pipegen.answer.barred import barred_after, spellings
 from pipegen.core.functional import partition_all
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.route import Route
@@ -39,8 +41,6 @@ from pipegen.report.drawn import (
 from pipegen.report.respelled import unspelled
 from pipegen.report.together import ScoredRow, likeliest_at, wrong_together
 from pipegen.report.verdict import SPREAD, Precision, distances, rms
-from pipegen.stages.parts import answer_check
-from pipegen.stages.parts.barred import barred_after, spellings
 
 __all__ = ["Recorded", "RowVerdict", "verify_results"]
 

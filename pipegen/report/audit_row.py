@@ -1,6 +1,6 @@
 """Does a recorded answer obey its request, as far as the file tells?
 
-The rule is that of `pipegen.stages.parts.answer_check`, which servers are held to as well. Here is
+The rule is that of `pipegen.answer.answer_check`, which servers are held to as well. Here is
 what a file tells of an answer: its ids are decoded and cut once more, so that text, finish and
 counts have to be theirs. Without ids, the text has to be the raw text, cut and stripped.
 
@@ -26,15 +26,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from pipegen.answer.answer_check import Answer, FindingKind, answer_of, check_answer
+from pipegen.answer.barred import spellings
+from pipegen.ending.detokenize import spell
+from pipegen.ending.stop_scan import cut
+from pipegen.ending.stop_state import TokenFold, plan_of
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.engine_list import TOKEN_ENGINES
 from pipegen.records.options import GenerationOptions
 from pipegen.records.results import Finish, GenerationResult
-from pipegen.stages.parts.answer_check import Answer, FindingKind, answer_of, check_answer
-from pipegen.stages.parts.barred import spellings
-from pipegen.stages.parts.detokenize import spell
-from pipegen.stages.parts.stop_scan import cut
-from pipegen.stages.parts.stop_state import TokenFold, plan_of
 
 __all__ = ["SLACK", "FaultName", "disobedience", "kind_of", "room_in", "spelled_by_server"]
 

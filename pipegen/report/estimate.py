@@ -28,7 +28,7 @@ from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import Encoded
 from pipegen.report.diff import common_prefix
 from pipegen.report.error_counts import ErrorCounts
-from pipegen.stages.parts.gather_samples import expand
+from pipegen.stages.gather_samples import expand
 
 __all__ = ["BLOCK", "Estimate", "prepared"]
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pipegen import backends
+from pipegen.answer.answer_check import CUT_PROMPT, HINTS
 from pipegen.backends.checkpoint.boundaries import Boundary, boundaries
 from pipegen.core.errors import CallFailed, MalformedResponse, PromptTooLong
 from pipegen.core.functional import partition_all
@@ -48,7 +49,6 @@ from pipegen.report.verdict import (
     rms,
     spread,
 )
-from pipegen.stages.parts.answer_check import CUT_PROMPT, HINTS
 
 __all__ = ["noise_of", "verify"]
 

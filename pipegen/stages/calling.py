@@ -46,7 +46,7 @@ from pipegen.records.options import GenerationOptions, flat_values, in_effect, r
 from pipegen.records.results import Encoded, Prompt, Raw, ResolvedRequest, TokenLogprob
 from pipegen.records.scores import ScoreInput, TokenScores
 from pipegen.stages.fitting import check_changed
-from pipegen.stages.parts.multi_call import Asking, answer_in_parts, replayed
+from pipegen.stages.multi_call import Asking, answer_in_parts, replayed
 
 __all__ = ["call"]
 

@@ -11,7 +11,7 @@ judge. Chat routes have neither stage: `pipegen.backends.servers.chat_engine` fe
 takes other ends from the server.
 
 How an engine ended a row counts only where it is about the very ids and options of the answer.
-After a stage that changed them, the rule is applied again (see `pipegen.stages.parts.stop_state`).
+After a stage that changed them, the rule is applied again (see `pipegen.ending.stop_state`).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from returns.result import Failure, Success
 from pipegen.core.errors import CallFailed, MalformedResponse, UnsupportedOption
 from pipegen.core.pipe import Pipe, row_stage
 from pipegen.core.slots import Slot, is_ok
+from pipegen.ending.detokenize import added, own_text, spell
+from pipegen.ending.stop_scan import Cut, cut
+from pipegen.ending.stop_state import UNRESOLVED, TextFold, TokenFold, not_ended, plan_of
 from pipegen.engines.model import TokenModel, on_model, reader_of
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.fields import unchecked_replace
 from pipegen.records.results import Decoded, Encoded, Ending, Finish, Raw, TokenLogprob
-from pipegen.stages.parts.detokenize import added, own_text, spell
-from pipegen.stages.parts.stop_scan import Cut, cut
-from pipegen.stages.parts.stop_state import UNRESOLVED, TextFold, TokenFold, not_ended, plan_of
 
 __all__ = [
     "BY_ID",

@@ -36,6 +36,7 @@ from pipegen.core.errors import GenerationError, InvalidRequest, PromptTooLong, 
 from pipegen.core.foreign_calls import call_tokenizer
 from pipegen.core.pipe import Pipe, batch_stage
 from pipegen.core.slots import Slot, is_ok
+from pipegen.ending.length import check_length
 from pipegen.engines.model import TokenModel, reader_of
 from pipegen.engines.protocol import Engine, TokenEngine, scores_tokens, takes_tokens
 from pipegen.records.engine_list import shown
@@ -45,7 +46,6 @@ from pipegen.records.requests import GenerationRequest, ScoringRequest
 from pipegen.records.results import Encoded, Prompt, ResolvedRequest
 from pipegen.records.scores import ScoreInput
 from pipegen.stages.fitting import check_ids
-from pipegen.stages.parts.length import check_length
 from pipegen.stages.rendering import Rendered
 from pipegen.stages.resolving import check_support, resolve_row
 from pipegen.stages.tokenizing import tokenize_row

@@ -1,7 +1,7 @@
 """Render: the request's messages to prompt text, by its chat template.
 
 The rule: **the control tokens of a prompt are those of the same conversation with harmless words**,
-whatever the template does with the words. Foreign text (see `pipegen.stages.parts.untrusted`)
+whatever the template does with the words. Foreign text (see `pipegen.template.untrusted`)
 may have a character that can begin or end a control token. Then the conversation is rendered with
 marks in the place of these characters: that is the one with harmless words. All other requests are
 rendered once, as they are.
@@ -34,6 +34,8 @@ from typing import Annotated, Any
 
 from returns.result import Failure, Success
 
+from pipegen.answer.forced_calls import call_form, tool_choice
+from pipegen.answer.split_thought import thinking_beside_form
 from pipegen.core.errors import InvalidRequest, TemplateFailed
 from pipegen.core.pipe import Pipe, batch_stage
 from pipegen.core.slots import Slot, is_ok
@@ -47,13 +49,11 @@ from pipegen.records.messages import Message, plain_messages
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import CallForm, PreparedImage, ResolvedRequest, Thinking, ThoughtForm
-from pipegen.stages.parts.choose_render import ALLOW, chosen_render, marker
-from pipegen.stages.parts.continuation import Before, bridged, keeps_ids
-from pipegen.stages.parts.control_tokens import ControlTokens, control_tokens
-from pipegen.stages.parts.forced_calls import call_form, tool_choice
-from pipegen.stages.parts.image_places import Prepared, image_tokens, images_of, prepare_images
-from pipegen.stages.parts.split_thought import thinking_beside_form
-from pipegen.stages.parts.template import (
+from pipegen.stages.continuation import Before, bridged, keeps_ids
+from pipegen.template.choose_render import ALLOW, chosen_render, marker
+from pipegen.template.control_tokens import ControlTokens, control_tokens
+from pipegen.template.image_places import Prepared, image_tokens, images_of, prepare_images
+from pipegen.template.template import (
     PromptFunction,
     author,
     call_template,
@@ -63,9 +63,9 @@ from pipegen.stages.parts.template import (
     shape_content,
     unwritten_words,
 )
-from pipegen.stages.parts.template_facts import template_facts
-from pipegen.stages.parts.thinking import thinks_apart, thought_form
-from pipegen.stages.parts.untrusted import (
+from pipegen.template.template_facts import template_facts
+from pipegen.template.thinking import thinks_apart, thought_form
+from pipegen.template.untrusted import (
     OWN,
     Conversation,
     Marks,
@@ -118,7 +118,7 @@ class Rendered:
     """The prepared images and videos, in message order."""
     before: Before | None = None
     """The ids of the turns before, where the text is what follows them (see
-    `pipegen.stages.parts.continuation`).
+    `pipegen.stages.continuation`).
     """
     thought: ThoughtForm | None = None
     """How the template writes a thought, where the row thinks in a call of its own."""

@@ -21,6 +21,7 @@ from pipegen.core.errors import (
 )
 from pipegen.core.pipe import Pipe, batch_stage, pipe_of
 from pipegen.core.slots import Slot, is_ok
+from pipegen.ending.plugin_state import ask_plugin
 from pipegen.engines.capabilities import ENGINES, Capabilities, missing
 from pipegen.engines.model import Model, TokenModel, reader_of
 from pipegen.engines.plugin import Plugin
@@ -39,8 +40,7 @@ from pipegen.records.options import (
 )
 from pipegen.records.requests import GenerationRequest, ScoringRequest
 from pipegen.records.results import ResolvedRequest
-from pipegen.stages.parts.gather_samples import EXPAND
-from pipegen.stages.parts.plugin_state import ask_plugin
+from pipegen.stages.gather_samples import EXPAND
 from pipegen.stages.rendering import is_guarded_prompt
 
 __all__ = ["check_support", "resolve", "resolve_row"]

@@ -25,18 +25,18 @@ from pipegen.core.errors import InvalidRequest, TemplateFailed, UnsupportedMulti
 from pipegen.core.foreign_calls import call_tokenizer
 from pipegen.core.pipe import Pipe, batch_stage
 from pipegen.core.slots import Slot, is_ok
+from pipegen.ending.length import check_length
 from pipegen.engines.model import TokenModel, reader_of
 from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.fields import unchecked_replace
 from pipegen.records.results import Encoded, PreparedImage, Prompt
-from pipegen.stages.parts.choose_render import hides_nothing
-from pipegen.stages.parts.continuation import Before, check_earlier_images
-from pipegen.stages.parts.control_tokens import ControlTokens
-from pipegen.stages.parts.length import check_length
-from pipegen.stages.parts.placeholders import Placeholders, kind_of
-from pipegen.stages.parts.untrusted import Marks
+from pipegen.stages.continuation import Before, check_earlier_images
 from pipegen.stages.rendering import Rendered
+from pipegen.template.choose_render import hides_nothing
+from pipegen.template.control_tokens import ControlTokens
+from pipegen.template.placeholders import Placeholders, kind_of
+from pipegen.template.untrusted import Marks
 
 __all__ = ["tokenize", "tokenize_row"]
 

@@ -11,11 +11,16 @@ from typing import Any, overload
 
 from returns.result import Failure, Result, Success
 
+from pipegen.answer.answer_check import WORDS, Answer, disobeyed
+from pipegen.answer.split_thought import thinking_unfinished
+from pipegen.answer.tool_calls import read_calls
 from pipegen.core.backend import require_backend
 from pipegen.core.errors import MalformedResponse, PluginFailed
 from pipegen.core.foreign_calls import call_tokenizer
 from pipegen.core.pipe import Pipe, pipe_of, row_stage
 from pipegen.core.slots import Slot, is_ok
+from pipegen.ending.detokenize import spell
+from pipegen.ending.plugin_state import ask_plugin
 from pipegen.engines.model import TokenModel, on_model
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import Engine, TextEngine, TokenEngine, takes_tokens
@@ -33,14 +38,9 @@ from pipegen.records.results import (
     Turn,
     closest_choice,
 )
-from pipegen.stages.parts.answer_check import WORDS, Answer, disobeyed
-from pipegen.stages.parts.call_signs import what_cut
-from pipegen.stages.parts.call_syntax import FIRST_ID, loads, openai_call, writer_of
-from pipegen.stages.parts.detokenize import spell
-from pipegen.stages.parts.gather_samples import GATHER
-from pipegen.stages.parts.plugin_state import ask_plugin
-from pipegen.stages.parts.split_thought import thinking_unfinished
-from pipegen.stages.parts.tool_calls import read_calls
+from pipegen.stages.gather_samples import GATHER
+from pipegen.template.call_signs import what_cut
+from pipegen.template.call_syntax import FIRST_ID, loads, openai_call, writer_of
 
 __all__ = ["trim", "trim_row", "trimmed", "trimmers", "with_tool_calls"]
 
@@ -156,7 +156,7 @@ def with_tool_calls(
     result: GenerationResult, raw: Raw, tokenizer: Tokenizer, renderer: Renderer
 ) -> GenerationResult:
     """The result with the tool calls of its answer: the one that was forced, or those that are read
-    (see `pipegen.stages.parts.tool_calls`).
+    (see `pipegen.answer.tool_calls`).
     """
     if raw.call is not None and result.finish is Finish.EOS:
         name, arguments = raw.call

@@ -8,11 +8,11 @@ from pipegen.core.errors import PromptTooLong, UnsupportedOption, UnsupportedPlu
 from pipegen.core.slots import is_ok
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route, attach, count_tokens
+from pipegen.ending.stop_scan import cut
 from pipegen.engines.plugin import Plugin
 from pipegen.records.options import DecodeOptions, StopOptions
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Finish, GenerationResult
-from pipegen.stages.parts.stop_scan import cut
 from pipegen.testing.ask import (
     LENGTH,
     PROMPTS,

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
 
+from pipegen.answer.barred import barred_in, spellings
 from pipegen.core.functional import partition_all
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.records.option_table import OPTIONS, names_in
 from pipegen.records.results import GenerationResult
-from pipegen.stages.parts.barred import barred_in, spellings
 from pipegen.testing.ask import (
     LENGTH,
     PROMPTS,

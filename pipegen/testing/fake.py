@@ -24,6 +24,7 @@ from returns.result import Failure, Success
 
 from pipegen.core.errors import BadImage, CallFailed, GenerationError
 from pipegen.core.slots import Slot, is_ok
+from pipegen.ending.stop_state import TokenFold
 from pipegen.engines.capabilities import ENGINES, Capabilities, Capability
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import RowDone, TokensMade
@@ -31,7 +32,6 @@ from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.results import Encoded, PreparedImage, Raw
 from pipegen.records.scores import ScoreInput, TokenScores
-from pipegen.stages.parts.stop_state import TokenFold
 from pipegen.testing.toy import ToyTokenizer
 
 __all__ = ["FakeEngine", "Script", "ToyRenderer"]

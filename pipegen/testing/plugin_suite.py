@@ -24,8 +24,8 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
+from pipegen.ending.plugin_state import not_fed
 from pipegen.engines.plugin import Plugin, RowContext
-from pipegen.stages.parts.plugin_state import not_fed
 from pipegen.testing.ask import expect
 from pipegen.testing.toy import ToyTokenizer
 

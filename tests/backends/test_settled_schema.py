@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import pipegen as pg
+from pipegen.answer.answer_check import wrong_form
 from pipegen.backends.grammar import (
     form_of,
     grammar_of,
@@ -17,7 +18,6 @@ from pipegen.backends.grammar import (
 )
 from pipegen.backends.settled_schema import rounded_in, settled, wrong_in_schema
 from pipegen.records.options import resolve
-from pipegen.stages.parts.answer_check import wrong_form
 from pipegen.testing.toy import ToyTokenizer
 
 LOWEST, HIGHEST = -(2**63), 2**63 - 1

@@ -58,8 +58,8 @@ def ms_swift_criteria(tokenizer: Any, stops: list[str], ids: torch.Tensor) -> St
 
 
 def pipegen_followers(tokenizer: Any, stops: list[str], ids: torch.Tensor) -> Step:
+    from pipegen.ending.stop_state import TokenFold, feed_each
     from pipegen.records.options import GenerationOptions, StopOptions, resolve
-    from pipegen.stages.parts.stop_state import TokenFold, feed_each
 
     options = resolve(
         GenerationOptions(max_new_tokens=100_000, stop=StopOptions(stop=tuple(stops)))
@@ -73,7 +73,7 @@ def pipegen_followers(tokenizer: Any, stops: list[str], ids: torch.Tensor) -> St
 def forget(name: str) -> None:
     """Let pipegen know nothing of any token, and transformers of any stops, as in a new process."""
     if name == "pipegen":
-        from pipegen.stages.parts import detokenize, stop_safe, stop_scan as scan
+        from pipegen.ending import detokenize, stop_safe, stop_scan as scan
 
         for remembered in (
             stop_safe.stop_safe_tokens,

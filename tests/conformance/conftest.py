@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from returns.result import Success
 
+from pipegen.answer.barred import barred_after, spellings
+from pipegen.ending.stop_state import TokenFold, ending_ids
 from pipegen.engines.capabilities import ENGINES, Capability
 from pipegen.records.options import GenerationOptions, StructuredOptions
 from pipegen.records.results import Encoded, Raw, TokenLogprob
-from pipegen.stages.parts.barred import barred_after, spellings
-from pipegen.stages.parts.stop_state import TokenFold, ending_ids
 from pipegen.testing.fake import FakeEngine
 
 # Its renderer knows no templates, its images have one size, and it writes few forms.

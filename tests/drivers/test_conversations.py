@@ -13,7 +13,7 @@ import pipegen as pg
 from pipegen.core.errors import InvalidRequest, TemplateFailed
 from pipegen.records.fields import InvalidField
 from pipegen.records.options import resolve
-from pipegen.stages.parts.continuation import Before
+from pipegen.stages.continuation import Before
 from pipegen.stages.rendering import Rendered
 from pipegen.stages.tokenizing import tokenize_row
 from pipegen.testing.fake import FakeEngine, ToyRenderer

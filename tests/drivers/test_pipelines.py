@@ -15,7 +15,7 @@ from returns.result import Failure, Success
 import pipegen as pg
 from pipegen.records.results import Encoded
 from pipegen.stages import Rendered
-from pipegen.stages.parts.gather_samples import derive_seed
+from pipegen.stages.gather_samples import derive_seed
 from pipegen.testing.fake import FakeEngine
 
 SEEDED = pg.TextGenerationRequest(

@@ -9,7 +9,7 @@ import pytest
 
 import pipegen as pg
 from pipegen.records.results import Encoded
-from pipegen.stages.parts.gather_samples import derive_seed
+from pipegen.stages.gather_samples import derive_seed
 from pipegen.testing.fake import FakeEngine
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import pipegen as pg
+from pipegen.answer.split_thought import thinking_unfinished
 from pipegen.plugins import Reasoning, reasoning_of, split_reasoning
 from pipegen.records.results import Finish
-from pipegen.stages.parts.split_thought import thinking_unfinished
 from pipegen.testing.fake import FakeEngine
 from pipegen.testing.plugin_suite import AWKWARD_TEXTS, check_plugin
 

@@ -11,11 +11,14 @@ import pytest
 from pairs import FOLDER, PAIRS, Pair, loaded, tokenizer_of
 
 import pipegen as pg
+from pipegen.answer.forced_calls import call_texts
+from pipegen.answer.tool_calls import read_calls
 from pipegen.backends.checkpoint.tokenizers import HFRenderer
 from pipegen.core.slots import is_ok
+from pipegen.ending.detokenize import ids_behind
 from pipegen.records.options import ChatTemplateOptions
 from pipegen.records.results import Encoded
-from pipegen.stages.parts.call_syntax import (
+from pipegen.template.call_syntax import (
     ARGUMENTS,
     NAME,
     TOOLS as TOOLS_TRIED,
@@ -24,9 +27,6 @@ from pipegen.stages.parts.call_syntax import (
     thought_before_call,
     writer_of,
 )
-from pipegen.stages.parts.detokenize import ids_behind
-from pipegen.stages.parts.forced_calls import call_texts
-from pipegen.stages.parts.tool_calls import read_calls
 from pipegen.testing.fake import FakeEngine
 
 USER = {"role": "user", "content": "Hello there"}

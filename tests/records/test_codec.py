@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from returns.result import Failure, Success
 
 import pipegen
+from pipegen.answer.json_check import wrong_in_json
 from pipegen.config import lines_schema
 from pipegen.core.errors import GenerationError
 from pipegen.io.jsonl import from_plain, to_plain
@@ -27,7 +28,6 @@ from pipegen.records.messages import ImageSource, VideoSource
 from pipegen.records.options import resolve
 from pipegen.records.results import Finish, GenerationResult, TokenLogprob
 from pipegen.records.rollouts import Rollout
-from pipegen.stages.parts.json_check import wrong_in_json
 from pipegen.testing import strategies
 
 BOTH = 'FieldRow(brief=True, column="more")'
@@ -54,7 +54,7 @@ from pipegen.records import strict_json
 from pipegen.records.frozen import freeze
 from pipegen.records.options import resolve
 from pipegen.records.results import Finish, GenerationResult
-from pipegen.stages.parts.json_check import wrong_in_json
+from pipegen.answer.json_check import wrong_in_json
 from pipegen.testing.strategies import results
 
 names = sys.argv[2:]

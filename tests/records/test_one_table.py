@@ -34,7 +34,7 @@ LISTS = {
     "report/drawn.py": "the filters whose formulas are here",
     "report/together.py": ASKED,
     "report/verify.py": ASKED,
-    "stages/parts/multi_call.py": ASKED,
+    "stages/multi_call.py": ASKED,
     "testing/ask.py": ASKED,
     "testing/conformance_pairs.py": ASKED,
 }

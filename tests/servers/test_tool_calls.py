@@ -18,9 +18,9 @@ import launch
 import pytest
 
 import pipegen as pg
+from pipegen.answer.tool_calls import read_calls
 from pipegen.records.options import ChatTemplateOptions
-from pipegen.stages.parts.call_syntax import writer_of
-from pipegen.stages.parts.tool_calls import read_calls
+from pipegen.template.call_syntax import writer_of
 
 COUNT = 500
 TOOLS = [

@@ -18,9 +18,9 @@ from pipegen.core.slots import Slot
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Prompt, ResolvedRequest
-from pipegen.stages.parts.template import composes
 from pipegen.stages.rendering import render_row
 from pipegen.stages.tokenizing import tokenize_row
+from pipegen.template.template import composes
 
 END = "{% for m in messages %}WORDS{% endfor %}<|im_end|>"
 EACH = "{% for m in messages %}WORDS<|im_end|>{% endfor %}"

@@ -13,6 +13,8 @@ from returns.result import Success
 import pipegen as pg
 from pipegen.core.errors import MalformedResponse, PluginFailed
 from pipegen.core.slots import Slot
+from pipegen.ending.stop_scan import Cut, StopScanner, cut
+from pipegen.ending.stop_state import TokenFold, ending_ids, plan_of, text_offset
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import RowDone, TokensMade
 from pipegen.records.fields import unchecked_replace
@@ -20,8 +22,6 @@ from pipegen.records.options import DecodeOptions, GenerationOptions, StopOption
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Decoded, Encoded, Ending, Finish, Prompt, Raw, TokenLogprob
 from pipegen.stages.ending import decode_row, end_row, stop_row
-from pipegen.stages.parts.stop_scan import Cut, StopScanner, cut
-from pipegen.stages.parts.stop_state import TokenFold, ending_ids, plan_of, text_offset
 from pipegen.testing.fake import FakeEngine
 from pipegen.testing.toy import ToyTokenizer
 

@@ -28,9 +28,9 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
 from pipegen.records.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import PreparedImage, Prompt, ResolvedRequest
-from pipegen.stages.parts.image_places import image_tokens
 from pipegen.stages.rendering import render_row
 from pipegen.stages.tokenizing import tokenize_row
+from pipegen.template.image_places import image_tokens
 from pipegen.testing.fake import FakeEngine
 from pipegen.testing.toy import ToyTokenizer
 

@@ -29,8 +29,8 @@ from pipegen.records.fields import InvalidField
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
 from pipegen.records.requests import TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import ResolvedRequest
-from pipegen.stages.parts.template import composes
 from pipegen.stages.rendering import Rendered, render, render_row
+from pipegen.template.template import composes
 from pipegen.testing.fake import FakeEngine
 from pipegen.testing.toy import ToyTokenizer
 

@@ -10,6 +10,7 @@ import pytest
 
 import pipegen as pg
 from pipegen.core.errors import MalformedResponse, PluginFailed
+from pipegen.ending.stop_state import Stripper
 from pipegen.engines.plugin import Plugin
 from pipegen.records.options import DecodeOptions, GenerationOptions, StructuredOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
@@ -25,7 +26,6 @@ from pipegen.records.results import (
     TokenLogprob,
     Turn,
 )
-from pipegen.stages.parts.stop_state import Stripper
 from pipegen.stages.trimming import trim_row, with_thought
 from pipegen.testing.fake import FakeEngine
 

@@ -9,9 +9,9 @@ from pipegen.core.errors import InvalidRequest
 from pipegen.engines.capabilities import Capabilities
 from pipegen.records.options import resolve
 from pipegen.records.results import PreparedImage, ResolvedRequest
-from pipegen.stages.parts.placeholders import Placeholders
 from pipegen.stages.resolving import check_support
 from pipegen.stages.tokenizing import _misplaced
+from pipegen.template.placeholders import Placeholders
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,9 @@ from pipegen.records.fields import InvalidField
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Prompt, ResolvedRequest
-from pipegen.stages.parts.untrusted import Marks
 from pipegen.stages.rendering import Rendered, render_row
 from pipegen.stages.tokenizing import tokenize_row
+from pipegen.template.untrusted import Marks
 from pipegen.testing.fake import FakeEngine
 
 TURNS = (

@@ -17,16 +17,16 @@ from typing import Any, TypeVar
 import torch
 from returns.result import Failure, Result, Success
 
+from pipegen.answer.barred import spellings
 from pipegen.backends.engine_rows import RowState
 from pipegen.core.errors import PluginFailed
 from pipegen.core.slots import is_ok
+from pipegen.ending.plugin_state import ask_plugin
+from pipegen.ending.stop_state import ending_ids
 from pipegen.engines.plugin import Plugin, RowContext
 from pipegen.engines.protocol import TokensMade
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.results import Encoded, Finish, TokenLogprob
-from pipegen.stages.parts.barred import spellings
-from pipegen.stages.parts.plugin_state import ask_plugin
-from pipegen.stages.parts.stop_state import ending_ids
 
 __all__ = ["SPARE", "HFRow", "group_size", "images_of", "pass_tokens"]
 

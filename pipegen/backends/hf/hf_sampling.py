@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from transformers import NoRepeatNGramLogitsProcessor
 
+from pipegen.answer.barred import barred_after
 from pipegen.backends.hf.hf_grammar import constrain
 from pipegen.backends.hf.hf_rows import HFRow
 from pipegen.core.errors import BackendFailed, GenerationError, UnsupportedOption
 from pipegen.records.options import GenerationOptions, in_effect
 from pipegen.records.results import TokenLogprob, margin_of
-from pipegen.stages.parts.barred import barred_after
 
 __all__ = ["Sampler", "draw", "penalise", "probabilities"]
 

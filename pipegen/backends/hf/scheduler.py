@@ -60,7 +60,7 @@ from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.prefixes import Prefixes
 from pipegen.backends.hf.running_batch import RunningBatch, StaticBatch
 from pipegen.backends.request_queue import Waiting
-from pipegen.stages.parts.stop_state import feed_each
+from pipegen.ending.stop_state import feed_each
 
 __all__ = ["Lookup", "ModelTraits", "Schedule", "Work"]
 

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 from immutabledict import immutabledict
 from returns.result import Failure, Success
 
+from pipegen.answer.answer_check import WORDS, Answer, disobeyed, wrong_form
+from pipegen.answer.split_thought import thinking_beside_form, thinking_unfinished
 from pipegen.backends.http.access import Access
 from pipegen.backends.servers.call_pieces import CallPieces
 from pipegen.backends.servers.finishes import ended_wrong
@@ -28,6 +30,7 @@ from pipegen.core.errors import (
     UnsupportedOption,
 )
 from pipegen.core.slots import Slot
+from pipegen.ending.stop_state import TextFold
 from pipegen.engines.capabilities import ENGINES, Capabilities
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import TextMade
@@ -48,11 +51,8 @@ from pipegen.records.results import (
     Turn,
     closest_choice,
 )
-from pipegen.stages.parts.answer_check import WORDS, Answer, disobeyed, wrong_form
-from pipegen.stages.parts.call_signs import unread_by_server, what_cut
-from pipegen.stages.parts.split_thought import thinking_beside_form, thinking_unfinished
-from pipegen.stages.parts.stop_state import TextFold
 from pipegen.stages.trimming import trimmed, trimmers
+from pipegen.template.call_signs import unread_by_server, what_cut
 
 __all__ = ["ChatEngine", "ChatRow", "result_of"]
 

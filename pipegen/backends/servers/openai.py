@@ -12,6 +12,7 @@ from typing import Any
 
 from returns.result import Failure, Success
 
+from pipegen.answer.split_thought import thinking_beside_form
 from pipegen.backends.grammar import form_of, unsupported_with_form
 from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.servers import sglang_dialect, vllm_dialect
@@ -44,7 +45,6 @@ from pipegen.records.finish_words import word_of
 from pipegen.records.frozen import freeze
 from pipegen.records.option_table import wire_fields
 from pipegen.records.options import GenerationOptions
-from pipegen.stages.parts.split_thought import thinking_beside_form
 
 __all__ = ["DIALECTS", "asks_to_think", "from_event", "from_wire"]
 

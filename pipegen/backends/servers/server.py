@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 from returns.result import Failure, Success
 
+from pipegen.answer.answer_check import Answer, disobeyed
+from pipegen.answer.barred import spellings
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.checkpoint_engine import HasModelMetadata
 from pipegen.backends.checkpoint.image_processors import grid_only
@@ -28,6 +30,7 @@ from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire
 from pipegen.core.errors import GenerationError, MalformedResponse, UnsupportedOption
 from pipegen.core.foreign_calls import call_tokenizer
 from pipegen.core.slots import Slot, is_ok
+from pipegen.ending.stop_state import ending_ids, plan_of
 from pipegen.engines.capabilities import ENGINES, Capabilities
 from pipegen.engines.model import TokenModel, token_model
 from pipegen.engines.plugin import Plugin
@@ -41,9 +44,6 @@ from pipegen.records.options import GenerationOptions, VlmPreprocessOptions
 from pipegen.records.results import Encoded, PreparedImage, Prompt, Raw
 from pipegen.records.scores import ScoreInput, TokenScores
 from pipegen.stages.fitting import check_fit
-from pipegen.stages.parts.answer_check import Answer, disobeyed
-from pipegen.stages.parts.barred import spellings
-from pipegen.stages.parts.stop_state import ending_ids, plan_of
 
 __all__ = ["ServerEngine", "ServerRow"]
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from returns.result import Failure, Success
 
+from pipegen.answer.barred import ends_barred, spellings
 from pipegen.backends.grammar import form_of, unsupported_with_form
 from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.servers.finishes import gives_up
@@ -43,7 +44,6 @@ from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.finish_words import word_of
 from pipegen.records.option_table import wire_fields
 from pipegen.records.options import GenerationOptions, in_effect
-from pipegen.stages.parts.barred import ends_barred, spellings
 
 __all__ = ["RENDER", "VLLM", "from_event", "from_wire", "sampling_params", "to_wire", "too_long"]
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from returns.result import Failure
 
+from pipegen.answer.barred import spellings
 from pipegen.backends.checkpoint.checkpoint_engine import CheckpointEngine
 from pipegen.backends.checkpoint.engine_parity import refused_beyond
 from pipegen.backends.checkpoint.image_processors import grid_only
@@ -49,7 +50,6 @@ from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.results import Encoded, PreparedImage, Prompt
 from pipegen.records.scores import ScoreInput
 from pipegen.stages.fitting import check_fit
-from pipegen.stages.parts.barred import spellings
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop

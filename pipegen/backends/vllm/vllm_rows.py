@@ -14,13 +14,13 @@ from pipegen.backends.grammar import form_of, has_form
 from pipegen.backends.vllm.vllm_sampling import MOST_LOGPROBS, logprob_of
 from pipegen.core.errors import MalformedResponse, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
+from pipegen.ending.stop_state import ending_ids
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import TokensMade
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.media.image import as_pil
 from pipegen.records.results import Encoded, Finish, Prompt, Raw
 from pipegen.records.scores import ScoreInput, TokenScores
-from pipegen.stages.parts.stop_state import ending_ids
 
 __all__ = ["VLLMRow", "differs", "scores_of", "vllm_prompt"]
 

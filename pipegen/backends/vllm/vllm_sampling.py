@@ -9,12 +9,12 @@ import functools
 import math
 from typing import Any
 
+from pipegen.answer.barred import Spellings
 from pipegen.backends.grammar import form_of
 from pipegen.core.errors import UnsupportedOption
 from pipegen.records.option_table import wire_fields
 from pipegen.records.options import GenerationOptions
 from pipegen.records.results import TokenLogprob, margin_of
-from pipegen.stages.parts.barred import Spellings
 
 __all__ = ["logprob_of", "sampling_params", "scoring_params", "too_many", "unsupported"]
 

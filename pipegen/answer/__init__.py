@@ -1,0 +1,1 @@
+"""What an answer holds, and whether it obeys its request."""

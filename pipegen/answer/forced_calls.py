@@ -1,0 +1,158 @@
+"""The form of a tool call that an answer is to be: `tool_choice`.
+
+The parts of the call are those that the chat template writes, after a thought those that it writes
+there. The name is one of the tools' names, and the arguments are JSON of its schema. What stands
+around them is written, and not generated (see `pipegen.stages.multi_call`).
+
+>>> from pipegen.records.options import resolve
+>>> tool_choice(resolve(GenerationOptions(structured={"tool_choice": "required"})))
+'required'
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+from returns.result import Failure, Success
+
+from pipegen.answer.tool_calls import read_calls
+from pipegen.core.errors import InvalidRequest, TemplateFailed, UnsupportedOption
+from pipegen.core.slots import Slot, is_ok
+from pipegen.ending.detokenize import ids_behind
+from pipegen.engines.tokenizer import Renderer, Tokenizer
+from pipegen.records import strict_json
+from pipegen.records.frozen import thaw
+from pipegen.records.options import ChatTemplateOptions, GenerationOptions
+from pipegen.records.requests import GenerationRequest
+from pipegen.records.results import CallForm
+from pipegen.template.call_syntax import (
+    ARGUMENTS,
+    FIRST_ID,
+    ID,
+    NAME,
+    THOUGHT,
+    TOOLS,
+    Writer,
+    arguments_in,
+    loads,
+    syntax_of,
+    tool_of,
+    writer_of,
+)
+from pipegen.template.control_tokens import ControlTokens
+from pipegen.template.thinking import call_after_thought
+
+__all__ = ["CallTexts", "call_form", "call_texts", "tool_choice"]
+
+_OF_SERVERS = {
+    "auto": (
+        'tool_choice="auto" is what holds without the option: the model may call tools',
+        "leave tool_choice out",
+    ),
+    "none": (
+        'tool_choice="none" is not honoured: a model that sees tools may call them',
+        "leave the tools out of the request",
+    ),
+}
+"""Values of chat servers that are no tool: what is said, and what to do."""
+
+
+class CallTexts(NamedTuple):
+    """What a template writes around the name and the arguments of one call."""
+
+    opens: str
+    """What is before the name, from the beginning of the answer, or from the end token of the
+    thought before it.
+    """
+    between: str
+    closes: str
+    after: str = ""
+    """The end token of the thought."""
+
+
+def tool_choice(options: GenerationOptions) -> str | None:
+    """The tool that is to be called, or `required`."""
+    return None if options.structured is None else options.structured.tool_choice
+
+
+def call_form(
+    request: GenerationRequest,
+    options: GenerationOptions,
+    tokenizer: Tokenizer,
+    renderer: Renderer,
+    control: ControlTokens | None = None,
+) -> Slot[CallForm]:
+    """How the template writes a call of the chosen tools; after a thought, where there are
+    `control` tokens, which end it.
+
+    `InvalidRequest` where the request has no such tool, and `UnsupportedOption` where the form of
+    the template's calls cannot be forced.
+    """
+    chosen = tool_choice(options)
+    tools = {name: schema for name, schema in map(tool_of, thaw(request.tools)) if name}
+    if chosen != "required":
+        tools = {name: schema for name, schema in tools.items() if name == chosen}
+    if chosen in _OF_SERVERS and not tools:
+        text, hint = _OF_SERVERS[chosen]
+        return Failure(InvalidRequest(text, hint=hint))
+    if not tools or request.messages is None:
+        text = "a request with messages and tools" if chosen == "required" else "its tool"
+        return Failure(
+            InvalidRequest(
+                f"tool_choice={chosen!r:.80} takes {text}, and this request has none",
+                hint="give the tools with the request",
+            )
+        )
+    slot = call_texts(writer_of(renderer, options.chat or ChatTemplateOptions()), control)
+    if not is_ok(slot):
+        text = f"a tool call cannot be forced: {slot.failure().message}"
+        hint = "leave tool_choice out: calls are read as the model writes them"
+        return Failure(UnsupportedOption(text, option="tool_choice", hint=hint))
+    texts = slot.unwrap()
+    return Success(
+        CallForm(
+            opens=ids_behind(tokenizer, texts.opens, after=texts.after),
+            names=tuple(tools),
+            between=texts.between,
+            schemas=tuple(map(strict_json.dump, tools.values())),
+            closes=ids_behind(tokenizer, texts.closes),
+        )
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def call_texts(writer: Writer, control: ControlTokens | None = None) -> Slot[CallTexts]:
+    """The parts of a call whose arguments are JSON, after a thought where there are `control`
+    tokens; `TemplateFailed` where they are written otherwise, or where a call of these parts is not
+    read back.
+    """
+    slot = syntax_of(writer)
+    if not is_ok(slot):
+        return Failure(slot.failure())
+    syntax = slot.unwrap()
+    ahead, behind, begins, after = syntax.ahead, syntax.behind, "", ""
+    if control is not None:
+        called = call_after_thought(writer, control)
+        if called is None:
+            message = "the chat template does not write a thought before a call, with an end token"
+            return Failure(TemplateFailed(message))
+        thought, behind = called
+        ahead, after = thought.bridge, thought.end
+        begins = f"{thought.opens}{THOUGHT}{thought.closes}{thought.end}"
+    kind, start, size = arguments_in(behind) or ("", 0, 0)
+    if kind != "json":
+        return Failure(TemplateFailed("the chat template does not write arguments as JSON"))
+    if ahead is None:
+        message = "the chat template begins an answer that is a call otherwise than its prompts end"
+        return Failure(TemplateFailed(message))
+    between, closes = behind[:start], behind[start + size :].removesuffix(syntax.end)
+    answer = f"{begins}{ahead}{NAME}{behind.removesuffix(syntax.end)}"
+    read = read_calls(answer, syntax.end.strip(), TOOLS, writer)
+    functions = [call["function"] for call in read.calls]
+    calls = [(function["name"], loads(function["arguments"])) for function in functions]
+    if calls == [(NAME, ARGUMENTS)] and f"{begins}{ahead}".startswith(read.content or ""):
+        opens, between, closes = (text.replace(ID, FIRST_ID) for text in (ahead, between, closes))
+        return Success(CallTexts(opens, between, closes, after))
+    message = "a call in the form that the chat template writes is not read back from its text"
+    return Failure(TemplateFailed(message))

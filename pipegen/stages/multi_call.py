@@ -1,0 +1,344 @@
+"""An answer that takes more than one call of its row: a thought and then the answer, or the parts
+of a tool call. What the calls generate is put together by its ids.
+
+The first call gets the prompt, with the opening of the thought where the prompt does not hold it.
+It ends at the thought's end token. The second gets the ids so far, and what the template writes
+between thought and answer.
+
+- **Written, and not sampled**: the opening; where the thought is cut, what closes it; and what
+  the template writes between the thought's end token and the answer.
+- **A thought ends** with its end token, or is cut at its limit. An end token of the model ends the
+  row; where a form is asked, it is left out, and the thought is closed.
+- **A text or a call**: where the template begins the two otherwise, the first tokens are generated
+  in a call of their own. If they are what it writes before a text, the answer is what follows.
+- **Stops**, plugins and the form are about the answer alone. `max_new_tokens` and `min_new_tokens`
+  count all tokens.
+- **Seeds**: the thought has the row's own, the answer one that is derived from it.
+- **A tool call** that is asked for is written around its name, which is generated where there is a
+  choice, and around its arguments, which are JSON of the tool's schema. The end token behind the
+  call is written too: it was sampled where the arguments end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from returns.result import Failure, Success
+
+from pipegen.answer.answer_check import WORDS, Answer, disobeyed
+from pipegen.core.errors import UnsupportedOption
+from pipegen.core.slots import Slot, is_ok
+from pipegen.core.steps import EngineRequest
+from pipegen.ending.detokenize import ids_behind, spell
+from pipegen.engines.model import TokenModel
+from pipegen.engines.protocol import scores_tokens
+from pipegen.records.engine_list import shown
+from pipegen.records.fields import unchecked_replace
+from pipegen.records.options import GenerationOptions, StopOptions, StructuredOptions, resolve
+from pipegen.records.results import (
+    CallForm,
+    Decoded,
+    Encoded,
+    Finish,
+    Prompt,
+    Raw,
+    Thought,
+    ThoughtForm,
+    TokenLogprob,
+)
+from pipegen.records.scores import ScoreInput
+from pipegen.stages.ending import BY_ID, decode_row, with_texts
+from pipegen.stages.gather_samples import derive_seed
+
+__all__ = ["Asking", "answer_in_parts", "replayed"]
+
+Asking: TypeAlias = Generator[EngineRequest, Slot[Any], Slot[Raw]]
+"""What a row wants, one thing after another. It is sent each answer, and returns the row's slot."""
+_NEUTRAL = resolve(GenerationOptions(max_new_tokens=1))
+
+
+def replayed(asking: Asking, answers: Sequence[Slot[Any]]) -> EngineRequest | Slot[Raw]:
+    """What the row wants after these answers, or its slot."""
+    try:
+        step = next(asking)
+        for answer in answers:
+            step = asking.send(answer)
+    except StopIteration as ended:
+        slot: Slot[Raw] = ended.value
+        return slot
+    return step
+
+
+class _Written:
+    """The ids of a row's answer so far, generated or not, within its `max_new_tokens`."""
+
+    def __init__(self, encoded: Encoded) -> None:
+        self.asked = encoded
+        self.ids: list[int] = []
+        self.logprobs: list[TokenLogprob | None] = []
+        self.forced: list[int] = []
+
+    @property
+    def room(self) -> int:
+        return (self.asked.options.max_new_tokens or 0) - len(self.ids)
+
+    def write(self, ids: Sequence[int]) -> None:
+        """Add ids that are not generated, as far as there is room."""
+        added = ids[: self.room]
+        self.forced += range(len(self.ids), len(self.ids) + len(added))
+        self.ids += added
+        self.logprobs += [None] * len(added)
+
+    def take(self, raw: Raw, count: int) -> None:
+        """Add the first ids of an answer."""
+        self.ids += raw.token_ids[:count]
+        self.logprobs += raw.logprobs[:count] if raw.logprobs is not None else [None] * count
+
+    def logprobs_of(self, start: int, end: int) -> tuple[TokenLogprob, ...] | None:
+        """One for each of these ids; None where one is unknown."""
+        logprobs = tuple(entry for entry in self.logprobs[start:end] if entry is not None)
+        return logprobs if self.asked.options.logprobs and len(logprobs) == end - start else None
+
+    def row(self, base: Encoded, call: int, **options: Any) -> Encoded:
+        """The row as it goes on from these ids in a further call, with other options than those of
+        `base`.
+        """
+        ids, base_options = tuple(self.ids), base.options
+        prompt: Prompt = unchecked_replace(
+            base.prompt,
+            token_ids=(*base.prompt.token_ids, *ids),
+            compact_token_ids=(*base.prompt.compact_token_ids, *ids),
+            thought=None,
+            call=None,
+        )
+        changed = {
+            "max_new_tokens": self.room,
+            "min_new_tokens": max(0, (base_options.min_new_tokens or 0) - len(ids)) if call else 0,
+            "max_thinking_tokens": None,
+            "prompt_logprobs": False,
+            "seed": None if base_options.seed is None else derive_seed(base_options.seed, -call),
+            **options,
+        }
+        row: Encoded = unchecked_replace(
+            base, prompt=prompt, options=unchecked_replace(base_options, **changed)
+        )
+        return row
+
+    def scored(self) -> ScoreInput:
+        """All ids up to the last that was not generated, to be scored."""
+        prompt: Prompt = unchecked_replace(self.asked.prompt, thought=None, call=None)
+        base: Encoded = unchecked_replace(self.asked, prompt=prompt, options=_NEUTRAL)
+        return ScoreInput(encoded=base, continuation=tuple(self.ids[: self.forced[-1] + 1]))
+
+
+def answer_in_parts(encoded: Encoded, sent: Encoded, engine: Any, model: TokenModel) -> Asking:
+    """The calls of a row that thinks before it answers, or whose answer is a tool call.
+
+    `sent` is the row as its engine may get it, and `model` is that engine's. With `logprobs`, tokens that were not sampled are
+    scored.
+    """
+    options, written = encoded.options, _Written(encoded)
+    if options.logprobs and not scores_tokens(engine):
+        message = f"{shown(engine.name)} gives no log probabilities of tokens that are not sampled"
+        hint = "leave out logprobs, the thought and tool_choice"
+        return Failure(UnsupportedOption(message, option="logprobs", hint=hint))
+    thought = last = None
+    if encoded.prompt.thought is not None:
+        slot = yield from _thought(written, encoded.prompt.thought, sent, engine, model)
+        if not is_ok(slot):
+            return slot
+        thought, last = slot.unwrap()
+    start, answer, begun = len(written.ids), written.row(encoded, 1), None
+    opens = () if encoded.prompt.thought is None else encoded.prompt.thought.text_opens
+    if last is None and opens and written.room > 0:
+        beginning = yield from _begun(written, opens, sent, engine, model)
+        if not is_ok(beginning):
+            return Failure(beginning.failure())
+        begun = beginning.unwrap()
+        if begun is None:
+            start, answer = len(written.ids), written.row(encoded, 2)
+    final = Raw(encoded=answer, token_ids=(), logprobs=() if options.logprobs else None)
+    if last is not None:
+        final = unchecked_replace(last, encoded=answer)
+    elif encoded.prompt.call is not None:
+        slot = yield from _called(written, encoded.prompt.call, sent, engine, model)
+        if not is_ok(slot):
+            return slot
+        final = unchecked_replace(slot.unwrap(), encoded=answer, ending=None)
+    elif begun is not None:
+        final = unchecked_replace(
+            begun,
+            encoded=answer,
+            token_ids=tuple(written.ids[start:]),
+            logprobs=written.logprobs_of(start, len(written.ids)),
+            ending=None,
+        )
+    elif written.room > 0:
+        stopped = unchecked_replace(answer.options, stop=sent.options.stop)
+        slot = yield EngineRequest(
+            engine, unchecked_replace(answer, options=stopped, watched=sent.watched)
+        )
+        if not is_ok(slot):
+            return slot
+        final = unchecked_replace(slot.unwrap(), encoded=answer)
+    if options.logprobs and written.forced:
+        scores = yield EngineRequest(engine, written.scored(), shown=False)
+        if not is_ok(scores):
+            return Failure(scores.failure())
+        _fill(written, scores.unwrap(), top=bool(options.top_logprobs))
+    if encoded.prompt.call is not None and last is None:
+        forced = tuple(index - start for index in written.forced if index >= start)
+        final = unchecked_replace(
+            final,
+            token_ids=tuple(written.ids[start:]),
+            logprobs=written.logprobs_of(start, len(written.ids)),
+            forced=forced,
+        )
+    if thought is None:
+        return Success(final)
+    before = Raw(
+        encoded=answer,
+        token_ids=tuple(written.ids[:start]),
+        logprobs=written.logprobs_of(0, start),
+    )
+    thought_record = Thought(
+        asked=encoded,
+        token_ids=before.token_ids,
+        logprobs=with_texts(before, model.tokenizer).logprobs,
+        forced=tuple(index for index in written.forced if index < start),
+        text=thought.text,
+        closed=thought.closed,
+    )
+    return Success(unchecked_replace(final, thought=thought_record))
+
+
+def _decoded(
+    asks: Encoded, engine: Any, model: TokenModel
+) -> Generator[EngineRequest, Slot[Any], Slot[Decoded]]:
+    """The answer of one call of the row, as text."""
+    answered = yield EngineRequest(engine, unchecked_replace(asks, watched=False), shown=False)
+    return answered.bind(lambda raw: decode_row(raw, model.tokenizer, model.eos_token_ids))
+
+
+class _Thinking(NamedTuple):
+    text: str
+    closed: bool
+
+
+def _thought(
+    written: _Written, form: ThoughtForm, sent: Encoded, engine: Any, model: TokenModel
+) -> Generator[EngineRequest, Slot[Any], Slot[Any]]:
+    """The thought, and the end of the row where that is within it."""
+    options = written.asked.options
+    written.write(form.opens)
+    most = written.room
+    if options.max_thinking_tokens is not None:
+        most = min(most, options.max_thinking_tokens)
+    finish, raw = Finish.LENGTH, Raw(encoded=written.asked, token_ids=())
+    if most > 0:
+        stop = StopOptions(
+            stop=(),
+            stop_token_ids=(form.end_id,),
+            ignore_eos=options.stop is not None and options.stop.ignore_eos,
+        )
+        asks = written.row(sent, 0, max_new_tokens=most, structured=None, stop=stop)
+        judged = yield from _decoded(asks, engine, model)
+        if not is_ok(judged):
+            return Failure(judged.failure())
+        finish, raw = judged.unwrap().finish, judged.unwrap().raw
+    count = len(raw.token_ids) - (finish in BY_ID)
+    text = spell(model.tokenizer, raw.token_ids[:count])[0].strip()
+    by_itself, given_up = finish is Finish.STOP_TOKEN, finish in (Finish.ABORTED, Finish.PLUGIN)
+    written.take(raw, count + by_itself)
+    early = len(written.ids) < (options.min_new_tokens or 0)
+    if given_up or (finish is Finish.EOS and options.structured is None and not early):
+        last = Raw(
+            encoded=written.asked,
+            token_ids=raw.token_ids[count:],
+            logprobs=None if raw.logprobs is None else raw.logprobs[count:],
+            aborted=finish is Finish.ABORTED,
+            halted=raw.halted,
+        )
+        return Success((_Thinking(text, False), last))
+    before = len(written.ids)
+    written.write((*(() if by_itself else (*form.closes, form.end_id)), *form.bridge))
+    closed = by_itself or form.end_id in written.ids[before:]
+    return Success((_Thinking(text, closed), None))
+
+
+def _begun(
+    written: _Written, opens: tuple[int, ...], sent: Encoded, engine: Any, model: TokenModel
+) -> Generator[EngineRequest, Slot[Any], Slot[Raw | None]]:
+    """The answer, where it does not begin as the template begins a text: its ids are in `written`.
+    None where it does: what follows `opens` is the answer, and is still to be generated.
+    """
+    given = sent.options.stop
+    stop = (
+        None if given is None else unchecked_replace(given, stop=())
+    )  # they are about all of the answer
+    most = min(len(opens), written.room)
+    least = min(most, max(0, (sent.options.min_new_tokens or 0) - len(written.ids)))
+    call, limits = 1, {"max_new_tokens": most, "min_new_tokens": least}
+    while True:
+        asks = written.row(sent, call, stop=stop, **limits)
+        judged = yield from _decoded(asks, engine, model)
+        if not is_ok(judged):
+            return Failure(judged.failure())
+        finish, raw = judged.unwrap().finish, judged.unwrap().raw
+        written.take(raw, len(raw.token_ids))
+        if limits and raw.token_ids == opens[:most]:
+            return Success(None)
+        if finish is not Finish.LENGTH or written.room <= 0:
+            return Success(raw)
+        call, limits = 2, {}
+
+
+def _called(
+    written: _Written, form: CallForm, sent: Encoded, engine: Any, model: TokenModel
+) -> Generator[EngineRequest, Slot[Any], Slot[Raw]]:
+    """The call: its name, if there is a choice, and its arguments. What is returned says how it
+    ended, and which call it is where that is complete; its ids are in `written`.
+    """
+    unstopped = StopOptions(stop=(), stop_token_ids=(), ignore_eos=False)
+    written.write(form.opens)
+    raw, text = Raw(encoded=written.asked, token_ids=()), ""
+    names = tuple(name + form.between for name in form.names)
+    chosen, forms = 0, [StructuredOptions(choice=names)] if len(form.names) > 1 else []
+    if not forms:
+        written.write(ids_behind(model.tokenizer, names[0]))
+    for call, part in enumerate((*forms, None), start=1):
+        if written.room <= 0:
+            return Success(raw)
+        structured = part or StructuredOptions(json_schema=form.schemas[chosen])
+        asks = written.row(sent, call, structured=structured, stop=unstopped)
+        judged = yield from _decoded(asks, engine, model)
+        if not is_ok(judged):
+            return Failure(judged.failure())
+        row, raw = judged.unwrap(), judged.unwrap().raw
+        complete, text = row.finish is Finish.EOS, row.text
+        wrong = disobeyed(
+            Answer(text=text, finish=WORDS[row.finish]), asks.options, shown(engine.name)
+        )
+        if wrong is not None:
+            return Failure(wrong)
+        written.take(raw, len(raw.token_ids) - complete)
+        if not complete:
+            return Success(raw)
+        if part is not None:
+            chosen = names.index(text)
+    written.write(form.closes)
+    if written.room <= 0:
+        return Success(raw)
+    written.write(raw.token_ids[-1:])  # it was sampled before the end of the call, not behind it
+    return Success(unchecked_replace(raw, call=(form.names[chosen], text)))
+
+
+def _fill(written: _Written, scores: Any, *, top: bool) -> None:
+    """The log probabilities of what was not generated."""
+    for index in written.forced:
+        written.logprobs[index] = TokenLogprob(
+            token_id=written.ids[index],
+            logprob=scores.logprobs[index],
+            top=(scores.likeliest[index],) if top else (),
+        )

@@ -1,1 +1,0 @@
-"""What the stages are made of."""
