@@ -299,6 +299,16 @@ def test_every_family_of_laws_has_its_section() -> None:
     )
 
 
+def test_the_index_leads_to_every_page() -> None:
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    pages = [*DOCS.glob("*.md"), *(DOCS / "migrate").glob("*.md")]
+    assert [
+        page.name
+        for page in pages
+        if page.name != "index.md" and f"]({page.relative_to(DOCS).as_posix()})" not in index
+    ] == []
+
+
 def test_the_navigation_holds_every_page() -> None:
     navigation = (HERE / ".mkdocs.yml").read_text(encoding="utf-8")
     assert [
