@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import json
 import re
@@ -60,6 +61,96 @@ BUDGETS = {
     "embedded": 50,
 }
 """How many nodes of the syntax tree each room may have."""
+PUBLIC_MODULES = ("backends", "plugins", "stages", "jobs.ray")
+ABOVE_THE_BORDER = ("io", "jobs", "evals", "report", "config", "cli", "contrib")
+INNER_NAMES = {
+    "core": "errors",
+    "core.distribution": "DISTRIBUTION install_command install_hint",
+    "core.foreign_calls": "Raised attempt guard report",
+    "core.functional": "partition_all without_none",
+    "core.interpreter": "Row",
+    "core.names": "CLOSE",
+    "core.parallel": "parallel",
+    "core.pipe": "EngineMap identity row_stage",
+    "core.steps": "Branch Call EngineRequest Stage Step",
+    "records": "strict_json",
+    "records.codec": (
+        "Declared declared decode encode error_from image_to_plain is_plain item_of "
+        "options_to_plain without_null word_of"
+    ),
+    "records.engine_list": (
+        "BACKENDS DIALECTS Dialect ENGINE_LIST IN_PROCESS TOKEN_ENGINES TYPES shown"
+    ),
+    "records.fields": (
+        "Check boolean checks_of help_of nearest non_empty_string one_of record schema_of "
+        "taken_instead unchecked_replace"
+    ),
+    "records.finish_words": "Meaning meaning_of word_of",
+    "records.frozen": "freeze thaw",
+    "records.messages": "message_from plain_messages shown",
+    "records.next_turn": "as_given",
+    "records.option_table": "OPTIONS OTHER_NAMES SERVER_NAMES names_in server_fields wire_names",
+    "records.options": (
+        "GROUPS flat_values in_effect in_our_words merge option_names options_from resolve"
+    ),
+    "records.parse_request": "Request carried",
+    "records.request_forms": "KEYS meant refused without_final_answer",
+    "records.requests": "FIELDS misplaced unread_media",
+    "records.results": "ChatOutput Ending ToolReplies Turn",
+    "records.secret": "Secret masked",
+    "media.folder": "SUFFIXES",
+    "media.frames": "choose_frames",
+    "media.image": "open_image",
+    "media.png": "png_of",
+    "media.source": "load_sources sample_of",
+    "media.video": "frames_of",
+    "engines.capabilities": "FEATURES",
+    "engines.extras": "MissingExtra need",
+    "engines.model": "reader_of",
+    "engines.protocol": "answers_depend_on earlier_identities_of rewrites_of takes_tokens",
+    "engines.settings": "FallbackSettings SETTINGS config_of fields_of nearest_setting",
+    "engines.tokenizer": "Tokenizer",
+    "engines.versions": "bounds is_newer minor required_by",
+    "ending.detokenize": "spell",
+    "ending.stop_scan": "cut",
+    "ending.stop_state": "TokenFold plan_of",
+    "template.template": "call_template",
+    "answer": "answer_check",
+    "answer.answer_check": "Answer CUT_PROMPT FindingKind HINTS answer_of check_answer",
+    "answer.barred": "barred_after spellings",
+    "stages.gather_samples": "derive_seed expand",
+    "drivers.arguments": (
+        "Options admitted check_run check_settings pair pairs prepare_batch record_of "
+        "require_iterable with_option_words"
+    ),
+    "drivers.drive": "Drive IN_FLIGHT",
+    "drivers.mapping": "flow_of",
+    "drivers.route": "with_options",
+    "drivers.row_sessions": "NoRequest",
+    "drivers.scoring": "continued_by",
+    "drivers.tools": "Tools",
+    "drivers.turns": "next_request",
+    "backends": "route_with with_fallback",
+    "backends.checkpoint.boundaries": "Boundary boundaries",
+    "backends.checkpoint.checkpoint": "Checkpoint",
+    "backends.checkpoint.engine_parity": "compared in_words",
+    "backends.checkpoint.locate": "NoSuchModel",
+    "backends.hf.first_steps": "CannotCheck WAYS",
+    "backends.hf.hf_engine": "HFEngine",
+    "backends.http.access": "addresses_of",
+    "backends.http.transport": "AttemptFailed HttpStatusError",
+    "backends.servers": "sglang_dialect vllm_dialect",
+    "backends.servers.dialects": "find_dialect",
+    "backends.servers.dry": "wire_requests",
+    "backends.servers.extra_body": "OWN REMOVED",
+    "backends.servers.facts": "models_of",
+    "backends.servers.reading": "error_message ids_of json_of usage_of",
+    "backends.servers.sglang_dialect": "SGLANG abort too_long",
+    "backends.servers.vllm_dialect": "VLLM too_long",
+    "backends.servers.wire": "Facts ServerRequest Wire WireRequest",
+    "backends.vllm.self_check": "CannotCheck check_lengths",
+}
+"""What the rooms above the border import from those below it, beside the public names: by module."""
 HEAVY = (
     *("torch", "transformers", "vllm", "PIL", "numpy", "peft", "accelerate", "aiohttp", "orjson"),
     *("tenacity", "pyarrow", "jsonschema"),
@@ -116,6 +207,27 @@ def test_a_room_imports_only_itself_and_the_rooms_before_it() -> None:
         and module.split(".")[1] in ROOMS[ROOMS.index(name.split("/")[0]) + 1 :]
     ]
     assert upwards == []
+
+
+def test_the_rooms_above_the_border_import_public_names_and_those_of_a_list() -> None:
+    """The list only shrinks. Who needs another name imports a public one, or moves the code below
+    the border.
+    """
+    public = {"pipegen.__version__", *imported_by("__init__.py", for_types=True)}
+    for module in PUBLIC_MODULES:
+        names = importlib.import_module(f"pipegen.{module}").__all__
+        public |= {f"pipegen.{module}.{name}" for name in names}
+    imported = {
+        name.removeprefix("pipegen.")
+        for file in FILES
+        if file.startswith(tuple(f"{room}/" for room in ABOVE_THE_BORDER))
+        for name in set(imported_by(file, for_types=True)) - public
+        if name.startswith("pipegen.") and name.split(".")[1] in ROOMS[: ROOMS.index("io")]
+    }
+    listed = {f"{module}.{name}" for module, names in INNER_NAMES.items() for name in names.split()}
+    assert (imported - listed, listed - imported) == (set(), set()), (
+        "not listed, no longer imported"
+    )
 
 
 # The doctor asks torch for a GPU.

@@ -16,7 +16,7 @@ from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.streaming import Delta, astream
 from pipegen.io.jsonl import to_plain
-from pipegen.plugins.reasoning import reasoning_of
+from pipegen.plugins import reasoning_of
 from pipegen.records import strict_json
 from pipegen.records.parse_request import Request
 from pipegen.records.requests import GenerationRequest

@@ -26,7 +26,7 @@ from pipegen.config.config_files import Place
 from pipegen.config.generation import is_option, options_beside
 from pipegen.config.keys import KEYS, SYSTEM_NAMES, keys_of, legacy_key_hint
 from pipegen.config.secret_sources import expanded, provider_variables
-from pipegen.core.names import CLOSE, nearest
+from pipegen.core.names import CLOSE
 from pipegen.engines.settings import (
     SETTINGS,
     FallbackSettings,
@@ -39,6 +39,7 @@ from pipegen.records.fields import (
     InvalidField,
     UnknownField,
     checks_of,
+    nearest,
     non_empty_string,
     one_of,
     record,

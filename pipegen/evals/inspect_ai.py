@@ -42,7 +42,7 @@ from inspect_ai.tool import ToolCall, ToolFunction
 
 import pipegen as pg
 from pipegen.core.functional import without_none
-from pipegen.plugins.reasoning import reasoning_of
+from pipegen.plugins import reasoning_of
 from pipegen.records.fields import nearest
 from pipegen.records.option_table import OPTIONS
 

@@ -21,7 +21,8 @@ from typing import Any
 
 from pipegen.records.codec import decode, encode
 from pipegen.records.fields import unchecked_replace
-from pipegen.records.results import ChatOutput, Ending, Raw, ToolReplies
+from pipegen.records.results import ChatOutput, Ending, ToolReplies
+from pipegen.stages import Raw
 
 __all__ = ["answer_from", "answer_to_plain"]
 

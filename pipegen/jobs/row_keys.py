@@ -41,7 +41,8 @@ from pipegen.records.options import (
     resolve,
 )
 from pipegen.records.requests import GenerationRequest, RequestPolicy, ScoringRequest
-from pipegen.records.results import Encoded, GenerationResult, ResolvedRequest
+from pipegen.records.results import GenerationResult
+from pipegen.stages import Encoded, ResolvedRequest
 
 __all__ = [
     "MARK",

@@ -25,9 +25,9 @@ from pipegen.drivers.route import Route
 from pipegen.jobs.row_keys import Counts
 from pipegen.records.engine_list import shown
 from pipegen.records.requests import GenerationRequest
-from pipegen.records.results import Encoded
 from pipegen.report.diff import common_prefix
 from pipegen.report.error_counts import ErrorCounts
+from pipegen.stages import Encoded
 from pipegen.stages.gather_samples import expand
 
 __all__ = ["BLOCK", "Estimate", "prepared"]

@@ -22,7 +22,7 @@ from pathlib import Path
 from string import Template
 from typing import Any, NamedTuple
 
-from pipegen.core.distribution import version
+from pipegen import __version__
 from pipegen.report.boxes import Box
 from pipegen.report.diff import common_prefix
 
@@ -217,7 +217,7 @@ def ending(command: str = "pipegen view", note: str = "") -> str:
     """The end of a page: the command that made it, and a note."""
     _, _, tail = _PAGE.read_text(encoding="utf-8").partition("$cards")
     return Template(tail).substitute(
-        version=safe(version()),
+        version=safe(__version__),
         command=safe(command),
         note=safe(note),
         script=_SCRIPT.read_text(encoding="utf-8"),
