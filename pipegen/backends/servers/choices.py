@@ -80,9 +80,9 @@ def read_choice(
         return malformed(f"choices[0].finish_reason is {type(finish).__name__}, not a string")
     if index is not None and (type(index) is not int or index):
         return malformed(f"choices[0].index is {index!r:.40}, and 1 was asked")
-    meta, stop = choice.get("meta_info"), found("stop_reason matched_stop", choice)
-    ids = found("token_ids response_token_ids", choice)
-    prompt = found("prompt_token_ids", choice, answer)
+    meta, stop = choice.get("meta_info"), found(("stop_reason", "matched_stop"), choice)
+    ids = found(("token_ids", "response_token_ids"), choice)
+    prompt = found(("prompt_token_ids",), choice, answer)
     token_ids = NONE if ids is None else ids_of(ids, "choices[0].token_ids")
     prompt_ids = NONE if prompt is None else ids_of(prompt, "prompt_token_ids")
     logprobs = (
@@ -104,7 +104,7 @@ def read_choice(
         if not request.scored
         else scores_of_meta(meta, request)
         if isinstance(meta, Mapping)
-        else scores_of_tables(found("prompt_logprobs", choice, answer), request)
+        else scores_of_tables(found(("prompt_logprobs",), choice, answer), request)
     )
     for slot in (token_ids, prompt_ids, scores, logprobs):
         if not is_ok(slot):

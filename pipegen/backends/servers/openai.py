@@ -99,7 +99,7 @@ def _completion(
     if not isinstance(message, Mapping):
         return malformed(f"choices[0].{holder} is {type(message).__name__}, not an object")
     text, thought = _texts_of(message.get("content"))
-    reasoning, refusal = found("reasoning_content reasoning", message), message.get("refusal")
+    reasoning, refusal = found(("reasoning_content", "reasoning"), message), message.get("refusal")
     reasoning = thought if reasoning is None else reasoning
     for name, value in (("content", text), ("reasoning", reasoning), ("refusal", refusal)):
         if not isinstance(value, (str, type(None))):

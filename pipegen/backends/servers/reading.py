@@ -112,21 +112,17 @@ def _deeper(value: Any) -> bool:
     return True
 
 
-def found(names: str, *holders: Mapping[str, Any]) -> Any:
+def found(names: tuple[str, ...], *holders: Mapping[str, Any]) -> Any:
     """The first value of these fields that is there, in the first object that has one; else None.
 
-    >>> found("a b", {"a": None, "b": 1}, {"a": 2})
+    >>> found(("a", "b"), {"a": None, "b": 1}, {"a": 2})
     1
     """
-    return next(
-        (
-            holder[name]
-            for holder in holders
-            for name in names.split()
-            if holder.get(name) is not None
-        ),
-        None,
-    )
+    for holder in holders:
+        for name in names:
+            if (value := holder.get(name)) is not None:
+                return value
+    return None
 
 
 def ids_of(value: Any, place: str) -> Slot[tuple[int, ...]]:
