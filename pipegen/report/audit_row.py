@@ -26,7 +26,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from pipegen.answer.answer_check import Answer, FindingKind, answer_of, check_answer
+from pipegen.answer.answer_check import Answer, Finding, FindingKind, answer_of, check_answer
 from pipegen.answer.barred import spellings
 from pipegen.ending.detokenize import spell
 from pipegen.ending.stop_scan import cut
@@ -36,10 +36,21 @@ from pipegen.records.engine_list import TOKEN_ENGINES
 from pipegen.records.options import GenerationOptions
 from pipegen.records.results import Finish, GenerationResult
 
-__all__ = ["SLACK", "FaultName", "disobedience", "kind_of", "room_in", "spelled_by_server"]
+__all__ = [
+    "SLACK",
+    "FaultName",
+    "disobedience",
+    "findings_in",
+    "ids_of",
+    "is_one_text",
+    "kind_of",
+    "room_in",
+]
 
 SLACK = 8
 """A server may end an answer for its length so many tokens before its context is full."""
+NAMES_ENDS = TOKEN_ENGINES | {"vllm_chat"}
+"""Engines whose ids hold the end token."""
 _GOOD = 3
 """So many answers at least show that what they have in common is no chance."""
 FaultName = Literal["template", "length", "text", "sampling"]
@@ -73,6 +84,18 @@ def disobedience(
 
     room: how many tokens there was room for behind the prompt; see `room_in`.
     """
+    findings = findings_in(result, tokenizer, eos_token_ids, room)
+    if not findings:
+        return None
+    return kind_of(findings[0].kind), "; ".join(
+        dict.fromkeys(finding.words for finding in findings)
+    )
+
+
+def findings_in(
+    result: GenerationResult, tokenizer: Tokenizer, eos_token_ids: Sequence[int], room: int | None
+) -> list[Finding]:
+    """All that in a served answer, or a recorded row, does not obey its request."""
     texts = _texts(result, tokenizer, eos_token_ids)
     images = bool(result.image_grid_thw or result.image_digests)
     facts: dict[str, Any] = {
@@ -94,12 +117,25 @@ def disobedience(
     raw_answer = Answer(
         text=result.raw_text, spelled=texts.raw, exact=texts.here, stops=answer.stops
     )
-    findings = [*check_answer(answer, options), *check_answer(raw_answer, GenerationOptions())]
-    if not findings:
-        return None
-    return kind_of(findings[0].kind), "; ".join(
-        dict.fromkeys(finding.words for finding in findings)
-    )
+    return [*check_answer(answer, options), *check_answer(raw_answer, GenerationOptions())]
+
+
+def ids_of(
+    result: GenerationResult, tokenizer: Tokenizer, eos_token_ids: Sequence[int]
+) -> tuple[int, ...]:
+    """The ids of a result as a reference scores them: without ids, the reading of its text. An end
+    token is put behind an answer that ended by one which the engine does not name.
+    """
+    ids = result.token_ids or tuple(tokenizer.encode(result.raw_text))
+    named = result.token_ids and result.route in NAMES_ENDS
+    ended = result.finish is Finish.EOS and not (ids and ids[-1] in eos_token_ids)
+    return (*ids, *eos_token_ids[:1]) if ended and not named else ids
+
+
+def is_one_text(ids: Sequence[int], choice: int, tokenizer: Tokenizer) -> bool:
+    """Whether these ids are the text that goes on with that choice, in other tokens."""
+    left, word = tokenizer.decode(ids), tokenizer.decode((choice,))
+    return left.startswith(word) or word.startswith(left)
 
 
 def room_in(results: Iterable[GenerationResult]) -> Callable[[GenerationResult], int | None]:
@@ -132,7 +168,7 @@ def room_in(results: Iterable[GenerationResult]) -> Callable[[GenerationResult],
     return room
 
 
-def spelled_by_server(result: GenerationResult, text: str, tokenizer: Tokenizer) -> str | None:
+def _spelled_by_server(result: GenerationResult, text: str, tokenizer: Tokenizer) -> str | None:
     """What a server shows of a result's ids, beside the text that it gave; None where that is not
     known.
 
@@ -173,7 +209,7 @@ def _texts(result: GenerationResult, tokenizer: Tokenizer, ends: Sequence[int]) 
         # where the thought was asked for apart, the text is the answer alone
         apart = result.reasoning is not None
         return _Texts(raw, None if apart else _decoded(result, tokenizer, ends), here=True)
-    shown = spelled_by_server(result, result.raw_text, tokenizer)
+    shown = _spelled_by_server(result, result.raw_text, tokenizer)
     return _Texts(shown, _cut_here(result, tokenizer), here=False)
 
 
@@ -231,6 +267,6 @@ def _endings(
     stop = result.options.stop
     if here and stop is not None:
         return frozenset(dict(plan_of(result.options, tokenizer, ends).ids))
-    if result.route == "vllm_chat":
+    if result.route in NAMES_ENDS:
         return frozenset({*ends, *((stop.stop_token_ids or ()) if stop is not None else ())})
     return None

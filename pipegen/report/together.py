@@ -20,9 +20,9 @@ from pipegen.records.options import GenerationOptions, in_effect
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult
 from pipegen.records.scores import Scored
-from pipegen.report.diagnose import Limits
 from pipegen.report.diff import common_prefix
 from pipegen.report.drawn import Draw, deviations, draw_of, unknown_options
+from pipegen.report.verdict import Limits
 
 __all__ = ["ScoredRow", "likeliest_at", "wrong_together"]
 

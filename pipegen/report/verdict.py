@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from pipegen.answer.answer_check import FindingKind
 from pipegen.core.errors import GenerationError
 from pipegen.records.codec import error_to_plain
 from pipegen.records.fields import record
@@ -25,11 +26,17 @@ __all__ = [
     "Decode",
     "Fault",
     "Kind",
+    "Limits",
     "Parting",
     "Precision",
     "Verdict",
     "Way",
+    "WrongKind",
     "distances",
+    "fault_of",
+    "limits_of",
+    "other_prompt_in_words",
+    "partings",
     "rms",
     "spread",
 ]
@@ -51,6 +58,8 @@ Kind = Literal[
     "weights",
     "unknown",
 ]
+WrongKind = FindingKind | Literal["logprobs"]
+"""What in an answer may not obey its request."""
 Way = Literal["chat", "ids"]
 """How a server is asked: by messages, or by the ids of the prompt."""
 KINDS: Mapping[Kind, str] = {
@@ -98,6 +107,41 @@ MARGIN: Mapping[Precision, float] = {"float32": 0.01, "float16": 0.1, "bfloat16"
 Decode = Callable[[Sequence[int]], str]
 _FARTHEST = 20.0
 """What a log probability can be away at most, where one of the two may be minus infinity."""
+
+
+_TIMES = 2.0
+"""A right server is at most so many times as far from the reference as the reference in the
+server's precision is.
+"""
+_BROAD = 30.0
+"""The margin of a right server is at most so many times that spread."""
+_SHOWN = 5
+"""Tokens about a place that are shown."""
+
+
+class Limits(NamedTuple):
+    """What arithmetic explains."""
+
+    spread: float
+    margin: float
+
+
+def limits_of(precision: Precision, noise: float | None = None) -> Limits:
+    """What the precision explains; less where it was measured on this model.
+
+    >>> limits_of("bfloat16"), limits_of("bfloat16", 0.01)
+    (Limits(spread=0.15, margin=0.7), Limits(spread=0.02, margin=0.3))
+    """
+    most, least = (
+        Limits(SPREAD[precision], MARGIN[precision]),
+        (SPREAD["float32"], MARGIN["float32"]),
+    )
+    if noise is None:
+        return most
+    return Limits(
+        max(least[0], min(most.spread, _TIMES * noise)),
+        max(least[1], min(most.margin, _BROAD * noise)),
+    )
 
 
 class Parting(NamedTuple):
@@ -157,7 +201,7 @@ class Answer:
     """How many tokens the server counts in the answer."""
     limit: int = 0
     """How many tokens were asked for at most."""
-    wrong: tuple[tuple[Literal["length", "text", "finish", "logprobs"], str], ...] = ()
+    wrong: tuple[tuple[WrongKind, str], ...] = ()
     """What in the answer does not obey the request: the kind, and what is seen."""
 
     @property
@@ -240,6 +284,24 @@ class Answer:
         return moves
 
 
+def other_prompt_in_words(
+    expected: Sequence[int], ran: Sequence[int], counted: int, decode: Decode
+) -> str:
+    """Where a prompt is not the expected one, for a reader; by the count alone where no ids came.
+
+    >>> other_prompt_in_words((1, 2), (1, 3), 2, str)
+    "2 tokens of the prompt are expected, and 2 came; about token 1 '(1, 2)' is expected, and '(1, 3)' came"
+    >>> other_prompt_in_words((1, 2), (), 3, str)
+    '2 tokens of the prompt are expected, and 3 came'
+    """
+    counts = f"{len(expected)} tokens of the prompt are expected, and {counted} came"
+    index = common_prefix(expected, ran)
+    about = slice(max(0, index - _SHOWN), index + _SHOWN)
+    wanted, came = decode(expected[about]), decode(ran[about])
+    there = f"; about token {index} {wanted!r} is expected, and {came!r} came"
+    return counts + (there if ran else "")
+
+
 def distances(some: Sequence[float], others: Sequence[float]) -> list[float]:
     """How far numbers are apart, pair by pair."""
     return [
@@ -269,6 +331,18 @@ class Fault:
     def words(self) -> str:
         """What the kind of fault means, in words."""
         return KINDS[self.kind]
+
+
+def fault_of(
+    kind: Kind, wrong: Sequence[tuple[Answer, str]], of: int, evidence: str
+) -> Fault | None:
+    """A fault by the answers that show it, each with what is seen there; None where none does."""
+    if not wrong:
+        return None
+    first, example = wrong[0]
+    return Fault(
+        kind=kind, answers=len(wrong), of=of, first=first, example=example, evidence=evidence
+    )
 
 
 @record
@@ -359,6 +433,16 @@ class Verdict:
             "faults": faults,
             "failed": failed,
         }
+
+
+def partings(answers: Iterable[Answer], margin: float) -> list[tuple[Answer, Parting]]:
+    """The partings that arithmetic does not explain."""
+    pairs = [(answer, answer.parting) for answer in answers]
+    return [
+        (answer, parting)
+        for answer, parting in pairs
+        if parting is not None and parting.margin > margin
+    ]
 
 
 def spread(answers: Iterable[Answer]) -> float | None:

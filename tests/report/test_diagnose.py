@@ -12,8 +12,9 @@ from hypothesis import given, strategies as st
 from pipegen.core.errors import Timeout
 from pipegen.records import strict_json
 from pipegen.records.fields import unchecked_replace
-from pipegen.report.diagnose import Trials, judge, limits_of
-from pipegen.report.verdict import MARGIN, SPREAD, Answer, Verdict, spread
+from pipegen.report.causes import Trials
+from pipegen.report.diagnose import judge
+from pipegen.report.verdict import MARGIN, SPREAD, Answer, Verdict, limits_of, spread
 
 END = 0
 WORDS = range(100, 200)
