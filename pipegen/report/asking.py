@@ -83,6 +83,8 @@ class Server:
     failed: list[Failed] = dataclasses.field(default_factory=list)
     not_judged: list[str] = dataclasses.field(default_factory=list)
     """What the server cannot be asked."""
+    asked_again: int = 0
+    """How many requests were asked after their answers came."""
 
 
 class Asked(NamedTuple):

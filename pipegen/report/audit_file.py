@@ -283,42 +283,25 @@ def _scores(
     """The scores, in order. A recorded template was that of the run: rows with equal ones are
     scored together, with it in the run's options.
     """
-    by_template: dict[str | None, list[int]] = {}
-    for index, slot in enumerate(requests):
-        options = slot.unwrap().options if is_ok(slot) else None
-        by_template.setdefault(
-            options.chat.template if options is not None and options.chat is not None else None, []
-        ).append(index)
+    templates = [_template_of(slot) for slot in requests]
     scores: dict[int, Slot[Scored]] = {}
-    for template, places in by_template.items():
-        options = (
-            None
-            if template is None
-            else GenerationOptions(chat=ChatTemplateOptions(template=template))
-        )
-        scores |= dict(
-            zip(
-                places,
-                score(
-                    reference,
-                    [requests[index].map(_without_template) for index in places],
-                    options,
-                    image_policy=policy,
-                ),
-                strict=True,
-            )
-        )
+    for template in dict.fromkeys(templates):
+        places = [index for index, other in enumerate(templates) if other == template]
+        batch = [requests[index].map(_without_template) for index in places]
+        options = GenerationOptions(chat=ChatTemplateOptions(template=template))
+        scores |= zip(places, score(reference, batch, options, image_policy=policy), strict=True)
     return [scores[index] for index in range(len(requests))]
 
 
+def _template_of(slot: Slot[GenerationRequest]) -> str | None:
+    options = slot.unwrap().options if is_ok(slot) else None
+    return None if options is None or options.chat is None else options.chat.template
+
+
 def _without_template(request: GenerationRequest) -> GenerationRequest:
-    options = request.options
-    if options is None or options.chat is None:
-        return request
-    return dataclasses.replace(
-        request,
-        options=dataclasses.replace(options, chat=dataclasses.replace(options.chat, template=None)),
-    )
+    options = request.options or GenerationOptions()
+    chat = dataclasses.replace(options.chat or ChatTemplateOptions(), template=None)
+    return dataclasses.replace(request, options=dataclasses.replace(options, chat=chat))
 
 
 def _samples(name: str, slot: Slot[GenerationResult]) -> list[_Row | RowVerdict]:

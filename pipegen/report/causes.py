@@ -81,25 +81,26 @@ Rescored = tuple[tuple[float, ...], tuple[tuple[int, float], ...]]
 """The log probabilities of an answer, and the likeliest token in each place."""
 
 
-def _no_scores(pairs: Sequence[IdsAfter]) -> list[Rescored | None]:
-    return [None for _ in pairs]
+class Trials:
+    """What may be tried to tell causes apart. Here nothing is: what a trial would show is not named."""
 
+    def rescore(self, pairs: Sequence[IdsAfter]) -> list[Rescored | None]:
+        """Score answers after other prompts."""
+        return [None for _ in pairs]
 
-class Trials(NamedTuple):
-    """What may be tried to tell causes apart. Without one, the cause it would show is named by no
-    test.
-    """
+    def again(self, names: Sequence[str], way: Way) -> list[Answer]:
+        """Ask requests once more, that way."""
+        return []
 
-    rescore: Callable[[Sequence[IdsAfter]], list[Rescored | None]] = _no_scores
-    """Score answers after other prompts."""
-    again: Callable[[Sequence[str], Way], list[Answer]] = lambda names, way: []
-    """Ask requests once more, that way."""
-    written: Callable[[Sequence[str]], list[str | None]] = lambda names: [None for _ in names]
-    """What the reference itself writes."""
-    noise: Callable[[Precision], float | None] = lambda precision: None
-    """How far the reference in that precision is from the reference: the root of the mean square
-    over the same answers.
-    """
+    def written(self, names: Sequence[str]) -> list[str | None]:
+        """What the reference itself writes."""
+        return [None for _ in names]
+
+    def noise(self, precision: Precision) -> float | None:
+        """How far the reference in that precision is from the reference: the root of the mean
+        square over the same answers.
+        """
+        return None
 
 
 class Case(NamedTuple):
@@ -187,13 +188,9 @@ class _Look(NamedTuple):
         """A fault that these answers show, or all that are odd."""
         odd = odd or self.odd
         first = next((answer for answer in odd if self._parting(answer)), odd[0])
+        words = example or self._shown(first)
         return Fault(
-            kind=kind,
-            answers=len(odd),
-            of=self.of,
-            first=first,
-            example=example or self._shown(first),
-            evidence=evidence,
+            kind=kind, answers=len(odd), of=self.of, first=first, example=words, evidence=evidence
         )
 
     def _parting(self, answer: Answer) -> Parting | None:

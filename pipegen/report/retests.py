@@ -174,13 +174,6 @@ class FollowUps(NamedTuple):
     def _sampled(self) -> list[Base]:
         return self.widest[:GREEDY]
 
-    @property
-    def asked(self) -> int:
-        """How many requests are asked."""
-        filtered = len(_FILTERS) * len(self._sampled)
-        drawn = 3 * len(self.widest) + (1 + SAMPLES) * len(self._sampled)
-        return 3 * len(self.longest) + drawn + filtered
-
     def faults(self) -> Iterator[Fault]:
         """What is wrong."""
         greedy = [self._asked_back(retest) for retest in _RETESTS]
@@ -202,6 +195,7 @@ class FollowUps(NamedTuple):
             base.request.map(functools.partial(_with_options, more))
             for base, more in zip(bases, options, strict=True)
         ]
+        self.server.asked_again += len(requests)
         batch = Asked(requests, GenerationOptions(), self.server.image_policy, streamed)
         out: list[Answer | Failed | None] = []
         for answer in ask(routes, "chat", batch, self.server.report):
@@ -301,6 +295,7 @@ class FollowUps(NamedTuple):
         """
         bases, route = self._sampled, self.server.whole.chat
         requests = [base.request for base in bases]
+        self.server.asked_again += (1 + SAMPLES) * len(requests)
         options = GenerationOptions(temperature=1.0, max_new_tokens=DRAWN_TOKENS)
         several = dataclasses.replace(options, samples=SAMPLES)
         at_once = _choices(route, requests, options)
@@ -312,26 +307,25 @@ class FollowUps(NamedTuple):
             (f"requests for {SAMPLES} choices at once", at_once),
             (f"requests for {SAMPLES} samples, without a seed", one_by_one),
         ):
-            sampled = [
-                (base.answer, texts)
+            pairs = [
+                (base.answer, self._texts(base, slot))
                 for base, slot in zip(bases, slots, strict=True)
-                if (texts := self._texts(base, slot)) is not None
             ]
+            sampled = [(answer, texts) for answer, texts in pairs if texts is not None]
             few = [
                 (answer, f"{len(texts)} of {SAMPLES} choices came")
                 for answer, texts in sampled
                 if len(texts) != SAMPLES
             ]
+            alike = [
+                (answer, f"all are {texts[0]:.60}")
+                for answer, texts in sampled
+                if len({*texts}) == 1
+            ]
             if few:
                 return fault_of("length", few, len(sampled), evidence)
-            if len(sampled) == len(bases) and chance < IMPOSSIBLE:
-                alike = [
-                    (answer, f"all are {texts[0]:.60}")
-                    for answer, texts in sampled
-                    if len({*texts}) == 1
-                ]
-                if len(alike) == len(sampled):
-                    return fault_of("sampling", alike, len(sampled), evidence)
+            if len(alike) == len(bases) and chance < IMPOSSIBLE:
+                return fault_of("sampling", alike, len(sampled), evidence)
         return None
 
     def _texts(self, base: Base, slot: Slot[list[str]]) -> list[str] | None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pipegen.answer.answer_check import FindingKind
 from pipegen.core.errors import GenerationError
-from pipegen.records.codec import error_to_plain
-from pipegen.records.fields import record
+from pipegen.records.codec import encode, error_to_plain
+from pipegen.records.fields import UNWRITTEN, record
 from pipegen.report.diff import common_prefix
 
 __all__ = [
@@ -320,7 +320,7 @@ class Fault:
     """How many answers show it."""
     of: int
     """Of how many it was looked for in."""
-    first: Answer
+    first: Annotated[Answer, UNWRITTEN]
     """The first answer that shows it."""
     example: str
     """What is seen there."""
@@ -363,8 +363,6 @@ class Verdict:
     """How many answers were judged, by chat and by ids."""
     agreeing: int
     """How many of these the reference would have written too."""
-    ways: tuple[str, ...]
-    """How the server was asked."""
     spread: float | None
     """How far its log probabilities are from the reference's (root of the mean square); None where
     it tells none.
@@ -373,9 +371,9 @@ class Verdict:
     """The largest margin at a first parting of the answers with the prompt that was expected; 0
     where there is none.
     """
-    faults: tuple[Fault, ...]
+    faults: Annotated[tuple[Fault, ...], UNWRITTEN]
     """What is wrong, with its evidence."""
-    failed: tuple[tuple[str, str, GenerationError], ...] = ()
+    failed: Annotated[tuple[tuple[str, str, GenerationError], ...], UNWRITTEN] = ()
     """Requests that were not answered or not scored: their id, the way, the error."""
     too_long: int = 0
     """Requests that the model, or the server, has no room for; they are not judged."""
@@ -383,9 +381,11 @@ class Verdict:
     """How many requests were asked again: cut short, with stop strings, as streams, with seeds, for
     several samples.
     """
-    most_spread: float = 0.0
+    ways: tuple[str, ...]
+    """How the server was asked."""
+    most_spread: Annotated[float, UNWRITTEN] = 0.0
     """The spread that the precision explains."""
-    most_margin: float = 0.0
+    most_margin: Annotated[float, UNWRITTEN] = 0.0
     """The margin that the precision explains."""
     not_judged: tuple[str, ...] = ()
     """What was not looked at, and why."""
@@ -397,26 +397,10 @@ class Verdict:
 
     def plain(self) -> dict[str, Any]:
         """The verdict as plain data."""
-        names = (
-            "right",
-            "url",
-            "model",
-            "dialect",
-            "precision",
-            "prompts",
-            "answers",
-            "agreeing",
-            "spread",
-            "margin",
-            "too_long",
-            "asked_again",
-        )
         faults = [
             {
-                **{
-                    name: getattr(fault, name)
-                    for name in ("kind", "words", "evidence", "answers", "of", "example")
-                },
+                **encode(fault),
+                "words": fault.words,
                 "way": fault.first.way,
                 "first": fault.first.id,
             }
@@ -426,13 +410,7 @@ class Verdict:
             {"id": name, "way": way, "error": error_to_plain(error)}
             for name, way, error in self.failed
         ]
-        lists = {"ways": list(self.ways), "not_judged": list(self.not_judged)}
-        return {
-            **{name: getattr(self, name) for name in names},
-            **lists,
-            "faults": faults,
-            "failed": failed,
-        }
+        return {"right": self.right, **encode(self), "faults": faults, "failed": failed}
 
 
 def partings(answers: Iterable[Answer], margin: float) -> list[tuple[Answer, Parting]]:

@@ -188,7 +188,7 @@ def _questions(
 
 
 @dataclasses.dataclass(kw_only=True)
-class _Server(Server):
+class _Server(Server, Trials):
     """What is asked of one server, and what it answered so far."""
 
     model: str
@@ -230,23 +230,20 @@ class _Server(Server):
             self.precision,
             None if near or self.precision == "float32" else self.noise(self.precision),
         )
-        trials = Trials(self.rescore, self.again, self.written, self.noise)
         decode = self.routes.reference.engine.tokenizer.decode
         faults = one_each(
             [
-                *judge(self.answers, self.precision, decode, limits=limits, trials=trials),
+                *judge(self.answers, self.precision, decode, limits=limits, trials=self),
                 *self._disobeyed(),
             ]
         )
         # what ends elsewhere has another length, finish and text too
         if any(fault.kind == "end tokens" for fault in faults):
             faults = [fault for fault in faults if fault.kind not in ("length", "text")]
-        asked_again = 0
         self.not_judged += self._not_reached(expected)
         if {fault.kind for fault in faults} <= _FOLLOWED:
             follow = FollowUps(self, self._bases(expected, limits.margin), limits.margin)
             faults = one_each([*faults, *follow.faults()])
-            asked_again = follow.asked
         apart = sum(not answer.token_ids and answer.by_text for answer in expected)
         if apart:
             self.not_judged.append(
@@ -272,7 +269,7 @@ class _Server(Server):
             failed=tuple(wrong),
             too_long=len({failure.id for failure in self.failed})
             - len({failure.id for failure in wrong}),
-            asked_again=asked_again,
+            asked_again=self.asked_again,
             most_spread=limits.spread,
             most_margin=limits.margin,
             not_judged=tuple(self.not_judged),
