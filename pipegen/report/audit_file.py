@@ -138,7 +138,7 @@ def verify_results(
         if near or precision == "float32"
         else noise(
             precision,
-            [(row.prompt, row.ids, row.scored.token_logprobs) for row in scored_rows[:WINDOW]],
+            [(row.prompt, row.ids, row.logprobs) for row in scored_rows[:WINDOW]],
         )
     )
     limits = limits_of(precision, measured)
@@ -196,16 +196,18 @@ class _Audit(NamedTuple):
         if not is_ok(of_ids):
             reason = f"the reference does not score it: {of_ids.failure().message}"
             return self._obeying(name, "not judged", reason, result)
-        known = asked.rendered and is_ok(rendered)
+        scored, known = of_ids.unwrap(), asked.rendered and is_ok(rendered)
         recorded = [token.logprob for token in result.logprobs or ()]
         return ScoredRow(
             name,
-            result,
-            asked.ids,
-            of_ids.unwrap(),
-            rendered.unwrap().prompt_token_ids if known else None,
-            tuple(distances(recorded, of_ids.unwrap().token_logprobs)),
             request,
+            result,
+            scored.prompt_token_ids,
+            asked.ids,
+            scored.token_logprobs,
+            scored.likeliest,
+            rendered.unwrap().prompt_token_ids if known else None,
+            tuple(distances(recorded, scored.token_logprobs)),
         )
 
     def judged(self, row: ScoredRow, limits: Limits) -> RowVerdict:

@@ -24,9 +24,9 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from pipegen.answer.answer_check import Answer, Finding, FindingKind, answer_of, check_answer
+from pipegen.answer.answer_check import WORDS, Answer, Finding, FindingKind, check_answer
 from pipegen.answer.barred import spellings
 from pipegen.ending.detokenize import spell
 from pipegen.ending.stop_scan import cut
@@ -96,24 +96,35 @@ def findings_in(
     result: GenerationResult, tokenizer: Tokenizer, eos_token_ids: Sequence[int], room: int | None
 ) -> list[Finding]:
     """All that in a served answer, or a recorded row, does not obey its request."""
-    texts = _texts(result, tokenizer, eos_token_ids)
-    images = bool(result.image_grid_thw or result.image_digests)
-    facts: dict[str, Any] = {
-        "token_count": result.completion_tokens or (0 if result.token_ids else None),
-        "ending_ids": _endings(result, tokenizer, eos_token_ids, here=texts.here),
-        "room": room,
+    texts, options = _texts(result, tokenizer, eos_token_ids), result.options
+    if result.clipped_from is not None:  # what was asked before the server lowered it
+        options = dataclasses.replace(options, max_new_tokens=result.clipped_from)
+    images, trimmed, stop = (
+        bool(result.image_grid_thw or result.image_digests),
+        result.trimmed_by,
+        options.stop,
+    )
+    # servers need not name the stop string
+    unnamed = not texts.here and stop is not None and bool(stop.stop)
+    answer = Answer(
+        # the form was judged before it was trimmed, unless a stage had changed it
+        text=result.text if not trimmed else None if "a stage" in trimmed else texts.written,
+        finish=WORDS[result.finish],
+        token_ids=result.token_ids or None,
+        token_count=result.completion_tokens or (0 if result.token_ids else None),
+        ending_ids=_endings(result, tokenizer, eos_token_ids, here=texts.here),
+        stops=unnamed or result.finish in (Finish.STOP_STRING, Finish.STOP_TOKEN),
+        spelled=None if trimmed else _shown(result, texts.written),
+        exact=not trimmed,
+        room=room,
+        prompt=None if images else result.prompt_token_ids or None,
+        prompt_ran=result.prompt_token_ids or None,
+        prompt_count=result.prompt_tokens or None,
+        choices=len(result.completions),
         # what is put between two calls of the engine was not sampled
-        "barred": () if result.forced else spellings(result.options.bad_words or (), tokenizer),
-        "prompt": None if images else result.prompt_token_ids or None,
-    }
-    stop = result.options.stop
-    if stop is not None and stop.stop and not texts.here:  # servers need not name the stop string
-        facts["stops"] = True
-    if not result.trimmed_by:
-        facts |= {"text": result.text, "spelled": _shown(result, texts.written), "exact": True}
-    else:  # its form was judged before it was trimmed, unless a stage had changed it
-        facts["text"] = None if "a stage" in result.trimmed_by else texts.written
-    answer, options = answer_of(result, **facts)
+        barred=() if result.forced else spellings(options.bad_words or (), tokenizer),
+        called=bool(result.tool_calls),
+    )
     raw_answer = Answer(
         text=result.raw_text, spelled=texts.raw, exact=texts.here, stops=answer.stops
     )
@@ -145,23 +156,22 @@ def room_in(results: Iterable[GenerationResult]) -> Callable[[GenerationResult],
     was room for what other rows of the same route have; and if several rows are cut after the same
     number of tokens, whatever their prompts have, it is no room that ended them.
     """
-    longest: dict[str, int] = defaultdict(int)
-    cuts: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    longest, cuts = defaultdict[str, int](int), defaultdict[str, list[GenerationResult]](list)
     for result in results:
-        prompt, completion = result.prompt_tokens, result.completion_tokens
-        longest[result.route] = max(longest[result.route], prompt + completion)
+        tokens = result.prompt_tokens + result.completion_tokens
+        longest[result.route] = max(longest[result.route], tokens)
         if result.clipped_from is not None and result.finish is Finish.LENGTH:
-            cuts[result.route].append((prompt, completion))
+            cuts[result.route].append(result)
 
     def room(result: GenerationResult) -> int | None:
-        most, prompts = (
-            result.options.max_new_tokens,
-            {prompt_length for prompt_length, _ in cuts[result.route]},
-        )
+        most, rows = result.options.max_new_tokens, cuts[result.route]
         if result.clipped_from is None or most is None or not result.prompt_tokens:
             return most
-        counts = [completion for _, completion in cuts[result.route]]
-        if len(counts) >= _GOOD and len({*counts}) == 1 and len(prompts) > 1:
+        prompts, counts = (
+            {row.prompt_tokens for row in rows},
+            {row.completion_tokens for row in rows},
+        )
+        if len(rows) >= _GOOD and len(counts) == 1 < len(prompts):
             return result.clipped_from
         return max(most, longest[result.route] - result.prompt_tokens - SLACK)
 
@@ -267,6 +277,6 @@ def _endings(
     stop = result.options.stop
     if here and stop is not None:
         return frozenset(dict(plan_of(result.options, tokenizer, ends).ids))
-    if result.route in NAMES_ENDS:
+    if result.route == "vllm_chat":
         return frozenset({*ends, *((stop.stop_token_ids or ()) if stop is not None else ())})
     return None

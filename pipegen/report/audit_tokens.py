@@ -51,7 +51,7 @@ class TokenJudge(NamedTuple):
         if found is not None:
             return found
         distance = f"; log probabilities are {rms(self.row.far):.2g} away" if self.row.far else ""
-        options = self.row.result.options
+        options = self.row.options
         how = (
             "the likeliest one"
             if not options.temperature
@@ -85,7 +85,7 @@ class TokenJudge(NamedTuple):
 
     def _allowed(self) -> tuple[RowKind, str] | None:
         """The first token that the request does not allow. Without ids nothing is known of them."""
-        allowed, ids = self.row.result.options.allowed_token_ids, self.row.result.token_ids
+        allowed, ids = self.row.options.allowed_token_ids, self.row.result.token_ids
         for index, token in enumerate(ids if allowed else ()):
             if token not in (allowed or ()):
                 return (
@@ -95,7 +95,7 @@ class TokenJudge(NamedTuple):
         return None
 
     def _not_judged(self) -> tuple[RowKind, str] | None:
-        unknown = unknown_options(self.row.result.options)
+        unknown = unknown_options(self.row.options)
         if not unknown:
             return None
         if self.row.far:
@@ -106,11 +106,11 @@ class TokenJudge(NamedTuple):
         return "not judged", f"it was made with {' and '.join(unknown)}"
 
     def _chosen(self) -> tuple[RowKind, str] | None:
-        odd = self._impossible() if self.row.result.options.temperature else self._parted()
+        odd = self._impossible() if self.row.options.temperature else self._parted()
         if odd is None:
             return None
         index, reason = odd
-        logprobs = self.row.scored.token_logprobs
+        logprobs = self.row.logprobs
         evidence = f"{reason}; to the reference its log probability is {logprobs[index]:.2g}"
         if self.row.far:
             return "sampling", f"{evidence}; the recorded log probabilities are the reference's"
@@ -122,14 +122,14 @@ class TokenJudge(NamedTuple):
     def _is_foreign(self) -> bool:
         """Whether such tokens are not drawn at temperature 1 either."""
         drawn = [self._unlikely(index, 1.0) for index in range(len(self.row.ids))]
-        return not self.row.result.options.temperature or math.fsum(drawn) > -_NEVER
+        return not self.row.options.temperature or math.fsum(drawn) > -_NEVER
 
     @property
     def _free(self) -> frozenset[int]:
         """The places where the likeliest token may have been one that the options hold back, or where
         none was chosen.
         """
-        options, ends = self.row.result.options, frozenset(self.reference.engine.eos_token_ids)
+        options, ends = self.row.options, frozenset(self.reference.engine.eos_token_ids)
         stop = options.stop
         count = (
             len(self.row.ids)
@@ -139,7 +139,7 @@ class TokenJudge(NamedTuple):
         barred = spellings(options.bad_words or (), self.reference.engine.tokenizer)
         return frozenset(self.row.result.forced) | {
             index
-            for index, (choice, _) in enumerate(self.row.scored.likeliest)
+            for index, (choice, _) in enumerate(self.row.likeliest)
             if (index < count and choice in ends)
             or (barred and choice in barred_after(self.row.ids[:index], barred))
         }
@@ -149,16 +149,16 @@ class TokenJudge(NamedTuple):
         """The places, outside of these, where another token than the likeliest one was chosen: with
         the likeliest, and by how much that is likelier.
         """
-        free, scored = self._free, self.row.scored
+        free, row = self._free, self.row
         for index, (token, (choice, highest)) in enumerate(
-            zip(self.row.ids, scored.likeliest, strict=True)
+            zip(row.ids, row.likeliest, strict=True)
         ):
             if token != choice and index not in free:
-                yield index, choice, highest - scored.token_logprobs[index]
+                yield index, choice, highest - row.logprobs[index]
 
     def _parted(self) -> tuple[int, str] | None:
         """The first token that greedy decoding would not have chosen."""
-        allowed, others = self.row.result.options.allowed_token_ids, [*self._others]
+        allowed, others = self.row.options.allowed_token_ids, [*self._others]
         if allowed:  # the likeliest of all may be one that is left out
             if not self.row.result.token_ids:
                 return None
@@ -191,8 +191,8 @@ class TokenJudge(NamedTuple):
     def _impossible(self) -> tuple[int, str] | None:
         """The first token that the row's temperature and filters would not have left."""
         options, logprobs, free = (
-            self.row.result.options,
-            self.row.scored.token_logprobs,
+            self.row.options,
+            self.row.logprobs,
             self._free,
         )
         evidence = [
@@ -220,9 +220,8 @@ class TokenJudge(NamedTuple):
         No right row has more than a number in sum, but for one in its exponential.
         """
         vocabulary = self.reference.engine.tokenizer.vocab_size
-        temperature = self.row.result.options.temperature or 1.0
-        scored = self.row.scored
-        below = scored.likeliest[index][1] - scored.token_logprobs[index]
+        temperature = self.row.options.temperature or 1.0
+        below = self.row.likeliest[index][1] - self.row.logprobs[index]
         times = below / max(temperature, least) - math.log(vocabulary)
         return math.log1p(_ANY * math.expm1(min(times, 50.0)))
 
@@ -237,9 +236,9 @@ class TokenJudge(NamedTuple):
     def _left_out(self, index: int, tokens: _Top) -> tuple[int, str] | None:
         """Whether the token is not among those that top_k and top_p leave."""
         name = left_out(
-            self.row.scored.token_logprobs[index],
+            self.row.logprobs[index],
             tokens,
-            self.row.result.options,
+            self.row.options,
             self.limits.margin,
             self.reference.engine.tokenizer.vocab_size,
         )
@@ -247,10 +246,10 @@ class TokenJudge(NamedTuple):
 
     def _better(self, index: int, tokens: _Top) -> tuple[int, str] | None:
         """Whether greedy decoding takes another one of the allowed."""
-        allowed = self.row.result.options.allowed_token_ids or ()
+        allowed = self.row.options.allowed_token_ids or ()
         for token, logprob in tokens:
             if token in allowed:
-                margin = logprob - self.row.scored.token_logprobs[index]
+                margin = logprob - self.row.logprobs[index]
                 is_other = token != self.row.ids[index] and margin > self.limits.margin
                 return self._greedy(index, token) if is_other else None
         return None

@@ -117,14 +117,12 @@ def differs(answer: Answer, twin: Answer, margin: float) -> bool:
     own.
     """
     index = common_prefix(answer.token_ids, twin.token_ids)
-    if index == len(answer.token_ids) == len(twin.token_ids):
+    pairs = [*zip(answer.server_logprobs, twin.server_logprobs, strict=False)]
+    if answer.token_ids == twin.token_ids:
         distance = rms(distances(answer.server_logprobs, twin.server_logprobs))
         return distance is not None and distance > max(margin, SPREAD["bfloat16"])
-    if index in (len(answer.token_ids), len(twin.token_ids)):
-        return True
-    if index < min(len(answer.server_logprobs), len(twin.server_logprobs)):
-        return abs(answer.server_logprobs[index] - twin.server_logprobs[index]) > margin
-    return True
+    ended = index in (len(answer.token_ids), len(twin.token_ids))
+    return ended or index >= len(pairs) or abs(pairs[index][0] - pairs[index][1]) > margin
 
 
 def cause_of(
@@ -194,7 +192,8 @@ class _Look(NamedTuple):
         )
 
     def _parting(self, answer: Answer) -> Parting | None:
-        return next((parting for other, parting in self.parted if other is answer), None)
+        found = partings([answer], self.case.limits.margin)
+        return found[0][1] if found else None
 
     def _shown(self, answer: Answer) -> str:
         parting, decode, ids = self._parting(answer), self.case.decode, answer.token_ids

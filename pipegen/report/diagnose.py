@@ -39,7 +39,7 @@ from pipegen.report.verdict import (
     Kind,
     Limits,
     Precision,
-    fault_of,
+    faults_of,
     limits_of,
     other_prompt_in_words,
     partings,
@@ -97,13 +97,9 @@ def judge(
         or (default is not None and default.kind in ("precision", "weights", "unknown", "chat"))
     ):
         default = None
-    prompt = (
-        None
-        if not others
-        else _swapped(chat, others, decode) or _other_prompts(chat, others, decode)
-    )
-    faults = [fault for fault in (prompt, *forms, default, computed) if fault is not None]
-    if prompt is not None and prompt.kind == "order":
+    prompts = _of_prompts(chat, others, decode)
+    faults = [*prompts, *forms, *(fault for fault in (default, computed) if fault is not None)]
+    if prompts and prompts[0].kind == "order":
         # what is asked again gets the answers of other requests than before
         faults = [fault for fault in faults if fault.kind != "sampling"]
     return tuple(one_each(faults))
@@ -117,50 +113,44 @@ def one_each(faults: Iterable[Fault]) -> list[Fault]:
     return [*firsts.values()]
 
 
-def _swapped(chat: Sequence[Answer], others: Sequence[Answer], decode: Decode) -> Fault | None:
-    """Answers whose prompts are those of other requests."""
-    ran: list[object] = [answer.prompt_token_ids for answer in others]
-    expected: list[object] = [answer.expected for answer in others]
-    least, evidence = FEW, "the prompts that the server names are those of other requests"
-    if not all(ran):
-        ran, expected = (
-            [answer.counted for answer in others],
-            [len(answer.expected) for answer in others],
-        )
-        least, evidence = (
-            2 * FEW,
-            "the counts of the prompts' tokens are those that are expected, in another order",
-        )
-    if len(others) < least or Counter(ran) != Counter(expected):
-        return None
-    first = others[0]
-    example = other_prompt_in_words(first.expected, first.prompt_token_ids, first.counted, decode)
-    return fault_of("order", [(answer, example) for answer in others], len(chat), evidence)
-
-
-def _other_prompts(
-    chat: Sequence[Answer], others: Sequence[Answer], decode: Decode
-) -> Fault | None:
+def _of_prompts(chat: Sequence[Answer], others: Sequence[Answer], decode: Decode) -> list[Fault]:
     """Prompts that are cut are all longer than any that the server ran; a template shows in short
     prompts too.
     """
-    most = max(answer.counted for answer in chat)
-    plain = [answer for answer in chat if not answer.images]
+    most = max((answer.counted for answer in chat), default=0)
+    right = [answer for answer in chat if not answer.images and not answer.other_prompt]
     cut = [answer for answer in others if answer.cut and len(answer.expected) > most]
-    unlike = len({len(answer.expected) - answer.counted for answer in cut}) > 1
+    pieces = {len(answer.expected) - answer.counted for answer in cut}
     kind: Kind = "template"
     evidence = "the prompt's ids, or their count, as the server tells"
-    if len(cut) == len(others) and (len(cut) < len(chat) or unlike):
-        kind, evidence = "context", "only prompts above some length are shorter at the server"
-    if (
-        all(answer.images for answer in others)
-        and sum(not answer.other_prompt for answer in plain) >= GOOD
-    ):
+    if _are_swapped(others):
+        kind, evidence = "order", "the prompts, or their counts, are those of other requests"
+    elif len(right) >= GOOD and all(answer.images for answer in others):
         kind, evidence = "images", "the prompts of requests with images alone are others"
-    first = others[0]
-    ran = () if kind == "context" else first.prompt_token_ids
-    example = other_prompt_in_words(first.expected, ran, first.counted, decode)
-    return fault_of(kind, [(answer, example) for answer in others], len(chat), evidence)
+    elif len(cut) == len(others) and (len(cut) < len(chat) or len(pieces) > 1):
+        kind, evidence = "context", "only prompts above some length are shorter at the server"
+    wrong = [
+        (
+            answer,
+            other_prompt_in_words(
+                answer.expected,
+                () if kind == "context" else answer.prompt_token_ids,
+                answer.counted,
+                decode,
+            ),
+        )
+        for answer in others
+    ]
+    return faults_of(kind, wrong, len(chat), evidence)
+
+
+def _are_swapped(others: Sequence[Answer]) -> bool:
+    """Whether answers have the prompts of one another, by their ids or else by their counts."""
+    if all(answer.prompt_token_ids for answer in others):
+        ran = Counter(answer.prompt_token_ids for answer in others)
+        return len(others) >= FEW and ran == Counter(answer.expected for answer in others)
+    counts = Counter(answer.counted for answer in others)
+    return len(others) >= 2 * FEW and counts == Counter(len(answer.expected) for answer in others)
 
 
 _FORMS: Mapping[Kind, str] = {
@@ -187,6 +177,4 @@ def _of_forms(answers: Sequence[Answer]) -> Iterator[Fault]:
             for answer in answers
             if (words := [words for name, words in answer.wrong if kinds.get(name, name) == kind])
         ]
-        fault = fault_of(kind, wrong, len(answers), evidence)
-        if fault is not None:
-            yield fault
+        yield from faults_of(kind, wrong, len(answers), evidence)

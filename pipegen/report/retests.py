@@ -24,7 +24,7 @@ from pipegen.records.results import GenerationResult
 from pipegen.report.asking import Asked, Failed, Routes, Server, ask
 from pipegen.report.diff import common_prefix
 from pipegen.report.drawn import IMPOSSIBLE, SURE, Draw, deviations
-from pipegen.report.verdict import Answer, Fault, Kind, fault_of, partings
+from pipegen.report.verdict import Answer, Fault, Kind, faults_of, partings
 
 if TYPE_CHECKING:
     from pipegen.backends.servers.wire import WireRequest
@@ -176,9 +176,10 @@ class FollowUps(NamedTuple):
 
     def faults(self) -> Iterator[Fault]:
         """What is wrong."""
-        greedy = [self._asked_back(retest) for retest in _RETESTS]
-        others = [look() for look in (self._drawn, self._filtered, self._samples)]
-        yield from (fault for fault in (*greedy, *others) if fault is not None)
+        for retest in _RETESTS:
+            yield from self._asked_back(retest)
+        for look in (self._drawn, self._filtered, self._samples):
+            yield from look()
 
     def _ask(
         self,
@@ -206,9 +207,9 @@ class FollowUps(NamedTuple):
             out.append(None if failed else answer)
         return out
 
-    def _asked_back(self, retest: Retest) -> Fault | None:
+    def _asked_back(self, retest: Retest) -> list[Fault]:
         if retest.streamed and "stream" not in self.server.routes.chat.engine.capabilities.honours:
-            return None
+            return []
         pairs = [
             (base, options)
             for base in self.longest
@@ -226,19 +227,19 @@ class FollowUps(NamedTuple):
             for base, answer in zip(bases, answers, strict=True)
             if answer is not None
         ]
-        return fault_of(
+        return faults_of(
             retest.kind, [pair for pair in wrong if pair[1]], len(bases), retest.evidence
         )
 
-    def _drawn(self) -> Fault | None:
+    def _drawn(self) -> list[Fault]:
         """Tokens drawn at temperature 1, twice with one seed and once with another."""
         first, second, third = (self._answers(self.widest, _drawing(seed)) for seed in (1, 1, 2))
         drawn = [answer for answers in (first, second, third) for answer in answers.values()]
         if not drawn:
-            return None
+            return []
         reason = _drawn_otherwise(drawn, filtered=self.server.dialect == "plain")
         if reason is not None:
-            return fault_of(
+            return faults_of(
                 "sampling",
                 [(drawn[0], reason)],
                 len(drawn),
@@ -249,7 +250,7 @@ class FollowUps(NamedTuple):
         chance = math.fsum(1 - math.exp(_likeliest_all(first[name])) for name in again)
         if self.server.dialect == "vllm" and len(apart) >= 3 and 2 * len(apart) >= chance:
             example = "the same request with the same seed has two answers"
-            return fault_of(
+            return faults_of(
                 "sampling",
                 [(answer, example) for answer in apart],
                 len(again),
@@ -260,20 +261,20 @@ class FollowUps(NamedTuple):
             all(first[name].text == third[name].text for name in others)
             and math.fsum(_likeliest_all(first[name]) for name in others) < IMPOSSIBLE
         ):
-            return fault_of(
+            return faults_of(
                 "sampling",
                 [(drawn[0], "another seed gives the same answers")],
                 len(others),
                 "requests drawn with two seeds",
             )
-        return None
+        return []
 
     def _answers(self, bases: Sequence[Base], options: GenerationOptions) -> dict[str, Answer]:
         """The answers that came, by the ids of their requests."""
         answers = self._ask(bases, [options] * len(bases), self.server.whole)
         return {answer.id: answer for answer in answers if isinstance(answer, Answer)}
 
-    def _filtered(self) -> Fault | None:
+    def _filtered(self) -> list[Fault]:
         """Tokens drawn with filters that leave the likeliest one alone."""
         for name, value in _FILTERS.items():
             options = dataclasses.replace(_drawing(3), **{name: value})
@@ -281,15 +282,15 @@ class FollowUps(NamedTuple):
             other = [answer for answer, _ in partings(answers, self.margin)]
             if len(other) >= 2:
                 example = f"another token than the likeliest one came with {name}={value}"
-                return fault_of(
+                return faults_of(
                     "sampling",
                     [(answer, example) for answer in other],
                     len(answers),
                     f"requests drawn with {name}={value}, which leaves the likeliest token alone",
                 )
-        return None
+        return []
 
-    def _samples(self) -> Fault | None:
+    def _samples(self) -> list[Fault]:
         """Several samples of a request, drawn without a seed: as the choices of one answer, and
         asked for one by one. All have to come, and not those of each request may be alike.
         """
@@ -323,10 +324,10 @@ class FollowUps(NamedTuple):
                 if len({*texts}) == 1
             ]
             if few:
-                return fault_of("length", few, len(sampled), evidence)
+                return faults_of("length", few, len(sampled), evidence)
             if len(alike) == len(bases) and chance < IMPOSSIBLE:
-                return fault_of("sampling", alike, len(sampled), evidence)
-        return None
+                return faults_of("sampling", alike, len(sampled), evidence)
+        return []
 
     def _texts(self, base: Base, slot: Slot[list[str]]) -> list[str] | None:
         """The samples; None where they failed, or the server does not take such a request."""

@@ -33,7 +33,7 @@ __all__ = [
     "Way",
     "WrongKind",
     "distances",
-    "fault_of",
+    "faults_of",
     "limits_of",
     "other_prompt_in_words",
     "partings",
@@ -333,16 +333,14 @@ class Fault:
         return KINDS[self.kind]
 
 
-def fault_of(
+def faults_of(
     kind: Kind, wrong: Sequence[tuple[Answer, str]], of: int, evidence: str
-) -> Fault | None:
-    """A fault by the answers that show it, each with what is seen there; None where none does."""
-    if not wrong:
-        return None
-    first, example = wrong[0]
-    return Fault(
-        kind=kind, answers=len(wrong), of=of, first=first, example=example, evidence=evidence
-    )
+) -> list[Fault]:
+    """The fault of the answers that show it, each with what is seen there; none where none does."""
+    return [
+        Fault(kind=kind, answers=len(wrong), of=of, first=first, example=example, evidence=evidence)
+        for first, example in wrong[:1]
+    ]
 
 
 @record

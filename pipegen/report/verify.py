@@ -26,6 +26,7 @@ from pipegen.records.parse_request import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy
 from pipegen.report.asking import (
     Asked,
+    Failed,
     Routes,
     Server,
     answers_of,
@@ -48,7 +49,7 @@ from pipegen.report.verdict import (
     Verdict,
     Way,
     distances,
-    fault_of,
+    faults_of,
     limits_of,
     partings,
     rms,
@@ -211,11 +212,9 @@ class _Server(Server, Trials):
         """Ask these requests, each way."""
         named = plain_requests(requests, self.image_policy)
         self.requests.update({slot.unwrap().id or "": slot for slot in named if is_ok(slot)})
-        for row in answers_of(
-            routes or self.routes, named, self.most, self.image_policy, self.report
-        ):
-            # mypy joins the two lists
-            (self.answers if isinstance(row, Answer) else self.failed).append(row)  # type: ignore[arg-type]
+        rows = answers_of(routes or self.routes, named, self.most, self.image_policy, self.report)
+        self.answers += [row for row in rows if isinstance(row, Answer)]
+        self.failed += [row for row in rows if isinstance(row, Failed)]
         self.count += len(requests)
         self.report("")
 
@@ -260,9 +259,7 @@ class _Server(Server, Trials):
             prompts=self.count,
             answers=len(self.answers) - apart,
             agreeing=len(expected) - len(margins) - apart,
-            ways=tuple(
-                way for way in ("chat", "ids") if any(answer.way == way for answer in self.answers)
-            ),
+            ways=tuple(sorted({answer.way for answer in self.answers})),
             spread=far,
             margin=max(margins, default=0.0),
             faults=tuple(faults),
@@ -285,12 +282,11 @@ class _Server(Server, Trials):
 
     def _bases(self, expected: Sequence[Answer], margin: float) -> list[Base]:
         """The requests by chat that were answered right, to be asked back."""
-        odd = {id(answer) for answer, _ in partings(expected, margin)}
         return [
             Base(self.requests[answer.id], answer)
             for answer in expected
             if answer.way == "chat"
-            and id(answer) not in odd
+            and not partings([answer], margin)
             and not answer.images
             and not answer.wrong
             and answer.token_ids
@@ -310,8 +306,7 @@ class _Server(Server, Trials):
                 nothing = Answer(token_ids=(), logprobs=(), likeliest=(), **fields)
                 refused.setdefault(kind, []).append((nothing, failure.error.message))
         for kind, wrong in refused.items():
-            fault = fault_of(kind, wrong, self.count, "the answer does not obey its request")
-            yield from () if fault is None else (fault,)
+            yield from faults_of(kind, wrong, self.count, "the answer does not obey its request")
 
     def rescore(self, pairs: Sequence[IdsAfter]) -> list[Rescored | None]:
         return _rescored(self.routes.reference, pairs)
