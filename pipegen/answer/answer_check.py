@@ -19,7 +19,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Literal, NamedTuple, NoReturn
 
 from pipegen.answer.barred import Spellings, barred_in
 from pipegen.answer.regex_check import matches
@@ -392,7 +392,7 @@ class _KeyTwice(ValueError):
     pass
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """The object of these pairs. Readers of JSON differ in which of two equal keys counts."""
     found = dict(pairs)
     if len(found) < len(pairs):

@@ -108,7 +108,7 @@ _SERVER_ALONE = ("dialect", "chat_only", "served_model_name", "timeout", "max_ne
 _FILES = (".jsonl", ".parquet", ".arrow", ".feather", ".csv")
 
 
-def _of_server(flags: VerifyFlags) -> tuple[bool, dict[str, Any], str]:
+def _of_server(flags: VerifyFlags) -> tuple[bool, dict[str, object], str]:
     settings: dict[str, Any] = {name: getattr(flags, name) for name in _SETTINGS}
     images = images_in_source(flags, flags.source)
     with contextlib.ExitStack() as stack:
@@ -156,7 +156,7 @@ def _requests(
         refuse(str(refusal), "IN")
 
 
-def _of_file(flags: VerifyFlags) -> tuple[bool, dict[str, Any], str]:
+def _of_file(flags: VerifyFlags) -> tuple[bool, dict[str, object], str]:
     """The verdict on a file of results; IN is the file of their requests."""
     from pipegen.backends.checkpoint.checkpoint import Checkpoint
 

@@ -395,7 +395,7 @@ def _drawn_texts(result: GenerationResult) -> Slot[list[str]]:
     return Success([str((sample.text, sample.reasoning)) for sample in result.samples])
 
 
-def _messages(answer: Any) -> list[str]:
+def _messages(answer: object) -> list[str]:
     """The message of each choice: text, reasoning and calls."""
     choices = answer.get("choices") if isinstance(answer, Mapping) else None
     return [

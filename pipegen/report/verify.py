@@ -162,11 +162,11 @@ def verify(
         return server.verdict(url)
 
 
-LEFT: dict[str, Any] = dict.fromkeys(LEFT_TO_SERVER)
+LEFT: dict[str, object] = dict.fromkeys(LEFT_TO_SERVER)
 
 
 def _chat(
-    url: str, model: str, dialect: str, settings: Mapping[str, Any], fields: Mapping[str, Any]
+    url: str, model: str, dialect: str, settings: Mapping[str, Any], fields: Mapping[str, object]
 ) -> Route:
     """A route by chat. With `LEFT` it leaves to the server whatever it has a default for."""
     make: Any = backends.openai_server
@@ -302,9 +302,11 @@ class _Server(Server, Trials):
         for failure in self.failed:
             kind = by_hint.get(failure.error.hint)
             if kind is not None and isinstance(failure.error, MalformedResponse):
-                fields: dict[str, Any] = {"id": failure.id, "way": failure.way, "expected": ()}
-                nothing = Answer(token_ids=(), logprobs=(), likeliest=(), **fields)
-                refused.setdefault(kind, []).append((nothing, failure.error.message))
+                name, way, error = failure
+                nothing = Answer(
+                    id=name, way=way, expected=(), token_ids=(), logprobs=(), likeliest=()
+                )
+                refused.setdefault(kind, []).append((nothing, error.message))
         for kind, wrong in refused.items():
             yield from faults_of(kind, wrong, self.count, "the answer does not obey its request")
 
