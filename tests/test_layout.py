@@ -45,7 +45,7 @@ BUDGETS = {
     "answer": 10_900,
     "ending": 7_700,
     "cli": 40_300,
-    "records": 37_500,
+    "records": 37_000,
     "report": 33_500,
     "jobs": 33_000,
     "drivers": 26_200,
