@@ -191,7 +191,6 @@ def test_a_file_is_as_long_as_its_idea_and_those_over_600_lines_are_named() -> N
         "io/table_out.py",  # every type of a table's columns
         "report/diagnose.py",  # every fault that verify names
         "report/audit_file.py",
-        "jobs/journal.py",
         "records/messages.py",  # every part of a message
         "template/template.py",  # the guard of chat templates
     }

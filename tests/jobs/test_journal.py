@@ -22,7 +22,6 @@ from pipegen.jobs.journal import (
     Finished,
     Journal,
     JournalError,
-    _values,
     read_settings,
     write_settings,
 )
@@ -202,8 +201,18 @@ def test_a_line_that_changes_while_the_journal_is_open_is_not_given_out(
         assert journal.get(A) == {"id": "a"}
         journal.forget(C, "it is no row")
         assert len(caplog.messages) == 1
-    with pytest.raises(ValueError, match="no line of a job's journal"):
-        _values(data.replace(b"key", b"kex"))
+
+
+def test_a_line_that_becomes_none_of_a_journal_is_not_given_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "results-0001.jsonl"
+    with Journal(tmp_path) as journal:
+        journal.append(A, {"id": "a"})
+        path.write_bytes(path.read_bytes().replace(b'"crc"', b'"crx"'))
+        assert journal.get(A) is None
+        assert "line 1 cannot be read (it is no line of a journal)" in caplog.text
+        assert not journal.has(A)
 
 
 def test_two_writers_have_a_file_each_and_are_read_together(tmp_path: Path) -> None:
