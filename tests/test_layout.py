@@ -46,10 +46,10 @@ BUDGETS = {
     "cli": 41_000,
     "records": 37_500,
     "report": 35_000,
-    "jobs": 33_000,
+    "jobs": 32_600,
     "drivers": 26_200,
     "testing": 26_200,
-    "io": 20_500,
+    "io": 20_150,
     "core": 14_000,
     "media": 13_600,
     "config": 8_600,
@@ -188,7 +188,6 @@ def test_a_file_is_as_long_as_its_idea_and_those_over_600_lines_are_named() -> N
         if len(path.read_text(encoding="utf-8").splitlines()) > 600
     } == {
         "engines/settings.py",  # a record for each engine
-        "io/table_out.py",  # every type of a table's columns
         "report/diagnose.py",  # every fault that verify names
         "report/audit_file.py",
         "records/messages.py",  # every part of a message
