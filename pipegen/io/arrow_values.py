@@ -258,13 +258,15 @@ def with_inner(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) 
         return pa.map_(change(kind.key_type), inner(kind.item_field), kind.keys_sorted)
     if pa.types.is_fixed_size_list(kind):
         return pa.list_(inner(kind.value_field), kind.list_size)
-    make = {
-        pa.lib.Type_LIST: pa.list_,
-        pa.lib.Type_LARGE_LIST: pa.large_list,
-        pa.lib.Type_LIST_VIEW: pa.list_view,
-        pa.lib.Type_LARGE_LIST_VIEW: pa.large_list_view,
-    }.get(kind.id)
-    return kind if make is None else make(inner(kind.value_field))
+    for fits, make in (
+        (pa.types.is_list, pa.list_),
+        (pa.types.is_large_list, pa.large_list),
+        (pa.types.is_list_view, pa.list_view),
+        (pa.types.is_large_list_view, pa.large_list_view),
+    ):
+        if fits(kind):
+            return make(inner(kind.value_field))
+    return kind
 
 
 def types_in(kind: pa.DataType) -> Iterator[pa.DataType]:
