@@ -47,10 +47,10 @@ BUDGETS = {
     "cli": 40_300,
     "records": 37_000,
     "report": 33_500,
-    "jobs": 33_000,
+    "jobs": 32_600,
     "drivers": 26_200,
     "testing": 25_200,
-    "io": 20_500,
+    "io": 20_150,
     "core": 14_000,
     "media": 13_600,
     "config": 8_600,
@@ -300,8 +300,13 @@ def test_a_file_is_as_long_as_its_idea_and_those_over_600_lines_are_named() -> N
         if len(path.read_text(encoding="utf-8").splitlines()) > 600
     } == {
         "engines/settings.py",  # a record for each engine
+<<<<<<< HEAD
         "io/table_out.py",  # every type of a table's columns
         "jobs/journal.py",
+=======
+        "report/diagnose.py",  # every fault that verify names
+        "report/audit_file.py",
+>>>>>>> h-h
         "records/messages.py",  # every part of a message
         "template/template.py",  # the guard of chat templates
     }

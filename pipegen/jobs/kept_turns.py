@@ -216,8 +216,7 @@ class Turns(Generic[K]):
 
 def _bytes_of(row: Row[Any]) -> int:
     """The bytes of a row's images."""
-    return (
-        sum(len(piece) for source in row.request.unwrap().sources for piece in source.contents)
-        if is_ok(row.request)
-        else 0
-    )
+    if row.unread is not None or not is_ok(row.request):
+        return 0
+    sources = row.request.unwrap().sources
+    return sum(len(piece) for source in sources for piece in source.contents)
