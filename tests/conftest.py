@@ -9,13 +9,18 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from support.profiles import pytest_collection_finish, pytest_configure
+from support.profiles import (
+    pytest_collection_finish,
+    pytest_configure,
+    pytest_runtest_logfinish,
+)
 
 __all__ = [
     "collect_ignore",
     "pytest_collection_finish",
     "pytest_collection_modifyitems",
     "pytest_configure",
+    "pytest_runtest_logfinish",
 ]
 
 # Before any test module imports torch or transformers.

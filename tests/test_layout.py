@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import importlib.util
 import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -157,29 +159,55 @@ HEAVY = (
 )
 
 
-def tree_of(name: str) -> ast.Module:
-    return ast.parse(FILES[name].read_text(encoding="utf-8"))
+class File(NamedTuple):
+    """What the tests ask of a file, which is read once."""
+
+    imports: list[str]
+    """Inside functions too."""
+    for_types: list[str]
+    """The same, with what only type checkers see."""
+    nodes: int
+    silent: list[int]
+    """Lines that catch every exception, and do not raise again."""
+    says_what_it_is_for: bool
 
 
-def imported_by(name: str, *, for_types: bool = False) -> list[str]:
-    """What a file imports, inside functions too; what only type checkers see where `for_types` asks
-    for it.
-    """
-    tree = tree_of(name)
-    guarded = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-    ]
-    hidden = set() if for_types else {id(inner) for node in guarded for inner in ast.walk(node)}
-    found: list[str] = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import) and id(node) not in hidden:
-            found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and id(node) not in hidden:
+def imported_by(name: str, nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name}: imports are written in full"
-            found += [f"{node.module}.{alias.name}" for alias in node.names]
-    return found
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@functools.cache
+def file(name: str) -> File:
+    tree = ast.parse(FILES[name].read_text(encoding="utf-8"))
+    nodes = list(ast.walk(tree))
+    guarded = {
+        id(inner)
+        for node in nodes
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+    broad = [
+        node
+        for node in nodes
+        if isinstance(node, ast.ExceptHandler)
+        and (node.type is None or ast.unparse(node.type) in ("Exception", "BaseException"))
+    ]
+    return File(
+        [*imported_by(name, (node for node in nodes if id(node) not in guarded))],
+        [*imported_by(name, nodes)],
+        len(nodes),
+        [
+            node.lineno
+            for node in broad
+            if not any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
+        ],
+        bool(ast.get_docstring(tree)) or not tree.body,
+    )
 
 
 def test_every_file_lies_in_a_room() -> None:
@@ -202,7 +230,7 @@ def test_a_room_imports_only_itself_and_the_rooms_before_it() -> None:
         f"{name} imports {module}"
         for name in FILES
         if "/" in name
-        for module in imported_by(name, for_types=True)
+        for module in file(name).for_types
         if module.startswith("pipegen.")
         and module.split(".")[1] in ROOMS[ROOMS.index(name.split("/")[0]) + 1 :]
     ]
@@ -213,15 +241,15 @@ def test_the_rooms_above_the_border_import_public_names_and_those_of_a_list() ->
     """The list only shrinks. Who needs another name imports a public one, or moves the code below
     the border.
     """
-    public = {"pipegen.__version__", *imported_by("__init__.py", for_types=True)}
+    public = {"pipegen.__version__", *file("__init__.py").for_types}
     for module in PUBLIC_MODULES:
         names = importlib.import_module(f"pipegen.{module}").__all__
         public |= {f"pipegen.{module}.{name}" for name in names}
     imported = {
         name.removeprefix("pipegen.")
-        for file in FILES
-        if file.startswith(tuple(f"{room}/" for room in ABOVE_THE_BORDER))
-        for name in set(imported_by(file, for_types=True)) - public
+        for path in FILES
+        if path.startswith(tuple(f"{room}/" for room in ABOVE_THE_BORDER))
+        for name in {*file(path).for_types} - public
         if name.startswith("pipegen.") and name.split(".")[1] in ROOMS[: ROOMS.index("io")]
     }
     listed = {f"{module}.{name}" for module, names in INNER_NAMES.items() for name in names.split()}
@@ -239,7 +267,7 @@ def test_only_backends_import_an_engine() -> None:
     assert [
         name
         for name in names
-        if {module.split(".")[0] for module in imported_by(name)}
+        if {module.split(".")[0] for module in file(name).imports}
         & (set(HEAVY) - {"PIL", "pyarrow", "jsonschema"})
     ] == []
 
@@ -318,7 +346,7 @@ def test_no_room_has_more_code_than_its_budget() -> None:
     for name in FILES:
         room, _, rest = name.partition("/")
         if rest:
-            nodes[room] += sum(1 for _ in ast.walk(tree_of(name)))
+            nodes[room] += file(name).nodes
     assert {
         room: f"{count} nodes, and {BUDGETS[room]} are allowed"
         for room, count in nodes.items()
@@ -335,25 +363,13 @@ def test_nothing_catches_every_exception() -> None:
     """But where it raises again, and at the border with foreign code and data, which is one
     file.
     """
-    for name in FILES:
-        handlers = [node for node in ast.walk(tree_of(name)) if isinstance(node, ast.ExceptHandler)]
-        broad = [
-            node
-            for node in handlers
-            if node.type is None or ast.unparse(node.type) in ("Exception", "BaseException")
-        ]
-        silent = [
-            node.lineno
-            for node in broad
-            if not any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
-        ]
-        assert not silent or name == "core/foreign_calls.py", f"{name}: lines {silent}"
+    assert {name: file(name).silent for name in FILES if file(name).silent}.keys() <= {
+        "core/foreign_calls.py"
+    }
 
 
 def test_every_module_says_what_it_is_for() -> None:
-    assert [
-        name for name in FILES if not ast.get_docstring(tree_of(name)) and tree_of(name).body
-    ] == []
+    assert [name for name in FILES if not file(name).says_what_it_is_for] == []
 
 
 def test_what_is_not_code_is_shipped_too() -> None:

@@ -1,6 +1,6 @@
 """How every test begins: with a profile of Hypothesis, which is `quick` (the default), `ci` for more
 examples, or `nightly` to search for long; and with a garbage collector that does not go through
-what was there before the first test.
+what was there before the first test, and what a test has imported.
 
 `quick` and `ci` try the same examples each time, so a test run does not depend on chance; only
 `nightly` draws new ones. Chosen by `pytest property_tests --hypothesis-profile=nightly` or by the
@@ -13,11 +13,12 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-__all__ = ["pytest_collection_finish", "pytest_configure"]
+__all__ = ["pytest_collection_finish", "pytest_configure", "pytest_runtest_logfinish"]
 
 # No deadline: the machine may be busy, and a slow example is not a wrong one.
 ALWAYS = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -34,6 +35,27 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
+class Collector:
+    """The garbage collector, which is to leave alone what was imported: with torch and transformers
+    a collection takes a quarter of a second, and each engine that is closed makes one.
+    """
+
+    imported = 0
+    freeze = staticmethod(gc.freeze)
+
+    @classmethod
+    def leave_what_was_imported(cls) -> None:
+        if len(sys.modules) > cls.imported + 50:
+            gc.collect()
+            cls.freeze()
+            cls.imported = len(sys.modules)
+
+
 def pytest_collection_finish() -> None:
-    gc.collect()
-    gc.freeze()
+    Collector.leave_what_was_imported()
+    # `pipegen generate` ends with the second one, after which all would be gone through again
+    gc.freeze = gc.unfreeze = lambda: None
+
+
+def pytest_runtest_logfinish() -> None:
+    Collector.leave_what_was_imported()

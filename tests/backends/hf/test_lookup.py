@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,8 +32,10 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 
 @pytest.fixture(scope="module")
 def opened(folder_of: Callable[[str], Any]) -> Callable[[str], HFEngine]:
-    return lambda family: HFEngine(
-        ModelLoadConfig(model=str(folder_of(family)), dtype="float32", batch_size=4)
+    return functools.cache(
+        lambda family: HFEngine(
+            ModelLoadConfig(model=str(folder_of(family)), dtype="float32", batch_size=4)
+        )
     )
 
 
