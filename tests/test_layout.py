@@ -328,13 +328,6 @@ def test_a_file_is_as_long_as_its_idea_and_those_over_600_lines_are_named() -> N
         if len(path.read_text(encoding="utf-8").splitlines()) > 600
     } == {
         "engines/settings.py",  # a record for each engine
-<<<<<<< HEAD
-        "io/table_out.py",  # every type of a table's columns
-        "jobs/journal.py",
-=======
-        "report/diagnose.py",  # every fault that verify names
-        "report/audit_file.py",
->>>>>>> h-h
         "records/messages.py",  # every part of a message
         "template/template.py",  # the guard of chat templates
     }

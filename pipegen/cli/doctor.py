@@ -127,7 +127,8 @@ def _first_steps(name: str) -> dict[str, Any]:
     """
     report: dict[str, Any] = {"engine": "hf", "lengths": {}, "not_judged": []}
     try:
-        from pipegen.backends.hf.first_steps import WAYS, CannotCheck
+        from pipegen.backends.checkpoint.verdicts import CannotCheck
+        from pipegen.backends.hf.first_steps import WAYS
         from pipegen.backends.hf.hf_engine import HFEngine
         from pipegen.engines.settings import ModelLoadConfig
     except ImportError as absent:
@@ -154,7 +155,8 @@ def _same_text(name: str) -> dict[str, Any]:
     from pipegen.backends.checkpoint.boundaries import boundaries
     from pipegen.backends.checkpoint.checkpoint import Checkpoint
     from pipegen.backends.checkpoint.engine_parity import compared, in_words
-    from pipegen.backends.vllm.self_check import CannotCheck, check_lengths
+    from pipegen.backends.checkpoint.verdicts import CannotCheck
+    from pipegen.backends.vllm.self_check import check_lengths
     from pipegen.engines.settings import ModelLoadConfig
 
     checkpoint = Checkpoint(ModelLoadConfig(model=name, backend="vllm"))

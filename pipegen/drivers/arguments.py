@@ -20,7 +20,7 @@ from pipegen.core.foreign_calls import guard_result
 from pipegen.core.parallel import parallel
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch, Slot, is_ok
-from pipegen.drivers.row_sessions import FEW
+from pipegen.drivers.light_work import FEW
 from pipegen.media.source import load_sources
 from pipegen.records.fields import InvalidField, unchecked_replace
 from pipegen.records.frozen import printed

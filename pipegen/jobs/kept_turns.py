@@ -20,7 +20,7 @@ from returns.result import Failure
 from pipegen.core.errors import GenerationError
 from pipegen.core.foreign_calls import attempt
 from pipegen.core.slots import Slot, is_ok
-from pipegen.drivers.row_sessions import NoRequest
+from pipegen.drivers.drive_parts import NoRequest
 from pipegen.io.jsonl import to_plain
 from pipegen.jobs.conversations import keep_row
 from pipegen.jobs.in_flight import InFlight, Waiting

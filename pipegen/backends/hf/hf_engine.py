@@ -18,9 +18,9 @@ from pipegen.backends.checkpoint.adapters import BadAdapter
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.checkpoint_engine import CheckpointEngine, release
 from pipegen.backends.checkpoint.load_errors import engine_failed, load_failed
+from pipegen.backends.checkpoint.verdicts import CannotCheck
 from pipegen.backends.hf.compiled import CompileFailed
 from pipegen.backends.hf.first_steps import (
-    CannotCheck,
     Way,
     check_first_steps,
     use_way,

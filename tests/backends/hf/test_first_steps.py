@@ -239,9 +239,12 @@ def test_a_verdict_is_kept_for_the_model_and_the_versions(
     tmp_path: Path,
 ) -> None:
     folder = folder_of("qwen3")
-    for _ in range(2):
-        new_engine(folder).generate(INPUTS)
+    new_engine(folder).generate(INPUTS)
+    files = {file.name: file.stat().st_ino for file in verdicts.checks().iterdir()}
+    new_engine(folder).generate(INPUTS)
     assert checks == ["Qwen3ForCausalLM"]
+    # it was read, and not written again
+    assert {file.name: file.stat().st_ino for file in verdicts.checks().iterdir()} == files
     HFEngine(ModelLoadConfig(model=str(folder), dtype="bfloat16")).generate(INPUTS)
     assert len(checks) == 2  # of another type it is another model
     other = write_model(tmp_path / "other", "qwen3", seed=1)
@@ -399,7 +402,7 @@ def test_a_model_that_is_not_checked_keeps_its_attention(
     folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def nothing(*_: Any) -> None:
-        raise first_steps.CannotCheck("it takes no text alone")
+        raise verdicts.CannotCheck("it takes no text alone")
 
     monkeypatch.setattr(first_steps, "_plain", nothing)
     engine = new_engine(folder_of("qwen3"))
