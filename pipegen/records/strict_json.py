@@ -22,9 +22,7 @@ from pipegen.records.frozen import NESTING, thaw
 
 __all__ = ["NotStrict", "check_plain", "dump", "finite", "floats_hold", "load", "loaded", "plain"]
 
-_LINE_ENDS = str.maketrans(
-    {"\x7f": "\\u007f", "\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
-)
+_LINE_ENDS = {"\x7f": "\\u007f", "\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 """Characters that some readers take for the end of a line, as JSON escapes (they occur only within
 strings).
 """
@@ -155,16 +153,23 @@ def dump(value: Any) -> str:
     plain data.
     """
     try:
-        line = _encode(value).translate(_LINE_ENDS)
+        line = _on_one_line(_encode(value))
         if line.isascii():
             return line
     except ValueError:  # numbers that are not finite
-        line = json.dumps(plain(value), ensure_ascii=False, allow_nan=False).translate(_LINE_ENDS)
+        line = _on_one_line(json.dumps(plain(value), ensure_ascii=False, allow_nan=False))
     try:
         line.encode()
     except UnicodeEncodeError:  # half characters, as in file names that are not UTF-8
         return json.dumps(plain(value), allow_nan=False)
     return line
+
+
+def _on_one_line(text: str) -> str:
+    for character, escape in _LINE_ENDS.items():
+        if character in text:  # most often none is: str.translate looks each one up
+            text = text.replace(character, escape)
+    return text
 
 
 def _plain_mapping(value: Any) -> dict[Any, Any]:
