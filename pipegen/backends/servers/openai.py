@@ -69,7 +69,7 @@ def _known_fields(
 
 def from_wire(answer: Any, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
     """The completions of a whole answer."""
-    return whole(answer, lambda choice: _completion(choice, answer, ask, 0, "message"))
+    return whole(pieces(answer, lambda choice: _completion(choice, answer, ask, 0, "message")))
 
 
 def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completion, ...]]:

@@ -15,7 +15,7 @@ from returns.result import Failure, Success
 
 from pipegen.backends import grammar
 from pipegen.backends.http.last_call import LastCallCache
-from pipegen.backends.servers.choices import ended, read_choice
+from pipegen.backends.servers.choices import read_choice, whole
 from pipegen.backends.servers.extra_body import unthought_form
 from pipegen.backends.servers.finishes import gives_up
 from pipegen.backends.servers.image_urls import data_url
@@ -176,7 +176,7 @@ def from_wire(answer: Any, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
     items = answer if isinstance(answer, list) else [answer]
     if len(items) != 1:
         return malformed(f"the answer holds {len(items)} completions, and 1 was asked")
-    return from_event(items[0], ask, 0).bind(ended)
+    return whole(from_event(items[0], ask, 0))
 
 
 def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completion, ...]]:

@@ -284,10 +284,10 @@ def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
 def _request(
     path: str, body: Mapping[str, Any], ask: ServerRequest, *, lacks: str = ""
 ) -> WireRequest:
-    own = {"model": ask.model, "stream": ask.stream or None}
+    body = without_none({"model": ask.model, "stream": ask.stream or None, **body})
     return WireRequest(
         path=path,
-        body=merged(without_none({**own, **body}), ask.extra_body),
+        body=merged(body, ask.extra_body) if ask.extra_body else body,
         stream=ask.stream,
         rid=ask.rid,
         lacks=lacks,
@@ -300,7 +300,7 @@ def from_wire(answer: Any, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
     """
     if ask.resized and ask.features is None:
         return read_features(answer, ask)
-    return whole(answer, lambda choice: _completion(choice, answer, ask, 0))
+    return whole(pieces(answer, lambda choice: _completion(choice, answer, ask, 0)))
 
 
 def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completion, ...]]:
