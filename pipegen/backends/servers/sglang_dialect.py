@@ -148,7 +148,6 @@ def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
     )
     images, logprobs = ask.images, ask.options.logprobs or ask.scored
     body: dict[str, object] = {
-        "input_ids": list(ask.token_ids),
         "rid": ask.rid or None,
         "stream": ask.stream or None,
         "image_data": [data_url(image) for image in images] or None,
@@ -164,7 +163,10 @@ def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
     return params.map(
         lambda sampling: WireRequest(
             path="/generate",
-            body=merged(without_none({**body, "sampling_params": sampling}), ask.extra_body),
+            body=merged(
+                {"input_ids": [*ask.token_ids], "sampling_params": sampling} | without_none(body),
+                ask.extra_body,
+            ),
             stream=ask.stream,
             rid=ask.rid,
         )

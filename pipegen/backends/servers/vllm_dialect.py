@@ -284,7 +284,7 @@ def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
 def _request(
     path: str, body: Mapping[str, Any], ask: ServerRequest, *, lacks: str = ""
 ) -> WireRequest:
-    body = without_none({"model": ask.model, "stream": ask.stream or None, **body})
+    body = without_none({"model": ask.model, **body, "stream": ask.stream or None})
     return WireRequest(
         path=path,
         body=merged(body, ask.extra_body) if ask.extra_body else body,
