@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from returns.result import Failure, Success
 
@@ -30,7 +30,7 @@ from pipegen.records.finish_words import word_of
 
 __all__ = ["pieces", "read_choice", "whole"]
 
-Read: TypeAlias = Callable[[Mapping[str, Any]], Slot[Completion]]
+Read: TypeAlias = Callable[[Mapping[str, object]], Slot[Completion]]
 """Reads one choice."""
 NONE = Success(None)
 
@@ -66,7 +66,10 @@ def whole(completions: Slot[tuple[Completion, ...]]) -> Slot[tuple[Completion, .
 
 
 def read_choice(
-    choice: Mapping[str, Any], answer: Mapping[str, Any], request: ServerRequest, seen: int = 0
+    choice: Mapping[str, object],
+    answer: Mapping[str, object],
+    request: ServerRequest,
+    seen: int = 0,
 ) -> Slot[Completion]:
     """What a choice holds besides a message: ids, log probabilities, how it ended, and what was
     counted. Each is read where vLLM or SGLang has it: in the choice, or beside the choices.
