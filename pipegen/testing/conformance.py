@@ -351,7 +351,7 @@ def images_are_taken_or_refused(route: Route) -> None:
     )
 
 
-def _json_of(text: str) -> Any:
+def _json_of(text: str) -> object:
     try:
         return json.loads(text)
     except ValueError:
@@ -361,7 +361,7 @@ def _json_of(text: str) -> Any:
 def answers_have_the_form_that_was_asked(route: Route) -> None:
     """One of the choices, a match of the regular expression, JSON of the schema."""
     choices = ("yes", "no way")
-    forms: tuple[tuple[str, Any, Callable[[str], bool]], ...] = (
+    forms: tuple[tuple[str, object, Callable[[str], bool]], ...] = (
         ("choice", choices, lambda text: text in choices),
         (
             "regex",

@@ -233,7 +233,7 @@ def the_engine_itself_halts(route: Route) -> None:
     request, free = longest(route)
     length = 4 * LENGTH
 
-    def generated(most: int, **stops: Any) -> tuple[int, ...]:
+    def generated(most: int, **stops: object) -> tuple[int, ...]:
         options = greedy(max_new_tokens=most, stop=stopping(free, **stops))
         return engine_ids(route, request, options)
 
@@ -249,7 +249,7 @@ def the_engine_itself_halts(route: Route) -> None:
     absent = next(
         token_id for token_id in range(route.engine.tokenizer.vocab_size) if token_id not in all_ids
     )
-    ways: tuple[tuple[str, Mapping[str, Any]], ...] = (
+    ways: tuple[tuple[str, Mapping[str, object]], ...] = (
         ("stop", {"stop": (text,)}),
         ("stop", {"stop": (text, never)}),
         ("stop", {"stop": (never, text)}),
@@ -274,7 +274,7 @@ def plugins_act_on_the_row(route: Route) -> None:
     options = greedy(stop=stopping(free))
     forced = free.token_ids[0] if free.token_ids else 0
 
-    def only_one(ids: Any, scores: Any) -> Any:
+    def only_one(ids: object, scores: Any) -> object:
         scores = scores.clone()
         scores[:] = float("-inf")
         scores[:, forced] = 0.0

@@ -247,10 +247,10 @@ def images_keep_to_the_budget(route: Route) -> None:
     does not fit is refused.
     """
 
-    def run_one(image: bytes, **options: Any) -> Any:
+    def run_one(image: bytes, **options: object) -> Any:
         return run(route, [_seen(route, image, **options)], greedy(max_new_tokens=1))
 
-    def patches(image: bytes, name: str = "", **options: Any) -> int | None:
+    def patches(image: bytes, name: str = "", **options: object) -> int | None:
         """None if the model has no grid, or the server refuses the budget."""
         slots = run_one(image, **options)
         grid = None if name and refused(slots[0], name) else answers(slots)[0].image_grid_thw[0]
@@ -383,7 +383,7 @@ def prompts_have_the_log_probabilities_of_their_scores(route: Route) -> None:
         )
 
 
-def _chosen(of: GenerationResult | GenerationOptions) -> tuple[Any, ...]:
+def _chosen(of: GenerationResult | GenerationOptions) -> tuple[object, ...]:
     values = flat_values(of.options if isinstance(of, GenerationResult) else of)
     kept = names_in("length", "stop")  # which the request sets, or its room
     return tuple(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import Any
 
 from pipegen.answer.barred import barred_in, spellings
 from pipegen.core.functional import partition_all
@@ -38,17 +37,17 @@ __all__ = ["CHECKS"]
 HOT, COLD = 2.0, 0.01
 """Temperatures at which few answers, and nearly all answers, are the greedy ones."""
 SEEDS = (1, 2, 3, 4)
-NARROW: dict[str, Any] = {name: OPTIONS[name].row.trial for name in names_in("filter")}
+NARROW: dict[str, object] = {name: OPTIONS[name].row.trial for name in names_in("filter")}
 """Filters that leave the likeliest token only."""
-WIDE: dict[str, Any] = {"top_k": 50, "top_p": 0.999, "min_p": 0.0001}
+WIDE: dict[str, object] = {"top_k": 50, "top_p": 0.999, "min_p": 0.0001}
 """Filters that leave nearly everything."""
 
 
-def _greedy(route: Route, **more: Any) -> list[GenerationResult]:
+def _greedy(route: Route, **more: object) -> list[GenerationResult]:
     return to_all(route, full(route, **more))
 
 
-def _drawn(route: Route, temperature: float = HOT, **more: Any) -> list[GenerationResult]:
+def _drawn(route: Route, temperature: float = HOT, **more: object) -> list[GenerationResult]:
     """Each prompt with each seed, prompt by prompt; without seeds if the engine takes none."""
     seeds: Sequence[int | None] = SEEDS if honours(route, "seed") else (None,) * len(SEEDS)
     rows = [
@@ -142,7 +141,7 @@ def seeds_draw_apart(route: Route) -> None:
 
 def samples_are_drawn_apart(route: Route) -> None:
     """As many completions as requested, and not all the same if the engine samples."""
-    hot: dict[str, Any] = {"temperature": HOT} if honours(route, "temperature") else {}
+    hot: dict[str, object] = {"temperature": HOT} if honours(route, "temperature") else {}
     if honours(route, "seed"):
         hot["seed"] = 1
     results = to_all(route, full(route, samples=3, **hot))
@@ -352,7 +351,7 @@ def _own(entry: TokenLogprob) -> None:
 @needs("logprobs")
 def rows_get_the_logprobs_that_they_ask_for(route: Route) -> None:
     """Beside rows that ask for none, or for another number."""
-    options: Sequence[dict[str, Any]] = (
+    options: Sequence[dict[str, object]] = (
         {},
         {"logprobs": True},
         {"logprobs": True, "top_logprobs": 2},

@@ -136,7 +136,7 @@ def images_of_earlier_turns_stay_in_sight(route: Route) -> None:
 
 
 def _after(
-    route: Route, turns: Sequence[GenerationResult], **more: Any
+    route: Route, turns: Sequence[GenerationResult], **more: object
 ) -> list[GenerationResult] | None:
     """The next turns; None where the model's template has none."""
     logprobs = True if honours(route, "logprobs") else None
@@ -147,7 +147,7 @@ def _after(
     return answers(slots)
 
 
-def _shown(result: GenerationResult, start: int = 0) -> tuple[Any, ...]:
+def _shown(result: GenerationResult, start: int = 0) -> tuple[object, ...]:
     """What was generated, how likely it was, and how likely the prompt was from this place on."""
     likely = (*(result.prompt_logprobs or ())[start:], *(result.logprobs or ()))
     return result.text, result.token_ids, [round(token.logprob, 3) for token in likely if token]

@@ -15,7 +15,7 @@ COMPLETE = ("open", "torn")
 """A whole answer on a connection that stays open, or breaks before its end."""
 ENDLESS = ("keepalive", "flood", "event")
 """Keep-alives without an answer; endless tokens; an endless body or event."""
-SHAPES: Mapping[str, Callable[[Any], Any]] = {
+SHAPES: Mapping[str, Callable[[Any], object]] = {
     "deep": lambda answer: {**answer, "choices": _deep(900), "meta_info": _deep(900)},
     "many": lambda answer: (
         {**answer, "choices": answer["choices"] * 2_000}
@@ -45,14 +45,14 @@ HOSTILE = (*COMPLETE, *ENDLESS, *SHAPES, "patience")
 PAUSE = 0.01
 
 
-def _deep(levels: int) -> Any:
-    value: Any = 0
+def _deep(levels: int) -> object:
+    value: object = 0
     for _ in range(levels):
         value = [value]
     return value
 
 
-def _with_call(answer: Any, call: Any) -> Any:
+def _with_call(answer: Any, call: object) -> object:
     """With a tool call, if the answer may have one; else as in `types`."""
     choices = answer.get("choices")
     holder = next((name for name in ("message", "delta") if choices and name in choices[0]), None)
@@ -73,7 +73,12 @@ def _with_call(answer: Any, call: Any) -> Any:
 
 
 async def respond(
-    fault: str, events: Sequence[Any], whole: Any, writer: asyncio.StreamWriter, *, stream: bool
+    fault: str,
+    events: Sequence[object],
+    whole: object,
+    writer: asyncio.StreamWriter,
+    *,
+    stream: bool,
 ) -> None:
     """Answer in that way; `events` and `whole` are the right stream and answer. The connection ends
     with it.
@@ -124,7 +129,7 @@ async def respond(
             await send(right[0] * 100 if fault == "flood" and stream else b"x" * 2**16)
 
 
-def _json(answer: Any) -> bytes:
+def _json(answer: object) -> bytes:
     """JSON of an answer of any depth, which the standard library does not write."""
     levels = 0
     while isinstance(answer, list) and len(answer) == 1:

@@ -78,7 +78,7 @@ def image_file(
     height: int = 32,
     mode: str = "RGB",
     orientation: int | None = None,
-    **save: Any,
+    **save: object,
 ) -> bytes:
     """The bytes of an image file of `four_corners`, `width` x `height` when upright; with
     `orientation` it is stored turned, with the EXIF tag.

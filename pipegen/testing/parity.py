@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Sequence
-from typing import Any
 
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions
@@ -112,7 +111,7 @@ def chat_requests(
 def _request(
     name: str, text: str, images: int, options: GenerationOptions, draw: random.Random
 ) -> GenerationRequest:
-    parts: list[dict[str, Any]] = [{"type": "text", "text": text}]
+    parts: list[dict[str, object]] = [{"type": "text", "text": text}]
     for _ in range(images):
         width, height = draw.choice(SIZES)
         parts.insert(

@@ -97,7 +97,7 @@ def check_trim(plugin: Plugin, text: str) -> None:
     """`trim` takes any text, returns a string, and is a pure function."""
     if plugin.trim is None:
         return
-    trimmed: Any = plugin.trim(text)
+    trimmed: object = plugin.trim(text)
     expect(
         isinstance(trimmed, str),
         f"plugin {plugin.name!r} trims {text!r} to {type(trimmed).__name__}; trim gives a string",
@@ -133,7 +133,7 @@ def _pieces(text: str, size: int) -> list[str]:
     return [text[start:end] for start, end in pairwise([*range(0, len(text), size), len(text)])]
 
 
-def _halt(plugin: Plugin, pieces: Iterable[str], *states: Any) -> int | None:
+def _halt(plugin: Plugin, pieces: Iterable[str], *states: object) -> int | None:
     """After how many characters the plugin halts."""
     if plugin.start is None or plugin.feed is None:
         raise AssertionError("called only for plugins that watch")
@@ -154,7 +154,7 @@ def _halt(plugin: Plugin, pieces: Iterable[str], *states: Any) -> int | None:
     return None
 
 
-def _fed(plugin: Plugin, state: Any, piece: str) -> tuple[Any, int | None]:
+def _fed(plugin: Plugin, state: object, piece: str) -> tuple[object, int | None]:
     answer: Any = plugin.feed(state, piece) if plugin.feed is not None else None
     expect(
         isinstance(answer, tuple) and len(answer) == 2, f"plugin {plugin.name!r}: {not_fed(answer)}"

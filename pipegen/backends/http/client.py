@@ -299,7 +299,7 @@ class Client:
         """Send a request, and wait for the head of its answer, which the caller closes. Raises
         `Broken`.
         """
-        data: Any
+        data: object
         headers = None
         if isinstance(body, Upload):
             # not every server takes a body of unknown length

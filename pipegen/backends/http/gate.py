@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from types import TracebackType
-from typing import Any
 
 __all__ = ["Block", "Deadlines", "Gate", "Late", "Room"]
 
@@ -276,7 +275,7 @@ class Block:
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a deadline is kept within a task")
-        self._task: asyncio.Task[Any] = task
+        self._task: asyncio.Task[object] = task
         self._asked = task.cancelling()
         self._deadlines.enter(self)
 

@@ -10,7 +10,7 @@ import os
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 __all__ = ["LoopThread", "PerLoop"]
 
@@ -20,13 +20,13 @@ T = TypeVar("T")
 class _Work(Generic[T]):
     """A coroutine that runs on the loop of another thread."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[object, object, T]) -> None:
         self.done: concurrent.futures.Future[T] = concurrent.futures.Future()
         self._loop = loop
         self._task: asyncio.Task[T] | None = None
         loop.call_soon_threadsafe(self._start, work)
 
-    def _start(self, work: Coroutine[Any, Any, T]) -> None:
+    def _start(self, work: Coroutine[object, object, T]) -> None:
         task = self._task = self._loop.create_task(work)
         task.add_done_callback(self._finished)
 
@@ -81,7 +81,7 @@ class LoopThread:
                 self._stop = weakref.finalize(self, _end, self._loop, thread)
             return self._loop
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
+    def run(self, work: Coroutine[object, object, T]) -> T:
         """Await it on that loop; where the caller is interrupted, it is cancelled, and has ended
         before the interruption goes on.
         """

@@ -18,7 +18,7 @@ from typing import Any
 __all__ = ["decoded", "encoded"]
 
 
-def encoded(value: Any) -> bytes:
+def encoded(value: object) -> bytes:
     """JSON in UTF-8, without spaces. Raises `ValueError` for NaN, infinity and half surrogate
     pairs, and `TypeError` for what is not plain data.
     """
@@ -35,7 +35,7 @@ def encoded(value: Any) -> bytes:
     ).encode()
 
 
-def decoded(data: bytes) -> Any:
+def decoded(data: bytes) -> object:
     """What the JSON says. Raises as `json.loads` does, which also reads what orjson refuses: NaN,
     half surrogate pairs, a byte order mark.
     """
@@ -55,7 +55,7 @@ def _orjson() -> Any:
     return orjson
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any) -> object:
     if isinstance(value, (tuple, frozenset)):
         return list(value)
     return dict(value)

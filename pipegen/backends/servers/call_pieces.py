@@ -39,7 +39,7 @@ class CallPieces:
         """The calls so far, in their order."""
         return tuple(freeze(self._calls[key]) for key in sorted(self._calls))
 
-    def add(self, call: Mapping[str, Any], place: int) -> MalformedResponse | None:
+    def add(self, call: Mapping[str, object], place: int) -> MalformedResponse | None:
         """Add a call, or a piece of one; what is wrong with it. Another id begins another call,
         where it has a name.
         """
@@ -73,12 +73,12 @@ class CallPieces:
         )
 
 
-def _says(value: Any, name: str, known: Mapping[str, Any]) -> bool:
+def _says(value: object, name: str, known: Mapping[str, object]) -> bool:
     """Whether a value says anything that is not known."""
     return value is not None and (value != "" or name not in known)
 
 
-def _add_function(function: dict[str, Any], value: Any, place: str) -> MalformedResponse | None:
+def _add_function(function: dict[str, Any], value: object, place: str) -> MalformedResponse | None:
     if not isinstance(value, Mapping):
         return MalformedResponse(f"{place} is {type(value).__name__}, not an object")
     if isinstance(value.get("arguments"), Mapping):

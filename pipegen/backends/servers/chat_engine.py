@@ -262,7 +262,7 @@ def result_of(
     output: ChatOutput,
     route: str,
     plugins: Sequence[Plugin],
-    extra_body: Mapping[str, Any] = NOTHING,
+    extra_body: Mapping[str, object] = NOTHING,
 ) -> Slot[GenerationResult]:
     """The result: stripped and trimmed as on every route, with the counts that the server reports.
 
@@ -319,7 +319,7 @@ def result_of(
 
 
 def _judged(
-    output: ChatOutput, token_count: int, route: str, extra_body: Mapping[str, Any]
+    output: ChatOutput, token_count: int, route: str, extra_body: Mapping[str, object]
 ) -> Answer:
     """The answer, as far as it can be judged. Of a plain server, whose fields for a length are not
     all known, only more tokens than it was asked for are held against it.
@@ -343,7 +343,7 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
     promises of ids does not hold here.
     """
 
-    generation_config: immutabledict[str, Any] = immutabledict()
+    generation_config: immutabledict[str, object] = immutabledict()
 
     def __init__(
         self, wire: Wire, access: Access, settings: ChatServerSettings, model: str
@@ -357,7 +357,7 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
         return self.address
 
     @property
-    def depends_on(self) -> Mapping[str, Any]:
+    def depends_on(self) -> Mapping[str, object]:
         """See `answers_depend_on`. Of the model, its name at the server and the server's address are
         known.
         """

@@ -3,7 +3,8 @@
 >>> from pipegen.records.options import GenerationOptions, resolve
 >>> request = ServerRequest(options=resolve(GenerationOptions()))
 >>> answer = {"choices": [{"token_ids": [5], "finish_reason": "stop", "matched_stop": 7}]}
->>> (completion,) = whole(answer, lambda choice: read_choice(choice, answer, request)).unwrap()
+>>> read = pieces(answer, lambda choice: read_choice(choice, answer, request))
+>>> (completion,) = whole(read).unwrap()
 >>> completion.token_ids, completion.finish, completion.stop
 ((5,), 'stop', 7)
 """
@@ -11,7 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from returns.result import Failure, Success
 
@@ -27,9 +28,9 @@ from pipegen.backends.servers.wire import Completion, ServerRequest
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.finish_words import word_of
 
-__all__ = ["ended", "pieces", "read_choice", "whole"]
+__all__ = ["pieces", "read_choice", "whole"]
 
-Read: TypeAlias = Callable[[Mapping[str, Any]], Slot[Completion]]
+Read: TypeAlias = Callable[[Mapping[str, object]], Slot[Completion]]
 """Reads one choice."""
 NONE = Success(None)
 
@@ -53,22 +54,22 @@ def pieces(answer: object, read: Read, *, event: bool = False) -> Slot[tuple[Com
     return read(choices[0]).map(lambda completion: (completion,))
 
 
-def whole(answer: object, read: Read) -> Slot[tuple[Completion, ...]]:
-    """The completion of a whole answer, which has ended."""
-    return pieces(answer, read).bind(ended)
-
-
-def ended(completions: tuple[Completion, ...]) -> Slot[tuple[Completion, ...]]:
-    """The completion of an answer, if there is one and the server says how it ended."""
-    if not completions:
+def whole(completions: Slot[tuple[Completion, ...]]) -> Slot[tuple[Completion, ...]]:
+    """The completion of a whole answer: there is one, and the server says how it ended."""
+    if not is_ok(completions):
+        return completions
+    if not completions.unwrap():
         return malformed("the answer holds choices [], and 1 were asked")
-    if completions[0].finish is None:
+    if completions.unwrap()[0].finish is None:
         return malformed("a choice of the answer has no finish_reason")
-    return Success(completions)
+    return completions
 
 
 def read_choice(
-    choice: Mapping[str, Any], answer: Mapping[str, Any], request: ServerRequest, seen: int = 0
+    choice: Mapping[str, object],
+    answer: Mapping[str, object],
+    request: ServerRequest,
+    seen: int = 0,
 ) -> Slot[Completion]:
     """What a choice holds besides a message: ids, log probabilities, how it ended, and what was
     counted. Each is read where vLLM or SGLang has it: in the choice, or beside the choices.

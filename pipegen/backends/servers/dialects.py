@@ -23,7 +23,7 @@ from pipegen.records.secret import revealed
 __all__ = ["dialect_of", "find_dialect"]
 
 
-def dialect_of(models: Any) -> Dialect:
+def dialect_of(models: object) -> Dialect:
     """The dialect of the server that lists these models.
 
     >>> (

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from pipegen.answer.split_thought import thinking_beside_form
 from pipegen.backends.servers.wire import Facts, WireRequest
@@ -46,7 +45,7 @@ REMOVED: Mapping[str, str] = {
 """Fields that vLLM had before `structured_outputs`, whose key each is now. Never sent."""
 
 
-def check_extra_body(extra_body: Mapping[str, Any], dialect: str) -> UnsupportedOption | None:
+def check_extra_body(extra_body: Mapping[str, object], dialect: str) -> UnsupportedOption | None:
     """The field of `extra_body` that no server of this dialect may be sent, if there is one.
 
     >>> check_extra_body({"separate_reasoning": True}, "vllm").option
@@ -70,7 +69,7 @@ def check_extra_body(extra_body: Mapping[str, Any], dialect: str) -> Unsupported
 
 
 def unthought_form(
-    options: GenerationOptions, extra_body: Mapping[str, Any]
+    options: GenerationOptions, extra_body: Mapping[str, object]
 ) -> UnsupportedOption | None:
     """The refusal of a form beside thinking that is asked for: by the option, or by a field of
     `extra_body`.
@@ -91,7 +90,7 @@ def unthought_form(
 
 
 def unknown_field(
-    extra_body: Mapping[str, Any], request: WireRequest, facts: Facts
+    extra_body: Mapping[str, object], request: WireRequest, facts: Facts
 ) -> UnsupportedOption | None:
     """The field of `extra_body` in this request that the server does not have, if there is one."""
     fields = facts.fields.get(request.path)
@@ -118,7 +117,7 @@ def _near_option(name: str) -> str:
     return "" if name in names else nearest(name, sorted(names), CLOSE)
 
 
-def schema_fields(schema: Any, paths: Collection[str]) -> dict[str, frozenset[str]]:
+def schema_fields(schema: object, paths: Collection[str]) -> dict[str, frozenset[str]]:
     """The fields of requests at these paths, by the server's OpenAPI page, where it names them.
 
     >>> body = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Asked"}}}}
@@ -141,7 +140,7 @@ def schema_fields(schema: Any, paths: Collection[str]) -> dict[str, frozenset[st
     return fields
 
 
-def _at(value: Any, *keys: str) -> Any:
+def _at(value: object, *keys: str) -> object:
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value

@@ -8,7 +8,6 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from pipegen.backends.http.transport import AttemptFailed, HttpStatusError, Transport
 from pipegen.backends.servers.extra_body import schema_fields
@@ -39,7 +38,7 @@ ABOUT = (
 """What is kept of a server's page of facts, which may hold more than it should."""
 
 
-def models_of(answer: Mapping[str, Any]) -> dict[str, int | None]:
+def models_of(answer: Mapping[str, object]) -> dict[str, int | None]:
     """The models that `/v1/models` lists, each with its context length where the server reports it.
 
     >>> models_of({"data": [{"id": "tiny", "max_model_len": 256}, {"id": "other"}]})
@@ -59,7 +58,7 @@ def models_of(answer: Mapping[str, Any]) -> dict[str, int | None]:
     }
 
 
-def _is_name(value: Any) -> bool:
+def _is_name(value: object) -> bool:
     """Whether requests can ask for a model by this."""
     return isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME and value.isprintable()
 
@@ -131,7 +130,7 @@ class Directory:
             time.monotonic() + (PAUSE_SECONDS if models is None else KEPT_SECONDS),
         )
 
-    async def _get(self, path: str) -> Mapping[str, Any] | None:
+    async def _get(self, path: str) -> Mapping[str, object] | None:
         deadline = asyncio.get_running_loop().time() + LOOK_UP_SECONDS
         request = WireRequest(path=path, method="GET")
         try:

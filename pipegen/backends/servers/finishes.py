@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from pipegen.backends.servers.wire import WireReply
 from pipegen.core.errors import BackendFailed, GenerationError, MalformedResponse, Refused
@@ -45,12 +44,12 @@ _BY_CODE: Mapping[str, int] = {
 }
 
 
-def gives_up(word: Any) -> bool:
+def gives_up(word: object) -> bool:
     """Whether an answer that ends with this word is none."""
     return isinstance(word, str) and meaning_of(word) in ("failed", "refused")
 
 
-def refuses(code: Any) -> bool:
+def refuses(code: object) -> bool:
     """Whether the code of an error says that the server does not answer for what was asked."""
     return isinstance(code, str) and meaning_of(code) == "refused"
 
@@ -86,7 +85,7 @@ def ended_wrong(
     )
 
 
-def error_within(value: Any) -> WireReply | None:
+def error_within(value: object) -> WireReply | None:
     """The refusal that an answer of status 200, or an event of a stream, tells of; None where it
     tells of none.
 
@@ -120,7 +119,7 @@ def error_within(value: Any) -> WireReply | None:
     return None
 
 
-def _reply(error: Mapping[str, Any]) -> WireReply:
+def _reply(error: Mapping[str, object]) -> WireReply:
     """The error as an answer of the status that it names."""
     status = 500
     for name in ("status", "status_code", "code", "type"):

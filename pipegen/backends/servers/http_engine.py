@@ -199,7 +199,7 @@ class ServerSession(Generic[A, R]):
     ) -> None:
         self._engine, self._wake, self._tokens, self._fed = engine, wake, tokens, fed
         self._loop = engine.loop.running() if loop is None else loop
-        self._events = deque[Any]()
+        self._events = deque[object]()
         self._done, self._slots = deque[int](), deque[Slot[R]]()
         """The rows that have ended since the last step, and the answer of each."""
         self._woken = False
@@ -229,7 +229,7 @@ class ServerSession(Generic[A, R]):
         begins = {number: beginning(cast(Any, asked)) for number, asked in inputs.items()}
         self._loop.call_soon_threadsafe(self._came, inputs, begins)
 
-    def step(self) -> list[Any]:
+    def step(self) -> list[object]:
         """What has come; it never waits. A bug raises, and `CallFailed` where the engine was
         closed.
         """
@@ -249,7 +249,7 @@ class ServerSession(Generic[A, R]):
             self._loop.call_soon_threadsafe(self._cancel, closed)
             closed.result()
 
-    def _came(self, inputs: Mapping[int, A], begins: Mapping[int, Any]) -> None:
+    def _came(self, inputs: Mapping[int, A], begins: Mapping[int, object]) -> None:
         """Ask for the rows that have come, as far as there is room."""
         if self._call_ends is None and not self._fed:
             self._call_ends = self._engine.sender.transport.call_ends()
@@ -284,7 +284,7 @@ class ServerSession(Generic[A, R]):
             self._wake_caller()
         self._room += 1
 
-    def _tell(self, event: Any) -> None:
+    def _tell(self, event: object) -> None:
         """Tell the caller what a row has made."""
         self._events.append(event)
         self._wake_caller()

@@ -9,7 +9,6 @@ import functools
 import io
 import itertools
 from collections.abc import Mapping
-from typing import Any
 
 from returns.result import Failure, Success
 
@@ -79,7 +78,7 @@ def places(prompt: Prompt, image_token_id: int | None) -> tuple[tuple[int, int],
     return tuple(spans)
 
 
-def messages_of(request: GenerationRequest) -> Slot[tuple[Mapping[str, Any], ...]]:
+def messages_of(request: GenerationRequest) -> Slot[tuple[Mapping[str, object], ...]]:
     """The messages as the server takes them; a plain prompt is one user turn.
 
     Images go as data URLs. That is the file itself where its pixels are taken as they are (see

@@ -68,7 +68,7 @@ def logprobs_of(
     )
 
 
-def entries_in(reported: Any) -> list[Entry]:
+def entries_in(reported: object) -> list[Entry]:
     """What the `logprobs` of a choice say: `content` of the chat form, its tokens named by
     `token_id` or as `token_id:5`; or the columns of completions.
     """
@@ -102,7 +102,7 @@ def entries_in(reported: Any) -> list[Entry]:
 
 
 def entries_of_meta(
-    meta: Mapping[str, Any], seen: int = 0, count: int = 0, kind: str = "output"
+    meta: Mapping[str, object], seen: int = 0, count: int = 0, kind: str = "output"
 ) -> list[Entry]:
     """What SGLang's `meta_info` says of tokens: rows of [logprob, id, text]. They are those of
     `count` new tokens, or of the tokens before these too, `seen` of them.
@@ -121,11 +121,11 @@ def entries_of_meta(
     return rows
 
 
-def _row(entry: Any) -> Pair | None:
+def _row(entry: object) -> Pair | None:
     return (entry[1], entry[0]) if isinstance(entry, list) and len(entry) >= 2 else None
 
 
-def _named(entry: Any) -> Pair | None:
+def _named(entry: object) -> Pair | None:
     if not isinstance(entry, Mapping):
         return None
     return (
@@ -134,12 +134,12 @@ def _named(entry: Any) -> Pair | None:
     )
 
 
-def _listed(entry: Any, name: str) -> list[Any]:
+def _listed(entry: object, name: str) -> list[object]:
     value = entry.get(name) if isinstance(entry, Mapping) else None
     return value if isinstance(value, list) else []
 
 
-def _id(token: Any) -> int | None:
+def _id(token: object) -> int | None:
     """The id in `token_id:123`."""
     return (
         _decimal(token.removeprefix("token_id:"))
@@ -148,7 +148,7 @@ def _id(token: Any) -> int | None:
     )
 
 
-def _decimal(number: Any) -> int | None:
+def _decimal(number: object) -> int | None:
     return (
         int(number) if isinstance(number, str) and number.isdecimal() and len(number) < 19 else None
     )
@@ -161,8 +161,8 @@ def _number(value: Any) -> bool:
 def logprob(
     token_id: int,
     index: int,
-    reported: tuple[Any, Any] | None,
-    top: Sequence[tuple[Any, Any]],
+    reported: Pair | None,
+    top: Sequence[Pair],
     wanted: int,
 ) -> Slot[TokenLogprob]:
     """The logprob of the generated token at `index`, from the (id, logprob) that the server reports
@@ -218,7 +218,7 @@ def logprob(
 Scores = tuple[tuple[float, tuple[int, float]], ...]
 
 
-def scores_of_tables(tables: Any, ask: ServerRequest) -> Slot[Scores | None]:
+def scores_of_tables(tables: object, ask: ServerRequest) -> Slot[Scores | None]:
     """The scores of a prompt's last tokens from vLLM's `prompt_logprobs`: for each token of the
     prompt a table of ids, or null for the first.
 
@@ -247,7 +247,7 @@ def scores_of_tables(tables: Any, ask: ServerRequest) -> Slot[Scores | None]:
     return _scores(pairs, ask)
 
 
-def scores_of_meta(meta: Mapping[str, Any], ask: ServerRequest) -> Slot[Scores | None]:
+def scores_of_meta(meta: Mapping[str, object], ask: ServerRequest) -> Slot[Scores | None]:
     """The same from SGLang's `meta_info`, which begins with the token before them: rows of
     [logprob, id, text].
 

@@ -44,7 +44,7 @@ PATH = "/v1/chat/completions"
 
 def _known_fields(
     options: GenerationOptions, stops: tuple[str, ...], thinking: object
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The fields that vLLM and SGLang have beyond OpenAI's own. They are set where they are neutral
     too: a checkpoint's own default must not count.
     """
@@ -69,7 +69,7 @@ def _known_fields(
 
 def from_wire(answer: Any, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
     """The completions of a whole answer."""
-    return whole(answer, lambda choice: _completion(choice, answer, ask, 0, "message"))
+    return whole(pieces(answer, lambda choice: _completion(choice, answer, ask, 0, "message")))
 
 
 def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completion, ...]]:
@@ -87,8 +87,8 @@ def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completi
 
 
 def _completion(
-    choice: Mapping[str, Any],
-    answer: Mapping[str, Any],
+    choice: Mapping[str, object],
+    answer: Mapping[str, object],
     ask: ServerRequest,
     seen: int,
     holder: str,
@@ -128,7 +128,7 @@ def _completion(
     )
 
 
-def _texts_of(content: Any) -> tuple[Any, str | None]:
+def _texts_of(content: object) -> tuple[object, str | None]:
     """The text of a message, and what it thought, where its content is a list of parts.
 
     >>> _texts_of([{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Hi"}])
@@ -173,7 +173,7 @@ def too_long(message: str) -> tuple[int, int] | None:
     return vllm_dialect.too_long(message) or sglang_dialect.too_long(message)
 
 
-def _plain_fields(options: GenerationOptions, stops: tuple[str, ...]) -> Mapping[str, Any]:
+def _plain_fields(options: GenerationOptions, stops: tuple[str, ...]) -> Mapping[str, object]:
     return sglang_dialect.response_format(options)
 
 
@@ -188,7 +188,7 @@ def _wire(
     name: Dialect,
     default_url: str,
     key_variable: str,
-    fields: Callable[[GenerationOptions, tuple[str, ...]], Mapping[str, Any]],
+    fields: Callable[[GenerationOptions, tuple[str, ...]], Mapping[str, object]],
     unsupported: Callable[[ServerRequest, Facts], UnsupportedOption | None],
     stops: Callable[[GenerationOptions], frozenset[str]] = lambda options: frozenset({"ids"}),
     *,
@@ -205,7 +205,7 @@ def _wire(
     @LastCallCache
     def fixed(
         options: GenerationOptions, stops: tuple[str, ...], stream: bool, thinking: object
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """What the rows of a batch have in common in their bodies."""
         return without_none(
             {

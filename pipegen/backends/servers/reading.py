@@ -34,11 +34,11 @@ _MANY = 2**53
 """A number of tokens is smaller than this; what is not is not taken for one."""
 
 
-def merged(body: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+def merged(body: Mapping[str, object], more: Mapping[str, object]) -> dict[str, object]:
     """`body` with `more` merged in, deeply; `None` takes a key away. Neither argument is
     changed.
     """
-    result: dict[str, Any] = dict(body)
+    result: dict[str, object] = dict(body)
     for key, value in more.items():
         if value is None:
             result.pop(key, None)
@@ -88,7 +88,7 @@ def json_of(data: bytes, what: str = "the answer") -> Slot[Any]:
     )
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: object) -> bool:
     """Whether all strings of plain data can be written as UTF-8."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
@@ -112,7 +112,7 @@ def _deeper(value: Any) -> bool:
     return True
 
 
-def found(names: tuple[str, ...], *holders: Mapping[str, Any]) -> Any:
+def found(names: tuple[str, ...], *holders: Mapping[str, object]) -> object:
     """The first value of these fields that is there, in the first object that has one; else None.
 
     >>> found(("a", "b"), {"a": None, "b": 1}, {"a": 2})
@@ -125,7 +125,7 @@ def found(names: tuple[str, ...], *holders: Mapping[str, Any]) -> Any:
     return None
 
 
-def ids_of(value: Any, place: str) -> Slot[tuple[int, ...]]:
+def ids_of(value: object, place: str) -> Slot[tuple[int, ...]]:
     """A list of token ids.
 
     >>> ids_of([1, True], "token_ids").failure().message
@@ -143,7 +143,7 @@ def ids_of(value: Any, place: str) -> Slot[tuple[int, ...]]:
     return Success(tuple(value))
 
 
-def usage_of(usage: Any) -> dict[str, int]:
+def usage_of(usage: object) -> dict[str, int]:
     """The numbers of tokens that a server counts.
 
     >>> usage_of({"prompt_tokens": 3, "completion_tokens": None}), usage_of(None)
@@ -156,7 +156,7 @@ def usage_of(usage: Any) -> dict[str, int]:
     )
 
 
-def error_message(reply: WireReply) -> tuple[str, Mapping[str, Any]]:
+def error_message(reply: WireReply) -> tuple[str, Mapping[str, object]]:
     """The message of a refusal in any of the shapes that servers use, and the object that held it.
 
     >>> [

@@ -116,7 +116,7 @@ class Sender:
         self.model = LastCallCache(self._model_by)
 
     @functools.cached_property
-    def extra_body(self) -> dict[str, Any]:
+    def extra_body(self) -> dict[str, object]:
         """What is merged into each body, secrets revealed; nobody may change it."""
         return cast("dict[str, Any]", revealed(self.settings.extra_body))
 
@@ -204,7 +204,7 @@ class Sender:
                 if isinstance(body, Upload):
                     body.let_go()
 
-    def _read(self, row: Asked[R], ask: ServerRequest, value: Slot[Any]) -> Slot[R]:
+    def _read(self, row: Asked[R], ask: ServerRequest, value: Slot[object]) -> Slot[R]:
         return guard_result(
             lambda: value.bind(lambda answer: self.wire.from_wire(answer, ask)).bind(row.read),
             self._unreadable,
@@ -294,7 +294,9 @@ class Sender:
             return trouble.error
         return None
 
-    def pieces_in(self, ask: ServerRequest, seen: int, value: Any) -> Slot[tuple[Completion, ...]]:
+    def pieces_in(
+        self, ask: ServerRequest, seen: int, value: object
+    ) -> Slot[tuple[Completion, ...]]:
         """The pieces of an event. Raises the error that it tells of: a stream's status was sent
         before anything went wrong.
         """

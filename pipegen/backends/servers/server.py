@@ -92,7 +92,7 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         )
 
     @property
-    def depends_on(self) -> Mapping[str, Any]:
+    def depends_on(self) -> Mapping[str, object]:
         """See `answers_depend_on`. The server is taken to run the checkpoint as its files say, where it is
         asked for it by its own name.
 
@@ -187,7 +187,7 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         )
         return row.slot() if error is None else Failure(error)
 
-    async def _ready(self, unchecked: Encoded, deadline: float) -> Slot[tuple[Encoded, Any]]:
+    async def _ready(self, unchecked: Encoded, deadline: float) -> Slot[tuple[Encoded, object]]:
         """The row as the server may be sent it, and what the server makes of its images, where it
         must be asked to keep their sizes first.
         """
@@ -290,7 +290,7 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         facts: Facts,
         model: str | None,
         rid: str,
-        features: Any = None,
+        features: object = None,
     ) -> Slot[ServerRequest]:
         prompt, images, ends = asked.prompt, asked.prompt.images, self._ends(asked.options, facts)
         return Success(
@@ -389,7 +389,7 @@ class _Whole(WholeRow[Encoded, Raw]):
 
     # it is never another
     engine: ServerEngine  # pyright: ignore[reportIncompatibleVariableOverride]
-    features: Any = None
+    features: object = None
 
     def ask(self, facts: Facts, model: str | None, rid: str) -> Slot[ServerRequest]:
         checked = self.engine.checked(self.asked, facts)

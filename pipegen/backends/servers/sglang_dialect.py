@@ -15,7 +15,7 @@ from returns.result import Failure, Success
 
 from pipegen.backends import grammar
 from pipegen.backends.http.last_call import LastCallCache
-from pipegen.backends.servers.choices import ended, read_choice
+from pipegen.backends.servers.choices import read_choice, whole
 from pipegen.backends.servers.extra_body import unthought_form
 from pipegen.backends.servers.finishes import gives_up
 from pipegen.backends.servers.image_urls import data_url
@@ -49,7 +49,7 @@ MOST_STOPS = 32
 @LastCallCache
 def sampling_params(
     options: GenerationOptions, ending_ids: tuple[int, ...], stops: tuple[str, ...]
-) -> Slot[Mapping[str, Any]]:
+) -> Slot[Mapping[str, object]]:
     """SGLang's `sampling_params` for these options, everything set; `None` is not sent. Fails where
     the server would change an option.
 
@@ -148,7 +148,6 @@ def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
     )
     images, logprobs = ask.images, ask.options.logprobs or ask.scored
     body: dict[str, object] = {
-        "input_ids": list(ask.token_ids),
         "rid": ask.rid or None,
         "stream": ask.stream or None,
         "image_data": [data_url(image) for image in images] or None,
@@ -164,22 +163,25 @@ def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
     return params.map(
         lambda sampling: WireRequest(
             path="/generate",
-            body=merged(without_none({**body, "sampling_params": sampling}), ask.extra_body),
+            body=merged(
+                {"input_ids": [*ask.token_ids], "sampling_params": sampling} | without_none(body),
+                ask.extra_body,
+            ),
             stream=ask.stream,
             rid=ask.rid,
         )
     )
 
 
-def from_wire(answer: Any, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
+def from_wire(answer: object, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
     """The completion of a whole answer: an object, or an array of one."""
     items = answer if isinstance(answer, list) else [answer]
     if len(items) != 1:
         return malformed(f"the answer holds {len(items)} completions, and 1 was asked")
-    return from_event(items[0], ask, 0).bind(ended)
+    return whole(from_event(items[0], ask, 0))
 
 
-def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completion, ...]]:
+def from_event(event: object, ask: ServerRequest, seen: int) -> Slot[tuple[Completion, ...]]:
     """What one event of a stream brings. Its ids are all so far, or, as the server may be set, only
     the new ones: `completion_tokens` tells which.
     """
@@ -273,7 +275,7 @@ def limit(facts: Facts) -> int | None:
     return longest + 4 if type(longest) is int and longest > 0 else None
 
 
-def response_format(options: GenerationOptions) -> Mapping[str, Any]:
+def response_format(options: GenerationOptions) -> Mapping[str, object]:
     """The form of the answer, as OpenAI has it, and SGLang besides."""
     form = form_of(options)
     if "json_schema" not in form:
@@ -282,7 +284,7 @@ def response_format(options: GenerationOptions) -> Mapping[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
-def chat_fields(options: GenerationOptions, stops: tuple[str, ...]) -> Mapping[str, Any]:
+def chat_fields(options: GenerationOptions, stops: tuple[str, ...]) -> Mapping[str, object]:
     """The fields that no other chat server has."""
     logprobs = True if options.logprobs else None
     return {

@@ -63,7 +63,7 @@ def sampling_params(
     ending_ids: tuple[int, ...],
     stops: tuple[str, ...],
     drawn_is_extra: bool,
-) -> Slot[Mapping[str, Any]]:
+) -> Slot[Mapping[str, object]]:
     """vLLM's `SamplingParams` for these options, everything set; `None` is not sent. Fails where
     the server would change an option.
 
@@ -93,7 +93,7 @@ def sampling_params(
     return Success(without_none(params))
 
 
-def structured_outputs(options: GenerationOptions) -> Mapping[str, Any] | None:
+def structured_outputs(options: GenerationOptions) -> Mapping[str, object] | None:
     """The form of the answer, in vLLM's words."""
     form = form_of(options)
     return {"json" if name == "json_schema" else name: form[name] for name in form} or None
@@ -282,12 +282,12 @@ def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
 
 
 def _request(
-    path: str, body: Mapping[str, Any], ask: ServerRequest, *, lacks: str = ""
+    path: str, body: Mapping[str, object], ask: ServerRequest, *, lacks: str = ""
 ) -> WireRequest:
-    own = {"model": ask.model, "stream": ask.stream or None}
+    body = without_none({"model": ask.model, **body, "stream": ask.stream or None})
     return WireRequest(
         path=path,
-        body=merged(without_none({**own, **body}), ask.extra_body),
+        body=merged(body, ask.extra_body) if ask.extra_body else body,
         stream=ask.stream,
         rid=ask.rid,
         lacks=lacks,
@@ -300,7 +300,7 @@ def from_wire(answer: Any, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
     """
     if ask.resized and ask.features is None:
         return read_features(answer, ask)
-    return whole(answer, lambda choice: _completion(choice, answer, ask, 0))
+    return whole(pieces(answer, lambda choice: _completion(choice, answer, ask, 0)))
 
 
 def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completion, ...]]:
@@ -309,7 +309,7 @@ def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completi
 
 
 def _completion(
-    choice: Mapping[str, Any], answer: Mapping[str, Any], ask: ServerRequest, seen: int
+    choice: Mapping[str, object], answer: Mapping[str, object], ask: ServerRequest, seen: int
 ) -> Slot[Completion]:
     if choice.get("token_ids") is None:
         if not ask.stream and not gives_up(choice.get("finish_reason")):
@@ -405,7 +405,7 @@ def shows_special(options: GenerationOptions, engine: str) -> UnsupportedOption 
     )
 
 
-def chat_fields(options: GenerationOptions, stops: tuple[str, ...]) -> Mapping[str, Any]:
+def chat_fields(options: GenerationOptions, stops: tuple[str, ...]) -> Mapping[str, object]:
     """The fields that no other chat server has."""
     chat, logprobs = options.chat, True if options.logprobs else None
     return {
@@ -474,7 +474,7 @@ def render_request(ask: ServerRequest) -> WireRequest:
     )
 
 
-def read_features(answer: Any, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
+def read_features(answer: object, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
     """The images as the server prepared them, for the places that they have in pipegen's prompt;
     each takes as many tokens as there.
 
@@ -527,7 +527,7 @@ def read_features(answer: Any, ask: ServerRequest) -> Slot[tuple[Completion, ...
     )
 
 
-def _images(features: Any, name: str) -> list[Any]:
+def _images(features: object, name: str) -> list[object]:
     column = features.get(name) if isinstance(features, Mapping) else None
     images = column.get("image") if isinstance(column, Mapping) else None
     return images if isinstance(images, list) else []

@@ -1,7 +1,7 @@
 """What crosses the wire between pipegen and a server, as records.
 
 One file of pure functions for each engine builds these records and reads them
-(`pipegen.backends.servers.vllm_dialect`, `.sglang`, `.openai`); one shared transport sends them. A further
+(`pipegen.backends.servers.vllm_dialect`, `.sglang_dialect`, `.openai`); one shared transport sends them. A further
 engine is one more such file, whose functions a `Wire` gathers.
 
 >>> WireRequest(path="/generate", body={"input_ids": [1]}).path

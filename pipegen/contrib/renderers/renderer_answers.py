@@ -118,9 +118,9 @@ def request_of(
     wire: Wire,
     prompt: TokenPrompt,
     token_ids: Sequence[int],
-    params: Mapping[str, Any],
+    params: Mapping[str, object],
     rid: str = "",
-    **more: Any,
+    **more: object,
 ) -> WireRequest:
     """The request that the wire of an engine makes, with these sampling parameters and fields."""
     extra = without_none({"cache_salt": prompt.cache_salt, "priority": prompt.priority})
@@ -144,7 +144,7 @@ def items_of(listed: Any, prompt: TokenPrompt, holder: str) -> list[Mapping[str,
     return list(listed)
 
 
-def completion(wire: Wire, answer: Any, facts: Any) -> Completion:
+def completion(wire: Wire, answer: object, facts: Any) -> Completion:
     """The one completion of an answer, as the wire of its engine reads it.
 
     facts: what holds the reports that `renderers` alone reads.
@@ -159,12 +159,12 @@ def completion(wire: Wire, answer: Any, facts: Any) -> Completion:
     )
 
 
-def ids(value: Any, name: str) -> list[int]:
+def ids(value: object, name: str) -> list[int]:
     """A list of token ids."""
     return list(taken(ids_of(value, name)))
 
 
-def experts(value: Any) -> Any:
+def experts(value: object) -> object:
     """Routed experts as the server wrote them, with base64 data as a memoryview, as in
     `renderers`.
     """

@@ -160,7 +160,7 @@ def _result(
     }
 
 
-def content_parts(messages: Sequence[Any]) -> list[dict[str, str]]:
+def content_parts(messages: Sequence[object]) -> list[dict[str, str]]:
     """The media of messages in prompt order, as `{"type", "url"}`. Raises `ValueError` for a part
     without a URL.
 
@@ -178,7 +178,7 @@ def content_parts(messages: Sequence[Any]) -> list[dict[str, str]]:
     ]
 
 
-def _content_part(part: Mapping[str, Any]) -> dict[str, str] | None:
+def _content_part(part: Mapping[str, object]) -> dict[str, str] | None:
     kind = part.get("type") or next(filter(part.get, _MEDIA), None)
     if not isinstance(kind, str) or kind not in _MEDIA:
         return None

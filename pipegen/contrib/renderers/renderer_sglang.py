@@ -69,7 +69,7 @@ class SGLangBackend:
     def __repr__(self) -> str:
         return f"SGLangBackend(vocab_size={self.vocab_size})"
 
-    async def generate(self, client: Any, prompt: TokenPrompt) -> Generated:
+    async def generate(self, client: object, prompt: TokenPrompt) -> Generated:
         """One request. If the caller is cancelled, the request is aborted. Raises `ValueError` for
         what would harm the server.
         """
@@ -82,7 +82,7 @@ class SGLangBackend:
             raise
         return generated(taken(json_of(raw)), prompt)
 
-    async def resolve_max_prompt_len(self, client: Any, model: str) -> int | None:
+    async def resolve_max_prompt_len(self, client: object, model: str) -> int | None:
         """The smallest limit that the server reports, asked once for each server and model."""
         return await LIMITS.of(client, model, ("/server_info", "/get_server_info"))
 
@@ -91,19 +91,21 @@ class SGLangBackend:
         return too_long(words_of(error)) is not None
 
 
-def _vocab_size(renderer: Any) -> int | None:
+def _vocab_size(renderer: object) -> int | None:
     tokenizer: Any = getattr(renderer, "tokenizer", None)
     return len(tokenizer) if hasattr(tokenizer, "__len__") else None
 
 
-def sampling_params(given: Mapping[str, Any], stop_token_ids: Sequence[int]) -> dict[str, Any]:
+def sampling_params(
+    given: Mapping[str, object], stop_token_ids: Sequence[int]
+) -> dict[str, object]:
     """vLLM's sampling parameters with SGLang's names and vLLM's defaults. Raises `ValueError` for
     one that SGLang does not have.
 
     >>> sampling_params({"max_tokens": 7, "seed": 1, "top_k": 0}, [99])
     {'skip_special_tokens': False, 'max_new_tokens': 7, 'sampling_seed': 1, 'top_k': -1, 'stop_token_ids': [99], 'no_stop_trim': True}
     """
-    params: dict[str, Any] = {}
+    params: dict[str, object] = {}
     for name, value in given.items():
         if value is None or name in OURS:
             continue
@@ -142,7 +144,7 @@ def wire_request(prompt: TokenPrompt, rid: str, vocab_size: int | None = None) -
         if token_id < 0 or (vocab_size is not None and token_id >= vocab_size):
             where = f"prompt id {token_id} at position {position}"
             raise ValueError(f"{where} would end the server's process")
-    more: dict[str, Any] = {"top_logprobs_num": None}  # the likeliest tokens are of no use here
+    more: dict[str, object] = {"top_logprobs_num": None}  # the likeliest tokens are of no use here
     if images:
         if any(part["type"] != "image_url" for part in images):
             raise ValueError("SGLang takes images here, and no audio or video")
@@ -179,7 +181,7 @@ def _unexpanded(prompt: TokenPrompt) -> tuple[list[int], list[dict[str, str]]]:
     return token_ids, images
 
 
-def generated(answer: Any, prompt: TokenPrompt) -> Generated:
+def generated(answer: object, prompt: TokenPrompt) -> Generated:
     """The checked answer: one object, or a list of `n`."""
     rows = items_of([answer] if isinstance(answer, Mapping) else answer, prompt, "the answer")
     completions = tuple(completion(SGLANG, row, row.get("meta_info")) for row in rows)
@@ -196,7 +198,7 @@ def generated(answer: Any, prompt: TokenPrompt) -> Generated:
     )
 
 
-def _usage(counts: Sequence[Mapping[str, int]]) -> dict[str, Any]:
+def _usage(counts: Sequence[Mapping[str, int]]) -> dict[str, object]:
     """The token counts with the names of the OpenAI API."""
     prompt, cached = counts[0].get("prompt_tokens", 0), counts[0].get("cached_tokens")
     completion = sum(count.get("completion_tokens", 0) for count in counts)

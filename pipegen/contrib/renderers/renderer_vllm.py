@@ -45,13 +45,13 @@ class VLLMBackend:
     def __repr__(self) -> str:
         return "VLLMBackend()"
 
-    async def generate(self, client: Any, prompt: TokenPrompt) -> Generated:
+    async def generate(self, client: object, prompt: TokenPrompt) -> Generated:
         """One request with `n` completions."""
         heavy = prompt.multi_modal_data is not None
         request = await off_loop(wire_request, prompt) if heavy else wire_request(prompt)
         return generated(taken(json_of(await post(client, request, prompt.extra_headers))), prompt)
 
-    async def resolve_max_prompt_len(self, client: Any, model: str) -> int | None:
+    async def resolve_max_prompt_len(self, client: object, model: str) -> int | None:
         """The model's `max_model_len`, asked once for each server and model."""
         return await LIMITS.of(client, model)
 
