@@ -44,7 +44,7 @@ BUDGETS = {
     "answer": 11_100,
     "ending": 7_700,
     "cli": 41_000,
-    "records": 37_000,
+    "records": 37_100,
     "report": 35_000,
     "jobs": 33_000,
     "drivers": 26_200,

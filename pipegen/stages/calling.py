@@ -95,7 +95,7 @@ def _call(backend: Backend[Any, Any], before: Steps, after: Steps) -> Call:
     )
 
 
-def _taken_by(backend: Any) -> type[Any]:
+def _taken_by(backend: object) -> type[Any]:
     """The record that the backend takes; an engine of one's own may take anything."""
     if is_text_engine(backend):
         return ResolvedRequest
@@ -163,7 +163,7 @@ def _admission(
     halts = by_itself or _halts(after)
     watches = any(plugin.feed is not None for plugin in plugins)
 
-    def admit(value: Any) -> Slot[Any]:
+    def admit(value: object) -> Slot[Any]:
         if not isinstance(value, (Encoded, ResolvedRequest)):
             return Success(value)
         broken = check_changed(value) if changes and isinstance(value, Encoded) else None
@@ -254,7 +254,7 @@ def _halts(after: Steps) -> bool:
     return next((part.cuts for part in after if part.cuts or not part.keeps_text), False)
 
 
-def _to(value: Any, answer: Any) -> Any:
+def _to(value: object, answer: object) -> Any:
     """The answer to what was asked of the call, whatever of it the engine got."""
     return (
         unchecked_replace(answer, encoded=value)
@@ -263,7 +263,7 @@ def _to(value: Any, answer: Any) -> Any:
     )
 
 
-def _takes_several(value: Any) -> bool:
+def _takes_several(value: object) -> bool:
     """Whether the row takes more than one answer, or none: its prompt is to be scored, nothing is
     to be generated after it, or it thinks before it answers, or calls a tool.
     """

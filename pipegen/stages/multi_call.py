@@ -58,7 +58,7 @@ Asking: TypeAlias = Generator[EngineRequest, Slot[Any], Slot[Raw]]
 _NEUTRAL = resolve(GenerationOptions(max_new_tokens=1))
 
 
-def replayed(asking: Asking, answers: Sequence[Slot[Any]]) -> EngineRequest | Slot[Raw]:
+def replayed(asking: Asking, answers: Sequence[Slot[object]]) -> EngineRequest | Slot[Raw]:
     """What the row wants after these answers, or its slot."""
     try:
         step = next(asking)
@@ -227,7 +227,7 @@ class _Thinking(NamedTuple):
 
 
 def _thought(
-    written: _Written, form: ThoughtForm, sent: Encoded, engine: Any, model: TokenModel
+    written: _Written, form: ThoughtForm, sent: Encoded, engine: object, model: TokenModel
 ) -> Generator[EngineRequest, Slot[Any], Slot[Any]]:
     """The thought, and the end of the row where that is within it."""
     options = written.asked.options
@@ -268,7 +268,7 @@ def _thought(
 
 
 def _begun(
-    written: _Written, opens: tuple[int, ...], sent: Encoded, engine: Any, model: TokenModel
+    written: _Written, opens: tuple[int, ...], sent: Encoded, engine: object, model: TokenModel
 ) -> Generator[EngineRequest, Slot[Any], Slot[Raw | None]]:
     """The answer, where it does not begin as the template begins a text: its ids are in `written`.
     None where it does: what follows `opens` is the answer, and is still to be generated.
