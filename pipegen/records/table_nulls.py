@@ -57,7 +57,7 @@ def _has_null_property(value: object) -> bool:
     return isinstance(value, tuple) and any(map(_has_null_property, value))
 
 
-def _dense(value: object) -> Any:
+def _dense(value: object) -> object:
     if isinstance(value, Mapping):
         return {name: _dense(entry) for name, entry in value.items() if entry is not None}
     return tuple(map(_dense, value)) if isinstance(value, tuple) else value
@@ -67,14 +67,14 @@ def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _of_message(message: Any, properties: Mapping[Any, Mapping[str, Any]]) -> Any:
+def _of_message(message: Any, properties: Mapping[Any, Mapping[str, object]]) -> Any:
     calls = _mapping(message).get("tool_calls")
     if not isinstance(calls, (list, tuple)):
         return message
     return {**message, "tool_calls": [_of_call(call, properties) for call in calls]}
 
 
-def _of_call(call: Any, properties: Mapping[Any, Mapping[str, Any]]) -> Any:
+def _of_call(call: Any, properties: Mapping[Any, Mapping[str, object]]) -> Any:
     function = _mapping(call).get("function")
     arguments = _mapping(_mapping(function).get("arguments"))
     known = properties.get(_mapping(function).get("name"))

@@ -103,7 +103,9 @@ def resolve_scoring(engine: Any) -> Pipe[GenerationRequest, ResolvedRequest]:
             )
         )
 
-    def prepare(_: Sequence[GenerationRequest]) -> Callable[[Any], Slot[ResolvedRequest]]:
+    def prepare(
+        _: Sequence[GenerationRequest],
+    ) -> Callable[[GenerationRequest], Slot[ResolvedRequest]]:
         error = scores_none(engine)
         return resolved if error is None else lambda request: Failure(error)
 

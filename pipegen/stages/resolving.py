@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from returns.result import Failure, Result, Success
 
@@ -70,7 +70,9 @@ def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
             return Failure(InvalidRequest(message, hint=hint))
         return _resolved(request, model, engine_resolve)
 
-    def prepare(_: Sequence[GenerationRequest]) -> Callable[[Any], Slot[ResolvedRequest]]:
+    def prepare(
+        _: Sequence[GenerationRequest],
+    ) -> Callable[[GenerationRequest], Slot[ResolvedRequest]]:
         slot = read()
         return lambda request: slot.bind(functools.partial(resolved, request))
 
